@@ -1,0 +1,82 @@
+# Everything a person runs on this repository. `make help` lists it.
+SHELL       := bash
+.SHELLFLAGS := -euo pipefail -c
+MAKEFLAGS   += --no-print-directory
+
+# One build cache for binaries, tests and tools: nothing here links C.
+export CGO_ENABLED := 0
+
+CLANG := clang-16
+
+# One line and exit status 2: what follows needs namespaces and eBPF.
+as_root = $(if $(filter 0,$(shell id -u)),,$(error make $@ needs root: it makes network namespaces and loads eBPF programs))
+
+.PHONY: help build demo test fuzz fuzz-long deps lint generate bench soak survive mutation
+
+help: ## list these targets
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 20
+
+build: ## bin/pilaster and bin/pilaster-cni
+	go build -o bin/pilaster ./cmd/pilaster
+	go build -trimpath -ldflags '-s -w' -o bin/pilaster-cni ./cmd/pilaster-cni
+
+demo: ## a network of 3 nodes on this machine, proven and taken down again; KEEP=1 leaves it up
+	@$(as_root)
+	@$(MAKE) build
+	@bin/pilaster demo $(if $(KEEP),--keep)
+
+test: ## every test, as root; a skipped test is a failed one
+	@$(as_root)
+	@$(MAKE) deps build
+	@go test -v -count=1 -timeout 15m ./... | awk -f .ci/test-output.awk
+
+# Seeds alone run in every `go test`. Of go's progress the last line is kept.
+fuzz: ## each fuzz target for FUZZTIME=5s
+	@$(as_root)
+	@grep -ro --include='*_test.go' '^func Fuzz[A-Za-z]*' internal | sed -E 's,/[^/]*:func , ,' | sort | \
+	    while read -r folder target; do \
+	        echo "$$target in $$folder"; \
+	        go test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(or $(FUZZTIME),5s) "./$$folder" </dev/null | \
+	            awk '/^fuzz: elapsed/ { last = $$0; next } /^PASS/ { print last; next } { print }'; \
+	    done
+
+fuzz-long: ## each fuzz target for 10 minutes
+	@$(MAKE) fuzz FUZZTIME=10m
+
+deps: ## the Debian packages that tests, lint and generate use (.ci/packages)
+	@.ci/deps
+
+lint: deps ## gofmt, vet, staticcheck, clang warnings, clang-format
+	@test -z "$$(gofmt -l api cmd internal test)" || { echo "not as gofmt writes it:"; gofmt -l api cmd internal test; exit 1; }
+	go vet ./...
+	go tool staticcheck ./...
+	@for f in bpf/*.bpf.c; do echo "$(CLANG) -Wall -Werror $$f"; \
+	    $(CLANG) -target bpf -O2 -g -Wall -Wextra -Wno-unused-parameter -Wno-sign-compare -Werror -c "$$f" -o /dev/null; done
+	git ls-files 'bpf/*.c' 'bpf/*.h' ':!bpf/vmlinux.h' | xargs $(CLANG:clang%=clang-format%) --dry-run -Werror
+
+generate: deps ## protobuf, eBPF objects and drop reasons anew, and who made them
+	go generate ./...
+	@{ $(CLANG) --version | head -1; protoc --version; } > .ci/toolchain
+
+bench: ## the datapath beside native and routed, in one run
+	@$(as_root)
+	@$(MAKE) build
+	@bin/pilaster bench datapath --quick -o dist/bench
+
+# SOAK is how long, as Go writes durations.
+soak: ## a lab under churn for SOAK=5m
+	@$(as_root)
+	@$(MAKE) build
+	@PILASTER_SOAK=$(or $(SOAK),5m) go test -v -count=1 -timeout 0 ./test/soak
+
+# On a machine with nothing else to do: it judges times too.
+survive: ## 100 kills of agents under traffic; 1,000 containers on a node, 20 times
+	@$(as_root)
+	@$(MAKE) build
+	@PILASTER_SURVIVE_KILLS=$(or $(KILLS),100) PILASTER_SURVIVE_CONTAINERS=$(or $(CONTAINERS),1000) \
+	    PILASTER_SURVIVE_ROUNDS=$(or $(ROUNDS),20) PILASTER_SURVIVE_LIMITS=1 go test -v -count=1 -timeout 0 ./test/survive
+
+mutation: ## every check of the datapath taken away in turn: the tests written for it must notice
+	@$(as_root)
+	@$(MAKE) deps
+	@MUTATION=all go test -v -count=1 -timeout 0 ./test/mutation

@@ -1,0 +1,156 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* From a container: NETPILA §6.1's first table, with the drops of §6.2. */
+#pragma once
+#include "crypto.h"
+#include "forward.h"
+
+/* decrypt tries the keys of the tenant's ids. A made-up or foreign ciphertext turns into noise under each;
+ * 2^-64 of that has our base prefix and the id whose key it was. */
+static __always_inline int decrypt(const struct tenant *own, struct addr *dst)
+{
+	for (int i = 0; i < MAX_TENANT_IDS; i++) {
+		struct addr plain = *dst;
+		__u32 id = own->ids[i];
+		int why;
+
+		if (!id)
+			break;
+		why = crypt(id, &plain, DECRYPT);
+		if (why)
+			return why;
+		if (!in_base(&plain))
+			continue;
+		*dst = plain;
+		/* Whoever knows the key can encrypt any address under it; only the id's own are given out. */
+		if (tenant_id(&plain) == id)
+			return 0;
+		return tenant_id(&plain) ? REASON_TENANT_MISMATCH : REASON_TO_NODE;
+	}
+	return REASON_DST_UNDECRYPTABLE;
+}
+
+/* resolve turns the destination a container wrote into a plaintext address of its own tenant. */
+static __always_inline int resolve(const struct source *from, struct addr *dst)
+{
+	__u32 id = from->tenant_id;
+	struct tenant *own = bpf_map_lookup_elem(&pil_tenants_v1, &id);
+	int why;
+
+	if (!own)
+		return REASON_NO_KEY;
+	if (own->clear) {
+		if (!in_base(dst))
+			return REASON_DST_NOT_PRIVATE;
+		if (!tenant_id(dst))
+			return REASON_TO_NODE;
+		if (!owns(own, tenant_id(dst)))
+			return REASON_TENANT_MISMATCH;
+	} else {
+		if (!in_private(dst))
+			return REASON_DST_NOT_PRIVATE;
+		why = decrypt(own, dst);
+		if (why)
+			return why;
+	}
+	return app_id(dst) >= FIRST_RESERVED_APP ? REASON_APP_RESERVED : 0;
+}
+
+/* find_next_hop asks the FIB as a router would, for a packet that came from the container's device. */
+static __always_inline int find_next_hop(struct __sk_buff *skb, struct flow *f, struct addr *next_hop)
+{
+	struct bpf_fib_lookup fib = {.family = AF_INET6, .ifindex = skb->ifindex};
+	long found;
+
+	__builtin_memcpy(fib.ipv6_src, &f->src, sizeof(f->src));
+	__builtin_memcpy(fib.ipv6_dst, &f->dst, sizeof(f->dst));
+	found = bpf_fib_lookup(skb, &fib, sizeof(fib), 0);
+	if (found != BPF_FIB_LKUP_RET_SUCCESS && found != BPF_FIB_LKUP_RET_NO_NEIGH)
+		return REASON_NO_ROUTE;
+	if (fib.ifindex != uplink_ifindex)
+		return REASON_NO_ROUTE;
+	f->ifindex = fib.ifindex;
+	__builtin_memcpy(next_hop, fib.ipv6_dst, sizeof(*next_hop));
+	if (found == BPF_FIB_LKUP_RET_SUCCESS) {
+		__builtin_memcpy(f->dmac, fib.dmac, ETH_ALEN);
+		__builtin_memcpy(f->smac, fib.smac, ETH_ALEN);
+		f->expires = bpf_jiffies64() + NEXT_HOP_LIFE;
+		f->way = WAY_UPLINK;
+	}
+	return 0;
+}
+
+static __always_inline int from_container_slow(struct __sk_buff *skb, struct frame *h, const struct packet *p,
+					       const struct flow_key *key, struct flow *f)
+{
+	struct source_key source_key = {.address = key->src, .ifindex = key->device};
+	struct addr next_hop = {}, wanted = key->dst;
+	enum way way = WAY_NEIGHBOUR;
+	struct source *from;
+	int why;
+
+	from = bpf_map_lookup_elem(&pil_sources_v1, &source_key);
+	if (!from)
+		return drop(skb, REASON_SRC_NOT_OWN, HOOK_CONTAINER);
+	why = resolve(from, &wanted);
+	if (why)
+		return drop(skb, why, HOOK_CONTAINER);
+
+	f->way = 0; /* the slot holds nothing until all of it is written */
+	f->key = *key;
+	if (wanted.hi == own_node) {
+		struct local *to = bpf_map_lookup_elem(&pil_locals_v1, &wanted.lo);
+
+		if (!to)
+			return drop(skb, REASON_NO_ENDPOINT, HOOK_CONTAINER);
+		/* Both addresses read the same to every container of the tenant: nothing to translate. */
+		f->translate = 0;
+		f->ifindex = to->ifindex;
+		way = f->way = WAY_LOCAL;
+	} else {
+		f->src = from->plain;
+		f->dst = wanted;
+		f->translate = !same_addr(&f->src, &f->key.src);
+		f->checksum = add_checksums(from->checksum, address_difference(&f->key.dst, &f->dst));
+		why = find_next_hop(skb, f, &next_hop);
+		if (why)
+			return drop(skb, why, HOOK_CONTAINER);
+	}
+	return forward(skb, h, p, f, way, &next_hop, HOOK_CONTAINER);
+}
+
+static __always_inline int from_container(struct __sk_buff *skb)
+{
+	struct flow_key key = {.generation = generation(), .device = skb->ifindex};
+	struct packet p = {};
+	struct frame *h;
+	struct flow *f;
+	int why;
+
+	/* A tag would leave with the packet and reach another network. */
+	if (skb->protocol != bpf_htons(ETH_P_IPV6) || skb->vlan_present)
+		return drop(skb, REASON_NOT_IP6, HOOK_CONTAINER);
+	h = frame_of(skb);
+	if (!h)
+		return drop(skb, REASON_MALFORMED, HOOK_CONTAINER);
+	key.src = h->src;
+	key.dst = h->dst;
+	why = parse(skb, h, &p);
+	if (why)
+		return drop(skb, why, HOOK_CONTAINER);
+	if (*(__u8 *)&key.dst == 0xff)
+		return drop(skb, REASON_MULTICAST, HOOK_CONTAINER);
+	h = frame_of(skb);
+	if (!h)
+		return drop(skb, REASON_MALFORMED, HOOK_CONTAINER);
+
+	f = flow_slot(&key);
+	if (!f)
+		return drop(skb, REASON_MALFORMED, HOOK_CONTAINER);
+	if (flow_matches(f, &key)) {
+		if (f->way == WAY_LOCAL)
+			return forward(skb, h, &p, f, WAY_LOCAL, NULL, HOOK_CONTAINER);
+		if (f->expires > bpf_jiffies64())
+			return forward(skb, h, &p, f, WAY_UPLINK, NULL, HOOK_CONTAINER);
+	}
+	return from_container_slow(skb, h, &p, &key, f);
+}

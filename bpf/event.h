@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Counting drops exactly and reporting them as far as there is room. */
+#pragma once
+#include "packet.h"
+
+enum hook {
+	HOOK_CONTAINER = 1,
+	HOOK_UPLINK_IN = 2,
+	HOOK_UPLINK_OUT = 3
+};
+
+struct drop_event {
+	__u64 time;  /* CLOCK_MONOTONIC, ns */
+	__u64 count; /* drops this event stands for: those of the same reason and CPU since the last one */
+	__u64 lost;  /* drops whose event found no room, ever, on this CPU and for this reason */
+	struct addr src, dst;
+	__u32 reason;
+	__u32 hook;
+	__u32 ifindex;
+	__u32 length;
+	__be16 sport, dport;
+	__u8 proto;
+	__u8 zero[3];
+};
+_Static_assert(sizeof(struct drop_event) == 80, "no implicit padding");
+/* bpf2go makes Go's type from BTF, which keeps only what is referred to. */
+const struct drop_event *unused_drop_event __attribute__((unused));
+
+struct drop_state {
+	__u64 packets; /* exact */
+	__u64 pace;    /* when the next event would be due at one in EVENT_INTERVAL */
+	__u64 pending; /* drops since the last event */
+	__u64 lost;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__type(key, __u32); /* enum reason */
+	__type(value, struct drop_state);
+	__uint(max_entries, 256); /* room for reasons of later versions: the map outlives an upgrade */
+} pil_drops_v1 SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 256 * 1024);
+} pil_events_v1 SEC(".maps");
+
+/* Each reason and CPU may report EVENT_BURST drops one by one; a flood is one event in 10 ms, which says
+ * how many packets it stands for. */
+#define EVENT_INTERVAL 10000000ULL
+#define EVENT_BURST    32
+
+__noinline int drop(struct __sk_buff *skb, __u32 reason, __u32 hook)
+{
+	struct drop_state *state = bpf_map_lookup_elem(&pil_drops_v1, &reason);
+	__u64 now = bpf_ktime_get_ns();
+	struct drop_event *event;
+	struct frame header = {};
+
+	if (!state)
+		return TC_ACT_SHOT;
+	state->packets++;
+	state->pending++;
+	if (state->pace < now)
+		state->pace = now;
+	if (state->pace - now > EVENT_BURST * EVENT_INTERVAL)
+		return TC_ACT_SHOT;
+
+	event = bpf_ringbuf_reserve(&pil_events_v1, sizeof(*event), 0);
+	if (!event) {
+		state->lost++;
+		return TC_ACT_SHOT;
+	}
+	bpf_skb_load_bytes(skb, 0, &header, sizeof(header));
+	event->time = now;
+	event->count = state->pending;
+	event->lost = state->lost;
+	event->src = header.src;
+	event->dst = header.dst;
+	event->reason = reason;
+	event->hook = hook;
+	event->ifindex = skb->ifindex;
+	event->length = skb->len - ETH_HLEN;
+	event->proto = header.nexthdr;
+	event->sport = event->dport = 0;
+	__builtin_memset(event->zero, 0, sizeof(event->zero));
+	if (header.nexthdr == NEXTHDR_TCP || header.nexthdr == NEXTHDR_UDP) {
+		bpf_skb_load_bytes(skb, sizeof(header), &event->sport, 2);
+		bpf_skb_load_bytes(skb, sizeof(header) + 2, &event->dport, 2);
+	}
+	bpf_ringbuf_submit(event, 0);
+	state->pace += EVENT_INTERVAL;
+	state->pending = 0;
+	return TC_ACT_SHOT;
+}

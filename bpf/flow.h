@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* What is to be done with a packet from one address to another, and the cache of such decisions: what
+ * NETPILA §6.2 installs in the NIC after a first packet in software. */
+#pragma once
+#include "tables.h"
+#include "packet.h"
+
+/* How the packet goes on. */
+enum way {
+	WAY_LOCAL = 1, /* into the namespace of a container here */
+	WAY_UPLINK,    /* out, to a next hop whose MAC is known */
+	WAY_NEIGHBOUR, /* out, through the kernel's neighbour table */
+};
+
+struct flow_key {
+	struct addr src, dst; /* as the packet came */
+	__u32 device;	      /* it came from: ifindex */
+	__u32 generation;
+};
+
+struct flow {
+	struct flow_key key;
+	struct addr src, dst; /* as the packet goes */
+	__u64 expires;	      /* jiffies; only WAY_UPLINK */
+	__u32 checksum;	      /* difference of both addresses */
+	__u32 ifindex;	      /* where it goes */
+	__u8 dmac[ETH_ALEN], smac[ETH_ALEN];
+	__u8 way;
+	__u8 translate; /* 0: the addresses stay */
+	__u8 zero[2];
+};
+_Static_assert(sizeof(struct flow_key) == 40, "no padding in a key");
+_Static_assert(sizeof(struct flow) == 104, "no implicit padding");
+
+/* Direct-mapped, and a slot's whole key is compared: two busy flows on one slot cost speed, never
+ * correctness. Programs run with softirqs off, so a slot is never seen half-written. */
+#define FLOW_SLOTS 4096
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__type(key, __u32);
+	__type(value, struct flow);
+	__uint(max_entries, FLOW_SLOTS);
+} pil_flows SEC(".maps");
+
+/* A next hop is believed for at most a second; then a packet asks the FIB again and goes through the
+ * neighbour table, so that a dead or moved neighbour is noticed although no agent runs. Jiffies, because
+ * reading them costs nothing where any clock costs 30 ns; a hundred are 0.1 to 1 s. */
+#define NEXT_HOP_LIFE 100
+
+static __always_inline struct flow *flow_slot(const struct flow_key *key)
+{
+	/* Ciphertexts are as good as random; plaintexts differ in few bits, hence the multiplications. */
+	__u64 h = (key->dst.lo ^ key->src.hi) * 0x9e3779b97f4a7c15ULL;
+
+	h = (h ^ key->src.lo ^ key->dst.hi ^ key->device) * 0xc2b2ae3d27d4eb4fULL;
+	__u32 slot = h >> 52;
+
+	_Static_assert(FLOW_SLOTS == 1 << 12, "the slot is the top 12 bits");
+	return bpf_map_lookup_elem(&pil_flows, &slot);
+}
+
+static __always_inline bool flow_matches(const struct flow *f, const struct flow_key *key)
+{
+	return same_addr(&f->key.dst, &key->dst) && same_addr(&f->key.src, &key->src) && f->key.device == key->device &&
+	       f->key.generation == key->generation && f->way;
+}

@@ -1,0 +1,185 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Sending a packet on its way once it is known where it goes. */
+#pragma once
+#include "event.h"
+#include "flow.h"
+
+#define AF_INET6 10
+
+volatile const __u32 uplink_ifindex;
+/* Tells our packets from the host stack's on the way out; drawn anew at every load. */
+volatile const __u32 packet_mark;
+
+/* Devices between a node and a container are a wire for two; constant MACs hide where a packet came from. */
+static const __u8 gateway_mac[ETH_ALEN] = {0x02, 0x70, 0x69, 0x6c, 0x00, 0x01};
+static const __u8 container_mac[ETH_ALEN] = {0x02, 0x70, 0x69, 0x6c, 0x00, 0x02};
+
+static __always_inline __u32 add_checksums(__u32 a, __u32 b)
+{
+	__u64 sum = (__u64)a + b;
+
+	return sum + (sum >> 32);
+}
+
+static __always_inline __u32 address_difference(struct addr *from, struct addr *to)
+{
+	return bpf_csum_diff((__be32 *)from, sizeof(*from), (__be32 *)to, sizeof(*to), 0);
+}
+
+static __always_inline __u16 fold(__u32 sum)
+{
+	sum = (sum & 0xffff) + (sum >> 16);
+	return (sum & 0xffff) + (sum >> 16);
+}
+
+/* corrected is what a checksum field that held sum must hold after the addresses changed. */
+static __always_inline __u16 corrected(struct __sk_buff *skb, const struct packet *p, __u16 sum, __u32 difference)
+{
+	/* Before a device fills it in, the field holds the pseudo header's sum and not its complement. So
+	 * it does in the outer header of a tunnel's segments; in a tunnel's single packet it is complete. */
+	if (p->pending && (p->pending == p->l4 || skb->gso_size))
+		return fold(add_checksums(difference, sum));
+	if (p->proto == NEXTHDR_UDP && !sum)
+		return 0; /* none, though RFC 8200 forbids that; the receiver will drop it */
+	sum = ~fold(add_checksums(difference, (__u16)~sum));
+	return p->proto == NEXTHDR_UDP && !sum ? 0xffff : sum;
+}
+
+/* The addresses have changed; make the transport checksum right again. A sum over the whole packet
+ * (CHECKSUM_COMPLETE) stays: what the addresses add to it, the checksum takes away. bpf_l4_csum_replace
+ * knows that of IPv6 only since 6.16, and takes longer. */
+static __always_inline int fix_checksum(struct __sk_buff *skb, const struct packet *p, __u32 difference)
+{
+	__u32 offset = checksum_offset(p->proto);
+	void *l4 = CTX_POINTER(skb, data) + sizeof(struct frame);
+	__u16 *field = l4 + (p->proto == NEXTHDR_TCP ? 16 : 6);
+	__u16 sum = 0; /* set, because its place on the stack may have been a dynptr's */
+
+	if (p->l4 == sizeof(struct frame) && (p->proto == NEXTHDR_TCP || p->proto == NEXTHDR_UDP) &&
+	    (void *)(field + 1) <= CTX_POINTER(skb, data_end)) {
+		*field = corrected(skb, p, *field, difference);
+		return 0;
+	}
+	if (bpf_skb_load_bytes(skb, p->l4 + offset, &sum, sizeof(sum)))
+		return -1;
+	sum = corrected(skb, p, sum, difference);
+	return bpf_skb_store_bytes(skb, p->l4 + offset, &sum, sizeof(sum), 0);
+}
+
+static __always_inline bool is_error(const struct packet *p)
+{
+	return p->proto == NEXTHDR_ICMP && p->l4 && p->icmp_type <= ICMPV6_ERROR_MAX;
+}
+
+/* The quoted transport checksum must fit the quoted addresses again: else it would tell a container 16 bits
+ * of where its packets went. It and the addresses cancel out in the error's own checksum; a quote without
+ * one (a fragment, options, cut short) changes that instead. */
+static __always_inline int translate_quoted_checksum(struct __sk_buff *skb, const struct packet *p, __u32 difference)
+{
+	__u32 quote = p->l4 + ICMPV6_HLEN, field;
+	__u16 sum = 0;
+	__u8 proto = 0;
+
+	if (bpf_skb_load_bytes(skb, quote + 6, &proto, sizeof(proto)))
+		return REASON_MALFORMED;
+	field = quote + IPV6_HLEN + checksum_offset(proto);
+	if (checksum_offset(proto) && field + sizeof(sum) <= p->end) {
+		if (bpf_skb_load_bytes(skb, field, &sum, sizeof(sum)))
+			return REASON_MALFORMED;
+		if (sum) {
+			sum = ~fold(add_checksums(difference, (__u16)~sum));
+			if (!sum)
+				sum = 0xffff; /* the same number, and for UDP the one that is allowed */
+			return bpf_skb_store_bytes(skb, field, &sum, sizeof(sum), 0) ? REASON_MALFORMED : 0;
+		}
+	}
+	return bpf_l4_csum_replace(skb, p->l4 + 2, 0, difference, 0) ? REASON_MALFORMED : 0;
+}
+
+/* An ICMPv6 error quotes the packet it is about: from the receiver of the error, to its sender. Any other
+ * would let a container meddle with conversations it has no part in. The quote is translated like the
+ * header. The kernel's own errors between containers always have that form. */
+__noinline int check_quote(struct __sk_buff *skb, const struct packet *p, const struct flow *f)
+{
+	struct addr quoted[2];
+	__u32 at;
+
+	if (!p || !f)
+		return REASON_ICMP_QUOTE;
+	at = p->l4 + QUOTED_ADDRESSES;
+	if (at + sizeof(quoted) > p->end || bpf_skb_load_bytes(skb, at, quoted, sizeof(quoted)))
+		return REASON_ICMP_QUOTE;
+	if (!same_addr(&quoted[0], &f->key.dst) || !same_addr(&quoted[1], &f->key.src))
+		return REASON_ICMP_QUOTE;
+	if (!f->translate)
+		return 0;
+	quoted[0] = f->dst;
+	quoted[1] = f->src;
+	if (bpf_skb_store_bytes(skb, at, quoted, sizeof(quoted), 0))
+		return REASON_MALFORMED;
+	return translate_quoted_checksum(skb, p, f->checksum);
+}
+
+static __always_inline int redirect_to_neighbour(struct flow *f, struct addr *next_hop)
+{
+	struct bpf_redir_neigh hop = {.nh_family = AF_INET6};
+
+	__builtin_memcpy(hop.ipv6_nh, next_hop, sizeof(*next_hop));
+	return bpf_redirect_neigh(f->ifindex, &hop, sizeof(hop), 0);
+}
+
+/* forward writes the packet as the flow says and sends it. next_hop is for WAY_NEIGHBOUR only. */
+static __always_inline int forward(struct __sk_buff *skb, struct frame *h, const struct packet *p, struct flow *f,
+				   enum way way, struct addr *next_hop, enum hook hook)
+{
+	bool out = way != WAY_LOCAL;
+
+	if (is_error(p)) {
+		int why = check_quote(skb, p, f);
+
+		if (why)
+			return drop(skb, why, hook);
+		h = frame_of(skb);
+		if (!h)
+			return drop(skb, REASON_MALFORMED, hook);
+	}
+	if (out) {
+		if (h->hop_limit <= 1)
+			return drop(skb, REASON_HOP_LIMIT, hook);
+		h->hop_limit--;
+	}
+	if (way == WAY_LOCAL) {
+		/* Whatever MAC the sender wrote, the packet is for this container. */
+		if (skb->pkt_type != PACKET_HOST)
+			bpf_skb_change_type(skb, PACKET_HOST);
+		__builtin_memcpy(h->eth.h_dest, container_mac, ETH_ALEN);
+		__builtin_memcpy(h->eth.h_source, gateway_mac, ETH_ALEN);
+	} else if (way == WAY_UPLINK) {
+		__builtin_memcpy(h->eth.h_dest, f->dmac, ETH_ALEN);
+		__builtin_memcpy(h->eth.h_source, f->smac, ETH_ALEN);
+	}
+	if (f->translate) {
+		if (p->l4 && checksum_offset(p->proto)) {
+			h->src = f->src;
+			h->dst = f->dst;
+			if (fix_checksum(skb, p, f->checksum))
+				return drop(skb, REASON_MALFORMED, hook);
+		} else {
+			struct addr both[2] = {f->src, f->dst};
+
+			/* No checksum makes up for them here, so a sum over the whole packet changes. */
+			if (bpf_skb_store_bytes(skb, offsetof(struct frame, src), both, sizeof(both),
+						BPF_F_RECOMPUTE_CSUM))
+				return drop(skb, REASON_MALFORMED, hook);
+		}
+	}
+	if (way == WAY_LOCAL) {
+		skb->mark = 0;
+		skb->tstamp = 0;
+		return bpf_redirect_peer(f->ifindex, 0);
+	}
+	skb->mark = packet_mark;
+	if (way == WAY_UPLINK)
+		return bpf_redirect(f->ifindex, 0);
+	return redirect_to_neighbour(f, next_hop);
+}

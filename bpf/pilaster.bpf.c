@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Entry points of the packet path. What they do is in one header per concern:
+ * container.h and uplink.h decide, flow.h remembers, forward.h sends. */
+#include "vmlinux.h"
+#include <bpf/bpf_helpers.h>
+
+#include "container.h"
+#include "uplink.h"
+
+SEC("tc")
+int pil_container(struct __sk_buff *skb)
+{
+	return from_container(skb);
+}
+
+SEC("tc")
+int pil_uplink_in(struct __sk_buff *skb)
+{
+	return from_fabric(skb);
+}
+
+SEC("tc")
+int pil_uplink_out(struct __sk_buff *skb)
+{
+	return to_fabric(skb);
+}
+
+/* Giving a tenant id its key, and trying the cipher: run by the agent, never by a packet. */
+struct key_request {
+	__u32 tenant_id;
+	__u8 key[16];
+	__s32 error;
+};
+
+SEC("syscall")
+int pil_set_key(struct key_request *request)
+{
+	struct bpf_crypto_params params = {.type = "skcipher", .algo = "ecb(aes)", .key_len = 16};
+	struct bpf_crypto_ctx *ctx;
+	struct key_context *slot;
+	int err = 0;
+	__u32 id = request->tenant_id;
+
+	__builtin_memcpy(params.key, request->key, sizeof(request->key));
+	slot = bpf_map_lookup_elem(&pil_keys_v1, &id);
+	if (!slot) {
+		request->error = -2; /* ENOENT */
+		return 0;
+	}
+	ctx = bpf_crypto_ctx_create(&params, sizeof(params), &err);
+	if (!ctx) {
+		request->error = err;
+		return 0;
+	}
+	ctx = bpf_kptr_xchg(&slot->ctx, ctx);
+	if (ctx)
+		bpf_crypto_ctx_release(ctx);
+	request->error = 0;
+	return 0;
+}
+
+SEC("tc")
+int pil_try_cipher(struct __sk_buff *skb)
+{
+	struct frame *h = frame_of(skb);
+	struct addr a;
+	int why;
+
+	/* Destination: plaintext in, ciphertext out; the tenant id is in the plaintext. */
+	if (!h)
+		return REASON_MALFORMED;
+	a = h->dst;
+	why = crypt(tenant_id(&a), &a, ENCRYPT);
+	if (why)
+		return why;
+	h = frame_of(skb);
+	if (!h)
+		return REASON_MALFORMED;
+	h->src = a;
+	return 0;
+}
+
+char _license[] SEC("license") = "Dual BSD/GPL";

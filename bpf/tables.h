@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* What the agent tells the packet path. Entries: two an endpoint, two a tenant id, none for other nodes
+ * (NETPILA §6.1, fig 14). A changed layout gets a new name. */
+#pragma once
+#include "address.h"
+#include <bpf/bpf_helpers.h>
+
+/* Where a container's own packets come from: its device and an address it may use there. */
+struct source_key {
+	struct addr address; /* as the container sees it */
+	__u32 ifindex;	     /* host side of its device */
+	__u32 zero;
+};
+struct source {
+	struct addr plain;
+	__u32 endpoint;
+	__u32 tenant_id;
+	__u32 checksum; /* difference address -> plain */
+	__u32 zero;
+};
+_Static_assert(sizeof(struct source_key) == 24, "no padding in a key");
+_Static_assert(sizeof(struct source) == 32, "no implicit padding");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct source_key);
+	__type(value, struct source);
+	__uint(max_entries, 1); /* set at load */
+} pil_sources_v1 SEC(".maps");
+
+/* Where a packet for an address of this node goes; the key is the low half, the high half is own_node. */
+struct local {
+	struct addr address; /* as the container sees it */
+	__u32 ifindex;
+	__u32 endpoint;
+	__u32 checksum; /* difference plain -> address */
+	__u32 zero;
+};
+_Static_assert(sizeof(struct local) == 32, "no implicit padding");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u64);
+	__type(value, struct local);
+	__uint(max_entries, 1); /* set at load */
+} pil_locals_v1 SEC(".maps");
+
+/* Tenants that live here, found by any of their ids. Two ids belong together when they stand in one such
+ * list, whatever their bits are; a tenant has a second id while its key is being replaced. */
+#define MAX_TENANT_IDS 4
+
+struct tenant {
+	__u32 ids[MAX_TENANT_IDS]; /* 0: no more */
+	__u32 clear;		   /* 1: containers see plaintext, nothing is translated */
+};
+_Static_assert(sizeof(struct tenant) == 20, "no implicit padding");
+
+static __always_inline bool owns(const struct tenant *t, __u32 id)
+{
+	for (int i = 0; i < MAX_TENANT_IDS; i++)
+		if (t->ids[i] == id)
+			return id != 0;
+	return false;
+}
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32); /* tenant id */
+	__type(value, struct tenant);
+	__uint(max_entries, 1); /* set at load */
+} pil_tenants_v1 SEC(".maps");
+
+/* Counts changes of the tables above. The agent writes tables first and counts after; a program reads
+ * the count once, before any lookup, so that nothing it caches can outlive what it was made from. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, __u32);
+	__uint(max_entries, 1);
+} pil_generation_v1 SEC(".maps");
+
+static __always_inline __u32 generation(void)
+{
+	__u32 zero = 0, *g = bpf_map_lookup_elem(&pil_generation_v1, &zero);
+
+	return g ? *(volatile __u32 *)g : 0;
+}

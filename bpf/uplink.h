@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Between the fabric and this node: what is for a container here is delivered or dropped, never passed on;
+ * everything else is the node's own business. */
+#pragma once
+#include "crypto.h"
+#include "forward.h"
+
+/* speak_for_peer gives an error of the fabric (too big, time exceeded, unreachable) the peer's address as
+ * source: the one the container sent to and the error quotes. From there on it is the peer's own error,
+ * with every check that implies, and the container does not learn which router it was. */
+static __always_inline int speak_for_peer(struct __sk_buff *skb, const struct packet *p, struct addr *source)
+{
+	struct addr peer = {};
+
+	if (bpf_skb_load_bytes(skb, p->l4 + QUOTED_ADDRESSES + sizeof(peer), &peer, sizeof(peer)))
+		return REASON_ICMP_QUOTE;
+	/* What this node's containers say to each other never was on the fabric. */
+	if (peer.hi == own_node)
+		return REASON_ICMP_QUOTE;
+	if (fix_checksum(skb, p, address_difference(source, &peer)) ||
+	    bpf_skb_store_bytes(skb, offsetof(struct frame, src), &peer, sizeof(peer), 0))
+		return REASON_MALFORMED;
+	*source = peer;
+	return 0;
+}
+
+static __always_inline int from_fabric_slow(struct __sk_buff *skb, struct frame *h, const struct packet *p,
+					    const struct flow_key *key, struct flow *f)
+{
+	__u32 from_id = tenant_id(&key->src), to_id = tenant_id(&key->dst);
+	struct addr source = key->src;
+	struct tenant *to;
+	struct local *local;
+	int why;
+
+	if (app_id(&key->dst) >= FIRST_RESERVED_APP)
+		return drop(skb, REASON_APP_RESERVED, HOOK_UPLINK_IN);
+	local = bpf_map_lookup_elem(&pil_locals_v1, &key->dst.lo);
+	if (!local)
+		return drop(skb, REASON_NO_ENDPOINT, HOOK_UPLINK_IN);
+	to = bpf_map_lookup_elem(&pil_tenants_v1, &to_id);
+	if (!to || !in_base(&source) || !owns(to, from_id))
+		return drop(skb, REASON_TENANT_MISMATCH, HOOK_UPLINK_IN);
+	if (app_id(&source) >= FIRST_RESERVED_APP)
+		return drop(skb, REASON_APP_RESERVED, HOOK_UPLINK_IN);
+	if (!to->clear) {
+		why = crypt(from_id, &source, ENCRYPT);
+		if (why)
+			return drop(skb, why, HOOK_UPLINK_IN);
+	}
+
+	f->way = 0; /* the slot holds nothing until all of it is written */
+	f->key = *key;
+	f->src = source;
+	f->dst = local->address;
+	f->translate = !to->clear;
+	f->checksum = add_checksums(local->checksum, address_difference(&f->key.src, &f->src));
+	f->ifindex = local->ifindex;
+	f->way = WAY_LOCAL;
+	return forward(skb, h, p, f, WAY_LOCAL, NULL, HOOK_UPLINK_IN);
+}
+
+static __always_inline int from_fabric(struct __sk_buff *skb)
+{
+	struct flow_key key = {.generation = generation(), .device = skb->ifindex};
+	struct packet p = {};
+	struct frame *h;
+	struct flow *f;
+	int why;
+
+	if (skb->protocol != bpf_htons(ETH_P_IPV6) || skb->vlan_present || skb->pkt_type == PACKET_OTHERHOST)
+		return TCX_NEXT;
+	h = frame_of(skb);
+	if (!h)
+		return TCX_NEXT;
+	/* Our own /64 is behind us; from the fabric it is a forgery, whomever it is for. */
+	if (h->src.hi == own_node)
+		return drop(skb, REASON_OWN_SOURCE, HOOK_UPLINK_IN);
+	if (h->dst.hi != own_node)
+		return TCX_NEXT;
+	key.src = h->src;
+	key.dst = h->dst;
+	if (!tenant_id(&key.dst)) {
+		if (in_base(&key.src) && tenant_id(&key.src))
+			return drop(skb, REASON_TENANT_TO_NODE, HOOK_UPLINK_IN);
+		return TCX_NEXT;
+	}
+	why = parse(skb, h, &p);
+	if (why)
+		return drop(skb, why, HOOK_UPLINK_IN);
+	if (is_error(&p) && !(in_base(&key.src) && tenant_id(&key.src))) {
+		why = speak_for_peer(skb, &p, &key.src);
+		if (why)
+			return drop(skb, why, HOOK_UPLINK_IN);
+	}
+	h = frame_of(skb);
+	f = flow_slot(&key);
+	if (!h || !f)
+		return drop(skb, REASON_MALFORMED, HOOK_UPLINK_IN);
+	if (flow_matches(f, &key))
+		return forward(skb, h, &p, f, WAY_LOCAL, NULL, HOOK_UPLINK_IN);
+	return from_fabric_slow(skb, h, &p, &key, f);
+}
+
+/* The host's own stack must not speak as a container. Our packets carry the mark, and they came in through
+ * a device, which nothing that starts on the node can claim. */
+static __always_inline int to_fabric(struct __sk_buff *skb)
+{
+	struct frame *h;
+	struct addr src;
+
+	if (skb->mark == packet_mark && skb->ingress_ifindex) {
+		skb->mark = 0;
+		return TCX_NEXT;
+	}
+	h = frame_of(skb);
+	/* The frame's own word: a packet socket may say that it sends IPv4. */
+	if (!h || h->eth.h_proto != bpf_htons(ETH_P_IPV6))
+		return TCX_NEXT;
+	src = h->src;
+	if (in_base(&src) && tenant_id(&src))
+		return drop(skb, REASON_HOST_CLAIMS_TENANT, HOOK_UPLINK_OUT);
+	return TCX_NEXT;
+}

@@ -1,0 +1,72 @@
+package address
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+)
+
+// TenantID names a (tenant, key) pair. 24 bits; 0 is the node itself and services on it.
+type TenantID uint32
+
+// AppID is the policy identity inside a tenant. 16 bits; 0 is no app, and from FirstReservedApp
+// up an app never belongs to a container.
+type AppID uint16
+
+// Index tells containers of one node, tenant id and app apart. 24 bits; 0 is never given out.
+type Index uint32
+
+const (
+	MaxTenantID      TenantID = 1<<24 - 1
+	FirstReservedApp AppID    = 0xff00
+	MaxIndex         Index    = 1<<24 - 1
+
+	// NodeBits is the length of the prefix the base network routes to a node.
+	NodeBits = 64
+)
+
+// Plain is a plaintext address taken apart.
+type Plain struct {
+	Node   netip.Prefix // the /64 routed to the node
+	Tenant TenantID
+	App    AppID
+	Index  Index
+}
+
+// Addr composes the address. Fields beyond their width are a programming error and panic.
+func (p Plain) Addr() netip.Addr {
+	if p.Tenant > MaxTenantID || p.Index > MaxIndex || p.Node.Bits() != NodeBits {
+		panic(fmt.Sprintf("address: field out of range in %+v", p))
+	}
+	b := p.Node.Masked().Addr().As16()
+	binary.BigEndian.PutUint64(b[8:], uint64(p.Tenant)<<40|uint64(p.App)<<24|uint64(p.Index))
+	return netip.AddrFrom16(b)
+}
+
+// Parse reads an IPv6 address as people write it. A zone, an IPv4 address and an IPv4-mapped one
+// are refused: none of them can be an address of ours.
+func Parse(s string) (netip.Addr, error) {
+	a, err := netip.ParseAddr(s)
+	switch {
+	case err != nil:
+		return netip.Addr{}, fmt.Errorf("%q is not an IPv6 address", s)
+	case a.Zone() != "":
+		return netip.Addr{}, fmt.Errorf("%q has a zone; addresses of Pilaster are the same on every interface", s)
+	case !a.Is6() || a.Is4In6():
+		return netip.Addr{}, fmt.Errorf("%q is an IPv4 address; addresses of Pilaster are IPv6", s)
+	}
+	return a, nil
+}
+
+// Split takes a plaintext address apart. Any IPv6 address has parts; whether they mean something
+// is for the caller to check against the Plan. Split(p.Addr()) is p with its node prefix masked.
+func Split(a netip.Addr) Plain {
+	b := a.As16()
+	low := binary.BigEndian.Uint64(b[8:])
+	return Plain{
+		Node:   netip.PrefixFrom(a, NodeBits).Masked(),
+		Tenant: TenantID(low >> 40),
+		App:    AppID(low >> 24),
+		Index:  Index(low) & MaxIndex,
+	}
+}

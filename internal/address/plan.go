@@ -1,0 +1,85 @@
+package address
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+)
+
+// MinUsable is the least number of addresses a node must have for each tenant id and app.
+const MinUsable = 16384
+
+// Plan is a cluster's use of the address space. It never changes while the cluster lives.
+type Plan struct {
+	Base    netip.Prefix // node /64s are cut from it
+	Private netip.Prefix // where ciphertexts lie
+}
+
+// DefaultPlan is fd70:696c:6100::/40 ("pila") beside fc00::/8.
+func DefaultPlan() Plan {
+	return Plan{
+		Base:    netip.MustParsePrefix("fd70:696c:6100::/40"),
+		Private: netip.MustParsePrefix("fc00::/8"),
+	}
+}
+
+// Usable is how many addresses a node has for each tenant id and app: indexes whose ciphertext
+// falls into the private prefix, 2^(24 - length).
+func (p Plan) Usable() int {
+	if p.Private.Bits() > 24 {
+		return 0
+	}
+	return 1 << (24 - p.Private.Bits())
+}
+
+// Nodes is how many /64s the base prefix of a valid plan holds.
+func (p Plan) Nodes() uint64 { return 1 << (NodeBits - p.Base.Bits()) }
+
+// Validate says why a plan cannot work, or returns nil.
+func (p Plan) Validate() error {
+	for _, q := range []struct {
+		name   string
+		prefix netip.Prefix
+	}{{"base", p.Base}, {"private", p.Private}} {
+		switch {
+		case !q.prefix.IsValid() || !q.prefix.Addr().Is6() || q.prefix.Addr().Is4In6():
+			return fmt.Errorf("%s prefix %v is not an IPv6 prefix", q.name, q.prefix)
+		case q.prefix != q.prefix.Masked():
+			return fmt.Errorf("%s prefix %v has host bits set; write %v", q.name, q.prefix, q.prefix.Masked())
+		case q.prefix.Bits() < 4:
+			return fmt.Errorf("%s prefix %v is wider than /4 and would swallow addresses that are not ours", q.name, q.prefix)
+		case q.prefix.Overlaps(netip.MustParsePrefix("ff00::/8")), q.prefix.Overlaps(netip.MustParsePrefix("fe80::/10")),
+			q.prefix.Overlaps(netip.MustParsePrefix("::/8")):
+			return fmt.Errorf("%s prefix %v overlaps multicast, link-local or reserved addresses", q.name, q.prefix)
+		}
+	}
+	if p.Base.Bits() > NodeBits-8 {
+		return fmt.Errorf("base prefix %v holds %d nodes; use a /%d or shorter", p.Base, uint64(1)<<max(NodeBits-p.Base.Bits(), 0), NodeBits-8)
+	}
+	if p.Usable() < MinUsable {
+		return fmt.Errorf("private prefix %v leaves %d addresses for each node, tenant id and app, fewer than %d; use a /10 or shorter",
+			p.Private, p.Usable(), MinUsable)
+	}
+	if p.Base.Overlaps(p.Private) {
+		return fmt.Errorf("base prefix %v and private prefix %v overlap; choose them apart", p.Base, p.Private)
+	}
+	return nil
+}
+
+// ContainsNode reports whether a prefix is a node's /64 under this plan.
+func (p Plan) ContainsNode(node netip.Prefix) bool {
+	return node.Bits() == NodeBits && node == node.Masked() && p.Base.Contains(node.Addr())
+}
+
+// Node is the n-th /64 of a valid plan's base prefix, n < Nodes().
+func (p Plan) Node(n uint64) netip.Prefix {
+	b := p.Base.Masked().Addr().As16()
+	binary.BigEndian.PutUint64(b[:8], binary.BigEndian.Uint64(b[:8])|n&(p.Nodes()-1))
+	return netip.PrefixFrom(netip.AddrFrom16(b), NodeBits)
+}
+
+// NodeNumber undoes Node, for a node that ContainsNode accepts.
+func (p Plan) NodeNumber(node netip.Prefix) uint64 {
+	b := node.Addr().As16()
+	return binary.BigEndian.Uint64(b[:8]) & (p.Nodes() - 1)
+}

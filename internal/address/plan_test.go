@@ -1,0 +1,105 @@
+package address
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+)
+
+func TestPlanValidate(t *testing.T) {
+	for _, c := range []struct{ base, private, refused string }{
+		{"fd70:696c:6100::/40", "fc00::/8", ""},
+		{"2001:db8::/32", "fc00::/8", ""},
+		{"fd70:696c:6100::/56", "fc80::/9", ""},
+		{"fd70:696c:6100::/40", "4000::/4", ""},
+		{"fd70:696c:6100::/40", "fc00::/10", ""},
+
+		{"fd70:696c:6100::/40", "fc00::/11", "leaves 8192 addresses"},
+		{"fd70:696c:6100::/40", "fc00::/25", "leaves 0 addresses"},
+		{"fd70:696c:6100::/40", "fc00::/128", "leaves 0 addresses"},
+		{"fd70:696c:6100::/40", "fd00::/8", "overlap"},
+		{"fd70:696c:6100::/40", "fc00::/7", "overlap"},
+		{"fc00::/8", "fc00::/8", "overlap"},
+		{"fd70:696c:6100::/57", "fc00::/8", "holds 128 nodes"},
+		{"fd70:696c:6100::/64", "fc00::/8", "holds 1 nodes"},
+		{"fd70:696c:6100::/65", "fc00::/8", "shorter"},
+		{"fd70:696c:6100::/128", "fc00::/8", "shorter"},
+		{"fd70:696c:6100::1/40", "fc00::/8", "write fd70:696c:6100::/40"},
+		{"fd70:696c:6100::/40", "fd00::/7", "write fc00::/7"},
+		{"4000::/3", "fc00::/8", "wider than /4"},
+		{"fd70:696c:6100::/40", "::/0", "wider than /4"},
+		{"fd70:696c:6100::/40", "ff00::/8", "multicast"},
+		{"fd70:696c:6100::/40", "fe00::/8", "link-local"},
+		{"fd70:696c:6100::/40", "f000::/4", "multicast"},
+		{"::/8", "fc00::/8", "reserved"},
+		{"::ffff:10.0.0.0/104", "fc00::/8", "base prefix"},
+		{"10.0.0.0/8", "fc00::/8", "base prefix 10.0.0.0/8 is not an IPv6 prefix"},
+		{"fd70:696c:6100::/40", "10.0.0.0/8", "private prefix 10.0.0.0/8 is not an IPv6 prefix"},
+		{"", "fc00::/8", "is not an IPv6 prefix"},
+		{"fd70:696c:6100::/40", "", "is not an IPv6 prefix"},
+	} {
+		// What does not parse is the zero prefix, as a caller that lost an error would pass it.
+		base, _ := netip.ParsePrefix(c.base)
+		private, _ := netip.ParsePrefix(c.private)
+		err := Plan{base, private}.Validate()
+		if (err == nil) != (c.refused == "") || err != nil && !strings.Contains(err.Error(), c.refused) {
+			t.Errorf("base %q, private %q: %v; want %q", c.base, c.private, err, c.refused)
+		}
+	}
+}
+
+// Whatever passes Validate keeps what the rest of Pilaster takes for granted.
+func FuzzPlanValidate(f *testing.F) {
+	d := DefaultPlan()
+	f.Add(d.Base.Addr().AsSlice(), d.Base.Bits(), d.Private.Addr().AsSlice(), d.Private.Bits())
+	f.Add(d.Base.Addr().AsSlice(), 200, []byte{1, 2, 3, 4}, -1)
+	f.Fuzz(func(t *testing.T, base []byte, baseBits int, private []byte, privateBits int) {
+		a, _ := netip.AddrFromSlice(base)
+		b, _ := netip.AddrFromSlice(private)
+		p := Plan{netip.PrefixFrom(a, baseBits), netip.PrefixFrom(b, privateBits)}
+		if p.Validate() != nil {
+			return
+		}
+		if p.Usable() < MinUsable || p.Nodes() < 256 || p.Base.Overlaps(p.Private) {
+			t.Errorf("%v leaves %d addresses, %d nodes", p, p.Usable(), p.Nodes())
+		}
+		for _, n := range []uint64{0, 1, p.Nodes() - 1} {
+			if node := p.Node(n); !p.ContainsNode(node) || p.NodeNumber(node) != n {
+				t.Errorf("node %d of %v is %v, contained %v, number %d", n, p, node, p.ContainsNode(node), p.NodeNumber(node))
+			}
+		}
+	})
+}
+
+func TestDefaultPlan(t *testing.T) {
+	p := DefaultPlan()
+	if err := p.Validate(); err != nil {
+		t.Error(err)
+	}
+	if got := p.Node(3).String(); got != "fd70:696c:6100:3::/64" {
+		t.Errorf("node 3 is %s", got)
+	}
+	if p.Usable() != 65536 || p.Nodes() != 1<<24 {
+		t.Errorf("%d addresses, %d nodes", p.Usable(), p.Nodes())
+	}
+}
+
+func TestContainsNode(t *testing.T) {
+	p := DefaultPlan()
+	for prefix, want := range map[string]bool{
+		"fd70:696c:6100:3::/64":     true,
+		"fd70:696c:61ff:ffff::/64":  true,
+		"fd70:696c:6200::/64":       false,
+		"fd70:696c:6100:3::/65":     false,
+		"fd70:696c:6100:2::/63":     false,
+		"fd70:696c:6100:3::1/64":    false,
+		"::ffff:10.0.0.0/104":       false,
+		"10.0.0.0/8":                false,
+		"(what an error leaves us)": false,
+	} {
+		q, _ := netip.ParsePrefix(prefix)
+		if got := p.ContainsNode(q); got != want {
+			t.Errorf("ContainsNode(%s) = %v", prefix, got)
+		}
+	}
+}

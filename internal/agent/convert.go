@@ -1,0 +1,166 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+// codes says how a refusal travels.
+var codes = []struct {
+	kind error
+	code connect.Code
+}{
+	{ErrInvalid, connect.CodeInvalidArgument},
+	{ErrNotFound, connect.CodeNotFound},
+	{ErrExists, connect.CodeAlreadyExists},
+	{ErrExhausted, connect.CodeResourceExhausted},
+	{ErrUnavailable, connect.CodeUnavailable},
+	{ErrCheck, connect.CodeFailedPrecondition},
+}
+
+func toConnect(err error) error {
+	if err == nil {
+		return nil
+	}
+	for _, c := range codes {
+		if errors.Is(err, c.kind) {
+			return connect.NewError(c.code, err)
+		}
+	}
+	return connect.NewError(connect.CodeInternal, err)
+}
+
+func endpointToProto(r endpoint.Record) *pilasterv1.Endpoint {
+	e := &pilasterv1.Endpoint{
+		Id: uint32(r.ID), ContainerId: r.ContainerID, Interface: r.Interface, Netns: r.Netns,
+		Tenant: r.Tenant, TenantId: uint32(r.TenantID), App: uint32(r.App), Labels: r.Labels,
+		Pod: r.Pod, State: string(r.State), HostDevice: r.Device.HostName, HostIfindex: uint32(r.Device.HostIfindex),
+		ContainerMac: r.Device.ContainerMAC.String(), Mtu: uint32(r.Device.MTU),
+		Created: timestamppb.New(r.Created), CniNetwork: r.CNINetwork,
+	}
+	for _, a := range r.Attachments {
+		p := &pilasterv1.Attachment{Network: a.Network, Plaintext: a.Plaintext.String(), Address: a.Address.String(), Gateway: a.Gateway.String()}
+		for _, route := range a.Routes {
+			p.Routes = append(p.Routes, route.String())
+		}
+		e.Attachments = append(e.Attachments, p)
+	}
+	return e
+}
+
+func endpointsToProto(records []endpoint.Record) []*pilasterv1.Endpoint {
+	list := make([]*pilasterv1.Endpoint, len(records))
+	for i, r := range records {
+		list[i] = endpointToProto(r)
+	}
+	return list
+}
+
+func appToProto(tenant string, a App) *pilasterv1.App {
+	return &pilasterv1.App{Tenant: tenant, Id: uint32(a.ID), Labels: a.Labels}
+}
+
+func appFromProto(a *pilasterv1.App) (App, error) {
+	if a.GetId() == 0 || a.GetId() >= uint32(address.FirstReservedApp) {
+		return App{}, fmt.Errorf("app %#x of tenant %s never belongs to a container", a.GetId(), a.GetTenant())
+	}
+	return App{address.AppID(a.GetId()), a.GetLabels()}, nil
+}
+
+func tenantFromProto(t *pilasterv1.Tenant) (tenant.Tenant, error) {
+	out := tenant.Tenant{Name: t.GetName(), Addressing: tenant.Encrypted}
+	if t.GetCreated() != nil {
+		out.Created = t.Created.AsTime()
+	}
+	if t.GetAddressing() == pilasterv1.Addressing_ADDRESSING_CLEAR {
+		out.Addressing = tenant.Clear
+	}
+	for _, id := range t.GetIds() {
+		if id.Id < 1 || id.Id > uint32(address.MaxTenantID) || len(id.Key) != len(address.Key{}) {
+			return out, fmt.Errorf("tenant %s: id %d with a key of %d bytes cannot be used", t.GetName(), id.Id, len(id.Key))
+		}
+		out.IDs = append(out.IDs, tenant.ID{ID: address.TenantID(id.Id), Key: address.Key(id.Key)})
+	}
+	if len(out.IDs) == 0 {
+		return out, fmt.Errorf("tenant %s has no id", t.GetName())
+	}
+	return out, nil
+}
+
+// knownFromProto sorts tenants and apps by tenant. Apps may come without their tenant.
+func knownFromProto(tenants []*pilasterv1.Tenant, apps []*pilasterv1.App, whole func(tenant string) bool) ([]Known, error) {
+	byName := map[string]int{}
+	var list []Known
+	for _, t := range tenants {
+		converted, err := tenantFromProto(t)
+		if err != nil {
+			return nil, err
+		}
+		byName[converted.Name] = len(list)
+		list = append(list, Known{Tenant: converted, Whole: whole(converted.Name)})
+	}
+	for _, a := range apps {
+		app, err := appFromProto(a)
+		if err != nil {
+			return nil, err
+		}
+		i, ok := byName[a.Tenant]
+		if !ok {
+			i = len(list)
+			byName[a.Tenant] = i
+			list = append(list, Known{Tenant: tenant.Tenant{Name: a.Tenant}})
+		}
+		list[i].Apps = append(list[i].Apps, app)
+	}
+	return list, nil
+}
+
+// heldToProto is what this node uses, without keys.
+func heldToProto(all []Known) *pilasterv1.Held {
+	held := &pilasterv1.Held{}
+	for _, k := range all {
+		t := &pilasterv1.Tenant{Name: k.Tenant.Name, Addressing: pilasterv1.Addressing_ADDRESSING_ENCRYPTED}
+		if !k.Tenant.Created.IsZero() {
+			t.Created = timestamppb.New(k.Tenant.Created)
+		}
+		if k.Tenant.Addressing == tenant.Clear {
+			t.Addressing = pilasterv1.Addressing_ADDRESSING_CLEAR
+		}
+		for _, id := range k.Tenant.IDs {
+			t.Ids = append(t.Ids, &pilasterv1.TenantId{Id: uint32(id.ID)})
+		}
+		held.Tenants = append(held.Tenants, t)
+		for _, a := range k.Apps {
+			held.Apps = append(held.Apps, appToProto(k.Tenant.Name, a))
+		}
+	}
+	return held
+}
+
+func membershipFromProto(r *pilasterv1.RegisterResponse) (Membership, error) {
+	m := Membership{ClusterUUID: r.GetClusterUuid()}
+	for _, p := range []struct {
+		to   *netip.Prefix
+		text string
+	}{
+		{&m.Prefix, r.GetNode().GetPrefix()},
+		{&m.Plan.Base, r.GetPlan().GetBasePrefix()},
+		{&m.Plan.Private, r.GetPlan().GetPrivatePrefix()},
+	} {
+		prefix, err := netip.ParsePrefix(p.text)
+		if err != nil {
+			return m, fmt.Errorf("the orchestrator's answer cannot be used: %w", err)
+		}
+		*p.to = prefix
+	}
+	return m, nil
+}

@@ -1,0 +1,343 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+// DefaultMaxEndpoints is how many endpoints a node takes unless told otherwise.
+const DefaultMaxEndpoints = 4096
+
+// removeTimeout bounds the undoing of an ADD whose caller may have gone.
+const removeTimeout = 30 * time.Second
+
+// Network gives endpoints their addresses.
+type Network interface {
+	Prepare(tenant.Tenant, address.AppID) (endpoint.Attachment, error)
+	Release(endpoint.Attachment) error
+}
+
+// Resolver asks the cluster for what this node does not know: a tenant, or the app of a label
+// set. Its errors are refusals of kind ErrNotFound, ErrExhausted, ErrInvalid or ErrUnavailable.
+type Resolver interface {
+	Resolve(ctx context.Context, name string, identity map[string]string) (tenant.Tenant, address.AppID, error)
+}
+
+// Core is the agent without sockets, streams and kernel: what it decides it writes to the store
+// and through the driver. All methods may be called concurrently; calls about the same container
+// and interface wait for each other.
+type Core struct {
+	store    *endpoint.Store
+	tenants  *Tenants
+	network  Network
+	driver   Driver
+	resolver Resolver
+	plan     address.Plan
+	max      int
+	now      func() time.Time
+	log      *slog.Logger
+
+	byKey    keyLocks // container id and interface
+	byTenant keyLocks
+
+	mu     sync.Mutex
+	ids    map[endpoint.ID]bool // in use, records being made included
+	lastID endpoint.ID
+}
+
+// Config is what a Core is made of.
+type Config struct {
+	Store        *endpoint.Store
+	Tenants      *Tenants
+	Network      Network
+	Driver       Driver
+	Resolver     Resolver
+	Plan         address.Plan
+	MaxEndpoints int              // 0 means DefaultMaxEndpoints
+	Now          func() time.Time // nil means time.Now
+	Log          *slog.Logger
+}
+
+// New is a core that knows what store and tenants hold. Start must come before anything else.
+func New(c Config) (*Core, error) {
+	core := &Core{
+		store: c.Store, tenants: c.Tenants, network: c.Network, driver: c.Driver, resolver: c.Resolver,
+		plan: c.Plan, max: c.MaxEndpoints, now: c.Now, log: c.Log,
+		ids: map[endpoint.ID]bool{},
+	}
+	if core.max == 0 {
+		core.max = DefaultMaxEndpoints
+	}
+	if core.max < 1 || core.max > int(endpoint.MaxID) {
+		return nil, fmt.Errorf("%d endpoints: a node takes 1 to %d", core.max, endpoint.MaxID)
+	}
+	if core.now == nil {
+		core.now = time.Now
+	}
+	for _, r := range c.Store.List() {
+		core.ids[r.ID] = true
+		if err := c.Tenants.adopt(r); err != nil {
+			return nil, err
+		}
+	}
+	return core, nil
+}
+
+// AddRequest asks for an endpoint.
+type AddRequest struct {
+	ContainerID, Interface string
+	Netns                  string // path, as the caller sees it; kept in the record
+	OpenNetns              string // path this process can open; empty means Netns
+	Tenant                 string
+	Labels                 map[string]string
+	Pod                    string
+	CNINetwork             string
+}
+
+func (q AddRequest) validate() error {
+	switch {
+	case q.ContainerID == "":
+		return refuse(ErrInvalid, "container id is missing")
+	case q.Interface == "" || len(q.Interface) > 15 || strings.ContainsAny(q.Interface, "/ \t\n:") || q.Interface == "." || q.Interface == "..":
+		return refuse(ErrInvalid, "interface %q cannot be the name of a device", q.Interface)
+	case !filepath.IsAbs(q.Netns):
+		return refuse(ErrInvalid, "netns %q is not an absolute path", q.Netns)
+	case q.Tenant == "":
+		return refuse(ErrInvalid, "no tenant is given\n  set \"tenant\" in the CNI configuration, or the annotation pilaster.io/tenant on the pod")
+	}
+	if err := tenant.CheckName(q.Tenant); err != nil {
+		return refuse(ErrInvalid, "%w", err)
+	}
+	if err := tenant.CheckLabels(q.Labels); err != nil {
+		return refuse(ErrInvalid, "%w", err)
+	}
+	return nil
+}
+
+func key(containerID, iface string) string { return containerID + "/" + iface }
+
+// Add makes an endpoint and returns it active, or leaves nothing behind.
+func (c *Core) Add(ctx context.Context, q AddRequest) (endpoint.Record, error) {
+	if err := q.validate(); err != nil {
+		return endpoint.Record{}, err
+	}
+	unlock, err := c.byKey.lock(ctx, key(q.ContainerID, q.Interface))
+	if err != nil {
+		return endpoint.Record{}, err
+	}
+	defer unlock()
+
+	if r, ok := c.store.Find(q.ContainerID, q.Interface); ok {
+		if r.State != endpoint.Deleting {
+			return endpoint.Record{}, refuse(ErrExists, "container %s has interface %s already, as endpoint %d\n  nothing was changed; DEL it first", q.ContainerID, q.Interface, r.ID)
+		}
+		if err := c.remove(ctx, r); err != nil {
+			return endpoint.Record{}, err
+		}
+	}
+	t, app, err := c.acquire(ctx, q.Tenant, tenant.IdentityLabels(q.Labels))
+	if err != nil {
+		return endpoint.Record{}, err
+	}
+	r, err := c.prepare(q, t, app)
+	if err != nil {
+		c.release(ctx, q.Tenant)
+		return endpoint.Record{}, err
+	}
+	if err := c.build(ctx, &r, q); err != nil {
+		// The caller may have gone; what was begun is undone all the same.
+		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeTimeout)
+		defer cancel()
+		return endpoint.Record{}, errors.Join(err, c.remove(undo, r))
+	}
+	c.log.Info("endpoint added", "endpoint", r.ID, "container", r.ContainerID, "pod", r.Pod, "tenant", r.Tenant, "app", r.App, "address", r.Attachments[0].Plaintext)
+	return r, nil
+}
+
+// prepare takes an id and an address and writes the record, or takes nothing.
+func (c *Core) prepare(q AddRequest, t tenant.Tenant, app address.AppID) (endpoint.Record, error) {
+	id, err := c.takeID()
+	if err != nil {
+		return endpoint.Record{}, err
+	}
+	a, err := c.network.Prepare(t, app)
+	if err != nil {
+		c.giveID(id)
+		if errors.Is(err, endpoint.ErrExhausted) {
+			return endpoint.Record{}, refuse(ErrExhausted, "%w", err)
+		}
+		return endpoint.Record{}, err
+	}
+	r := endpoint.Record{
+		ID: id, ContainerID: q.ContainerID, Interface: q.Interface, Netns: q.Netns, CNINetwork: q.CNINetwork,
+		Pod: q.Pod, Tenant: t.Name, TenantID: t.Current().ID, App: app, Labels: maps.Clone(q.Labels),
+		State: endpoint.Preparing, Attachments: []endpoint.Attachment{a}, Created: c.now().UTC(),
+	}
+	if err := c.store.Put(r); err != nil {
+		// The file may have been renamed into place before the error.
+		err = errors.Join(err, c.store.Delete(id), c.network.Release(a))
+		c.giveID(id)
+		return endpoint.Record{}, err
+	}
+	return r, nil
+}
+
+// build makes the record's endpoint real.
+func (c *Core) build(ctx context.Context, r *endpoint.Record, q AddRequest) error {
+	if q.OpenNetns != "" {
+		r.Netns = q.OpenNetns
+	}
+	defer func() { r.Netns = q.Netns }()
+	d, err := c.driver.CreateDevice(ctx, *r)
+	if err != nil {
+		return err
+	}
+	r.Device = d
+	if err := c.driver.Activate(*r); err != nil {
+		return err
+	}
+	active := *r
+	active.State, active.Netns = endpoint.Active, q.Netns
+	if err := c.store.Put(active); err != nil {
+		return err
+	}
+	*r = active
+	return nil
+}
+
+// Delete removes an endpoint; one that is not there is gone already.
+func (c *Core) Delete(ctx context.Context, containerID, iface string) error {
+	unlock, err := c.byKey.lock(ctx, key(containerID, iface))
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	r, ok := c.store.Find(containerID, iface)
+	if !ok {
+		return nil
+	}
+	if err := c.remove(ctx, r); err != nil {
+		return err
+	}
+	c.log.Info("endpoint removed", "endpoint", r.ID, "container", r.ContainerID, "pod", r.Pod)
+	return nil
+}
+
+// remove takes an endpoint away, in whatever state it is. After an error the record says
+// deleting, and the next call goes on from there.
+func (c *Core) remove(ctx context.Context, r endpoint.Record) error {
+	r.State = endpoint.Deleting
+	if err := c.store.Put(r); err != nil {
+		// The mark only serves a crash in the lines below; a full disk must not keep
+		// containers from going.
+		c.log.Warn("endpoint is removed without a mark on disk", "endpoint", r.ID, "error", err)
+	}
+	if err := c.driver.Remove(ctx, r); err != nil {
+		return fmt.Errorf("%w\n  endpoint %d stays until a repeated DEL succeeds", err, r.ID)
+	}
+	for _, a := range r.Attachments {
+		if err := c.network.Release(a); err != nil {
+			// The cursor stands above the index: it is lost for now, never given out twice.
+			c.log.Warn("address is not noted as released", "address", a.Plaintext, "error", err)
+		}
+	}
+	if err := c.store.Delete(r.ID); err != nil {
+		return err
+	}
+	c.giveID(r.ID)
+	c.release(ctx, r.Tenant)
+	return nil
+}
+
+// CollectGarbage removes the endpoints of a CNI network that are not valid, and tells which.
+// Endpoints that are just being made are left alone: the list cannot know them yet.
+func (c *Core) CollectGarbage(ctx context.Context, network string, valid func(containerID, iface string) bool) ([]endpoint.Record, error) {
+	var removed []endpoint.Record
+	var errs []error
+	for _, r := range c.store.List() {
+		if r.CNINetwork != network || r.State == endpoint.Preparing || valid(r.ContainerID, r.Interface) {
+			continue
+		}
+		if err := c.Delete(ctx, r.ContainerID, r.Interface); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		removed = append(removed, r)
+	}
+	return removed, errors.Join(errs...)
+}
+
+// CheckRequest is what the runtime believes of an endpoint.
+type CheckRequest struct {
+	ContainerID, Interface string
+	Netns, OpenNetns       string
+	Addresses              []netip.Prefix // empty means nothing is claimed
+}
+
+// Check compares an endpoint with its record and the caller's belief and names the first
+// difference.
+func (c *Core) Check(ctx context.Context, q CheckRequest) error {
+	unlock, err := c.byKey.lock(ctx, key(q.ContainerID, q.Interface))
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	r, ok := c.store.Find(q.ContainerID, q.Interface)
+	if !ok {
+		return refuse(ErrNotFound, "container %s has no interface %s here", q.ContainerID, q.Interface)
+	}
+	if r.State != endpoint.Active {
+		return refuse(ErrCheck, "endpoint %d is %s", r.ID, r.State)
+	}
+	if q.Netns != r.Netns {
+		return refuse(ErrCheck, "netns: endpoint %d was made in %s, not in %s", r.ID, r.Netns, q.Netns)
+	}
+	for _, claimed := range q.Addresses {
+		own := func(a endpoint.Attachment) bool { return claimed == netip.PrefixFrom(a.Address, a.Address.BitLen()) }
+		if !slices.ContainsFunc(r.Attachments, own) {
+			return refuse(ErrCheck, "address: endpoint %d does not have %v", r.ID, claimed)
+		}
+	}
+	if q.OpenNetns != "" {
+		r.Netns = q.OpenNetns
+	}
+	if err := c.driver.Check(ctx, r); err != nil {
+		return refuse(ErrCheck, "%w", err)
+	}
+	return nil
+}
+
+// takeID finds a free id, going round so that one just given back is the last to be taken.
+func (c *Core) takeID() (endpoint.ID, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.ids) >= c.max {
+		return 0, refuse(ErrExhausted, "this node has %d endpoints and takes no more\n  nothing was changed; raise --max-endpoints, or use another node", len(c.ids))
+	}
+	for {
+		c.lastID = c.lastID%endpoint.ID(c.max) + 1
+		if !c.ids[c.lastID] {
+			c.ids[c.lastID] = true
+			return c.lastID, nil
+		}
+	}
+}
+
+func (c *Core) giveID(id endpoint.ID) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.ids, id)
+}

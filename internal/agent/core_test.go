@@ -1,0 +1,370 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/endpoint"
+)
+
+func TestAddMakesAnActiveEndpoint(t *testing.T) {
+	b := newBed(t)
+	var seen []string
+	b.driver.during = func(call string, r endpoint.Record) {
+		switch call {
+		case "CreateDevice", "Activate":
+			onDisk, ok := b.store.Find("c1", "eth0")
+			seen = append(seen, fmt.Sprintf("%s %v %s %s", call, ok, onDisk.State, r.Netns))
+		}
+	}
+	r := b.add("c1")
+	want := []string{"CreateDevice true preparing /proc/self/fd/9", "Activate true preparing /proc/self/fd/9"}
+	if !slices.Equal(seen, want) {
+		t.Errorf("saw %q, want %q", seen, want)
+	}
+	p := address.Split(r.Attachments[0].Plaintext)
+	if r.State != endpoint.Active || r.Netns != "/run/netns/c1" || r.Device.HostName != "pil1" || p.Tenant != 1 || p.App != 1 || p.Node != nodePrefix {
+		t.Errorf("record %+v", r)
+	}
+	if got := b.driver.active[r.ID]; got.Device.HostIfindex != r.Device.HostIfindex {
+		t.Errorf("activated without its device: %+v", got)
+	}
+	if err := b.Delete(t.Context(), "c1", "eth0"); err != nil {
+		t.Fatal(err)
+	}
+	b.clean()
+}
+
+// What this node knows costs no message (design §2): a second endpoint of a known tenant and
+// label set, also after a restart, also with the orchestrator away.
+func TestKnownTenantAndLabelsNeedNoOrchestrator(t *testing.T) {
+	b := newBed(t)
+	b.add("c1")
+	b.add("c2")
+	if b.orchestrator.calls != 1 {
+		t.Fatalf("%d calls for two endpoints alike", b.orchestrator.calls)
+	}
+	b.orchestrator.err = refuse(ErrUnavailable, "away")
+	b.reopen()
+	b.add("c3")
+	q := b.request("c4")
+	q.Labels = map[string]string{"app": "db"}
+	if _, err := b.Add(t.Context(), q); !errors.Is(err, ErrUnavailable) {
+		t.Fatalf("unknown labels with the orchestrator away: %v", err)
+	}
+	q.Tenant = "red"
+	if _, err := b.Add(t.Context(), q); !errors.Is(err, ErrUnavailable) {
+		t.Fatalf("unknown tenant with the orchestrator away: %v", err)
+	}
+	if n := len(b.Endpoints()); n != 3 {
+		t.Errorf("%d endpoints, want 3", n)
+	}
+}
+
+func TestSecondAddIsRefused(t *testing.T) {
+	b := newBed(t)
+	first := b.add("c1")
+	if _, err := b.Add(t.Context(), b.request("c1")); !errors.Is(err, ErrExists) {
+		t.Fatalf("second ADD: %v", err)
+	}
+	q := b.request("c1")
+	q.Interface = "eth1"
+	second, err := b.Add(t.Context(), q)
+	if err != nil || second.ID == first.ID {
+		t.Fatalf("another interface: %+v, %v", second, err)
+	}
+}
+
+func TestInvalidRequestsTakeNothing(t *testing.T) {
+	b := newBed(t)
+	for name, change := range map[string]func(*AddRequest){
+		"no container":       func(q *AddRequest) { q.ContainerID = "" },
+		"no interface":       func(q *AddRequest) { q.Interface = "" },
+		"interface too long": func(q *AddRequest) { q.Interface = "interface-name-x" },
+		"interface a path":   func(q *AddRequest) { q.Interface = "a/b" },
+		"relative netns":     func(q *AddRequest) { q.Netns = "netns/x" },
+		"no tenant":          func(q *AddRequest) { q.Tenant = "" },
+		"tenant a path":      func(q *AddRequest) { q.Tenant = "../x" },
+		"bad label":          func(q *AddRequest) { q.Labels = map[string]string{"a,b": "c"} },
+	} {
+		q := b.request("c1")
+		change(&q)
+		if _, err := b.Add(t.Context(), q); !errors.Is(err, ErrInvalid) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if b.orchestrator.calls > 0 || len(b.driver.calls) > 1 { // Sweep at the start
+		t.Errorf("%d calls to the orchestrator, kernel %v", b.orchestrator.calls, b.driver.calls)
+	}
+	b.clean()
+}
+
+// Any failure rolls back everything: the next ADD of the same container finds nothing in its way.
+func TestFailureAtEachStepLeavesNothing(t *testing.T) {
+	for _, step := range []string{"PutTenant", "CreateDevice", "Activate"} {
+		t.Run(step, func(t *testing.T) {
+			b := newBed(t)
+			b.driver.fail[step] = errFake
+			if _, err := b.Add(t.Context(), b.request("c1")); !errors.Is(err, errFake) {
+				t.Fatalf("ADD: %v", err)
+			}
+			b.clean()
+			delete(b.driver.fail, step)
+			b.add("c1")
+		})
+	}
+	t.Run("unknown tenant", func(t *testing.T) {
+		b := newBed(t)
+		q := b.request("c1")
+		q.Tenant = "green"
+		if _, err := b.Add(t.Context(), q); !errors.Is(err, ErrNotFound) {
+			t.Fatalf("ADD: %v", err)
+		}
+		b.clean()
+	})
+	t.Run("record cannot be written", func(t *testing.T) {
+		b := newBed(t)
+		path := filepath.Join(b.dir, "endpoints")
+		if err := os.Rename(path, path+"-away"); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := b.Add(t.Context(), b.request("c1")); err == nil {
+			t.Fatal("ADD without a record")
+		}
+		b.clean()
+		if slices.Contains(b.driver.calls, "CreateDevice") {
+			t.Error("a device was made before the record")
+		}
+	})
+	t.Run("record cannot be made active", func(t *testing.T) {
+		b := newBed(t)
+		path := filepath.Join(b.dir, "endpoints")
+		b.driver.during = func(call string, _ endpoint.Record) {
+			if call == "Activate" {
+				if err := os.Rename(path, path+"-away"); err != nil {
+					t.Error(err)
+				}
+			}
+			if call == "Remove" {
+				if err := os.Rename(path+"-away", path); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+		if _, err := b.Add(t.Context(), b.request("c1")); err == nil {
+			t.Fatal("ADD without an active record")
+		}
+		b.clean()
+	})
+}
+
+// The caller goes away in the middle: what was begun is undone all the same.
+func TestRollbackOutlivesTheCaller(t *testing.T) {
+	b := newBed(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	b.driver.fail["CreateDevice"] = errFake
+	b.driver.during = func(call string, _ endpoint.Record) {
+		if call == "CreateDevice" {
+			cancel()
+		}
+	}
+	if _, err := b.Add(ctx, b.request("c1")); !errors.Is(err, errFake) {
+		t.Fatalf("ADD: %v", err)
+	}
+	b.clean()
+}
+
+func TestDeleteIsIdempotent(t *testing.T) {
+	b := newBed(t)
+	for range 2 {
+		if err := b.Delete(t.Context(), "never", "eth0"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.add("c1")
+	for range 2 {
+		if err := b.Delete(t.Context(), "c1", "eth0"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.clean()
+}
+
+// A full disk must not keep containers from going.
+func TestDeleteWithoutRoomOnDisk(t *testing.T) {
+	b := newBed(t)
+	b.add("c1")
+	away := filepath.Join(b.dir, "cursors")
+	if err := os.Rename(away, away+"-away"); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Delete(t.Context(), "c1", "eth0"); err != nil {
+		t.Fatal(err)
+	}
+	b.clean()
+}
+
+func TestCapacity(t *testing.T) {
+	b := newBed(t)
+	b.max = 3
+	b.reopen()
+	ids := map[endpoint.ID]bool{}
+	for n := range 3 {
+		ids[b.add(fmt.Sprint("c", n)).ID] = true
+	}
+	_, err := b.Add(t.Context(), b.request("c3"))
+	if !errors.Is(err, ErrExhausted) || !strings.Contains(err.Error(), "--max-endpoints") {
+		t.Fatalf("a fourth of three: %v", err)
+	}
+	if len(ids) != 3 || len(b.Endpoints()) != 3 {
+		t.Errorf("ids %v, records %d", ids, len(b.Endpoints()))
+	}
+	if err := b.Delete(t.Context(), "c1", "eth0"); err != nil {
+		t.Fatal(err)
+	}
+	b.add("c4")
+}
+
+// After the last endpoint this node knows nothing of the tenant any more and says so.
+func TestLastEndpointForgetsTheTenant(t *testing.T) {
+	b := newBed(t)
+	hosted := func() []string {
+		select {
+		case <-b.tenants.Changed():
+		default:
+			t.Error("nobody was told that the hosted tenants changed")
+		}
+		return b.tenants.Names()
+	}
+	b.add("c1")
+	if names := hosted(); !slices.Equal(names, []string{"blue"}) {
+		t.Errorf("hosted %v", names)
+	}
+	b.add("c2")
+	for _, c := range []string{"c1", "c2"} {
+		if err := b.Delete(t.Context(), c, "eth0"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if names := hosted(); len(names) != 0 {
+		t.Errorf("hosted %v", names)
+	}
+	if files, _ := os.ReadDir(filepath.Join(b.dir, "tenants")); len(files) > 0 {
+		t.Errorf("keys are left on disk: %v", files)
+	}
+	b.clean()
+	b.add("c3")
+	if b.orchestrator.calls != 2 {
+		t.Errorf("%d calls; a forgotten tenant is asked for again", b.orchestrator.calls)
+	}
+}
+
+func TestKeysOnDiskAreTheOwnersAlone(t *testing.T) {
+	b := newBed(t)
+	b.add("c1")
+	info, err := os.Stat(filepath.Join(b.dir, "tenants", "blue.json"))
+	if err != nil || info.Mode().Perm() != 0o600 {
+		t.Fatalf("%v, %v; want 0600", info, err)
+	}
+}
+
+func TestGarbageIsExactlyTheUnlisted(t *testing.T) {
+	b := newBed(t)
+	for _, c := range []string{"keep", "gone1", "gone2"} {
+		b.add(c)
+	}
+	other := b.request("elsewhere")
+	other.CNINetwork = "other"
+	if _, err := b.Add(t.Context(), other); err != nil {
+		t.Fatal(err)
+	}
+	two := b.request("keep")
+	two.Interface = "eth1" // same container, not listed
+	if _, err := b.Add(t.Context(), two); err != nil {
+		t.Fatal(err)
+	}
+	removed, err := b.CollectGarbage(t.Context(), "pilaster", func(c, i string) bool { return c == "keep" && i == "eth0" })
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := func(records []endpoint.Record) (all []string) {
+		for _, r := range records {
+			all = append(all, key(r.ContainerID, r.Interface))
+		}
+		slices.Sort(all)
+		return all
+	}
+	if got := names(removed); !slices.Equal(got, []string{"gone1/eth0", "gone2/eth0", "keep/eth1"}) {
+		t.Errorf("removed %v", got)
+	}
+	if got := names(b.Endpoints()); !slices.Equal(got, []string{"elsewhere/eth0", "keep/eth0"}) {
+		t.Errorf("left %v", got)
+	}
+}
+
+// The list a runtime sends cannot know an ADD that is still running.
+func TestGarbageLeavesRunningAddsAlone(t *testing.T) {
+	b := newBed(t)
+	b.driver.during = func(call string, _ endpoint.Record) {
+		if call == "CreateDevice" {
+			if removed, err := b.CollectGarbage(t.Context(), "pilaster", func(string, string) bool { return false }); err != nil || len(removed) > 0 {
+				t.Errorf("removed %v, %v", removed, err)
+			}
+		}
+	}
+	b.add("c1")
+	if len(b.Endpoints()) != 1 {
+		t.Error("the endpoint is gone")
+	}
+}
+
+func TestCheckNamesTheDifference(t *testing.T) {
+	b := newBed(t)
+	r := b.add("c1")
+	own := netip.PrefixFrom(r.Attachments[0].Address, 128)
+	good := CheckRequest{ContainerID: "c1", Interface: "eth0", Netns: r.Netns, Addresses: []netip.Prefix{own}}
+	if err := b.Check(t.Context(), good); err != nil {
+		t.Fatal(err)
+	}
+	for want, change := range map[string]func(*CheckRequest){
+		"netns":   func(q *CheckRequest) { q.Netns = "/run/netns/other" },
+		"address": func(q *CheckRequest) { q.Addresses = []netip.Prefix{netip.MustParsePrefix("fc00::1/128")} },
+	} {
+		q := good
+		change(&q)
+		if err := b.Check(t.Context(), q); !errors.Is(err, ErrCheck) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", want, err)
+		}
+	}
+	b.driver.fail["Check"] = errors.New("route fc00::/8 is missing")
+	if err := b.Check(t.Context(), good); !errors.Is(err, ErrCheck) || !strings.Contains(err.Error(), "route fc00::/8") {
+		t.Errorf("kernel's difference: %v", err)
+	}
+	good.ContainerID = "nobody"
+	if err := b.Check(t.Context(), good); !errors.Is(err, ErrNotFound) {
+		t.Errorf("unknown container: %v", err)
+	}
+}
+
+// A tenant that the kernel forgot at most in part is written again for its next endpoint.
+func TestTenantHalfForgottenIsPutAgain(t *testing.T) {
+	b := newBed(t)
+	b.add("c1")
+	b.driver.fail["DeleteTenant"] = errFake
+	if err := b.Delete(t.Context(), "c1", "eth0"); err != nil {
+		t.Fatal(err)
+	}
+	clear(b.driver.tenants)
+	b.add("c2")
+	if len(b.driver.ids("blue")) != 1 {
+		t.Error("the tenant is not in the kernel")
+	}
+}

@@ -1,0 +1,79 @@
+package agent
+
+import (
+	"context"
+	"time"
+
+	"net/netip"
+
+	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+// Driver makes the kernel do what the core decided. Package datapath drives Linux; a simulation
+// counts. Every call may be repeated: the second one finds nothing to do.
+type Driver interface {
+	// PutTenant makes the tenant's ids and keys known to the packet path.
+	PutTenant(tenant.Tenant) error
+	// DeleteTenant forgets a tenant that has no endpoint here any more.
+	DeleteTenant(tenant.Tenant) error
+
+	// CreateDevice makes the device pair and the container's side of it: address, routes, static
+	// neighbour. Nothing flows yet.
+	CreateDevice(ctx context.Context, r endpoint.Record) (endpoint.Device, error)
+	// Activate writes the map entries of a record whose device exists; packets flow afterwards.
+	Activate(endpoint.Record) error
+	// Remove takes away map entries first, then the device. The namespace may be gone already.
+	Remove(ctx context.Context, r endpoint.Record) error
+	// Check compares what exists with the record and names the first difference: link, address,
+	// route, neighbour, program or map entry.
+	Check(ctx context.Context, r endpoint.Record) error
+	// Sweep removes devices and map entries of ours that belong to none of the records.
+	Sweep(ctx context.Context, keep []endpoint.Record) error
+
+	// Status is what the kernel holds and counts now, read from it.
+	Status() (Status, error)
+	// Events delivers what the packet path reports until ctx ends, then closes the channel.
+	Events(ctx context.Context) (<-chan Event, error)
+}
+
+// Status of the packet path, read from the kernel.
+type Status struct {
+	DeviceKind   string
+	Programs     string // version tag of the loaded programs
+	Healthy      bool   // packets flow; if not, the first of Problems says why
+	FirstInChain bool
+	Problems     []string // each with what to do
+	Entries      []Entries
+	Drops        []Drops // every reason, also those at 0
+}
+
+// Entries is how full one table is. Cache tables hold nothing that cannot be computed again.
+type Entries struct {
+	Table          string
+	Used, Capacity int
+	Cache          bool
+}
+
+// Drops counts the packets dropped for one reason since the maps were made.
+type Drops struct {
+	Reason  string
+	Packets uint64
+}
+
+// Event is a drop as the packet path saw it.
+type Event struct {
+	Time                time.Time
+	Type                string // "drop"
+	Reason              string
+	Hook                string // "container", "uplink-in", "uplink-out"
+	Count               uint64 // packets this event stands for
+	Source, Destination netip.Addr
+	Protocol            uint8
+	SourcePort          uint16
+	DestinationPort     uint16
+	Length              int // bytes
+	Endpoint            endpoint.ID
+	Ifindex             int
+	Lost                uint64 // events the ring had no room for since the last one
+}

@@ -1,0 +1,64 @@
+package agent
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+)
+
+// Drops of the last minute are told from samples taken this often.
+const (
+	sampleEvery = 5 * time.Second
+	samplesKept = int(time.Minute / sampleEvery)
+)
+
+// dropWindow remembers the drop counters of the last minute.
+type dropWindow struct {
+	mu      sync.Mutex
+	samples []map[string]uint64 // oldest first, at most samplesKept
+}
+
+// run samples the driver's counters at every tick until ctx ends.
+func (w *dropWindow) run(ctx context.Context, d Driver, tick <-chan time.Time, log *slog.Logger) {
+	for {
+		if s, err := d.Status(); err != nil {
+			log.Warn("drop counters cannot be read", "error", err)
+		} else {
+			w.add(s.Drops)
+		}
+		select {
+		case <-tick:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+func (w *dropWindow) add(drops []Drops) {
+	sample := make(map[string]uint64, len(drops))
+	for _, d := range drops {
+		sample[d.Reason] = d.Packets
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.samples) == samplesKept {
+		w.samples = w.samples[1:]
+	}
+	w.samples = append(w.samples, sample)
+}
+
+// since is how far a counter has risen within the window. What was counted before the first
+// sample was not dropped in the last minute as far as anyone knows.
+func (w *dropWindow) since(d Drops) uint64 {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.samples) == 0 {
+		return 0
+	}
+	before, ok := w.samples[0][d.Reason]
+	if !ok || before > d.Packets {
+		return 0
+	}
+	return d.Packets - before
+}

@@ -1,0 +1,26 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+)
+
+// What a refusal means to the caller. Match with errors.Is.
+var (
+	ErrInvalid     = errors.New("invalid request")
+	ErrNotFound    = errors.New("not found")
+	ErrExists      = errors.New("already exists")
+	ErrExhausted   = errors.New("full")
+	ErrUnavailable = errors.New("try again later")
+	ErrCheck       = errors.New("check failed")
+)
+
+// refusal is an error of one of the kinds above that speaks for itself.
+type refusal struct{ kind, err error }
+
+func (r *refusal) Error() string   { return r.err.Error() }
+func (r *refusal) Unwrap() []error { return []error{r.kind, r.err} }
+
+func refuse(kind error, format string, args ...any) error {
+	return &refusal{kind, fmt.Errorf(format, args...)}
+}

@@ -1,0 +1,69 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+)
+
+// eventsAhead is how many events may wait for one slow reader before it loses some.
+const eventsAhead = 256
+
+// eventHub hands what the packet path reports to everyone who watches. The packet path has one
+// reader; a slow watcher loses events of its own and is told how many.
+type eventHub struct {
+	mu       sync.Mutex
+	watchers map[*watcher]bool
+}
+
+type watcher struct {
+	events chan Event
+	lost   uint64
+}
+
+// run reads the driver's events until ctx ends.
+func (h *eventHub) run(ctx context.Context, d Driver, log *slog.Logger) error {
+	events, err := d.Events(ctx)
+	if err != nil {
+		return fmt.Errorf("reading events of the packet path: %w", err)
+	}
+	for e := range events {
+		h.publish(e)
+	}
+	if ctx.Err() == nil {
+		log.Error("the packet path reports no more events; its counters go on")
+	}
+	return nil
+}
+
+func (h *eventHub) publish(e Event) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for w := range h.watchers {
+		mine := e
+		mine.Lost += w.lost
+		select {
+		case w.events <- mine:
+			w.lost = 0
+		default:
+			w.lost = mine.Lost + 1
+		}
+	}
+}
+
+// watch delivers events until stop is called.
+func (h *eventHub) watch() (events <-chan Event, stop func()) {
+	w := &watcher{events: make(chan Event, eventsAhead)}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.watchers == nil {
+		h.watchers = map[*watcher]bool{}
+	}
+	h.watchers[w] = true
+	return w.events, func() {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		delete(h.watchers, w)
+	}
+}

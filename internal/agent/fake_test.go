@@ -1,0 +1,286 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"sync"
+	"testing"
+	"time"
+
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/network/netpila"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+var (
+	nodePrefix = netip.MustParsePrefix("fd70:696c:6100:1::/64")
+	errFake    = errors.New("made to fail")
+)
+
+// fakeDriver is a kernel that remembers what it was told and fails where it is told to.
+type fakeDriver struct {
+	mu      sync.Mutex
+	tenants map[string]tenant.Tenant
+	devices map[endpoint.ID]endpoint.Record
+	active  map[endpoint.ID]endpoint.Record
+	calls   []string
+	fail    map[string]error // by the name of a call
+	during  func(call string, r endpoint.Record)
+	status  Status
+	events  chan Event
+}
+
+func newFakeDriver() *fakeDriver {
+	return &fakeDriver{
+		tenants: map[string]tenant.Tenant{}, devices: map[endpoint.ID]endpoint.Record{}, active: map[endpoint.ID]endpoint.Record{},
+		fail: map[string]error{}, events: make(chan Event), status: Status{Healthy: true, FirstInChain: true},
+	}
+}
+
+func (d *fakeDriver) call(name string, r endpoint.Record) error {
+	if d.during != nil {
+		d.during(name, r)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.calls = append(d.calls, name)
+	return d.fail[name]
+}
+
+func (d *fakeDriver) PutTenant(t tenant.Tenant) error {
+	if err := d.call("PutTenant", endpoint.Record{Tenant: t.Name}); err != nil {
+		return err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.tenants[t.Name] = t
+	return nil
+}
+
+func (d *fakeDriver) DeleteTenant(t tenant.Tenant) error {
+	if err := d.call("DeleteTenant", endpoint.Record{Tenant: t.Name}); err != nil {
+		return err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.tenants, t.Name)
+	return nil
+}
+
+func (d *fakeDriver) CreateDevice(_ context.Context, r endpoint.Record) (endpoint.Device, error) {
+	// A device may be there although the call failed.
+	d.mu.Lock()
+	d.devices[r.ID] = r
+	d.mu.Unlock()
+	if err := d.call("CreateDevice", r); err != nil {
+		return endpoint.Device{}, err
+	}
+	return endpoint.Device{
+		HostName: fmt.Sprintf("pil%d", r.ID), HostIfindex: 100 + int(r.ID), MTU: 1500,
+		HostMAC: net.HardwareAddr{2, 0x70, 0x69, 0x6c, 0, 1}, ContainerMAC: net.HardwareAddr{2, 0x70, 0x69, 0x6c, 0, 2},
+	}, nil
+}
+
+func (d *fakeDriver) Activate(r endpoint.Record) error {
+	if err := d.call("Activate", r); err != nil {
+		return err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if _, ok := d.tenants[r.Tenant]; !ok {
+		return fmt.Errorf("tenant %s is not known", r.Tenant)
+	}
+	d.active[r.ID] = r
+	return nil
+}
+
+func (d *fakeDriver) Remove(_ context.Context, r endpoint.Record) error {
+	if err := d.call("Remove", r); err != nil {
+		return err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.active, r.ID)
+	delete(d.devices, r.ID)
+	return nil
+}
+
+func (d *fakeDriver) Check(_ context.Context, r endpoint.Record) error { return d.call("Check", r) }
+
+func (d *fakeDriver) Sweep(_ context.Context, keep []endpoint.Record) error {
+	if err := d.call("Sweep", endpoint.Record{}); err != nil {
+		return err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	kept := map[endpoint.ID]bool{}
+	for _, r := range keep {
+		kept[r.ID] = true
+	}
+	for id := range d.devices {
+		if !kept[id] {
+			delete(d.devices, id)
+			delete(d.active, id)
+		}
+	}
+	return nil
+}
+
+func (d *fakeDriver) Status() (Status, error) { return d.status, d.call("Status", endpoint.Record{}) }
+
+func (d *fakeDriver) Events(ctx context.Context) (<-chan Event, error) {
+	out := make(chan Event)
+	go func() {
+		defer close(out)
+		for {
+			select {
+			case e := <-d.events:
+				out <- e
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return out, nil
+}
+
+// empty tells what is left of endpoints and tenants.
+func (d *fakeDriver) empty() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if len(d.devices)+len(d.active)+len(d.tenants) > 0 {
+		return fmt.Errorf("left in the kernel: devices %v, active %v, tenants %v", d.devices, d.active, d.tenants)
+	}
+	return nil
+}
+
+// fakeOrchestrator knows tenants and gives each label set an app.
+type fakeOrchestrator struct {
+	mu      sync.Mutex
+	tenants map[string]tenant.Tenant
+	apps    map[string]address.AppID
+	calls   int
+	err     error
+}
+
+func newFakeOrchestrator() *fakeOrchestrator {
+	return &fakeOrchestrator{
+		tenants: map[string]tenant.Tenant{
+			"blue": {Name: "blue", Addressing: tenant.Encrypted, IDs: []tenant.ID{{ID: 1, Key: address.Key{1}}}},
+			"red":  {Name: "red", Addressing: tenant.Clear, IDs: []tenant.ID{{ID: 2, Key: address.Key{2}}}},
+		},
+		apps: map[string]address.AppID{},
+	}
+}
+
+func (o *fakeOrchestrator) Resolve(_ context.Context, name string, identity map[string]string) (tenant.Tenant, address.AppID, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.calls++
+	if o.err != nil {
+		return tenant.Tenant{}, 0, o.err
+	}
+	t, ok := o.tenants[name]
+	if !ok {
+		return tenant.Tenant{}, 0, refuse(ErrNotFound, "tenant %s does not exist", name)
+	}
+	set := name + " " + tenant.Canonical(identity)
+	if o.apps[set] == 0 {
+		o.apps[set] = address.AppID(len(o.apps) + 1)
+	}
+	return t, o.apps[set], nil
+}
+
+// bed is a core between a fake kernel and a fake orchestrator, on a disk that outlives it.
+type bed struct {
+	t            *testing.T
+	dir          string
+	driver       *fakeDriver
+	orchestrator *fakeOrchestrator
+	max          int
+	now          time.Time
+	*Core
+}
+
+func newBed(t *testing.T) *bed {
+	t.Helper()
+	b := &bed{t: t, dir: t.TempDir(), driver: newFakeDriver(), orchestrator: newFakeOrchestrator(), now: time.Unix(1e9, 0)}
+	b.reopen()
+	return b
+}
+
+// reopen is what a new process does: it knows the disk and finds the kernel as it is.
+func (b *bed) reopen() {
+	b.t.Helper()
+	if err := b.tryReopen(); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+func (b *bed) tryReopen() error {
+	store, err := endpoint.OpenStore(endpoint.StoreConfig{Dir: b.dir, Now: func() time.Time { return b.now }})
+	if err != nil {
+		return err
+	}
+	tenants, err := OpenTenants(b.dir)
+	if err != nil {
+		return err
+	}
+	network, err := netpila.New(address.DefaultPlan(), nodePrefix, store)
+	if err != nil {
+		return err
+	}
+	b.Core, err = New(Config{
+		Store: store, Tenants: tenants, Network: network, Driver: b.driver, Resolver: b.orchestrator,
+		Plan: address.DefaultPlan(), MaxEndpoints: b.max, Now: func() time.Time { return b.now }, Log: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		return err
+	}
+	return b.Start(b.t.Context())
+}
+
+func (b *bed) request(container string) AddRequest {
+	return AddRequest{
+		ContainerID: container, Interface: "eth0", Netns: "/run/netns/" + container, OpenNetns: "/proc/self/fd/9",
+		Tenant: "blue", Labels: map[string]string{"app": "web", "pod-template-hash": container}, Pod: "default/" + container, CNINetwork: "pilaster",
+	}
+}
+
+func (b *bed) add(container string) endpoint.Record {
+	b.t.Helper()
+	r, err := b.Add(b.t.Context(), b.request(container))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return r
+}
+
+// clean fails when anything of any endpoint or tenant is left.
+func (b *bed) clean() {
+	b.t.Helper()
+	if err := b.driver.empty(); err != nil {
+		b.t.Error(err)
+	}
+	if records := b.Endpoints(); len(records) > 0 {
+		b.t.Errorf("records are left: %+v", records)
+	}
+	if names := b.tenants.Names(); len(names) > 0 {
+		b.t.Errorf("tenants are left: %v", names)
+	}
+	if len(b.ids) > 0 {
+		b.t.Errorf("ids are left: %v", b.ids)
+	}
+}
+
+// ids are those of a tenant that the kernel knows.
+func (d *fakeDriver) ids(name string) []tenant.ID {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.tenants[name].IDs
+}

@@ -1,0 +1,146 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"maps"
+
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+// acquire finds tenant and app of a new endpoint and makes the driver know the tenant, which
+// stays until release. What this node knows costs no message.
+func (c *Core) acquire(ctx context.Context, name string, identity map[string]string) (tenant.Tenant, address.AppID, error) {
+	t, app, ok, err := c.hold(ctx, name, identity, nil)
+	if ok || err != nil {
+		return t, app, err
+	}
+	t, app, err = c.resolver.Resolve(ctx, name, identity)
+	if err != nil {
+		return tenant.Tenant{}, 0, err
+	}
+	if err := checkResolved(t, app, name); err != nil {
+		return tenant.Tenant{}, 0, err
+	}
+	learnt := Known{Tenant: t, Apps: []App{{app, maps.Clone(identity)}}}
+	t, app, ok, err = c.hold(ctx, name, identity, &learnt)
+	if err == nil && !ok {
+		err = fmt.Errorf("the orchestrator gave tenant %s app %d for labels %q, but this node knows that app by others", name, learnt.Apps[0].ID, tenant.Canonical(identity))
+	}
+	return t, app, err
+}
+
+// hold counts one more endpoint of the tenant when tenant and app are known, after learning what
+// is given.
+func (c *Core) hold(ctx context.Context, name string, identity map[string]string, learnt *Known) (t tenant.Tenant, app address.AppID, ok bool, err error) {
+	unlock, err := c.byTenant.lock(ctx, name)
+	if err != nil {
+		return t, 0, false, err
+	}
+	defer unlock()
+	if learnt != nil {
+		if _, err := c.tenants.learn(*learnt); err != nil {
+			return t, 0, false, err
+		}
+	}
+	known, deleted, ok := c.tenants.get(name)
+	if deleted {
+		return t, 0, false, refuse(ErrNotFound, "tenant %s was deleted; endpoints of it still live on this node", name)
+	}
+	if !ok {
+		return t, 0, false, nil
+	}
+	app, ok = known.app(identity)
+	if !ok {
+		return t, 0, false, nil
+	}
+	if err := c.put(name); err != nil {
+		if c.tenants.endpoints(name) == 0 {
+			c.forget(name)
+		}
+		return t, 0, false, err
+	}
+	c.tenants.count(name, +1)
+	return known.Tenant, app, true, nil
+}
+
+// put makes the driver know the tenant. The caller holds the tenant's lock.
+func (c *Core) put(name string) error {
+	known, _, ok := c.tenants.get(name)
+	if !ok || c.tenants.isPut(name) {
+		return nil
+	}
+	if err := c.driver.PutTenant(known.Tenant); err != nil {
+		return fmt.Errorf("making tenant %s known to the packet path: %w", name, err)
+	}
+	c.tenants.setPut(name, true)
+	return nil
+}
+
+// release counts one endpoint of the tenant less; with the last one this node forgets it.
+func (c *Core) release(ctx context.Context, name string) {
+	unlock, err := c.byTenant.lock(context.WithoutCancel(ctx), name)
+	if err != nil {
+		return // cannot happen: the context never ends
+	}
+	defer unlock()
+	if c.tenants.count(name, -1) == 0 {
+		c.forget(name)
+	}
+}
+
+// forget drops a tenant without endpoints. What fails is tried again at the next start, or made
+// good by the tenant's next endpoint. The caller holds the tenant's lock.
+func (c *Core) forget(name string) {
+	known, _, ok := c.tenants.get(name)
+	if !ok {
+		return
+	}
+	c.tenants.setPut(name, false)
+	if err := c.driver.DeleteTenant(known.Tenant); err != nil {
+		c.log.Error("tenant stays in the packet path", "tenant", name, "error", err)
+		return
+	}
+	if err := c.tenants.forget(name); err != nil {
+		c.log.Error("tenant stays on disk", "tenant", name, "error", err)
+	}
+}
+
+// Apply takes what the orchestrator tells of hosted tenants. Tenants that are not hosted any
+// more are left out. Nothing is removed because something does not mention it.
+func (c *Core) Apply(ctx context.Context, news []Known, deleted []string) error {
+	for _, k := range news {
+		if err := c.applyOne(ctx, k); err != nil {
+			return err
+		}
+	}
+	for _, name := range deleted {
+		if err := c.tenants.markDeleted(name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *Core) applyOne(ctx context.Context, k Known) error {
+	unlock, err := c.byTenant.lock(ctx, k.Tenant.Name)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if _, _, hosted := c.tenants.get(k.Tenant.Name); !hosted {
+		return nil
+	}
+	if _, err := c.tenants.learn(k); err != nil {
+		return err
+	}
+	return c.put(k.Tenant.Name)
+}
+
+func checkResolved(t tenant.Tenant, app address.AppID, name string) error {
+	if t.Name != name || len(t.IDs) == 0 || app == 0 || app >= address.FirstReservedApp {
+		return fmt.Errorf("the orchestrator's answer for tenant %s cannot be used: name %q, %d ids, app %#x", name, t.Name, len(t.IDs), app)
+	}
+	return nil
+}

@@ -1,0 +1,134 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"pilaster.io/pilaster/internal/durable"
+	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/join"
+)
+
+// Leftover is one thing of ours on a node where no agent runs.
+type Leftover struct {
+	Kind   string // LeftDevice, "route", "file", …
+	Name   string
+	Remove func() error
+}
+
+// LeftDevice is the kind of a container's device: its container lives.
+const LeftDevice = "device"
+
+// Remains is what an agent that does not run has left on disk. Until it is closed no agent can
+// start over it.
+type Remains struct {
+	Prefix    netip.Prefix // the node's; zero where it is not known
+	Endpoints []string     // what DEL was not called for, as people know it
+	Files     []Leftover   // in the order in which they can be removed
+	lock      *os.File
+}
+
+// FindRemains reads what is there and changes nothing. It fails where an agent runs.
+func FindRemains(stateDir, runDir string) (_ *Remains, err error) {
+	socket := filepath.Join(runDir, agentSocket)
+	if c, err := net.DialTimeout("unix", socket, time.Second); err == nil {
+		c.Close()
+		return nil, fmt.Errorf("an agent runs: it answers on %s\n  nothing was changed; stop it first", socket)
+	}
+	r := &Remains{}
+	defer func() {
+		if err != nil {
+			r.Close()
+		}
+	}()
+	state, err := find(stateDir, isState)
+	if err != nil {
+		return nil, err
+	}
+	if len(state) > 0 {
+		if err := r.read(stateDir); err != nil {
+			return nil, err
+		}
+		// Once more, with the lock's file.
+		if state, err = find(stateDir, isState); err != nil {
+			return nil, err
+		}
+	}
+	run, err := find(runDir, func(name string) bool { return name == agentSocket })
+	r.Files = append(run, state...)
+	return r, err
+}
+
+func isState(name string) bool {
+	return slices.Contains(append(endpoint.Folders(), nodeFileName, tenantsFolder, join.MemberFile, durable.LockFile), name) ||
+		durable.IsUnfinished(name)
+}
+
+// find lists what of a folder is ours, and the folder itself where it holds nothing else: an
+// orchestrator's socket and data may lie beside.
+func find(dir string, ours func(name string) bool) ([]Leftover, error) {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var all []Leftover
+	for _, e := range entries {
+		if ours(e.Name()) {
+			all = append(all, leftTree(filepath.Join(dir, e.Name()), e.IsDir()))
+		}
+	}
+	if len(all) == len(entries) {
+		all = append(all, Leftover{"folder", dir, func() error { return os.Remove(dir) }})
+	}
+	return all, nil
+}
+
+func leftTree(path string, folder bool) Leftover {
+	kind := "file"
+	if folder {
+		kind = "folder"
+	}
+	return Leftover{kind, path, func() error { return os.RemoveAll(path) }}
+}
+
+// read takes the lock and learns what it can: a reset must also work where files are damaged.
+func (r *Remains) read(stateDir string) (err error) {
+	if r.lock, err = durable.Lock(stateDir); err != nil {
+		return err
+	}
+	var node nodeFile
+	if durable.Read(filepath.Join(stateDir, nodeFileName), &node) == nil && node.Cluster != nil {
+		r.Prefix = node.Cluster.Prefix
+	}
+	for path, record := range endpoint.Peek(stateDir) {
+		if record == nil {
+			r.Endpoints = append(r.Endpoints, "the one in "+path+", which cannot be read")
+			continue
+		}
+		name := "container " + record.ContainerID
+		if record.Pod != "" {
+			name = "pod " + record.Pod
+		}
+		r.Endpoints = append(r.Endpoints, strings.Join([]string{name, record.Interface}, " "))
+	}
+	slices.Sort(r.Endpoints)
+	return nil
+}
+
+// Close lets agents start again.
+func (r *Remains) Close() error {
+	if r.lock == nil {
+		return nil
+	}
+	return r.lock.Close()
+}

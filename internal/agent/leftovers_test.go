@@ -1,0 +1,85 @@
+package agent
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"pilaster.io/pilaster/internal/durable"
+	"pilaster.io/pilaster/internal/local"
+)
+
+func writeFile(t *testing.T, content string, elem ...string) {
+	t.Helper()
+	path := filepath.Join(elem...)
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// An orchestrator on the same machine keeps its data and its socket; damaged files are no reason
+// to leave anything.
+func TestRemainsBesideAnOrchestrator(t *testing.T) {
+	state, run := t.TempDir(), t.TempDir()
+	writeFile(t, "{", state, nodeFileName)
+	writeFile(t, "{", state, "endpoints", "7.json")
+	writeFile(t, "", state, ".writing-node.json-1")
+	writeFile(t, "etcd", state, "orchestrator", "db")
+	writeFile(t, "", run, agentSocket)
+	writeFile(t, "", run, "orchestrator.sock")
+
+	r, err := FindRemains(state, run)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	if len(r.Endpoints) != 1 || !strings.Contains(r.Endpoints[0], "7.json") || r.Prefix.IsValid() {
+		t.Errorf("remains %+v", r)
+	}
+	if _, err := durable.Lock(state); err == nil {
+		t.Error("an agent could start meanwhile")
+	}
+	for _, l := range r.Files {
+		if err := l.Remove(); err != nil {
+			t.Errorf("%s %s: %v", l.Kind, l.Name, err)
+		}
+	}
+	for dir, kept := range map[string]string{state: "orchestrator", run: "orchestrator.sock"} {
+		entries, err := os.ReadDir(dir)
+		if err != nil || len(entries) != 1 || entries[0].Name() != kept {
+			t.Errorf("%s holds %v, %v; wanted %s", dir, entries, err, kept)
+		}
+	}
+	again, err := FindRemains(state, run)
+	if err != nil || len(again.Files) != 0 {
+		t.Errorf("again: %+v, %v", again, err)
+	}
+	if entries, _ := os.ReadDir(state); len(entries) != 1 {
+		t.Errorf("looking made %v", entries)
+	}
+}
+
+func TestRemainsOfARunningAgent(t *testing.T) {
+	state, run := t.TempDir(), t.TempDir()
+	writeFile(t, "", state, nodeFileName)
+	lock, err := durable.Lock(state)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := FindRemains(state, run); err == nil || !strings.Contains(err.Error(), "in use by another process") {
+		t.Errorf("a locked state: %v", err)
+	}
+	lock.Close()
+	l, err := local.Listen(filepath.Join(run, agentSocket))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if _, err := FindRemains(t.TempDir(), run); err == nil || !strings.Contains(err.Error(), "an agent runs") {
+		t.Errorf("a socket that answers: %v", err)
+	}
+}

@@ -1,0 +1,325 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"connectrpc.com/connect"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+// resolveTimeout is how long an ADD waits for the orchestrator before it says try again.
+const resolveTimeout = 5 * time.Second
+
+// Link is the agent's connection to the orchestrator. Without it everything this node knows
+// goes on working.
+type Link struct {
+	config  LinkConfig
+	dialing keyLocks // joining twice at once would buy two certificates
+
+	mu     sync.Mutex
+	client pilasterv1connect.NodeServiceClient // nil before the first success
+	status LinkStatus
+}
+
+// LinkConfig is what a Link is made of.
+type LinkConfig struct {
+	URL             string
+	Version         string
+	Node            *Node
+	Tenants         *Tenants
+	WantedPrefix    netip.Prefix // brought by the operator; may be zero
+	UplinkAddresses func() ([]netip.Addr, error)
+	// Dial gives a client that authenticates as the node, after joining where it has to.
+	Dial func(context.Context) (pilasterv1connect.NodeServiceClient, error)
+	// Wait pauses before try number n (from 0); nil means a jittered, growing pause.
+	Wait func(ctx context.Context, n int) error
+	Log  *slog.Logger
+}
+
+// LinkStatus is how the link is now.
+type LinkStatus struct {
+	Connected bool
+	Since     time.Time
+	Revision  int64
+	LastError string
+}
+
+func NewLink(c LinkConfig) *Link {
+	if c.Wait == nil {
+		c.Wait = backoff
+	}
+	return &Link{config: c, status: LinkStatus{Since: time.Now(), LastError: "not connected yet"}}
+}
+
+func (l *Link) Status() LinkStatus {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.status
+}
+
+// backoff waits half a second after the first failure and up to half a minute after many, with
+// jitter: an orchestrator that comes back must not meet every agent at once.
+func backoff(ctx context.Context, n int) error {
+	limit := min(500*time.Millisecond<<min(n, 10), 30*time.Second)
+	timer := time.NewTimer(limit/2 + rand.N(limit/2))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// Register makes the node known to the orchestrator, trying until it answers. It returns an
+// error when trying again would not help, or when ctx ends.
+func (l *Link) Register(ctx context.Context) error {
+	for n := 0; ; n++ {
+		_, err := l.register(ctx)
+		if err == nil || !retriable(err) {
+			return err
+		}
+		l.lost(err, n)
+		if err := l.config.Wait(ctx, n); err != nil {
+			return err
+		}
+	}
+}
+
+// retriable errors are those of a peer that is away or busy.
+func retriable(err error) bool {
+	var remote *connect.Error
+	if !errors.As(err, &remote) {
+		return false
+	}
+	switch remote.Code() {
+	case connect.CodeUnavailable, connect.CodeDeadlineExceeded, connect.CodeAborted, connect.CodeInternal, connect.CodeUnknown, connect.CodeCanceled:
+		return true
+	}
+	return false
+}
+
+func (l *Link) register(ctx context.Context) (pilasterv1connect.NodeServiceClient, error) {
+	client, err := l.dial(ctx)
+	if err != nil {
+		return nil, err
+	}
+	addrs, err := l.config.UplinkAddresses()
+	if err != nil {
+		return nil, fmt.Errorf("addresses of the uplink: %w", err)
+	}
+	req := &pilasterv1.RegisterRequest{Version: l.config.Version, Held: heldToProto(l.config.Tenants.All())}
+	for _, a := range addrs {
+		req.UplinkAddresses = append(req.UplinkAddresses, a.String())
+	}
+	if held, ok := l.config.Node.Membership(); ok {
+		req.WantedPrefix, req.ClusterUuid = held.Prefix.String(), held.ClusterUUID
+	} else if l.config.WantedPrefix.IsValid() {
+		req.WantedPrefix = l.config.WantedPrefix.String()
+	}
+	resp, err := client.Register(ctx, connect.NewRequest(req))
+	if err != nil {
+		return nil, fmt.Errorf("registering this node: %w", err)
+	}
+	m, err := membershipFromProto(resp.Msg)
+	if err != nil {
+		return nil, err
+	}
+	return client, l.config.Node.Join(m)
+}
+
+func (l *Link) dial(ctx context.Context) (pilasterv1connect.NodeServiceClient, error) {
+	unlock, err := l.dialing.lock(ctx, l.config.URL)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	l.mu.Lock()
+	client := l.client
+	l.mu.Unlock()
+	if client != nil {
+		return client, nil
+	}
+	client, err = l.config.Dial(ctx)
+	if err != nil {
+		return nil, err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.client = client
+	return client, nil
+}
+
+// lost notes why the link is not there.
+func (l *Link) lost(err error, n int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.status.Connected {
+		l.status.Connected, l.status.Since = false, time.Now()
+	}
+	l.status.LastError = sentence(err)
+	l.config.Log.Warn("no connection to the orchestrator", "url", l.config.URL, "failures", n+1, "error", l.status.LastError)
+}
+
+// Run keeps the link up until ctx ends.
+func (l *Link) Run(ctx context.Context, core *Core) {
+	for n := 0; ; n++ {
+		heard, err := l.follow(ctx, core)
+		if ctx.Err() != nil {
+			return
+		}
+		if heard {
+			n = 0
+		}
+		l.lost(err, n)
+		if l.config.Wait(ctx, n) != nil {
+			return
+		}
+	}
+}
+
+// follow registers and reads the stream until it breaks; heard means that it once worked.
+func (l *Link) follow(ctx context.Context, core *Core) (heard bool, err error) {
+	client, err := l.register(ctx)
+	if err != nil {
+		return false, err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	stream := client.Follow(ctx)
+	sender := make(chan error, 1)
+	go func() { sender <- l.reportHosted(ctx, stream) }()
+	defer func() {
+		cancel()
+		<-sender
+		stream.CloseResponse()
+	}()
+	for {
+		event, err := stream.Receive()
+		if err != nil {
+			return heard, fmt.Errorf("following the orchestrator: %w", err)
+		}
+		if err := l.apply(ctx, core, event); err != nil {
+			return heard, err
+		}
+		if !heard {
+			heard = true
+			l.config.Log.Info("connected to the orchestrator", "url", l.config.URL, "revision", event.Revision)
+		}
+	}
+}
+
+// reportHosted tells the set of hosted tenants now and whenever it has changed.
+func (l *Link) reportHosted(ctx context.Context, stream *connect.BidiStreamForClient[pilasterv1.FollowRequest, pilasterv1.FollowResponse]) error {
+	known := l.Status().Revision
+	for {
+		hosted, incomplete := l.config.Tenants.Report()
+		err := stream.Send(&pilasterv1.FollowRequest{HostedTenants: hosted, ResumeRevision: known, IncompleteTenants: incomplete})
+		if err != nil {
+			return err // Receive tells the reason
+		}
+		known = 0 // only the first message resumes
+		select {
+		case <-l.config.Tenants.Changed():
+		case <-ctx.Done():
+			return stream.CloseRequest()
+		}
+	}
+}
+
+func (l *Link) apply(ctx context.Context, core *Core, event *pilasterv1.FollowResponse) error {
+	var tenants []*pilasterv1.Tenant
+	var apps []*pilasterv1.App
+	var deleted []string
+	whole := func(string) bool { return true }
+	switch e := event.Event.(type) {
+	case *pilasterv1.FollowResponse_Snapshot:
+		tenants, apps = e.Snapshot.Tenants, e.Snapshot.Apps
+	case *pilasterv1.FollowResponse_Delta:
+		tenants, apps, deleted = e.Delta.Tenants, e.Delta.Apps, e.Delta.DeletedTenants
+		whole = func(tenant string) bool { return slices.Contains(e.Delta.WholeTenants, tenant) }
+	}
+	news, err := knownFromProto(tenants, apps, whole)
+	if err != nil {
+		return fmt.Errorf("an event of the orchestrator cannot be used: %w", err)
+	}
+	if err := core.Apply(ctx, news, deleted); err != nil {
+		return err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.status.Connected {
+		l.status.Connected, l.status.Since, l.status.LastError = true, time.Now(), ""
+	}
+	if event.Revision > 0 {
+		l.status.Revision = event.Revision
+	}
+	return nil
+}
+
+// Resolve implements Resolver by one call.
+func (l *Link) Resolve(ctx context.Context, name string, identity map[string]string) (tenant.Tenant, address.AppID, error) {
+	ctx, cancel := context.WithTimeout(ctx, resolveTimeout)
+	defer cancel()
+	client, err := l.dial(ctx)
+	if err == nil {
+		var resp *connect.Response[pilasterv1.ResolveResponse]
+		resp, err = client.Resolve(ctx, connect.NewRequest(&pilasterv1.ResolveRequest{Tenant: name, Labels: identity}))
+		if err == nil {
+			return resolved(resp.Msg)
+		}
+	}
+	var remote *connect.Error
+	if errors.As(err, &remote) {
+		switch remote.Code() {
+		case connect.CodeNotFound:
+			return tenant.Tenant{}, 0, refuse(ErrNotFound, "%s", remote.Message())
+		case connect.CodeInvalidArgument:
+			return tenant.Tenant{}, 0, refuse(ErrInvalid, "%s", remote.Message())
+		case connect.CodeResourceExhausted:
+			return tenant.Tenant{}, 0, refuse(ErrExhausted, "%s", remote.Message())
+		}
+	}
+	return tenant.Tenant{}, 0, refuse(ErrUnavailable, "%s, and the orchestrator at %s did not help: %s\n  nothing was changed; try again when it does",
+		l.missing(name, identity), l.config.URL, sentence(err))
+}
+
+// missing names what this node would have to know.
+func (l *Link) missing(name string, identity map[string]string) string {
+	if _, _, known := l.config.Tenants.get(name); known {
+		return fmt.Sprintf("this node does not know the app of labels %q in tenant %s", tenant.Canonical(identity), name)
+	}
+	return fmt.Sprintf("this node does not know tenant %s", name)
+}
+
+func resolved(r *pilasterv1.ResolveResponse) (tenant.Tenant, address.AppID, error) {
+	t, err := tenantFromProto(r.GetTenant())
+	if err != nil {
+		return t, 0, fmt.Errorf("the orchestrator's answer cannot be used: %w", err)
+	}
+	a, err := appFromProto(r.GetApp())
+	if err != nil {
+		return t, 0, fmt.Errorf("the orchestrator's answer cannot be used: %w", err)
+	}
+	return t, a.ID, nil
+}
+
+// sentence is an error without the transport's code in front of the peer's own words.
+func sentence(err error) string {
+	var remote *connect.Error
+	if errors.As(err, &remote) {
+		return remote.Message()
+	}
+	return err.Error()
+}

@@ -1,0 +1,368 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"connectrpc.com/connect"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
+)
+
+// fakeCluster is an orchestrator that does what a test tells it.
+type fakeCluster struct {
+	pilasterv1connect.UnimplementedNodeServiceHandler
+	mu         sync.Mutex
+	registered []*pilasterv1.RegisterRequest
+	answer     *pilasterv1.RegisterResponse
+	refusals   []error // of Register, one a call, before it answers
+	resolve    func(*pilasterv1.ResolveRequest) (*pilasterv1.ResolveResponse, error)
+
+	hosted chan *pilasterv1.FollowRequest
+	events chan *pilasterv1.FollowResponse // nil breaks the stream
+}
+
+func (c *fakeCluster) Register(_ context.Context, req *connect.Request[pilasterv1.RegisterRequest]) (*connect.Response[pilasterv1.RegisterResponse], error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.registered = append(c.registered, req.Msg)
+	if len(c.refusals) > 0 {
+		err := c.refusals[0]
+		c.refusals = c.refusals[1:]
+		return nil, err
+	}
+	return connect.NewResponse(c.answer), nil
+}
+
+func (c *fakeCluster) Resolve(_ context.Context, req *connect.Request[pilasterv1.ResolveRequest]) (*connect.Response[pilasterv1.ResolveResponse], error) {
+	resp, err := c.resolve(req.Msg)
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(resp), nil
+}
+
+func (c *fakeCluster) Follow(ctx context.Context, stream *connect.BidiStream[pilasterv1.FollowRequest, pilasterv1.FollowResponse]) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() {
+		defer cancel()
+		for {
+			req, err := stream.Receive()
+			if err != nil {
+				return
+			}
+			select {
+			case c.hosted <- req:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	for {
+		select {
+		case e := <-c.events:
+			if e == nil {
+				return connect.NewError(connect.CodeUnavailable, errors.New("going away"))
+			}
+			if err := stream.Send(e); err != nil {
+				return err
+			}
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+type linkBed struct {
+	cluster *fakeCluster
+	server  *httptest.Server
+	node    *Node
+	tenants *Tenants
+	link    *Link
+	waits   chan int // the number of each pause
+}
+
+func newLinkBed(t *testing.T) *linkBed {
+	t.Helper()
+	b := &linkBed{
+		cluster: &fakeCluster{
+			answer: &pilasterv1.RegisterResponse{
+				ClusterUuid: "cluster", Node: &pilasterv1.Node{Prefix: nodePrefix.String()},
+				Plan: &pilasterv1.Plan{BasePrefix: "fd70:696c:6100::/40", PrivatePrefix: "fc00::/8"},
+			},
+			hosted: make(chan *pilasterv1.FollowRequest), events: make(chan *pilasterv1.FollowResponse),
+		},
+		waits: make(chan int, 100),
+	}
+	mux := http.NewServeMux()
+	mux.Handle(pilasterv1connect.NewNodeServiceHandler(b.cluster))
+	b.server = httptest.NewUnstartedServer(mux)
+	b.server.EnableHTTP2 = true
+	b.server.StartTLS()
+	t.Cleanup(b.server.Close)
+	dir := t.TempDir()
+	var err error
+	if b.node, err = OpenNode(dir, "n1"); err != nil {
+		t.Fatal(err)
+	}
+	if b.tenants, err = OpenTenants(dir); err != nil {
+		t.Fatal(err)
+	}
+	b.link = NewLink(LinkConfig{
+		URL: b.server.URL, Version: "v1", Node: b.node, Tenants: b.tenants, WantedPrefix: nodePrefix,
+		UplinkAddresses: func() ([]netip.Addr, error) { return []netip.Addr{netip.MustParseAddr("2001:db8::2")}, nil },
+		Dial: func(context.Context) (pilasterv1connect.NodeServiceClient, error) {
+			return pilasterv1connect.NewNodeServiceClient(b.server.Client(), b.server.URL), nil
+		},
+		Wait: func(ctx context.Context, n int) error { b.waits <- n; return ctx.Err() },
+		Log:  slog.New(slog.DiscardHandler),
+	})
+	return b
+}
+
+// run keeps the link of a core up until stop is called.
+func (b *linkBed) run(core *bed) (stop func()) {
+	b.link.config.Tenants = core.tenants
+	ctx, cancel := context.WithCancel(core.t.Context())
+	ended := make(chan struct{})
+	go func() { defer close(ended); b.link.Run(ctx, core.Core) }()
+	return func() { cancel(); <-ended }
+}
+
+func TestRegisterTriesUntilTheOrchestratorAnswers(t *testing.T) {
+	b := newLinkBed(t)
+	away := connect.NewError(connect.CodeUnavailable, errors.New("no leader"))
+	b.cluster.refusals = []error{away, away}
+	if err := b.link.Register(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if len(b.waits) != 2 {
+		t.Errorf("%d pauses, want 2", len(b.waits))
+	}
+	m, ok := b.node.Membership()
+	if !ok || m.Prefix != nodePrefix || m.ClusterUUID != "cluster" {
+		t.Errorf("membership %+v, %v", m, ok)
+	}
+	first := b.cluster.registered[0]
+	if first.WantedPrefix != nodePrefix.String() || first.ClusterUuid != "" || first.Version != "v1" || !slices.Equal(first.UplinkAddresses, []string{"2001:db8::2"}) {
+		t.Errorf("asked with %v", first)
+	}
+}
+
+func TestRegisterGivesUpWhereTryingDoesNotHelp(t *testing.T) {
+	b := newLinkBed(t)
+	b.cluster.refusals = []error{connect.NewError(connect.CodeAlreadyExists, errors.New("node n1 has another UUID; node delete n1"))}
+	err := b.link.Register(t.Context())
+	if err == nil || !strings.Contains(err.Error(), "another UUID") || len(b.waits) != 0 {
+		t.Fatalf("%v after %d pauses", err, len(b.waits))
+	}
+}
+
+// What registration fixed stays: neither prefix nor cluster changes under living containers.
+func TestMembershipIsPinned(t *testing.T) {
+	b := newLinkBed(t)
+	if err := b.link.Register(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	before, _ := b.node.Membership()
+	for name, change := range map[string]func(r *pilasterv1.RegisterResponse){
+		"prefix":  func(r *pilasterv1.RegisterResponse) { r.Node.Prefix = "fd70:696c:6100:2::/64" },
+		"cluster": func(r *pilasterv1.RegisterResponse) { r.ClusterUuid = "another" },
+		"plan":    func(r *pilasterv1.RegisterResponse) { r.Plan.PrivatePrefix = "fc80::/9" },
+		"nothing": func(r *pilasterv1.RegisterResponse) { r.Node = nil },
+	} {
+		answer := &pilasterv1.RegisterResponse{ClusterUuid: "cluster", Node: &pilasterv1.Node{Prefix: nodePrefix.String()},
+			Plan: &pilasterv1.Plan{BasePrefix: "fd70:696c:6100::/40", PrivatePrefix: "fc00::/8"}}
+		change(answer)
+		b.cluster.answer = answer
+		if err := b.link.Register(t.Context()); err == nil {
+			t.Errorf("another %s was taken", name)
+		}
+		if after, _ := b.node.Membership(); after != before {
+			t.Errorf("%s: membership became %+v", name, after)
+		}
+	}
+	again, err := OpenNode(strings.TrimSuffix(b.node.path, "/node.json"), "n1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if kept, ok := again.Membership(); !ok || kept != before || again.UUID() != b.node.UUID() {
+		t.Errorf("on disk: %+v, %v, UUID %s", kept, ok, again.UUID())
+	}
+	if last := b.cluster.registered[len(b.cluster.registered)-1]; last.ClusterUuid != "cluster" || last.WantedPrefix != nodePrefix.String() {
+		t.Errorf("a known node asked with %v", last)
+	}
+}
+
+func TestFollowAppliesWhatItHears(t *testing.T) {
+	b := newLinkBed(t)
+	core := newBed(t)
+	core.add("c1") // hosts blue
+	defer b.run(core)()
+
+	if req := <-b.cluster.hosted; !slices.Equal(req.HostedTenants, []string{"blue"}) || req.ResumeRevision != 0 {
+		t.Fatalf("first message %v", req)
+	}
+	// The signal of the ADD above may come as a second, equal report.
+	report := func() []string {
+		for req := range b.cluster.hosted {
+			if len(req.HostedTenants) != 1 {
+				return req.HostedTenants
+			}
+		}
+		return nil
+	}
+	blue := &pilasterv1.Tenant{Name: "blue", Ids: []*pilasterv1.TenantId{{Id: 1, Key: make([]byte, 16)}, {Id: 8, Key: make([]byte, 16)}}}
+	reported := make(chan []string)
+	go func() { reported <- report() }()
+	// An empty snapshot deletes nothing; a delta brings a new id and an app.
+	b.cluster.events <- &pilasterv1.FollowResponse{Revision: 4, Event: &pilasterv1.FollowResponse_Snapshot{Snapshot: &pilasterv1.Snapshot{}}}
+	b.cluster.events <- &pilasterv1.FollowResponse{Revision: 5, Event: &pilasterv1.FollowResponse_Delta{Delta: &pilasterv1.Delta{
+		Tenants: []*pilasterv1.Tenant{blue, {Name: "green", Ids: blue.Ids}},
+		Apps:    []*pilasterv1.App{{Tenant: "blue", Id: 40, Labels: map[string]string{"app": "db"}}},
+	}}}
+	core.orchestrator.err = errFake
+	q := core.request("c2")
+	q.Labels = map[string]string{"app": "db"}
+	for len(core.driver.ids("blue")) != 2 {
+		b.cluster.events <- &pilasterv1.FollowResponse{Revision: 6, Event: &pilasterv1.FollowResponse_Heartbeat{}}
+	}
+	r, err := core.Add(t.Context(), q)
+	if err != nil || r.App != 40 || r.TenantID != 8 {
+		t.Fatalf("with what the stream told: app %d, tenant id %d, %v", r.App, r.TenantID, err)
+	}
+	if _, _, known := core.tenants.get("green"); known {
+		t.Error("a tenant that does not live here was learnt")
+	}
+	if s := b.link.Status(); !s.Connected || s.Revision < 5 {
+		t.Errorf("link %+v", s)
+	}
+	for _, c := range []string{"c1", "c2"} {
+		if err := core.Delete(t.Context(), c, "eth0"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if hosted := <-reported; len(hosted) != 0 {
+		t.Errorf("hosted after the last endpoint: %v", hosted)
+	}
+	// The stream breaks and is taken up where it was.
+	go func() { b.cluster.events <- nil }()
+	if req := <-b.cluster.hosted; req.ResumeRevision < 5 || len(req.HostedTenants) != 0 {
+		t.Errorf("resumed with %v", req)
+	}
+	if n := <-b.waits; n != 0 {
+		t.Errorf("pause number %d after a stream that worked", n)
+	}
+}
+
+// What was not told whole is asked for, in particular a tenant that was forgotten and learnt anew,
+// of which the orchestrator may have seen no change.
+func TestReportsSayWhatIsIncomplete(t *testing.T) {
+	b := newLinkBed(t)
+	core := newBed(t)
+	core.add("c1") // hosts blue
+	defer b.run(core)()
+	report := func(hosted, incomplete string, resumed bool) {
+		t.Helper()
+		for req := range b.cluster.hosted {
+			if strings.Join(req.HostedTenants, " ") != hosted || resumed != (req.ResumeRevision != 0) {
+				continue // signals of one change may come as several reports
+			}
+			if strings.Join(req.IncompleteTenants, " ") != incomplete {
+				t.Errorf("reported %v, want %q as incomplete", req, incomplete)
+			}
+			return
+		}
+	}
+	report("blue", "blue", false)
+	blue := &pilasterv1.Tenant{Name: "blue", Ids: []*pilasterv1.TenantId{{Id: 1, Key: make([]byte, 16)}}}
+	tell := func(r *pilasterv1.FollowResponse) {
+		for {
+			select {
+			case b.cluster.events <- r:
+				return
+			case <-b.cluster.hosted:
+			}
+		}
+	}
+	tell(&pilasterv1.FollowResponse{Revision: 5, Event: &pilasterv1.FollowResponse_Delta{Delta: &pilasterv1.Delta{
+		Tenants: []*pilasterv1.Tenant{blue}, WholeTenants: []string{"blue"}}}})
+	for b.link.Status().Revision == 0 {
+		tell(&pilasterv1.FollowResponse{Event: &pilasterv1.FollowResponse_Heartbeat{}})
+	}
+	q := core.request("c2")
+	q.Tenant = "red"
+	if _, err := core.Add(t.Context(), q); err != nil {
+		t.Fatal(err)
+	}
+	report("blue red", "red", false)
+	if err := core.Delete(t.Context(), "c1", "eth0"); err != nil {
+		t.Fatal(err)
+	}
+	core.add("c1")
+	tell(nil)
+	report("blue red", "blue red", true)
+}
+
+func TestResolveSaysWhatIsMissing(t *testing.T) {
+	for name, c := range map[string]struct {
+		err  error
+		kind error
+	}{
+		"away":      {connect.NewError(connect.CodeUnavailable, errors.New("x")), ErrUnavailable},
+		"not known": {connect.NewError(connect.CodeNotFound, errors.New("x")), ErrNotFound},
+		"full":      {connect.NewError(connect.CodeResourceExhausted, errors.New("x")), ErrExhausted},
+		"bad":       {connect.NewError(connect.CodeInvalidArgument, errors.New("x")), ErrInvalid},
+		"early":     {connect.NewError(connect.CodeFailedPrecondition, errors.New("register first")), ErrUnavailable},
+	} {
+		b := newLinkBed(t)
+		b.cluster.resolve = func(*pilasterv1.ResolveRequest) (*pilasterv1.ResolveResponse, error) { return nil, c.err }
+		_, _, err := b.link.Resolve(t.Context(), "blue", map[string]string{"app": "web"})
+		if !errors.Is(err, c.kind) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if c.kind == ErrUnavailable && !strings.Contains(err.Error(), "does not know tenant blue") {
+			t.Errorf("%s: %q does not name what is missing", name, err)
+		}
+		if name == "early" && (!strings.Contains(err.Error(), "register first") || strings.Contains(err.Error(), "not answer")) {
+			t.Errorf("%q: it did answer", err)
+		}
+	}
+	b := newLinkBed(t)
+	if _, err := b.tenants.learn(Known{Tenant: newFakeOrchestrator().tenants["blue"]}); err != nil {
+		t.Fatal(err)
+	}
+	b.server.Close()
+	_, _, err := b.link.Resolve(t.Context(), "blue", map[string]string{"app": "web"})
+	if !errors.Is(err, ErrUnavailable) || !strings.Contains(err.Error(), `labels "app=web" in tenant blue`) {
+		t.Errorf("known tenant, unknown labels: %v", err)
+	}
+}
+
+func TestUnusableAnswersAreRefused(t *testing.T) {
+	key := make([]byte, 16)
+	app := &pilasterv1.App{Id: 1}
+	for name, r := range map[string]*pilasterv1.ResolveResponse{
+		"empty":        {},
+		"no id":        {Tenant: &pilasterv1.Tenant{Name: "blue"}, App: app},
+		"short key":    {Tenant: &pilasterv1.Tenant{Name: "blue", Ids: []*pilasterv1.TenantId{{Id: 1, Key: key[:8]}}}, App: app},
+		"tenant id 0":  {Tenant: &pilasterv1.Tenant{Name: "blue", Ids: []*pilasterv1.TenantId{{Id: 0, Key: key}}}, App: app},
+		"reserved app": {Tenant: &pilasterv1.Tenant{Name: "blue", Ids: []*pilasterv1.TenantId{{Id: 1, Key: key}}}, App: &pilasterv1.App{Id: 0xff00}},
+	} {
+		b := newLinkBed(t)
+		b.cluster.resolve = func(*pilasterv1.ResolveRequest) (*pilasterv1.ResolveResponse, error) { return r, nil }
+		if _, _, err := b.link.Resolve(t.Context(), "blue", nil); err == nil {
+			t.Errorf("%s was taken", name)
+		}
+	}
+}

@@ -1,0 +1,94 @@
+package agent
+
+import (
+	"net/http"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+)
+
+// metric names what one number is; values are read when somebody asks.
+func metric(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc("pilaster_"+name, help, labels, nil)
+}
+
+// collector tells the service's status as metrics.
+type collector struct {
+	service                                                     *Service
+	ready, endpoints, capacity, tenants, connected, rev, health *prometheus.Desc
+	entries, entriesMax, drops                                  *prometheus.Desc
+}
+
+func newCollector(s *Service) *collector {
+	return &collector{
+		service:    s,
+		ready:      metric("agent_ready", "1 when an endpoint would be added now."),
+		endpoints:  metric("endpoints", "Endpoints on this node."),
+		capacity:   metric("endpoints_capacity", "Endpoints this node takes."),
+		tenants:    metric("tenants_hosted", "Tenants with endpoints on this node."),
+		connected:  metric("orchestrator_connected", "1 while the stream from the orchestrator is open."),
+		rev:        metric("orchestrator_revision", "Revision of the last event from the orchestrator."),
+		health:     metric("datapath_healthy", "1 while every program is where it should be."),
+		entries:    metric("datapath_entries", "Used entries of a table, read from the kernel.", "table", "cache"),
+		entriesMax: metric("datapath_entries_capacity", "Entries a table can hold.", "table", "cache"),
+		drops:      metric("datapath_drops_total", "Packets dropped, by reason.", "reason"),
+	}
+}
+
+func (c *collector) Describe(ch chan<- *prometheus.Desc) { prometheus.DescribeByCollect(c, ch) }
+
+func (c *collector) Collect(ch chan<- prometheus.Metric) {
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	s := c.service.status()
+	gauge(c.ready, number(s.Ready))
+	gauge(c.endpoints, float64(s.Endpoints))
+	gauge(c.capacity, float64(s.EndpointCapacity))
+	gauge(c.tenants, float64(s.Tenants))
+	gauge(c.connected, number(s.Orchestrator.Connected))
+	gauge(c.rev, float64(s.Orchestrator.Revision))
+	gauge(c.health, number(s.Datapath.GetHealthy()))
+	for _, e := range s.Datapath.GetEntries() {
+		cache := "false"
+		if e.Cache {
+			cache = "true"
+		}
+		gauge(c.entries, float64(e.Used), e.Table, cache)
+		gauge(c.entriesMax, float64(e.Capacity), e.Table, cache)
+	}
+	for _, d := range s.Drops {
+		ch <- prometheus.MustNewConstMetric(c.drops, prometheus.CounterValue, float64(d.Packets), d.Reason)
+	}
+}
+
+func number(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// ObserveHandler serves /metrics, /healthz (the agent runs) and /readyz (an endpoint would be
+// added now; otherwise 503 and why not).
+func (s *Service) ObserveHandler() http.Handler {
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(newCollector(s), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	mux := http.NewServeMux()
+	mux.Handle("/metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
+	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { w.Write([]byte("ok\n")) })
+	mux.HandleFunc("/readyz", func(w http.ResponseWriter, _ *http.Request) {
+		status := s.status()
+		if !status.Ready {
+			w.WriteHeader(http.StatusServiceUnavailable)
+		}
+		for _, p := range status.Problems {
+			w.Write([]byte(p + "\n"))
+		}
+		if status.Ready {
+			w.Write([]byte("ok\n"))
+		}
+	})
+	return mux
+}

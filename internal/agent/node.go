@@ -1,0 +1,137 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"path/filepath"
+	"sync"
+
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/durable"
+	"pilaster.io/pilaster/internal/join"
+)
+
+// Node is who this node is, kept on disk: it lasts as long as the state directory.
+type Node struct {
+	path string
+
+	mu   sync.Mutex
+	file nodeFile
+}
+
+const nodeFileName = "node.json"
+
+type nodeFile struct {
+	Version int          `json:"version"`
+	Name    string       `json:"name"`
+	UUID    string       `json:"uuid"`
+	Cluster *clusterFile `json:"cluster,omitempty"` // nil before the first registration
+}
+
+// clusterFile is what registration fixed for good.
+type clusterFile struct {
+	UUID    string       `json:"uuid"`
+	Prefix  netip.Prefix `json:"prefix"`
+	Base    netip.Prefix `json:"basePrefix"`
+	Private netip.Prefix `json:"privatePrefix"`
+}
+
+// Membership is what registration fixed for good: which cluster this is, its use of the
+// addresses, and this node's /64.
+type Membership struct {
+	ClusterUUID string
+	Prefix      netip.Prefix
+	Plan        address.Plan
+}
+
+// OpenNode reads <dir>/node.json, or writes one with a new UUID.
+func OpenNode(dir, name string) (*Node, error) {
+	n := &Node{path: filepath.Join(dir, nodeFileName)}
+	err := durable.Read(n.path, &n.file)
+	if errors.Is(err, fs.ErrNotExist) {
+		n.file = nodeFile{Version: 1, Name: name, UUID: join.NewUUID()}
+		return n, durable.Write(n.path, n.file, 0o600)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := n.file.validate(); err != nil {
+		return nil, &durable.CorruptError{Path: n.path, Err: err}
+	}
+	switch {
+	case n.file.Name == name:
+		return n, nil
+	case n.file.Cluster == nil: // the name was not taken, or may not have been
+		n.file.Name = name
+		return n, durable.Write(n.path, n.file, 0o600)
+	}
+	return nil, fmt.Errorf("%s belongs to node %s, not to %s\n  nothing was changed; keep the name, or delete the node and use an empty --state-dir", dir, n.file.Name, name)
+}
+
+func (f nodeFile) validate() error {
+	if f.Version != 1 {
+		return fmt.Errorf("version %d, this program knows 1", f.Version)
+	}
+	if f.Name == "" || f.UUID == "" {
+		return errors.New("name or UUID is missing")
+	}
+	if f.Cluster == nil {
+		return nil
+	}
+	return f.Cluster.membership().validate()
+}
+
+func (c *clusterFile) membership() Membership {
+	return Membership{c.UUID, c.Prefix, address.Plan{Base: c.Base, Private: c.Private}}
+}
+
+func (m Membership) validate() error {
+	if m.ClusterUUID == "" {
+		return errors.New("the cluster's UUID is missing")
+	}
+	if err := m.Plan.Validate(); err != nil {
+		return err
+	}
+	if !m.Plan.ContainsNode(m.Prefix) {
+		return fmt.Errorf("node prefix %v is not a /64 in the base prefix %v", m.Prefix, m.Plan.Base)
+	}
+	return nil
+}
+
+func (n *Node) Name() string { return n.file.Name }
+func (n *Node) UUID() string { return n.file.UUID }
+
+// Membership is false before the first registration.
+func (n *Node) Membership() (Membership, bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.file.Cluster == nil {
+		return Membership{}, false
+	}
+	return n.file.Cluster.membership(), true
+}
+
+// Join pins what registration said, the first time, and refuses anything else later.
+func (n *Node) Join(m Membership) error {
+	if err := m.validate(); err != nil {
+		return fmt.Errorf("the orchestrator's answer cannot be used: %w", err)
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.file.Cluster != nil {
+		if held := n.file.Cluster.membership(); held != m {
+			return fmt.Errorf("the orchestrator says cluster %s, prefix %v, plan %v and %v; this node holds %s, %v, %v and %v\n  nothing was changed and containers keep what they have; use the right orchestrator, or restore its data",
+				m.ClusterUUID, m.Prefix, m.Plan.Base, m.Plan.Private, held.ClusterUUID, held.Prefix, held.Plan.Base, held.Plan.Private)
+		}
+		return nil
+	}
+	f := n.file
+	f.Cluster = &clusterFile{m.ClusterUUID, m.Prefix, m.Plan.Base, m.Plan.Private}
+	if err := durable.Write(n.path, f, 0o600); err != nil {
+		return err
+	}
+	n.file = f
+	return nil
+}

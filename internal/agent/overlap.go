@@ -1,0 +1,168 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"sync"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/netns"
+)
+
+// found is a prefix this node has, and the device it has it on.
+type found struct {
+	prefix netip.Prefix
+	device string
+}
+
+// checkOverlap refuses a private prefix that the node uses otherwise: containers could not reach
+// what is there, and the node would take containers for it. A default route covers everything
+// and means nothing.
+func checkOverlap(private netip.Prefix, present []found) error {
+	for _, f := range present {
+		if f.prefix.Bits() > 0 && f.prefix.Overlaps(private) {
+			return fmt.Errorf("private prefix %v overlaps %v on %s\n  nothing was changed; take that off this node, or set up the cluster with another --private-prefix, for example fc80::/9", private, f.prefix, f.device)
+		}
+	}
+	return nil
+}
+
+// present lists the IPv6 prefixes of the node's addresses and routes, of every table. Routes
+// that only refuse are left out.
+func present() ([]found, error) {
+	links, err := netns.List(netlink.LinkList)
+	if err != nil {
+		return nil, fmt.Errorf("devices: %w", err)
+	}
+	names := map[int]string{}
+	for _, l := range links {
+		names[l.Attrs().Index] = l.Attrs().Name
+	}
+	addrs, err := netns.List(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_V6) })
+	if err != nil {
+		return nil, fmt.Errorf("addresses: %w", err)
+	}
+	routes, err := netns.List(func() ([]netlink.Route, error) {
+		return netlink.RouteListFiltered(netlink.FAMILY_V6, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("routes: %w", err)
+	}
+	var all []found
+	for _, a := range addrs {
+		if p := prefixOf(a.IPNet); p.IsValid() {
+			all = append(all, found{p, names[a.LinkIndex]})
+		}
+	}
+	for _, r := range routes {
+		refuses := r.Type == unix.RTN_UNREACHABLE || r.Type == unix.RTN_BLACKHOLE || r.Type == unix.RTN_PROHIBIT
+		if p := prefixOf(r.Dst); p.IsValid() && !refuses {
+			all = append(all, found{p, names[r.LinkIndex]})
+		}
+	}
+	return all, nil
+}
+
+// overlapWatch keeps looking after the start, because devices come later.
+type overlapWatch struct {
+	private netip.Prefix
+	mu      sync.Mutex
+	err     error
+}
+
+func (w *overlapWatch) problem() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.err
+}
+
+func (w *overlapWatch) check() error {
+	all, err := present()
+	if err != nil {
+		return fmt.Errorf("reading what this node has: %w", err)
+	}
+	err = checkOverlap(w.private, all)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.err = err
+	return err
+}
+
+// run checks again whenever an address or a route has changed, until ctx ends. A subscription
+// ends when the kernel has more to tell than its buffer holds; then it begins anew.
+func (w *overlapWatch) run(ctx context.Context, log *slog.Logger) error {
+	for {
+		if err := w.watch(ctx, log); err != nil || ctx.Err() != nil {
+			return err
+		}
+		log.Debug("changes of addresses or routes were missed; all are read again")
+	}
+}
+
+// watch is one subscription.
+func (w *overlapWatch) watch(ctx context.Context, log *slog.Logger) error {
+	ctx, cancel := context.WithCancel(ctx)
+	addrs, routes := make(chan netlink.AddrUpdate), make(chan netlink.RouteUpdate)
+	if err := netlink.AddrSubscribe(addrs, ctx.Done()); err != nil {
+		cancel()
+		return fmt.Errorf("watching addresses: %w", err)
+	}
+	if err := netlink.RouteSubscribe(routes, ctx.Done()); err != nil {
+		cancel()
+		return fmt.Errorf("watching routes: %w", err)
+	}
+	defer func() {
+		cancel()
+		for range addrs { // both end once they have noticed
+		}
+		for range routes {
+		}
+	}()
+	w.recheck(log) // what came before anybody listened
+	for {
+		var dst *net.IPNet
+		select {
+		case u, ok := <-addrs:
+			if !ok {
+				return nil
+			}
+			dst = &u.LinkAddress
+		case u, ok := <-routes:
+			if !ok {
+				return nil
+			}
+			dst = u.Dst
+		}
+		// A busy node changes routes all the time; only these few mean something here.
+		if p := prefixOf(dst); p.IsValid() && p.Overlaps(w.private) {
+			w.recheck(log)
+		}
+	}
+}
+
+func (w *overlapWatch) recheck(log *slog.Logger) {
+	before := w.problem()
+	if err := w.check(); err != nil && before == nil {
+		log.Error("no endpoint is added any more", "error", err)
+	} else if err == nil && before != nil {
+		log.Info("private prefix is free again; endpoints are added")
+	}
+}
+
+// prefixOf is the zero Prefix for a default route and for IPv4.
+func prefixOf(n *net.IPNet) netip.Prefix {
+	if n == nil {
+		return netip.Prefix{}
+	}
+	ip, ok := netip.AddrFromSlice(n.IP)
+	if !ok || !ip.Is6() {
+		return netip.Prefix{}
+	}
+	ones, _ := n.Mask.Size()
+	return netip.PrefixFrom(ip, ones).Masked()
+}

@@ -1,0 +1,83 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync"
+	"testing"
+
+	"pilaster.io/pilaster/internal/endpoint"
+)
+
+// Different endpoints run side by side; calls about one wait for each other. Whatever the order,
+// addresses and ids are unique and nothing is left when all are gone.
+func TestManyAtOnce(t *testing.T) {
+	b := newBed(t)
+	var wg sync.WaitGroup
+	for worker := range 8 {
+		wg.Go(func() {
+			for n := range 6 {
+				q := b.request(fmt.Sprintf("c%d", (worker+n)%5))
+				q.Tenant = []string{"blue", "red"}[n%2]
+				if _, err := b.Add(t.Context(), q); err != nil && !errors.Is(err, ErrExists) {
+					t.Error(err)
+				}
+				addresses, ids := map[netip.Addr]bool{}, map[endpoint.ID]bool{}
+				for _, r := range b.Endpoints() {
+					if addresses[r.Attachments[0].Plaintext] || ids[r.ID] {
+						t.Errorf("%v or id %d is given twice", r.Attachments[0].Plaintext, r.ID)
+					}
+					addresses[r.Attachments[0].Plaintext], ids[r.ID] = true, true
+				}
+				if err := b.Delete(t.Context(), fmt.Sprintf("c%d", (worker+n+1)%5), "eth0"); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	for n := range 5 {
+		if err := b.Delete(t.Context(), fmt.Sprintf("c%d", n), "eth0"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.clean()
+}
+
+// Two endpoints are being made at the same moment: neither waits for the other.
+func TestDifferentEndpointsDoNotWait(t *testing.T) {
+	b := newBed(t)
+	var both sync.WaitGroup
+	both.Add(2)
+	b.driver.during = func(call string, _ endpoint.Record) {
+		if call == "CreateDevice" {
+			both.Done()
+			both.Wait() // deadlocks if the calls are serialised
+		}
+	}
+	var wg sync.WaitGroup
+	for _, c := range []string{"c1", "c2"} {
+		wg.Go(func() {
+			if _, err := b.Add(t.Context(), b.request(c)); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func TestWaitingForTheSameEndpointEndsWithTheCaller(t *testing.T) {
+	b := newBed(t)
+	b.driver.during = func(call string, _ endpoint.Record) {
+		if call == "CreateDevice" {
+			ctx, cancel := context.WithCancel(t.Context())
+			cancel()
+			if err := b.Delete(ctx, "c1", "eth0"); !errors.Is(err, ErrUnavailable) {
+				t.Errorf("DEL during the ADD: %v", err)
+			}
+		}
+	}
+	b.add("c1")
+}

@@ -1,0 +1,31 @@
+package agent
+
+import (
+	"fmt"
+	"net/netip"
+)
+
+// CheckPrivate refuses what the agent refuses at its start: a private prefix that this node, which
+// the calling thread is on, uses otherwise.
+func CheckPrivate(private netip.Prefix) error {
+	all, err := present()
+	if err != nil {
+		return err
+	}
+	return checkOverlap(private, all)
+}
+
+// CheckBase refuses a base prefix of which this node has a part elsewhere than on the fabric. On
+// the uplink lie the routes to other nodes, on lo the node's own address.
+func CheckBase(base netip.Prefix, uplink string) error {
+	all, err := present()
+	if err != nil {
+		return err
+	}
+	for _, f := range all {
+		if f.prefix.Bits() > 0 && f.prefix.Overlaps(base) && f.device != uplink && f.device != "lo" {
+			return fmt.Errorf("base prefix %v overlaps %v on %s\n  nothing was changed; take that off this node, or set up the cluster with another --base-prefix", base, f.prefix, f.device)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,87 @@
+package agent
+
+import (
+	"net/netip"
+	"slices"
+	"strconv"
+
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+// Endpoints are all records, by id.
+func (c *Core) Endpoints() []endpoint.Record { return c.store.List() }
+
+// Capacity is how many endpoints this node takes.
+func (c *Core) Capacity() int { return c.max }
+
+// Find is the endpoint with this id, container id, pod or address. A container with more than
+// one interface is refused: say which by id.
+func (c *Core) Find(key string) (endpoint.Record, error) {
+	id, _ := strconv.ParseUint(key, 10, 16)
+	addr, _ := netip.ParseAddr(key)
+	var found []endpoint.Record
+	for _, r := range c.store.List() {
+		if r.ID == endpoint.ID(id) && id != 0 {
+			return r, nil
+		}
+		has := func(a endpoint.Attachment) bool { return a.Address == addr || a.Plaintext == addr }
+		if key != "" && (r.ContainerID == key || r.Pod == key) || addr.IsValid() && slices.ContainsFunc(r.Attachments, has) {
+			found = append(found, r)
+		}
+	}
+	switch len(found) {
+	case 0:
+		return endpoint.Record{}, refuse(ErrNotFound, "no endpoint %q on this node; \"pilaster endpoint list\" shows them", key)
+	case 1:
+		return found[0], nil
+	}
+	return endpoint.Record{}, refuse(ErrInvalid, "%q has %d endpoints; say which by its id", key, len(found))
+}
+
+// Explanation is what this node knows of an address.
+type Explanation struct {
+	Plaintext netip.Addr // zero when it is a ciphertext no key here opens
+	Tenant    string     // empty when no such tenant lives here
+	App       *App
+	Endpoint  *endpoint.Record
+}
+
+// Explain takes an address apart, opening ciphertexts with the keys of hosted tenants.
+func (c *Core) Explain(addr netip.Addr) Explanation {
+	var e Explanation
+	if c.plan.Base.Contains(addr) {
+		e.Plaintext = addr
+	} else if e.Plaintext = c.open(addr); !e.Plaintext.IsValid() {
+		return e
+	}
+	p := address.Split(e.Plaintext)
+	for _, k := range c.tenants.All() {
+		if !slices.ContainsFunc(k.Tenant.IDs, func(id tenant.ID) bool { return id.ID == p.Tenant }) {
+			continue
+		}
+		e.Tenant = k.Tenant.Name
+		if i := slices.IndexFunc(k.Apps, func(a App) bool { return a.ID == p.App }); i >= 0 {
+			e.App = &k.Apps[i]
+		}
+	}
+	if r, err := c.Find(e.Plaintext.String()); err == nil {
+		e.Endpoint = &r
+	}
+	return e
+}
+
+// open decrypts with each key here. The base prefix and the tenant id tell the right one: a
+// wrong key would have to hit both (NP3, §6.2).
+func (c *Core) open(addr netip.Addr) netip.Addr {
+	for _, k := range c.tenants.All() {
+		for _, id := range k.Tenant.IDs {
+			plain := address.NewCipher(id.Key).Decrypt(addr)
+			if c.plan.Base.Contains(plain) && address.Split(plain).Tenant == id.ID {
+				return plain
+			}
+		}
+	}
+	return netip.Addr{}
+}

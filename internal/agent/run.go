@@ -1,0 +1,258 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
+	"pilaster.io/pilaster/internal/durable"
+	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/join"
+	"pilaster.io/pilaster/internal/local"
+	"pilaster.io/pilaster/internal/network/netpila"
+	"pilaster.io/pilaster/internal/observe"
+)
+
+// Options are those of the daemon.
+type Options struct {
+	OrchestratorURL  string
+	Token            string // text of the join token; may be empty once joined
+	NodeName         string
+	NodePrefix       netip.Prefix // brought by the operator; may be zero
+	Uplink           string
+	RunDir, StateDir string
+	MaxEndpoints     int
+	MetricsListen    string // "host:port"; empty means the unix socket only
+	Version          string
+	// OpenDriver takes hold of the packet path once the node's prefix is known. Closing it must
+	// leave the packet path in place.
+	OpenDriver func(Membership) (DriverCloser, error)
+	Log        *slog.Logger
+}
+
+// DriverCloser is a Driver that holds something open.
+type DriverCloser interface {
+	Driver
+	io.Closer
+}
+
+// Run is the agent daemon until ctx ends. What it leaves behind carries packets without it.
+func Run(ctx context.Context, o Options) (err error) {
+	d, err := newDaemon(o)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, d.close()) }()
+
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	g, ctx := errgroup.WithContext(ctx)
+	if err := d.serve(ctx, g); err != nil {
+		cancel()
+		return errors.Join(err, g.Wait())
+	}
+	g.Go(func() error { return d.keepCertificate(ctx) })
+	g.Go(func() error {
+		if err := d.start(ctx, g); err != nil && ctx.Err() == nil {
+			return err
+		}
+		return nil
+	})
+	<-ctx.Done()
+	observe.Notify(observe.Stopping)
+	return g.Wait()
+}
+
+// daemon is what Run wires together.
+type daemon struct {
+	Options
+	lock    *os.File
+	node    *Node
+	tenants *Tenants
+	store   *endpoint.Store
+	link    *Link
+	service *Service
+	joined  chan *join.Client
+	driver  DriverCloser
+}
+
+func newDaemon(o Options) (*daemon, error) {
+	if err := os.MkdirAll(o.StateDir, 0o700); err != nil {
+		return nil, err
+	}
+	d := &daemon{Options: o, joined: make(chan *join.Client, 1)}
+	var err error
+	if d.lock, err = durable.Lock(o.StateDir); err != nil {
+		return nil, err
+	}
+	if err := d.load(); err != nil {
+		d.lock.Close()
+		return nil, err
+	}
+	d.link = NewLink(LinkConfig{
+		URL: o.OrchestratorURL, Version: o.Version, Node: d.node, Tenants: d.tenants, WantedPrefix: o.NodePrefix,
+		UplinkAddresses: func() ([]netip.Addr, error) { return d.uplinkAddresses() },
+		Dial:            d.dial, Log: o.Log,
+	})
+	d.service = NewService(ServiceConfig{Node: d.node, Link: d.link, URL: o.OrchestratorURL, Uplink: o.Uplink, Version: o.Version})
+	return d, nil
+}
+
+func (d *daemon) load() (err error) {
+	if d.node, err = OpenNode(d.StateDir, d.NodeName); err != nil {
+		return err
+	}
+	if m, ok := d.node.Membership(); ok && d.NodePrefix.IsValid() && d.NodePrefix != m.Prefix {
+		return fmt.Errorf("--node-prefix %v is not %v, which this node holds\n  nothing was changed; leave the flag out, or delete the node and use an empty --state-dir", d.NodePrefix, m.Prefix)
+	}
+	if d.tenants, err = OpenTenants(d.StateDir); err != nil {
+		return err
+	}
+	d.store, err = endpoint.OpenStore(endpoint.StoreConfig{Dir: d.StateDir})
+	return err
+}
+
+func (d *daemon) close() error {
+	var errs []error
+	if d.driver != nil {
+		errs = append(errs, d.driver.Close())
+	}
+	return errors.Join(append(errs, d.store.Close(), d.lock.Close())...)
+}
+
+// dial joins where needed.
+func (d *daemon) dial(ctx context.Context) (pilasterv1connect.NodeServiceClient, error) {
+	c, err := join.Dial(ctx, join.Config{
+		URL: d.OrchestratorURL, Token: d.Token, StateDir: d.StateDir, NodeName: d.node.Name(), NodeUUID: d.node.UUID(), Log: d.Log,
+	})
+	if err != nil {
+		return nil, err
+	}
+	d.joined <- c // dialled once
+	return c, nil
+}
+
+func (d *daemon) keepCertificate(ctx context.Context) error {
+	select {
+	case c := <-d.joined:
+		defer c.Close()
+		if err := c.KeepCertificate(ctx); err != nil && ctx.Err() == nil {
+			return err
+		}
+	case <-ctx.Done():
+	}
+	return nil
+}
+
+// agentSocket is its name in the run directory.
+const agentSocket = "agent.sock"
+
+// serve answers on the agent's socket, at first only with what it waits for.
+func (d *daemon) serve(ctx context.Context, g *errgroup.Group) error {
+	mux := http.NewServeMux()
+	mux.Handle(pilasterv1connect.NewAgentServiceHandler(d.service))
+	observer := d.service.ObserveHandler()
+	mux.Handle("/", observer)
+	socket, err := local.Listen(filepath.Join(d.RunDir, agentSocket))
+	if err != nil {
+		return err
+	}
+	server := local.Server(mux)
+	server.ConnContext = withPeer
+	serve(ctx, g, server, socket)
+	if d.MetricsListen == "" {
+		return nil
+	}
+	l, err := net.Listen("tcp", d.MetricsListen)
+	if err != nil {
+		return fmt.Errorf("--metrics-listen: %w", err)
+	}
+	serve(ctx, g, &http.Server{Handler: observer, ReadHeaderTimeout: 5 * time.Second}, l)
+	return nil
+}
+
+// serve runs a server in the group. When ctx ends, calls under way end too: an ADD is undone,
+// anything else can be repeated.
+func serve(ctx context.Context, g *errgroup.Group, s *http.Server, l net.Listener) {
+	s.BaseContext = func(net.Listener) context.Context { return ctx }
+	g.Go(func() error {
+		if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+			return err
+		}
+		return nil
+	})
+	g.Go(func() error {
+		<-ctx.Done()
+		grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+		defer cancel()
+		if s.Shutdown(grace) != nil {
+			return s.Close()
+		}
+		return nil
+	})
+}
+
+// start brings the core up, at once where the node knows its prefix, else when the orchestrator
+// has told it, and keeps it supplied.
+func (d *daemon) start(ctx context.Context, g *errgroup.Group) error {
+	if _, ok := d.node.Membership(); !ok {
+		if err := d.link.Register(ctx); err != nil {
+			return err
+		}
+	}
+	m, _ := d.node.Membership()
+	overlap := &overlapWatch{private: m.Plan.Private}
+	if err := overlap.check(); err != nil {
+		return err
+	}
+	network, err := netpila.New(m.Plan, m.Prefix, d.store)
+	if err != nil {
+		return err
+	}
+	driver, err := d.OpenDriver(m)
+	if err != nil {
+		return err // beside which stands a driver that must not be closed
+	}
+	d.driver = driver
+	core, err := New(Config{
+		Store: d.store, Tenants: d.tenants, Network: network, Driver: d.driver, Resolver: d.link,
+		Plan: m.Plan, MaxEndpoints: d.MaxEndpoints, Log: d.Log,
+	})
+	if err != nil {
+		return err
+	}
+	if err := core.Start(ctx); err != nil {
+		return err
+	}
+	d.service.Serve(core, overlap.problem)
+	d.Log.Info("agent is ready", "node", d.node.Name(), "prefix", m.Prefix, "endpoints", len(core.Endpoints()))
+	if err := observe.Notify(observe.Ready); err != nil {
+		d.Log.Warn("the supervisor was not told", "error", err)
+	}
+	d.supply(ctx, g, core, overlap)
+	return nil
+}
+
+// supply starts what goes on beside the core.
+func (d *daemon) supply(ctx context.Context, g *errgroup.Group, core *Core, overlap *overlapWatch) {
+	g.Go(func() error { d.link.Run(ctx, core); return nil })
+	g.Go(func() error { return d.service.events.run(ctx, d.driver, d.Log) })
+	g.Go(func() error {
+		tick := time.NewTicker(sampleEvery)
+		defer tick.Stop()
+		d.service.drops.run(ctx, d.driver, tick.C, d.Log)
+		return nil
+	})
+	g.Go(func() error { return overlap.run(ctx, d.Log) })
+}

@@ -1,0 +1,207 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/local"
+)
+
+// closing is a fakeDriver that remembers being let go of.
+type closing struct {
+	*fakeDriver
+	closed bool
+}
+
+func (c *closing) Close() error { c.closed = true; return nil }
+
+// daemonOptions are those of a node that has registered before, and whose orchestrator is away.
+func daemonOptions(t *testing.T, d *closing) Options {
+	t.Helper()
+	o := Options{
+		OrchestratorURL: "https://[::1]:1", NodeName: "n1", Uplink: "lo", RunDir: t.TempDir(), StateDir: t.TempDir(),
+		Log:        slog.New(slog.DiscardHandler),
+		OpenDriver: func(Membership) (DriverCloser, error) { return d, nil },
+	}
+	node, err := OpenNode(o.StateDir, "n1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	plan := address.Plan{Base: address.DefaultPlan().Base, Private: netip.MustParsePrefix("5f00::/8")}
+	if err := node.Join(Membership{"cluster", nodePrefix, plan}); err != nil {
+		t.Fatal(err)
+	}
+	return o
+}
+
+// supervisor is what systemd is to a daemon: it hears READY=1.
+func supervisor(t *testing.T) *net.UnixConn {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "notify")
+	c, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	t.Setenv("NOTIFY_SOCKET", path)
+	return c
+}
+
+func hear(t *testing.T, c *net.UnixConn) string {
+	t.Helper()
+	c.SetReadDeadline(time.Now().Add(20 * time.Second))
+	b := make([]byte, 64)
+	n, err := c.Read(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b[:n])
+}
+
+func TestDaemonWithTheOrchestratorAway(t *testing.T) {
+	driver := &closing{fakeDriver: newFakeDriver()}
+	o := daemonOptions(t, driver)
+	// A tenant that lives here, as an earlier process left it.
+	earlier := newBed(t)
+	earlier.add("c1")
+	if err := os.CopyFS(o.StateDir, os.DirFS(earlier.dir)); err != nil {
+		t.Fatal(err)
+	}
+	driver.devices[1] = earlier.Endpoints()[0]
+
+	systemd := supervisor(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- Run(ctx, o) }()
+	if said := hear(t, systemd); said != "READY=1" {
+		t.Fatalf("said %q", said)
+	}
+	if len(driver.ids("blue")) != 1 {
+		t.Error("the tenant was not made known again")
+	}
+
+	if err := Run(ctx, o); err == nil || !strings.Contains(err.Error(), "in use by another process") {
+		t.Errorf("a second agent on the same state: %v", err)
+	}
+
+	client := pilasterv1connect.NewAgentServiceClient(local.Client(filepath.Join(o.RunDir, "agent.sock")), local.URL, connect.WithGRPC())
+	add := func(labels map[string]string) error {
+		_, err := client.AddEndpoint(ctx, connect.NewRequest(&pilasterv1.AddEndpointRequest{
+			ContainerId: "c2", Interface: "eth0", Netns: makeNetns(t), Tenant: "blue", Labels: labels,
+		}))
+		return err
+	}
+	if err := add(map[string]string{"app": "other"}); connect.CodeOf(err) != connect.CodeUnavailable || !strings.Contains(err.Error(), "app=other") {
+		t.Errorf("unknown labels: %v", err)
+	}
+	if err := add(map[string]string{"app": "web"}); err != nil {
+		t.Errorf("known labels: %v", err)
+	}
+	// A watcher does not keep the agent from stopping.
+	stream, err := client.Monitor(t.Context(), connect.NewRequest(&pilasterv1.MonitorRequest{}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stream.Close()
+	cancel()
+	if said := hear(t, systemd); said != "STOPPING=1" {
+		t.Errorf("said %q", said)
+	}
+	for stream.Receive() {
+	}
+	if connect.CodeOf(stream.Err()) != connect.CodeUnavailable {
+		t.Errorf("the watcher was told %v", stream.Err())
+	}
+	if err := <-ended; err != nil {
+		t.Errorf("ended with %v", err)
+	}
+	if !driver.closed || len(driver.active) != 2 {
+		t.Errorf("closed %v, active %v: a stop must leave the packet path as it is", driver.closed, driver.active)
+	}
+	if _, err := os.Stat(filepath.Join(o.RunDir, "agent.sock")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the socket is still there: %v", err)
+	}
+}
+
+func TestDaemonRefusesAnotherPrefixOrName(t *testing.T) {
+	o := daemonOptions(t, nil)
+	other := o
+	other.NodePrefix = netip.MustParsePrefix("fd70:696c:6100:2::/64")
+	if err := Run(t.Context(), other); err == nil || !strings.Contains(err.Error(), "--node-prefix") {
+		t.Errorf("another prefix: %v", err)
+	}
+	other = o
+	other.NodeName = "n2"
+	if err := Run(t.Context(), other); err == nil || !strings.Contains(err.Error(), "belongs to node n1") {
+		t.Errorf("another name: %v", err)
+	}
+}
+
+// A name that the orchestrator refused must not stick to the node.
+func TestNodeMayBeRenamedUntilItHasRegistered(t *testing.T) {
+	dir := t.TempDir()
+	bad, err := OpenNode(dir, "Not_A_Name")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := OpenNode(dir, "n1"); err != nil {
+		t.Fatal(err)
+	}
+	good, err := OpenNode(dir, "n1")
+	if err != nil || good.Name() != "n1" || good.UUID() != bad.UUID() {
+		t.Errorf("%+v, %v; want UUID %s", good, err, bad.UUID())
+	}
+}
+
+// The first start, and nobody answers: the socket says what the node waits for.
+func TestDaemonWaitsForItsPrefix(t *testing.T) {
+	o := daemonOptions(t, nil)
+	o.StateDir = t.TempDir()
+	o.Token = "pilaster." + strings.Repeat("0", 32) + "." + strings.Repeat("0", 64)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- Run(ctx, o) }()
+	client := pilasterv1connect.NewAgentServiceClient(local.Client(filepath.Join(o.RunDir, "agent.sock")), local.URL)
+	var s *pilasterv1.StatusResponse
+	for s.GetOrchestrator().GetLastError() == "" || strings.Contains(s.Orchestrator.LastError, "not connected yet") {
+		select {
+		case err := <-ended:
+			t.Fatal(err)
+		default:
+		}
+		resp, err := client.Status(ctx, connect.NewRequest(&pilasterv1.StatusRequest{}))
+		if err == nil {
+			s = resp.Msg
+		}
+	}
+	if s.Ready || !strings.Contains(s.Problems[0], "no prefix yet") || !strings.Contains(s.Problems[0], "refused") {
+		t.Errorf("status %v", s)
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Errorf("ended with %v", err)
+	}
+}
+
+// TestRunSaysWhyThePacketPathIsRefused: a nil pointer in an interface is no driver to close.
+func TestRunSaysWhyThePacketPathIsRefused(t *testing.T) {
+	o := daemonOptions(t, nil)
+	refused := errors.New("the uplink is not ours")
+	o.OpenDriver = func(Membership) (DriverCloser, error) { return (*closing)(nil), refused }
+	if err := Run(t.Context(), o); !errors.Is(err, refused) {
+		t.Errorf("the agent ended with %v", err)
+	}
+}

@@ -1,0 +1,245 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"sync/atomic"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/endpoint"
+)
+
+// Service is AgentService in front of a Core. Until the core is there it answers that it waits,
+// and for what.
+type Service struct {
+	config ServiceConfig
+	core   atomic.Pointer[running]
+	events eventHub
+	drops  dropWindow
+}
+
+// ServiceConfig is what a Service tells besides what the core knows.
+type ServiceConfig struct {
+	Node    *Node
+	Link    *Link
+	URL     string // of the orchestrator
+	Uplink  string
+	Version string
+}
+
+// running is what exists once the node has its prefix.
+type running struct {
+	*Core
+	blocked func() error // why no ADD may be taken now, or nil
+}
+
+func NewService(c ServiceConfig) *Service { return &Service{config: c} }
+
+// Serve lets calls through to the core. blocked tells what forbids new endpoints; nil means
+// nothing ever does.
+func (s *Service) Serve(core *Core, blocked func() error) {
+	if blocked == nil {
+		blocked = func() error { return nil }
+	}
+	s.core.Store(&running{core, blocked})
+}
+
+func (s *Service) ready() (*running, error) {
+	if r := s.core.Load(); r != nil {
+		return r, nil
+	}
+	return nil, connect.NewError(connect.CodeUnavailable, fmt.Errorf("%s", s.waiting()))
+}
+
+func (s *Service) waiting() string {
+	if _, ok := s.config.Node.Membership(); ok {
+		return "the agent is starting; try again in a moment"
+	}
+	return fmt.Sprintf("this node has no prefix yet: the orchestrator at %s has not answered (%s)\n  start it, or correct --orchestrator", s.config.URL, s.config.Link.Status().LastError)
+}
+
+// fdPath is how the namespace is opened again while the file is open.
+func fdPath(f *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", f.Fd()) }
+
+func (s *Service) AddEndpoint(ctx context.Context, req *connect.Request[pilasterv1.AddEndpointRequest]) (*connect.Response[pilasterv1.AddEndpointResponse], error) {
+	core, err := s.ready()
+	if err != nil {
+		return nil, err
+	}
+	if err := core.blocked(); err != nil {
+		return nil, connect.NewError(connect.CodeUnavailable, err)
+	}
+	netns, err := openNetns(ctx, req.Msg.Netns)
+	if err != nil {
+		return nil, toConnect(err)
+	}
+	defer netns.Close()
+	r, err := core.Add(ctx, AddRequest{
+		ContainerID: req.Msg.ContainerId, Interface: req.Msg.Interface,
+		Netns: req.Msg.Netns, OpenNetns: fdPath(netns),
+		Tenant: req.Msg.Tenant, Labels: req.Msg.Labels, Pod: req.Msg.Pod, CNINetwork: req.Msg.CniNetwork,
+	})
+	if err != nil {
+		return nil, toConnect(err)
+	}
+	return connect.NewResponse(&pilasterv1.AddEndpointResponse{Endpoint: endpointToProto(r)}), nil
+}
+
+func (s *Service) DeleteEndpoint(ctx context.Context, req *connect.Request[pilasterv1.DeleteEndpointRequest]) (*connect.Response[pilasterv1.DeleteEndpointResponse], error) {
+	core, err := s.ready()
+	if err != nil {
+		return nil, err
+	}
+	if err := core.Delete(ctx, req.Msg.ContainerId, req.Msg.Interface); err != nil {
+		return nil, toConnect(err)
+	}
+	return connect.NewResponse(&pilasterv1.DeleteEndpointResponse{}), nil
+}
+
+func (s *Service) CheckEndpoint(ctx context.Context, req *connect.Request[pilasterv1.CheckEndpointRequest]) (*connect.Response[pilasterv1.CheckEndpointResponse], error) {
+	core, err := s.ready()
+	if err != nil {
+		return nil, err
+	}
+	q := CheckRequest{ContainerID: req.Msg.ContainerId, Interface: req.Msg.Interface, Netns: req.Msg.Netns}
+	for _, a := range req.Msg.Addresses {
+		p, err := netip.ParsePrefix(a)
+		if err != nil {
+			return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("address %q is not of the form fc00::1/128", a))
+		}
+		q.Addresses = append(q.Addresses, p)
+	}
+	netns, err := openNetns(ctx, req.Msg.Netns)
+	if err != nil {
+		return nil, toConnect(refuse(ErrCheck, "%v", err))
+	}
+	defer netns.Close()
+	q.OpenNetns = fdPath(netns)
+	if err := core.Check(ctx, q); err != nil {
+		return nil, toConnect(err)
+	}
+	return connect.NewResponse(&pilasterv1.CheckEndpointResponse{}), nil
+}
+
+func (s *Service) CollectGarbage(ctx context.Context, req *connect.Request[pilasterv1.CollectGarbageRequest]) (*connect.Response[pilasterv1.CollectGarbageResponse], error) {
+	core, err := s.ready()
+	if err != nil {
+		return nil, err
+	}
+	if req.Msg.CniNetwork == "" {
+		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("no CNI network is named; nothing was removed"))
+	}
+	valid := make(map[string]bool, len(req.Msg.Valid))
+	for _, v := range req.Msg.Valid {
+		valid[key(v.ContainerId, v.Interface)] = true
+	}
+	removed, err := core.CollectGarbage(ctx, req.Msg.CniNetwork, func(containerID, iface string) bool { return valid[key(containerID, iface)] })
+	if err != nil {
+		return nil, toConnect(err)
+	}
+	return connect.NewResponse(&pilasterv1.CollectGarbageResponse{Removed: endpointsToProto(removed)}), nil
+}
+
+func (s *Service) ListEndpoints(context.Context, *connect.Request[pilasterv1.ListEndpointsRequest]) (*connect.Response[pilasterv1.ListEndpointsResponse], error) {
+	core, err := s.ready()
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&pilasterv1.ListEndpointsResponse{Endpoints: endpointsToProto(core.Endpoints())}), nil
+}
+
+func (s *Service) GetEndpoint(_ context.Context, req *connect.Request[pilasterv1.GetEndpointRequest]) (*connect.Response[pilasterv1.GetEndpointResponse], error) {
+	core, err := s.ready()
+	if err != nil {
+		return nil, err
+	}
+	r, err := core.Find(req.Msg.Key)
+	if err != nil {
+		return nil, toConnect(err)
+	}
+	return connect.NewResponse(&pilasterv1.GetEndpointResponse{Endpoint: endpointToProto(r)}), nil
+}
+
+func (s *Service) Explain(_ context.Context, req *connect.Request[pilasterv1.ExplainRequest]) (*connect.Response[pilasterv1.ExplainResponse], error) {
+	core, err := s.ready()
+	if err != nil {
+		return nil, err
+	}
+	addr, err := address.Parse(req.Msg.Address)
+	if err != nil {
+		return nil, connect.NewError(connect.CodeInvalidArgument, err)
+	}
+	e := core.Explain(addr)
+	resp := &pilasterv1.ExplainResponse{Tenant: e.Tenant}
+	if e.Plaintext.IsValid() {
+		resp.Plaintext = e.Plaintext.String()
+	}
+	if e.App != nil {
+		resp.App = appToProto(e.Tenant, *e.App)
+	}
+	if e.Endpoint != nil {
+		resp.Endpoint = endpointToProto(*e.Endpoint)
+	}
+	return connect.NewResponse(resp), nil
+}
+
+func (s *Service) Monitor(ctx context.Context, req *connect.Request[pilasterv1.MonitorRequest], stream *connect.ServerStream[pilasterv1.MonitorResponse]) error {
+	core, err := s.ready()
+	if err != nil {
+		return err
+	}
+	events, stop := s.events.watch()
+	defer stop()
+	// The headers say that from now on nothing is missed.
+	if err := stream.Send(nil); err != nil {
+		return err
+	}
+	for {
+		select {
+		case e := <-events:
+			if len(req.Msg.Types) > 0 && !slices.Contains(req.Msg.Types, e.Type) {
+				continue
+			}
+			if err := stream.Send(eventToProto(e, core.nameOf(e.Endpoint))); err != nil {
+				return err
+			}
+		case <-ctx.Done():
+			return connect.NewError(connect.CodeUnavailable, errors.New("the agent is stopping")) // or nobody listens any more
+		}
+	}
+}
+
+// nameOf is what people call an endpoint: its pod, or else its container.
+func (c *Core) nameOf(id endpoint.ID) string {
+	r, ok := c.store.Get(id)
+	switch {
+	case !ok:
+		return ""
+	case r.Pod != "":
+		return r.Pod
+	}
+	return r.ContainerID
+}
+
+func eventToProto(e Event, name string) *pilasterv1.MonitorResponse {
+	m := &pilasterv1.MonitorResponse{
+		Time: timestamppb.New(e.Time), Type: e.Type, Reason: e.Reason, Count: e.Count, Hook: e.Hook,
+		Protocol: uint32(e.Protocol), SourcePort: uint32(e.SourcePort), DestinationPort: uint32(e.DestinationPort),
+		Length: uint32(e.Length), EndpointId: uint32(e.Endpoint), Endpoint: name, Ifindex: uint32(e.Ifindex), LostEvents: e.Lost,
+	}
+	if e.Source.IsValid() {
+		m.Source = e.Source.String()
+	}
+	if e.Destination.IsValid() {
+		m.Destination = e.Destination.String()
+	}
+	return m
+}

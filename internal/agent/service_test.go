@@ -1,0 +1,312 @@
+package agent
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/netip"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"connectrpc.com/connect"
+	"github.com/containernetworking/cni/pkg/skel"
+	"github.com/containernetworking/cni/pkg/types"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
+	"pilaster.io/pilaster/internal/cni"
+	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/local"
+)
+
+// serviceBed is a Service on its socket, with a real namespace for a container.
+type serviceBed struct {
+	*bed
+	service *Service
+	socket  string
+	netns   string
+	client  pilasterv1connect.AgentServiceClient
+}
+
+func newServiceBed(t *testing.T) *serviceBed {
+	t.Helper()
+	b := &serviceBed{bed: newBed(t), socket: filepath.Join(t.TempDir(), "agent.sock")}
+	b.netns = makeNetns(t)
+	node, err := OpenNode(b.dir, "n1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := node.Join(Membership{"cluster", nodePrefix, b.plan}); err != nil {
+		t.Fatal(err)
+	}
+	link := NewLink(LinkConfig{URL: "https://orchestrator", Node: node, Tenants: b.tenants, Log: slog.New(slog.DiscardHandler)})
+	b.service = NewService(ServiceConfig{Node: node, Link: link, URL: "https://orchestrator", Uplink: "eth0", Version: "v1"})
+	l, err := local.Listen(b.socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mux := http.NewServeMux()
+	mux.Handle(pilasterv1connect.NewAgentServiceHandler(b.service))
+	mux.Handle("/", b.service.ObserveHandler())
+	server := local.Server(mux)
+	server.ConnContext = withPeer
+	done := make(chan struct{})
+	go func() { defer close(done); server.Serve(l) }()
+	t.Cleanup(func() { server.Close(); <-done })
+	b.client = pilasterv1connect.NewAgentServiceClient(local.Client(b.socket), local.URL)
+	return b
+}
+
+func (b *serviceBed) args(container string, extra string) *skel.CmdArgs {
+	return &skel.CmdArgs{
+		ContainerID: container, IfName: "eth0", Netns: b.netns, Args: "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=web-0",
+		StdinData: []byte(`{"cniVersion":"1.1.0","name":"pilaster","type":"pilaster-cni","tenant":"blue","labels":{"app":"web"},"agentSocket":"` + b.socket + `"` + extra + `}`),
+	}
+}
+
+func code(err error) uint {
+	var e *types.Error
+	if errors.As(err, &e) {
+		return e.Code
+	}
+	return 0
+}
+
+// The plugin and the agent together, over the socket, with every verb.
+func TestPluginAgainstTheAgent(t *testing.T) {
+	b := newServiceBed(t)
+	var out bytes.Buffer
+	plugin := cni.Funcs(&out)
+
+	if err := plugin.Status(b.args("", "")); code(err) != 50 || !strings.Contains(err.Error(), "starting") {
+		t.Fatalf("STATUS before the core is there: %v", err)
+	}
+	if err := plugin.Add(b.args("c1", "")); code(err) != types.ErrTryAgainLater {
+		t.Fatalf("ADD before the core is there: %v", err)
+	}
+	var blocked error
+	b.service.Serve(b.Core, func() error { return blocked })
+	if err := plugin.Status(b.args("", "")); err != nil {
+		t.Fatalf("STATUS: %v", err)
+	}
+
+	var opened string
+	b.driver.during = func(call string, r endpoint.Record) {
+		if call == "CreateDevice" {
+			opened = r.Netns
+			same, err := sameFile(r.Netns, b.netns)
+			if err != nil || !same {
+				t.Errorf("%s is not the container's namespace: %v", r.Netns, err)
+			}
+		}
+	}
+	if err := plugin.Add(b.args("c1", "")); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.HasPrefix(opened, "/proc/self/fd/") {
+		t.Errorf("the driver was to open %s", opened)
+	}
+	r, err := b.Find("default/web-0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.Netns != b.netns || r.CNINetwork != "pilaster" || r.Labels["app"] != "web" || r.Pod != "default/web-0" {
+		t.Errorf("record %+v", r)
+	}
+	// The result is what the container sees, and nothing of the plaintext.
+	var result types100.Result
+	if err := json.Unmarshal(out.Bytes(), &result); err != nil {
+		t.Fatal(err)
+	}
+	a := r.Attachments[0]
+	if len(result.IPs) != 1 || result.IPs[0].Address.String() != a.Address.String()+"/128" || result.IPs[0].Gateway.String() != "fe80::1" ||
+		len(result.Routes) != 1 || result.Routes[0].Dst.String() != "fc00::/8" || result.CNIVersion != "1.1.0" {
+		t.Errorf("result %s", out.String())
+	}
+	if inside := result.Interfaces[*result.IPs[0].Interface]; inside.Name != "eth0" || inside.Sandbox != b.netns || inside.Mac != "02:70:69:6c:00:02" || inside.Mtu != 1500 {
+		t.Errorf("interface %+v", inside)
+	}
+	if strings.Contains(out.String(), a.Plaintext.String()) {
+		t.Errorf("the plaintext address is in %s", out.String())
+	}
+
+	if err := plugin.Add(b.args("c1", "")); code(err) != types.ErrInternal {
+		t.Errorf("second ADD: %v", err)
+	}
+	prev := `,"prevResult":` + out.String()
+	if err := plugin.Check(b.args("c1", prev)); err != nil {
+		t.Errorf("CHECK: %v", err)
+	}
+	if err := plugin.Check(b.args("c1", "")); code(err) != types.ErrInvalidNetworkConfig {
+		t.Errorf("CHECK without prevResult: %v", err)
+	}
+	if err := plugin.Check(b.args("c1", strings.Replace(prev, "/128", "/64", 1))); code(err) != types.ErrInternal || !strings.Contains(err.Error(), "address") {
+		t.Errorf("CHECK of another address: %v", err)
+	}
+	b.driver.fail["Check"] = errors.New("neighbour fe80::1 is missing")
+	if err := plugin.Check(b.args("c1", prev)); code(err) != types.ErrInternal || !strings.Contains(err.Error(), "neighbour fe80::1") {
+		t.Errorf("CHECK of a broken neighbour: %v", err)
+	}
+	if err := plugin.Check(b.args("c9", prev)); code(err) != types.ErrUnknownContainer {
+		t.Errorf("CHECK of nobody: %v", err)
+	}
+
+	blocked = errors.New("private prefix overlaps")
+	if err := plugin.Add(b.args("c2", "")); code(err) != types.ErrTryAgainLater {
+		t.Errorf("ADD while blocked: %v", err)
+	}
+	if err := plugin.Status(b.args("", "")); code(err) != 50 || !strings.Contains(err.Error(), "overlaps") {
+		t.Errorf("STATUS while blocked: %v", err)
+	}
+	blocked = nil
+
+	gone := b.args("c1", "")
+	gone.Netns = ""
+	if err := plugin.GC(b.args("", `,"cni.dev/valid-attachments":[{"containerID":"c1","ifname":"eth0"}]`)); err != nil || len(b.Endpoints()) != 1 {
+		t.Errorf("GC that lists all: %v, %d left", err, len(b.Endpoints()))
+	}
+	for range 2 {
+		if err := plugin.Del(gone); err != nil {
+			t.Errorf("DEL without a namespace: %v", err)
+		}
+	}
+	if err := plugin.Del(b.args("never", "")); err != nil {
+		t.Errorf("DEL of nobody: %v", err)
+	}
+	if err := plugin.Add(b.args("c3", "")); err != nil {
+		t.Fatal(err)
+	}
+	if err := plugin.GC(b.args("", `,"cni.dev/valid-attachments":[]`)); err != nil {
+		t.Errorf("GC: %v", err)
+	}
+	b.clean()
+}
+
+func TestStatusTellsAll(t *testing.T) {
+	b := newServiceBed(t)
+	status := func() *pilasterv1.StatusResponse {
+		resp, err := b.client.Status(t.Context(), connect.NewRequest(&pilasterv1.StatusRequest{}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return resp.Msg
+	}
+	if s := status(); s.Ready || len(s.Problems) != 1 || s.Node.Prefix != nodePrefix.String() || s.Datapath != nil {
+		t.Errorf("before the core is there: %v", s)
+	}
+	b.service.Serve(b.Core, nil)
+	b.add("c1")
+	b.driver.status = Status{
+		DeviceKind: "veth", Programs: "p1", Healthy: true, FirstInChain: true,
+		Entries: []Entries{{"locals", 1, 10, false}, {"flows", 3, 8, true}},
+		Drops:   []Drops{{"src-not-own", 7}, {"malformed", 0}},
+	}
+	b.service.drops.add([]Drops{{"src-not-own", 3}})
+	s := status()
+	if !s.Ready || s.Endpoints != 1 || s.EndpointCapacity != DefaultMaxEndpoints || s.Tenants != 1 || s.Uplink != "eth0" || len(s.Datapath.Entries) != 2 {
+		t.Errorf("status %v", s)
+	}
+	if d := s.Drops[0]; d.Packets != 7 || d.LastMinute != 4 {
+		t.Errorf("drops %v", s.Drops)
+	}
+	get := func(path string) (int, string) {
+		resp, err := local.Client(b.socket).Get(local.URL + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		body, _ := io.ReadAll(resp.Body)
+		return resp.StatusCode, string(body)
+	}
+	if status, body := get("/readyz"); status != 200 || body != "ok\n" {
+		t.Errorf("/readyz %d %q", status, body)
+	}
+	_, metrics := get("/metrics")
+	for _, want := range []string{"pilaster_endpoints 1\n", `pilaster_datapath_drops_total{reason="src-not-own"} 7`, `pilaster_datapath_entries{cache="true",table="flows"} 3`} {
+		if !strings.Contains(metrics, want) {
+			t.Errorf("/metrics lacks %s", want)
+		}
+	}
+	b.driver.status.Problems, b.driver.status.FirstInChain = []string{"another program stands before ours"}, false
+	if s := status(); !s.Ready || s.Datapath.FirstInChain || len(s.Problems) != 1 {
+		t.Errorf("behind another program: %v", s)
+	}
+	b.driver.status.Problems, b.driver.status.Healthy = []string{"the uplink has no program"}, false
+	if s := status(); s.Ready || s.Problems[0] != "the uplink has no program" {
+		t.Errorf("with a problem: %v", s)
+	}
+	if status, body := get("/readyz"); status != 503 || !strings.Contains(body, "no program") {
+		t.Errorf("/readyz with a problem: %d %q", status, body)
+	}
+	if status, _ := get("/healthz"); status != 200 {
+		t.Errorf("/healthz with a problem: %d", status)
+	}
+}
+
+func TestExplain(t *testing.T) {
+	b := newServiceBed(t)
+	b.service.Serve(b.Core, nil)
+	r := b.add("c1")
+	ask := func(addr string) *pilasterv1.ExplainResponse {
+		resp, err := b.client.Explain(t.Context(), connect.NewRequest(&pilasterv1.ExplainRequest{Address: addr}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return resp.Msg
+	}
+	a := r.Attachments[0]
+	for _, addr := range []netip.Addr{a.Address, a.Plaintext} {
+		e := ask(addr.String())
+		if e.Plaintext != a.Plaintext.String() || e.Tenant != "blue" || e.App.GetLabels()["app"] != "web" || e.Endpoint.GetId() != uint32(r.ID) {
+			t.Errorf("%v: %v", addr, e)
+		}
+	}
+	if e := ask("fc00::1"); e.Plaintext != "" || e.Tenant != "" || e.Endpoint != nil {
+		t.Errorf("a ciphertext of nobody: %v", e)
+	}
+	if e := ask("fd70:696c:6100:9:0:500:100:1"); e.Plaintext == "" || e.Tenant != "" || e.App != nil || e.Endpoint != nil {
+		t.Errorf("a plaintext of a tenant that is not here: %v", e)
+	}
+	if _, err := b.client.Explain(t.Context(), connect.NewRequest(&pilasterv1.ExplainRequest{Address: "1.2.3.4"})); connect.CodeOf(err) != connect.CodeInvalidArgument {
+		t.Errorf("an IPv4 address: %v", err)
+	}
+}
+
+func TestGetEndpoint(t *testing.T) {
+	b := newServiceBed(t)
+	b.service.Serve(b.Core, nil)
+	r := b.add("c1")
+	two := b.request("c1")
+	two.Interface = "eth1"
+	if _, err := b.Add(t.Context(), two); err != nil {
+		t.Fatal(err)
+	}
+	for key, want := range map[string]connect.Code{
+		"1": 0, r.Attachments[0].Address.String(): 0, r.Attachments[0].Plaintext.String(): 0,
+		"c1": connect.CodeInvalidArgument, "default/c1": connect.CodeInvalidArgument, "": connect.CodeNotFound, "c9": connect.CodeNotFound,
+	} {
+		resp, err := b.client.GetEndpoint(t.Context(), connect.NewRequest(&pilasterv1.GetEndpointRequest{Key: key}))
+		if want == 0 && (err != nil || resp.Msg.Endpoint.Id != 1) || want != 0 && connect.CodeOf(err) != want {
+			t.Errorf("%q: %v, %v", key, resp, err)
+		}
+	}
+}
+
+func TestKinds(t *testing.T) {
+	seen := map[connect.Code]bool{}
+	for _, kind := range []error{ErrInvalid, ErrNotFound, ErrExists, ErrExhausted, ErrUnavailable, ErrCheck} {
+		err := toConnect(refuse(kind, "because"))
+		if seen[connect.CodeOf(err)] || connect.CodeOf(err) == connect.CodeInternal || !strings.HasSuffix(err.Error(), "because") {
+			t.Errorf("%v became %v", kind, err)
+		}
+		seen[connect.CodeOf(err)] = true
+	}
+	if connect.CodeOf(toConnect(errFake)) != connect.CodeInternal || toConnect(nil) != nil {
+		t.Error("an error of no kind is internal, and none stays none")
+	}
+}

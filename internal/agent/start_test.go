@@ -1,0 +1,173 @@
+package agent
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"pilaster.io/pilaster/internal/durable"
+	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+// A device that cannot be removed keeps its record and address until it can.
+func TestFailedRemovalIsTakenUpAgain(t *testing.T) {
+	again := map[string]func(b *bed) error{
+		"by DEL":     func(b *bed) error { return b.Delete(b.t.Context(), "c1", "eth0") },
+		"by restart": func(b *bed) error { return b.tryReopen() },
+		"by GC": func(b *bed) error {
+			_, err := b.CollectGarbage(b.t.Context(), "pilaster", func(string, string) bool { return false })
+			return err
+		},
+	}
+	for name, retry := range again {
+		t.Run(name, func(t *testing.T) {
+			b := newBed(t)
+			r := b.add("c1")
+			b.driver.fail["Remove"] = errFake
+			if err := b.Delete(t.Context(), "c1", "eth0"); !errors.Is(err, errFake) {
+				t.Fatalf("DEL: %v", err)
+			}
+			if got, ok := b.store.Get(r.ID); !ok || got.State != endpoint.Deleting {
+				t.Fatalf("record is %+v, %v; want deleting", got, ok)
+			}
+			delete(b.driver.fail, "Remove")
+			if err := retry(b); err != nil {
+				t.Fatal(err)
+			}
+			b.clean()
+		})
+	}
+	t.Run("by ADD", func(t *testing.T) {
+		b := newBed(t)
+		old := b.add("c1")
+		b.driver.fail["Remove"] = errFake
+		if err := b.Delete(t.Context(), "c1", "eth0"); err == nil {
+			t.Fatal("DEL succeeded")
+		}
+		if _, err := b.Add(t.Context(), b.request("c1")); !errors.Is(err, errFake) {
+			t.Fatalf("ADD over it: %v", err)
+		}
+		delete(b.driver.fail, "Remove")
+		if r := b.add("c1"); r.Attachments[0].Plaintext == old.Attachments[0].Plaintext {
+			t.Error("the address was given again at once")
+		}
+	})
+}
+
+// Crash between steps: a new process knows the disk and finds the kernel as the old one left it.
+func TestCrashAtEachStep(t *testing.T) {
+	for _, at := range []string{"PutTenant", "CreateDevice", "Activate", "Remove", "DeleteTenant"} {
+		t.Run(at, func(t *testing.T) {
+			b := newBed(t)
+			// The image of the disk at the moment of the crash; the old process goes on with
+			// the original, which is thrown away.
+			image := t.TempDir()
+			taken := false
+			b.driver.during = func(call string, _ endpoint.Record) {
+				if call == at && !taken {
+					taken = true
+					if err := os.CopyFS(image, os.DirFS(b.dir)); err != nil {
+						t.Error(err)
+					}
+				}
+			}
+			r := b.add("c1")
+			if at == "Remove" || at == "DeleteTenant" {
+				if err := b.Delete(t.Context(), "c1", "eth0"); err != nil {
+					t.Fatal(err)
+				}
+			}
+			b.driver.during, b.dir = nil, image
+			// The kernel may hold everything that was ever written.
+			b.driver.devices[r.ID], b.driver.active[r.ID] = r, r
+			b.driver.tenants["blue"] = b.orchestrator.tenants["blue"]
+			b.reopen()
+			b.clean()
+			// Before the address was drawn there is nothing that could be given again.
+			if again := b.add("c1"); again.Attachments[0].Plaintext == r.Attachments[0].Plaintext && at != "PutTenant" {
+				t.Errorf("address %v was given again after the crash", r.Attachments[0].Plaintext)
+			}
+		})
+	}
+}
+
+func TestRestartBringsActiveEndpointsBack(t *testing.T) {
+	b := newBed(t)
+	r1, r2 := b.add("c1"), b.add("c2")
+	b.driver.devices[77] = endpoint.Record{ID: 77} // nobody's
+	b.driver.active, b.driver.tenants, b.driver.calls = map[endpoint.ID]endpoint.Record{}, map[string]tenant.Tenant{}, nil
+	b.reopen()
+	if want := []string{"PutTenant", "Sweep", "Activate", "Activate"}; !slices.Equal(b.driver.calls, want) {
+		t.Errorf("calls %v, want %v", b.driver.calls, want)
+	}
+	if len(b.driver.active) != 2 || b.driver.active[r1.ID].Attachments[0].Address != r1.Attachments[0].Address {
+		t.Errorf("active %v", b.driver.active)
+	}
+	if _, left := b.driver.devices[77]; left {
+		t.Error("a device of nobody was kept")
+	}
+	if _, err := b.Add(t.Context(), b.request("c2")); !errors.Is(err, ErrExists) {
+		t.Errorf("ADD of %v after the restart: %v", r2.ID, err)
+	}
+	if r := b.add("c3"); r.ID == r1.ID || r.ID == r2.ID {
+		t.Errorf("id %d is in use", r.ID)
+	}
+}
+
+func TestOneLostDeviceDoesNotKeepTheOthersAway(t *testing.T) {
+	b := newBed(t)
+	b.add("c1")
+	b.driver.fail["Activate"] = errFake
+	b.reopen()
+	if r, _ := b.store.Find("c1", "eth0"); r.State != endpoint.Lost || !strings.Contains(b.lost(), "c1") {
+		t.Errorf("the endpoint is %s; said is %q", r.State, b.lost())
+	}
+	delete(b.driver.fail, "Activate")
+	b.add("c2")
+	b.reopen()
+	if r, _ := b.store.Find("c1", "eth0"); r.State != endpoint.Active || b.lost() != "" {
+		t.Errorf("the endpoint is %s after its device came back; said is %q", r.State, b.lost())
+	}
+	b.driver.fail["Activate"] = errFake
+	b.reopen()
+	if err := b.Delete(t.Context(), "c1", "eth0"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestMissingKeysAreNamed(t *testing.T) {
+	b := newBed(t)
+	b.add("c1")
+	path := filepath.Join(b.dir, "tenants", "blue.json")
+	whole, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, spoil := range map[string]func() error{
+		"gone":    func() error { return os.Remove(path) },
+		"cut off": func() error { return os.WriteFile(path, whole[:20], 0o600) },
+		"other key": func() error {
+			return os.WriteFile(path, []byte(strings.Replace(string(whole), `"01`, `"x1`, 1)), 0o600)
+		},
+		"other id": func() error {
+			return os.WriteFile(path, []byte(strings.Replace(string(whole), `"id": 1`, `"id": 5`, 1)), 0o600)
+		},
+	} {
+		if err := spoil(); err != nil {
+			t.Fatal(err)
+		}
+		before := len(b.driver.calls)
+		err := b.tryReopen()
+		var corrupt *durable.CorruptError
+		if !errors.As(err, &corrupt) || corrupt.Path != path {
+			t.Errorf("%s: %v does not name %s", name, err, path)
+		}
+		if len(b.driver.calls) != before {
+			t.Errorf("%s: the kernel was touched: %v", name, b.driver.calls[before:])
+		}
+	}
+}

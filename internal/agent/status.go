@@ -1,0 +1,67 @@
+package agent
+
+import (
+	"context"
+	"os"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+)
+
+func (s *Service) Status(context.Context, *connect.Request[pilasterv1.StatusRequest]) (*connect.Response[pilasterv1.StatusResponse], error) {
+	return connect.NewResponse(s.status()), nil
+}
+
+func (s *Service) status() *pilasterv1.StatusResponse {
+	link := s.config.Link.Status()
+	r := &pilasterv1.StatusResponse{
+		Node:   &pilasterv1.Node{Name: s.config.Node.Name(), Uuid: s.config.Node.UUID(), Version: s.config.Version, Connected: link.Connected},
+		Uplink: s.config.Uplink, Version: s.config.Version, Pid: uint32(os.Getpid()),
+		Orchestrator: &pilasterv1.OrchestratorLink{
+			Url: s.config.URL, Connected: link.Connected, Revision: link.Revision,
+			Since: timestamppb.New(link.Since), LastError: link.LastError,
+		},
+	}
+	if m, ok := s.config.Node.Membership(); ok {
+		r.Node.Prefix = m.Prefix.String()
+		r.Plan = &pilasterv1.Plan{BasePrefix: m.Plan.Base.String(), PrivatePrefix: m.Plan.Private.String()}
+	}
+	core := s.core.Load()
+	if core == nil {
+		r.Problems = append(r.Problems, s.waiting())
+		return r
+	}
+	r.Endpoints, r.EndpointCapacity = uint32(len(core.Endpoints())), uint32(core.Capacity())
+	r.Tenants = uint32(len(core.tenants.Names()))
+	blocked := core.blocked()
+	if blocked != nil {
+		r.Problems = append(r.Problems, blocked.Error())
+	}
+	s.addDatapath(r, core.driver)
+	if lost := core.lost(); lost != "" {
+		r.Problems = append(r.Problems, lost)
+	}
+	// Other problems, such as a place behind other programs, are shown and keep nobody waiting.
+	r.Ready = blocked == nil && r.Datapath.GetHealthy()
+	return r
+}
+
+func (s *Service) addDatapath(r *pilasterv1.StatusResponse, d Driver) {
+	status, err := d.Status()
+	if err != nil {
+		r.Problems = append(r.Problems, "the packet path cannot be read: "+err.Error())
+		return
+	}
+	r.Problems = append(r.Problems, status.Problems...)
+	r.Datapath = &pilasterv1.DatapathStatus{
+		DeviceKind: status.DeviceKind, Programs: status.Programs, Healthy: status.Healthy, FirstInChain: status.FirstInChain,
+	}
+	for _, e := range status.Entries {
+		r.Datapath.Entries = append(r.Datapath.Entries, &pilasterv1.Entries{Table: e.Table, Used: uint32(e.Used), Capacity: uint32(e.Capacity), Cache: e.Cache})
+	}
+	for _, drop := range status.Drops {
+		r.Drops = append(r.Drops, &pilasterv1.DropCount{Reason: drop.Reason, Packets: drop.Packets, LastMinute: s.drops.since(drop)})
+	}
+}

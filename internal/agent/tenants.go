@@ -1,0 +1,335 @@
+package agent
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/durable"
+	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+// Tenants is what this node knows of the tenants that live here, keys included, kept on disk so
+// that endpoints are added with the orchestrator away. Its methods are for the Core, which
+// holds the tenant's lock around what belongs together.
+type Tenants struct {
+	dir     string
+	changed chan struct{}
+
+	mu sync.Mutex
+	m  map[string]*hosted
+}
+
+// Known is a tenant with those of its apps a node has heard of.
+type Known struct {
+	Tenant tenant.Tenant
+	Apps   []App
+	Whole  bool // and there were no others when it heard
+}
+
+// App is the app of one set of identity labels.
+type App struct {
+	ID     address.AppID     `json:"id"`
+	Labels map[string]string `json:"labels"`
+}
+
+func (k Known) app(identity map[string]string) (address.AppID, bool) {
+	for _, a := range k.Apps {
+		if maps.Equal(a.Labels, identity) {
+			return a.ID, true
+		}
+	}
+	return 0, false
+}
+
+const tenantsFolder = "tenants"
+
+// hosted is a tenant that lives here, or is about to.
+type hosted struct {
+	Known
+	deleted   bool // by an operator; endpoints of it still live
+	endpoints int  // those being made included
+	put       bool // the driver knows it as it is
+}
+
+// tenantFile is one tenant as it lies on disk, readable by its owner alone.
+type tenantFile struct {
+	Version    int               `json:"version"`
+	Name       string            `json:"name"`
+	Addressing tenant.Addressing `json:"addressing"`
+	Created    time.Time         `json:"created"`
+	IDs        []idFile          `json:"ids"`
+	Apps       []App             `json:"apps"`
+	Deleted    bool              `json:"deleted,omitempty"`
+}
+
+type idFile struct {
+	ID  address.TenantID `json:"id"`
+	Key string           `json:"key"` // 32 hexadecimal digits
+}
+
+// OpenTenants reads what is known from <dir>/tenants.
+func OpenTenants(dir string) (*Tenants, error) {
+	t := &Tenants{dir: filepath.Join(dir, tenantsFolder), changed: make(chan struct{}, 1), m: map[string]*hosted{}}
+	if err := os.MkdirAll(t.dir, 0o700); err != nil {
+		return nil, err
+	}
+	names, err := durable.Names(t.dir, ".json")
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range names {
+		h, err := readTenant(t.path(name))
+		if err == nil && h.Tenant.Name != name {
+			err = &durable.CorruptError{Path: t.path(name), Err: fmt.Errorf("it holds tenant %s", h.Tenant.Name)}
+		}
+		if err != nil {
+			return nil, err
+		}
+		t.m[name] = h
+	}
+	return t, nil
+}
+
+func (t *Tenants) path(name string) string { return filepath.Join(t.dir, name+".json") }
+
+func readTenant(path string) (*hosted, error) {
+	var f tenantFile
+	if err := durable.Read(path, &f); err != nil {
+		return nil, err
+	}
+	h, err := f.hosted()
+	if err != nil {
+		return nil, &durable.CorruptError{Path: path, Err: err}
+	}
+	return h, nil
+}
+
+func (f tenantFile) hosted() (*hosted, error) {
+	h := &hosted{Known: Known{Tenant: tenant.Tenant{Name: f.Name, Addressing: f.Addressing, Created: f.Created}, Apps: f.Apps}, deleted: f.Deleted}
+	if f.Version != 1 {
+		return nil, fmt.Errorf("version %d, this program knows 1", f.Version)
+	}
+	if f.Addressing != tenant.Encrypted && f.Addressing != tenant.Clear {
+		return nil, fmt.Errorf("addressing %q is unknown", f.Addressing)
+	}
+	if len(f.IDs) == 0 {
+		return nil, errors.New("it has no tenant id")
+	}
+	for _, id := range f.IDs {
+		k, err := address.ParseKey(id.Key)
+		if err != nil {
+			return nil, errors.New("a key is not 32 hexadecimal digits")
+		}
+		if id.ID < 1 || id.ID > address.MaxTenantID {
+			return nil, fmt.Errorf("tenant id %d is not in 1..%d", id.ID, address.MaxTenantID)
+		}
+		h.Tenant.IDs = append(h.Tenant.IDs, tenant.ID{ID: id.ID, Key: k})
+	}
+	for _, a := range f.Apps {
+		if a.ID == 0 || a.ID >= address.FirstReservedApp {
+			return nil, fmt.Errorf("app %#x never belongs to a container", a.ID)
+		}
+	}
+	return h, nil
+}
+
+func (t *Tenants) write(h *hosted) error {
+	f := tenantFile{Version: 1, Name: h.Tenant.Name, Addressing: h.Tenant.Addressing, Created: h.Tenant.Created, Apps: h.Apps, Deleted: h.deleted}
+	for _, id := range h.Tenant.IDs {
+		f.IDs = append(f.IDs, idFile{id.ID, id.Key.String()})
+	}
+	if err := durable.Write(t.path(f.Name), f, 0o600); err != nil {
+		return fmt.Errorf("writing tenant %s: %w", f.Name, err)
+	}
+	return nil
+}
+
+// Names of the hosted tenants, in order.
+func (t *Tenants) Names() []string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return slices.Sorted(maps.Keys(t.m))
+}
+
+// Report is the names of the hosted tenants, and of those among them not known whole.
+func (t *Tenants) Report() (names, incomplete []string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	names = slices.Sorted(maps.Keys(t.m))
+	for _, name := range names {
+		if !t.m[name].Whole {
+			incomplete = append(incomplete, name)
+		}
+	}
+	return names, incomplete
+}
+
+// All that is known, by name.
+func (t *Tenants) All() []Known {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var all []Known
+	for _, h := range t.m {
+		all = append(all, h.Known)
+	}
+	slices.SortFunc(all, func(a, b Known) int { return cmp.Compare(a.Tenant.Name, b.Tenant.Name) })
+	return all
+}
+
+// Changed is signalled after the set of hosted tenants has changed.
+func (t *Tenants) Changed() <-chan struct{} { return t.changed }
+
+func (t *Tenants) signal() {
+	select {
+	case t.changed <- struct{}{}:
+	default: // a signal is waiting already
+	}
+}
+
+func (t *Tenants) get(name string) (k Known, deleted, ok bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	h, ok := t.m[name]
+	if !ok {
+		return Known{}, false, false
+	}
+	return h.Known, h.deleted, true
+}
+
+// learn adds what is given to what is known of the tenant and tells whether that was news.
+func (t *Tenants) learn(k Known) (bool, error) {
+	if err := tenant.CheckName(k.Tenant.Name); err != nil {
+		return false, err
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	old := t.m[k.Tenant.Name]
+	if old == nil {
+		h := &hosted{Known: k}
+		if err := t.write(h); err != nil {
+			return false, err
+		}
+		t.m[k.Tenant.Name] = h
+		t.signal()
+		return true, nil
+	}
+	if had, has := old.Tenant.Created, k.Tenant.Created; !has.IsZero() && !has.Equal(had) {
+		return false, fmt.Errorf("tenant %s of this node was made at %v, but the cluster's was made at %v\n  nothing was changed; remove this node's containers of the tenant, or restore the cluster's newer store", k.Tenant.Name, had, has)
+	}
+	h := *old
+	h.Tenant.IDs = mergeIDs(old.Tenant.IDs, k.Tenant.IDs)
+	h.Apps = mergeApps(old.Apps, k.Apps)
+	h.Whole = old.Whole || k.Whole
+	sameIDs := slices.Equal(h.Tenant.IDs, old.Tenant.IDs)
+	if sameIDs && len(h.Apps) == len(old.Apps) {
+		t.m[k.Tenant.Name] = &h // wholeness is not kept on disk
+		return false, nil
+	}
+	h.put = old.put && sameIDs
+	if err := t.write(&h); err != nil {
+		return false, err
+	}
+	t.m[k.Tenant.Name] = &h
+	return true, nil
+}
+
+// mergeIDs adds ids not seen before at the end, where new containers draw. Ids come in the
+// order they were made and are never taken back while endpoints may use them, so an answer
+// that was overtaken by a newer one adds nothing.
+func mergeIDs(old, news []tenant.ID) []tenant.ID {
+	merged := slices.Clone(old)
+	for _, id := range news {
+		if !slices.ContainsFunc(old, func(o tenant.ID) bool { return o.ID == id.ID }) {
+			merged = append(merged, id)
+		}
+	}
+	return merged
+}
+
+func mergeApps(old, news []App) []App {
+	merged := slices.Clone(old)
+	for _, a := range news {
+		if !slices.ContainsFunc(old, func(o App) bool { return o.ID == a.ID }) {
+			merged = append(merged, a)
+		}
+	}
+	return merged
+}
+
+func (t *Tenants) markDeleted(name string) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	old := t.m[name]
+	if old == nil || old.deleted {
+		return nil
+	}
+	h := *old
+	h.deleted = true
+	if err := t.write(&h); err != nil {
+		return err
+	}
+	t.m[name] = &h
+	return nil
+}
+
+func (t *Tenants) forget(name string) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if err := durable.Remove(t.path(name)); err != nil {
+		return err
+	}
+	delete(t.m, name)
+	t.signal()
+	return nil
+}
+
+// adopt counts a record found on disk.
+func (t *Tenants) adopt(r endpoint.Record) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	h := t.m[r.Tenant]
+	if h == nil || !slices.ContainsFunc(h.Tenant.IDs, func(id tenant.ID) bool { return id.ID == r.TenantID }) {
+		return &durable.CorruptError{
+			Path: t.path(r.Tenant),
+			Err:  fmt.Errorf("endpoint %d is of tenant %s, id %d, which is missing", r.ID, r.Tenant, r.TenantID),
+		}
+	}
+	h.endpoints++
+	return nil
+}
+
+// count changes how many endpoints a tenant has and returns the number.
+func (t *Tenants) count(name string, by int) int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	h := t.m[name]
+	h.endpoints += by
+	return h.endpoints
+}
+
+func (t *Tenants) endpoints(name string) int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.m[name].endpoints
+}
+
+func (t *Tenants) isPut(name string) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.m[name].put
+}
+
+func (t *Tenants) setPut(name string, put bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.m[name].put = put
+}

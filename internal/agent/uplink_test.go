@@ -1,0 +1,41 @@
+package agent
+
+import (
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+)
+
+// A node that has just booted still probes its addresses, and says them all the same.
+func TestUplinkAddresses(t *testing.T) {
+	ns := newNetns(t)
+	node, err := OpenNode(t.TempDir(), "n1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := &daemon{Options: Options{Uplink: "eth0"}, node: node}
+	var got []netip.Addr
+	err = ns.Do(func() error {
+		veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "eth0"}, PeerName: "peer"}
+		if err := netlink.LinkAdd(veth); err != nil {
+			return err
+		}
+		for _, text := range []string{"fe80::2/64", "2001:db8::2/64"} {
+			a, err := netlink.ParseAddr(text)
+			if err != nil {
+				return err
+			}
+			if err := netlink.AddrAdd(veth, a); err != nil { // tentative while the link is down
+				return err
+			}
+		}
+		var err error
+		got, err = d.uplinkAddresses()
+		return err
+	})
+	if want := []netip.Addr{netip.MustParseAddr("2001:db8::2"), netip.MustParseAddr("fe80::2")}; err != nil || !slices.Equal(got, want) {
+		t.Errorf("%v, %v; want %v", got, err, want)
+	}
+}

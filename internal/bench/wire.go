@@ -1,0 +1,177 @@
+package bench
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/netns"
+)
+
+// wire is two nodes on one veth link, the shortest network there is: nothing between them takes
+// part of the time that a scenario is to be blamed for.
+type wire struct {
+	dir    string
+	nodes  [2]*node
+	links  int
+	closes []func() error
+}
+
+type node struct {
+	wire     *wire
+	name     string
+	ns       *netns.Namespace
+	prefix   netip.Prefix
+	underlay netip.Addr
+}
+
+func newWire(dir string) (_ *wire, err error) {
+	w := &wire{dir: dir}
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("two nodes on a wire: %w", err), w.Close())
+		}
+	}()
+	for i := range w.nodes {
+		n := &node{
+			wire:     w,
+			name:     fmt.Sprint("n", i+1),
+			prefix:   address.DefaultPlan().Node(uint64(i + 1)),
+			underlay: netip.MustParseAddr(fmt.Sprintf("2001:db8:70::%d", i+1)),
+		}
+		if n.ns, err = w.namespace(n.name); err != nil {
+			return nil, err
+		}
+		w.nodes[i] = n
+	}
+	a, b := w.nodes[0], w.nodes[1]
+	if err := w.link(a.ns, "eth0", b.ns, "eth0"); err != nil {
+		return nil, err
+	}
+	return w, errors.Join(a.configure(b), b.configure(a))
+}
+
+func (n *node) configure(peer *node) error {
+	return onDevice(n.ns, "eth0", func(h *netlink.Handle, eth0 netlink.Link) error {
+		return errors.Join(
+			addAddress(h, eth0, netip.PrefixFrom(n.underlay, 64)),
+			h.LinkSetUp(eth0),
+			h.RouteAdd(&netlink.Route{Dst: ipNet(peer.prefix), Gw: peer.underlay.AsSlice()}),
+		)
+	})
+}
+
+// containers adds one container to each node in the given way and pairs them.
+func (w *wire) containers(add func(*node) (*netns.Namespace, netip.Addr, error)) (Pair, error) {
+	client, _, err := add(w.nodes[0])
+	if err != nil {
+		return Pair{}, err
+	}
+	server, target, err := add(w.nodes[1])
+	return Pair{client, server, target}, err
+}
+
+// addRouted puts a container behind the node as any Linux router would.
+func (n *node) addRouted() (*netns.Namespace, netip.Addr, error) {
+	gateway := netip.MustParseAddr("fe80::1")
+	a := address.Plain{Node: n.prefix, Tenant: 1, App: 1, Index: 1}.Addr()
+	c, err := n.wire.namespace(n.name + "-container")
+	if err != nil {
+		return nil, a, err
+	}
+	if err := n.wire.link(n.ns, "container", c, "eth0"); err != nil {
+		return nil, a, err
+	}
+	inNode := onDevice(n.ns, "container", func(h *netlink.Handle, d netlink.Link) error {
+		return errors.Join(
+			addAddress(h, d, netip.PrefixFrom(gateway, 64)),
+			h.LinkSetUp(d),
+			h.RouteAdd(&netlink.Route{LinkIndex: d.Attrs().Index, Dst: ipNet(netip.PrefixFrom(a, 128))}),
+			n.ns.Do(func() error { return sysctl("net/ipv6/conf/all/forwarding", "1") }),
+		)
+	})
+	inContainer := onDevice(c, "eth0", func(h *netlink.Handle, d netlink.Link) error {
+		return errors.Join(
+			addAddress(h, d, netip.PrefixFrom(a, 128)),
+			h.LinkSetUp(d),
+			h.RouteAdd(&netlink.Route{LinkIndex: d.Attrs().Index, Gw: gateway.AsSlice()}),
+		)
+	})
+	return c, a, errors.Join(inNode, inContainer)
+}
+
+// namespace makes one whose addresses need not wait for duplicate address detection.
+func (w *wire) namespace(name string) (*netns.Namespace, error) {
+	ns, err := netns.Create(filepath.Join(w.dir, name))
+	if err != nil {
+		return nil, err
+	}
+	w.closing(func() error { return errors.Join(ns.Close(), netns.Remove(ns.Path())) })
+	return ns, ns.Do(func() error { return sysctl("net/ipv6/conf/default/accept_dad", "0") })
+}
+
+func (w *wire) closing(f func() error) { w.closes = append(w.closes, f) }
+
+func (w *wire) Close() error {
+	var errs []error
+	for _, f := range slices.Backward(w.closes) {
+		errs = append(errs, f())
+	}
+	w.closes = nil
+	return errors.Join(append(errs, os.RemoveAll(w.dir))...)
+}
+
+// firstIndex keeps device indexes of the two sides apart: the kernel takes a veth whose peer has the
+// same index for one without a peer, and lets no packet through for up to a second.
+const firstIndex = 100
+
+// link joins two namespaces by a veth pair.
+func (w *wire) link(a *netns.Namespace, inA string, b *netns.Namespace, inB string) error {
+	h, err := a.Netlink()
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.Index = inA, firstIndex+w.links
+	w.links++
+	pair := netlink.NewVeth(attrs)
+	pair.PeerName, pair.PeerNamespace = inB, netlink.NsFd(b.FD())
+	return netns.Retry(func() error { return h.LinkAdd(pair) })
+}
+
+func onDevice(ns *netns.Namespace, name string, do func(*netlink.Handle, netlink.Link) error) error {
+	h, err := ns.Netlink()
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	device, err := h.LinkByName(name)
+	if err != nil {
+		return fmt.Errorf("%s in %s: %w", name, ns.Path(), err)
+	}
+	if err := do(h, device); err != nil {
+		return fmt.Errorf("%s in %s: %w", name, ns.Path(), err)
+	}
+	return nil
+}
+
+func addAddress(h *netlink.Handle, device netlink.Link, p netip.Prefix) error {
+	return h.AddrAdd(device, &netlink.Addr{IPNet: ipNet(p), Flags: unix.IFA_F_NODAD})
+}
+
+func ipNet(p netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}
+
+func sysctl(name, value string) error {
+	return os.WriteFile(filepath.Join("/proc/sys", name), []byte(value), 0)
+}

@@ -1,0 +1,106 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"net/netip"
+	"net/url"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/datapath"
+)
+
+func newAgentCommand(env Env) *cobra.Command {
+	var o agent.Options
+	var tokenFile, nodePrefix, bpffs string
+	var mtuReserve int
+	c := &cobra.Command{
+		Use:   "agent",
+		Short: "Run this node's agent",
+		Long: `Run this node's agent: it keeps the endpoints of this node and serves the CNI plugin and people on
+<run-dir>/agent.sock. Packets flow without it, also after it was killed: as long as the bpffs with its pins
+is mounted. In a mount namespace of its own ("ip netns exec", a container) it must find bpffs mounted
+from outside, because what it mounts there ends with it.`,
+		Example: `  pilaster agent --orchestrator https://[2001:db8::1]:7070 --token-file /etc/pilaster/join-token --uplink eth0`,
+		Args:    cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if os.Geteuid() != 0 {
+				return usage("pilaster agent needs root: it makes devices and loads eBPF programs")
+			}
+			o.Version = programVersion()
+			o.Log = slog.New(slog.NewTextHandler(env.Stderr, nil))
+			if mtuReserve < 0 {
+				return usage("--mtu-reserve %d is negative", mtuReserve)
+			}
+			if err := completeAgent(&o, tokenFile, nodePrefix); err != nil {
+				return err
+			}
+			// Before the node joins: a name that was bought for nothing is in the way later.
+			if _, err := net.InterfaceByName(o.Uplink); err != nil {
+				return fmt.Errorf("--uplink %s: %w; nothing was changed: name the device to the fabric", o.Uplink, err)
+			}
+			o.OpenDriver = func(m agent.Membership) (agent.DriverCloser, error) {
+				return datapath.Open(datapath.Config{
+					Uplink: o.Uplink, NodePrefix: m.Prefix, Plan: m.Plan, BPFFS: bpffs,
+					MaxEndpoints: o.MaxEndpoints, MTUReserve: mtuReserve, Log: o.Log,
+				})
+			}
+			return agent.Run(c.Context(), o)
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&o.OrchestratorURL, "orchestrator", "", "URL of the orchestrator, https://host:port")
+	f.StringVar(&tokenFile, "token-file", "", "file with the join token; it may go when the node has joined")
+	f.StringVar(&o.Uplink, "uplink", "", "device to the fabric")
+	f.StringVar(&o.NodeName, "node-name", "", "name of this node (default: the host's name)")
+	f.StringVar(&nodePrefix, "node-prefix", "", "the /64 that the fabric routes to this node (default: the orchestrator gives one)")
+	f.StringVar(&o.RunDir, "run-dir", "/run/pilaster", "where the agent's socket is")
+	f.StringVar(&o.StateDir, "state-dir", "/var/lib/pilaster", "where endpoints, keys and the node's identity are kept")
+	f.StringVar(&bpffs, "bpffs", "/sys/fs/bpf/pilaster", "where the packet path is pinned; mounted when missing")
+	f.IntVar(&o.MaxEndpoints, "max-endpoints", agent.DefaultMaxEndpoints, "endpoints this node takes, 1 to 65535")
+	f.IntVar(&mtuReserve, "mtu-reserve", 0, "bytes the containers' MTU stays below the uplink's")
+	f.StringVar(&o.MetricsListen, "metrics-listen", "", "host:port for /metrics, /healthz and /readyz (default: on the socket only)")
+	_ = c.MarkFlagRequired("orchestrator")
+	_ = c.MarkFlagRequired("uplink")
+	return c
+}
+
+// completeAgent reads what flags only point at.
+func completeAgent(o *agent.Options, tokenFile, nodePrefix string) error {
+	if u, err := url.Parse(o.OrchestratorURL); err != nil || u.Scheme != "https" || u.Host == "" {
+		return usage("--orchestrator %q is not of the form https://host:port", o.OrchestratorURL)
+	}
+	if o.MaxEndpoints < 1 || o.MaxEndpoints > 65535 {
+		return usage("--max-endpoints %d: choose 1 to 65535", o.MaxEndpoints)
+	}
+	if o.NodeName == "" {
+		name, err := os.Hostname()
+		if err != nil {
+			return fmt.Errorf("the host has no name: %w\n  give one with --node-name", err)
+		}
+		o.NodeName = strings.ToLower(name)
+	}
+	if nodePrefix != "" {
+		p, err := netip.ParsePrefix(nodePrefix)
+		if err != nil || p.Bits() != address.NodeBits || p != p.Masked() {
+			return usage("--node-prefix %q is not of the form fd70:696c:6100:1::/64", nodePrefix)
+		}
+		o.NodePrefix = p
+	}
+	if tokenFile != "" {
+		b, err := os.ReadFile(tokenFile)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) { // a node that has joined needs none
+			return fmt.Errorf("--token-file: %w", err)
+		}
+		o.Token = string(b)
+	}
+	return nil
+}

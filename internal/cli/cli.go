@@ -1,0 +1,130 @@
+// Package cli is the command line: flags, output and exit codes. What a command does lives in
+// the package it is about; a file here holds one family of commands.
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+
+	"connectrpc.com/connect"
+	"github.com/spf13/cobra"
+)
+
+// Env is what a command may touch of its surroundings, so that tests run it without a process.
+type Env struct {
+	Args           []string
+	Stdin          io.Reader
+	Stdout, Stderr io.Writer
+}
+
+// Exit codes of every command.
+const (
+	ExitDone        = 0
+	ExitFailed      = 1
+	ExitUsage       = 2
+	ExitUnreachable = 3 // the orchestrator or agent asked does not answer
+)
+
+// exitError carries an exit code with an error; a nil error prints nothing.
+type exitError struct {
+	code int
+	err  error
+}
+
+func (e *exitError) Error() string {
+	if e.err == nil {
+		return fmt.Sprintf("exit status %d", e.code)
+	}
+	return e.err.Error()
+}
+func (e *exitError) Unwrap() error { return e.err }
+
+// usage marks an error as the caller's.
+func usage(format string, args ...any) error {
+	return &exitError{ExitUsage, fmt.Errorf(format, args...)}
+}
+
+// Run executes one command line and returns its exit code.
+func Run(ctx context.Context, env Env) int {
+	root := newRoot(env)
+	root.SetArgs(env.Args)
+	root.SetIn(env.Stdin)
+	root.SetOut(env.Stdout)
+	root.SetErr(env.Stderr)
+	err := root.ExecuteContext(ctx)
+	if err == nil {
+		return ExitDone
+	}
+	code := exitCode(err)
+	var exit *exitError
+	if !errors.As(err, &exit) || exit.err != nil {
+		fmt.Fprintf(env.Stderr, "error: %s\n", message(err))
+	}
+	return code
+}
+
+func exitCode(err error) int {
+	var exit *exitError
+	if errors.As(err, &exit) {
+		return exit.code
+	}
+	if said := err.Error(); strings.HasPrefix(said, "required flag") || strings.HasPrefix(said, "if any flags in the group") {
+		return ExitUsage
+	}
+	var remote *connect.Error
+	if errors.As(err, &remote) {
+		switch remote.Code() {
+		case connect.CodeUnavailable:
+			return ExitUnreachable
+		case connect.CodeInvalidArgument:
+			return ExitUsage
+		}
+	}
+	return ExitFailed
+}
+
+// message is an error without the transport's code in front of a peer's own sentence.
+func message(err error) string {
+	var remote *connect.Error
+	if errors.As(err, &remote) && strings.HasPrefix(err.Error(), remote.Code().String()) {
+		return remote.Message()
+	}
+	return err.Error()
+}
+
+// output is the -o flag of a command that shows something. It refuses what it does not know while
+// flags are read, before the command does anything.
+type output struct{ format string }
+
+func (o *output) String() string { return o.format }
+func (o *output) Type() string   { return "string" }
+func (o *output) Set(format string) error {
+	if format != "text" && format != "json" {
+		return errors.New("say text or json")
+	}
+	o.format = format
+	return nil
+}
+
+func (o *output) bind(c *cobra.Command) {
+	o.format = "text"
+	c.Flags().VarP(o, "output", "o", "text or json")
+	_ = c.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"text", "json"}, cobra.ShellCompDirectiveNoFileComp))
+}
+
+// print writes v as JSON, or calls text with a writer that aligns tab-separated columns.
+func (o *output) print(w io.Writer, v any, text func(io.Writer)) error {
+	if o.format == "json" {
+		e := json.NewEncoder(w)
+		e.SetIndent("", "  ")
+		return e.Encode(v)
+	}
+	t := tabwriter.NewWriter(w, 0, 8, 3, ' ', 0)
+	text(t)
+	return t.Flush()
+}

@@ -1,0 +1,155 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+
+	"connectrpc.com/connect"
+	"github.com/spf13/cobra"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+func newEndpointCommand(env Env) *cobra.Command {
+	c := &cobra.Command{
+		Use:     "endpoint",
+		Short:   "Containers' attachment points on this node",
+		Example: "  pilaster endpoint list",
+	}
+	c.AddCommand(newEndpointListCommand(env), newEndpointGetCommand(env))
+	return c
+}
+
+func newEndpointListCommand(env Env) *cobra.Command {
+	var out output
+	var socket agentSocket
+	c := &cobra.Command{
+		Use:     "list",
+		Short:   "List the endpoints of this node",
+		Example: "  pilaster endpoint list\n  pilaster endpoint list -o json",
+		Args:    cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			resp, err := socket.client().ListEndpoints(c.Context(), connect.NewRequest(&pilasterv1.ListEndpointsRequest{}))
+			if err != nil {
+				return err
+			}
+			views := []endpointView{}
+			for _, e := range resp.Msg.Endpoints {
+				views = append(views, viewEndpoint(e))
+			}
+			return out.print(env.Stdout, views, func(w io.Writer) {
+				fmt.Fprintln(w, "ID\tCONTAINER\tTENANT\tAPP\tSTATE\tADDRESS\tPLAINTEXT")
+				for _, v := range views {
+					fmt.Fprintf(w, "%d\t%s\t%s\t%d\t%s\t%s\t%s\n", v.ID, v.name(), v.Tenant, v.App, v.State, v.first().Address, v.first().Plaintext)
+				}
+			})
+		},
+	}
+	socket.bind(c)
+	out.bind(c)
+	return c
+}
+
+func newEndpointGetCommand(env Env) *cobra.Command {
+	var out output
+	var socket agentSocket
+	c := &cobra.Command{
+		Use:     "get ID|CONTAINER|POD|ADDRESS",
+		Short:   "Show one endpoint of this node",
+		Example: "  pilaster endpoint get default/web-0\n  pilaster endpoint get 3 -o json",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			resp, err := socket.client().GetEndpoint(c.Context(), connect.NewRequest(&pilasterv1.GetEndpointRequest{Key: args[0]}))
+			if err != nil {
+				return err
+			}
+			v := viewEndpoint(resp.Msg.Endpoint)
+			return out.print(env.Stdout, v, v.text)
+		},
+	}
+	socket.bind(c)
+	out.bind(c)
+	return c
+}
+
+// endpointView is an endpoint as people and scripts see it.
+type endpointView struct {
+	ID           uint32            `json:"id"`
+	ContainerID  string            `json:"containerId"`
+	Interface    string            `json:"interface"`
+	Pod          string            `json:"pod,omitempty"`
+	Netns        string            `json:"netns"`
+	CNINetwork   string            `json:"cniNetwork,omitempty"`
+	Tenant       string            `json:"tenant"`
+	TenantID     uint32            `json:"tenantId"`
+	App          uint32            `json:"app"`
+	Labels       map[string]string `json:"labels"`
+	State        string            `json:"state"`
+	Attachments  []attachmentView  `json:"attachments"`
+	HostDevice   string            `json:"hostDevice"`
+	HostIfindex  uint32            `json:"hostIfindex"`
+	ContainerMAC string            `json:"containerMac"`
+	MTU          uint32            `json:"mtu"`
+	Created      string            `json:"created"`
+}
+
+type attachmentView struct {
+	Network   string   `json:"network"`
+	Plaintext string   `json:"plaintext"`
+	Address   string   `json:"address"`
+	Gateway   string   `json:"gateway"`
+	Routes    []string `json:"routes"`
+}
+
+func viewEndpoint(e *pilasterv1.Endpoint) endpointView {
+	v := endpointView{
+		ID: e.GetId(), ContainerID: e.GetContainerId(), Interface: e.GetInterface(), Pod: e.GetPod(), Netns: e.GetNetns(),
+		CNINetwork: e.GetCniNetwork(), Tenant: e.GetTenant(), TenantID: e.GetTenantId(), App: e.GetApp(), Labels: e.GetLabels(),
+		State: e.GetState(), HostDevice: e.GetHostDevice(), HostIfindex: e.GetHostIfindex(), ContainerMAC: e.GetContainerMac(),
+		MTU: e.GetMtu(), Created: timeText(e.GetCreated()), Attachments: []attachmentView{},
+	}
+	if v.Labels == nil {
+		v.Labels = map[string]string{}
+	}
+	for _, a := range e.GetAttachments() {
+		v.Attachments = append(v.Attachments, attachmentView{a.Network, a.Plaintext, a.Address, a.Gateway, a.Routes})
+	}
+	return v
+}
+
+// first is the attachment shown where there is room for one.
+func (v endpointView) first() attachmentView {
+	if len(v.Attachments) == 0 {
+		return attachmentView{}
+	}
+	return v.Attachments[0]
+}
+
+func (v endpointView) name() string {
+	if v.Pod != "" {
+		return v.Pod
+	}
+	return v.ContainerID
+}
+
+func (v endpointView) text(w io.Writer) {
+	row := func(name string, value any) { fmt.Fprintf(w, "%s\t%v\n", name, value) }
+	row("endpoint", fmt.Sprintf("%d, %s", v.ID, v.State))
+	row("container", v.ContainerID+" "+v.Interface)
+	if v.Pod != "" {
+		row("pod", v.Pod)
+	}
+	row("tenant", fmt.Sprintf("%s, id %d", v.Tenant, v.TenantID))
+	row("app", fmt.Sprintf("%d, %s", v.App, orNone(tenant.Canonical(v.Labels))))
+	for _, a := range v.Attachments {
+		row(a.Network, a.Address+"\twhat the container sees")
+		row("", a.Plaintext+"\twhat the fabric sees")
+		for _, r := range a.Routes {
+			row("", r+" via "+a.Gateway)
+		}
+	}
+	row("device", fmt.Sprintf("%s, index %d, MTU %d, container's MAC %s", v.HostDevice, v.HostIfindex, v.MTU, v.ContainerMAC))
+	row("netns", v.Netns)
+	row("since", v.Created)
+}

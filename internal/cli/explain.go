@@ -1,0 +1,207 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/spf13/cobra"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+// explanation is one address taken apart; what is not known is left out.
+type explanation struct {
+	Address   netip.Addr       `json:"address"`
+	Kind      string           `json:"kind"` // plaintext, ciphertext or foreign
+	Plan      explainedPlan    `json:"plan"`
+	Plaintext *netip.Addr      `json:"plaintext,omitempty"`
+	Node      *explainedNode   `json:"node,omitempty"`
+	Tenant    *explainedTenant `json:"tenant,omitempty"`
+	App       *explainedApp    `json:"app,omitempty"`
+	Index     *address.Index   `json:"index,omitempty"`
+	Endpoint  *explainedHere   `json:"endpoint,omitempty"`
+	Unknown   string           `json:"unknown,omitempty"` // why names are missing
+}
+
+type explainedPlan struct {
+	Base    netip.Prefix `json:"base"`
+	Private netip.Prefix `json:"private"`
+}
+
+type explainedNode struct {
+	Number uint64       `json:"number"`
+	Prefix netip.Prefix `json:"prefix"`
+}
+
+type explainedTenant struct {
+	ID   address.TenantID `json:"id"`
+	Name string           `json:"name,omitempty"`
+}
+
+type explainedApp struct {
+	ID     address.AppID      `json:"id"`
+	Labels *map[string]string `json:"labels,omitempty"` // nil where the app is not known
+}
+
+type explainedHere struct {
+	ID          uint32 `json:"id"`
+	Pod         string `json:"pod,omitempty"`
+	ContainerID string `json:"containerId"`
+	Interface   string `json:"interface"`
+	State       string `json:"state"`
+}
+
+func newExplainCommand(env Env) *cobra.Command {
+	var out output
+	var socket agentSocket
+	plan := address.DefaultPlan()
+	c := &cobra.Command{
+		Use:   "explain ADDRESS",
+		Short: "Take an address apart",
+		Long: `Take an address apart into node, tenant id, app and index. That needs nothing but the address
+and the cluster's two prefixes. Where this node's agent answers, its prefixes are used, and it adds the names
+it knows and decrypts what was made under the key of a tenant that it hosts.`,
+		Example: "  pilaster explain fd70:696c:6100:3:0:100:100:13",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			a, err := address.Parse(args[0])
+			if err != nil {
+				return usage("%w", err)
+			}
+			known, asked, err := socket.explain(c.Context(), a)
+			// Offline is fine unless this agent was meant.
+			if err != nil && c.Flags().Changed("agent-socket") {
+				return err
+			}
+			given := c.Flags().Changed("base-prefix") || c.Flags().Changed("private-prefix")
+			if asked != nil && !given {
+				plan = *asked
+			}
+			if err := plan.Validate(); err != nil {
+				return &exitError{ExitUsage, err}
+			}
+			e := explain(plan, a, known)
+			if err != nil {
+				e.Unknown = "names unknown: no agent answers on " + socket.path
+			}
+			return out.print(env.Stdout, e, e.text)
+		},
+	}
+	c.Flags().TextVar(&plan.Base, "base-prefix", plan.Base, "the `prefix` node /64s are cut from")
+	c.Flags().TextVar(&plan.Private, "private-prefix", plan.Private, "the `prefix` of the addresses containers see")
+	socket.bind(c)
+	out.bind(c)
+	return c
+}
+
+// explain asks the agent for what it knows of an address, and for the plan it goes by.
+func (s *agentSocket) explain(ctx context.Context, a netip.Addr) (*pilasterv1.ExplainResponse, *address.Plan, error) {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	agent := s.client()
+	status, err := agent.Status(ctx, connect.NewRequest(&pilasterv1.StatusRequest{}))
+	if err != nil {
+		return nil, nil, err
+	}
+	base, err := netip.ParsePrefix(status.Msg.GetPlan().GetBasePrefix())
+	private, err2 := netip.ParsePrefix(status.Msg.GetPlan().GetPrivatePrefix())
+	if err := errors.Join(err, err2); err != nil {
+		return nil, nil, fmt.Errorf("the agent's plan: %w", err)
+	}
+	known, err := agent.Explain(ctx, connect.NewRequest(&pilasterv1.ExplainRequest{Address: a.String()}))
+	if err != nil {
+		return nil, nil, err
+	}
+	return known.Msg, &address.Plan{Base: base, Private: private}, nil
+}
+
+// explain puts together what the bits say and what an agent knows; known may be nil.
+func explain(plan address.Plan, a netip.Addr, known *pilasterv1.ExplainResponse) explanation {
+	e := explanation{Address: a, Kind: "foreign", Plan: explainedPlan{plan.Base, plan.Private}}
+	switch {
+	case plan.Base.Contains(a):
+		e.Kind, e.Plaintext = "plaintext", &a
+	case plan.Private.Contains(a):
+		e.Kind = "ciphertext"
+		if p, err := address.Parse(known.GetPlaintext()); err == nil && plan.Base.Contains(p) {
+			e.Plaintext = &p
+		}
+	}
+	if e.Plaintext == nil {
+		return e
+	}
+	p := address.Split(*e.Plaintext)
+	e.Node = &explainedNode{plan.NodeNumber(p.Node), p.Node}
+	e.Tenant = &explainedTenant{p.Tenant, known.GetTenant()}
+	e.App = &explainedApp{ID: p.App}
+	if app := known.GetApp(); app != nil {
+		e.App.Labels = &app.Labels
+	}
+	e.Index = &p.Index
+	if here := known.GetEndpoint(); here != nil {
+		e.Endpoint = &explainedHere{here.Id, here.Pod, here.ContainerId, here.Interface, here.State}
+	}
+	return e
+}
+
+func (e explanation) text(w io.Writer) {
+	fmt.Fprintln(w, e.Address)
+	row := func(name string, columns ...any) {
+		fmt.Fprintf(w, "  %s", name)
+		for _, c := range columns {
+			fmt.Fprintf(w, "\t%v", c)
+		}
+		fmt.Fprintln(w)
+	}
+	if e.Kind == "foreign" {
+		row("foreign", fmt.Sprintf("in neither %v (nodes) nor %v (what containers see)", e.Plan.Base, e.Plan.Private))
+		return
+	}
+	if e.Kind == "ciphertext" {
+		row("private", e.Plan.Private, "what containers of one tenant see")
+	}
+	if e.Plaintext == nil {
+		row("sealed", "a ciphertext; "+cmp.Or(e.Unknown, "this node hosts no tenant whose key opens it"))
+		row("", "ask on a node that hosts the tenant, or: pilaster address decrypt --key HEX "+e.Address.String())
+		return
+	}
+	if e.Kind == "ciphertext" {
+		row("plaintext", *e.Plaintext)
+	}
+	row("base", e.Plan.Base)
+	row("node", e.Node.Number, e.Node.Prefix, "routed by the base network")
+	row("tenant", e.Tenant.ID, e.tenantName())
+	row("app", e.App.ID, e.appName())
+	row("index", *e.Index)
+	if here := e.Endpoint; here != nil {
+		row("endpoint", here.ID, strings.TrimSpace(here.Pod+" "+here.ContainerID), here.Interface, here.State)
+	}
+}
+
+func (e explanation) tenantName() string {
+	if e.Tenant.ID == 0 {
+		return "the node itself and services on it"
+	}
+	return cmp.Or(e.Tenant.Name, e.Unknown, "not hosted on this node")
+}
+
+func (e explanation) appName() string {
+	switch {
+	case e.App.ID == 0:
+		return "none"
+	case e.App.ID >= address.FirstReservedApp:
+		return "reserved, never a container's"
+	case e.App.Labels == nil:
+		return cmp.Or(e.Unknown, "not known to this node")
+	}
+	return cmp.Or(tenant.Canonical(*e.App.Labels), "no identity labels")
+}

@@ -1,0 +1,174 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"path/filepath"
+	"testing"
+
+	"connectrpc.com/connect"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
+	"pilaster.io/pilaster/internal/local"
+)
+
+// scholar is an agent that knows one tenant's containers, of which one is here.
+type scholar struct {
+	pilasterv1connect.UnimplementedAgentServiceHandler
+	base string
+}
+
+func (s scholar) Status(context.Context, *connect.Request[pilasterv1.StatusRequest]) (*connect.Response[pilasterv1.StatusResponse], error) {
+	return connect.NewResponse(&pilasterv1.StatusResponse{
+		Plan: &pilasterv1.Plan{BasePrefix: s.base, PrivatePrefix: "fc00::/8"},
+	}), nil
+}
+
+func (scholar) Explain(_ context.Context, r *connect.Request[pilasterv1.ExplainRequest]) (*connect.Response[pilasterv1.ExplainResponse], error) {
+	known := &pilasterv1.ExplainResponse{Plaintext: r.Msg.Address}
+	switch r.Msg.Address {
+	case "fc88:83c1:cf8:1561:4d50:127a:8d8b:f640":
+		known.Plaintext = "fd70:696c:6100:1:0:100:100:3bc"
+		known.Endpoint = &pilasterv1.Endpoint{Id: 7, Pod: "shop/front", ContainerId: "c0ffee", Interface: "eth0", State: "active"}
+		fallthrough
+	case "fd70:696c:6100:3:0:100:100:13":
+		known.Tenant = "blue"
+		known.App = &pilasterv1.App{Tenant: "blue", Id: 1, Labels: map[string]string{"tier": "front", "app": "web"}}
+	case "fc00::1":
+		known.Plaintext = ""
+	}
+	return connect.NewResponse(known), nil
+}
+
+// serve puts an agent on a socket of its own.
+func serve(t *testing.T, agent pilasterv1connect.AgentServiceHandler) string {
+	t.Helper()
+	socket := filepath.Join(t.TempDir(), "agent.sock")
+	l, err := local.Listen(socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mux := http.NewServeMux()
+	mux.Handle(pilasterv1connect.NewAgentServiceHandler(agent))
+	server := local.Server(mux)
+	go server.Serve(l)
+	t.Cleanup(func() { server.Close() })
+	return socket
+}
+
+func TestExplain(t *testing.T) {
+	agent := serve(t, scholar{base: "fd70:696c:6100::/40"})
+	elsewhere := serve(t, scholar{base: "2001:db8::/32"})
+	t.Setenv("PILASTER_AGENT_SOCKET", "/nonexistent/agent.sock")
+	for _, c := range []struct {
+		name string
+		args []string
+		want string
+	}{
+		{"offline", []string{"fd70:696c:6100:3:0:100:100:13"}, `
+fd70:696c:6100:3:0:100:100:13
+  base     fd70:696c:6100::/40
+  node     3   fd70:696c:6100:3::/64   routed by the base network
+  tenant   1   names unknown: no agent answers on /nonexistent/agent.sock
+  app      1   names unknown: no agent answers on /nonexistent/agent.sock
+  index    19
+`},
+		{"a node", []string{"fd70:696c:6100:3::1"}, `
+fd70:696c:6100:3::1
+  base     fd70:696c:6100::/40
+  node     3   fd70:696c:6100:3::/64   routed by the base network
+  tenant   0   the node itself and services on it
+  app      0   none
+  index    1
+`},
+		{"another plan", []string{"--base-prefix", "2001:db8::/32", "2001:db8:0:5:0:1ff:0:1"}, `
+2001:db8:0:5:0:1ff:0:1
+  base     2001:db8::/32
+  node     5       2001:db8:0:5::/64   routed by the base network
+  tenant   1       names unknown: no agent answers on /nonexistent/agent.sock
+  app      65280   reserved, never a container's
+  index    1
+`},
+		{"foreign", []string{"2001:db8::1"}, `
+2001:db8::1
+  foreign   in neither fd70:696c:6100::/40 (nodes) nor fc00::/8 (what containers see)
+`},
+		{"sealed", []string{"fc00::1"}, `
+fc00::1
+  private   fc00::/8   what containers of one tenant see
+  sealed    a ciphertext; names unknown: no agent answers on /nonexistent/agent.sock
+            ask on a node that hosts the tenant, or: pilaster address decrypt --key HEX fc00::1
+`},
+		{"known to the agent", []string{"--agent-socket", agent, "fd70:696c:6100:3:0:100:100:13"}, `
+fd70:696c:6100:3:0:100:100:13
+  base     fd70:696c:6100::/40
+  node     3   fd70:696c:6100:3::/64   routed by the base network
+  tenant   1   blue
+  app      1   app=web,tier=front
+  index    19
+`},
+		{"opened by the agent, and here", []string{"--agent-socket", agent, "fc88:83c1:cf8:1561:4d50:127a:8d8b:f640"}, `
+fc88:83c1:cf8:1561:4d50:127a:8d8b:f640
+  private     fc00::/8   what containers of one tenant see
+  plaintext   fd70:696c:6100:1:0:100:100:3bc
+  base        fd70:696c:6100::/40
+  node        1   fd70:696c:6100:1::/64   routed by the base network
+  tenant      1   blue
+  app         1   app=web,tier=front
+  index       956
+  endpoint    7   shop/front c0ffee   eth0   active
+`},
+		{"not the agent's tenant", []string{"--agent-socket", agent, "fd70:696c:6100:3:0:200:100:13"}, `
+fd70:696c:6100:3:0:200:100:13
+  base     fd70:696c:6100::/40
+  node     3   fd70:696c:6100:3::/64   routed by the base network
+  tenant   2   not hosted on this node
+  app      1   not known to this node
+  index    19
+`},
+		{"sealed for the agent", []string{"--agent-socket", agent, "fc00::1"}, `
+fc00::1
+  private   fc00::/8   what containers of one tenant see
+  sealed    a ciphertext; this node hosts no tenant whose key opens it
+            ask on a node that hosts the tenant, or: pilaster address decrypt --key HEX fc00::1
+`},
+		{"the agent's plan", []string{"--agent-socket", elsewhere, "fd70:696c:6100:3::1"}, `
+fd70:696c:6100:3::1
+  foreign   in neither 2001:db8::/32 (nodes) nor fc00::/8 (what containers see)
+`},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			code, stdout, stderr := run(t, "", append([]string{"explain"}, c.args...)...)
+			if code != ExitDone || "\n"+stdout != c.want {
+				t.Errorf("exit %d, stderr %q\n%s", code, stderr, stdout)
+			}
+		})
+	}
+}
+
+func TestExplainJSON(t *testing.T) {
+	agent := serve(t, scholar{base: "fd70:696c:6100::/40"})
+	_, stdout, _ := run(t, "", "explain", "-o", "json", "--agent-socket", agent, "fc88:83c1:cf8:1561:4d50:127a:8d8b:f640")
+	var e explanation
+	if err := json.Unmarshal([]byte(stdout), &e); err != nil {
+		t.Fatal(err)
+	}
+	if e.Kind != "ciphertext" || e.Plaintext.String() != "fd70:696c:6100:1:0:100:100:3bc" || e.Node.Number != 1 ||
+		e.Tenant.Name != "blue" || (*e.App.Labels)["app"] != "web" || *e.Index != 0x3bc || e.Endpoint.Pod != "shop/front" {
+		t.Errorf("explained as %s", stdout)
+	}
+}
+
+func TestExplainRefuses(t *testing.T) {
+	t.Setenv("PILASTER_AGENT_SOCKET", "/nonexistent/agent.sock")
+	for _, args := range [][]string{
+		{"nonsense"}, {"192.0.2.1"}, {"fe80::1%eth0"},
+		{"fd70::1", "--base-prefix", "nonsense"}, {"fd70::1", "--base-prefix", "10.0.0.0/8"}, {"fd70::1", "--private-prefix", "fc00::/12"},
+	} {
+		if code, stdout, _ := run(t, "", append([]string{"explain"}, args...)...); code != ExitUsage || stdout != "" {
+			t.Errorf("explain %v: exit %d, stdout %q", args, code, stdout)
+		}
+	}
+}

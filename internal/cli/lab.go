@@ -1,0 +1,341 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/exec"
+	"os/signal"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"pilaster.io/pilaster/internal/lab"
+	"pilaster.io/pilaster/internal/packet"
+)
+
+// labFlags choose a lab among those of this machine.
+type labFlags struct{ root, name string }
+
+func (f *labFlags) choose() (string, error) { return lab.Choose(f.root, f.name) }
+
+func (f *labFlags) open() (*lab.Lab, error) {
+	name, err := f.choose()
+	if err != nil {
+		return nil, err
+	}
+	return lab.Open(f.root, name)
+}
+
+// requireRoot says in one line why a command cannot work for anybody else.
+func requireRoot(what string) error {
+	if os.Geteuid() != 0 {
+		return usage("pilaster %s needs root: it makes network namespaces and loads eBPF programs", what)
+	}
+	return nil
+}
+
+func newLabCommand(env Env) *cobra.Command {
+	var flags labFlags
+	c := &cobra.Command{
+		Use:   "lab",
+		Short: "A cluster of network namespaces on this machine, with the real daemons",
+		Example: `  pilaster lab up -f demo.yaml
+  pilaster lab ping
+  pilaster lab exec b1 -- ip -6 addr
+  pilaster lab down`,
+		Args:              cobra.NoArgs,
+		PersistentPreRunE: func(*cobra.Command, []string) error { return requireRoot("lab") },
+	}
+	c.PersistentFlags().StringVar(&flags.root, "lab-root", cmp.Or(os.Getenv("PILASTER_LAB_ROOT"), lab.DefaultRoot),
+		"folder of all labs (PILASTER_LAB_ROOT)")
+	c.PersistentFlags().StringVar(&flags.name, "lab", "", "which lab; not needed where only one is up")
+	c.AddCommand(newLabUp(env, &flags), newLabDown(env, &flags), newLabStatus(env, &flags),
+		newLabExec(env, &flags), newLabPing(env, &flags), newLabSupervise(env), newLabHold())
+	return c
+}
+
+func newLabUp(env Env, flags *labFlags) *cobra.Command {
+	var file string
+	c := &cobra.Command{
+		Use:   "up -f FILE",
+		Short: "Bring a lab up from a YAML file",
+		Long: `Bring a lab up from a YAML file:
+
+  name: demo                     # default: the file's name
+  nodes: [n1, n2, n3]
+  tenants: [{name: blue}, {name: red, addressing: clear}]
+  containers:
+    - {name: b1, node: n1, tenant: blue, labels: {app: web}}`,
+		Example: "  pilaster lab up -f demo.yaml",
+		Args:    cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			spec, err := lab.ReadSpec(file)
+			if err != nil {
+				return &exitError{ExitUsage, err}
+			}
+			binary, err := os.Executable()
+			if err != nil {
+				return err
+			}
+			started := time.Now()
+			l, err := lab.Up(c.Context(), spec, lab.Options{Root: flags.root, Binary: binary, Progress: func(what string) {
+				fmt.Fprintf(env.Stderr, "%5.1f s  %s\n", time.Since(started).Seconds(), what)
+			}})
+			if err != nil {
+				return err
+			}
+			_, err = fmt.Fprintf(env.Stdout, "lab %s is up in %.1f s (nodes: %d, tenants: %d, containers: %d)\n",
+				l.Name(), time.Since(started).Seconds(), len(spec.Nodes), len(spec.Tenants), len(spec.Containers))
+			return err
+		},
+	}
+	c.Flags().StringVarP(&file, "file", "f", "", "the YAML file")
+	_ = c.MarkFlagRequired("file")
+	return c
+}
+
+func newLabDown(env Env, flags *labFlags) *cobra.Command {
+	return &cobra.Command{
+		Use:     "down [NAME]",
+		Short:   "Take a lab down, also one that a crash left behind",
+		Example: "  pilaster lab down\n  pilaster lab down demo",
+		Args:    cobra.MaximumNArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			if len(args) == 1 {
+				flags.name = args[0]
+			}
+			name, err := flags.choose()
+			if err != nil {
+				return err
+			}
+			if err := lab.Down(c.Context(), flags.root, name); err != nil {
+				return err
+			}
+			_, err = fmt.Fprintf(env.Stdout, "lab %s is down\n", name)
+			return err
+		},
+	}
+}
+
+func newLabStatus(env Env, flags *labFlags) *cobra.Command {
+	var out output
+	c := &cobra.Command{
+		Use:     "status",
+		Short:   "Nodes, containers and processes of a lab",
+		Example: "  pilaster lab status\n  pilaster lab status -o json",
+		Args:    cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			l, err := flags.open()
+			if err != nil {
+				return err
+			}
+			s, err := l.Status(c.Context())
+			if err != nil {
+				return err
+			}
+			return out.print(env.Stdout, s, func(w io.Writer) { printLab(w, s) })
+		},
+	}
+	out.bind(c)
+	return c
+}
+
+func printLab(w io.Writer, s lab.Status) {
+	supervisor := fmt.Sprint("supervisor ", s.Supervisor)
+	if s.Supervisor == 0 {
+		supervisor = "no supervisor: nothing is started again; pilaster lab down " + s.Name
+	}
+	pid := func(p int) string {
+		switch {
+		case p != 0:
+			return fmt.Sprint(p)
+		case s.Supervisor == 0:
+			return "unknown"
+		}
+		return "not running"
+	}
+	fmt.Fprintf(w, "LAB\t%s\t%s\n", s.Name, supervisor)
+	fmt.Fprintf(w, "ORCHESTRATOR\t%s\tpid %s\n\n", s.Orchestrator.Listen, pid(s.Orchestrator.PID))
+	fmt.Fprint(w, "NODE\tPREFIX\tAGENT PID\tRESTARTS\n")
+	for _, n := range s.Nodes {
+		fmt.Fprintf(w, "%s\t%v\t%s\t%d\n", n.Name, n.Prefix, pid(n.AgentPID), n.AgentRestarts)
+	}
+	fmt.Fprint(w, "\nCONTAINER\tNODE\tTENANT\tAPP\tPLAINTEXT\tCIPHERTEXT\tPID\n")
+	for _, c := range s.Containers {
+		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%s\t%s\t%s\n", c.Name, c.Node, c.Tenant, c.App, c.Plaintext, cmp.Or(c.Ciphertext, "clear"), pid(c.PID))
+	}
+}
+
+func newLabExec(env Env, flags *labFlags) *cobra.Command {
+	return &cobra.Command{
+		Use:   "exec NAME -- COMMAND…",
+		Short: "Run a command in a container or on a node",
+		Long: `Run a command in a container, on a node, in the orchestrator's namespace ("orchestrator") or on
+the fabric ("router"). It ends with the command's status.`,
+		Example: "  pilaster lab exec b1 -- ip -6 addr\n  pilaster lab exec n1 -- pilaster status\n  pilaster lab exec router -- ip -6 route",
+		Args:    cobra.MinimumNArgs(2),
+		RunE: func(c *cobra.Command, args []string) error {
+			l, err := flags.open()
+			if err != nil {
+				return err
+			}
+			cmd := exec.Command(args[1], args[2:]...)
+			cmd.Stdin, cmd.Stdout, cmd.Stderr = env.Stdin, env.Stdout, env.Stderr
+			if err := l.Launch(args[0], cmd); err != nil {
+				return err
+			}
+			// Ctrl-C at a terminal reaches the command without us; the rest is passed on.
+			term := make(chan os.Signal, 1)
+			signal.Notify(term, syscall.SIGTERM, syscall.SIGHUP)
+			go func() {
+				for s := range term {
+					_ = cmd.Process.Signal(s) // ended already: nothing to do
+				}
+			}()
+			err = cmd.Wait()
+			signal.Stop(term)
+			close(term)
+			if status, ran := lab.ExitStatus(err); ran && status != 0 {
+				return &exitError{code: status}
+			}
+			return err
+		},
+	}
+}
+
+func newLabPing(env Env, flags *labFlags) *cobra.Command {
+	var out output
+	var o packet.PingOptions
+	c := &cobra.Command{
+		Use:   "ping [FROM TO]",
+		Short: "Ping from one container or node to another, or between all containers",
+		Long: `Ping from one container or node to another; it fails when no answer comes.
+Without names, ping between all containers: it fails when two of one tenant do not reach each
+other, or when two of different tenants do.`,
+		Example: "  pilaster lab ping\n  pilaster lab ping b1 b3\n  pilaster lab ping -o json",
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) != 0 && len(args) != 2 {
+				return fmt.Errorf("name both FROM and TO, or neither")
+			}
+			return nil
+		},
+		RunE: func(c *cobra.Command, args []string) error {
+			if o.Count < 1 || o.Timeout <= 0 {
+				return usage("--count %d and --timeout %v: both must be more than 0", o.Count, o.Timeout)
+			}
+			l, err := flags.open()
+			if err != nil {
+				return err
+			}
+			if len(args) == 2 {
+				return pingPair(c.Context(), env, l, args[0], args[1], o, &out)
+			}
+			return pingAll(c.Context(), env, l, o, &out)
+		},
+	}
+	c.Flags().IntVarP(&o.Count, "count", "c", 3, "echoes to send")
+	c.Flags().DurationVarP(&o.Timeout, "timeout", "W", 500*time.Millisecond, "how long to wait for each answer")
+	out.bind(c)
+	return c
+}
+
+func pingPair(ctx context.Context, env Env, l *lab.Lab, from, to string, o packet.PingOptions, out *output) error {
+	e, err := l.Ping(ctx, from, to, o)
+	if err != nil {
+		return err
+	}
+	err = out.print(env.Stdout, []lab.Echo{e}, func(w io.Writer) { fmt.Fprintln(w, describeEcho(e)) })
+	if err == nil && !e.Reached() {
+		return &exitError{code: ExitFailed}
+	}
+	return err
+}
+
+func describeEcho(e lab.Echo) string {
+	if e.Sent == 0 {
+		return fmt.Sprintf("%s → %s: no route, nothing sent", e.From, e.To)
+	}
+	s := fmt.Sprintf("%s → %s: %d of %d answered", e.From, e.To, e.Received, e.Sent)
+	if e.RTTUs != nil {
+		s += fmt.Sprintf(", %.0f µs", *e.RTTUs)
+	}
+	return s
+}
+
+func outcome(e lab.Echo) string {
+	switch {
+	case e.Reached():
+		return "ok"
+	case e.Sent == 0:
+		return "no route"
+	}
+	return "drop"
+}
+
+func pingAll(ctx context.Context, env Env, l *lab.Lab, o packet.PingOptions, out *output) error {
+	echoes, err := l.PingAll(ctx, o)
+	if err != nil {
+		return err
+	}
+	var wrong []string
+	cell := map[[2]string]string{}
+	for _, e := range echoes {
+		must, err := l.MustReach(e.From, e.To)
+		if err != nil {
+			return err
+		}
+		cell[[2]string{e.From, e.To}] = outcome(e)
+		switch {
+		case must && !e.Reached():
+			wrong = append(wrong, fmt.Sprintf("%s does not reach %s", e.From, e.To))
+		case !must && e.Reached():
+			wrong = append(wrong, fmt.Sprintf("%s reaches %s, of another tenant", e.From, e.To))
+		}
+	}
+	err = out.print(env.Stdout, echoes, func(w io.Writer) {
+		containers := l.Containers()
+		fmt.Fprint(w, "FROM")
+		for _, to := range containers {
+			fmt.Fprintf(w, "\t%s", to.Name)
+		}
+		for _, from := range containers {
+			fmt.Fprintf(w, "\n%s (%s, %s)", from.Name, from.Tenant, from.Node)
+			for _, to := range containers {
+				fmt.Fprintf(w, "\t%s", cmp.Or(cell[[2]string{from.Name, to.Name}], "–"))
+			}
+		}
+		fmt.Fprintf(w, "\n%d of %d as they must be\n", len(echoes)-len(wrong), len(echoes))
+	})
+	if err == nil && len(wrong) > 0 {
+		return fmt.Errorf("%s", strings.Join(wrong, "\n  "))
+	}
+	return err
+}
+
+func newLabSupervise(env Env) *cobra.Command {
+	return &cobra.Command{
+		Use:    "supervise FOLDER",
+		Short:  "Keep the daemons of one lab running; lab up starts it",
+		Hidden: true,
+		Args:   cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			return lab.Supervise(c.Context(), args[0], slog.New(slog.NewTextHandler(env.Stderr, nil)))
+		},
+	}
+}
+
+func newLabHold() *cobra.Command {
+	return &cobra.Command{
+		Use:    "hold",
+		Short:  "Be the process of a container; lab up starts it",
+		Hidden: true,
+		Args:   cobra.NoArgs,
+		RunE:   func(c *cobra.Command, _ []string) error { return lab.Hold(c.Context()) },
+	}
+}

@@ -1,0 +1,74 @@
+package cli
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"pilaster.io/pilaster/internal/lab"
+)
+
+func TestLabMistakes(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	root := t.TempDir()
+	bad := filepath.Join(t.TempDir(), "bad.yaml")
+	if err := os.WriteFile(bad, []byte("nodes: [n1]\ncolour: red\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		args string
+		code int
+		says string
+	}{
+		{"lab up", ExitUsage, `required flag(s) "file" not set`},
+		{"lab up -f " + bad, ExitUsage, `bad.yaml:2: unknown key "colour"`},
+		{"lab up -f /no/such/file", ExitUsage, "no such file"},
+		{"lab ping b1", ExitUsage, "usage: pilaster lab ping [FROM TO]"},
+		{"lab ping -c 0", ExitUsage, "must be more than 0"},
+		{"lab ping -W -1s", ExitUsage, "must be more than 0"},
+		{"lab up " + bad, ExitUsage, "usage: pilaster lab up -f FILE"},
+		{"lab exec b1", ExitUsage, "usage: pilaster lab exec NAME -- COMMAND…"},
+		{"lab status", ExitFailed, "no lab is up; start one with: pilaster lab up -f FILE"},
+		{"lab down gone", ExitFailed, "no lab is up"},
+		{"lab nonsense", ExitUsage, "unknown command"},
+	} {
+		t.Run(c.args, func(t *testing.T) {
+			var out, complaint bytes.Buffer
+			args := append(strings.Fields(c.args), "--lab-root", root)
+			code := Run(t.Context(), Env{Args: args, Stdin: strings.NewReader(""), Stdout: &out, Stderr: &complaint})
+			if code != c.code || !strings.Contains(complaint.String(), c.says) {
+				t.Errorf("exit %d, %q; want %d, %q", code, complaint.String(), c.code, c.says)
+			}
+		})
+	}
+}
+
+func TestLabHelpHasExamples(t *testing.T) {
+	for _, sub := range []string{"", "up", "down", "status", "exec", "ping"} {
+		var out bytes.Buffer
+		code := Run(t.Context(), Env{Args: append(strings.Fields("lab "+sub), "--help"), Stdin: strings.NewReader(""), Stdout: &out, Stderr: &out})
+		if code != ExitDone || !strings.Contains(out.String(), "Examples:\n  pilaster lab ") {
+			t.Errorf("lab %s --help: exit %d\n%s", sub, code, out.String())
+		}
+	}
+}
+
+// TestLabStatusWithoutSupervisor: processes outlive a supervisor that was killed, and nobody knows which.
+func TestLabStatusWithoutSupervisor(t *testing.T) {
+	s := lab.Status{Name: "demo", Nodes: []lab.NodeStatus{{Name: "n1"}}}
+	var out bytes.Buffer
+	printLab(&out, s)
+	if text := out.String(); strings.Contains(text, "not running") || !strings.Contains(text, "unknown") || !strings.Contains(text, "lab down demo") {
+		t.Errorf("without a supervisor:\n%s", text)
+	}
+	s.Supervisor = 7
+	out.Reset()
+	printLab(&out, s)
+	if text := out.String(); !strings.Contains(text, "not running") || !strings.Contains(text, "supervisor 7\n") {
+		t.Errorf("with one:\n%s", text)
+	}
+}

@@ -1,0 +1,127 @@
+package cli
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"strconv"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/spf13/cobra"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+)
+
+func newMonitorCommand(env Env) *cobra.Command {
+	var out output
+	var socket agentSocket
+	var types []string
+	c := &cobra.Command{
+		Use:     "monitor",
+		Short:   "Print what happens to packets on this node, one line an event",
+		Long:    "Print what happens to packets on this node, one line an event, until interrupted. Events stand for several packets when\nthere are many; the counters of \"pilaster status\" are exact.",
+		Example: "  pilaster monitor --type drop\n  pilaster monitor -o json",
+		Args:    cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			for _, t := range types {
+				if t != "drop" {
+					return usage("--type %q: only drop is known", t)
+				}
+			}
+			stream, err := socket.client().Monitor(c.Context(), connect.NewRequest(&pilasterv1.MonitorRequest{Types: types}))
+			if err != nil {
+				return err
+			}
+			defer stream.Close()
+			for stream.Receive() {
+				if err := printEvent(env, out.format, viewEvent(stream.Msg())); err != nil {
+					return err
+				}
+			}
+			if c.Context().Err() != nil {
+				return nil // interrupted, as it should be
+			}
+			return stream.Err()
+		},
+	}
+	c.Flags().StringSliceVar(&types, "type", nil, "only events of this type: drop")
+	_ = c.RegisterFlagCompletionFunc("type", cobra.FixedCompletions([]string{"drop"}, cobra.ShellCompDirectiveNoFileComp))
+	socket.bind(c)
+	out.bind(c)
+	return c
+}
+
+// eventView is an event as people and scripts see it.
+type eventView struct {
+	Time            string `json:"time"`
+	Type            string `json:"type"`
+	Reason          string `json:"reason"`
+	Count           uint64 `json:"count"`
+	Hook            string `json:"hook"`
+	Source          string `json:"source,omitempty"`
+	Destination     string `json:"destination,omitempty"`
+	Protocol        uint32 `json:"protocol"`
+	SourcePort      uint32 `json:"sourcePort,omitempty"`
+	DestinationPort uint32 `json:"destinationPort,omitempty"`
+	Length          uint32 `json:"length"`
+	EndpointID      uint32 `json:"endpointId,omitempty"`
+	Endpoint        string `json:"endpoint,omitempty"`
+	Ifindex         uint32 `json:"ifindex"`
+	LostEvents      uint64 `json:"lostEvents,omitempty"`
+}
+
+func viewEvent(m *pilasterv1.MonitorResponse) eventView {
+	return eventView{
+		Time: m.GetTime().AsTime().Format(time.RFC3339Nano), Type: m.GetType(), Reason: m.GetReason(), Count: m.GetCount(), Hook: m.GetHook(),
+		Source: m.GetSource(), Destination: m.GetDestination(), Protocol: m.GetProtocol(), SourcePort: m.GetSourcePort(), DestinationPort: m.GetDestinationPort(),
+		Length: m.GetLength(), EndpointID: m.GetEndpointId(), Endpoint: m.GetEndpoint(), Ifindex: m.GetIfindex(), LostEvents: m.GetLostEvents(),
+	}
+}
+
+func printEvent(env Env, format string, e eventView) error {
+	if format == "json" {
+		return json.NewEncoder(env.Stdout).Encode(e)
+	}
+	_, err := fmt.Fprintln(env.Stdout, e.line())
+	return err
+}
+
+// line is one event for a person: when, what, why, from whom to whom, at which endpoint, how often.
+func (e eventView) line() string {
+	at := e.Time
+	if t, err := time.Parse(time.RFC3339Nano, e.Time); err == nil {
+		at = t.Format("15:04:05.000")
+	}
+	who := e.Hook
+	if e.EndpointID != 0 {
+		who = fmt.Sprintf("%s of endpoint %d %s", e.Hook, e.EndpointID, e.Endpoint)
+	}
+	s := fmt.Sprintf("%s  %s  %-18s  %s → %s  %s  %d bytes  at %s  ×%s", at, e.Type, e.Reason,
+		withPort(e.Source, e.SourcePort), withPort(e.Destination, e.DestinationPort), protocolName(e.Protocol), e.Length, who, thousands(e.Count))
+	if e.LostEvents > 0 {
+		s += fmt.Sprintf("  (%s events lost before)", thousands(e.LostEvents))
+	}
+	return s
+}
+
+func withPort(addr string, port uint32) string {
+	if a, err := netip.ParseAddr(addr); err == nil && port != 0 {
+		return netip.AddrPortFrom(a, uint16(port)).String()
+	}
+	return addr
+}
+
+func protocolName(p uint32) string {
+	switch p {
+	case 6:
+		return "TCP"
+	case 17:
+		return "UDP"
+	case 44:
+		return "fragment"
+	case 58:
+		return "ICMPv6"
+	}
+	return "protocol " + strconv.Itoa(int(p))
+}

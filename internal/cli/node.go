@@ -1,0 +1,131 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/spf13/cobra"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+)
+
+// nodeView is a node as JSON.
+type nodeView struct {
+	Name            string    `json:"name"`
+	UUID            string    `json:"uuid"`
+	Prefix          string    `json:"prefix"`
+	State           string    `json:"state"` // connected or away, as this orchestrator sees it
+	Route           string    `json:"route"` // what the fabric must have; empty if the node named no next hop
+	UplinkAddresses []string  `json:"uplinkAddresses"`
+	Version         string    `json:"version"`
+	Registered      time.Time `json:"registered"`
+	Tenants         []string  `json:"tenants,omitzero"` // of node get: those it hosts
+}
+
+func viewNode(n *pilasterv1.Node) nodeView {
+	v := nodeView{
+		Name: n.Name, UUID: n.Uuid, Prefix: n.Prefix, State: "away",
+		UplinkAddresses: append([]string{}, n.UplinkAddresses...), Version: n.Version, Registered: n.Registered.AsTime(),
+	}
+	if n.Connected {
+		v.State = "connected"
+	}
+	if len(n.UplinkAddresses) > 0 {
+		v.Route = n.Prefix + " via " + n.UplinkAddresses[0]
+	}
+	return v
+}
+
+func newNodeCommand(env Env) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:     "node",
+		Short:   "Show and delete nodes, and the routes the fabric must have; take the agent off this one",
+		Example: "  pilaster node list\n  pilaster node delete n3",
+		Args:    cobra.NoArgs,
+	}
+	cmd.AddCommand(newNodeGet(env), newNodeList(env), newNodeDelete(env), newNodeReset(env))
+	return cmd
+}
+
+func newNodeGet(env Env) *cobra.Command {
+	var socket orchestratorSocket
+	var out output
+	cmd := &cobra.Command{
+		Use:     "get NAME",
+		Short:   "Show a node and the tenants it hosts",
+		Example: "  pilaster node get n1",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			resp, err := socket.client().GetNode(cmd.Context(), connect.NewRequest(&pilasterv1.GetNodeRequest{Name: args[0]}))
+			if err != nil {
+				return err
+			}
+			v := viewNode(resp.Msg.Node)
+			v.Tenants = append([]string{}, resp.Msg.Tenants...)
+			return out.print(env.Stdout, v, func(w io.Writer) {
+				fmt.Fprintf(w, "name\t%s\nuuid\t%s\nprefix\t%s\nstate\t%s\nroute\t%s\nversion\t%s\nregistered\t%s\ntenants\t%s\n",
+					v.Name, v.UUID, v.Prefix, v.State, orNone(v.Route), v.Version,
+					v.Registered.Local().Format(time.DateTime), orNone(strings.Join(v.Tenants, ", ")))
+			})
+		},
+	}
+	socket.bind(cmd)
+	out.bind(cmd)
+	return cmd
+}
+
+func newNodeList(env Env) *cobra.Command {
+	var socket orchestratorSocket
+	var out output
+	cmd := &cobra.Command{
+		Use:     "list",
+		Short:   "Show all nodes and the route the fabric must have to each",
+		Example: "  pilaster node list",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			resp, err := socket.client().ListNodes(cmd.Context(), connect.NewRequest(&pilasterv1.ListNodesRequest{}))
+			if err != nil {
+				return err
+			}
+			views := []nodeView{}
+			for _, n := range resp.Msg.Nodes {
+				views = append(views, viewNode(n))
+			}
+			return out.print(env.Stdout, views, func(w io.Writer) {
+				fmt.Fprintln(w, "NAME\tPREFIX\tSTATE\tROUTE THE FABRIC MUST HAVE")
+				for _, v := range views {
+					fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", v.Name, v.Prefix, v.State, orNone(v.Route))
+				}
+			})
+		},
+	}
+	socket.bind(cmd)
+	out.bind(cmd)
+	return cmd
+}
+
+func newNodeDelete(env Env) *cobra.Command {
+	var socket orchestratorSocket
+	cmd := &cobra.Command{
+		Use:   "delete NAME",
+		Short: "Forget a node whose agent is stopped; its prefix is never used again",
+		Long: `Forget a node whose agent is stopped.
+
+Its name is free afterwards. Its prefix is never given to another node, and its certificate and
+UUID are refused from then on: the machine may join as a new node with an empty state directory.`,
+		Example: "  pilaster node delete n3",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if _, err := socket.client().DeleteNode(cmd.Context(), connect.NewRequest(&pilasterv1.DeleteNodeRequest{Name: args[0]})); err != nil {
+				return err
+			}
+			fmt.Fprintf(env.Stdout, "node %s deleted\n", args[0])
+			return nil
+		},
+	}
+	socket.bind(cmd)
+	return cmd
+}

@@ -1,0 +1,78 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+
+	"github.com/spf13/cobra"
+
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/orchestrator"
+	"pilaster.io/pilaster/internal/orchestrator/store"
+)
+
+func newOrchestratorCommand(env Env) *cobra.Command {
+	var c orchestrator.Config
+	var etcd, base, private string
+	plan := address.DefaultPlan()
+	cmd := &cobra.Command{
+		Use:   "orchestrator",
+		Short: "Hand out prefixes, tenants, keys and apps, and tell each agent what concerns it",
+		Long: `Hand out prefixes, tenants, keys and apps, and tell each agent what concerns it.
+
+The store is an etcd inside this process, or one of your own with --etcd; several orchestrators
+may share that one. Nodes join with the token in <data-dir>/join-token.`,
+		Example: `  pilaster orchestrator --data-dir /var/lib/pilaster/orchestrator --listen [::]:7070
+  pilaster orchestrator --etcd https://a:2379,https://b:2379 --etcd-ca ca.pem --etcd-cert me.pem --etcd-key me.key`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			var err error
+			if c.Plan.Base, err = prefixFlag("--base-prefix", base); err != nil {
+				return err
+			}
+			if c.Plan.Private, err = prefixFlag("--private-prefix", private); err != nil {
+				return err
+			}
+			if c.Etcd.Endpoints = store.SplitEndpoints(etcd); len(c.Etcd.Endpoints) == 0 && (c.Etcd.CA != "" || c.Etcd.Cert != "" || c.Etcd.Key != "") {
+				return usage("--etcd-ca, --etcd-cert and --etcd-key are for an etcd named with --etcd")
+			}
+			if (c.Etcd.Cert == "") != (c.Etcd.Key == "") {
+				return usage("--etcd-cert and --etcd-key go together")
+			}
+			c.Version = programVersion()
+			c.Log = slog.New(slog.NewTextHandler(env.Stderr, nil))
+			err = orchestrator.Run(cmd.Context(), c)
+			if refused := new(store.Error); errors.As(err, &refused) && refused.Reason == store.Invalid {
+				return &exitError{ExitUsage, err}
+			}
+			return err
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&c.DataDir, "data-dir", "/var/lib/pilaster/orchestrator", "where the join token and the embedded etcd live")
+	f.StringVar(&c.RunDir, "run-dir", "/run/pilaster", "where the operator's socket orchestrator.sock is made")
+	f.StringVar(&c.Listen, "listen", "[::]:7070", "address for nodes, with TLS; also /healthz and /readyz")
+	f.StringSliceVar(&c.Advertise, "advertise", nil, "more host names and addresses for the TLS certificate")
+	f.StringVar(&c.MetricsListen, "metrics-listen", "", "address for Prometheus, without TLS (always on the operator's socket)")
+	f.StringVar(&etcd, "etcd", "", "endpoints of an etcd cluster, instead of the embedded one")
+	f.StringVar(&c.Etcd.CA, "etcd-ca", "", "file with the authority of that etcd")
+	f.StringVar(&c.Etcd.Cert, "etcd-cert", "", "file with our certificate for that etcd")
+	f.StringVar(&c.Etcd.Key, "etcd-key", "", "file with its key")
+	f.StringVar(&base, "base-prefix", "", fmt.Sprintf("prefix that node /64s are cut from, fixed at the first start (default %v)", plan.Base))
+	f.StringVar(&private, "private-prefix", "", fmt.Sprintf("prefix of the addresses that containers see, fixed at the first start (default %v)", plan.Private))
+	return cmd
+}
+
+// prefixFlag is the zero Prefix for an empty text.
+func prefixFlag(name, text string) (netip.Prefix, error) {
+	if text == "" {
+		return netip.Prefix{}, nil
+	}
+	p, err := netip.ParsePrefix(text)
+	if err != nil {
+		return p, usage("%s %q is not a prefix such as fd70:696c:6100::/40", name, text)
+	}
+	return p, nil
+}

@@ -1,0 +1,187 @@
+package cli
+
+import (
+	"encoding/json"
+	"log/slog"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"connectrpc.com/connect"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/join"
+	"pilaster.io/pilaster/internal/orchestrator"
+)
+
+// result of one command line.
+type result struct {
+	code           int
+	stdout, stderr string
+}
+
+func command(t *testing.T, args ...string) result {
+	t.Helper()
+	code, stdout, stderr := run(t, "", args...)
+	return result{code, stdout, stderr}
+}
+
+// ask runs a command that must succeed and reads its JSON.
+func ask[T any](t *testing.T, args ...string) (v T) {
+	t.Helper()
+	r := command(t, append(args, "-o", "json")...)
+	if r.code != ExitDone {
+		t.Fatalf("%v: exit %d, %s", args, r.code, r.stderr)
+	}
+	if err := json.Unmarshal([]byte(r.stdout), &v); err != nil {
+		t.Fatalf("%v: %v in %s", args, err, r.stdout)
+	}
+	return v
+}
+
+func refused(t *testing.T, code int, says string, args ...string) {
+	t.Helper()
+	r := command(t, args...)
+	if r.code != code || !strings.Contains(r.stderr, says) || !strings.Contains(r.stderr, "error: ") || r.stdout != "" {
+		t.Errorf("%v: exit %d and %q, want exit %d and %q", args, r.code, r.stdout+r.stderr, code, says)
+	}
+}
+
+func TestOperatorCommands(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("PILASTER_ORCHESTRATOR_SOCKET", orchestrator.Socket(dir))
+	refused(t, ExitUnreachable, orchestrator.Socket(dir), "tenant", "list")
+	refused(t, ExitUnreachable, orchestrator.Socket(dir), "node", "get", "n1")
+
+	s, err := orchestrator.Start(t.Context(), orchestrator.Config{
+		DataDir: filepath.Join(dir, "data"), RunDir: dir, Listen: "[::1]:0", Log: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Close)
+
+	blue := ask[tenantView](t, "tenant", "create", "blue")
+	if blue.Name != "blue" || blue.Addressing != "encrypted" || blue.IDs[0] != (tenantIDView{ID: 1}) {
+		t.Errorf("created %+v", blue)
+	}
+	if r := command(t, "tenant", "create", "red", "--addressing", "clear"); r.stdout != "tenant red created: id 2, clear\n" {
+		t.Errorf("created %+v", r)
+	}
+	refused(t, ExitFailed, "tenant blue exists already", "tenant", "create", "blue")
+	refused(t, ExitUsage, "tenant name \"Blue\"", "tenant", "create", "Blue")
+	refused(t, ExitUsage, "encrypted or clear", "tenant", "create", "green", "--addressing", "plain")
+	refused(t, ExitUsage, "", "tenant", "create")
+	refused(t, ExitUsage, "text or json", "tenant", "create", "yellow", "-o", "yaml")
+	refused(t, ExitFailed, "no tenant \"yellow\"", "tenant", "get", "yellow")
+	refused(t, ExitFailed, "no tenant \"green\"", "tenant", "get", "green")
+	if key := ask[tenantView](t, "tenant", "get", "blue", "--show-key").IDs[0].Key; len(key) != 32 {
+		t.Errorf("key %q", key)
+	}
+	if r := command(t, "tenant", "get", "blue", "-o", "json"); !strings.Contains(r.stdout, `"nodes": []`) || !strings.Contains(r.stdout, `"apps": []`) {
+		t.Errorf("a tenant nobody uses: %s", r.stdout)
+	}
+	if key := ask[tenantView](t, "tenant", "get", "blue").IDs[0].Key; key != "" {
+		t.Error("the key was shown to who did not ask for it")
+	}
+	if r := command(t, "node", "list"); r.stdout != "NAME   PREFIX   STATE   ROUTE THE FABRIC MUST HAVE\n" {
+		t.Errorf("no nodes: %+v", r)
+	}
+	if got := ask[[]nodeView](t, "node", "list"); got == nil || len(got) != 0 {
+		t.Errorf("no nodes: %v", got)
+	}
+
+	client, err := join.Dial(t.Context(), join.Config{
+		URL: "https://" + s.Addr().String(), Token: s.Token(), StateDir: t.TempDir(),
+		NodeName: "n1", NodeUUID: "00000000-0000-4000-8000-000000000001", Log: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	if _, err := client.Register(t.Context(), connect.NewRequest(&pilasterv1.RegisterRequest{UplinkAddresses: []string{"2001:db8:70:1::2", "2001:db8::2"}})); err != nil {
+		t.Fatal(err)
+	}
+	stream := client.Follow(t.Context())
+	if err := stream.Send(&pilasterv1.FollowRequest{HostedTenants: []string{"blue"}}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := stream.Receive(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := client.Resolve(t.Context(), connect.NewRequest(&pilasterv1.ResolveRequest{Tenant: "blue", Labels: map[string]string{"app": "web"}})); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := stream.Receive(); err != nil { // the app: this orchestrator knows it, and who hosts blue
+		t.Fatal(err)
+	}
+
+	if r := command(t, "node", "list"); !strings.Contains(r.stdout, "\nn1     fd70:696c:6100:1::/64   connected   fd70:696c:6100:1::/64 via 2001:db8:70:1::2\n") {
+		t.Errorf("node list: %s", r.stdout)
+	}
+	if n := ask[nodeView](t, "node", "get", "n1"); n.Route != "fd70:696c:6100:1::/64 via 2001:db8:70:1::2" || n.State != "connected" || strings.Join(n.Tenants, " ") != "blue" {
+		t.Errorf("node get: %+v", n)
+	}
+	if r := command(t, "tenant", "get", "blue"); !strings.Contains(r.stdout, "app=web\n") || strings.Contains(r.stdout, "key") {
+		t.Errorf("tenant get: %s", r.stdout)
+	}
+	refused(t, ExitFailed, "has containers on n1", "tenant", "delete", "blue")
+	refused(t, ExitFailed, "stop its agent first", "node", "delete", "n1")
+	refused(t, ExitFailed, "no node \"n2\"", "node", "delete", "n2")
+	if r := command(t, "tenant", "delete", "red"); r.code != ExitDone || r.stdout != "tenant red deleted\n" {
+		t.Errorf("tenant delete: %+v", r)
+	}
+	if got := ask[[]tenantView](t, "tenant", "list"); len(got) != 1 || got[0].Name != "blue" {
+		t.Errorf("tenant list: %+v", got)
+	}
+	stream.CloseRequest()
+	for ; err == nil; _, err = stream.Receive() {
+	}
+	stream.CloseResponse()
+	if n := ask[nodeView](t, "node", "get", "n1"); n.State != "away" {
+		t.Errorf("its stream ended, yet it is %s", n.State)
+	}
+	if r := command(t, "node", "delete", "n1"); r.code != ExitDone {
+		t.Errorf("node delete: %+v", r)
+	}
+}
+
+func TestOrchestratorFlags(t *testing.T) {
+	dir := t.TempDir()
+	for _, c := range []struct {
+		says string
+		args []string
+	}{
+		{"--base-prefix", []string{"--base-prefix", "x"}},
+		{"--private-prefix", []string{"--private-prefix", "x"}},
+		{"--etcd", []string{"--etcd-ca", "ca.pem"}},
+		{"go together", []string{"--etcd", "https://[::1]:1", "--etcd-cert", "c.pem"}},
+		{"unknown flag", []string{"--nonsense"}},
+		{"", []string{"argument"}},
+	} {
+		refused(t, ExitUsage, c.says, append([]string{"orchestrator", "--data-dir", dir, "--run-dir", dir}, c.args...)...)
+	}
+	refused(t, ExitUsage, "overlap", "orchestrator", "--data-dir", dir, "--run-dir", dir, "--base-prefix", "fc11::/40")
+	refused(t, ExitFailed, "https://host:2379", "orchestrator", "--data-dir", dir, "--run-dir", dir, "--etcd", "host:2379")
+}
+
+func TestVersion(t *testing.T) {
+	v := ask[versionView](t, "version")
+	if v.Version == "" || !strings.HasPrefix(v.Go, "go") || v.Platform == "" {
+		t.Errorf("version %+v", v)
+	}
+	if r := command(t, "version"); !strings.HasPrefix(r.stdout, "pilaster ") {
+		t.Errorf("version %+v", r)
+	}
+}
+
+func TestCompletion(t *testing.T) {
+	for _, shell := range []string{"bash", "zsh", "fish"} {
+		if r := command(t, "completion", shell); r.code != ExitDone || !strings.Contains(r.stdout, "pilaster") {
+			t.Errorf("%s: exit %d", shell, r.code)
+		}
+	}
+	if r := command(t, "__complete", "tenant", "create", "--addressing", ""); !strings.Contains(r.stdout, "clear") {
+		t.Errorf("addressing completes to %q", r.stdout)
+	}
+}

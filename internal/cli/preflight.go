@@ -1,0 +1,77 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/preflight"
+)
+
+func newPreflightCommand(env Env) *cobra.Command {
+	config := preflight.Config{Plan: address.DefaultPlan()}
+	var tokenFile string
+	var out output
+	c := &cobra.Command{
+		Use:   "preflight",
+		Short: "See whether this machine can be a node",
+		Long: `See whether this machine can be a node, before an agent is started on it. Nothing is changed. Features
+of the kernel are tried by using them, in network namespaces made for that and gone afterwards.
+
+With --orchestrator and --token-file it also calls at the orchestrator, without joining. What the fabric does
+cannot be seen from a node: the route to its /64, and the check of its sources.
+
+A line a check: ok, warn or fail, and what to do. The exit status is 1 where something failed.`,
+		Example: `  pilaster preflight --uplink eth0
+  pilaster preflight --uplink eth0 --orchestrator https://[2001:db8::1]:7070 --token-file /etc/pilaster/join-token`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if err := config.Plan.Validate(); err != nil {
+				return &exitError{ExitUsage, err}
+			}
+			if config.MTUReserve < 0 {
+				return usage("--mtu-reserve %d is negative", config.MTUReserve)
+			}
+			if tokenFile != "" {
+				b, err := os.ReadFile(tokenFile)
+				if err != nil {
+					return fmt.Errorf("--token-file: %w", err)
+				}
+				config.Token = string(b)
+			}
+			results := preflight.Run(c.Context(), config)
+			if err := out.print(env.Stdout, results, func(w io.Writer) { showResults(w, results) }); err != nil {
+				return err
+			}
+			if preflight.Failed(results) {
+				return &exitError{code: ExitFailed}
+			}
+			return nil
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&config.Uplink, "uplink", "", "device to the fabric")
+	f.StringVar(&config.URL, "orchestrator", "", "URL of the orchestrator, https://host:port")
+	f.StringVar(&tokenFile, "token-file", "", "file with the join token")
+	f.TextVar(&config.Plan.Base, "base-prefix", config.Plan.Base, "the prefix node /64s are cut from")
+	f.TextVar(&config.Plan.Private, "private-prefix", config.Plan.Private, "the prefix of the addresses containers see")
+	f.StringVar(&config.BPFFS, "bpffs", "/sys/fs/bpf/pilaster", "where the packet path is pinned")
+	f.IntVar(&config.MTUReserve, "mtu-reserve", 0, "bytes the containers' MTU stays below the uplink's")
+	_ = c.MarkFlagRequired("uplink")
+	c.MarkFlagsRequiredTogether("orchestrator", "token-file")
+	out.bind(c)
+	return c
+}
+
+func showResults(w io.Writer, results []preflight.Result) {
+	for _, r := range results {
+		fmt.Fprintf(w, "%s\t%s\t%s", r.State, r.Check, r.Says)
+		if r.Do != "" {
+			fmt.Fprintf(w, "; %s", r.Do)
+		}
+		fmt.Fprintln(w)
+	}
+}

@@ -1,0 +1,135 @@
+package cli
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/datapath"
+)
+
+// resetOptions are the flags of node reset.
+type resetOptions struct {
+	stateDir, runDir, bpffs string
+	yes, force              bool
+	out                     output
+}
+
+// removedView is one thing that was taken away, as JSON.
+type removedView struct {
+	Kind string `json:"kind"`
+	Name string `json:"name"`
+}
+
+func newNodeReset(env Env) *cobra.Command {
+	var o resetOptions
+	c := &cobra.Command{
+		Use:   "reset",
+		Short: "Take everything of the agent off this machine",
+		Long: `Take everything of the agent off this machine: devices, programs, maps and their pins, the bpffs where the
+agent mounted it, the node's address and the route behind it, its socket and its state. Settings of the machine
+need no reset: the agent sets devices of its own only.
+
+The agent must be stopped, and containers gone: --force goes on where some are left, and they lose their network
+for good. Unlike the other node commands this one works on this machine and asks no orchestrator: the cluster
+knows the node until 'pilaster node delete NAME' is run there.`,
+		Example: "  pilaster node reset\n  pilaster node reset --yes -o json",
+		Args:    cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			if os.Geteuid() != 0 {
+				return usage("pilaster node reset needs root: it removes devices and eBPF programs")
+			}
+			return reset(env, o)
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&o.stateDir, "state-dir", "/var/lib/pilaster", "the agent's --state-dir")
+	f.StringVar(&o.runDir, "run-dir", "/run/pilaster", "the agent's --run-dir")
+	f.StringVar(&o.bpffs, "bpffs", "/sys/fs/bpf/pilaster", "the agent's --bpffs")
+	f.BoolVar(&o.yes, "yes", false, "do not ask")
+	f.BoolVar(&o.force, "force", false, "go on although containers are attached")
+	o.out.bind(c)
+	return c
+}
+
+func reset(env Env, o resetOptions) (err error) {
+	remains, err := agent.FindRemains(o.stateDir, o.runDir)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, remains.Close()) }()
+	kernel, err := datapath.Leftovers(remains.Prefix, o.bpffs)
+	if err != nil {
+		return err
+	}
+	if attached := attached(remains, kernel); len(attached) > 0 && !o.force {
+		return fmt.Errorf("containers are attached to this node: %s\n  nothing was changed; remove them first, or use --force: they lose their network for good", strings.Join(attached, ", "))
+	}
+	all := append(kernel, remains.Files...)
+	if len(all) > 0 && !o.yes && !confirmed(env, all, remains.Prefix) {
+		return errors.New("not confirmed\n  nothing was changed; --yes does not ask")
+	}
+	return removeAll(env, o.out, all)
+}
+
+// attached names the containers that would lose their network: those on record, or else the devices
+// that nobody has a record of.
+func attached(r *agent.Remains, kernel []agent.Leftover) []string {
+	if len(r.Endpoints) > 0 {
+		return r.Endpoints
+	}
+	var devices []string
+	for _, l := range kernel {
+		if l.Kind == agent.LeftDevice {
+			devices = append(devices, "the one behind device "+l.Name)
+		}
+	}
+	return devices
+}
+
+func confirmed(env Env, all []agent.Leftover, prefix netip.Prefix) bool {
+	for _, l := range all {
+		fmt.Fprintf(env.Stderr, "%s %s\n", l.Kind, l.Name)
+	}
+	if prefix.IsValid() {
+		fmt.Fprintf(env.Stderr, "This node holds %v, which no node is given again.\n", prefix)
+	}
+	fmt.Fprint(env.Stderr, "Remove all of it? [y/N] ")
+	answer, _ := bufio.NewReader(env.Stdin).ReadString('\n') // the end of input is no yes
+	answer = strings.ToLower(strings.TrimSpace(answer))
+	return answer == "y" || answer == "yes"
+}
+
+// removeAll goes on after a failure, and tells what is gone also then.
+func removeAll(env Env, out output, all []agent.Leftover) error {
+	removed := []removedView{}
+	var errs []error
+	for _, l := range all {
+		if err := l.Remove(); err != nil && !errors.Is(err, os.ErrNotExist) {
+			errs = append(errs, fmt.Errorf("%s %s is left: %w", l.Kind, l.Name, err))
+			continue
+		}
+		removed = append(removed, removedView{l.Kind, l.Name})
+	}
+	if len(errs) > 0 {
+		errs = append(errs, errors.New("run it again when that is mended"))
+	}
+	err := out.print(env.Stdout, struct {
+		Removed []removedView `json:"removed"`
+	}{removed}, func(w io.Writer) {
+		for _, r := range removed {
+			fmt.Fprintf(w, "removed\t%s\t%s\n", r.Kind, r.Name)
+		}
+		if len(all) == 0 {
+			fmt.Fprintln(w, "nothing of the agent is on this machine")
+		}
+	})
+	return errors.Join(append(errs, err)...)
+}

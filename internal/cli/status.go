@@ -1,0 +1,209 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+	"sort"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+)
+
+func newStatusCommand(env Env) *cobra.Command {
+	var out output
+	var socket agentSocket
+	c := &cobra.Command{
+		Use:     "status",
+		Short:   "Show how this node is",
+		Long:    "Show how this node is, as its agent tells it. The exit status is 1 when no endpoint would be added now.",
+		Example: "  pilaster status\n  pilaster status -o json",
+		Args:    cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			resp, err := socket.client().Status(c.Context(), connect.NewRequest(&pilasterv1.StatusRequest{}))
+			if err != nil {
+				return err
+			}
+			v := viewStatus(resp.Msg)
+			if err := out.print(env.Stdout, v, v.textAt(time.Now())); err != nil {
+				return err
+			}
+			if !v.Ready {
+				return &exitError{code: ExitFailed}
+			}
+			return nil
+		},
+	}
+	socket.bind(c)
+	out.bind(c)
+	return c
+}
+
+// statusView is a node's status as people and scripts see it.
+type statusView struct {
+	Node         nodeStatusView `json:"node"`
+	Ready        bool           `json:"ready"`
+	Problems     []string       `json:"problems"`
+	Orchestrator linkView       `json:"orchestrator"`
+	Datapath     *datapathView  `json:"datapath"` // null before the node has its prefix
+	Endpoints    uint32         `json:"endpoints"`
+	Capacity     uint32         `json:"endpointCapacity"`
+	Tenants      uint32         `json:"tenants"`
+	Drops        []dropView     `json:"drops"`
+	Version      string         `json:"version"`
+	PID          uint32         `json:"pid"`
+}
+
+type nodeStatusView struct {
+	Name    string `json:"name"`
+	UUID    string `json:"uuid"`
+	Prefix  string `json:"prefix"`
+	Uplink  string `json:"uplink"`
+	Base    string `json:"basePrefix"`
+	Private string `json:"privatePrefix"`
+}
+
+type linkView struct {
+	URL       string `json:"url"`
+	Connected bool   `json:"connected"`
+	Revision  int64  `json:"revision"`
+	Since     string `json:"since"`
+	LastError string `json:"lastError,omitempty"`
+}
+
+type datapathView struct {
+	DeviceKind   string      `json:"deviceKind"`
+	Programs     string      `json:"programs"`
+	Healthy      bool        `json:"healthy"`
+	FirstInChain bool        `json:"firstInChain"`
+	Entries      []entryView `json:"entries"`
+}
+
+type entryView struct {
+	Table    string `json:"table"`
+	Used     uint32 `json:"used"`
+	Capacity uint32 `json:"capacity"`
+	Cache    bool   `json:"cache"`
+}
+
+type dropView struct {
+	Reason     string `json:"reason"`
+	Packets    uint64 `json:"packets"`
+	LastMinute uint64 `json:"lastMinute"`
+}
+
+func viewStatus(s *pilasterv1.StatusResponse) statusView {
+	o := s.GetOrchestrator()
+	v := statusView{
+		Node: nodeStatusView{
+			Name: s.GetNode().GetName(), UUID: s.GetNode().GetUuid(), Prefix: s.GetNode().GetPrefix(), Uplink: s.GetUplink(),
+			Base: s.GetPlan().GetBasePrefix(), Private: s.GetPlan().GetPrivatePrefix(),
+		},
+		Ready: s.GetReady(), Problems: append([]string{}, s.GetProblems()...),
+		Orchestrator: linkView{o.GetUrl(), o.GetConnected(), o.GetRevision(), timeText(o.GetSince()), o.GetLastError()},
+		Endpoints:    s.GetEndpoints(), Capacity: s.GetEndpointCapacity(), Tenants: s.GetTenants(),
+		Drops: []dropView{}, Version: s.GetVersion(), PID: s.GetPid(),
+	}
+	if d := s.GetDatapath(); d != nil {
+		v.Datapath = &datapathView{d.DeviceKind, d.Programs, d.Healthy, d.FirstInChain, []entryView{}}
+		for _, e := range d.Entries {
+			v.Datapath.Entries = append(v.Datapath.Entries, entryView{e.Table, e.Used, e.Capacity, e.Cache})
+		}
+	}
+	for _, d := range s.GetDrops() {
+		v.Drops = append(v.Drops, dropView{d.Reason, d.Packets, d.LastMinute})
+	}
+	return v
+}
+
+func (v statusView) textAt(now time.Time) func(io.Writer) {
+	return func(w io.Writer) { v.text(w, now) }
+}
+
+func (v statusView) text(w io.Writer, now time.Time) {
+	row := func(name, value, state, rest string) {
+		fmt.Fprintf(w, "%s\t%s\t%s\n", strings.TrimSpace(name+" "+value), state, rest)
+	}
+	if v.Node.Prefix == "" {
+		row("node", v.Node.Name, "not ready", "no prefix yet")
+	} else {
+		row("node", v.Node.Name, choose(v.Ready, "ready", "not ready"), v.Node.Prefix+" on "+v.Node.Uplink)
+	}
+	row("orchestrator", "", choose(v.Orchestrator.Connected, "connected", "away"), v.Orchestrator.text(now))
+	if d := v.Datapath; d != nil {
+		row("datapath", "", choose(d.Healthy, "healthy", "broken"), fmt.Sprintf("%s, programs %s, %s, %s of %s endpoints",
+			d.DeviceKind, d.Programs, choose(d.FirstInChain, "first in chain", "not first in chain"), thousands(uint64(v.Endpoints)), thousands(uint64(v.Capacity))))
+		for _, e := range d.Entries {
+			of := thousands(uint64(e.Used)) + " of " + thousands(uint64(e.Capacity)) + " entries"
+			if e.Cache {
+				of = "a cache of " + thousands(uint64(e.Capacity)) + " slots"
+			}
+			row("", "", e.Table, of)
+		}
+		fmt.Fprintf(w, "drops\t%s\n", v.dropText())
+	}
+	for _, p := range v.Problems {
+		fmt.Fprintf(w, "problem\t%s\n", p)
+	}
+}
+
+func (l linkView) text(now time.Time) string {
+	since, err := time.Parse(time.RFC3339, l.Since)
+	if err != nil {
+		return l.URL
+	}
+	age := now.Sub(since).Round(time.Second)
+	if l.Connected {
+		return fmt.Sprintf("%s, revision %s, for %v", l.URL, thousands(uint64(l.Revision)), age)
+	}
+	return fmt.Sprintf("%s, for %v: %s; what this node knows goes on working", l.URL, age, l.LastError)
+}
+
+// dropText names the reasons that occurred, most packets first.
+func (v statusView) dropText() string {
+	var total, lastMinute uint64
+	var reasons []dropView
+	for _, d := range v.Drops {
+		total += d.Packets
+		lastMinute += d.LastMinute
+		if d.Packets > 0 {
+			reasons = append(reasons, d)
+		}
+	}
+	if total == 0 {
+		return "none"
+	}
+	sort.SliceStable(reasons, func(i, j int) bool { return reasons[i].Packets > reasons[j].Packets })
+	var parts []string
+	for _, d := range reasons {
+		parts = append(parts, d.Reason+" "+thousands(d.Packets))
+	}
+	return fmt.Sprintf("last minute %s; since start %s (%s)   pilaster monitor --type drop", thousands(lastMinute), thousands(total), strings.Join(parts, ", "))
+}
+
+func choose(b bool, yes, no string) string {
+	if b {
+		return yes
+	}
+	return no
+}
+
+// thousands writes 100002 as 100,002.
+func thousands(n uint64) string {
+	s := fmt.Sprint(n)
+	for i := len(s) - 3; i > 0; i -= 3 {
+		s = s[:i] + "," + s[i:]
+	}
+	return s
+}
+
+func timeText(t *timestamppb.Timestamp) string {
+	if t == nil {
+		return ""
+	}
+	return t.AsTime().Format(time.RFC3339)
+}

@@ -1,0 +1,220 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
+	"pilaster.io/pilaster/internal/agent"
+)
+
+var noon = time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)
+
+// witness is an agent with one endpoint that has seen one drop.
+type witness struct {
+	pilasterv1connect.UnimplementedAgentServiceHandler
+	status *pilasterv1.StatusResponse
+}
+
+func theEndpoint() *pilasterv1.Endpoint {
+	return &pilasterv1.Endpoint{
+		Id: 3, ContainerId: "c0ffee", Interface: "eth0", Pod: "default/web-0", Netns: "/run/netns/x", CniNetwork: "pil",
+		Tenant: "blue", TenantId: 1, App: 2, Labels: map[string]string{"app": "web"}, State: "active",
+		HostDevice: "pil3", HostIfindex: 9, ContainerMac: "02:70:69:6c:00:02", Mtu: 1500, Created: timestamppb.New(noon),
+		Attachments: []*pilasterv1.Attachment{{
+			Network: "netpila", Plaintext: "fd70:696c:6100:1:0:100:200:7", Address: "fc00::7", Gateway: "fe80::1", Routes: []string{"fc00::/8"},
+		}},
+	}
+}
+
+func (w *witness) Status(context.Context, *connect.Request[pilasterv1.StatusRequest]) (*connect.Response[pilasterv1.StatusResponse], error) {
+	return connect.NewResponse(w.status), nil
+}
+
+func (w *witness) ListEndpoints(context.Context, *connect.Request[pilasterv1.ListEndpointsRequest]) (*connect.Response[pilasterv1.ListEndpointsResponse], error) {
+	return connect.NewResponse(&pilasterv1.ListEndpointsResponse{Endpoints: []*pilasterv1.Endpoint{theEndpoint()}}), nil
+}
+
+func (w *witness) GetEndpoint(_ context.Context, r *connect.Request[pilasterv1.GetEndpointRequest]) (*connect.Response[pilasterv1.GetEndpointResponse], error) {
+	if r.Msg.Key != "default/web-0" {
+		return nil, connect.NewError(connect.CodeNotFound, errors.New("no such endpoint"))
+	}
+	return connect.NewResponse(&pilasterv1.GetEndpointResponse{Endpoint: theEndpoint()}), nil
+}
+
+func (w *witness) Monitor(_ context.Context, r *connect.Request[pilasterv1.MonitorRequest], s *connect.ServerStream[pilasterv1.MonitorResponse]) error {
+	err := s.Send(&pilasterv1.MonitorResponse{
+		Time: timestamppb.New(noon), Type: "drop", Reason: "src-not-own", Count: 1200, Hook: "container", Source: "fc00::9", Destination: "fc00::8",
+		Protocol: 17, SourcePort: 4000, DestinationPort: 53, Length: 80, EndpointId: 3, Endpoint: "default/web-0", Ifindex: 9, LostEvents: 5,
+	})
+	return errors.Join(err, connect.NewError(connect.CodeUnavailable, errors.New("the agent is stopping")))
+}
+
+func theStatus() *pilasterv1.StatusResponse {
+	return &pilasterv1.StatusResponse{
+		Node: &pilasterv1.Node{Name: "n1", Uuid: "u", Prefix: "fd70:696c:6100:1::/64"}, Uplink: "eth0", Ready: true, Version: "v1", Pid: 7,
+		Plan:         &pilasterv1.Plan{BasePrefix: "fd70:696c:6100::/40", PrivatePrefix: "fc00::/8"},
+		Orchestrator: &pilasterv1.OrchestratorLink{Url: "https://o:7070", Connected: true, Revision: 1412, Since: timestamppb.New(noon)},
+		Datapath: &pilasterv1.DatapathStatus{DeviceKind: "veth", Programs: "1.4.0", Healthy: true, FirstInChain: true, Entries: []*pilasterv1.Entries{
+			{Table: "locals", Used: 2, Capacity: 4096}, {Table: "flows", Used: 8192, Capacity: 8192, Cache: true},
+		}},
+		Endpoints: 2, EndpointCapacity: 4096, Tenants: 2,
+		Drops: []*pilasterv1.DropCount{{Reason: "src-not-own", Packets: 1}, {Reason: "malformed"}, {Reason: "dst-undecryptable", Packets: 100001, LastMinute: 12}},
+	}
+}
+
+func TestStatusText(t *testing.T) {
+	var o output
+	o.format = "text"
+	var b bytes.Buffer
+	v := viewStatus(theStatus())
+	if err := o.print(&b, v, v.textAt(noon.Add(90*time.Second))); err != nil {
+		t.Fatal(err)
+	}
+	want := `
+node n1        ready       fd70:696c:6100:1::/64 on eth0
+orchestrator   connected   https://o:7070, revision 1,412, for 1m30s
+datapath       healthy     veth, programs 1.4.0, first in chain, 2 of 4,096 endpoints
+               locals      2 of 4,096 entries
+               flows       a cache of 8,192 slots
+drops          last minute 12; since start 100,002 (dst-undecryptable 100,001, src-not-own 1)   pilaster monitor --type drop
+`[1:]
+	if b.String() != want {
+		t.Errorf("status\n%s\nwant\n%s", b.String(), want)
+	}
+}
+
+func TestStatusOfANodeThatWaits(t *testing.T) {
+	w := &witness{status: &pilasterv1.StatusResponse{
+		Node: &pilasterv1.Node{Name: "n1"}, Problems: []string{"this node has no prefix yet"},
+		Orchestrator: &pilasterv1.OrchestratorLink{Url: "https://o:7070", Since: timestamppb.New(noon), LastError: "connection refused"},
+	}}
+	socket := serve(t, w)
+	code, out, errs := run(t, "", "status", "--agent-socket", socket)
+	if code != ExitFailed || errs != "" || !strings.Contains(out, "not ready") || !strings.Contains(out, "connection refused") || !strings.Contains(out, "problem") {
+		t.Errorf("exit %d\n%s%s", code, out, errs)
+	}
+	w.status = theStatus()
+	code, out, _ = run(t, "", "status", "-o", "json", "--agent-socket", socket)
+	var v statusView
+	if err := json.Unmarshal([]byte(out), &v); code != ExitDone || err != nil || !v.Ready || v.Drops[2].LastMinute != 12 || !v.Datapath.Entries[1].Cache {
+		t.Errorf("exit %d, %v\n%s", code, err, out)
+	}
+}
+
+func TestEndpointCommands(t *testing.T) {
+	socket := serve(t, &witness{})
+	code, out, _ := run(t, "", "endpoint", "list", "--agent-socket", socket)
+	want := `
+ID   CONTAINER       TENANT   APP   STATE    ADDRESS   PLAINTEXT
+3    default/web-0   blue     2     active   fc00::7   fd70:696c:6100:1:0:100:200:7
+`[1:]
+	if code != ExitDone || out != want {
+		t.Errorf("exit %d\n%s\nwant\n%s", code, out, want)
+	}
+	code, out, _ = run(t, "", "endpoint", "get", "default/web-0", "--agent-socket", socket)
+	want = `
+endpoint    3, active
+container   c0ffee eth0
+pod         default/web-0
+tenant      blue, id 1
+app         2, app=web
+netpila     fc00::7                        what the container sees
+            fd70:696c:6100:1:0:100:200:7   what the fabric sees
+            fc00::/8 via fe80::1
+device      pil3, index 9, MTU 1500, container's MAC 02:70:69:6c:00:02
+netns       /run/netns/x
+since       2026-11-01T12:00:00Z
+`[1:]
+	if code != ExitDone || out != want {
+		t.Errorf("exit %d\n%s\nwant\n%s", code, out, want)
+	}
+	var v endpointView
+	code, out, _ = run(t, "", "endpoint", "get", "default/web-0", "-o", "json", "--agent-socket", socket)
+	if err := json.Unmarshal([]byte(out), &v); code != ExitDone || err != nil || v.Attachments[0].Address != "fc00::7" || v.ID != 3 {
+		t.Errorf("exit %d, %v\n%s", code, err, out)
+	}
+	if code, _, errs := run(t, "", "endpoint", "get", "nobody", "--agent-socket", socket); code != ExitFailed || !strings.Contains(errs, "error: no such endpoint") {
+		t.Errorf("unknown endpoint: exit %d, %s", code, errs)
+	}
+	if code, _, errs := run(t, "", "endpoint", "list", "--agent-socket", "/nonexistent"); code != ExitUnreachable || errs == "" {
+		t.Errorf("no agent: exit %d, %s", code, errs)
+	}
+}
+
+func TestMonitorLines(t *testing.T) {
+	socket := serve(t, &witness{})
+	code, out, errs := run(t, "", "monitor", "--type", "drop", "--agent-socket", socket)
+	want := "12:00:00.000  drop  src-not-own         [fc00::9]:4000 → [fc00::8]:53  UDP  80 bytes  at container of endpoint 3 default/web-0  ×1,200  (5 events lost before)\n"
+	if out != want || code != ExitUnreachable || !strings.Contains(errs, "stopping") {
+		t.Errorf("exit %d, %s\n%s\nwant\n%s", code, errs, out, want)
+	}
+	_, out, _ = run(t, "", "monitor", "-o", "json", "--agent-socket", socket)
+	var v eventView
+	if err := json.Unmarshal([]byte(out), &v); err != nil || v.Reason != "src-not-own" || v.Count != 1200 || strings.Count(out, "\n") != 1 {
+		t.Errorf("%v\n%s", err, out)
+	}
+	for _, args := range [][]string{{"monitor", "--type", "trace"}, {"monitor", "-o", "yaml"}} {
+		if code, _, _ := run(t, "", args...); code != ExitUsage {
+			t.Errorf("%v: exit %d", args, code)
+		}
+	}
+}
+
+func TestAgentUsage(t *testing.T) {
+	base := []string{"agent", "--orchestrator", "https://o:7070", "--uplink", "eth0", "--run-dir", t.TempDir(), "--state-dir", t.TempDir()}
+	for want, more := range map[string][]string{
+		"--max-endpoints": {"--max-endpoints", "0"},
+		"--node-prefix":   {"--node-prefix", "fd70::/48"},
+		"--mtu-reserve":   {"--mtu-reserve", "-1"},
+		"--orchestrator":  {"--orchestrator", "o:7070"},
+	} {
+		code, _, errs := run(t, "", append(base, more...)...)
+		if code != ExitUsage || !strings.Contains(errs, want) {
+			t.Errorf("%v: exit %d, %s", more, code, errs)
+		}
+	}
+	if code, _, errs := run(t, "", append(base, "--token-file", "/nonexistent")...); code != ExitFailed || !strings.Contains(errs, "--token-file") {
+		t.Errorf("no token file: exit %d, %s", code, errs)
+	}
+	if code, _, errs := run(t, "", append(base, "--uplink", "nosuch0")...); code != ExitFailed || !strings.Contains(errs, "--uplink nosuch0") {
+		t.Errorf("no uplink: exit %d, %s", code, errs)
+	}
+	if code, _, errs := run(t, "", "agent"); code != ExitUsage || !strings.Contains(errs, "required") {
+		t.Errorf("no flags: exit %d, %s", code, errs)
+	}
+}
+
+func TestCompleteAgent(t *testing.T) {
+	token := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(token, []byte("pilaster.x.y\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	o := agent.Options{OrchestratorURL: "https://o:7070", MaxEndpoints: 10}
+	if err := completeAgent(&o, token, "fd70:696c:6100:1::/64"); err != nil {
+		t.Fatal(err)
+	}
+	if o.Token != "pilaster.x.y\n" || o.NodePrefix.String() != "fd70:696c:6100:1::/64" || o.NodeName == "" || o.NodeName != strings.ToLower(o.NodeName) {
+		t.Errorf("options %+v", o)
+	}
+}
+
+// A joined node needs no token any more, so a token file that is gone is no error by itself.
+func TestAgentWithoutItsTokenFile(t *testing.T) {
+	code, _, errs := run(t, "", "agent", "--orchestrator", "https://[::1]:1", "--uplink", "lo", "--node-name", "n1",
+		"--token-file", "/nonexistent/join-token", "--run-dir", t.TempDir(), "--state-dir", t.TempDir())
+	if code != ExitFailed || !strings.Contains(errs, "no valid certificate and no join token") {
+		t.Errorf("exit %d, %q", code, errs)
+	}
+}

@@ -1,0 +1,38 @@
+package datapath
+
+import (
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+)
+
+// BenchmarkAttach is why the container program is a cls_bpf filter: what each kind of hook costs to
+// put on a device and take off again, which happens once a container.
+func BenchmarkAttach(b *testing.B) {
+	w := newWire(b)
+	c := w.nodes[0].add(b, blue, 1)
+	n := w.nodes[0]
+	b.Run("cls_bpf", func(b *testing.B) {
+		for b.Loop() {
+			must(b, n.detachContainer(c.record))
+			must(b, n.datapath.attachContainer(c.record))
+		}
+	})
+	b.Run("tcx", func(b *testing.B) {
+		must(b, n.ns.Do(func() error {
+			for b.Loop() {
+				l, err := link.AttachTCX(link.TCXOptions{
+					Interface: c.record.Device.HostIfindex, Program: n.datapath.program, Attach: ebpf.AttachTCXIngress,
+				})
+				if err != nil {
+					return err
+				}
+				if err := l.Close(); err != nil {
+					return err
+				}
+			}
+			return nil
+		}))
+	})
+}

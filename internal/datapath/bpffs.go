@@ -1,0 +1,62 @@
+package datapath
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// mountSource marks a bpffs that we mounted.
+const mountSource = "pilaster"
+
+// mountBPFFS makes sure that dir is a folder on a bpffs.
+func mountBPFFS(dir string) error {
+	at := dir
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		// Where nobody mounts bpffs, /sys/fs/bpf is a folder of sysfs, which takes no folders of ours.
+		if at = filepath.Dir(dir); !isOn(at, unix.SYSFS_MAGIC) {
+			return fmt.Errorf("make the folder for pins: %w", err)
+		}
+	} else if isOn(dir, unix.BPF_FS_MAGIC) {
+		return nil
+	}
+	if err := unix.Mount(mountSource, at, "bpf", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0700"); err != nil {
+		return fmt.Errorf("mount bpffs on %s: %w; the packet path needs CAP_SYS_ADMIN and a kernel with bpffs", at, err)
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return fmt.Errorf("make the folder for pins: %w", err)
+	}
+	return nil
+}
+
+func isOn(dir string, filesystem int64) bool {
+	var fs unix.Statfs_t
+	return unix.Statfs(dir, &fs) == nil && fs.Type == filesystem
+}
+
+// ourMount is where mountBPFFS mounted a bpffs for dir; empty where it did not.
+func ourMount(dir string) (string, error) {
+	f, err := os.Open("/proc/thread-self/mountinfo")
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	mount := ""
+	lines := bufio.NewScanner(f)
+	for lines.Scan() {
+		// proc_pid_mountinfo(5): place is the fifth field, file system and source follow a dash.
+		before, after, _ := strings.Cut(lines.Text(), " - ")
+		fields, kind := strings.Fields(before), strings.Fields(after)
+		if len(fields) < 5 || len(kind) < 2 || kind[0] != "bpf" || kind[1] != mountSource {
+			continue
+		}
+		if place := strings.ReplaceAll(fields[4], `\040`, " "); place == dir || place == filepath.Dir(dir) {
+			mount = place
+		}
+	}
+	return mount, lines.Err()
+}

@@ -1,0 +1,99 @@
+package datapath
+
+import (
+	"math"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/cilium/ebpf"
+
+	"pilaster.io/pilaster/internal/packet"
+)
+
+// TestCacheAnswersOnlyItsKey puts one entry in every slot, as if every packet's slot were taken by
+// that flow: only the very same packet may use it, and only as long as it holds.
+func TestCacheAnswersOnlyItsKey(t *testing.T) {
+	b := newProgBench(t)
+	far, decoy := b.b3.Addr(), b.b3.Addr().Next()
+	const wayUplink = 2
+	cached := func() pilasterFlow {
+		var generation uint32
+		must(t, b.datapath.objects.PilGenerationV1.Lookup(uint32(0), &generation))
+		f := pilasterFlow{
+			Src: words(b.b1.plain()), Dst: words(decoy), Expires: math.MaxInt64, Ifindex: b.uplinkIfindex(), Way: wayUplink, Translate: 1,
+			Checksum: difference(sees(far), decoy),
+		}
+		f.Key.Src, f.Key.Dst, f.Key.Device, f.Key.Generation = words(b.b1.seen()), words(sees(far)), b.b1.ifindex(), generation
+		sum := uint64(f.Checksum) + uint64(difference(b.b1.seen(), b.b1.plain()))
+		f.Checksum = uint32(sum + sum>>32)
+		return f
+	}
+	frame := b.frame(b.sent(sees(far), gram))
+	across := func(to netip.Addr) packet.Packet {
+		return packet.Packet{Source: b.b1.plain(), Destination: to, HopLimit: 63, Body: gram}
+	}
+	for _, c := range []struct {
+		change func(*pilasterFlow)
+		device uint32
+		progCase
+	}{
+		{nil, b.b1.ifindex(), progCase{name: "the same packet", frame: frame, out: across(decoy)}},
+		{nil, b.b1.ifindex(), progCase{name: "another destination", frame: b.frame(b.sent(netip.MustParseAddr("fc12::1"), gram)), reason: "dst-undecryptable"}},
+		{nil, b.b1.ifindex(), progCase{name: "another source", frame: b.frame(packet.Packet{Source: b.b2.seen(), Destination: sees(far), Body: gram}), reason: "src-not-own"}},
+		{nil, b.b2.ifindex(), progCase{name: "another device", frame: frame, reason: "src-not-own"}},
+		{func(f *pilasterFlow) { f.Key.Generation-- }, b.b1.ifindex(), progCase{name: "from before a change", frame: frame, out: across(far)}},
+		{func(f *pilasterFlow) { f.Expires = 0 }, b.b1.ifindex(), progCase{name: "a next hop that is too old", frame: frame, out: across(far)}},
+		{func(f *pilasterFlow) { f.Way = 0 }, b.b1.ifindex(), progCase{name: "an entry that was not finished", frame: frame, out: across(far)}},
+	} {
+		f := cached()
+		if c.change != nil {
+			c.change(&f)
+		}
+		b.fillCache(t, f)
+		b.check(t, b.datapath.program, skb{Ifindex: c.device}, c.progCase)
+	}
+
+	// A packet that goes nowhere leaves nothing in the slot, whatever was there. One run more than there are
+	// CPUs comes by one slot twice.
+	b.fillCache(t, cached())
+	nowhere := b.b3
+	nowhere.Node = netip.MustParsePrefix("fd70:696c:6100:99::/64")
+	for range ebpf.MustPossibleCPU() + 1 {
+		b.check(t, b.datapath.program, skb{Ifindex: b.b1.ifindex()}, progCase{
+			name: "a node without a route, again", frame: b.frame(b.sent(sees(drawn(nowhere).Addr()), gram)), reason: "no-route",
+		})
+	}
+
+	// What the agent changes is believed at once, whatever was cached.
+	dropped := func(name, reason string) {
+		b.check(t, b.datapath.program, skb{Ifindex: b.b1.ifindex()}, progCase{name: name, frame: frame, reason: reason})
+	}
+	b.fillCache(t, cached())
+	must(t, b.datapath.deactivate(b.b1.record))
+	dropped("from a container that was removed", "src-not-own")
+	must(t, b.datapath.Activate(b.b1.record))
+	b.fillCache(t, cached())
+	must(t, b.datapath.DeleteTenant(blue))
+	dropped("from a tenant that was removed", "no-key")
+	must(t, b.datapath.PutTenant(blue))
+	must(t, b.datapath.objects.PilKeysV1.Delete(uint32(blue.Current().ID)))
+	b.fillCache(t, pilasterFlow{})
+	dropped("without a key", "no-key")
+	b.check(t, b.datapath.objects.PilUplinkIn, skb{Ifindex: b.uplinkIfindex()}, progCase{
+		name: "from the fabric without a key", reason: "no-key",
+		frame: packet.Packet{Source: far, Destination: b.b1.plain(), Body: gram}.Frame(b.uplinkMAC, containerMAC),
+	})
+	must(t, b.datapath.objects.PilKeysV1.Put(uint32(blue.Current().ID), make([]byte, b.datapath.objects.PilKeysV1.ValueSize())))
+	dropped("with a place for a key and none in it", "no-key")
+}
+
+func (b *progBench) fillCache(t *testing.T, f pilasterFlow) {
+	t.Helper()
+	flows := slices.Repeat([]pilasterFlow{f}, ebpf.MustPossibleCPU())
+	for slot := range b.datapath.objects.PilFlows.MaxEntries() {
+		must(t, b.datapath.objects.PilFlows.Put(slot, flows))
+	}
+}
+
+func (c *testContainer) ifindex() uint32 { return uint32(c.record.Device.HostIfindex) }

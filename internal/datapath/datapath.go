@@ -1,0 +1,133 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"sync"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/netns"
+)
+
+// Config is what a node's packet path is made from. It never changes while endpoints exist.
+type Config struct {
+	Uplink       string // device to the fabric
+	NodePrefix   netip.Prefix
+	Plan         address.Plan
+	BPFFS        string // folder for pins; bpffs is mounted there when it is not on one
+	MaxEndpoints int    // 1..65535
+	MTUReserve   int    // bytes the containers' MTU stays below the uplink's
+	Log          *slog.Logger
+}
+
+// Datapath implements agent.Driver on Linux.
+type Datapath struct {
+	config  Config
+	log     *slog.Logger
+	node    *netns.Namespace
+	netlink *netlink.Handle
+	uplink  netlink.Link
+	objects pilasterObjects
+	version string        // of programs and constants together
+	program *ebpf.Program // pil_container as pinned for this version
+
+	// generation orders changes: tables first, then the count that voids the caches.
+	generation sync.Mutex
+
+	devices sync.Mutex // held by alone
+}
+
+var _ agent.Driver = (*Datapath)(nil)
+
+// Open loads or takes over the packet path of the node whose namespace the calling thread is in.
+// It proves the kernel's features by using them, and undoes nothing that already works.
+func Open(c Config) (_ *Datapath, err error) {
+	if err := c.validate(); err != nil {
+		return nil, err
+	}
+	d := &Datapath{config: c, log: c.Log}
+	defer func() {
+		if err != nil {
+			d.Close()
+		}
+	}()
+	if d.node, err = netns.Open("/proc/thread-self/ns/net"); err != nil {
+		return nil, err
+	}
+	if d.netlink, err = d.node.Netlink(); err != nil {
+		return nil, err
+	}
+	if d.uplink, err = d.netlink.LinkByName(c.Uplink); err != nil {
+		return nil, fmt.Errorf("uplink %s: %w; name the device to the fabric with --uplink", c.Uplink, err)
+	}
+	if err := d.aloneOnUplink(); err != nil {
+		return nil, err
+	}
+	if err := mountBPFFS(c.BPFFS); err != nil {
+		return nil, err
+	}
+	if err := d.load(); err != nil {
+		return nil, err
+	}
+	if err := d.tryCipher(); err != nil {
+		return nil, err
+	}
+	if err := d.guardPrefix(); err != nil {
+		return nil, err
+	}
+	if err := d.attachUplink(); err != nil {
+		return nil, err
+	}
+	return d, nil
+}
+
+func (c Config) validate() error {
+	if err := c.Plan.Validate(); err != nil {
+		return err
+	}
+	if !c.Plan.ContainsNode(c.NodePrefix) {
+		return fmt.Errorf("node prefix %v is not a /64 of the base prefix %v", c.NodePrefix, c.Plan.Base)
+	}
+	if c.MaxEndpoints < 1 || c.MaxEndpoints > 65535 {
+		return fmt.Errorf("at most %d endpoints: choose 1 to 65535", c.MaxEndpoints)
+	}
+	if c.MTUReserve < 0 {
+		return fmt.Errorf("an MTU reserve of %d bytes is negative", c.MTUReserve)
+	}
+	return nil
+}
+
+// Close lets go of the packet path and leaves it working.
+func (d *Datapath) Close() error {
+	if d.netlink != nil {
+		d.netlink.Close()
+	}
+	var errs []error
+	if d.node != nil {
+		errs = append(errs, d.node.Close())
+	}
+	if d.program != nil {
+		errs = append(errs, d.program.Close())
+	}
+	return errors.Join(append(errs, d.objects.Close())...)
+}
+
+// changed voids what the programs have cached, after tables were written.
+func (d *Datapath) changed() error {
+	d.generation.Lock()
+	defer d.generation.Unlock()
+	var count uint32
+	if err := d.objects.PilGenerationV1.Lookup(uint32(0), &count); err != nil {
+		return fmt.Errorf("read the generation: %w", err)
+	}
+	if err := d.objects.PilGenerationV1.Put(uint32(0), count+1); err != nil {
+		return fmt.Errorf("count the generation: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,10 @@
+// Package datapath drives the packet path in the kernel: it loads the eBPF programs of bpf/, keeps
+// their maps and links pinned, makes the device pairs of endpoints and the containers' side of
+// them, and reads back what the kernel holds and counts. It owns every hook; nobody else attaches
+// anything to the uplink.
+//
+// What it leaves in the kernel works without it: closing a Datapath, or killing the agent that
+// holds it, stops nothing.
+package datapath
+
+//go:generate go tool bpf2go -no-global-types -cc clang-16 -strip llvm-strip-16 -target bpfel -type addr -type drop_event -type drop_state -type flow_key -type flow -type source_key -type source -type local -type tenant -type key_request -go-package datapath pilaster ../../bpf/pilaster.bpf.c -- -O2 -g -Wall -Werror -mcpu=v3

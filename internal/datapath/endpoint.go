@@ -1,0 +1,213 @@
+package datapath
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"syscall"
+
+	"github.com/cilium/ebpf"
+
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+// PutTenant makes the tenant's ids known, each with all of them beside it, and gives the cipher
+// their keys.
+func (d *Datapath) PutTenant(t tenant.Tenant) error {
+	var value pilasterTenant
+	if len(t.IDs) == 0 || len(t.IDs) > len(value.Ids) {
+		return fmt.Errorf("tenant %s has %d ids, and a node takes 1 to %d of a tenant; nothing was changed: let the containers of the oldest end", t.Name, len(t.IDs), len(value.Ids))
+	}
+	for i, id := range t.IDs {
+		value.Ids[i] = uint32(id.ID)
+	}
+	if t.Addressing == tenant.Clear {
+		value.Clear = 1
+	}
+	// All keys before the first list that names them.
+	for _, id := range t.IDs {
+		if t.Addressing == tenant.Clear {
+			break
+		}
+		if err := d.setKey(uint32(id.ID), id.Key); err != nil {
+			return fmt.Errorf("tenant %s: %w", t.Name, err)
+		}
+	}
+	for _, id := range t.IDs {
+		if err := d.objects.PilTenantsV1.Put(uint32(id.ID), value); err != nil {
+			return fmt.Errorf("tenant %s: write id %d: %w", t.Name, id.ID, err)
+		}
+	}
+	return d.changed()
+}
+
+// DeleteTenant forgets the tenant's ids and keys.
+func (d *Datapath) DeleteTenant(t tenant.Tenant) error {
+	for _, id := range t.IDs {
+		for _, m := range []*ebpf.Map{d.objects.PilTenantsV1, d.objects.PilKeysV1} {
+			if err := m.Delete(uint32(id.ID)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+				return fmt.Errorf("tenant %s: remove id %d: %w", t.Name, id.ID, err)
+			}
+		}
+	}
+	return d.changed()
+}
+
+func (d *Datapath) setKey(id uint32, key address.Key) error {
+	err := d.objects.PilKeysV1.Update(id, make([]byte, d.objects.PilKeysV1.ValueSize()), ebpf.UpdateNoExist)
+	if err != nil && !errors.Is(err, ebpf.ErrKeyExist) {
+		return fmt.Errorf("room for the key of tenant id %d: %w", id, err)
+	}
+	request := pilasterKeyRequest{TenantId: id, Key: key}
+	if _, err := d.objects.PilSetKey.Run(&ebpf.RunOptions{Context: &request, ContextOut: &request}); err != nil {
+		return fmt.Errorf("give the kernel the key of tenant id %d: %w", id, err)
+	}
+	if request.Error != 0 {
+		return fmt.Errorf("the kernel refuses the key of tenant id %d: %w; it must have ecb(aes) (CONFIG_CRYPTO_ECB, CONFIG_CRYPTO_AES)",
+			id, syscall.Errno(-request.Error))
+	}
+	return nil
+}
+
+// Activate writes the endpoint's map entries: from now on packets flow.
+func (d *Datapath) Activate(r endpoint.Record) error {
+	// After a reboot the index may be any other device's, even the uplink's.
+	host, err := d.netlink.LinkByName(r.Device.HostName)
+	if err != nil {
+		return fmt.Errorf("endpoint %d: link %s: %w", r.ID, r.Device.HostName, err)
+	}
+	if host.Attrs().Index != r.Device.HostIfindex {
+		return fmt.Errorf("endpoint %d: link %s has index %d, not %d: it was made anew", r.ID, r.Device.HostName, host.Attrs().Index, r.Device.HostIfindex)
+	}
+	if err := d.attachContainer(r); err != nil {
+		return err
+	}
+	for _, a := range r.Attachments {
+		err := d.objects.PilLocalsV1.Put(words(a.Plaintext).Lo, pilasterLocal{
+			Address: words(a.Address), Ifindex: uint32(r.Device.HostIfindex), Endpoint: uint32(r.ID),
+			Checksum: difference(a.Plaintext, a.Address),
+		})
+		if err == nil {
+			err = d.objects.PilSourcesV1.Put(sourceKey(r, a), pilasterSource{
+				Plain: words(a.Plaintext), Endpoint: uint32(r.ID), TenantId: uint32(r.TenantID),
+				Checksum: difference(a.Address, a.Plaintext),
+			})
+		}
+		if err != nil {
+			return fmt.Errorf("endpoint %d: write its entries: %w", r.ID, errors.Join(err, d.deactivate(r)))
+		}
+	}
+	return d.changed()
+}
+
+// deactivate takes the endpoint's map entries away: from now on nothing flows.
+func (d *Datapath) deactivate(r endpoint.Record) error {
+	for _, a := range r.Attachments {
+		err := d.objects.PilSourcesV1.Delete(sourceKey(r, a))
+		if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return fmt.Errorf("endpoint %d: remove its source entry: %w", r.ID, err)
+		}
+		err = d.objects.PilLocalsV1.Delete(words(a.Plaintext).Lo)
+		if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return fmt.Errorf("endpoint %d: remove its entry: %w", r.ID, err)
+		}
+	}
+	return d.changed()
+}
+
+func sourceKey(r endpoint.Record, a endpoint.Attachment) pilasterSourceKey {
+	return pilasterSourceKey{Address: words(a.Address), Ifindex: uint32(r.Device.HostIfindex)}
+}
+
+// Remove takes away the entries first, then the device.
+func (d *Datapath) Remove(_ context.Context, r endpoint.Record) error {
+	if err := d.deactivate(r); err != nil {
+		return err
+	}
+	return d.deleteDevice(deviceName(r.ID))
+}
+
+// Sweep removes devices, entries and tenants of ours that belong to none of the records.
+func (d *Datapath) Sweep(_ context.Context, keep []endpoint.Record) error {
+	sources, locals, devices := map[pilasterSourceKey]bool{}, map[uint64]bool{}, map[string]bool{}
+	ids := map[uint32]bool{}
+	for _, r := range keep {
+		devices[deviceName(r.ID)] = true
+		ids[uint32(r.TenantID)] = true
+		for _, a := range r.Attachments {
+			sources[sourceKey(r, a)] = true
+			locals[words(a.Plaintext).Lo] = true
+		}
+	}
+	if err := d.keepSiblings(ids); err != nil {
+		return err
+	}
+	err := errors.Join(
+		deleteOthers(d.objects.PilSourcesV1, sources),
+		deleteOthers(d.objects.PilLocalsV1, locals),
+		deleteOthers(d.objects.PilTenantsV1, ids),
+		deleteOthers(d.objects.PilKeysV1, ids),
+	)
+	if err != nil {
+		return err
+	}
+	if err := d.changed(); err != nil {
+		return err
+	}
+	return d.sweepDevices(devices)
+}
+
+// keepSiblings adds the other ids of the tenants that own the given ones.
+func (d *Datapath) keepSiblings(ids map[uint32]bool) error {
+	for _, id := range slices.Collect(maps.Keys(ids)) {
+		var t pilasterTenant
+		err := d.objects.PilTenantsV1.Lookup(id, &t)
+		if errors.Is(err, ebpf.ErrKeyNotExist) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("read tenant id %d: %w", id, err)
+		}
+		for _, sibling := range t.Ids {
+			ids[sibling] = true
+		}
+	}
+	return nil
+}
+
+// deleteOthers removes the entries of a map whose keys are not among those to keep.
+func deleteOthers[K comparable](m *ebpf.Map, keep map[K]bool) error {
+	keys, err := mapKeys[K](m)
+	if err != nil {
+		return err
+	}
+	for _, k := range keys {
+		if keep[k] {
+			continue
+		}
+		if err := m.Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return fmt.Errorf("sweep %v: %w", m, err)
+		}
+	}
+	return nil
+}
+
+// mapKeys lists a hash map's keys. A map that changes meanwhile is listed again.
+func mapKeys[K comparable](m *ebpf.Map) ([]K, error) {
+	for {
+		var keys []K
+		var key K
+		var value []byte
+		entries := m.Iterate()
+		for entries.Next(&key, &value) {
+			keys = append(keys, key)
+		}
+		if err := entries.Err(); !errors.Is(err, ebpf.ErrIterationAborted) {
+			return keys, err
+		}
+	}
+}

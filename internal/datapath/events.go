@@ -1,0 +1,97 @@
+package datapath
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+	"unsafe"
+
+	"github.com/cilium/ebpf/ringbuf"
+	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/reason"
+)
+
+// hooks are the names of bpf/event.h's enum hook.
+var hooks = map[uint32]string{1: "container", 2: "uplink-in", 3: "uplink-out"}
+
+// Events delivers drops as the programs report them. One reader at a time: a ring has one end.
+func (d *Datapath) Events(ctx context.Context) (<-chan agent.Event, error) {
+	reader, err := ringbuf.NewReader(d.objects.PilEventsV1)
+	if err != nil {
+		return nil, fmt.Errorf("read the events: %w", err)
+	}
+	events := make(chan agent.Event)
+	stop := context.AfterFunc(ctx, func() { reader.Close() })
+	go func() {
+		defer close(events)
+		defer stop()
+		defer reader.Close()
+		for {
+			record, err := reader.Read()
+			if errors.Is(err, os.ErrClosed) || ctx.Err() != nil {
+				return
+			}
+			if err != nil {
+				d.log.Warn("an event could not be read", "error", err)
+				continue
+			}
+			event, err := d.decodeEvent(record.RawSample)
+			if err != nil {
+				d.log.Warn("an event was not understood", "error", err)
+				continue
+			}
+			select {
+			case events <- event:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return events, nil
+}
+
+func (d *Datapath) decodeEvent(sample []byte) (agent.Event, error) {
+	var e pilasterDropEvent
+	if len(sample) < int(unsafe.Sizeof(e)) {
+		return agent.Event{}, fmt.Errorf("an event of %d bytes, not %d", len(sample), unsafe.Sizeof(e))
+	}
+	if _, err := binary.Decode(sample, binary.NativeEndian, &e); err != nil {
+		return agent.Event{}, err
+	}
+	return agent.Event{
+		Time: wallClock(e.Time), Type: "drop", Reason: reason.Reason(e.Reason).String(), Hook: hooks[e.Hook], Count: e.Count,
+		Source: e.Src.netip(), Destination: e.Dst.netip(), Protocol: e.Proto,
+		SourcePort: swap(e.Sport), DestinationPort: swap(e.Dport),
+		Length: int(e.Length), Endpoint: d.endpointOf(e.Ifindex), Ifindex: int(e.Ifindex), Lost: e.Lost,
+	}, nil
+}
+
+// endpointOf finds whose device a packet came from, whatever source it claims: the device's name
+// carries the id. 0 for the uplink, and for a device that is gone meanwhile.
+func (d *Datapath) endpointOf(ifindex uint32) endpoint.ID {
+	link, err := d.netlink.LinkByIndex(int(ifindex))
+	if err != nil {
+		return 0
+	}
+	id, _ := deviceID(link)
+	return id
+}
+
+func swap(port uint16) uint16 {
+	return binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, port))
+}
+
+// wallClock turns the kernel's monotonic time into a date.
+func wallClock(monotonic uint64) time.Time {
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
+		return time.Now()
+	}
+	return time.Now().Add(time.Duration(int64(monotonic) - now.Nano()))
+}

@@ -1,0 +1,153 @@
+package datapath
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/netns"
+	"pilaster.io/pilaster/internal/packet"
+)
+
+// fabricErrors: a router's error reaches the container it is about, translated, as if the peer had
+// sent it; anything else that looks like one is dropped.
+func (b *progBench) fabricErrors() []progCase {
+	router := netip.MustParseAddr("2001:db8:99::1")
+	quote := func(from, to netip.Addr) []byte {
+		return packet.Packet{Source: from, Destination: to, Body: gram}.Marshal()
+	}
+	tooBig := func(quoted []byte) packet.ICMP {
+		return packet.ICMP{Type: packet.PacketTooBig, Rest: [4]byte{2: 5, 3: 0}, Payload: quoted}
+	}
+	from := func(source netip.Addr, body packet.Body) []byte {
+		return packet.Packet{Source: source, Destination: b.b1.plain(), Body: body}.Frame(b.uplinkMAC, containerMAC)
+	}
+	b1, b3 := b.b1.plain(), b.b3.Addr()
+	inside := packet.Packet{Source: sees(b3), Destination: b.b1.seen()}
+	with := func(body packet.Body) packet.Packet {
+		p := inside
+		p.Body = body
+		return p
+	}
+	red3 := address.Plain{Node: b.far.prefix, Tenant: 2, App: 1, Index: 77}.Addr()
+	absent := packet.Packet{Source: router, Destination: address.Plain{Node: b.prefix, Tenant: 1, App: 1, Index: 5}.Addr(), Body: tooBig(quote(b1, b3))}
+
+	return []progCase{
+		{name: "too big", frame: from(router, tooBig(quote(b1, b3))), out: with(tooBig(quote(b.b1.seen(), sees(b3))))},
+		{name: "too big, from the cache", frame: from(router, tooBig(quote(b1, b3))), out: with(tooBig(quote(b.b1.seen(), sees(b3))))},
+		{name: "time exceeded, from a node", frame: from(b.far.prefix.Addr().Next(), packet.ICMP{Type: packet.TimeExceeded, Payload: quote(b1, b3)}),
+			out: with(packet.ICMP{Type: packet.TimeExceeded, Payload: quote(b.b1.seen(), sees(b3))})},
+		{name: "an echo of a router", frame: from(router, echo), reason: "tenant-mismatch"},
+		{name: "an error that quotes nothing", frame: from(router, tooBig(nil)), reason: "icmp-quote"},
+		{name: "an error that quotes half a header", frame: from(router, tooBig(quote(b1, b3)[:30])), reason: "icmp-quote"},
+		{name: "an error about another container's packet", frame: from(router, tooBig(quote(b.b2.plain(), b3))), reason: "icmp-quote"},
+		{name: "an error about a packet that never left", frame: from(router, tooBig(quote(b1, b.b2.plain()))), reason: "icmp-quote"},
+		{name: "an error of another container about its peer's packet", frame: from(b3.Next(), tooBig(quote(b1, b3))), reason: "icmp-quote"},
+		{name: "an error about another tenant's peer", frame: from(router, tooBig(quote(b1, red3))), reason: "tenant-mismatch"},
+		{name: "an error about the internet", frame: from(router, tooBig(quote(b1, router))), reason: "tenant-mismatch"},
+		{name: "an error about a ciphertext", frame: from(router, tooBig(quote(b1, sees(b3)))), reason: "tenant-mismatch"},
+		{name: "an error for nobody", frame: absent.Frame(b.uplinkMAC, containerMAC), reason: "no-endpoint"},
+	}
+}
+
+func TestErrorsOfTheFabric(t *testing.T) {
+	b := newProgBench(t)
+	for _, c := range b.fabricErrors() {
+		b.check(t, b.datapath.objects.PilUplinkIn, skb{Ifindex: b.uplinkIfindex()}, c)
+	}
+}
+
+// newRoutedWire joins the nodes by a router of the kernel's own, whose second link is narrow.
+func newRoutedWire(t *testing.T, narrow int) *wire {
+	t.Helper()
+	w := &wire{}
+	router := namespace(t, "router")
+	h, err := router.Netlink()
+	must(t, err)
+	defer h.Close()
+	must(t, router.Do(func() error {
+		return errors.Join(setIPv6("all", []sysctl{{"forwarding", "1"}}), setIPv6("default", []sysctl{{"accept_dad", "0"}}))
+	}))
+	for i, mtu := range []int{1500, narrow} {
+		n := &testNode{
+			ns:       namespace(t, fmt.Sprint("node", i)),
+			prefix:   netip.MustParsePrefix(fmt.Sprintf("fd70:696c:6100:%d::/64", i+1)),
+			underlay: netip.MustParseAddr(fmt.Sprintf("2001:db8:70:%d::2", i+1)),
+		}
+		w.nodes[i] = n
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name, attrs.Index, attrs.MTU = fmt.Sprint("to", i), 100+i, mtu
+		pair := netlink.NewVeth(attrs)
+		pair.PeerName, pair.PeerNamespace, pair.PeerMTU = "eth0", netlink.NsFd(n.ns.FD()), uint32(1500)
+		must(t, h.LinkAdd(pair))
+		gateway := n.underlay.Prev()
+		port, err := h.LinkByName(attrs.Name)
+		must(t, err)
+		must(t, h.AddrAdd(port, &netlink.Addr{IPNet: ipNet(netip.PrefixFrom(gateway, 64)), Flags: unix.IFA_F_NODAD}))
+		must(t, h.LinkSetUp(port))
+		n.configure(t, &testNode{prefix: netip.MustParsePrefix("::/0"), underlay: gateway})
+		must(t, h.RouteAdd(&netlink.Route{Dst: ipNet(n.prefix), Gw: n.underlay.AsSlice()}))
+		must(t, n.ns.WaitUp(t.Context(), "eth0"))
+		must(t, router.WaitUp(t.Context(), attrs.Name))
+		n.open(t)
+	}
+	return w
+}
+
+// TestPathMTU: TCP gets through a link narrower than the containers' MTU, and the container knows.
+func TestPathMTU(t *testing.T) {
+	w := newRoutedWire(t, 1280)
+	a, b := w.nodes[0].add(t, blue, 1), w.nodes[1].add(t, blue, 1)
+	transfer(t, a, b, 1<<20)
+	if mtu := pathMTU(t, a.ns, b.seen()); mtu != 1280 {
+		t.Errorf("the container believes in an MTU of %d", mtu)
+	}
+}
+
+func pathMTU(t *testing.T, ns *netns.Namespace, to netip.Addr) int {
+	t.Helper()
+	h, err := ns.Netlink()
+	must(t, err)
+	defer h.Close()
+	routes, err := h.RouteGet(to.AsSlice())
+	must(t, err)
+	return routes[0].MTU
+}
+
+// TestTimeExceeded: the router where a packet ended is heard of, and not named.
+func TestTimeExceeded(t *testing.T) {
+	w := newRoutedWire(t, 1500)
+	a, b := w.nodes[0].add(t, blue, 1), w.nodes[1].add(t, blue, 1)
+	inA, err := packet.NewCapture(a.ns, "eth0", packet.IncomingOnly)
+	must(t, err)
+	defer inA.Close()
+	send, err := packet.NewInjector(a.ns, "eth0")
+	must(t, err)
+	defer send.Close()
+	sent := packet.Packet{Source: a.seen(), Destination: b.seen(), HopLimit: 2, Body: gram}
+	must(t, send.Send(sent.Frame(gatewayMAC, containerMAC)))
+
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	seen, err := inA.Next(ctx)
+	must(t, err)
+	got, err := seen.Packet()
+	must(t, err)
+	icmp, ok := got.Body.(packet.ICMP)
+	if !ok || icmp.Type != packet.TimeExceeded || got.Source != b.seen() || got.Destination != a.seen() {
+		t.Fatalf("the container saw: %+v", got)
+	}
+	// Between us and the router the hop limit fell to 1; all else is what the container sent.
+	sent.HopLimit = 1
+	if !bytes.Equal(icmp.Payload, sent.Marshal()) || !packet.ChecksumOK(seen.Frame[14:]) {
+		t.Errorf("it quotes\n%x, sent was\n%x", icmp.Payload, sent.Marshal())
+	}
+}

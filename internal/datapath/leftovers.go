@@ -1,0 +1,219 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/netns"
+)
+
+// Leftovers finds what the packet path keeps in the kernel, in the order in which it can be taken
+// away without leaking a packet: devices before programs, programs before the route behind them.
+// It loads nothing. It, and what it returns, wants to be called in the node's namespace while no
+// agent runs. The prefix is the node's, zero where that is not known.
+//
+// Settings of the machine are not among them: only devices of ours are set, and those go whole.
+func Leftovers(prefix netip.Prefix, bpffs string) ([]agent.Leftover, error) {
+	bpffs = filepath.Clean(bpffs)
+	var all []agent.Leftover
+	for _, find := range []func() ([]agent.Leftover, error){
+		leftDevices,
+		func() ([]agent.Leftover, error) { return leftPins(bpffs) },
+		func() ([]agent.Leftover, error) { return leftPrefixes(prefix) },
+	} {
+		found, err := find()
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, found...)
+	}
+	return all, nil
+}
+
+func leftDevices() ([]agent.Leftover, error) {
+	links, err := netns.List(netlink.LinkList)
+	if err != nil {
+		return nil, fmt.Errorf("list devices: %w", err)
+	}
+	var all []agent.Leftover
+	for _, l := range links {
+		if _, ours := deviceID(l); ours {
+			all = append(all, agent.Leftover{Kind: agent.LeftDevice, Name: l.Attrs().Name, Remove: func() error {
+				return gone(netns.Retry(func() error { return netlink.LinkDel(l) }))
+			}})
+		}
+	}
+	return all, nil
+}
+
+// leftPins finds pins, their folders, and the bpffs where that is ours.
+func leftPins(bpffs string) ([]agent.Leftover, error) {
+	var pins, folders []agent.Leftover
+	for _, sub := range []string{linksFolder, programsFolder, mapsFolder} {
+		err := filepath.WalkDir(filepath.Join(bpffs, sub), func(path string, entry fs.DirEntry, err error) error {
+			switch {
+			case errors.Is(err, os.ErrNotExist):
+				return nil
+			case err != nil:
+				return err
+			case entry.IsDir():
+				folders = append(folders, leftFile("folder", path))
+			case sub == linksFolder:
+				pins = append(pins, agent.Leftover{Kind: "link", Name: path, Remove: func() error { return detach(path) }})
+			default:
+				pins = append(pins, leftFile(strings.TrimSuffix(sub, "s"), path))
+			}
+			return nil
+		})
+		if err != nil {
+			return nil, fmt.Errorf("list pins: %w", err)
+		}
+	}
+	slices.Reverse(folders) // the deepest first
+	place, err := leftPlace(bpffs)
+	return slices.Concat(pins, folders, place), err
+}
+
+// leftPlace is the folder of pins itself, and the bpffs we mounted for it. Neither is ours alone
+// while others keep something there.
+func leftPlace(bpffs string) ([]agent.Leftover, error) {
+	if _, err := os.Lstat(bpffs); errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	mount, err := ourMount(bpffs)
+	if err != nil {
+		return nil, fmt.Errorf("list mounts: %w", err)
+	}
+	unmount := agent.Leftover{Kind: "mount", Name: mount, Remove: func() error { return unix.Unmount(mount, 0) }}
+	alone, err := holdsOnly(bpffs, linksFolder, programsFolder, mapsFolder)
+	if err != nil || !alone {
+		return nil, err
+	}
+	switch mount {
+	case "":
+		if isMountPoint(bpffs) {
+			return nil, nil // mounted by somebody else, whose folder it is
+		}
+		return []agent.Leftover{leftFile("folder", bpffs)}, nil
+	case bpffs:
+		return []agent.Leftover{unmount, leftFile("folder", bpffs)}, nil
+	}
+	if alone, err = holdsOnly(mount, filepath.Base(bpffs)); err != nil || !alone {
+		return []agent.Leftover{leftFile("folder", bpffs)}, err
+	}
+	return []agent.Leftover{leftFile("folder", bpffs), unmount}, nil
+}
+
+func isMountPoint(dir string) bool {
+	var here, above unix.Stat_t
+	return unix.Stat(dir, &here) == nil && unix.Stat(filepath.Dir(dir), &above) == nil && here.Dev != above.Dev
+}
+
+// holdsOnly reports whether a folder holds nothing but these, and what the kernel puts into every bpffs.
+func holdsOnly(dir string, names ...string) (bool, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return false, err
+	}
+	names = append(names, "maps.debug", "progs.debug")
+	return !slices.ContainsFunc(entries, func(e fs.DirEntry) bool { return !slices.Contains(names, e.Name()) }), nil
+}
+
+// detach ends a pinned link at once. Removing its pin alone would leave that to the kernel's leisure.
+func detach(pin string) error {
+	l, err := link.LoadPinnedLink(pin, nil)
+	if err != nil {
+		return err
+	}
+	defer l.Close()
+	if err := gone(l.Detach()); err != nil {
+		return err
+	}
+	return l.Unpin()
+}
+
+// leftPrefixes finds node addresses and the routes behind them: the node's own, and those of a
+// prefix it held before, which nobody else makes in this pair.
+func leftPrefixes(own netip.Prefix) ([]agent.Leftover, error) {
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		return nil, fmt.Errorf("lo: %w", err)
+	}
+	addrs, err := netns.List(func() ([]netlink.Addr, error) { return netlink.AddrList(lo, unix.AF_INET6) })
+	if err != nil {
+		return nil, fmt.Errorf("list the addresses of lo: %w", err)
+	}
+	routes, err := netns.List(func() ([]netlink.Route, error) { return netlink.RouteList(nil, unix.AF_INET6) })
+	if err != nil {
+		return nil, fmt.Errorf("list routes: %w", err)
+	}
+	hasAddress, guarded := map[netip.Prefix]bool{}, map[netip.Prefix]bool{}
+	for _, a := range addrs {
+		if p := prefixOf(a.IPNet); p.IsValid() && p.IsSingleIP() {
+			node, _ := p.Addr().Prefix(address.NodeBits)
+			hasAddress[node] = hasAddress[node] || p.Addr() == node.Addr().Next()
+		}
+	}
+	for _, r := range routes {
+		if p := prefixOf(r.Dst); p.IsValid() && p.Bits() == address.NodeBits && isGuard(r) {
+			guarded[p] = true
+		}
+	}
+	var all []agent.Leftover
+	for p := range guarded {
+		if p != own && hasAddress[p] {
+			all = append(all, leftAddress(lo, p), leftRoute(p))
+		}
+	}
+	if hasAddress[own] {
+		all = append(all, leftAddress(lo, own))
+	}
+	if guarded[own] {
+		all = append(all, leftRoute(own))
+	}
+	return all, nil
+}
+
+func isGuard(r netlink.Route) bool {
+	g := guardRoute(netip.Prefix{})
+	return r.Type == g.Type && r.Protocol == g.Protocol && r.Priority == g.Priority
+}
+
+func leftAddress(lo netlink.Link, prefix netip.Prefix) agent.Leftover {
+	a := nodeAddress(prefix)
+	return agent.Leftover{Kind: "address", Name: fmt.Sprintf("%v on lo", a.IPNet), Remove: func() error {
+		return gone(netns.Retry(func() error { return netlink.AddrDel(lo, a) }))
+	}}
+}
+
+func leftRoute(prefix netip.Prefix) agent.Leftover {
+	return agent.Leftover{Kind: "route", Name: fmt.Sprintf("unreachable %v", prefix), Remove: func() error {
+		return gone(netns.Retry(func() error { return netlink.RouteDel(guardRoute(prefix)) }))
+	}}
+}
+
+func leftFile(kind, path string) agent.Leftover {
+	return agent.Leftover{Kind: kind, Name: path, Remove: func() error { return os.Remove(path) }}
+}
+
+// gone takes for success that somebody was faster.
+func gone(err error) error {
+	for _, e := range []error{unix.ENODEV, unix.ESRCH, unix.EADDRNOTAVAIL, unix.ENOLINK} {
+		if errors.Is(err, e) {
+			return nil
+		}
+	}
+	return err
+}

@@ -1,0 +1,133 @@
+package datapath
+
+import (
+	"errors"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/netns"
+)
+
+func kinds(all []agent.Leftover) string {
+	var names []string
+	for _, l := range all {
+		names = append(names, l.Kind)
+	}
+	return strings.Join(slices.Compact(names), " ")
+}
+
+// TestLeftoversWithoutState: the kernel alone says what is ours, and what only looks like it stays.
+func TestLeftoversWithoutState(t *testing.T) {
+	n := newWire(t).nodes[0]
+	n.add(t, blue, 1)
+	dir := n.datapath.config.BPFFS
+	must(t, n.datapath.Close())
+	foreign := filepath.Join(dir, "foreign")
+	must(t, os.Mkdir(foreign, 0o700))
+	h, err := n.ns.Netlink()
+	must(t, err)
+	defer h.Close()
+	lo, err := h.LinkByName("lo")
+	must(t, err)
+	guard, alone := netip.MustParsePrefix("2001:db8:1::/64"), netip.MustParsePrefix("2001:db8:2::/64")
+	must(t, h.RouteAdd(guardRoute(guard)))
+	must(t, h.AddrAdd(lo, nodeAddress(alone)))
+
+	must(t, n.ns.Do(func() error {
+		all, err := Leftovers(netip.Prefix{}, dir)
+		must(t, err)
+		if got := kinds(all); got != "device link program map folder address route" {
+			t.Errorf("found %s", got)
+		}
+		for _, l := range all {
+			must(t, l.Remove())
+			must(t, orGone(l.Remove()))
+		}
+		if again, err := Leftovers(n.prefix, dir); err != nil || len(again) != 0 {
+			t.Errorf("left: %v, %v", again, err)
+		}
+		return nil
+	}))
+	if _, err := os.Stat(foreign); err != nil {
+		t.Error(err)
+	}
+	must(t, h.RouteDel(guardRoute(guard)))
+	must(t, h.AddrDel(lo, nodeAddress(alone)))
+	// Half of it was taken by someone else: the node's own prefix is enough to find the rest.
+	must(t, h.AddrAdd(lo, nodeAddress(n.prefix)))
+	must(t, n.ns.Do(func() error {
+		if all, err := Leftovers(n.prefix, dir); err != nil || kinds(all) != "address" {
+			t.Errorf("found %s, %v", kinds(all), err)
+		}
+		return nil
+	}))
+}
+
+func orGone(err error) error {
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// TestBPFFSWhereNoneIsMounted: the default folder cannot be made in sysfs, so bpffs comes first.
+func TestBPFFSWhereNoneIsMounted(t *testing.T) {
+	const dir = "/sys/fs/bpf/pilaster"
+	must(t, netns.OnThread(func() error {
+		must(t, unix.Unshare(unix.CLONE_NEWNS))
+		must(t, unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""))
+		for isOn("/sys/fs/bpf", unix.BPF_FS_MAGIC) {
+			must(t, unix.Unmount("/sys/fs/bpf", unix.MNT_DETACH))
+		}
+		if !isOn("/sys/fs/bpf", unix.SYSFS_MAGIC) {
+			t.Fatal("/sys/fs/bpf is not a folder of sysfs")
+		}
+		must(t, mountBPFFS(dir))
+		must(t, mountBPFFS(dir))
+		if !isOn(dir, unix.BPF_FS_MAGIC) {
+			t.Errorf("%s is not on a bpffs", dir)
+		}
+		// Another's pins would go with the mount.
+		must(t, os.Mkdir("/sys/fs/bpf/foreign", 0o700))
+		if all, err := leftPins(dir); err != nil || kinds(all) != "folder" {
+			t.Errorf("found %s, %v", kinds(all), err)
+		}
+		must(t, os.Remove("/sys/fs/bpf/foreign"))
+		all, err := leftPins(dir)
+		must(t, err)
+		if kinds(all) != "folder mount" {
+			t.Errorf("found %s", kinds(all))
+		}
+		for _, l := range all {
+			must(t, l.Remove())
+		}
+		if !isOn("/sys/fs/bpf", unix.SYSFS_MAGIC) {
+			t.Error("the mount is left")
+		}
+		return nil
+	}))
+}
+
+// TestLeftoversOnABPFFSOfOthers: a bpffs that the operator mounted is not ours to take down.
+func TestLeftoversOnABPFFSOfOthers(t *testing.T) {
+	dir := t.TempDir()
+	must(t, unix.Mount("bpf", dir, "bpf", 0, ""))
+	t.Cleanup(func() { unix.Unmount(dir, unix.MNT_DETACH) })
+	must(t, os.Mkdir(filepath.Join(dir, mapsFolder), 0o700))
+	all, err := leftPins(dir)
+	if err != nil || kinds(all) != "folder" || all[0].Name != filepath.Join(dir, mapsFolder) {
+		t.Errorf("left: %v, %v", all, err)
+	}
+	inside := filepath.Join(dir, "pilaster")
+	must(t, os.Mkdir(inside, 0o700))
+	if all, err := leftPins(inside); err != nil || kinds(all) != "folder" || all[0].Name != inside {
+		t.Errorf("left of a folder in it: %v, %v", all, err)
+	}
+}

@@ -1,0 +1,401 @@
+package datapath
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+
+	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/netns"
+	"pilaster.io/pilaster/internal/packet"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+func mustReach(t *testing.T, from, to *testContainer, when string) {
+	t.Helper()
+	if r := from.ping(t, to.seen(), 56, patience); r.Received != r.Sent {
+		t.Errorf("%s: %d of %d pings answered", when, r.Received, r.Sent)
+	}
+}
+
+// TestWorksWithoutAgent: the agent is never on the packet path, and finds its work again.
+func TestWorksWithoutAgent(t *testing.T) {
+	w := newWire(t)
+	n1, n2 := w.nodes[0], w.nodes[1]
+	a, b := n1.add(t, blue, 1), n2.add(t, blue, 1)
+	mustReach(t, a, b, "before")
+	dir := n1.datapath.config.BPFFS
+	must(t, n1.datapath.Close())
+	mustReach(t, a, b, "with the datapath closed")
+
+	must(t, n1.ns.Do(func() (err error) {
+		config := n1.datapath.config
+		config.BPFFS = dir
+		n1.datapath, err = Open(config)
+		return err
+	}))
+	mustReach(t, a, b, "reopened")
+	must(t, n1.datapath.Sweep(t.Context(), []endpoint.Record{a.record}))
+	must(t, n1.datapath.PutTenant(blue))
+	must(t, n1.datapath.Activate(a.record))
+	must(t, n1.datapath.Check(t.Context(), a.record))
+	mustReach(t, a, b, "swept and activated again")
+	if s, err := n1.datapath.Status(); err != nil || !s.Healthy || !s.FirstInChain {
+		t.Errorf("status %+v, %v", s, err)
+	}
+}
+
+// TestOnePacketPathOnAnUplink: an agent started with another state directory by mistake must not
+// sweep away the containers it does not know, whether the one that does runs or not.
+func TestOnePacketPathOnAnUplink(t *testing.T) {
+	w := newWire(t)
+	n1, n2 := w.nodes[0], w.nodes[1]
+	a, b := n1.add(t, blue, 1), n2.add(t, blue, 1)
+	second := n1.datapath.config
+	second.BPFFS, second.NodePrefix = bpffs(t), netip.MustParsePrefix("fd70:696c:6100:9::/64")
+	must(t, n1.datapath.Close())
+	must(t, n1.ns.Do(func() error {
+		d, err := Open(second)
+		if err == nil {
+			t.Errorf("a second packet path was opened: %v", d.Close())
+		} else if !strings.Contains(err.Error(), "another agent") {
+			t.Error(err)
+		}
+		return nil
+	}))
+	if _, err := os.Stat(second.BPFFS); !os.IsNotExist(err) {
+		t.Errorf("%s was made: %v", second.BPFFS, err)
+	}
+	mustReach(t, a, b, "after a second agent was refused")
+}
+
+// TestNothingFlowsBeforeActive: a container that exists and is not active neither sends nor receives.
+func TestNothingFlowsBeforeActive(t *testing.T) {
+	w := newWire(t)
+	a, b := w.nodes[0].add(t, blue, 1), w.nodes[1].create(t, blue, 1)
+	for _, pair := range [][2]*testContainer{{a, b}, {b, a}} {
+		if r := pair[0].ping(t, pair[1].seen(), 56, impatience); r.Received != 0 {
+			t.Errorf("%v reached %v", pair[0].seen(), pair[1].seen())
+		}
+	}
+	if got := w.nodes[1].drops(t); got["no-endpoint"] != 2 || got["src-not-own"] != 2 {
+		t.Errorf("counted %v, not what was sent", got)
+	}
+	must(t, w.nodes[1].datapath.Activate(b.record))
+	mustReach(t, a, b, "active")
+	mustReach(t, b, a, "active, back")
+}
+
+// TestMissingProgramDrops: without its program a hook lets nothing pass (design rule: drop, never leak).
+func TestMissingProgramDrops(t *testing.T) {
+	w := newWire(t)
+	n1, n2 := w.nodes[0], w.nodes[1]
+	a, b := n1.add(t, blue, 1), n2.add(t, blue, 1)
+	// A node that forwards for others must not forward for us.
+	must(t, n1.ns.Do(func() error { return os.WriteFile("/proc/sys/net/ipv6/conf/all/forwarding", []byte("1"), 0) }))
+	must(t, n1.ns.Do(func() error { return os.WriteFile("/proc/sys/net/ipv6/conf/eth0/forwarding", []byte("1"), 0) }))
+	mustReach(t, a, b, "with every program")
+
+	onWire, err := packet.NewCapture(n2.ns, "eth0", packet.IncomingOnly)
+	must(t, err)
+	defer onWire.Close()
+	inB, err := packet.NewCapture(b.ns, "eth0", packet.IncomingOnly)
+	must(t, err)
+	defer inB.Close()
+
+	must(t, n1.detachContainer(a.record))
+	if r := a.ping(t, b.seen(), 56, impatience); r.Received != 0 {
+		t.Errorf("answered without the container program")
+	}
+	for _, c := range sentinelAfter(t, onWire, func(s packet.Sentinel) {
+		must(t, n1.ns.Do(func() error { return sendUDP(n2.underlay, s[:]) }))
+	}) {
+		if p, err := c.Packet(); err == nil && (p.Source == a.seen() || p.Source == a.plain() || p.Destination == b.seen() || p.Destination == b.plain()) {
+			t.Errorf("leaked to the wire: %+v", p)
+		}
+	}
+	must(t, n1.datapath.Activate(a.record))
+	mustReach(t, a, b, "attached again")
+
+	l, err := link.LoadPinnedLink(filepath.Join(n2.datapath.linksDir(), "uplink_in"), nil)
+	must(t, err)
+	must(t, l.Unpin())
+	must(t, l.Close())
+	if s, err := n2.datapath.Status(); err != nil || s.Healthy {
+		t.Errorf("a missing program is healthy: %+v, %v", s, err)
+	}
+	before := len(drain(t, inB, b))
+	if r := a.ping(t, b.seen(), 56, impatience); r.Received != 0 {
+		t.Errorf("answered without the uplink program")
+	}
+	if after := len(drain(t, inB, b)); before == 0 || after != 1 {
+		t.Errorf("%d frames reached the container beside the sentinel (%d before)", after-1, before)
+	}
+}
+
+// TestMissingProgramDropsIPv4: nor does the stack of a node that forwards IPv4 listen to a container.
+func TestMissingProgramDropsIPv4(t *testing.T) {
+	w := newWire(t)
+	n := w.nodes[0]
+	a := n.add(t, blue, 1)
+	own := netip.MustParseAddrPort("192.0.2.1:9")
+	var service *net.UDPConn
+	must(t, n.ns.Do(func() error {
+		if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0); err != nil {
+			return err
+		}
+		eth0, err := n.datapath.netlink.LinkByName("eth0")
+		if err != nil {
+			return err
+		}
+		if err := n.datapath.netlink.AddrAdd(eth0, &netlink.Addr{IPNet: hostNet(own.Addr())}); err != nil {
+			return err
+		}
+		service, err = net.ListenUDP("udp4", net.UDPAddrFromAddrPort(own))
+		return err
+	}))
+	defer service.Close()
+	must(t, n.detachContainer(a.record))
+
+	onHost, err := packet.NewCapture(n.ns, a.record.Device.HostName)
+	must(t, err)
+	defer onHost.Close()
+	raw, err := packet.NewInjector(a.ns, "eth0")
+	must(t, err)
+	defer raw.Close()
+	// UDP from 192.0.2.2, which nobody has, and the question who has the node's address.
+	must(t, raw.Send(packet.Frame(gatewayMAC, containerMAC, packet.EtherTypeIPv4, []byte{
+		0x45, 0, 0, 32, 0, 0, 0, 0, 64, 17, 0xf6, 0xc9, 192, 0, 2, 2, 192, 0, 2, 1,
+		0, 7, 0, 9, 0, 12, 0, 0, 'e', 'v', 'i', 'l',
+	})))
+	must(t, raw.Send(packet.Frame(net.HardwareAddr{255, 255, 255, 255, 255, 255}, containerMAC, packet.EtherTypeARP, append(append(
+		[]byte{0, 1, 8, 0, 6, 4, 0, 1}, containerMAC...), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 192, 0, 2, 1))))
+	for _, c := range sentinelAfter(t, onHost, func(s packet.Sentinel) {
+		must(t, raw.Send(packet.Frame(gatewayMAC, containerMAC, 0x88b5, s[:])))
+	}) {
+		if c.Outgoing {
+			t.Errorf("the node answered: %x", c.Frame)
+		}
+	}
+	must(t, n.ns.Do(func() error {
+		client, err := net.Dial("udp4", own.String())
+		if err != nil {
+			return err
+		}
+		defer client.Close()
+		_, err = client.Write([]byte("node"))
+		return err
+	}))
+	must(t, service.SetReadDeadline(time.Now().Add(5*time.Second)))
+	got := make([]byte, 8)
+	if k, from, err := service.ReadFrom(got); err != nil || string(got[:k]) != "node" {
+		t.Errorf("the node's service got %q from %v, %v", got[:k], from, err)
+	}
+}
+
+// sentinelAfter returns what a capture saw before a sentinel it is sure to see.
+func sentinelAfter(t *testing.T, c *packet.Capture, send func(packet.Sentinel)) []packet.Captured {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	s := packet.NewSentinel()
+	send(s)
+	seen, err := c.Until(ctx, s.In)
+	must(t, err)
+	return seen
+}
+
+// drain returns what reached a container so far, ending with a sentinel put on its device.
+func drain(t *testing.T, c *packet.Capture, to *testContainer) []packet.Captured {
+	t.Helper()
+	host, err := packet.NewInjector(to.node.ns, to.record.Device.HostName)
+	must(t, err)
+	defer host.Close()
+	return sentinelAfter(t, c, func(s packet.Sentinel) {
+		must(t, host.Send(packet.Packet{Source: to.seen(), Destination: to.seen(), Body: packet.Raw{Proto: 253, Data: s[:]}}.Frame(containerMAC, gatewayMAC)))
+	})
+}
+
+func (n *testNode) detachContainer(r endpoint.Record) error {
+	return n.datapath.netlink.QdiscDel(&netlink.GenericQdisc{QdiscType: "clsact", QdiscAttrs: netlink.QdiscAttrs{
+		LinkIndex: r.Device.HostIfindex, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT,
+	}})
+}
+
+// TestCheckNamesWhatIsBroken breaks one thing at a time.
+func TestCheckNamesWhatIsBroken(t *testing.T) {
+	w := newWire(t)
+	n := w.nodes[0]
+	for _, c := range []struct {
+		name, names string
+		breakIt     func(t *testing.T, c *testContainer, h *netlink.Handle, eth0 netlink.Link) error
+	}{
+		{"address", "address ", func(_ *testing.T, c *testContainer, h *netlink.Handle, eth0 netlink.Link) error {
+			return h.AddrDel(eth0, containerAddress(c.record.Attachments[0]))
+		}},
+		{"route", "route ", func(_ *testing.T, c *testContainer, h *netlink.Handle, eth0 netlink.Link) error {
+			return h.RouteDel(&containerRoutes(eth0, c.record.Attachments[0])[0])
+		}},
+		{"neighbour", "neighbour ", func(_ *testing.T, c *testContainer, h *netlink.Handle, eth0 netlink.Link) error {
+			return h.NeighDel(gatewayNeighbour(eth0, c.record.Attachments[0]))
+		}},
+		{"program", "program ", func(_ *testing.T, c *testContainer, _ *netlink.Handle, _ netlink.Link) error {
+			return n.detachContainer(c.record)
+		}},
+		{"map entry of the address", "map entry pil_locals", func(_ *testing.T, c *testContainer, _ *netlink.Handle, _ netlink.Link) error {
+			return n.datapath.objects.PilLocalsV1.Delete(words(c.plain()).Lo)
+		}},
+		{"map entry of the device", "map entry pil_sources", func(_ *testing.T, c *testContainer, _ *netlink.Handle, _ netlink.Link) error {
+			return n.datapath.objects.PilSourcesV1.Delete(sourceKey(c.record, c.record.Attachments[0]))
+		}},
+		{"map entry of the tenant", "map entry pil_tenants", func(_ *testing.T, _ *testContainer, _ *netlink.Handle, _ netlink.Link) error {
+			return n.datapath.objects.PilTenantsV1.Delete(uint32(blue.Current().ID))
+		}},
+		{"key", "map entry pil_keys", func(_ *testing.T, _ *testContainer, _ *netlink.Handle, _ netlink.Link) error {
+			return n.datapath.objects.PilKeysV1.Delete(uint32(blue.Current().ID))
+		}},
+		{"device", "link pil", func(_ *testing.T, _ *testContainer, h *netlink.Handle, eth0 netlink.Link) error {
+			return h.LinkDel(eth0)
+		}},
+		{"container's device that is down", "eth0 in the container is down", func(_ *testing.T, _ *testContainer, h *netlink.Handle, eth0 netlink.Link) error {
+			return h.LinkSetDown(eth0)
+		}},
+		{"container's MAC", "eth0 in the container has MAC", func(_ *testing.T, _ *testContainer, h *netlink.Handle, eth0 netlink.Link) error {
+			return h.LinkSetHardwareAddr(eth0, gatewayMAC)
+		}},
+		{"node's device that is down", " is down", func(t *testing.T, c *testContainer, _ *netlink.Handle, _ netlink.Link) error {
+			host, err := n.datapath.netlink.LinkByName(c.record.Device.HostName)
+			must(t, err)
+			return n.datapath.netlink.LinkSetDown(host)
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			container := n.add(t, blue, 1)
+			must(t, n.datapath.Check(t.Context(), container.record))
+			h, err := container.ns.Netlink()
+			must(t, err)
+			defer h.Close()
+			eth0, err := h.LinkByName("eth0")
+			must(t, err)
+			must(t, c.breakIt(t, container, h, eth0))
+			if err := n.datapath.Check(t.Context(), container.record); err == nil || !strings.Contains(err.Error(), c.names) {
+				t.Errorf("broke the %s, check says: %v", c.name, err)
+			}
+		})
+	}
+}
+
+// TestRemoveAndSweep: nothing of an endpoint is left, whether it was removed or forgotten.
+func TestRemoveAndSweep(t *testing.T) {
+	w := newWire(t)
+	n := w.nodes[0]
+	kept, removed, forgotten, gone := n.add(t, blue, 1), n.add(t, blue, 1), n.add(t, red, 1), n.add(t, blue, 1)
+	must(t, n.datapath.Remove(t.Context(), removed.record))
+	must(t, n.datapath.Remove(t.Context(), removed.record))
+	must(t, gone.ns.Close())
+	must(t, netns.Remove(gone.ns.Path()))
+	must(t, n.datapath.Remove(t.Context(), gone.record))
+	if err := n.datapath.Check(t.Context(), forgotten.record); err != nil {
+		t.Error(err)
+	}
+	must(t, n.datapath.Sweep(t.Context(), []endpoint.Record{kept.record}))
+	must(t, n.datapath.Check(t.Context(), kept.record))
+
+	s, err := n.datapath.Status()
+	must(t, err)
+	for _, e := range s.Entries {
+		if !e.Cache && e.Used != 1 {
+			t.Errorf("%s holds %d entries, not 1", e.Table, e.Used)
+		}
+	}
+	links, err := netns.List(n.datapath.netlink.LinkList)
+	must(t, err)
+	for _, l := range links {
+		if name := l.Attrs().Name; strings.HasPrefix(name, devicePrefix) && name != kept.record.Device.HostName {
+			t.Errorf("device %s is left", name)
+		}
+	}
+	must(t, n.datapath.DeleteTenant(blue))
+	if err := n.datapath.objects.PilKeysV1.Lookup(uint32(blue.Current().ID), new([8]byte)); !errors.Is(err, ebpf.ErrKeyNotExist) {
+		t.Errorf("the key of a deleted tenant: %v", err)
+	}
+}
+
+// TestRefuses: what cannot work is refused before anything is changed.
+func TestRefuses(t *testing.T) {
+	w := newWire(t)
+	n := w.nodes[0]
+	taken := n.add(t, blue, 1)
+	again := taken.record
+	again.ID++
+	if _, err := n.datapath.CreateDevice(t.Context(), again); err == nil || !strings.Contains(err.Error(), "has a device eth0 already") {
+		t.Errorf("a second eth0: %v", err)
+	}
+	if _, err := n.datapath.netlink.LinkByName(deviceName(again.ID)); err == nil {
+		t.Errorf("%s is left", deviceName(again.ID))
+	}
+	must(t, n.datapath.Check(t.Context(), taken.record))
+	if err := n.datapath.PutTenant(tenant.Tenant{Name: "nobody"}); err == nil {
+		t.Error("a tenant without ids was taken")
+	}
+	bigger := n.datapath.config
+	bigger.MaxEndpoints *= 2
+	err := n.ns.Do(func() error { _, err := Open(bigger); return err })
+	if !errors.Is(err, ebpf.ErrMapIncompatible) && (err == nil || !strings.Contains(err.Error(), "left as they are")) {
+		t.Errorf("maps of another size: %v", err)
+	}
+	wrong := n.datapath.config
+	wrong.Uplink = "nothing0"
+	if err := n.ns.Do(func() error { _, err := Open(wrong); return err }); err == nil || !strings.Contains(err.Error(), "--uplink") {
+		t.Errorf("an uplink that is not there: %v", err)
+	}
+}
+
+// TestEventsNameTheDrop: the ring says what the counters count.
+func TestEventsNameTheDrop(t *testing.T) {
+	w := newWire(t)
+	n := w.nodes[0]
+	a, r := n.add(t, blue, 1), n.add(t, red, 1)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	events, err := n.datapath.Events(ctx)
+	must(t, err)
+	spoofs := 0
+	spoof, err := packet.NewInjector(r.ns, "eth0")
+	must(t, err)
+	defer spoof.Close()
+	must(t, spoof.Send(packet.Packet{Source: a.seen(), Destination: a.seen(), Body: echo}.Frame(gatewayMAC, containerMAC)))
+	must(t, a.ns.Do(func() error { return sendUDP(r.seen(), []byte("hello")) }))
+	for e := range events {
+		switch e.Reason {
+		case "src-not-own":
+			if e.Endpoint != r.record.ID || e.Source != a.seen() {
+				t.Errorf("event %+v", e)
+			}
+			spoofs++
+			continue
+		case "dst-undecryptable":
+		default:
+			continue
+		}
+		if spoofs != 1 {
+			t.Errorf("%d events of one spoofed packet", spoofs)
+		}
+		if e.Source != a.seen() || e.Destination != r.seen() || e.Endpoint != a.record.ID || e.Count != 1 || e.Hook != "container" ||
+			e.Protocol != 17 || e.DestinationPort != 9 || time.Since(e.Time) > time.Minute {
+			t.Errorf("event %+v", e)
+		}
+		return
+	}
+	t.Error("no event came")
+}

@@ -1,0 +1,75 @@
+package datapath
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+)
+
+// TestCommittedObject compiles bpf/ anew and compares what the two objects mean. Their bytes may differ:
+// clang orders some BTF by where it lies in its own memory, so a longer path to the sources moves it.
+func TestCommittedObject(t *testing.T) {
+	doc, err := os.ReadFile("doc.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, directive, found := strings.Cut(string(doc), "//go:generate ")
+	if !found {
+		t.Fatal("doc.go has no go:generate directive")
+	}
+	directive, _, _ = strings.Cut(directive, "\n")
+	folder := t.TempDir()
+	args := strings.Fields(directive)[1:]
+	args = slices.Insert(args, 2, "-output-dir", folder)
+	build := exec.CommandContext(t.Context(), "go", args...)
+	build.Env = append(os.Environ(), "GOPACKAGE=datapath")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %v\n%s", build.Args, err, out)
+	}
+	fresh, err := os.ReadFile(filepath.Join(folder, "pilaster_bpfel.o"))
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	want, got := meaning(t, fresh), meaning(t, _PilasterBytes)
+	if len(want) < 20 {
+		t.Fatalf("only %d parts in the object", len(want))
+	}
+	for part := range want {
+		if want[part] != got[part] {
+			t.Errorf("the committed object is not what bpf/ gives; run make generate and commit it\n%s\ncommitted: %s\nfrom bpf/: %s",
+				part, got[part], want[part])
+		}
+	}
+	for part := range got {
+		if _, known := want[part]; !known {
+			t.Errorf("the committed object has %s, which bpf/ no longer gives; run make generate and commit it", part)
+		}
+	}
+}
+
+// meaning describes all that loading the object makes: programs by their instructions, maps, variables.
+func meaning(t *testing.T, object []byte) map[string]string {
+	spec, err := ebpf.LoadCollectionSpecFromReader(bytes.NewReader(object))
+	if err != nil {
+		t.Fatal(err)
+	}
+	parts := make(map[string]string)
+	for name, p := range spec.Programs {
+		parts["program "+name] = fmt.Sprint(p.Type, p.AttachType, p.SectionName, p.License, p.Flags, p.Instructions)
+	}
+	for name, m := range spec.Maps {
+		parts["map "+name] = fmt.Sprint(m.Type, m.KeySize, m.ValueSize, m.MaxEntries, m.Flags, m.Pinning, m.Contents)
+	}
+	for name, v := range spec.Variables {
+		parts["variable "+name] = fmt.Sprint(v.SectionName, v.Offset, v.Size(), v.Constant())
+	}
+	return parts
+}

@@ -1,0 +1,168 @@
+package datapath
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/packet"
+)
+
+// offloadSocket sends frames together with a virtio_net_hdr: the sender says what a device is still
+// to do to the packet. Root in a container has such sockets.
+type offloadSocket int
+
+func newOffloadSocket(t *testing.T, c *testContainer) offloadSocket {
+	t.Helper()
+	var fd int
+	var eth0 *net.Interface
+	must(t, c.ns.Do(func() (err error) {
+		if eth0, err = net.InterfaceByName("eth0"); err != nil {
+			return err
+		}
+		fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
+		return err
+	}))
+	t.Cleanup(func() { unix.Close(fd) })
+	must(t, unix.SetsockoptInt(fd, unix.SOL_PACKET, unix.PACKET_VNET_HDR, 1))
+	must(t, unix.Bind(fd, &unix.SockaddrLinklayer{Ifindex: eth0.Index}))
+	return offloadSocket(fd)
+}
+
+// send leaves to a device the checksum from start on, to be written offset bytes behind it.
+func (s offloadSocket) send(frame []byte, start, offset int) error {
+	header := []byte{1, 0, 0, 0, 0, 0} // VIRTIO_NET_HDR_F_NEEDS_CSUM, no segmentation
+	header = binary.NativeEndian.AppendUint16(header, uint16(start))
+	header = binary.NativeEndian.AppendUint16(header, uint16(offset))
+	_, err := unix.Write(int(s), append(header, frame...))
+	return err
+}
+
+const l4 = 14 + 40 // where the transport header stands behind Ethernet and IPv6
+
+// TestDeviceMayNotWriteOverWhatWasChecked: a checksum is filled in after the packet left us, and the
+// bytes it becomes are the sender's choice. Over an address it would forge a tenant.
+func TestDeviceMayNotWriteOverWhatWasChecked(t *testing.T) {
+	w := newWire(t)
+	a, b := w.nodes[0].add(t, blue, 1), w.nodes[1].add(t, blue, 1)
+	socket := newOffloadSocket(t, a)
+	frame := func(body packet.Body, extensions ...packet.Extension) []byte {
+		return packet.Packet{Source: a.seen(), Destination: b.seen(), Body: body, Extensions: extensions}.Frame(gatewayMAC, containerMAC)
+	}
+	options := padding(packet.DestinationOptions)
+	for _, c := range []struct {
+		name          string
+		frame         []byte
+		start, offset int
+	}{
+		{"tenant id of the source", frame(gram), 20, 10},
+		{"source, from behind it", frame(gram), 30, 0},
+		{"next header", frame(gram), 20, 0},
+		{"an option", frame(gram, options), l4, 2},
+		{"ports", frame(gram), l4, 0},
+		{"type of an ICMPv6 message", frame(echo), l4, 0},
+		{"just behind the ports", frame(gram), l4 + 4, 2},
+		{"a later fragment", frame(packet.Raw{Proto: 17, Data: make([]byte, 64)}, packet.Fragment(64, false, 9)), l4 + 16, 6},
+	} {
+		before := w.nodes[0].drops(t)["malformed"]
+		must(t, socket.send(c.frame, c.start, c.offset))
+		// Frames of one sender stay in order: the drop is counted before the echo comes back.
+		mustReach(t, a, b, c.name)
+		if n := w.nodes[0].drops(t)["malformed"] - before; n != 1 {
+			t.Errorf("a checksum over the %s: %d drops", c.name, n)
+		}
+	}
+}
+
+// TestChecksumsLeftToADevice: what a device is still to complete is right on the wire. (In the other
+// container it would be so too if both nodes made the same mistake, each in its direction.)
+func TestChecksumsLeftToADevice(t *testing.T) {
+	w := newWire(t)
+	a, b := w.nodes[0].add(t, blue, 1), w.nodes[1].add(t, blue, 1)
+	socket := newOffloadSocket(t, a)
+	wire, err := packet.NewCapture(w.nodes[1].ns, "eth0", packet.IncomingOnly)
+	must(t, err)
+	defer wire.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	sent := func(body packet.Body, extensions ...packet.Extension) packet.Packet {
+		return packet.Packet{Source: a.seen(), Destination: b.seen(), Body: body, Extensions: extensions}
+	}
+	tunnel := packet.UDP{SourcePort: 1000, DestinationPort: 4789, Payload: make([]byte, 100)}
+	for _, c := range []struct {
+		name       string
+		packet     packet.Packet
+		start      int // where the header stands whose checksum the device fills in
+		offset     int // of the field in it
+		unfinished int // where our header stands if its own checksum is not complete either
+	}{
+		{"UDP", sent(gram), l4, 6, l4},
+		{"TCP", sent(segment), l4, 16, l4},
+		{"UDP behind options", sent(gram, padding(packet.DestinationOptions)), l4 + 8, 6, l4 + 8},
+		{"UDP in a tunnel", sent(tunnel), l4 + 8 + 50, 6, 0},
+	} {
+		left := func(p packet.Packet) []byte {
+			frame := p.Frame(gatewayMAC, containerMAC)
+			if c.unfinished > 0 {
+				// Until it is complete the field holds the sum of the pseudo header.
+				pseudo := ^packet.Checksum(p.Source, p.Destination, p.Body.Protocol(), make([]byte, len(frame)-c.unfinished))
+				field := map[uint8]int{packet.ProtocolUDP: 6, packet.ProtocolTCP: 16}[p.Body.Protocol()]
+				binary.BigEndian.PutUint16(frame[c.unfinished+field:], pseudo)
+			}
+			return frame
+		}
+		must(t, socket.send(left(c.packet), c.start, c.offset))
+		ours := func(c packet.Captured) bool {
+			p, err := c.Packet()
+			return err == nil && p.Source == a.plain()
+		}
+		seen, err := wire.Until(ctx, ours)
+		must(t, err)
+		want := c.packet
+		want.Source, want.Destination, want.HopLimit = a.plain(), b.plain(), 63
+		got := seen[len(seen)-1]
+		if !bytes.Equal(got.Frame[14:], left(want)[14:]) || !got.ChecksumPartial {
+			t.Errorf("%s:\n got %x\nwant %x", c.name, got.Frame, left(want))
+		}
+	}
+}
+
+// TestSumOfTheWholePacketStaysRight: a device that sums up all it receives (CHECKSUM_COMPLETE) is
+// believed by the kernel, so what we change must cancel out in its sum.
+func TestSumOfTheWholePacketStaysRight(t *testing.T) {
+	const completeChecksum = 1 << 2 // BPF_F_TEST_SKB_CHECKSUM_COMPLETE, Linux 6.16: EBADMSG if the sum is wrong after the run
+	b := newProgBench(t)
+	far, near := b.b3.Addr(), b.b1.plain()
+	quoted := packet.Packet{Source: near, Destination: far, Body: gram}.Marshal()
+	for _, c := range []struct {
+		name       string
+		body       packet.Body
+		extensions []packet.Extension
+	}{
+		{"UDP", gram, nil},
+		{"TCP", segment, nil},
+		{"echo", echo, nil},
+		{"UDP behind options", gram, []packet.Extension{padding(packet.DestinationOptions)}},
+		{"first fragment", gram, []packet.Extension{packet.Fragment(0, true, 9)}},
+		{"later fragment", packet.Raw{Proto: packet.ProtocolUDP, Data: make([]byte, 64)}, []packet.Extension{packet.Fragment(64, false, 9)}},
+		{"no checksum", nil, nil},
+		{"port unreachable", packet.ICMP{Type: packet.DestinationUnreachable, Code: 4, Payload: quoted}, nil},
+	} {
+		p := packet.Packet{Source: far, Destination: near, Body: c.body, Extensions: c.extensions}
+		must(t, b.ns.Do(func() error {
+			verdict, err := b.datapath.objects.PilUplinkIn.Run(&ebpf.RunOptions{
+				Data: p.Frame(b.uplinkMAC, containerMAC), Context: skb{Ifindex: b.uplinkIfindex()}, Flags: completeChecksum,
+			})
+			if err != nil || verdict != verdictRedirect {
+				t.Errorf("%s: verdict %d, %v", c.name, verdict, err)
+			}
+			return nil
+		}))
+	}
+}

@@ -1,0 +1,420 @@
+package datapath
+
+import (
+	"bytes"
+	"encoding/binary"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"testing"
+
+	"github.com/cilium/ebpf"
+
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/packet"
+)
+
+// What a program answers: a drop, a redirect, or "not mine".
+const (
+	verdictDrop     = 2
+	verdictRedirect = 7
+	verdictNext     = 0xffffffff
+)
+
+// skb is the head of the kernel's struct __sk_buff, as BPF_PROG_TEST_RUN takes it.
+type skb struct {
+	_              [2]uint32
+	Mark           uint32
+	_              [6]uint32
+	IngressIfindex uint32
+	Ifindex        uint32
+	_              [27]uint32
+	Timestamp      uint64
+	_              uint32
+	Segments       uint32
+	_              [6]uint32
+}
+
+// progBench is a node with two blue containers and a red one, whose programs are run on packets as data.
+type progBench struct {
+	*testNode
+	far        *testNode // another node's prefix and addresses; packets for it leave the node
+	b1, b2, r1 *testContainer
+	b3         address.Plain // a blue container on the far node
+	uplinkMAC  net.HardwareAddr
+}
+
+func newProgBench(t testing.TB) *progBench {
+	w := newWire(t)
+	b := &progBench{testNode: w.nodes[0], far: w.nodes[1]}
+	b.b1, b.b2, b.r1 = b.add(t, blue, 1), b.add(t, blue, 2), b.add(t, red, 1)
+	b.b3 = drawn(address.Plain{Node: b.far.prefix, Tenant: 1, App: 1, Index: 77})
+	h, err := b.ns.Netlink()
+	must(t, err)
+	defer h.Close()
+	eth0, err := h.LinkByName("eth0")
+	must(t, err)
+	b.uplinkMAC = eth0.Attrs().HardwareAddr
+	return b
+}
+
+// sees is what a blue container sees of an address.
+func sees(a netip.Addr) netip.Addr { return address.NewCipher(blue.Current().Key).Encrypt(a) }
+
+func (b *progBench) run(t testing.TB, p *ebpf.Program, frame []byte, ctx skb) (verdict uint32, out []byte, reasons map[string]uint64) {
+	t.Helper()
+	before := b.drops(t)
+	out = make([]byte, len(frame)+64)
+	options := &ebpf.RunOptions{Data: frame, DataOut: out, Context: ctx}
+	must(t, b.ns.Do(func() (err error) {
+		verdict, err = p.Run(options)
+		return err
+	}))
+	reasons = map[string]uint64{}
+	for r, n := range b.drops(t) {
+		if n > before[r] {
+			reasons[r] = n - before[r]
+		}
+	}
+	return verdict, options.DataOut, reasons
+}
+
+type progCase struct {
+	name   string
+	frame  []byte
+	reason string        // dropped for it
+	next   bool          // left to the next program
+	out    packet.Packet // else redirected, and looks so
+}
+
+func (b *progBench) check(t *testing.T, p *ebpf.Program, ctx skb, c progCase) {
+	t.Helper()
+	verdict, out, reasons := b.run(t, p, c.frame, ctx)
+	switch {
+	case c.reason != "":
+		if verdict != verdictDrop || len(reasons) != 1 || reasons[c.reason] != 1 {
+			t.Errorf("%s: verdict %d, counted %v; want a drop for %s", c.name, verdict, reasons, c.reason)
+		}
+	case c.next:
+		if verdict != verdictNext || len(reasons) != 0 || !bytes.Equal(out, c.frame) {
+			t.Errorf("%s: verdict %d, counted %v; want the packet left alone", c.name, verdict, reasons)
+		}
+	default:
+		got, err := packet.DecodeFrame(out)
+		if verdict != verdictRedirect || len(reasons) != 0 || err != nil {
+			t.Errorf("%s: verdict %d, counted %v, %v; want it sent on", c.name, verdict, reasons, err)
+			return
+		}
+		if want := c.out.Marshal(); !bytes.Equal(out[14:], want) {
+			t.Errorf("%s:\n got %+v\nwant %+v", c.name, got, c.out)
+		}
+	}
+}
+
+// sent is a packet of b1 to a destination.
+func (b *progBench) sent(to netip.Addr, body packet.Body, extensions ...packet.Extension) packet.Packet {
+	return packet.Packet{Source: b.b1.seen(), Destination: to, Body: body, Extensions: extensions}
+}
+
+func (b *progBench) frame(p packet.Packet) []byte { return p.Frame(gatewayMAC, containerMAC) }
+
+var (
+	echo    = packet.ICMP{Type: packet.EchoRequest, Rest: packet.Echo(1, 1), Payload: []byte("pilaster")}
+	segment = packet.TCP{SourcePort: 1000, DestinationPort: 80, Flags: packet.SYN}
+	gram    = packet.UDP{SourcePort: 1000, DestinationPort: 53, Payload: []byte("odd")}
+)
+
+// tenantLike is outside the base, with blue's id where a container has its tenant's.
+var tenantLike = netip.MustParseAddr("2001:db8:70::100:100:4d")
+
+// fromContainer are the packets of b1 and every verdict on them (claims NP3 and NP4, §6.2).
+func (b *progBench) fromContainer() []progCase {
+	far := sees(b.b3.Addr())
+	with := func(change func(*address.Plain)) netip.Addr {
+		p := b.b3
+		change(&p)
+		return sees(drawn(p).Addr())
+	}
+	across := func(body packet.Body, extensions ...packet.Extension) packet.Packet {
+		return packet.Packet{Source: b.b1.plain(), Destination: b.b3.Addr(), HopLimit: 63, Body: body, Extensions: extensions}
+	}
+	lie := b.frame(b.sent(far, echo))
+	lie[14+5] += 8 // payload length
+	lengthless := b.frame(b.sent(far, segment))
+	lengthless[14+4], lengthless[14+5] = 0, 0
+	version := b.frame(b.sent(far, echo))
+	version[14] = 0x40
+	quote := func(from, to netip.Addr) []byte {
+		return packet.Packet{Source: from, Destination: to, Body: gram}.Marshal()
+	}
+	unreachable := func(quoted []byte) packet.ICMP {
+		return packet.ICMP{Type: packet.DestinationUnreachable, Code: 4, Payload: quoted}
+	}
+	// 0 says that there is no checksum: one that comes to 0 is written as its other form, 0xffff.
+	zeroed := packet.UDP{Payload: []byte{0, 0}}
+	binary.BigEndian.PutUint16(zeroed.Payload, packet.Checksum(b.b1.plain(), b.b3.Addr(), packet.ProtocolUDP, []byte{0, 0, 0, 0, 0, 10, 0, 0, 0, 0}))
+	short := b.frame(b.sent(far, unreachable(quote(far, b.b1.seen()))))
+	short[14+5] = 16
+	behind := b.frame(b.sent(far, packet.Raw{Proto: 17, Data: []byte("12345678")}, packet.Fragment(64, false, 9)))
+	behind[14+5] = 0
+	return []progCase{
+		{name: "echo across", frame: b.frame(b.sent(far, echo)), out: across(echo)},
+		{name: "TCP across", frame: b.frame(b.sent(far, segment)), out: across(segment)},
+		{name: "UDP across", frame: b.frame(b.sent(far, gram)), out: across(gram)},
+		{name: "UDP without a checksum", frame: b.frame(b.sent(far, packet.Raw{Proto: 17, Data: []byte{0, 1, 0, 2, 0, 8, 0, 0}})),
+			out: across(packet.Raw{Proto: 17, Data: []byte{0, 1, 0, 2, 0, 8, 0, 0}})},
+		{name: "UDP whose checksum becomes 0", frame: b.frame(b.sent(far, zeroed)), out: across(zeroed)},
+		{name: "UDP across, again from the cache", frame: b.frame(b.sent(far, gram)), out: across(gram)},
+		{name: "behind options", frame: b.frame(b.sent(far, gram, padding(packet.HopByHop), padding(packet.DestinationOptions))),
+			out: across(gram, padding(packet.HopByHop), padding(packet.DestinationOptions))},
+		{name: "no next header", frame: b.frame(b.sent(far, nil)), out: across(nil)},
+		{name: "first fragment", frame: b.frame(b.sent(far, gram, packet.Fragment(0, true, 9))), out: across(gram, packet.Fragment(0, true, 9))},
+		{name: "later fragment", frame: b.frame(b.sent(far, packet.Raw{Proto: 17, Data: []byte("12345678")}, packet.Fragment(64, false, 9))),
+			out: across(packet.Raw{Proto: 17, Data: []byte("12345678")}, packet.Fragment(64, false, 9))},
+		{name: "port unreachable", frame: b.frame(b.sent(far, unreachable(quote(far, b.b1.seen())))),
+			out: across(unreachable(quote(b.b3.Addr(), b.b1.plain())))},
+		{name: "same node", frame: b.frame(b.sent(b.b2.seen(), gram)),
+			out: packet.Packet{Source: b.b1.seen(), Destination: b.b2.seen(), Body: gram}},
+		{name: "port unreachable on the same node", frame: b.frame(b.sent(b.b2.seen(), unreachable(quote(b.b2.seen(), b.b1.seen())))),
+			out: packet.Packet{Source: b.b1.seen(), Destination: b.b2.seen(), Body: unreachable(quote(b.b2.seen(), b.b1.seen()))}},
+
+		{name: "IPv4", frame: packet.Frame(gatewayMAC, containerMAC, packet.EtherTypeIPv4, make([]byte, 40)), reason: "not-ip6"},
+		{name: "ARP", frame: packet.Frame(gatewayMAC, containerMAC, packet.EtherTypeARP, make([]byte, 28)), reason: "not-ip6"},
+		{name: "less data than the header says", frame: lie, reason: "malformed"},
+		{name: "version 4", frame: version, reason: "malformed"},
+		{name: "half a TCP header", frame: b.frame(b.sent(far, packet.Raw{Proto: 6, Data: make([]byte, 12)})), reason: "malformed"},
+		{name: "a TCP header short of a byte", frame: b.frame(b.sent(far, packet.Raw{Proto: 6, Data: make([]byte, 19)})), reason: "malformed"},
+		{name: "half a TCP header, same node", frame: b.frame(b.sent(b.b2.seen(), packet.Raw{Proto: 6, Data: make([]byte, 12)})), reason: "malformed"},
+		{name: "half a DCCP header", frame: b.frame(b.sent(far, packet.Raw{Proto: 33, Data: make([]byte, 11)})), reason: "malformed"},
+		{name: "half a UDP header", frame: b.frame(b.sent(far, packet.Raw{Proto: 17, Data: make([]byte, 4)})), reason: "malformed"},
+		{name: "half a UDP header, same node", frame: b.frame(b.sent(b.b2.seen(), packet.Raw{Proto: 17, Data: make([]byte, 4)})), reason: "malformed"},
+		{name: "half a UDP-Lite header, same node", frame: b.frame(b.sent(b.b2.seen(), packet.Raw{Proto: 136, Data: make([]byte, 4)})), reason: "malformed"},
+		{name: "half an ICMPv6 header", frame: b.frame(b.sent(far, packet.Raw{Proto: 58, Data: []byte{128, 0}})), reason: "malformed"},
+		{name: "an ICMPv6 header short of a byte", frame: b.frame(b.sent(far, packet.Raw{Proto: 58, Data: []byte{128, 0, 0, 0, 0, 0, 0}})), reason: "malformed"},
+		{name: "a length of 0, not of segments", frame: lengthless, reason: "malformed"},
+		{name: "tiny first fragment", frame: b.frame(b.sent(far, packet.Raw{Proto: 6, Data: make([]byte, 8)}, packet.Fragment(0, true, 9))), reason: "malformed"},
+		{name: "an option header longer than the packet", frame: b.frame(b.sent(far, packet.Raw{Proto: packet.HopByHop, Data: []byte{59, 9, 1, 4, 0, 0, 0, 0}})), reason: "malformed"},
+		{name: "a fragment header behind the end", frame: behind, reason: "malformed"},
+		{name: "an option without its length", frame: b.frame(b.sent(far, nil, packet.Extension{Type: packet.DestinationOptions, Data: []byte{1, 3, 0, 0, 0, 1}})), reason: "malformed"},
+		{name: "nine extension headers", frame: b.frame(b.sent(far, gram, repeat(padding(packet.DestinationOptions), 9)...)), reason: "malformed"},
+		{name: "routing header", frame: b.frame(b.sent(far, gram, packet.Extension{Type: packet.Routing, Data: make([]byte, 6)})), reason: "routing-header"},
+		{name: "routing header behind options", frame: b.frame(b.sent(far, gram, padding(packet.HopByHop), packet.Extension{Type: packet.Routing, Data: make([]byte, 6)})), reason: "routing-header"},
+		{name: "routing header behind authentication", frame: b.frame(b.sent(far, packet.Raw{Proto: 51, Data: append([]byte{43, 4}, make([]byte, 22+8)...)})), reason: "routing-header"},
+		{name: "home address", frame: b.frame(b.sent(far, gram, homeAddress())), reason: "routing-header"},
+		{name: "home address behind a pad", frame: b.frame(b.sent(far, gram, packet.Extension{Type: packet.DestinationOptions,
+			Data: append(append([]byte{0, 0xc9, 16}, make([]byte, 16)...), 1, 1, 0)})), reason: "routing-header"},
+		{name: "home address behind 16 options", frame: b.frame(b.sent(far, gram, packet.Extension{Type: packet.DestinationOptions,
+			Data: append(append(bytes.Repeat([]byte{1, 0}, 16), 0xc9, 16), make([]byte, 20)...)})), reason: "malformed"},
+		{name: "foreign source", frame: b.frame(packet.Packet{Source: b.b2.seen(), Destination: far, Body: echo}), reason: "src-not-own"},
+		{name: "own plaintext as source", frame: b.frame(packet.Packet{Source: b.b1.plain(), Destination: far, Body: echo}), reason: "src-not-own"},
+		{name: "no source", frame: b.frame(packet.Packet{Source: netip.IPv6Unspecified(), Destination: far, Body: echo}), reason: "src-not-own"},
+		{name: "the internet", frame: b.frame(b.sent(netip.MustParseAddr("2001:db8::1"), echo)), reason: "dst-not-private"},
+		{name: "a plaintext address", frame: b.frame(b.sent(b.b3.Addr(), echo)), reason: "dst-not-private"},
+		{name: "made up", frame: b.frame(b.sent(netip.MustParseAddr("fc12::1"), echo)), reason: "dst-undecryptable"},
+		{name: "red's ciphertext", frame: b.frame(b.sent(b.r1.seen(), echo)), reason: "dst-undecryptable"},
+		{name: "foreign base", frame: b.frame(b.sent(with(func(p *address.Plain) { p.Node = netip.MustParsePrefix("fd70:696c:6200:1::/64") }), echo)), reason: "dst-undecryptable"},
+		{name: "red's tenant id", frame: b.frame(b.sent(with(func(p *address.Plain) { p.Tenant = 2 }), echo)), reason: "tenant-mismatch"},
+		{name: "unknown tenant id", frame: b.frame(b.sent(with(func(p *address.Plain) { p.Tenant = 999 }), echo)), reason: "tenant-mismatch"},
+		{name: "tenant 0", frame: b.frame(b.sent(with(func(p *address.Plain) { p.Tenant = 0 }), echo)), reason: "to-node"},
+		{name: "reserved app", frame: b.frame(b.sent(with(func(p *address.Plain) { p.App = 0xff00 }), echo)), reason: "app-reserved"},
+		{name: "absent here", frame: b.frame(b.sent(with(func(p *address.Plain) { p.Node = b.prefix }), echo)), reason: "no-endpoint"},
+		{name: "a node without a route", frame: b.frame(b.sent(with(func(p *address.Plain) { p.Node = netip.MustParsePrefix("fd70:696c:6100:99::/64") }), echo)), reason: "no-route"},
+		{name: "multicast", frame: b.frame(b.sent(netip.MustParseAddr("ff02::1"), gram)), reason: "multicast"},
+		{name: "last hop", frame: b.frame(packet.Packet{Source: b.b1.seen(), Destination: far, HopLimit: 1, Body: echo}), reason: "hop-limit"},
+		{name: "router advertisement", frame: b.frame(b.sent(far, packet.ICMP{Type: packet.RouterAdvertisement})), reason: "nd-forbidden"},
+		{name: "neighbour advertisement", frame: b.frame(b.sent(far, packet.ICMP{Type: packet.NeighborAdvertisement})), reason: "nd-forbidden"},
+		{name: "redirect", frame: b.frame(b.sent(far, packet.ICMP{Type: 137})), reason: "nd-forbidden"},
+		{name: "neighbour solicitation", frame: b.frame(b.sent(far, packet.ICMP{Type: packet.NeighborSolicitation})), reason: "nd-ignored"},
+		{name: "router solicitation", frame: b.frame(b.sent(far, packet.ICMP{Type: 133})), reason: "nd-ignored"},
+		{name: "listener query", frame: b.frame(b.sent(far, packet.ICMP{Type: 130})), reason: "mld-ignored"},
+		{name: "listener report, version 1", frame: b.frame(b.sent(far, packet.ICMP{Type: 131})), reason: "mld-ignored"},
+		{name: "listener done", frame: b.frame(b.sent(far, packet.ICMP{Type: 132})), reason: "mld-ignored"},
+		{name: "listener report", frame: b.frame(b.sent(netip.MustParseAddr("ff02::16"), packet.ICMP{Type: 143}, padding(packet.HopByHop))), reason: "mld-ignored"},
+		{name: "an error about somebody else's packet", frame: b.frame(b.sent(far, unreachable(quote(b.b2.seen(), b.b1.seen())))), reason: "icmp-quote"},
+		{name: "an error about somebody else's packet, same node", frame: b.frame(b.sent(b.b2.seen(), unreachable(quote(b.b2.seen(), far)))), reason: "icmp-quote"},
+		{name: "an error about a packet for somebody else", frame: b.frame(b.sent(far, unreachable(quote(far, b.b2.seen())))), reason: "icmp-quote"},
+		{name: "an error with its quote behind the end", frame: short, reason: "icmp-quote"},
+		{name: "an error that quotes nothing", frame: b.frame(b.sent(far, unreachable(nil))), reason: "icmp-quote"},
+	}
+}
+
+func TestFromContainer(t *testing.T) {
+	b := newProgBench(t)
+	for _, c := range b.fromContainer() {
+		b.check(t, b.datapath.program, skb{Ifindex: b.b1.ifindex()}, c)
+	}
+
+	far := sees(b.b3.Addr())
+	lengthless := b.frame(b.sent(far, segment))
+	lengthless[14+4], lengthless[14+5] = 0, 0
+	// The kernel's own packets of segments can be longer than the length field can say (BIG TCP).
+	if verdict, _, reasons := b.run(t, b.datapath.program, lengthless, skb{Ifindex: b.b1.ifindex(), Segments: 2}); verdict != verdictRedirect {
+		t.Errorf("a length of 0, of segments: verdict %d, counted %v", verdict, reasons)
+	}
+	// Kernels before 6.15 leave mark and time to us when a packet goes into a container.
+	ctx := skb{Ifindex: b.b1.ifindex(), Mark: 7, Timestamp: 7}
+	must(t, b.ns.Do(func() error {
+		_, err := b.datapath.program.Run(&ebpf.RunOptions{Data: b.frame(b.sent(b.b2.seen(), gram)), Context: ctx, ContextOut: &ctx})
+		return err
+	}))
+	if ctx.Mark != 0 || ctx.Timestamp != 0 {
+		t.Errorf("a packet goes to a neighbour with mark %d and time %d", ctx.Mark, ctx.Timestamp)
+	}
+	// The right source on the wrong device is as foreign as any.
+	b.check(t, b.datapath.program, skb{Ifindex: uint32(b.b2.record.Device.HostIfindex)},
+		progCase{name: "own source from another device", frame: b.frame(b.sent(far, echo)), reason: "src-not-own"})
+}
+
+// fromFabric is what the fabric delivers and every verdict on it (claim NP3, §6.2).
+func (b *progBench) fromFabric() []progCase {
+	frame := func(p packet.Packet) []byte { return p.Frame(b.uplinkMAC, containerMAC) }
+	from := func(source netip.Addr, body packet.Body, extensions ...packet.Extension) []byte {
+		return frame(packet.Packet{Source: source, Destination: b.b1.plain(), Body: body, Extensions: extensions})
+	}
+	to := func(destination netip.Addr) []byte {
+		return frame(packet.Packet{Source: b.b3.Addr(), Destination: destination, Body: echo})
+	}
+	changed := func(a netip.Addr, change func(*address.Plain)) netip.Addr {
+		p := address.Split(a)
+		change(&p)
+		return p.Addr()
+	}
+	inside := func(body packet.Body, extensions ...packet.Extension) packet.Packet {
+		return packet.Packet{Source: sees(b.b3.Addr()), Destination: b.b1.seen(), Body: body, Extensions: extensions}
+	}
+	b3 := b.b3.Addr()
+	return []progCase{
+		{name: "echo", frame: from(b3, echo), out: inside(echo)},
+		{name: "TCP", frame: from(b3, segment), out: inside(segment)},
+		{name: "TCP from the cache", frame: from(b3, segment), out: inside(segment)},
+		{name: "UDP", frame: from(b3, gram), out: inside(gram)},
+		{name: "first fragment", frame: from(b3, gram, packet.Fragment(0, true, 9)), out: inside(gram, packet.Fragment(0, true, 9))},
+		{name: "later fragment", frame: from(b3, packet.Raw{Proto: 17, Data: []byte("12345678")}, packet.Fragment(64, false, 9)),
+			out: inside(packet.Raw{Proto: 17, Data: []byte("12345678")}, packet.Fragment(64, false, 9))},
+
+		{name: "IPv4", frame: packet.Frame(b.uplinkMAC, containerMAC, packet.EtherTypeIPv4, make([]byte, 40)), next: true},
+		{name: "IPv4 that reads like our own /64", frame: packet.Frame(b.uplinkMAC, containerMAC, packet.EtherTypeIPv4, packet.Packet{Source: b.b2.plain(), Destination: b.b1.plain()}.Marshal()), next: true},
+		{name: "neighbour discovery", frame: frame(packet.Packet{Source: b.far.underlay, Destination: netip.MustParseAddr("ff02::1:ff00:1"), Body: packet.ICMP{Type: packet.NeighborSolicitation}}), next: true},
+		{name: "the node's underlay address", frame: frame(packet.Packet{Source: b.far.underlay, Destination: b.underlay, Body: echo}), next: true},
+		{name: "another node", frame: to(b.far.prefix.Addr().Next()), next: true},
+		{name: "the node itself", frame: frame(packet.Packet{Source: b.far.underlay, Destination: b.prefix.Addr().Next(), Body: echo}), next: true},
+		{name: "the node itself, from a host whose address reads like a tenant's", frame: frame(packet.Packet{Source: tenantLike, Destination: b.prefix.Addr().Next(), Body: echo}), next: true},
+		{name: "the node itself, from a node", frame: frame(packet.Packet{Source: b.far.prefix.Addr().Next(), Destination: b.prefix.Addr().Next(), Body: echo}), next: true},
+		{name: "for another machine on the link", frame: packet.Packet{Source: b3, Destination: b.b1.plain(), Body: echo}.Frame(containerMAC, gatewayMAC), next: true},
+
+		{name: "the node itself, from a container", frame: to(b.prefix.Addr().Next()), reason: "tenant-to-node"},
+		{name: "our own /64 as source", frame: from(b.b2.plain(), echo), reason: "own-source"},
+		{name: "our own /64 as source, for the node's underlay", frame: frame(packet.Packet{Source: b.b2.plain(), Destination: b.underlay, Body: echo}), reason: "own-source"},
+		{name: "our own node as source", frame: from(b.prefix.Addr().Next(), echo), reason: "own-source"},
+		{name: "no such container", frame: to(changed(b.b1.plain(), func(p *address.Plain) { p.Index++ })), reason: "no-endpoint"},
+		{name: "the container under another app", frame: to(changed(b.b1.plain(), func(p *address.Plain) { p.App = 9 })), reason: "no-endpoint"},
+		{name: "reserved app", frame: to(changed(b.b1.plain(), func(p *address.Plain) { p.App = 0xffff })), reason: "app-reserved"},
+		{name: "from a reserved app", frame: from(changed(b3, func(p *address.Plain) { p.App = 0xff01 }), echo), reason: "app-reserved"},
+		{name: "from another tenant", frame: from(changed(b3, func(p *address.Plain) { p.Tenant = 2 }), echo), reason: "tenant-mismatch"},
+		{name: "from an unknown tenant", frame: from(changed(b3, func(p *address.Plain) { p.Tenant = 999 }), echo), reason: "tenant-mismatch"},
+		{name: "from a node", frame: from(b.far.prefix.Addr().Next(), echo), reason: "tenant-mismatch"},
+		{name: "from a fabric host", frame: from(b.far.underlay, echo), reason: "tenant-mismatch"},
+		{name: "a tenant id outside the base", frame: from(netip.MustParseAddr("fd70:696c:6200:2:0:100:100:4d"), echo), reason: "tenant-mismatch"},
+		{name: "a ciphertext on the wire", frame: from(sees(b3), echo), reason: "tenant-mismatch"},
+		{name: "routing header", frame: from(b3, echo, packet.Extension{Type: packet.Routing, Data: make([]byte, 6)}), reason: "routing-header"},
+		{name: "neighbour advertisement", frame: from(b3, packet.ICMP{Type: packet.NeighborAdvertisement}), reason: "nd-forbidden"},
+		{name: "half a TCP header", frame: from(b3, packet.Raw{Proto: 6, Data: make([]byte, 12)}), reason: "malformed"},
+	}
+}
+
+func TestFromFabric(t *testing.T) {
+	b := newProgBench(t)
+	for _, c := range b.fromFabric() {
+		b.check(t, b.datapath.objects.PilUplinkIn, skb{Ifindex: b.uplinkIfindex()}, c)
+	}
+}
+
+func (b *progBench) uplinkIfindex() uint32 { return uint32(b.datapath.uplink.Attrs().Index) }
+
+// TestToFabric: the host stack may be itself and nobody else.
+func TestToFabric(t *testing.T) {
+	b := newProgBench(t)
+	frame := func(source netip.Addr) []byte {
+		return packet.Packet{Source: source, Destination: b.b3.Addr(), Body: echo}.Frame(containerMAC, b.uplinkMAC)
+	}
+	mark := b.mark(t)
+	for _, c := range []struct {
+		progCase
+		ctx skb
+	}{
+		{progCase{name: "the node", frame: frame(b.prefix.Addr().Next()), next: true}, skb{}},
+		{progCase{name: "the underlay", frame: frame(b.underlay), next: true}, skb{}},
+		{progCase{name: "an address that reads like a tenant's", frame: frame(tenantLike), next: true}, skb{}},
+		{progCase{name: "a container's packet on its way", frame: frame(b.b1.plain()), next: true}, skb{Mark: mark, IngressIfindex: uint32(b.b1.record.Device.HostIfindex)}},
+		{progCase{name: "a process with a container's address", frame: frame(b.b1.plain()), reason: "host-claims-tenant"}, skb{}},
+		{progCase{name: "a process that knows the mark", frame: frame(b.b1.plain()), reason: "host-claims-tenant"}, skb{Mark: mark}},
+		{progCase{name: "forwarded from another device", frame: frame(b.b1.plain()), reason: "host-claims-tenant"}, skb{IngressIfindex: b.uplinkIfindex()}},
+		{progCase{name: "another node's container", frame: frame(b.b3.Addr()), reason: "host-claims-tenant"}, skb{}},
+	} {
+		c.ctx.Ifindex = b.uplinkIfindex()
+		b.check(t, b.datapath.objects.PilUplinkOut, c.ctx, c.progCase)
+	}
+
+	// The mark is between us; nobody behind us sees it.
+	ctx := skb{Ifindex: b.uplinkIfindex(), IngressIfindex: b.b1.ifindex(), Mark: mark}
+	must(t, b.ns.Do(func() error {
+		_, err := b.datapath.objects.PilUplinkOut.Run(&ebpf.RunOptions{Data: frame(b.b1.plain()), Context: ctx, ContextOut: &ctx})
+		return err
+	}))
+	if ctx.Mark != 0 {
+		t.Errorf("a packet leaves with a mark: %#x", ctx.Mark)
+	}
+}
+
+func (b *progBench) mark(t testing.TB) uint32 {
+	t.Helper()
+	var mark uint32
+	must(t, b.datapath.objects.PacketMark.Get(&mark))
+	return mark
+}
+
+// TestNothingRandomGetsThrough sends ciphertexts nobody drew (claim NP3, §6.2: 2^-24, here 2^-64).
+func TestNothingRandomGetsThrough(t *testing.T) {
+	b := newProgBench(t)
+	const tries = 1000
+	before := b.drops(t)["dst-undecryptable"]
+	for range tries {
+		var raw [16]byte
+		for i := range raw {
+			raw[i] = byte(rand.Uint32())
+		}
+		raw[0] = 0xfc
+		b.check(t, b.datapath.program, skb{Ifindex: uint32(b.b1.record.Device.HostIfindex)},
+			progCase{name: "random", frame: b.frame(b.sent(netip.AddrFrom16(raw), echo)), reason: "dst-undecryptable"})
+	}
+	if got := b.drops(t)["dst-undecryptable"] - before; got != tries {
+		t.Errorf("counted %d of %d", got, tries)
+	}
+}
+
+// drawn goes on from the given index to an address whose ciphertext under blue's key lies in the
+// private prefix.
+func drawn(p address.Plain) address.Plain {
+	p, _, err := address.NewCipher(blue.Current().Key).Draw(address.DefaultPlan().Private, p)
+	if err != nil {
+		panic(err)
+	}
+	return p
+}
+
+// padding is an options header that says nothing.
+func padding(kind uint8) packet.Extension {
+	return packet.Extension{Type: kind, Data: []byte{1, 4, 0, 0, 0, 0}}
+}
+
+func homeAddress() packet.Extension {
+	return packet.Extension{Type: packet.DestinationOptions, Data: append([]byte{1, 2, 0, 0, 0xc9, 16}, make([]byte, 16)...)}
+}
+
+func repeat(e packet.Extension, n int) []packet.Extension {
+	all := make([]packet.Extension, n)
+	for i := range all {
+		all[i] = e
+	}
+	return all
+}

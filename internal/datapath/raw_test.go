@@ -1,0 +1,134 @@
+package datapath
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"net"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/packet"
+)
+
+// tag puts an 802.1Q header of VLAN 5 into a frame.
+func tag(frame []byte) []byte {
+	return append(append(append([]byte{}, frame[:12]...), 0x81, 0x00, 0, 5), frame[12:]...)
+}
+
+// TestTaggedFramesStayOut: a VLAN is another network; its frames neither leave a container nor reach one.
+func TestTaggedFramesStayOut(t *testing.T) {
+	w := newWire(t)
+	a, b := w.nodes[0].add(t, blue, 1), w.nodes[1].add(t, blue, 1)
+	inB, err := packet.NewCapture(b.ns, "eth0", packet.IncomingOnly)
+	must(t, err)
+	defer inB.Close()
+	eth0, err := packet.NewInjector(a.ns, "eth0")
+	must(t, err)
+	defer eth0.Close()
+	inside := packet.Packet{Source: a.seen(), Destination: b.seen(), Body: gram}
+	must(t, eth0.Send(tag(inside.Frame(gatewayMAC, containerMAC))))
+	mustReach(t, a, b, "after a tagged frame")
+	if got := w.nodes[0].drops(t)["not-ip6"]; got != 1 {
+		t.Errorf("a tagged frame from a container: %d drops", got)
+	}
+
+	// From the fabric it is the business of whoever has that VLAN: our tcx program lets it pass.
+	fabric, err := packet.NewInjector(w.nodes[0].ns, "eth0")
+	must(t, err)
+	defer fabric.Close()
+	outside := packet.Packet{Source: a.plain(), Destination: b.plain(), Body: gram}
+	must(t, fabric.Send(tag(outside.Frame(w.nodes[1].mac(t), fabric.MAC()))))
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	s := packet.NewSentinel()
+	must(t, eth0.Send(packet.Packet{Source: a.seen(), Destination: b.seen(), Body: packet.Raw{Proto: 253, Data: s[:]}}.Frame(gatewayMAC, containerMAC)))
+	seen, err := inB.Until(ctx, s.In)
+	must(t, err)
+	for _, c := range seen {
+		if p, err := c.Packet(); err != nil || p.Body.Protocol() == packet.ProtocolUDP {
+			t.Errorf("in the container: %+v, %v", p, err)
+		}
+	}
+}
+
+// TestHalfAHeaderStaysIn: a frame too short to say where it is from and where it goes does neither.
+func TestHalfAHeaderStaysIn(t *testing.T) {
+	w := newWire(t)
+	a, b := w.nodes[0].add(t, blue, 1), w.nodes[1].add(t, blue, 1)
+	raw, err := packet.NewInjector(a.ns, "eth0")
+	must(t, err)
+	defer raw.Close()
+	must(t, raw.Send(packet.Packet{Source: a.seen(), Destination: b.seen()}.Frame(gatewayMAC, containerMAC)[:14+20]))
+	mustReach(t, a, b, "after half a header")
+	if got := w.nodes[0].drops(t)["malformed"]; got != 1 {
+		t.Errorf("half an IPv6 header: %d drops", got)
+	}
+}
+
+func (n *testNode) mac(t *testing.T) net.HardwareAddr {
+	t.Helper()
+	var eth0 *net.Interface
+	must(t, n.ns.Do(func() (err error) {
+		eth0, err = net.InterfaceByName("eth0")
+		return err
+	}))
+	return eth0.HardwareAddr
+}
+
+// TestNodeCannotLieAboutTheProtocol: a packet socket of the node says itself what it sends; what counts
+// is the frame.
+func TestNodeCannotLieAboutTheProtocol(t *testing.T) {
+	w := newWire(t)
+	a, b := w.nodes[0].add(t, blue, 1), w.nodes[1].add(t, blue, 1)
+	frame := packet.Packet{Source: a.plain(), Destination: b.plain(), Body: gram}.Frame(w.nodes[1].mac(t), w.nodes[0].mac(t))
+	for i, protocol := range []uint16{unix.ETH_P_IPV6, unix.ETH_P_IP, unix.ETH_P_8021Q} {
+		must(t, w.nodes[0].ns.Do(func() error {
+			eth0, err := net.InterfaceByName("eth0")
+			if err != nil {
+				return err
+			}
+			fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
+			if err != nil {
+				return err
+			}
+			defer unix.Close(fd)
+			err = unix.Sendto(fd, frame, 0, &unix.SockaddrLinklayer{Protocol: protocol<<8 | protocol>>8, Ifindex: eth0.Index})
+			if !errors.Is(err, unix.ENOBUFS) { // what a drop on the way out looks like to the sender
+				t.Errorf("sent as %#04x: %v", protocol, err)
+			}
+			return nil
+		}))
+		if got := w.nodes[0].drops(t)["host-claims-tenant"]; got != uint64(i+1) {
+			t.Errorf("a container's packet declared as %#04x: %d drops in all, not %d", protocol, got, i+1)
+		}
+	}
+}
+
+// TestMACsSayNothing: whatever a container writes for MACs, its neighbour on the node gets the packet, and
+// every packet looks alike.
+func TestMACsSayNothing(t *testing.T) {
+	w := newWire(t)
+	a, b := w.nodes[0].add(t, blue, 1), w.nodes[0].add(t, blue, 1)
+	inA, err := packet.NewCapture(a.ns, "eth0", packet.IncomingOnly)
+	must(t, err)
+	defer inA.Close()
+	raw, err := packet.NewInjector(a.ns, "eth0")
+	must(t, err)
+	defer raw.Close()
+	odd := net.HardwareAddr{0x02, 1, 2, 3, 4, 5}
+	must(t, raw.Send(packet.Packet{Source: a.seen(), Destination: b.seen(), Body: echo}.Frame(odd, odd)))
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	reply, err := inA.Next(ctx)
+	must(t, err)
+	p, err := reply.Packet()
+	if body, ok := p.Body.(packet.ICMP); err != nil || !ok || body.Type != packet.EchoReply || p.Source != b.seen() {
+		t.Errorf("answered %+v, %v", p, err)
+	}
+	if want := packet.Frame(containerMAC, gatewayMAC, packet.EtherTypeIPv6, nil); !bytes.HasPrefix(reply.Frame, want) {
+		t.Errorf("the answer's Ethernet header: %x, not %x", reply.Frame[:14], want)
+	}
+}

@@ -1,0 +1,218 @@
+package demo
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os/exec"
+	"slices"
+	"strings"
+	"time"
+
+	"pilaster.io/pilaster/internal/lab"
+)
+
+// Options of a run.
+type Options struct {
+	Binary  string // the pilaster binary; pilaster-cni lies beside it
+	Command string // how the person calls it, for what is printed
+	Root    string // folder of labs; lab.DefaultRoot when empty
+	Keep    bool   // leave the lab up
+}
+
+// spec is the demo's lab. Both tenants are on n1 and n3, so they are told apart on one node as
+// well as across the fabric.
+var spec = lab.Spec{
+	Name:    "demo",
+	Nodes:   []string{"n1", "n2", "n3"},
+	Tenants: []lab.Tenant{{Name: "blue"}, {Name: "red"}},
+	Containers: []lab.Container{
+		{Name: "b1", Node: "n1", Tenant: "blue", Labels: map[string]string{"app": "web"}},
+		{Name: "b2", Node: "n1", Tenant: "blue", Labels: map[string]string{"app": "web"}},
+		{Name: "b3", Node: "n3", Tenant: "blue", Labels: map[string]string{"app": "db"}},
+		{Name: "r1", Node: "n1", Tenant: "red", Labels: map[string]string{"app": "web"}},
+		{Name: "r2", Node: "n2", Tenant: "red", Labels: map[string]string{"app": "web"}},
+		{Name: "r3", Node: "n3", Tenant: "red", Labels: map[string]string{"app": "web"}},
+	},
+}
+
+// downTime bounds taking the lab down after the proof, or after an interruption.
+const downTime = time.Minute
+
+// Run runs the demo and prints the proof. The error names what failed.
+func Run(ctx context.Context, out io.Writer, o Options) error {
+	before, err := lab.Leftovers(o.Root, spec.Name)
+	if err != nil {
+		return err
+	}
+	started := time.Now()
+	l, err := lab.Up(ctx, spec, lab.Options{Root: o.Root, Binary: o.Binary})
+	if err != nil {
+		return err
+	}
+	p := &proof{lab: l, out: out}
+	p.print("%-100sup in %.1f s", fmt.Sprintf("%s · %d nodes, %d tenants, %d containers on this machine",
+		"pilaster demo", len(spec.Nodes), len(spec.Tenants), len(spec.Containers)), time.Since(started).Seconds())
+	err = p.run(ctx)
+	if o.Keep && ctx.Err() == nil {
+		p.print("\nEverything above was measured in this run. The lab is still up; look around, then take it down:")
+		for _, line := range lookAround(o.Command) {
+			p.print("  %s", line)
+		}
+		return err
+	}
+	// Interrupted or not, it is taken down.
+	cleanup, cancel := context.WithTimeout(context.WithoutCancel(ctx), downTime)
+	defer cancel()
+	if downErr := p.down(cleanup, o, before); downErr != nil {
+		return errors.Join(err, downErr)
+	}
+	if err == nil {
+		p.print("\nEverything above was measured in this run. KEEP=1 make demo leaves it up; then: %s", lookAround(o.Command)[0])
+	}
+	return err
+}
+
+func lookAround(command string) []string {
+	ping := command + " lab ping b1 b3"
+	if _, err := exec.LookPath("ping"); err == nil {
+		ping = command + " lab exec b1 -- ping b3"
+	}
+	return []string{
+		ping,
+		command + " lab exec b1 -- ip -6 addr",
+		command + " lab exec n1 -- " + command + " monitor --type drop",
+		command + " lab status",
+		command + " lab down",
+	}
+}
+
+func (p *proof) down(ctx context.Context, o Options, before []string) error {
+	if err := p.lab.Down(ctx); err != nil {
+		return err
+	}
+	after, err := lab.Leftovers(o.Root, spec.Name)
+	if err != nil {
+		return err
+	}
+	after = slices.DeleteFunc(after, func(thing string) bool { return slices.Contains(before, thing) })
+	if len(after) > 0 {
+		return fmt.Errorf("left behind: %s", strings.Join(after, ", "))
+	}
+	p.print("\nTaken down: no process, namespace, mount, pin or device is left.")
+	return nil
+}
+
+// proof is one run over a lab: what was printed, and what was not as it must be.
+type proof struct {
+	lab    *lab.Lab
+	out    io.Writer
+	failed []string
+}
+
+func (p *proof) print(format string, args ...any) {
+	fmt.Fprintln(p.out, strings.TrimRight(fmt.Sprintf(format, args...), " "))
+}
+
+// check notes what is wrong and reports whether it is right.
+func (p *proof) check(ok bool, format string, args ...any) bool {
+	if !ok {
+		p.failed = append(p.failed, fmt.Sprintf(format, args...))
+	}
+	return ok
+}
+
+func (p *proof) run(ctx context.Context) error {
+	err := p.sections(ctx)
+	if ctx.Err() != nil {
+		return fmt.Errorf("interrupted: %w", context.Cause(ctx))
+	}
+	if err != nil {
+		p.failed = append(p.failed, err.Error())
+	}
+	if len(p.failed) > 0 {
+		return fmt.Errorf("the proof failed:\n  %s", strings.Join(p.failed, "\n  "))
+	}
+	return nil
+}
+
+func (p *proof) sections(ctx context.Context) error {
+	// First packets are first only before everything else.
+	first, err := p.firstPackets(ctx)
+	if err != nil {
+		return err
+	}
+	for _, section := range []func(context.Context) error{
+		p.reach,
+		p.places,
+		func(ctx context.Context) error { return p.speed(ctx, first) },
+		p.entries,
+		p.attacks,
+	} {
+		p.print("")
+		if err := section(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// drops reads every node's counters.
+func (p *proof) drops(ctx context.Context) (map[string]map[string]uint64, error) {
+	all := map[string]map[string]uint64{}
+	for _, node := range spec.Nodes {
+		drops, err := p.lab.Drops(ctx, node)
+		if err != nil {
+			return nil, err
+		}
+		all[node] = drops
+	}
+	return all, nil
+}
+
+// counterTime bounds how long counters may lag behind the packets.
+const counterTime = 5 * time.Second
+
+// dropsSince waits until at least as many packets were dropped as expected, and returns what every
+// counter has risen by. Containers' own neighbour and multicast chatter is left out: it comes when
+// it wants.
+func (p *proof) dropsSince(ctx context.Context, before map[string]map[string]uint64, expected uint64) (map[string]map[string]uint64, error) {
+	deadline := time.Now().Add(counterTime)
+	for {
+		now, err := p.drops(ctx)
+		if err != nil {
+			return nil, err
+		}
+		rise, sum := map[string]map[string]uint64{}, uint64(0)
+		for node, drops := range now {
+			rise[node] = map[string]uint64{}
+			for reason, n := range drops {
+				n -= before[node][reason]
+				if n == 0 || reason == "nd-ignored" || reason == "mld-ignored" {
+					continue
+				}
+				rise[node][reason] = n
+				sum += n
+			}
+		}
+		if sum >= expected || time.Now().After(deadline) {
+			return rise, nil
+		}
+	}
+}
+
+// short is an address of which a person needs only both ends.
+func short(address string) string {
+	groups := strings.Split(address, ":")
+	return groups[0] + ":…:" + groups[len(groups)-1]
+}
+
+// count writes 100000 as 100,000.
+func count[N ~int | ~uint64](n N) string {
+	digits := fmt.Sprint(n)
+	for at := len(digits) - 3; at > 0; at -= 3 {
+		digits = digits[:at] + "," + digits[at:]
+	}
+	return digits
+}

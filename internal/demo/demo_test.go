@@ -1,0 +1,139 @@
+package demo
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"pilaster.io/pilaster/internal/lab"
+	"pilaster.io/pilaster/internal/lab/labtest"
+)
+
+func TestDemoProvesAndLeavesNothing(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	root := filepath.Join("/run", labtest.Name(t)) // beside a demo that somebody keeps
+	var out bytes.Buffer
+	err := Run(labtest.Context(t), &out, Options{Binary: labtest.Binary(t), Command: "pilaster", Root: root})
+	t.Log(out.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, line := range []string{
+		"3 nodes, 2 tenants, 6 containers", "30 of 30 as they must be; 36 packets across tenants, 36 dropped",
+		"node 1 | blue | app 1 → node 3 | blue | app 2", "1,500 bytes in, 1,500 bytes on the wire",
+		"first packet", "0 entries for other nodes", "dropped 100,000", "tenant-mismatch", "nothing arrived anywhere (6 captures", "Taken down",
+	} {
+		if !strings.Contains(out.String(), line) {
+			t.Errorf("%q is not shown", line)
+		}
+	}
+	if _, err := os.Stat(root); !os.IsNotExist(err) {
+		t.Errorf("the folder is left: %v", err)
+	}
+}
+
+// A proof is worth what its failing is worth: each section must notice what is wrong.
+func TestSectionsFail(t *testing.T) {
+	spec := spec
+	spec.Name = ""
+	l := labtest.New(t, spec)
+	ctx := labtest.Context(t)
+
+	sections := map[string]func(*proof, context.Context) error{
+		"reach": (*proof).reach, "places": (*proof).places, "entries": (*proof).entries, "attacks": (*proof).attacks,
+		"speed": func(p *proof, ctx context.Context) error { return p.speed(ctx, beside{1, 1}) },
+	}
+	run := func(section string) error {
+		p := &proof{lab: l, out: io.Discard}
+		if err := sections[section](p, ctx); err != nil {
+			return err
+		}
+		if len(p.failed) > 0 {
+			return &failure{p.failed}
+		}
+		return nil
+	}
+	for section := range sections {
+		if err := run(section); err != nil {
+			t.Fatalf("%s fails on a whole lab: %v", section, err)
+		}
+	}
+
+	t.Run("a foreign route on a node", func(t *testing.T) {
+		prefix, err := l.Prefix("n3")
+		if err != nil {
+			t.Fatal(err)
+		}
+		route := &netlink.Route{Dst: &net.IPNet{IP: prefix.Addr().AsSlice(), Mask: net.CIDRMask(64, 128)}, LinkIndex: 1}
+		inside(t, l, "n1", func(h *netlink.Handle) error { return h.RouteAdd(route) })
+		if err := run("entries"); err == nil {
+			t.Error("entries did not notice")
+		}
+		inside(t, l, "n1", func(h *netlink.Handle) error { return h.RouteDel(route) })
+	})
+	t.Run("a container that is cut off", func(t *testing.T) {
+		address, err := l.Address("b3")
+		if err != nil {
+			t.Fatal(err)
+		}
+		// It receives, and its answers go nowhere.
+		hole := &netlink.Route{Dst: &net.IPNet{IP: net.ParseIP("fc00::"), Mask: net.CIDRMask(8, 128)}, Type: 6, Priority: 1} // RTN_BLACKHOLE
+		inside(t, l, "b3", func(h *netlink.Handle) error { return h.RouteAdd(hole) })
+		for _, section := range []string{"reach", "speed", "attacks"} {
+			if err := run(section); err == nil {
+				t.Errorf("%s did not notice that %v does not answer", section, address)
+			}
+		}
+		inside(t, l, "b3", func(h *netlink.Handle) error { return h.RouteDel(hole) })
+	})
+	t.Run("a small MTU on the way", func(t *testing.T) {
+		inside(t, l, "b1", func(h *netlink.Handle) error { return setMTU(h, 1400) })
+		if err := run("places"); err == nil {
+			t.Error("places did not notice")
+		}
+		inside(t, l, "b1", func(h *netlink.Handle) error { return setMTU(h, 1500) })
+	})
+	for section := range sections {
+		if err := run(section); err != nil {
+			t.Errorf("%s fails on the mended lab: %v", section, err)
+		}
+	}
+}
+
+type failure struct{ failed []string }
+
+func (f *failure) Error() string { return strings.Join(f.failed, "; ") }
+
+func inside(t *testing.T, l *lab.Lab, name string, do func(*netlink.Handle) error) {
+	t.Helper()
+	ns, err := l.Namespace(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ns.Close()
+	h, err := ns.Netlink()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.Close()
+	if err := do(h); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func setMTU(h *netlink.Handle, mtu int) error {
+	link, err := h.LinkByName(lab.Interface)
+	if err != nil {
+		return err
+	}
+	return h.LinkSetMTU(link, mtu)
+}

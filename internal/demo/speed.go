@@ -1,0 +1,118 @@
+package demo
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"pilaster.io/pilaster/internal/lab"
+	"pilaster.io/pilaster/internal/packet"
+)
+
+// beside is one figure of containers beside the same of the nodes they are on.
+type beside struct{ containers, nodes time.Duration }
+
+const (
+	idle   = 20 * time.Millisecond // before a first packet: everything has gone to sleep
+	bursts = 30                    // of later packets, ten each
+)
+
+// Bounds are wide: they tell a working datapath from one that waits for something, on any machine.
+const (
+	slowestFirst = 20 * time.Millisecond
+	slowestLater = 3.0 // times node to node
+)
+
+// firstPackets measures the first packet between containers on different nodes that have never
+// talked, each beside an echo between their nodes after the same silence.
+func (p *proof) firstPackets(ctx context.Context) (beside, error) {
+	var containers, nodes []time.Duration
+	for i, a := range p.lab.Containers() {
+		for _, b := range p.lab.Containers()[i+1:] {
+			if a.Tenant != b.Tenant || a.Node == b.Node {
+				continue
+			}
+			// The first of all teaches the fabric its neighbours and is not counted.
+			if _, err := p.echo(ctx, a.Node, b.Node); err != nil {
+				return beside{}, err
+			}
+			for _, m := range []struct {
+				from, to string
+				times    *[]time.Duration
+			}{{a.Node, b.Node, &nodes}, {a.Name, b.Name, &containers}} {
+				select {
+				case <-ctx.Done():
+					return beside{}, context.Cause(ctx)
+				case <-time.After(idle):
+				}
+				rtt, err := p.echo(ctx, m.from, m.to)
+				if err != nil {
+					return beside{}, err
+				}
+				*m.times = append(*m.times, rtt)
+			}
+		}
+	}
+	return beside{lab.Median(containers), lab.Median(nodes)}, nil
+}
+
+func (p *proof) echo(ctx context.Context, from, to string) (time.Duration, error) {
+	e, err := p.lab.Ping(ctx, from, to, packet.PingOptions{})
+	if err != nil {
+		return 0, err
+	}
+	if !e.Reached() {
+		return 0, fmt.Errorf("%s does not reach %s", from, to)
+	}
+	return time.Duration(*e.RTTUs * float64(time.Microsecond)), nil
+}
+
+// speed prints first and later packets. Later ones alternate between containers and nodes, so
+// that both meet the same machine.
+func (p *proof) speed(ctx context.Context, first beside) error {
+	var containers, nodes []time.Duration
+	for range bursts {
+		for _, m := range []struct {
+			from, to string
+			times    *[]time.Duration
+		}{{"b1", "b3", &containers}, {"n1", "n3", &nodes}} {
+			r, err := p.burst(ctx, m.from, m.to)
+			if err != nil {
+				return err
+			}
+			*m.times = append(*m.times, r...)
+		}
+	}
+	later := beside{lab.Median(containers), lab.Median(nodes)}
+	p.check(first.containers < slowestFirst, "3: the first packet took %v", first.containers)
+	p.check(float64(later.containers) < slowestLater*float64(later.nodes),
+		"3: later packets took %v, node to node %v", later.containers, later.nodes)
+	p.print("%-46sfirst packet %s    later %s", "3  Speed (round trip)", first, later)
+	return nil
+}
+
+// burst is ten echoes, after one that warms up.
+func (p *proof) burst(ctx context.Context, from, to string) ([]time.Duration, error) {
+	ns, err := p.lab.Namespace(from)
+	if err != nil {
+		return nil, err
+	}
+	defer ns.Close()
+	address, err := p.lab.Address(to)
+	if err != nil {
+		return nil, err
+	}
+	r, err := packet.Ping(ctx, ns, address, packet.PingOptions{Count: 11})
+	if err != nil {
+		return nil, err
+	}
+	if !p.check(r.Received == r.Sent, "3: %s → %s: %d of %d answered", from, to, r.Received, r.Sent) && len(r.RTT) < 2 {
+		return nil, fmt.Errorf("%s does not reach %s", from, to)
+	}
+	return r.RTT[1:], nil
+}
+
+func (b beside) String() string {
+	us := func(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1000 }
+	return fmt.Sprintf("%.0f µs (node to node %.0f µs)", us(b.containers), us(b.nodes))
+}

@@ -1,0 +1,163 @@
+// Package durable keeps small files that survive a crash at any moment: a file is either
+// the old one or the new one, and once a write has returned it stays. It knows nothing of what
+// the files mean.
+package durable
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+)
+
+// CorruptError is a file that exists but does not say what it should. Nothing was changed.
+type CorruptError struct {
+	Path string
+	Err  error
+}
+
+func (e *CorruptError) Error() string {
+	return fmt.Sprintf("%s cannot be used: %v\n  nothing was changed and nothing is guessed from it; restore the file, or move it away", e.Path, e.Err)
+}
+func (e *CorruptError) Unwrap() error { return e.Err }
+
+// tempPrefix marks files whose writing has not ended; they never count.
+const tempPrefix = ".writing-"
+
+// IsUnfinished reports whether a file of this name is what an interrupted write left behind.
+func IsUnfinished(name string) bool { return strings.HasPrefix(name, tempPrefix) }
+
+// Write replaces the file by v as JSON.
+func Write(path string, v any, mode os.FileMode) error {
+	b, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		return fmt.Errorf("encoding %s: %w", path, err)
+	}
+	return WriteBytes(path, append(b, '\n'), mode)
+}
+
+// WriteBytes replaces the file's content: a new file is filled, flushed and renamed over it.
+func WriteBytes(path string, b []byte, mode os.FileMode) (err error) {
+	dir := filepath.Dir(path)
+	f, err := os.CreateTemp(dir, tempPrefix+filepath.Base(path)+"-*")
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			f.Close()
+			os.Remove(f.Name())
+		}
+	}()
+	if err := f.Chmod(mode); err != nil {
+		return err
+	}
+	if _, err := f.Write(b); err != nil {
+		return err
+	}
+	if err := f.Sync(); err != nil {
+		return err
+	}
+	if err := f.Close(); err != nil {
+		return err
+	}
+	if err := os.Rename(f.Name(), path); err != nil {
+		return err
+	}
+	return SyncDir(dir)
+}
+
+// Remove deletes the file for good; a file that is not there is no error.
+func Remove(path string) error {
+	if err := os.Remove(path); err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		return err
+	}
+	return SyncDir(filepath.Dir(path))
+}
+
+// SyncDir makes renames and removals in a directory last.
+func SyncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	return d.Sync()
+}
+
+// Read decodes the file into v. Unknown fields and trailing data are corruption: they were
+// written by something else, and leaving them out would be a guess.
+func Read(path string, v any) error {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	if err := Decode(b, v); err != nil {
+		return &CorruptError{path, err}
+	}
+	return nil
+}
+
+// Decode is Read without the file.
+func Decode(b []byte, v any) error {
+	d := json.NewDecoder(bytes.NewReader(b))
+	d.DisallowUnknownFields()
+	if err := d.Decode(v); err != nil {
+		if errors.Is(err, io.EOF) {
+			return errors.New("it is empty")
+		}
+		return err
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return errors.New("something follows the JSON value")
+	}
+	return nil
+}
+
+// Names lists the directory's finished files with the suffix, without it, in order. What an
+// interrupted write left behind is removed.
+func Names(dir, suffix string) ([]string, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, e := range entries {
+		if IsUnfinished(e.Name()) {
+			if err := os.Remove(filepath.Join(dir, e.Name())); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		if name, ok := strings.CutSuffix(e.Name(), suffix); ok && e.Type().IsRegular() {
+			names = append(names, name)
+		}
+	}
+	return names, nil
+}
+
+// LockFile is the file in a directory that Lock locks.
+const LockFile = "lock"
+
+// Lock makes this process the only one using the directory until the returned file is closed.
+func Lock(dir string) (*os.File, error) {
+	path := filepath.Join(dir, LockFile)
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("%s is in use by another process: %w\n  nothing was changed; stop that process, or choose another directory", dir, err)
+	}
+	return f, nil
+}

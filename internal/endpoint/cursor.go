@@ -1,0 +1,285 @@
+package endpoint
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/durable"
+)
+
+// MinRest is how long an index rests after release: long enough for peers' caches, retries and
+// open connections to forget who had it.
+const MinRest = 5 * time.Minute
+
+// reserveAhead is how many indexes beyond the one just drawn are marked used on disk, so that
+// the next draws need no write. A crash loses them until the cursor has come to its end.
+const reserveAhead = 4096
+
+// compactAbove is how many lines of the release log may be void before it is written anew.
+const compactAbove = 1024
+
+// CursorKey is what indexes are drawn under.
+type CursorKey struct {
+	Tenant address.TenantID
+	App    address.AppID
+}
+
+func (k CursorKey) String() string { return fmt.Sprintf("%d-%d", k.Tenant, k.App) }
+
+// ErrExhausted means that every index is in use or resting.
+var ErrExhausted = errors.New("every address of this node, tenant id and app is in use or resting")
+
+// cursor hands out the indexes of one key: upward first, and when the end is reached the one
+// that was released first, once it has rested.
+type cursor struct {
+	path string // without suffix
+
+	mu       sync.Mutex
+	next     address.Index // the first never tried
+	reserved address.Index // on disk: all up to here may be in use
+	resting  []released    // oldest first
+	lines    int           // in the release log, void ones included
+}
+
+type cursorFile struct {
+	Version  int           `json:"version"`
+	Reserved address.Index `json:"reserved"`
+}
+
+type released struct {
+	index address.Index
+	at    time.Time
+}
+
+// DrawIndex finds an index that no endpoint of the key holds. find returns the first usable
+// index from the given one on, or address.ErrExhausted. The index is on disk as used before
+// DrawIndex returns; whoever does not put it into a record gives it back by ReleaseIndex.
+func (s *Store) DrawIndex(key CursorKey, find func(from address.Index) (address.Index, error)) (address.Index, error) {
+	c := s.cursor(key)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.next <= address.MaxIndex {
+		i, err := find(c.next)
+		if err == nil {
+			if err := c.reserve(i); err != nil {
+				return 0, err
+			}
+			c.next = i + 1
+			return i, nil
+		}
+		if !errors.Is(err, address.ErrExhausted) {
+			return 0, err
+		}
+		if err := c.reserve(address.MaxIndex); err != nil {
+			return 0, err
+		}
+		c.next = address.MaxIndex + 1
+	}
+	if len(c.resting) == 0 {
+		return 0, ErrExhausted
+	}
+	oldest := c.resting[0]
+	if wait := s.rest - s.now().Sub(oldest.at); wait > 0 {
+		return 0, fmt.Errorf("%w; one has rested in %v", ErrExhausted, wait.Round(time.Second))
+	}
+	// The log keeps its line: the record that is written next voids it.
+	c.resting = c.resting[1:]
+	return oldest.index, nil
+}
+
+// ReleaseIndex gives an index back to rest. It is written before the record that held it goes.
+func (s *Store) ReleaseIndex(key CursorKey, i address.Index) error {
+	c := s.cursor(key)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	r := released{i, s.now()}
+	for _, old := range c.resting {
+		if old.index == i {
+			return nil // a repeated call
+		}
+	}
+	c.resting = append(c.resting, r)
+	if c.lines > 2*len(c.resting)+compactAbove {
+		return c.compact()
+	}
+	f, err := os.OpenFile(c.path+".released", os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if _, err := f.WriteString(r.line()); err != nil {
+		return err
+	}
+	c.lines++
+	return f.Sync()
+}
+
+func (s *Store) cursor(key CursorKey) *cursor {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := s.cursors[key]
+	if c == nil {
+		c = &cursor{path: filepath.Join(s.dir, cursorsFolder, key.String()), next: 1}
+		s.cursors[key] = c
+	}
+	return c
+}
+
+// reserve makes sure that the disk says i is used.
+func (c *cursor) reserve(i address.Index) error {
+	if i <= c.reserved {
+		return nil
+	}
+	return c.writeReserved(min(i+reserveAhead, address.MaxIndex))
+}
+
+func (c *cursor) writeReserved(to address.Index) error {
+	if err := durable.Write(c.path+".json", cursorFile{1, to}, 0o600); err != nil {
+		return fmt.Errorf("reserving indexes: %w", err)
+	}
+	c.reserved = to
+	return nil
+}
+
+func (c *cursor) close() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.next-1 == c.reserved {
+		return nil
+	}
+	return c.writeReserved(c.next - 1)
+}
+
+func (r released) line() string {
+	return fmt.Sprintf("%d %s\n", r.index, r.at.UTC().Format(time.RFC3339))
+}
+
+// compact writes the release log anew, without void lines.
+func (c *cursor) compact() error {
+	var b bytes.Buffer
+	for _, r := range c.resting {
+		b.WriteString(r.line())
+	}
+	if err := durable.WriteBytes(c.path+".released", b.Bytes(), 0o600); err != nil {
+		return err
+	}
+	c.lines = len(c.resting)
+	return nil
+}
+
+func (s *Store) loadCursors() error {
+	dir := filepath.Join(s.dir, cursorsFolder)
+	names, err := durable.Names(dir, ".json")
+	if err != nil {
+		return err
+	}
+	live := s.live()
+	for _, name := range names {
+		var key CursorKey
+		path := filepath.Join(dir, name)
+		if _, err := fmt.Sscanf(name, "%d-%d", &key.Tenant, &key.App); err != nil || key.String() != name {
+			return &durable.CorruptError{Path: path + ".json", Err: errors.New("its name is not <tenant id>-<app>.json")}
+		}
+		c, err := loadCursor(path, live[key])
+		if err != nil {
+			return err
+		}
+		s.cursors[key] = c
+	}
+	// Without its cursor file a key would start from 1 again.
+	witnesses, err := durable.Names(dir, ".released")
+	if err != nil {
+		return err
+	}
+	for key := range live {
+		witnesses = append(witnesses, key.String())
+	}
+	for _, name := range witnesses {
+		if !slices.Contains(names, name) {
+			return &durable.CorruptError{
+				Path: filepath.Join(dir, name+".json"),
+				Err:  errors.New("it is missing, though indexes of this tenant id and app were drawn"),
+			}
+		}
+	}
+	return nil
+}
+
+func loadCursor(path string, live map[address.Index]bool) (*cursor, error) {
+	var f cursorFile
+	if err := durable.Read(path+".json", &f); err != nil {
+		return nil, err
+	}
+	if f.Version != 1 || f.Reserved > address.MaxIndex {
+		return nil, &durable.CorruptError{Path: path + ".json", Err: fmt.Errorf("version %d, reserved %d", f.Version, f.Reserved)}
+	}
+	for i := range live {
+		if i > f.Reserved {
+			return nil, &durable.CorruptError{Path: path + ".json", Err: fmt.Errorf("index %d is in use beyond the cursor at %d", i, f.Reserved)}
+		}
+	}
+	c := &cursor{path: path, next: f.Reserved + 1, reserved: f.Reserved}
+	return c, c.loadReleased(live)
+}
+
+// loadReleased reads the release log. A last line without its end is a write that a crash cut
+// off; it was never acknowledged. An index that was released twice rests since the last time.
+func (c *cursor) loadReleased(live map[address.Index]bool) error {
+	path := c.path + ".released"
+	b, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	whole := bytes.LastIndexByte(b, '\n') + 1
+	var lines []released
+	last := map[address.Index]int{}
+	for line := range bytes.Lines(b[:whole]) {
+		r, err := parseReleased(string(line), c.reserved)
+		if err != nil {
+			return &durable.CorruptError{Path: path, Err: fmt.Errorf("line %d: %w", len(lines)+1, err)}
+		}
+		last[r.index] = len(lines)
+		lines = append(lines, r)
+	}
+	for n, r := range lines {
+		if last[r.index] == n && !live[r.index] {
+			c.resting = append(c.resting, r)
+		}
+	}
+	c.lines = len(lines)
+	if whole < len(b) || c.lines > len(c.resting) {
+		return c.compact()
+	}
+	return nil
+}
+
+func parseReleased(line string, reserved address.Index) (released, error) {
+	var r released
+	var at string
+	if _, err := fmt.Sscanf(line, "%d %s", &r.index, &at); err != nil {
+		return r, fmt.Errorf("%q is not an index and a time", line)
+	}
+	t, err := time.Parse(time.RFC3339, at)
+	if err != nil {
+		return r, err
+	}
+	if r.index == 0 || r.index > reserved {
+		return r, fmt.Errorf("index %d was never drawn", r.index)
+	}
+	r.at = t
+	if r.line() != line {
+		return r, fmt.Errorf("%q holds more than an index and a time", line)
+	}
+	return r, nil
+}

@@ -1,0 +1,103 @@
+package endpoint
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/durable"
+)
+
+// recordVersion is that of the file, raised when its meaning changes.
+const recordVersion = 1
+
+// recordFile is one record as it lies on disk.
+type recordFile struct {
+	Version  int    `json:"version"`
+	Endpoint Record `json:"endpoint"`
+}
+
+// DecodeRecord reads a record file's content and refuses anything a later step would have to
+// guess about.
+func DecodeRecord(b []byte) (Record, error) {
+	var f recordFile
+	if err := durable.Decode(b, &f); err != nil {
+		return Record{}, err
+	}
+	if f.Version != recordVersion {
+		return Record{}, fmt.Errorf("record version %d, this program knows %d", f.Version, recordVersion)
+	}
+	return f.Endpoint, f.Endpoint.validate()
+}
+
+func (r Record) validate() error {
+	switch {
+	case r.ID < 1 || r.ID > MaxID:
+		return fmt.Errorf("endpoint id %d is not in 1..%d", r.ID, MaxID)
+	case r.ContainerID == "" || r.Interface == "":
+		return errors.New("container id or interface is missing")
+	case r.Tenant == "" || r.TenantID < 1 || r.TenantID > address.MaxTenantID:
+		return fmt.Errorf("tenant %q with id %d is none", r.Tenant, r.TenantID)
+	case r.App >= address.FirstReservedApp:
+		return fmt.Errorf("app %#x is reserved", r.App)
+	case !slices.Contains([]State{Preparing, Active, Lost, Deleting}, r.State):
+		return fmt.Errorf("state %q is unknown", r.State)
+	case len(r.Attachments) == 0:
+		return errors.New("no attachment")
+	}
+	for _, a := range r.Attachments {
+		if a.Network == "" || !a.Plaintext.Is6() || !a.Address.Is6() || !a.Gateway.Is6() {
+			return fmt.Errorf("attachment %+v is incomplete", a)
+		}
+		if p := address.Split(a.Plaintext); p.Tenant != r.TenantID || p.App != r.App || p.Index == 0 {
+			return fmt.Errorf("address %v is not of tenant id %d and app %d", a.Plaintext, r.TenantID, r.App)
+		}
+		for _, route := range a.Routes {
+			if !route.IsValid() {
+				return fmt.Errorf("attachment %v has an invalid route", a.Address)
+			}
+		}
+	}
+	return nil
+}
+
+// deviceFile is a Device with its MACs as people write them.
+type deviceFile struct {
+	HostName     string `json:"hostName"`
+	HostIfindex  int    `json:"hostIfindex"`
+	HostMAC      string `json:"hostMac"`
+	ContainerMAC string `json:"containerMac"`
+	MTU          int    `json:"mtu"`
+}
+
+func (d Device) MarshalJSON() ([]byte, error) {
+	return json.Marshal(deviceFile{d.HostName, d.HostIfindex, d.HostMAC.String(), d.ContainerMAC.String(), d.MTU})
+}
+
+func (d *Device) UnmarshalJSON(b []byte) error {
+	var f deviceFile
+	if err := durable.Decode(b, &f); err != nil {
+		return err
+	}
+	host, err := parseMAC(f.HostMAC)
+	if err != nil {
+		return err
+	}
+	container, err := parseMAC(f.ContainerMAC)
+	if err != nil {
+		return err
+	}
+	*d = Device{f.HostName, f.HostIfindex, host, container, f.MTU}
+	return nil
+}
+
+// parseMAC reads a MAC; a device that does not exist yet has none.
+func parseMAC(s string) (net.HardwareAddr, error) {
+	if s == "" {
+		return nil, nil
+	}
+	return net.ParseMAC(s)
+}

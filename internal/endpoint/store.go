@@ -1,0 +1,190 @@
+package endpoint
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/durable"
+)
+
+const (
+	recordsFolder = "endpoints"
+	cursorsFolder = "cursors"
+)
+
+// Folders are those that a store makes in its directory.
+func Folders() []string { return []string{recordsFolder, cursorsFolder} }
+
+// Store keeps records and index cursors below one directory:
+//
+//	endpoints/<id>.json                  one record each
+//	cursors/<tenant id>-<app>.json       up to where indexes may have been used
+//	cursors/<tenant id>-<app>.released   one line for each index given back
+//
+// Memory and disk agree whenever no call is running. All methods may be called concurrently;
+// calls about one endpoint must be made one after the other.
+type Store struct {
+	dir  string
+	rest time.Duration
+	now  func() time.Time
+
+	mu      sync.Mutex
+	records map[ID]Record
+	cursors map[CursorKey]*cursor
+}
+
+// StoreConfig says where the store is and what it takes from outside.
+type StoreConfig struct {
+	Dir  string
+	Rest time.Duration    // how long an index rests before it is used again; 0 means MinRest
+	Now  func() time.Time // nil means time.Now
+}
+
+// OpenStore reads everything below the directory, which the caller has locked. A file that does
+// not say what it should is a *durable.CorruptError.
+func OpenStore(c StoreConfig) (*Store, error) {
+	s := &Store{
+		dir:     c.Dir,
+		rest:    cmp.Or(c.Rest, MinRest),
+		now:     c.Now,
+		records: map[ID]Record{},
+		cursors: map[CursorKey]*cursor{},
+	}
+	if s.now == nil {
+		s.now = time.Now
+	}
+	for _, sub := range Folders() {
+		if err := os.MkdirAll(filepath.Join(c.Dir, sub), 0o700); err != nil {
+			return nil, err
+		}
+	}
+	if err := s.loadRecords(); err != nil {
+		return nil, err
+	}
+	if err := s.loadCursors(); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+func (s *Store) loadRecords() error {
+	names, err := durable.Names(filepath.Join(s.dir, recordsFolder), ".json")
+	if err != nil {
+		return err
+	}
+	inUse := map[string]ID{}
+	for _, name := range names {
+		path := filepath.Join(s.dir, recordsFolder, name+".json")
+		b, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		r, err := DecodeRecord(b)
+		if err != nil {
+			return &durable.CorruptError{Path: path, Err: err}
+		}
+		if name != strconv.Itoa(int(r.ID)) {
+			return &durable.CorruptError{Path: path, Err: fmt.Errorf("it holds endpoint %d", r.ID)}
+		}
+		for _, a := range r.Attachments {
+			if other, twice := inUse[a.Network+" "+a.Plaintext.String()]; twice {
+				return &durable.CorruptError{Path: path, Err: fmt.Errorf("address %v belongs to endpoint %d", a.Plaintext, other)}
+			}
+			inUse[a.Network+" "+a.Plaintext.String()] = r.ID
+		}
+		s.records[r.ID] = r
+	}
+	return nil
+}
+
+func (s *Store) recordPath(id ID) string {
+	return filepath.Join(s.dir, recordsFolder, strconv.Itoa(int(id))+".json")
+}
+
+// Put writes the record, new or changed.
+func (s *Store) Put(r Record) error {
+	if err := r.validate(); err != nil {
+		return fmt.Errorf("endpoint %d: %w", r.ID, err)
+	}
+	if err := durable.Write(s.recordPath(r.ID), recordFile{recordVersion, r}, 0o600); err != nil {
+		return fmt.Errorf("writing endpoint %d: %w", r.ID, err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.records[r.ID] = r
+	return nil
+}
+
+// Delete forgets the record. Its indexes must have been released before.
+func (s *Store) Delete(id ID) error {
+	if err := durable.Remove(s.recordPath(id)); err != nil {
+		return fmt.Errorf("removing endpoint %d: %w", id, err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.records, id)
+	return nil
+}
+
+// Get is the record with this id.
+func (s *Store) Get(id ID) (Record, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r, ok := s.records[id]
+	return r, ok
+}
+
+// List is all records, by id.
+func (s *Store) List() []Record {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.SortedFunc(maps.Values(s.records), func(a, b Record) int { return cmp.Compare(a.ID, b.ID) })
+}
+
+// Find is the record of one interface of one container.
+func (s *Store) Find(containerID, iface string) (Record, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, r := range s.records {
+		if r.ContainerID == containerID && r.Interface == iface {
+			return r, true
+		}
+	}
+	return Record{}, false
+}
+
+// Close gives back the indexes that were reserved and not used. Nothing may be drawn afterwards.
+func (s *Store) Close() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var errs []error
+	for _, c := range s.cursors {
+		errs = append(errs, c.close())
+	}
+	return errors.Join(errs...)
+}
+
+// live is every index that a record holds, by cursor.
+func (s *Store) live() map[CursorKey]map[address.Index]bool {
+	live := map[CursorKey]map[address.Index]bool{}
+	for _, r := range s.records {
+		for _, a := range r.Attachments {
+			p := address.Split(a.Plaintext)
+			key := CursorKey{p.Tenant, p.App}
+			if live[key] == nil {
+				live[key] = map[address.Index]bool{}
+			}
+			live[key][p.Index] = true
+		}
+	}
+	return live
+}

@@ -1,0 +1,252 @@
+package endpoint
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/durable"
+)
+
+// clock is a time that moves when told.
+type clock struct{ t time.Time }
+
+func (c *clock) now() time.Time          { return c.t }
+func (c *clock) advance(d time.Duration) { c.t = c.t.Add(d) }
+
+func newClock() *clock { return &clock{time.Date(2026, 11, 1, 0, 0, 0, 0, time.UTC)} }
+
+func open(t testing.TB, dir string, c *clock) *Store {
+	t.Helper()
+	s, err := OpenStore(StoreConfig{Dir: dir, Now: c.now})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+var key = CursorKey{Tenant: 7, App: 3}
+
+func record(id ID, i address.Index) Record {
+	plain := address.Plain{Node: netip.MustParsePrefix("fd70:696c:6100:1::/64"), Tenant: key.Tenant, App: key.App, Index: i}.Addr()
+	return Record{
+		ID: id, ContainerID: "c" + string(rune('a'+id)), Interface: "eth0", Netns: "/run/netns/x", CNINetwork: "net", Pod: "ns/p",
+		Tenant: "blue", TenantID: key.Tenant, App: key.App, Labels: map[string]string{"app": "web"}, State: Active,
+		Attachments: []Attachment{{
+			Network: "netpila", Plaintext: plain, Address: netip.MustParseAddr("fc00::1"), Gateway: netip.MustParseAddr("fe80::1"),
+			Routes: []netip.Prefix{netip.MustParsePrefix("fc00::/8")},
+		}},
+		Device:  Device{"pil1", 5, net.HardwareAddr{2, 0, 0, 0, 0, 1}, net.HardwareAddr{2, 0, 0, 0, 0, 2}, 1500},
+		Created: time.Date(2026, 11, 1, 0, 0, 0, 0, time.UTC),
+	}
+}
+
+func TestRecordsSurvive(t *testing.T) {
+	dir, c := t.TempDir(), newClock()
+	s := open(t, dir, c)
+	i := draw(t, s)
+	want := record(1, i)
+	preparing := record(2, draw(t, s))
+	preparing.State, preparing.Device = Preparing, Device{}
+	for _, r := range []Record{want, preparing} {
+		if err := s.Put(r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s = open(t, dir, c)
+	if got := s.List(); !reflect.DeepEqual(got, []Record{want, preparing}) {
+		t.Fatalf("read back\n%+v, want\n%+v", got, []Record{want, preparing})
+	}
+	if got, ok := s.Find(want.ContainerID, "eth0"); !ok || got.ID != 1 {
+		t.Errorf("found %+v, %v", got, ok)
+	}
+	if err := s.Delete(1); err != nil {
+		t.Fatal(err)
+	}
+	if got := open(t, dir, c).List(); len(got) != 1 || got[0].ID != 2 {
+		t.Errorf("after a delete: %+v", got)
+	}
+}
+
+func TestPutRefusesWhatCouldNotBeRead(t *testing.T) {
+	s := open(t, t.TempDir(), newClock())
+	r := record(1, 1)
+	r.App = 9
+	if err := s.Put(r); err == nil {
+		t.Fatal("a record whose address is of another app was written")
+	}
+	if len(s.List()) != 0 {
+		t.Error("it is in memory")
+	}
+}
+
+func TestCorruptFilesAreNamed(t *testing.T) {
+	for name, spoil := range map[string]func(t *testing.T, dir string) string{
+		"record cut off": func(t *testing.T, dir string) string {
+			return rewrite(t, filepath.Join(dir, "endpoints/1.json"), func(b string) string { return b[:len(b)/2] })
+		},
+		"record of a later version": func(t *testing.T, dir string) string {
+			return rewrite(t, filepath.Join(dir, "endpoints/1.json"), func(b string) string { return strings.Replace(b, `"version": 1`, `"version": 2`, 1) })
+		},
+		"record with a state of its own": func(t *testing.T, dir string) string {
+			return rewrite(t, filepath.Join(dir, "endpoints/1.json"), func(b string) string { return strings.Replace(b, `"active"`, `"asleep"`, 1) })
+		},
+		"record under another id": func(t *testing.T, dir string) string {
+			to := filepath.Join(dir, "endpoints/9.json")
+			if err := os.Rename(filepath.Join(dir, "endpoints/1.json"), to); err != nil {
+				t.Fatal(err)
+			}
+			return to
+		},
+		"two records with one address": func(t *testing.T, dir string) string {
+			b, err := os.ReadFile(filepath.Join(dir, "endpoints/1.json"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			to := filepath.Join(dir, "endpoints/2.json")
+			if err := os.WriteFile(to, []byte(strings.Replace(string(b), `"id": 1`, `"id": 2`, 1)), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			return to
+		},
+		"cursor empty": func(t *testing.T, dir string) string {
+			return rewrite(t, filepath.Join(dir, "cursors/7-3.json"), func(string) string { return "" })
+		},
+		"cursor below a record": func(t *testing.T, dir string) string {
+			return rewrite(t, filepath.Join(dir, "cursors/7-3.json"), func(string) string { return `{"version": 1, "reserved": 0}` })
+		},
+		"cursor beyond the last index": func(t *testing.T, dir string) string {
+			return rewrite(t, filepath.Join(dir, "cursors/7-3.json"), func(string) string { return `{"version": 1, "reserved": 16777216}` })
+		},
+		"cursor gone, record there": func(t *testing.T, dir string) string {
+			return remove(t, filepath.Join(dir, "cursors/7-3.json"))
+		},
+		"cursor of nobody": func(t *testing.T, dir string) string {
+			path := filepath.Join(dir, "cursors/blue.json")
+			if err := os.WriteFile(path, []byte(`{"version": 1, "reserved": 5}`), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			return path
+		},
+		"release log spoilt in the middle": func(t *testing.T, dir string) string {
+			return rewrite(t, filepath.Join(dir, "cursors/7-3.released"), func(b string) string { return "zz\n" + b })
+		},
+		"release of an index never drawn": func(t *testing.T, dir string) string {
+			return rewrite(t, filepath.Join(dir, "cursors/7-3.released"), func(b string) string { return "16777215 2026-11-01T00:00:00Z\n" + b })
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir, c := t.TempDir(), newClock()
+			s := open(t, dir, c)
+			if err := s.Put(record(1, draw(t, s))); err != nil {
+				t.Fatal(err)
+			}
+			if err := s.ReleaseIndex(key, draw(t, s)); err != nil {
+				t.Fatal(err)
+			}
+			path := spoil(t, dir)
+			_, err := OpenStore(StoreConfig{Dir: dir, Now: c.now})
+			var corrupt *durable.CorruptError
+			if !errors.As(err, &corrupt) || corrupt.Path != path {
+				t.Fatalf("opened with %v; want an error that names %s", err, path)
+			}
+		})
+	}
+}
+
+// Without its cursor file a key whose log exists would start from 1 again.
+func TestCursorGoneWithOnlyReleasesLeft(t *testing.T) {
+	dir, c := t.TempDir(), newClock()
+	s := open(t, dir, c)
+	if err := s.ReleaseIndex(key, draw(t, s)); err != nil {
+		t.Fatal(err)
+	}
+	path := remove(t, filepath.Join(dir, "cursors/7-3.json"))
+	_, err := OpenStore(StoreConfig{Dir: dir, Now: c.now})
+	var corrupt *durable.CorruptError
+	if !errors.As(err, &corrupt) || corrupt.Path != path {
+		t.Fatalf("opened with %v", err)
+	}
+}
+
+func FuzzDecodeRecord(f *testing.F) {
+	s := open(f, f.TempDir(), newClock())
+	if err := s.Put(record(1, 5)); err != nil {
+		f.Fatal(err)
+	}
+	b, err := os.ReadFile(s.recordPath(1))
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(b)
+	f.Add([]byte(`{"version": 1, "endpoint": {}}`))
+	f.Add([]byte(strings.Replace(string(b), "02:00:00:00:00:01", "", 1)))
+	dir := f.TempDir()
+	f.Fuzz(func(t *testing.T, b []byte) {
+		r, err := DecodeRecord(b)
+		if err != nil {
+			return
+		}
+		// What was accepted can be written, and is read back the same.
+		s := open(t, dir, newClock())
+		defer os.RemoveAll(filepath.Join(dir, "endpoints"))
+		if err := s.Put(r); err != nil {
+			t.Fatalf("accepted but not written: %v", err)
+		}
+		written, err := os.ReadFile(s.recordPath(r.ID))
+		if err != nil {
+			t.Fatal(err)
+		}
+		back, err := DecodeRecord(written)
+		if err != nil {
+			t.Fatalf("written but not read: %v\n%s", err, written)
+		}
+		if !reflect.DeepEqual(normal(back), normal(r)) {
+			t.Fatalf("became %+v, was %+v", back, r)
+		}
+	})
+}
+
+// normal makes empty and missing lists the same, which JSON does not tell apart.
+func normal(r Record) Record {
+	if len(r.Labels) == 0 {
+		r.Labels = nil
+	}
+	for i := range r.Attachments {
+		if len(r.Attachments[i].Routes) == 0 {
+			r.Attachments[i].Routes = nil
+		}
+	}
+	if r.Created.IsZero() {
+		r.Created = time.Time{}
+	}
+	r.Created = r.Created.UTC()
+	return r
+}
+
+func rewrite(t *testing.T, path string, change func(string) string) string {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(change(string(b))), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func remove(t *testing.T, path string) string {
+	t.Helper()
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}

@@ -1,0 +1,211 @@
+package join
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/url"
+	"sync/atomic"
+	"time"
+
+	"connectrpc.com/connect"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
+)
+
+// Config says who joins what.
+type Config struct {
+	URL      string // of the orchestrator: https://host:port
+	Token    string // text of the join token; may be empty once the node has joined
+	StateDir string // where the certificate is kept, in a file of mode 0600
+	NodeName string
+	NodeUUID string // lower-case, with dashes
+	Log      *slog.Logger
+}
+
+// Client calls the orchestrator as this node. A call without a deadline gets one of 10 s;
+// streams have none and end when the peer has been silent for 20 s.
+type Client struct {
+	pilasterv1connect.NodeServiceClient
+	config    Config
+	transport *http.Transport
+	member    atomic.Pointer[member]
+}
+
+const callTimeout = 10 * time.Second
+
+// Dial returns a client that authenticates as the node, after joining the cluster where the disk
+// holds no valid certificate. It needs the orchestrator only for joining; the error is then
+// that of the call (connect.CodeUnavailable when nobody answers).
+func Dial(ctx context.Context, c Config) (*Client, error) {
+	if err := checkURL(c.URL); err != nil {
+		return nil, err
+	}
+	m, err := c.membership(ctx)
+	if err != nil {
+		return nil, err
+	}
+	client := &Client{config: c}
+	client.member.Store(m)
+	roots := x509.NewCertPool()
+	roots.AddCert(m.ca)
+	client.transport = newTransport(&tls.Config{
+		MinVersion: tls.VersionTLS13,
+		RootCAs:    roots,
+		ServerName: ServerName,
+		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+			return client.member.Load().tlsCertificate(), nil
+		},
+	})
+	client.NodeServiceClient = newService(client.transport, c.URL)
+	return client, nil
+}
+
+func checkURL(s string) error {
+	if u, err := url.Parse(s); err != nil || u.Scheme != "https" || u.Host == "" {
+		return fmt.Errorf("orchestrator URL %q is not of the form https://host:port", s)
+	}
+	return nil
+}
+
+// Close ends idle connections.
+func (c *Client) Close() { c.transport.CloseIdleConnections() }
+
+// membership is the one on disk where it is still good, or else a new one.
+func (c Config) membership(ctx context.Context) (*member, error) {
+	var token *Token
+	if c.Token != "" {
+		t, err := ParseToken(c.Token)
+		if err != nil {
+			return nil, err
+		}
+		token = &t
+	}
+	m, err := load(c.StateDir)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+	case err != nil:
+		return nil, err
+	case token != nil && m.caSum() != token.CA:
+		return nil, fmt.Errorf("this node joined another cluster than the join token's; its state in %s was left as it was: empty it to join the new cluster", c.StateDir)
+	case !m.is(c.NodeName, c.NodeUUID):
+		return nil, fmt.Errorf("this node joined as %s, not as %s (%s); its state in %s was left as it was: keep the name, or delete the node and empty that directory",
+			m.cert.Subject.CommonName, c.NodeName, c.NodeUUID, c.StateDir)
+	case time.Now().Before(m.cert.NotAfter):
+		return m, nil
+	}
+	if token == nil {
+		return nil, errors.New("this node has no valid certificate and no join token to buy one; copy the orchestrator's join-token file to this node and name it with --token-file")
+	}
+	return c.join(ctx, *token)
+}
+
+func (c Config) join(ctx context.Context, token Token) (*member, error) {
+	transport := newTransport(token.tlsConfig())
+	defer transport.CloseIdleConnections()
+	key, csr, err := request()
+	if err != nil {
+		return nil, err
+	}
+	resp, err := newService(transport, c.URL).Join(ctx, connect.NewRequest(&pilasterv1.JoinRequest{
+		Secret:   fmt.Sprintf("%x", token.Secret),
+		NodeName: c.NodeName,
+		NodeUuid: c.NodeUUID,
+		Csr:      csr,
+	}))
+	if err != nil {
+		return nil, fmt.Errorf("join the cluster at %s: %w", c.URL, err)
+	}
+	m, err := newMember(key, resp.Msg.Certificate, resp.Msg.Ca)
+	if err != nil {
+		return nil, err
+	}
+	if m.caSum() != token.CA || !m.is(c.NodeName, c.NodeUUID) {
+		return nil, fmt.Errorf("the orchestrator at %s answered with a certificate of another cluster or node; nothing was kept", c.URL)
+	}
+	c.Log.Info("joined the cluster", "url", c.URL, "certificate_until", m.cert.NotAfter)
+	return m, m.save(c.StateDir)
+}
+
+// KeepCertificate renews the certificate when a third of its life is left, until ctx ends.
+func (c *Client) KeepCertificate(ctx context.Context) error {
+	const retry = 10 * time.Minute
+	for {
+		cert := c.member.Load().cert
+		life := cert.NotAfter.Sub(cert.NotBefore)
+		wait := time.Until(cert.NotAfter.Add(-life / 3))
+		for ; ; wait = retry {
+			timer := time.NewTimer(wait)
+			select {
+			case <-ctx.Done():
+				timer.Stop()
+				return ctx.Err()
+			case <-timer.C:
+			}
+			err := c.RenewCertificate(ctx)
+			if err == nil {
+				break
+			}
+			c.config.Log.Warn("certificate of this node was not renewed", "error", err, "valid_until", cert.NotAfter, "next_try", retry)
+		}
+	}
+}
+
+// RenewCertificate buys a fresh certificate with the present one and uses it for new connections.
+func (c *Client) RenewCertificate(ctx context.Context) error {
+	key, csr, err := request()
+	if err != nil {
+		return err
+	}
+	resp, err := c.NodeServiceClient.Renew(ctx, connect.NewRequest(&pilasterv1.RenewRequest{Csr: csr}))
+	if err != nil {
+		return err
+	}
+	m, err := newMember(key, resp.Msg.Certificate, c.member.Load().ca.Raw)
+	if err != nil {
+		return err
+	}
+	if err := m.save(c.config.StateDir); err != nil {
+		return err
+	}
+	c.member.Store(m)
+	c.transport.CloseIdleConnections()
+	return nil
+}
+
+// newTransport speaks HTTP/2 only: streams in both directions need it.
+func newTransport(t *tls.Config) *http.Transport {
+	var p http.Protocols
+	p.SetHTTP2(true)
+	dialer := net.Dialer{Timeout: 5 * time.Second}
+	return &http.Transport{
+		Protocols:           &p,
+		TLSClientConfig:     t,
+		DialContext:         dialer.DialContext,
+		TLSHandshakeTimeout: 5 * time.Second,
+		HTTP2:               &http.HTTP2Config{SendPingTimeout: 10 * time.Second, PingTimeout: 10 * time.Second},
+	}
+}
+
+func newService(t *http.Transport, baseURL string) pilasterv1connect.NodeServiceClient {
+	return pilasterv1connect.NewNodeServiceClient(&http.Client{Transport: t}, baseURL,
+		connect.WithInterceptors(connect.UnaryInterceptorFunc(withDeadline)))
+}
+
+func withDeadline(next connect.UnaryFunc) connect.UnaryFunc {
+	return func(ctx context.Context, req connect.AnyRequest) (connect.AnyResponse, error) {
+		if _, ok := ctx.Deadline(); !ok {
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithTimeout(ctx, callTimeout)
+			defer cancel()
+		}
+		return next(ctx, req)
+	}
+}

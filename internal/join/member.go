@@ -1,0 +1,116 @@
+package join
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"pilaster.io/pilaster/internal/durable"
+)
+
+// member is what a node holds after it joined. On disk it is one file, so that key, certificate
+// and authority change together or not at all.
+type member struct {
+	key  *ecdsa.PrivateKey
+	cert *x509.Certificate
+	ca   *x509.Certificate
+}
+
+// MemberFile is what a node's certificate, its key and the authority are kept in.
+const MemberFile = "member.pem"
+
+// request makes a key and the signing request for it.
+func request() (*ecdsa.PrivateKey, []byte, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, nil, err
+	}
+	// The orchestrator takes name and UUID from what it has authenticated, not from here.
+	csr, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{}, key)
+	return key, csr, err
+}
+
+func newMember(key *ecdsa.PrivateKey, certDER, caDER []byte) (*member, error) {
+	cert, err := x509.ParseCertificate(certDER)
+	if err != nil {
+		return nil, fmt.Errorf("certificate of this node: %w", err)
+	}
+	ca, err := x509.ParseCertificate(caDER)
+	if err != nil {
+		return nil, fmt.Errorf("certificate authority: %w", err)
+	}
+	if err := cert.CheckSignatureFrom(ca); err != nil {
+		return nil, fmt.Errorf("certificate of this node is not from the cluster's authority: %w", err)
+	}
+	if !key.PublicKey.Equal(cert.PublicKey) {
+		return nil, errors.New("certificate of this node is for another key")
+	}
+	return &member{key, cert, ca}, nil
+}
+
+func (m *member) tlsCertificate() *tls.Certificate {
+	return &tls.Certificate{Certificate: [][]byte{m.cert.Raw}, PrivateKey: m.key, Leaf: m.cert}
+}
+
+func (m *member) caSum() [sha256.Size]byte { return sha256.Sum256(m.ca.Raw) }
+
+// is reports whether the certificate is bound to this name and UUID.
+func (m *member) is(name, uuid string) bool {
+	return m.cert.Subject.CommonName == name && len(m.cert.URIs) == 1 && m.cert.URIs[0].String() == "urn:uuid:"+uuid
+}
+
+func (m *member) save(dir string) error {
+	key, err := x509.MarshalPKCS8PrivateKey(m.key)
+	if err != nil {
+		return err
+	}
+	var text []byte
+	for _, b := range []pem.Block{
+		{Type: "PRIVATE KEY", Bytes: key},
+		{Type: "CERTIFICATE", Bytes: m.cert.Raw},
+		{Type: "CERTIFICATE", Bytes: m.ca.Raw},
+	} {
+		text = append(text, pem.EncodeToMemory(&b)...)
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	return durable.WriteBytes(filepath.Join(dir, MemberFile), text, 0o600)
+}
+
+// load returns os.ErrNotExist when the node never joined.
+func load(dir string) (*member, error) {
+	path := filepath.Join(dir, MemberFile)
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	var ders [][]byte
+	for b, rest := pem.Decode(text); b != nil; b, rest = pem.Decode(rest) {
+		ders = append(ders, b.Bytes)
+	}
+	if len(ders) != 3 {
+		return nil, fmt.Errorf("%s holds %d PEM blocks, not key, certificate and authority; move it away and join again with a token", path, len(ders))
+	}
+	parsed, err := x509.ParsePKCS8PrivateKey(ders[0])
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	key, ok := parsed.(*ecdsa.PrivateKey)
+	if !ok {
+		return nil, fmt.Errorf("%s: key is a %T, not ECDSA", path, parsed)
+	}
+	m, err := newMember(key, ders[1], ders[2])
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return m, nil
+}

@@ -1,0 +1,198 @@
+package lab
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"path/filepath"
+	"slices"
+
+	"connectrpc.com/connect"
+	"github.com/containernetworking/cni/libcni"
+	"github.com/vishvananda/netlink"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/netns"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+const (
+	cniPlugin  = "pilaster-cni"
+	cniNetwork = "pilaster"
+	cniVersion = "1.1.0"
+
+	// Interface is the name of a container's device.
+	Interface = "eth0"
+)
+
+// AddContainer makes a container's namespace and process and has the CNI plugin attach it. When
+// it fails nothing of the container is left.
+func (l *Lab) AddContainer(ctx context.Context, c Container) error {
+	ns, err := netns.Create(l.folder.netns(c.Name))
+	if err != nil {
+		return fmt.Errorf("container %s: %w", c.Name, err)
+	}
+	ns.Close()
+	if err := l.attach(ctx, c); err != nil {
+		return fmt.Errorf("container %s: %w", c.Name,
+			errors.Join(err, l.control.stop(context.WithoutCancel(ctx), containerProcess(c.Name)), netns.Remove(l.folder.netns(c.Name))))
+	}
+	return nil
+}
+
+func (l *Lab) attach(ctx context.Context, c Container) error {
+	_, err := l.control.start(ctx, Process{
+		Name: containerProcess(c.Name), Netns: l.folder.netns(c.Name), Log: l.folder.log(c.Name),
+		Argv: []string{l.state.Binary, "lab", "hold"},
+	})
+	if err != nil {
+		return err
+	}
+	plugin, network, err := l.cni(c)
+	if err != nil {
+		return err
+	}
+	if _, err := plugin.AddNetworkList(ctx, network, l.cniRuntime(c.Name)); err != nil {
+		return fmt.Errorf("CNI ADD: %w", err)
+	}
+	got, err := l.Agent(c.Node).GetEndpoint(ctx, connect.NewRequest(&pilasterv1.GetEndpointRequest{Key: l.ContainerID(c.Name)}))
+	if err != nil {
+		return fmt.Errorf("ask its agent: %w", err)
+	}
+	e := got.Msg.Endpoint
+	if len(e.GetAttachments()) != 1 {
+		return fmt.Errorf("%d attachments, expected one", len(e.GetAttachments()))
+	}
+	plaintext, err1 := netip.ParseAddr(e.Attachments[0].Plaintext)
+	address, err2 := netip.ParseAddr(e.Attachments[0].Address)
+	if err := errors.Join(err1, err2); err != nil {
+		return err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.state.Containers = append(l.state.Containers, containerState{c, plaintext, address, e.App})
+	return l.save()
+}
+
+// RemoveContainer has the CNI plugin detach a container, then ends its process and namespace.
+func (l *Lab) RemoveContainer(ctx context.Context, name string) error {
+	c, err := l.Container(name)
+	if err != nil {
+		return err
+	}
+	plugin, network, err := l.cni(c.Container)
+	if err != nil {
+		return err
+	}
+	if err := plugin.DelNetworkList(ctx, network, l.cniRuntime(name)); err != nil {
+		return fmt.Errorf("container %s: CNI DEL: %w", name, err)
+	}
+	if err := l.control.stop(ctx, containerProcess(name)); err != nil {
+		return fmt.Errorf("container %s: %w", name, err)
+	}
+	if err := netns.Remove(l.folder.netns(name)); err != nil {
+		return err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.state.Containers = slices.DeleteFunc(l.state.Containers, func(c containerState) bool { return c.Name == name })
+	return l.save()
+}
+
+// ContainerStatus is a container that is up.
+type ContainerStatus struct {
+	Container
+	Plaintext netip.Addr // what nodes and the fabric see
+	Address   netip.Addr // what the container sees
+	App       uint32
+}
+
+// Container finds a container that is up.
+func (l *Lab) Container(name string) (ContainerStatus, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, c := range l.state.Containers {
+		if c.Name == name {
+			return ContainerStatus(c), nil
+		}
+	}
+	return ContainerStatus{}, fmt.Errorf("lab %s has no container %q", l.Name(), name)
+}
+
+// Containers lists the containers in the order of the spec.
+func (l *Lab) Containers() []ContainerStatus {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	all := make([]ContainerStatus, 0, len(l.state.Containers))
+	for _, c := range l.state.Containers {
+		all = append(all, ContainerStatus(c))
+	}
+	return all
+}
+
+// Clear reports whether a tenant's containers see plaintext addresses.
+func (l *Lab) Clear(name string) bool {
+	return slices.Contains(l.state.Spec.Tenants, Tenant{Name: name, Addressing: tenant.Clear})
+}
+
+// ContainerID is what the CNI plugin and the agent call a container.
+func (l *Lab) ContainerID(name string) string { return l.Name() + "-" + name }
+
+// CNIConfig is the network configuration list of a container: what a runtime would read.
+func (l *Lab) CNIConfig(c Container) ([]byte, error) {
+	return json.MarshalIndent(map[string]any{
+		"cniVersion": cniVersion,
+		"name":       cniNetwork,
+		"plugins": []map[string]any{{
+			"type": cniPlugin, "tenant": c.Tenant, "labels": c.Labels, "agentSocket": l.AgentSocket(c.Node),
+		}},
+	}, "", "  ")
+}
+
+func (l *Lab) cni(c Container) (*libcni.CNIConfig, *libcni.NetworkConfigList, error) {
+	config, err := l.CNIConfig(c)
+	if err != nil {
+		return nil, nil, err
+	}
+	network, err := libcni.NetworkConfFromBytes(config)
+	if err != nil {
+		return nil, nil, err
+	}
+	return libcni.NewCNIConfigWithCacheDir([]string{filepath.Dir(l.state.Binary)}, l.folder.path("cni"), nil), network, nil
+}
+
+func (l *Lab) cniRuntime(name string) *libcni.RuntimeConf {
+	return &libcni.RuntimeConf{ContainerID: l.ContainerID(name), NetNS: l.folder.netns(name), IfName: Interface}
+}
+
+// AgentProcess is what the supervisor calls a node's agent.
+func AgentProcess(node string) string { return "agent-" + node }
+
+func containerProcess(name string) string { return "container-" + name }
+
+// Gateway is the MAC address to which a container sends everything: its static neighbour.
+func (l *Lab) Gateway(container string) (net.HardwareAddr, error) {
+	ns, err := l.Namespace(container)
+	if err != nil {
+		return nil, err
+	}
+	defer ns.Close()
+	h, err := ns.Netlink()
+	if err != nil {
+		return nil, err
+	}
+	defer h.Close()
+	neighbours, err := netns.List(func() ([]netlink.Neigh, error) { return h.NeighList(0, netlink.FAMILY_V6) })
+	if err != nil {
+		return nil, fmt.Errorf("neighbours of %s: %w", container, err)
+	}
+	for _, n := range neighbours {
+		if n.State&netlink.NUD_PERMANENT != 0 && len(n.HardwareAddr) == 6 {
+			return n.HardwareAddr, nil
+		}
+	}
+	return nil, fmt.Errorf("%s has no static neighbour", container)
+}

@@ -1,0 +1,69 @@
+package lab
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Stop stops Orchestrator or an AgentProcess(node). It stays stopped.
+func (l *Lab) Stop(ctx context.Context, process string) error { return l.control.stop(ctx, process) }
+
+// Start starts a process that was stopped and waits until it is ready.
+func (l *Lab) Start(ctx context.Context, process string) error {
+	node, isAgent := strings.CutPrefix(process, AgentProcess(""))
+	switch {
+	case isAgent && slices.Contains(l.state.Spec.Nodes, node):
+		_, err := l.control.start(ctx, l.agentProcess(node))
+		return err
+	case process == Orchestrator:
+		_, err := l.control.start(ctx, l.orchestratorProcess())
+		return err
+	}
+	return fmt.Errorf("lab %s has no process %q", l.Name(), process)
+}
+
+// Kill kills a process with SIGKILL and waits until the supervisor has started it again and it is
+// ready. It returns the new pid.
+func (l *Lab) Kill(ctx context.Context, process string) (int, error) {
+	return l.kill(ctx, process, false)
+}
+
+// Crash kills a process like Kill but waits only until the supervisor has started it again, ready or
+// not: so it can be killed while it starts.
+func (l *Lab) Crash(ctx context.Context, process string) (int, error) {
+	return l.kill(ctx, process, true)
+}
+
+// Await waits until a process is ready. One that is killed meanwhile has to become ready again.
+func (l *Lab) Await(ctx context.Context, process string) error {
+	_, err := l.control.again(ctx, process, 0, false)
+	return err
+}
+
+func (l *Lab) kill(ctx context.Context, process string, started bool) (int, error) {
+	states, err := l.control.list(ctx)
+	if err != nil {
+		return 0, err
+	}
+	i := slices.IndexFunc(states, func(s ProcessState) bool { return s.Name == process && s.PID > 0 })
+	if i < 0 {
+		return 0, fmt.Errorf("lab %s: process %q is not running", l.Name(), process)
+	}
+	if err := unix.Kill(states[i].PID, unix.SIGKILL); err != nil {
+		return 0, fmt.Errorf("kill %s: %w", process, err)
+	}
+	state, err := l.control.again(ctx, process, states[i].PID, started)
+	return state.PID, err
+}
+
+// Processes is how the lab's processes are doing.
+func (l *Lab) Processes(ctx context.Context) ([]ProcessState, error) {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	return l.control.list(ctx)
+}

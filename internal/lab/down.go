@@ -1,0 +1,190 @@
+package lab
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/netns"
+)
+
+// supervisorPatience is how long the supervisor may take to stop its processes.
+const supervisorPatience = 2 * killAfter
+
+// Down takes a lab down: its processes, namespaces, pins and mounts, its folder. It does not need
+// the lab to be whole, so it cleans up after a crash as well.
+func Down(ctx context.Context, root, name string) error {
+	f := folder(filepath.Join(cmp.Or(root, DefaultRoot), name))
+	if _, err := os.Stat(string(f)); err != nil {
+		return fmt.Errorf("lab %s: %w", name, err)
+	}
+	if err := f.clean(ctx); err != nil {
+		return fmt.Errorf("lab %s is not wholly down: %w; what is left is in %s, run down again", name, err, f)
+	}
+	return nil
+}
+
+// Down takes the lab down.
+func (l *Lab) Down(ctx context.Context) error {
+	return Down(ctx, filepath.Dir(string(l.folder)), l.Name())
+}
+
+func (f folder) clean(ctx context.Context) error {
+	if err := f.endSupervisor(ctx); err != nil {
+		return err
+	}
+	if err := f.killInside(ctx); err != nil {
+		return err
+	}
+	// Pins first: each holds a program or a map, also where the mount itself lives on elsewhere.
+	pins, err := os.ReadDir(f.bpf())
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	for _, p := range pins {
+		if !p.IsDir() {
+			continue // the kernel's own, in every bpffs
+		}
+		if err := os.RemoveAll(f.nodeBPF(p.Name())); err != nil {
+			return err
+		}
+	}
+	mounts, err := mountsBelow(string(f))
+	if err != nil {
+		return err
+	}
+	for _, m := range mounts {
+		if err := unix.Unmount(m, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) {
+			return fmt.Errorf("unmount %s: %w", m, err)
+		}
+	}
+	if err := os.RemoveAll(string(f)); err != nil {
+		return err
+	}
+	// The root goes with the last lab.
+	if err := os.Remove(filepath.Dir(string(f))); err != nil && !errors.Is(err, unix.ENOTEMPTY) && !errors.Is(err, unix.EBUSY) {
+		return err
+	}
+	return nil
+}
+
+func (f folder) endSupervisor(ctx context.Context) error {
+	pid, err := supervisorPID(f)
+	if err != nil || pid == 0 {
+		return err
+	}
+	p, ok := hold(pid, func() bool {
+		now, err := supervisorPID(f)
+		return err == nil && now == pid
+	})
+	if !ok {
+		return nil
+	}
+	defer p.close()
+	return p.end(ctx, supervisorPatience)
+}
+
+// killInside kills what runs in the lab's namespaces, until nothing does.
+func (f folder) killInside(ctx context.Context) error {
+	paths, err := filepath.Glob(f.netns("*"))
+	if err != nil {
+		return err
+	}
+	namespaces := map[uint64]bool{}
+	for _, path := range paths {
+		ns, err := netns.Open(path)
+		if err != nil {
+			continue // made but never bound
+		}
+		inode, err := ns.Inode()
+		ns.Close()
+		if err != nil {
+			return err
+		}
+		namespaces[inode] = true
+	}
+	for {
+		found, err := inside(namespaces)
+		if err != nil || len(found) == 0 {
+			return err
+		}
+		for _, p := range found {
+			err = errors.Join(err, p.signal(unix.SIGKILL))
+		}
+		for _, p := range found {
+			err = errors.Join(err, p.wait(ctx))
+			p.close()
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// Leftovers lists what is still there of a lab that is down: its folder, mounts, processes that
+// know the folder, and devices of its agents in the namespace of this process.
+func Leftovers(root, name string) ([]string, error) {
+	dir := filepath.Join(cmp.Or(root, DefaultRoot), name)
+	var left []string
+	if _, err := os.Lstat(dir); !errors.Is(err, os.ErrNotExist) {
+		left = append(left, "folder "+dir)
+	}
+	mounts, err := mountsBelow(dir)
+	if err != nil {
+		return nil, err
+	}
+	for _, m := range mounts {
+		left = append(left, "mount "+m)
+	}
+	commands, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		return nil, err
+	}
+	for _, path := range commands {
+		// Ended meanwhile: no leftover.
+		if b, err := os.ReadFile(path); err == nil && bytes.Contains(b, []byte(dir+"/")) {
+			left = append(left, "process "+string(bytes.ReplaceAll(b, []byte{0}, []byte{' '})))
+		}
+	}
+	links, err := net.Interfaces()
+	if err != nil {
+		return nil, err
+	}
+	for _, l := range links {
+		if strings.HasPrefix(l.Name, hostDevicePrefix) {
+			left = append(left, "device "+l.Name)
+		}
+	}
+	return left, nil
+}
+
+// hostDevicePrefix begins the name of the node's side of every container's device.
+const hostDevicePrefix = "pil"
+
+// mountsBelow lists the mounts in a folder, the deepest first.
+func mountsBelow(dir string) ([]string, error) {
+	f, err := os.Open("/proc/self/mountinfo")
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	var mounts []string
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		// Field 5 is where it is mounted; names of ours need no unescaping.
+		if fields := strings.Fields(lines.Text()); len(fields) > 4 && strings.HasPrefix(fields[4], dir+"/") {
+			mounts = append(mounts, fields[4])
+		}
+	}
+	slices.Reverse(mounts)
+	return mounts, nil
+}

@@ -1,0 +1,127 @@
+package lab
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/netns"
+)
+
+// Launch starts a command as if on a node or in a container: in its network namespace, with its
+// host name, and with an /etc/hosts that knows the names of the lab. On a node the environment
+// leads pilaster to its daemon.
+func (l *Lab) Launch(name string, cmd *exec.Cmd) error {
+	ns, err := l.Namespace(name)
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	if cmd.Env == nil {
+		cmd.Env = os.Environ()
+	}
+	switch {
+	case name == Orchestrator:
+		cmd.Env = append(cmd.Env, "PILASTER_ORCHESTRATOR_SOCKET="+l.folder.orchestratorSocket())
+	case slices.Contains(l.state.Spec.Nodes, name):
+		cmd.Env = append(cmd.Env, "PILASTER_AGENT_SOCKET="+l.AgentSocket(name))
+	}
+	return netns.OnThread(func() error {
+		if err := unix.Setns(ns.FD(), unix.CLONE_NEWNET); err != nil {
+			return fmt.Errorf("enter %s: %w", name, err)
+		}
+		if err := l.disguise(name); err != nil {
+			return fmt.Errorf("enter %s: %w", name, err)
+		}
+		return cmd.Start()
+	})
+}
+
+// Run starts a command like Launch and waits for it.
+func (l *Lab) Run(name string, cmd *exec.Cmd) error {
+	if err := l.Launch(name, cmd); err != nil {
+		return err
+	}
+	return cmd.Wait()
+}
+
+// disguise gives this thread, and what it starts, a host name and an /etc/hosts of its own.
+func (l *Lab) disguise(name string) error {
+	viewer := nodeHosts
+	if c, err := l.Container(name); err == nil {
+		viewer = c.Tenant
+	}
+	if err := unix.Unshare(unix.CLONE_NEWNS | unix.CLONE_NEWUTS); err != nil {
+		return err
+	}
+	if err := unix.Sethostname([]byte(name)); err != nil {
+		return err
+	}
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return err
+	}
+	if err := unix.Mount(l.folder.hosts(viewer), "/etc/hosts", "", unix.MS_BIND, ""); err != nil && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("hosts: %w", err)
+	}
+	// A copy of a namespace's mount would keep that namespace alive for as long as the command.
+	bound, err := namespaceMounts()
+	if err != nil {
+		return err
+	}
+	for _, m := range bound {
+		_ = unix.Unmount(m, unix.MNT_DETACH) // perhaps not below our root: no harm
+	}
+	return nil
+}
+
+// namespaceMounts lists where this thread sees namespaces mounted.
+func namespaceMounts() ([]string, error) {
+	f, err := os.Open("/proc/thread-self/mountinfo")
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	var mounts []string
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		if fields := strings.Fields(lines.Text()); slices.Contains(fields, "nsfs") {
+			mounts = append(mounts, fields[4])
+		}
+	}
+	return mounts, nil
+}
+
+// Output runs a command like Run and returns what it prints; its standard error is in the error.
+func (l *Lab) Output(ctx context.Context, name string, argv ...string) (string, error) {
+	var out, complaint bytes.Buffer
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	cmd.Stdout, cmd.Stderr = &out, &complaint
+	if err := l.Run(name, cmd); err != nil {
+		return out.String(), fmt.Errorf("%s: %s: %w\n%s", name, strings.Join(argv, " "), err, strings.TrimSpace(complaint.String()))
+	}
+	return out.String(), nil
+}
+
+// ExitStatus is the status a shell would give a command that Run ran: 128 and the signal where
+// one ended it. ok is false where the command did not run at all.
+func ExitStatus(err error) (status int, ok bool) {
+	if err == nil {
+		return 0, true
+	}
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) {
+		return 0, false
+	}
+	if w, is := exit.Sys().(syscall.WaitStatus); is && w.Signaled() {
+		return 128 + int(w.Signal()), true
+	}
+	return exit.ExitCode(), true
+}

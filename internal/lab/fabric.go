@@ -1,0 +1,184 @@
+package lab
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/netns"
+)
+
+// Uplink is the name of a node's device on the fabric.
+const Uplink = "eth0"
+
+// fabricMTU is the MTU of every link of the fabric.
+const fabricMTU = 1500
+
+// underlay numbers the links of the fabric: 0 is the orchestrator's, nodes follow. On each the
+// router is ::1 and the other side ::2.
+func underlay(link int) netip.Prefix {
+	b := netip.MustParseAddr("2001:db8:70::").As16()
+	b[6], b[7] = byte(link>>8), byte(link)
+	return netip.PrefixFrom(netip.AddrFrom16(b), 64)
+}
+
+func routerSide(link int) netip.Addr { return underlay(link).Addr().Next() }
+func farSide(link int) netip.Addr    { return routerSide(link).Next() }
+
+// firstIndex keeps the router's device indexes apart from those inside, which are 2: the kernel
+// takes a veth whose peer has the same index for one without a peer and waits up to a second
+// before it lets packets through.
+const firstIndex = 100
+
+// The router's rules: a packet that comes in over a node's link must have a source of that node,
+// else it goes nowhere. Local delivery (neighbour discovery) stands before them.
+const (
+	ruleOwnSource = 1000
+	ruleNoOther   = 2000
+	routeMain     = unix.RT_TABLE_MAIN
+	ruleBlackhole = 6 // FR_ACT_BLACKHOLE
+)
+
+// fabric is the router's side of every link.
+type fabric struct {
+	router *netns.Namespace
+	handle *netlink.Handle
+}
+
+func openFabric(f folder) (*fabric, error) {
+	router, err := netns.Open(f.netns(Router))
+	if err != nil {
+		return nil, err
+	}
+	handle, err := router.Netlink()
+	if err != nil {
+		router.Close()
+		return nil, err
+	}
+	return &fabric{router, handle}, nil
+}
+
+func (r *fabric) close() {
+	r.handle.Close()
+	r.router.Close()
+}
+
+// createRouter makes the router's namespace: the only one that forwards.
+func createRouter(f folder) error {
+	ns, err := netns.Create(f.netns(Router))
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	return setSysctls(ns, map[string]string{"all/forwarding": "1", "default/forwarding": "1", "default/accept_dad": "0"})
+}
+
+// connect makes a namespace and a link from the router to it. The device is called like the
+// namespace in the router and Uplink inside.
+func (r *fabric) connect(f folder, name string, link int) error {
+	ns, err := netns.Create(f.netns(name))
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	// No duplicate detection: addresses work at once. No router advertisements: routes are given.
+	if err := setSysctls(ns, map[string]string{"default/accept_dad": "0", "default/accept_ra": "0"}); err != nil {
+		return err
+	}
+	veth := &netlink.Veth{
+		LinkAttrs: netlink.LinkAttrs{Name: name, MTU: fabricMTU, Index: firstIndex + link},
+		PeerName:  Uplink, PeerNamespace: netlink.NsFd(ns.FD()), PeerMTU: fabricMTU,
+	}
+	if err := netns.Retry(func() error { return r.handle.LinkAdd(veth) }); err != nil {
+		return fmt.Errorf("link from the router to %s: %w", name, err)
+	}
+	inside, err := ns.Netlink()
+	if err != nil {
+		return err
+	}
+	defer inside.Close()
+	if err := setUp(inside, Uplink, farSide(link)); err != nil {
+		return fmt.Errorf("link of %s: %w", name, err)
+	}
+	if err := setUp(r.handle, name, routerSide(link)); err != nil {
+		return fmt.Errorf("router's link to %s: %w", name, err)
+	}
+	err = netns.Retry(func() error {
+		return inside.RouteReplace(&netlink.Route{Family: unix.AF_INET6, Gw: routerSide(link).AsSlice()})
+	})
+	if err != nil {
+		return fmt.Errorf("default route of %s: %w", name, err)
+	}
+	return errors.Join(r.allowSource(name, underlay(link)), r.refuseOtherSources(name))
+}
+
+// route leads a node's prefix to the node and lets packets with that source come from it.
+func (r *fabric) route(name string, prefix netip.Prefix, via netip.Addr) error {
+	link, err := r.handle.LinkByName(name)
+	if err != nil {
+		return fmt.Errorf("route %v: %w", prefix, err)
+	}
+	err = netns.Retry(func() error {
+		return r.handle.RouteReplace(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: ipNet(prefix), Gw: via.AsSlice()})
+	})
+	if err != nil {
+		return fmt.Errorf("route %v via %v: %w", prefix, via, err)
+	}
+	return r.allowSource(name, prefix)
+}
+
+func (r *fabric) allowSource(device string, source netip.Prefix) error {
+	return r.rule(device, func(rule *netlink.Rule) {
+		rule.Priority, rule.Src, rule.Table = ruleOwnSource, ipNet(source), routeMain
+	})
+}
+
+func (r *fabric) refuseOtherSources(device string) error {
+	return r.rule(device, func(rule *netlink.Rule) { rule.Priority, rule.Type = ruleNoOther, ruleBlackhole })
+}
+
+func (r *fabric) rule(device string, set func(*netlink.Rule)) error {
+	rule := netlink.NewRule()
+	rule.Family, rule.IifName = unix.AF_INET6, device
+	set(rule)
+	err := netns.Retry(func() error { return r.handle.RuleAdd(rule) })
+	if err != nil && !errors.Is(err, unix.EEXIST) {
+		return fmt.Errorf("source check on the router's link to %s: %w", device, err)
+	}
+	return nil
+}
+
+// setUp gives a device its address and sets it up.
+func setUp(h *netlink.Handle, device string, addr netip.Addr) error {
+	link, err := h.LinkByName(device)
+	if err != nil {
+		return err
+	}
+	return netns.Retry(func() error {
+		return errors.Join(
+			h.AddrReplace(link, &netlink.Addr{IPNet: ipNet(netip.PrefixFrom(addr, 64)), Flags: unix.IFA_F_NODAD}),
+			h.LinkSetUp(link),
+		)
+	})
+}
+
+// setSysctls writes below /proc/sys/net/ipv6/conf inside a namespace.
+func setSysctls(ns *netns.Namespace, values map[string]string) error {
+	return ns.Do(func() error {
+		for name, value := range values {
+			if err := os.WriteFile("/proc/sys/net/ipv6/conf/"+name, []byte(value), 0); err != nil {
+				return fmt.Errorf("sysctl in %s: %w", ns.Path(), err)
+			}
+		}
+		return nil
+	})
+}
+
+func ipNet(p netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), 128)}
+}

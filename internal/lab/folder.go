@@ -1,0 +1,92 @@
+package lab
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// DefaultRoot is where labs lie.
+const DefaultRoot = "/run/pilaster-lab"
+
+// folder is a lab's folder and where things lie in it.
+type folder string
+
+func (f folder) path(elem ...string) string {
+	return filepath.Join(append([]string{string(f)}, elem...)...)
+}
+
+func (f folder) state() string              { return f.path("lab.json") }
+func (f folder) lock() string               { return f.path("lock") }
+func (f folder) control() string            { return f.path("supervisor.sock") }
+func (f folder) hosts(viewer string) string { return f.path("hosts", viewer) }
+func (f folder) bpf() string                { return f.path("bpf") }
+func (f folder) netns(name string) string   { return f.path("netns", name) }
+func (f folder) log(name string) string     { return f.path("log", name+".log") }
+
+func (f folder) nodeRun(name string) string     { return f.path("nodes", name, "run") }
+func (f folder) agentSocket(name string) string { return f.path("nodes", name, "run", "agent.sock") }
+func (f folder) nodeBPF(name string) string     { return f.path("bpf", name) }
+
+func (f folder) orchestratorRun() string  { return f.path("orchestrator", "run") }
+func (f folder) orchestratorData() string { return f.path("orchestrator", "data") }
+func (f folder) orchestratorSocket() string {
+	return f.path("orchestrator", "run", "orchestrator.sock")
+}
+func (f folder) token() string { return f.path("orchestrator", "data", "join-token") }
+
+// List names the labs under a root, up or left behind.
+func List(root string) ([]string, error) {
+	entries, err := os.ReadDir(root)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list labs: %w", err)
+	}
+	var names []string
+	for _, e := range entries {
+		if e.IsDir() {
+			names = append(names, e.Name())
+		}
+	}
+	return names, nil
+}
+
+// Choose returns name, or the only lab there is where name is empty.
+func Choose(root, name string) (string, error) {
+	names, err := List(root)
+	if err != nil {
+		return "", err
+	}
+	if name == "" && len(names) == 1 {
+		return names[0], nil
+	}
+	for _, n := range names {
+		if n == name {
+			return n, nil
+		}
+	}
+	switch {
+	case len(names) == 0:
+		return "", errors.New("no lab is up; start one with: pilaster lab up -f FILE")
+	case name == "":
+		return "", fmt.Errorf("several labs are up: %s; say which with --lab", strings.Join(names, ", "))
+	}
+	return "", fmt.Errorf("no lab %q is up; there is: %s", name, strings.Join(names, ", "))
+}
+
+// writeJSON replaces a file in one step: a reader finds the old content or the new.
+func writeJSON(path string, v any) error {
+	b, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(path+".new", append(b, '\n'), 0o600); err != nil {
+		return err
+	}
+	return os.Rename(path+".new", path)
+}

@@ -1,0 +1,173 @@
+package lab
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+
+	"connectrpc.com/connect"
+
+	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
+	"pilaster.io/pilaster/internal/local"
+	"pilaster.io/pilaster/internal/netns"
+)
+
+// Options say how to bring a lab up.
+type Options struct {
+	Root             string       // folder of all labs; DefaultRoot when empty
+	Binary           string       // the pilaster binary; pilaster-cni lies beside it
+	OrchestratorArgs []string     // more arguments for the orchestrator
+	AgentArgs        []string     // more arguments for every agent
+	Progress         func(string) // told what is being done; may be nil
+}
+
+// Lab is a lab that is up. Its methods may be called at the same time.
+type Lab struct {
+	folder  folder
+	control control
+
+	mu    sync.Mutex
+	state state
+}
+
+// state is what lab.json keeps, so that other processes can use the lab.
+type state struct {
+	Spec             Spec             `json:"spec"`
+	Binary           string           `json:"binary"`
+	OrchestratorArgs []string         `json:"orchestratorArgs,omitempty"`
+	AgentArgs        []string         `json:"agentArgs,omitempty"`
+	Nodes            []nodeState      `json:"nodes"`
+	Containers       []containerState `json:"containers"`
+}
+
+type nodeState struct {
+	Name   string       `json:"name"`
+	Prefix netip.Prefix `json:"prefix"`
+}
+
+type containerState struct {
+	Container
+	Plaintext netip.Addr `json:"plaintext"`
+	Address   netip.Addr `json:"address"` // what the container sees
+	App       uint32     `json:"app"`
+}
+
+// Open finds a lab that is up.
+func Open(root, name string) (*Lab, error) {
+	f := folder(filepath.Join(cmp.Or(root, DefaultRoot), name))
+	b, err := os.ReadFile(f.state())
+	if err != nil {
+		return nil, fmt.Errorf("lab %s: %w; if it was left behind by a crash: pilaster lab down %s", name, err, name)
+	}
+	l := newLab(f)
+	if err := json.Unmarshal(b, &l.state); err != nil {
+		return nil, fmt.Errorf("lab %s: %s: %w", name, f.state(), err)
+	}
+	return l, nil
+}
+
+func newLab(f folder) *Lab { return &Lab{folder: f, control: newControl(f)} }
+
+// Name of the lab.
+func (l *Lab) Name() string { return filepath.Base(string(l.folder)) }
+
+// Folder holds everything of the lab: log/ is what its daemons print.
+func (l *Lab) Folder() string { return string(l.folder) }
+
+// Namespace opens the namespace of a node, a container, Router or Orchestrator. Close it.
+func (l *Lab) Namespace(name string) (*netns.Namespace, error) {
+	ns, err := netns.Open(l.folder.netns(name))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("lab %s has no node or container %q", l.Name(), name)
+	}
+	return ns, err
+}
+
+// Agent is the API of a node's agent.
+func (l *Lab) Agent(node string) pilasterv1connect.AgentServiceClient {
+	return pilasterv1connect.NewAgentServiceClient(local.Client(l.AgentSocket(node)), local.URL, connect.WithGRPC())
+}
+
+// AgentSocket is where a node's agent serves.
+func (l *Lab) AgentSocket(node string) string { return l.folder.agentSocket(node) }
+
+// Operator is the orchestrator's API for people.
+func (l *Lab) Operator() pilasterv1connect.OperatorServiceClient {
+	return pilasterv1connect.NewOperatorServiceClient(local.Client(l.folder.orchestratorSocket()), local.URL, connect.WithGRPC())
+}
+
+// OrchestratorURL is where agents reach the orchestrator; TokenFile what they join with.
+func (l *Lab) OrchestratorURL() string { return "https://" + orchestratorListen() }
+func (l *Lab) TokenFile() string       { return l.folder.token() }
+
+// BPF is the folder of a node's pins.
+func (l *Lab) BPF(node string) string { return l.folder.nodeBPF(node) }
+
+// Prefix is a node's /64.
+func (l *Lab) Prefix(node string) (netip.Prefix, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	i := slices.IndexFunc(l.state.Nodes, func(n nodeState) bool { return n.Name == node })
+	if i < 0 {
+		return netip.Prefix{}, fmt.Errorf("lab %s has no node %q", l.Name(), node)
+	}
+	return l.state.Nodes[i].Prefix, nil
+}
+
+// Address is how others name a container or a node: a container's is the one that containers of
+// its tenant see, a node's is the first of its prefix.
+func (l *Lab) Address(name string) (netip.Addr, error) {
+	if c, err := l.Container(name); err == nil {
+		return c.Address, nil
+	}
+	p, err := l.Prefix(name)
+	if err != nil {
+		return netip.Addr{}, fmt.Errorf("lab %s has no node or container %q", l.Name(), name)
+	}
+	return p.Addr().Next(), nil
+}
+
+// save writes the state and the hosts files made of it. The lock is held.
+func (l *Lab) save() error {
+	if err := writeJSON(l.folder.state(), l.state); err != nil {
+		return fmt.Errorf("lab %s: %w", l.Name(), err)
+	}
+	nodes := localHost
+	for _, n := range l.state.Nodes {
+		nodes += n.Prefix.Addr().Next().String() + " " + n.Name + "\n"
+	}
+	hosts := map[string]string{nodeHosts: nodes}
+	for _, t := range l.state.Spec.Tenants {
+		hosts[t.Name] = l.hostsOf(t.Name)
+	}
+	for viewer, text := range hosts {
+		// In place: running commands have this file mounted.
+		if err := os.WriteFile(l.folder.hosts(viewer), []byte(text), 0o644); err != nil {
+			return fmt.Errorf("lab %s: %w", l.Name(), err)
+		}
+	}
+	return nil
+}
+
+const (
+	localHost = "127.0.0.1 localhost\n::1 localhost\n"
+	nodeHosts = "_nodes" // no tenant is called so
+)
+
+// hostsOf is what a tenant's containers have in /etc/hosts: their own kind, and others where that
+// shows no plaintext address.
+func (l *Lab) hostsOf(tenant string) string {
+	hosts := localHost
+	for _, c := range l.state.Containers {
+		if c.Tenant == tenant || !l.Clear(c.Tenant) {
+			hosts += c.Address.String() + " " + c.Name + "\n"
+		}
+	}
+	return hosts
+}

@@ -1,0 +1,439 @@
+package lab_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/lab"
+	"pilaster.io/pilaster/internal/lab/labtest"
+	"pilaster.io/pilaster/internal/packet"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+var small = lab.Spec{
+	Nodes:   []string{"n1", "n2"},
+	Tenants: []lab.Tenant{{Name: "blue"}, {Name: "red"}, {Name: "glass", Addressing: tenant.Clear}},
+	Containers: []lab.Container{
+		{Name: "b1", Node: "n1", Tenant: "blue", Labels: map[string]string{"app": "web"}},
+		{Name: "b2", Node: "n2", Tenant: "blue", Labels: map[string]string{"app": "db"}},
+		{Name: "r1", Node: "n1", Tenant: "red"},
+		{Name: "g1", Node: "n1", Tenant: "glass"},
+		{Name: "g2", Node: "n2", Tenant: "glass"},
+	},
+}
+
+// surroundings is what a lab could leave behind: links, mounts and its own processes.
+func surroundings(t *testing.T, name string) []string {
+	t.Helper()
+	var all []string
+	links, err := net.Interfaces()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range links {
+		// The names the lab and its agents give; other tests may make others meanwhile.
+		if l.Name == lab.Orchestrator || strings.HasPrefix(l.Name, "pil") || slices.Contains(small.Nodes, l.Name) {
+			all = append(all, "link "+l.Name)
+		}
+	}
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(mounts)) {
+		if at := strings.Fields(line)[4]; strings.Contains(at, name) {
+			all = append(all, "mount "+at)
+		}
+	}
+	commands, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range commands {
+		if b, err := os.ReadFile(c); err == nil && strings.Contains(string(b), "/"+name+"/") {
+			all = append(all, "process "+strings.ReplaceAll(string(b), "\x00", " "))
+		}
+	}
+	if _, err := os.Stat(filepath.Join(lab.DefaultRoot, name)); err == nil {
+		all = append(all, "folder")
+	}
+	slices.Sort(all)
+	return all
+}
+
+// TestLab goes through what a lab can do. One lab serves all of it: each takes seconds.
+func TestLab(t *testing.T) {
+	l := labtest.New(t, small)
+	ctx := labtest.Context(t)
+
+	t.Run("containers reach their tenant and no other", func(t *testing.T) {
+		echoes, err := l.PingAll(ctx, packet.PingOptions{Timeout: 300 * time.Millisecond})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(echoes) != 20 {
+			t.Errorf("%d pairs, want 20", len(echoes))
+		}
+		for _, e := range echoes {
+			must, err := l.MustReach(e.From, e.To)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if e.Reached() != must || (e.RTTUs == nil) == must {
+				t.Errorf("%+v, must reach: %v", e, must)
+			}
+		}
+	})
+
+	t.Run("status shows what the issue promises", func(t *testing.T) {
+		s, err := l.Status(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := json.Marshal(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var shape struct {
+			Nodes []struct {
+				Name, Prefix, Netns, AgentSocket string
+				AgentPid                         int
+			}
+			Containers []struct {
+				Name, Node, Tenant, Plaintext, Ciphertext, Netns string
+				App, Pid                                         int
+			}
+			Orchestrator struct {
+				Pid            int
+				Listen, Socket string
+			}
+		}
+		if err := json.Unmarshal(b, &shape); err != nil {
+			t.Fatal(err)
+		}
+		if len(shape.Nodes) != 2 || len(shape.Containers) != 5 {
+			t.Fatalf("%s", b)
+		}
+		for i, n := range shape.Nodes {
+			if want := fmt.Sprintf("fd70:696c:6100:%d::/64", i+1); n.Name != small.Nodes[i] || n.Prefix != want || !runsIn(t, n.AgentPid, n.Netns) {
+				t.Errorf("node %+v", n)
+			}
+			if _, err := os.Stat(n.AgentSocket); err != nil {
+				t.Error(err)
+			}
+		}
+		for i, c := range shape.Containers {
+			want := small.Containers[i]
+			if c.Name != want.Name || c.Node != want.Node || c.Tenant != want.Tenant || c.App == 0 || c.Plaintext == "" ||
+				(c.Ciphertext == "") != (want.Tenant == "glass") || !runsIn(t, c.Pid, c.Netns) {
+				t.Errorf("container %+v", c)
+			}
+		}
+		if _, err := os.Stat(shape.Orchestrator.Socket); err != nil || shape.Orchestrator.Pid == 0 || shape.Orchestrator.Listen == "" {
+			t.Errorf("orchestrator %+v: %v", shape.Orchestrator, err)
+		}
+	})
+
+	t.Run("exec is inside and gives the status back", func(t *testing.T) {
+		out, err := l.Output(ctx, "b1", "sh", "-c", "hostname; getent hosts b2; cat /proc/net/if_inet6")
+		if err != nil {
+			t.Fatal(err)
+		}
+		b2, err := l.Container("b2")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.HasPrefix(out, "b1\n"+b2.Address.String()) || !strings.Contains(out, "eth0") {
+			t.Errorf("inside b1: %s", out)
+		}
+		err = l.Run("n1", exec.CommandContext(ctx, "sh", "-c", "exit 7"))
+		if status, ran := lab.ExitStatus(err); !ran || status != 7 {
+			t.Errorf("exit 7 came back as %d, %v, %v", status, ran, err)
+		}
+		err = l.Run("b1", exec.CommandContext(ctx, "sh", "-c", "kill -9 $$"))
+		if status, ran := lab.ExitStatus(err); !ran || status != 128+9 {
+			t.Errorf("SIGKILL came back as %d, %v, %v", status, ran, err)
+		}
+		if _, ran := lab.ExitStatus(l.Run("b1", exec.CommandContext(ctx, "/no/such/command"))); ran {
+			t.Error("a missing command has a status")
+		}
+		if err := l.Run("nobody", exec.CommandContext(ctx, "true")); err == nil {
+			t.Error("a command ran in a container that is not there")
+		}
+		if host, _ := os.Hostname(); host == "b1" || host == "n1" {
+			t.Errorf("this machine is called %s now", host)
+		}
+	})
+
+	t.Run("no plaintext address is in a container's hosts file", func(t *testing.T) {
+		out, err := l.Output(ctx, "b1", "cat", "/etc/hosts")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(out, "fd70:696c:61") || !strings.Contains(out, " r1\n") {
+			t.Errorf("%s", out)
+		}
+	})
+
+	t.Run("the fabric drops what claims to be from another node", func(t *testing.T) {
+		n1, err := l.Namespace("n1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer n1.Close()
+		router, err := l.Namespace(lab.Router)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer router.Close()
+		capture, err := packet.NewCapture(router, "n2")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer capture.Close()
+		inject, err := packet.NewInjector(n1, lab.Uplink)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer inject.Close()
+		p1, _ := l.Prefix("n1")
+		p2, _ := l.Prefix("n2")
+		gateway := routerMAC(t, l, "n1")
+		forged, sentinel := packet.NewSentinel(), packet.NewSentinel()
+		// Not a tenant's address: the agents' own programs have no say in it.
+		to := p2.Addr().Next()
+		bad := packet.Packet{Source: to.Next(), Destination: to, Body: packet.UDP{SourcePort: 1, DestinationPort: 9, Payload: forged[:]}}
+		good := packet.Packet{Source: p1.Addr().Next(), Destination: to, Body: packet.UDP{SourcePort: 1, DestinationPort: 9, Payload: sentinel[:]}}
+		for _, p := range []packet.Packet{bad, good} {
+			if err := inject.Send(p.Frame(gateway, inject.MAC())); err != nil {
+				t.Fatal(err)
+			}
+		}
+		seen, err := capture.Until(ctx, sentinel.In)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if slices.ContainsFunc(seen, forged.In) {
+			t.Error("the forged packet passed the router")
+		}
+	})
+
+	t.Run("a killed daemon comes back", func(t *testing.T) {
+		for _, process := range []string{lab.AgentProcess("n1"), lab.Orchestrator} {
+			before, err := l.Processes(ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			pid, err := l.Kill(ctx, process)
+			if err != nil {
+				t.Fatal(err)
+			}
+			after, err := l.Processes(ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, p := range after {
+				if p.Name == process && (p.PID != pid || !p.Ready || p.Restarts != 1 || p.LastExit != "signal: killed") {
+					t.Errorf("%+v, new pid %d", p, pid)
+				}
+				if i := slices.IndexFunc(before, func(b lab.ProcessState) bool { return b.Name == p.Name }); p.Name != process && before[i] != p {
+					t.Errorf("%+v is not what it was: %+v", p, before[i])
+				}
+			}
+		}
+		if e, err := l.Ping(ctx, "b1", "b2", packet.PingOptions{Count: 3}); err != nil || e.Received != 3 {
+			t.Errorf("%+v, %v", e, err)
+		}
+	})
+
+	t.Run("a daemon can be killed while it starts", func(t *testing.T) {
+		agent := lab.AgentProcess("n1")
+		first, err := l.Crash(ctx, agent)
+		if err != nil {
+			t.Fatal(err)
+		}
+		second, err := l.Crash(ctx, agent)
+		if err != nil || second == first {
+			t.Fatalf("pid %d, then %d, %v", first, second, err)
+		}
+		if err := l.Await(ctx, agent); err != nil {
+			t.Fatal(err)
+		}
+		if pid, err := l.Kill(ctx, agent); err != nil || pid == second {
+			t.Errorf("pid %d, then %d, %v", second, pid, err)
+		}
+	})
+
+	t.Run("a stopped daemon stays stopped until it is started", func(t *testing.T) {
+		agent := lab.AgentProcess("n2")
+		if err := l.Stop(ctx, agent); err != nil {
+			t.Fatal(err)
+		}
+		if e, err := l.Ping(ctx, "b1", "b2", packet.PingOptions{Count: 3}); err != nil || e.Received != 3 {
+			t.Errorf("packets without an agent: %+v, %v", e, err)
+		}
+		if err := l.AddContainer(ctx, lab.Container{Name: "late", Node: "n2", Tenant: "blue"}); err == nil {
+			t.Error("a container was attached without an agent")
+		}
+		if err := l.Start(ctx, agent); err != nil {
+			t.Fatal(err)
+		}
+		if err := l.Start(ctx, agent); err == nil {
+			t.Error("started twice")
+		}
+	})
+
+	t.Run("containers come and go", func(t *testing.T) {
+		if err := l.AddContainer(ctx, lab.Container{Name: "late", Node: "n2", Tenant: "blue"}); err != nil {
+			t.Fatal(err)
+		}
+		// Another process sees it too.
+		other, err := lab.Open("", l.Name())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if e, err := other.Ping(ctx, "b1", "late", packet.PingOptions{}); err != nil || !e.Reached() {
+			t.Errorf("%+v, %v", e, err)
+		}
+		if err := l.RemoveContainer(ctx, "late"); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := l.Namespace("late"); err == nil {
+			t.Error("its namespace is left")
+		}
+	})
+}
+
+func TestDownLeavesNothing(t *testing.T) {
+	name := labtest.Name(t)
+	before := surroundings(t, name)
+	spec := small
+	spec.Name = name
+	ctx := labtest.Context(t)
+	l, err := lab.Up(ctx, spec, lab.Options{Binary: labtest.Binary(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if during := surroundings(t, name); len(during) < len(before)+8 {
+		t.Errorf("the test does not see the lab: %q", during)
+	}
+	if _, err := lab.Up(ctx, spec, lab.Options{Binary: labtest.Binary(t)}); err == nil || !strings.Contains(err.Error(), "lab down "+name) {
+		t.Errorf("up twice: %v", err)
+	}
+	if err := l.Down(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if after := surroundings(t, name); !slices.Equal(before, after) {
+		t.Errorf("before %q\nafter  %q", before, after)
+	}
+}
+
+func TestDownCleansUpAfterACrash(t *testing.T) {
+	name := labtest.Name(t)
+	before := surroundings(t, name)
+	spec := small
+	spec.Name = name
+	ctx := labtest.Context(t)
+	l, err := lab.Up(ctx, spec, lab.Options{Binary: labtest.Binary(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	// A command somebody left running in a container, and the supervisor gone.
+	left := exec.CommandContext(ctx, "sleep", "1000")
+	ended := make(chan error, 1)
+	go func() { ended <- l.Run("b1", left) }()
+	s, err := l.Status(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Kill(s.Supervisor, unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(filepath.Join(l.Folder(), "lab.json")); err != nil { // half written, say
+		t.Fatal(err)
+	}
+	if err := lab.Down(ctx, "", name); err != nil {
+		t.Fatal(err)
+	}
+	if status, _ := lab.ExitStatus(<-ended); status != 128+9 {
+		t.Errorf("the command in the container ended with %d", status)
+	}
+	if after := surroundings(t, name); !slices.Equal(before, after) {
+		t.Errorf("before %q\nafter  %q", before, after)
+	}
+}
+
+func TestUpThatIsInterruptedLeavesNothing(t *testing.T) {
+	name := labtest.Name(t)
+	before := surroundings(t, name)
+	spec := small
+	spec.Name = name
+	for _, stage := range []string{"fabric", "orchestrator", "agents", "containers"} {
+		ctx, cancel := context.WithCancel(labtest.Context(t))
+		defer cancel()
+		_, err := lab.Up(ctx, spec, lab.Options{Binary: labtest.Binary(t), Progress: func(what string) {
+			if strings.Contains(what, stage) {
+				cancel()
+			}
+		}})
+		if err == nil {
+			t.Errorf("%s: up in spite of the interruption", stage)
+		}
+		if after := surroundings(t, name); !slices.Equal(before, after) {
+			t.Errorf("%s: before %q\nafter  %q", stage, before, after)
+		}
+	}
+}
+
+func TestUpSaysWhyADaemonDoesNotStart(t *testing.T) {
+	spec := small
+	spec.Name = labtest.Name(t)
+	_, err := lab.Up(labtest.Context(t), spec, lab.Options{Binary: labtest.Binary(t), AgentArgs: []string{"--no-such-flag"}})
+	if err == nil || !strings.Contains(err.Error(), "agent-n1 did not start") || !strings.Contains(err.Error(), "unknown flag: --no-such-flag") {
+		t.Errorf("%v", err)
+	}
+}
+
+func runsIn(t *testing.T, pid int, netns string) bool {
+	t.Helper()
+	var process, namespace unix.Stat_t
+	if err := unix.Stat(fmt.Sprintf("/proc/%d/ns/net", pid), &process); err != nil {
+		t.Error(err)
+	}
+	if err := unix.Stat(netns, &namespace); err != nil {
+		t.Error(err)
+	}
+	return process.Ino == namespace.Ino
+}
+
+func routerMAC(t *testing.T, l *lab.Lab, device string) net.HardwareAddr {
+	t.Helper()
+	router, err := l.Namespace(lab.Router)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer router.Close()
+	var mac net.HardwareAddr
+	err = router.Do(func() error {
+		dev, err := net.InterfaceByName(device)
+		if err == nil {
+			mac = dev.HardwareAddr
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return mac
+}

@@ -1,0 +1,122 @@
+// Package labtest brings labs up for tests, out of binaries built from this source tree.
+package labtest
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"pilaster.io/pilaster/internal/lab"
+)
+
+// Patience is how long New waits for a lab, and what Context gives a test.
+const Patience = 2 * time.Minute
+
+// New brings a lab up and takes it down with the test. An empty name is made from the test's. On
+// failure the test's log gets the end of every daemon's.
+func New(t testing.TB, spec lab.Spec, options ...func(*lab.Options)) *lab.Lab {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	spec.Name = cmp.Or(spec.Name, Name(t))
+	o := lab.Options{Binary: Binary(t)}
+	for _, set := range options {
+		set(&o)
+	}
+	l, err := lab.Up(Context(t), spec, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			showLogs(t, l)
+		}
+		// The test's own context has ended.
+		ctx, cancel := context.WithTimeout(context.Background(), Patience)
+		defer cancel()
+		if err := l.Down(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+	return l
+}
+
+// Context ends with the test, or when it takes too long.
+func Context(t testing.TB) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), Patience)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// Name makes a lab's name that no other test uses at the same time.
+func Name(t testing.TB) string {
+	t.Helper()
+	letters := strings.Map(func(r rune) rune {
+		if r >= 'a' && r <= 'z' || r >= '0' && r <= '9' {
+			return r
+		}
+		return -1
+	}, strings.ToLower(strings.TrimPrefix(t.Name(), "Test")))
+	return fmt.Sprintf("t%.12s-%d", letters, os.Getpid())
+}
+
+var build struct {
+	sync.Once
+	binary string
+	err    error
+}
+
+// Binary is the path of a pilaster binary of this source tree, with pilaster-cni beside it.
+func Binary(t testing.TB) string {
+	t.Helper()
+	build.Do(func() { build.binary, build.err = makeBinary() })
+	if build.err != nil {
+		t.Fatal(build.err)
+	}
+	return build.binary
+}
+
+func makeBinary() (string, error) {
+	out, err := exec.Command("go", "env", "GOMOD").Output()
+	if err != nil {
+		return "", fmt.Errorf("find the source tree: %w", err)
+	}
+	tree := filepath.Dir(strings.TrimSpace(string(out)))
+	// Test binaries of several packages run at the same time: one builds, the others find it done.
+	if err := os.MkdirAll(filepath.Join(tree, "bin"), 0o755); err != nil {
+		return "", err
+	}
+	lock, err := os.OpenFile(filepath.Join(tree, "bin", ".lock"), os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return "", err
+	}
+	defer lock.Close()
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
+		return "", err
+	}
+	if out, err := exec.Command("make", "-C", tree, "build").CombinedOutput(); err != nil {
+		return "", fmt.Errorf("make build: %w\n%s", err, out)
+	}
+	return filepath.Join(tree, "bin", "pilaster"), nil
+}
+
+func showLogs(t testing.TB, l *lab.Lab) {
+	logs, _ := filepath.Glob(filepath.Join(l.Folder(), "log", "*.log"))
+	for _, path := range logs {
+		b, err := os.ReadFile(path)
+		if err != nil || len(b) == 0 {
+			continue
+		}
+		t.Logf("%s:\n%s", filepath.Base(path), b[max(0, len(b)-4000):])
+	}
+}

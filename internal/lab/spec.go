@@ -1,0 +1,126 @@
+package lab
+
+import (
+	"fmt"
+	"regexp"
+
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+// Names of the two namespaces every lab has beside those of its nodes and containers.
+const (
+	Router       = "router"       // the fabric
+	Orchestrator = "orchestrator" // where the orchestrator runs
+)
+
+// Spec says what a lab consists of.
+type Spec struct {
+	Name       string      `yaml:"name" json:"name"`
+	Nodes      []string    `yaml:"nodes" json:"nodes"`
+	Tenants    []Tenant    `yaml:"tenants" json:"tenants"`
+	Containers []Container `yaml:"containers" json:"containers"`
+}
+
+// Tenant is one tenant of a lab; Addressing is encrypted when empty.
+type Tenant struct {
+	Name       string            `yaml:"name" json:"name"`
+	Addressing tenant.Addressing `yaml:"addressing" json:"addressing,omitempty"`
+}
+
+// Container is a namespace on a node, attached to a tenant's network by the CNI plugin.
+type Container struct {
+	Name   string            `yaml:"name" json:"name"`
+	Node   string            `yaml:"node" json:"node"`
+	Tenant string            `yaml:"tenant" json:"tenant"`
+	Labels map[string]string `yaml:"labels" json:"labels,omitempty"`
+}
+
+// Limits of names. A node's name is a device name in the router; all of them together with the
+// lab's folder must fit a unix socket's path.
+const (
+	maxLabName  = 24
+	maxNodeName = 15
+	maxName     = 40
+	maxNodes    = 1000
+)
+
+var namePattern = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`)
+
+// specError is what is wrong with a spec, and where: a path into the YAML like
+// $.containers[2].node.
+type specError struct{ path, text string }
+
+func (e *specError) Error() string {
+	if e.path == "$" {
+		return e.text
+	}
+	return e.path[len("$."):] + ": " + e.text
+}
+
+// Validate says what is wrong with the spec, or returns nil.
+func (s Spec) Validate() error {
+	v := validator{names: map[string]string{Router: "the fabric", Orchestrator: "the orchestrator", "lo": "the loopback device"}}
+	v.name("$.name", s.Name, maxLabName)
+	if len(s.Nodes) == 0 || len(s.Nodes) > maxNodes {
+		v.fail("$", "a lab has 1 to %d nodes, this one has %d; write them as nodes: [n1, n2]", maxNodes, len(s.Nodes))
+	}
+	nodes, tenants := map[string]bool{}, map[string]bool{}
+	for i, n := range s.Nodes {
+		at := fmt.Sprintf("$.nodes[%d]", i)
+		v.name(at, n, maxNodeName)
+		v.unique(at, n, "a node")
+		nodes[n] = true
+	}
+	for i, t := range s.Tenants {
+		at := fmt.Sprintf("$.tenants[%d].name", i)
+		v.name(at, t.Name, maxName)
+		if tenants[t.Name] {
+			v.fail(at, "a tenant is already called %q", t.Name)
+		}
+		tenants[t.Name] = true
+		if t.Addressing != "" && t.Addressing != tenant.Encrypted && t.Addressing != tenant.Clear {
+			v.fail(fmt.Sprintf("$.tenants[%d].addressing", i), "addressing %q: say %s or %s", t.Addressing, tenant.Encrypted, tenant.Clear)
+		}
+	}
+	for i, c := range s.Containers {
+		at := fmt.Sprintf("$.containers[%d]", i)
+		v.name(at+".name", c.Name, maxName)
+		v.unique(at+".name", c.Name, "a container")
+		if !nodes[c.Node] {
+			v.fail(at+".node", "no node is called %q", c.Node)
+		}
+		if !tenants[c.Tenant] {
+			v.fail(at+".tenant", "no tenant is called %q", c.Tenant)
+		}
+	}
+	if v.err == nil {
+		return nil
+	}
+	return v.err
+}
+
+// validator keeps the first thing that is wrong.
+type validator struct {
+	names map[string]string // names in use, and what bears them
+	err   *specError
+}
+
+func (v *validator) fail(path, format string, args ...any) {
+	if v.err == nil {
+		v.err = &specError{path, fmt.Sprintf(format, args...)}
+	}
+}
+
+func (v *validator) name(path, name string, longest int) {
+	if !namePattern.MatchString(name) || len(name) > longest {
+		v.fail(path, "name %q: use 1 to %d of a-z, 0-9 and -, a dash neither first nor last", name, longest)
+	}
+}
+
+// unique holds over nodes and containers together: `lab exec NAME` takes either.
+func (v *validator) unique(path, name, what string) {
+	if bearer, taken := v.names[name]; taken {
+		v.fail(path, "%s is already called %q", bearer, name)
+	}
+	v.names[name] = what
+}

@@ -1,0 +1,84 @@
+package lab_test
+
+import (
+	"reflect"
+	"strings"
+	"testing"
+
+	"pilaster.io/pilaster/internal/lab"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+const good = `# comment
+name: demo
+nodes: [n1, n2]
+tenants: [{name: blue}, {name: red, addressing: clear}]
+containers:
+  - {name: b1, node: n1, tenant: blue, labels: {app: web}}
+  - name: r1
+    node: n2
+    tenant: red
+`
+
+func TestParseSpec(t *testing.T) {
+	got, err := lab.ParseSpec("x/other.yaml", []byte(good))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := lab.Spec{
+		Name: "demo", Nodes: []string{"n1", "n2"},
+		Tenants: []lab.Tenant{{Name: "blue"}, {Name: "red", Addressing: tenant.Clear}},
+		Containers: []lab.Container{
+			{Name: "b1", Node: "n1", Tenant: "blue", Labels: map[string]string{"app": "web"}},
+			{Name: "r1", Node: "n2", Tenant: "red"},
+		},
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got  %+v\nwant %+v", got, want)
+	}
+	got, err = lab.ParseSpec("/tmp/my-lab.yaml", []byte("nodes: [n1]\n"))
+	if err != nil || got.Name != "my-lab" {
+		t.Errorf("default name: %q, %v", got.Name, err)
+	}
+}
+
+func TestParseSpecNamesTheLine(t *testing.T) {
+	for _, c := range []struct{ name, yaml, want string }{
+		{"unknown key", strings.Replace(good, "tenant: red", "tennant: red", 1), `lab.yaml:9: unknown key "tennant"`},
+		{"unknown key at the top", good + "colour: blue\n", `lab.yaml:10: unknown key "colour"`},
+		{"duplicate key", good + "nodes: [n1]\n", `lab.yaml:10: mapping key "nodes" already defined`},
+		{"duplicate node", strings.Replace(good, "[n1, n2]", "[n1,\n  n1]", 1), `lab.yaml:4: a node is already called "n1"`},
+		{"duplicate tenant", strings.Replace(good, "name: red", "name: blue", 1), `lab.yaml:4: a tenant is already called "blue"`},
+		{"duplicate container", strings.Replace(good, "name: r1", "name: b1", 1), `lab.yaml:7: a container is already called "b1"`},
+		{"container called like a node", strings.Replace(good, "name: r1", "name: n2", 1), `lab.yaml:7: a node is already called "n2"`},
+		{"reserved name", strings.Replace(good, "[n1, n2]", "[n1, n2, router]", 1), `lab.yaml:3: the fabric is already called "router"`},
+		{"unknown node", strings.Replace(good, "node: n2", "node: n7", 1), `lab.yaml:8: no node is called "n7"`},
+		{"missing node", strings.Replace(good, "    node: n2\n", "", 1), `lab.yaml:7: no node is called ""`},
+		{"unknown tenant", strings.Replace(good, "tenant: red", "tenant: green", 1), `lab.yaml:9: no tenant is called "green"`},
+		{"addressing", strings.Replace(good, "clear", "secret", 1), `lab.yaml:4: addressing "secret"`},
+		{"bad name", strings.Replace(good, "name: r1", "name: R_1", 1), `lab.yaml:7: name "R_1"`},
+		{"bad lab name", strings.Replace(good, "name: demo", "name: Demo", 1), `lab.yaml:2: name "Demo"`},
+		{"no nodes", "name: x\n", `lab.yaml: a lab has 1 to 1000 nodes`},
+		{"wrong type", strings.Replace(good, "[n1, n2]", "7", 1), `lab.yaml:3: `},
+		{"syntax", good + "  - {", `lab.yaml:10: `},
+		{"empty", "", `lab.yaml: a lab has`},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s, err := lab.ParseSpec("lab.yaml", []byte(c.yaml))
+			if err == nil || !strings.HasPrefix(err.Error(), c.want) {
+				t.Errorf("got %+v, %v\nwant %s", s, err, c.want)
+			}
+		})
+	}
+}
+
+func FuzzParseSpec(f *testing.F) {
+	f.Add([]byte(good))
+	f.Add([]byte("nodes: [&a n1, *a]\nname: {}"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		s, err := lab.ParseSpec("lab.yaml", b)
+		if err == nil && s.Validate() != nil {
+			t.Errorf("accepted %+v, which is not valid", s)
+		}
+	})
+}

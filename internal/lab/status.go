@@ -1,0 +1,104 @@
+package lab
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+
+	"connectrpc.com/connect"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+)
+
+// Status is what `lab status` shows.
+type Status struct {
+	Name         string             `json:"name"`
+	Nodes        []NodeStatus       `json:"nodes"`
+	Containers   []ContainerOutput  `json:"containers"`
+	Orchestrator OrchestratorStatus `json:"orchestrator"`
+	Supervisor   int                `json:"supervisorPid"` // 0: gone, so nothing is restarted and no other pid is known
+}
+
+// NodeStatus is a node; a pid of 0 is a process that does not run now, or one that only a supervisor
+// would know.
+type NodeStatus struct {
+	Name          string       `json:"name"`
+	Prefix        netip.Prefix `json:"prefix"`
+	Netns         string       `json:"netns"`
+	AgentPID      int          `json:"agentPid"`
+	AgentSocket   string       `json:"agentSocket"`
+	AgentRestarts int          `json:"agentRestarts"`
+}
+
+// ContainerOutput is a container. Ciphertext is empty where the tenant is clear.
+type ContainerOutput struct {
+	Name       string `json:"name"`
+	Node       string `json:"node"`
+	Tenant     string `json:"tenant"`
+	App        uint32 `json:"app"`
+	Plaintext  string `json:"plaintext"`
+	Ciphertext string `json:"ciphertext"`
+	Netns      string `json:"netns"`
+	PID        int    `json:"pid"`
+}
+
+// OrchestratorStatus is the orchestrator.
+type OrchestratorStatus struct {
+	PID    int    `json:"pid"`
+	Listen string `json:"listen"`
+	Socket string `json:"socket"`
+}
+
+// Status asks the supervisor for the processes and adds what the lab knows.
+func (l *Lab) Status(ctx context.Context) (Status, error) {
+	supervisor, err := supervisorPID(l.folder)
+	if err != nil {
+		return Status{}, err
+	}
+	processes := map[string]ProcessState{}
+	if supervisor != 0 {
+		states, err := l.Processes(ctx)
+		if err != nil {
+			return Status{}, err
+		}
+		for _, p := range states {
+			processes[p.Name] = p
+		}
+	}
+	s := Status{
+		Name: l.Name(), Nodes: []NodeStatus{}, Containers: []ContainerOutput{}, Supervisor: supervisor,
+		Orchestrator: OrchestratorStatus{processes[Orchestrator].PID, orchestratorListen(), l.folder.orchestratorSocket()},
+	}
+	for _, name := range l.state.Spec.Nodes {
+		prefix, err := l.Prefix(name)
+		if err != nil {
+			return Status{}, err
+		}
+		agent := processes[AgentProcess(name)]
+		s.Nodes = append(s.Nodes, NodeStatus{name, prefix, l.folder.netns(name), agent.PID, l.AgentSocket(name), agent.Restarts})
+	}
+	for _, c := range l.Containers() {
+		out := ContainerOutput{
+			Name: c.Name, Node: c.Node, Tenant: c.Tenant, App: c.App, Plaintext: c.Plaintext.String(),
+			Netns: l.folder.netns(c.Name), PID: processes[containerProcess(c.Name)].PID,
+		}
+		if !l.Clear(c.Tenant) {
+			out.Ciphertext = c.Address.String()
+		}
+		s.Containers = append(s.Containers, out)
+	}
+	return s, nil
+}
+
+// Drops reads a node's drop counters by reason; reasons at 0 are there.
+func (l *Lab) Drops(ctx context.Context, node string) (map[string]uint64, error) {
+	response, err := l.Agent(node).Status(ctx, connect.NewRequest(&pilasterv1.StatusRequest{}))
+	if err != nil {
+		return nil, fmt.Errorf("drops of %s: %w", node, err)
+	}
+	drops := map[string]uint64{}
+	for _, d := range response.Msg.Drops {
+		drops[d.Reason] = d.Packets
+	}
+	return drops, nil
+}

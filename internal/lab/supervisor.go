@@ -1,0 +1,183 @@
+package lab
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"os"
+	"strconv"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/local"
+	"pilaster.io/pilaster/internal/observe"
+)
+
+// Supervise is the supervisor process of the lab in dir: it keeps the processes it is told of
+// running until ctx ends, then stops them. It takes orders on a unix socket:
+//
+//	GET    /processes                 every state
+//	GET    /processes/NAME?not=PID    the state, once the process is ready under another pid;
+//	                                  with &started=true once it runs under another pid
+//	PUT    /processes/NAME            start it; the answer comes when it is ready
+//	DELETE /processes/NAME            stop it; the answer comes when it is gone
+func Supervise(ctx context.Context, dir string, log *slog.Logger) error {
+	f := folder(dir)
+	lock, err := os.OpenFile(f.lock(), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return fmt.Errorf("supervise: %w", err)
+	}
+	defer lock.Close()
+	// The lock says who the supervisor is, for as long as it lives. It must be this descriptor
+	// that stays open: closing any other of the same file would drop it.
+	if err := unix.FcntlFlock(lock.Fd(), unix.F_SETLK, &unix.Flock_t{Type: unix.F_WRLCK}); err != nil {
+		return fmt.Errorf("supervise %s: another supervisor runs: %w", dir, err)
+	}
+	if err := os.MkdirAll(f.path("notify"), 0o700); err != nil {
+		return err
+	}
+	listener, err := local.Listen(f.control())
+	if err != nil {
+		return fmt.Errorf("supervise: %w", err)
+	}
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	s := &supervisor{ctx: ctx, folder: f, log: log, keepers: map[string]*keeper{}}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /processes", s.list)
+	mux.HandleFunc("GET /processes/{name}", s.await)
+	mux.HandleFunc("PUT /processes/{name}", s.start)
+	mux.HandleFunc("DELETE /processes/{name}", s.stopOne)
+	server := local.Server(mux)
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+	if err := observe.Notify(observe.Ready); err != nil {
+		log.Warn("not told that the supervisor is ready", "error", err)
+	}
+	select {
+	case <-ctx.Done():
+		err = nil
+	case err = <-served:
+	}
+	stop()
+	s.wait()
+	return errors.Join(err, server.Close())
+}
+
+type supervisor struct {
+	ctx    context.Context // of the process: outlives each request
+	folder folder
+	log    *slog.Logger
+
+	mu      sync.Mutex
+	keepers map[string]*keeper
+}
+
+func (s *supervisor) keeper(name string) *keeper {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.keepers[name]
+}
+
+func (s *supervisor) list(w http.ResponseWriter, _ *http.Request) {
+	s.mu.Lock()
+	states := make([]ProcessState, 0, len(s.keepers))
+	for _, k := range s.keepers {
+		state, _ := k.current()
+		states = append(states, state)
+	}
+	s.mu.Unlock()
+	answer(w, states)
+}
+
+func (s *supervisor) await(w http.ResponseWriter, r *http.Request) {
+	k := s.keeper(r.PathValue("name"))
+	if k == nil {
+		http.Error(w, "no such process", http.StatusNotFound)
+		return
+	}
+	not, _ := strconv.Atoi(r.URL.Query().Get("not"))
+	started := r.URL.Query().Get("started") == "true"
+	state, err := k.await(r.Context(), func(p ProcessState) bool { return p.PID != 0 && p.PID != not && (p.Ready || started) })
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		return
+	}
+	answer(w, state)
+}
+
+func (s *supervisor) start(w http.ResponseWriter, r *http.Request) {
+	var p Process
+	if err := json.NewDecoder(io.LimitReader(r.Body, 1<<20)).Decode(&p); err != nil || len(p.Argv) == 0 || p.Name != r.PathValue("name") {
+		http.Error(w, "not a process", http.StatusBadRequest)
+		return
+	}
+	s.mu.Lock()
+	if s.keepers[p.Name] != nil || s.ctx.Err() != nil {
+		s.mu.Unlock()
+		http.Error(w, p.Name+" is running already", http.StatusConflict)
+		return
+	}
+	k := keep(s.ctx, s.folder.path("notify"), p, s.log)
+	s.keepers[p.Name] = k
+	s.mu.Unlock()
+
+	state, err := k.await(r.Context(), func(p ProcessState) bool { return p.Ready || p.Restarts > 0 })
+	if err == nil && state.Restarts > 0 {
+		err = fmt.Errorf("%s did not start: %s\n%s", p.Name, state.LastExit, tail(p.Log, 2000))
+	}
+	if err != nil {
+		s.forget(k)
+		http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		return
+	}
+	answer(w, state)
+}
+
+func (s *supervisor) stopOne(w http.ResponseWriter, r *http.Request) {
+	if k := s.keeper(r.PathValue("name")); k != nil {
+		s.forget(k)
+	}
+	w.WriteHeader(http.StatusNoContent)
+}
+
+// forget stops a process and waits for its end.
+func (s *supervisor) forget(k *keeper) {
+	k.stop()
+	<-k.done
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.keepers, k.process.Name)
+}
+
+// wait waits for the end of every process; their context has ended.
+func (s *supervisor) wait() {
+	s.mu.Lock()
+	all := make([]*keeper, 0, len(s.keepers))
+	for _, k := range s.keepers {
+		all = append(all, k)
+	}
+	s.mu.Unlock()
+	for _, k := range all {
+		<-k.done
+	}
+}
+
+func answer(w http.ResponseWriter, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(v) // the reader is gone: nothing to do
+}
+
+// Hold is the process of a container that does nothing else: it says that it is there and waits.
+func Hold(ctx context.Context) error {
+	if err := observe.Notify(observe.Ready); err != nil {
+		return err
+	}
+	<-ctx.Done()
+	return nil
+}

@@ -1,0 +1,223 @@
+package lab
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"time"
+
+	"connectrpc.com/connect"
+	"golang.org/x/sys/unix"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/netns"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+// downTime bounds the cleaning up after an Up that failed.
+const downTime = time.Minute
+
+// Up brings a lab up, its nodes and containers in the order of the spec, so that they are numbered
+// in that order too. When it fails, or when ctx ends before it is done, nothing is left.
+func Up(ctx context.Context, spec Spec, o Options) (*Lab, error) {
+	if err := spec.Validate(); err != nil {
+		return nil, fmt.Errorf("lab %s: %w", spec.Name, err)
+	}
+	binary, err := filepath.Abs(o.Binary)
+	if err != nil {
+		return nil, err
+	}
+	for _, needed := range []string{binary, filepath.Join(filepath.Dir(binary), cniPlugin)} {
+		if _, err := os.Stat(needed); err != nil {
+			return nil, fmt.Errorf("lab %s: %w; build it with: make build", spec.Name, err)
+		}
+	}
+	root := cmp.Or(o.Root, DefaultRoot)
+	f := folder(filepath.Join(root, spec.Name))
+	if err := os.MkdirAll(root, 0o755); err != nil {
+		return nil, err
+	}
+	if err := os.Mkdir(string(f), 0o755); err != nil {
+		if errors.Is(err, os.ErrExist) {
+			return nil, fmt.Errorf("lab %s is up already, or was left behind; nothing was changed; take it down with: pilaster lab down %s", spec.Name, spec.Name)
+		}
+		return nil, err
+	}
+	progress := o.Progress
+	if progress == nil {
+		progress = func(string) {}
+	}
+	l := newLab(f)
+	l.state = state{Spec: spec, Binary: binary, OrchestratorArgs: o.OrchestratorArgs, AgentArgs: o.AgentArgs}
+	if err := l.up(ctx, progress); err != nil {
+		cleanup, cancel := context.WithTimeout(context.WithoutCancel(ctx), downTime)
+		defer cancel()
+		return nil, errors.Join(fmt.Errorf("lab %s: %w", spec.Name, err), Down(cleanup, root, spec.Name))
+	}
+	return l, nil
+}
+
+func (l *Lab) up(ctx context.Context, progress func(string)) error {
+	spec := l.state.Spec
+	for _, dir := range []string{"netns", "log", "nodes", "orchestrator", "bpf", "hosts"} {
+		if err := os.Mkdir(l.folder.path(dir), 0o755); err != nil {
+			return err
+		}
+	}
+	if err := unix.Mount("bpf", l.folder.bpf(), "bpf", 0, "mode=0700"); err != nil {
+		return fmt.Errorf("mount bpffs on %s: %w", l.folder.bpf(), err)
+	}
+
+	progress(fmt.Sprintf("fabric of %d links", len(spec.Nodes)+1))
+	if err := l.createFabric(ctx); err != nil {
+		return err
+	}
+
+	progress("orchestrator")
+	if err := startSupervisor(ctx, l.folder, l.state.Binary); err != nil {
+		return err
+	}
+	if _, err := l.control.start(ctx, l.orchestratorProcess()); err != nil {
+		return err
+	}
+	for _, t := range spec.Tenants {
+		if err := l.createTenant(ctx, t); err != nil {
+			return err
+		}
+	}
+
+	progress(fmt.Sprintf("%d agents", len(spec.Nodes)))
+	for _, node := range spec.Nodes {
+		if _, err := l.control.start(ctx, l.agentProcess(node)); err != nil {
+			return err
+		}
+	}
+	if err := l.routeNodes(ctx); err != nil {
+		return err
+	}
+
+	progress(fmt.Sprintf("%d containers", len(spec.Containers)))
+	for _, c := range spec.Containers {
+		if err := l.AddContainer(ctx, c); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (l *Lab) createFabric(ctx context.Context) error {
+	if err := createRouter(l.folder); err != nil {
+		return err
+	}
+	r, err := openFabric(l.folder)
+	if err != nil {
+		return err
+	}
+	defer r.close()
+	names := append([]string{Orchestrator}, l.state.Spec.Nodes...)
+	for link, name := range names {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if err := r.connect(l.folder, name, link); err != nil {
+			return err
+		}
+	}
+	for _, name := range names {
+		if err := l.waitUplink(ctx, name, r.router); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// waitUplink waits until packets pass a link in both directions.
+func (l *Lab) waitUplink(ctx context.Context, name string, router *netns.Namespace) error {
+	ns, err := l.Namespace(name)
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	return errors.Join(ns.WaitUp(ctx, Uplink), router.WaitUp(ctx, name))
+}
+
+const orchestratorPort = 7070
+
+func orchestratorListen() string {
+	return netip.AddrPortFrom(farSide(0), orchestratorPort).String()
+}
+
+func (l *Lab) orchestratorProcess() Process {
+	return Process{
+		Name: Orchestrator, Netns: l.folder.netns(Orchestrator), Log: l.folder.log(Orchestrator),
+		Argv: append([]string{
+			l.state.Binary, "orchestrator", "--listen", orchestratorListen(),
+			"--data-dir", l.folder.orchestratorData(), "--run-dir", l.folder.orchestratorRun(),
+		}, l.state.OrchestratorArgs...),
+	}
+}
+
+func (l *Lab) agentProcess(node string) Process {
+	return Process{
+		Name: AgentProcess(node), Netns: l.folder.netns(node), Log: l.folder.log(AgentProcess(node)),
+		Argv: append([]string{
+			l.state.Binary, "agent", "--orchestrator", l.OrchestratorURL(), "--token-file", l.TokenFile(),
+			"--uplink", Uplink, "--node-name", node, "--run-dir", l.folder.nodeRun(node),
+			"--state-dir", l.folder.path("nodes", node, "state"), "--bpffs", l.folder.nodeBPF(node),
+		}, l.state.AgentArgs...),
+	}
+}
+
+func (l *Lab) createTenant(ctx context.Context, t Tenant) error {
+	addressing := pilasterv1.Addressing_ADDRESSING_ENCRYPTED
+	if t.Addressing == tenant.Clear {
+		addressing = pilasterv1.Addressing_ADDRESSING_CLEAR
+	}
+	_, err := l.Operator().CreateTenant(ctx, connect.NewRequest(&pilasterv1.CreateTenantRequest{Name: t.Name, Addressing: addressing}))
+	if err != nil {
+		return fmt.Errorf("create tenant %s: %w", t.Name, err)
+	}
+	return nil
+}
+
+// routeNodes gives the fabric the routes that the orchestrator says it must have.
+func (l *Lab) routeNodes(ctx context.Context) error {
+	response, err := l.Operator().ListNodes(ctx, connect.NewRequest(&pilasterv1.ListNodesRequest{}))
+	if err != nil {
+		return fmt.Errorf("list nodes: %w", err)
+	}
+	prefixes := map[string]netip.Prefix{}
+	r, err := openFabric(l.folder)
+	if err != nil {
+		return err
+	}
+	defer r.close()
+	for _, n := range response.Msg.Nodes {
+		prefix, err := netip.ParsePrefix(n.Prefix)
+		if err != nil || len(n.UplinkAddresses) == 0 {
+			return fmt.Errorf("node %s: no route from prefix %q and uplink addresses %q", n.Name, n.Prefix, n.UplinkAddresses)
+		}
+		via, err := netip.ParseAddr(n.UplinkAddresses[0])
+		if err != nil {
+			return fmt.Errorf("node %s: %w", n.Name, err)
+		}
+		if err := r.route(n.Name, prefix, via); err != nil {
+			return err
+		}
+		prefixes[n.Name] = prefix
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.state.Nodes = nil
+	for _, name := range l.state.Spec.Nodes {
+		if !prefixes[name].IsValid() {
+			return fmt.Errorf("the orchestrator does not know node %s, whose agent says it is ready", name)
+		}
+		l.state.Nodes = append(l.state.Nodes, nodeState{name, prefixes[name]})
+	}
+	return l.save()
+}

@@ -1,0 +1,91 @@
+package netns
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Netlink opens a route netlink handle inside the namespace. It stays there, whatever thread
+// uses it. Close it.
+func (n *Namespace) Netlink() (*netlink.Handle, error) {
+	var h *netlink.Handle
+	err := n.Do(func() (err error) {
+		h, err = netlink.NewHandle(unix.NETLINK_ROUTE)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("netlink in %s: %w", n.path, err)
+	}
+	return h, nil
+}
+
+// retries bounds how often an interrupted call is repeated. A dump is interrupted when what it
+// lists changes meanwhile, which on a busy machine can happen several times in a row.
+const retries = 100
+
+// Retry repeats a netlink call that changes something while a signal interrupts it.
+func Retry(call func() error) error {
+	err := call()
+	for i := 0; i < retries && errors.Is(err, unix.EINTR); i++ {
+		err = call()
+	}
+	return err
+}
+
+// List repeats a netlink dump until it was not interrupted by a change of what it lists: the
+// answer is complete, or an error.
+func List[T any](dump func() (T, error)) (T, error) {
+	list, err := dump()
+	// ErrDumpInterrupted says that it is EINTR.
+	for i := 0; i < retries && errors.Is(err, unix.EINTR); i++ {
+		list, err = dump()
+	}
+	return list, err
+}
+
+func setLoopbackUp() error {
+	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	lo, err := h.LinkByName("lo")
+	if err != nil {
+		return fmt.Errorf("lo: %w", err)
+	}
+	return h.LinkSetUp(lo)
+}
+
+// WaitUp waits until a device of the namespace is operational: a link that was just set up still
+// drops what it is given until the kernel's link watch has seen its carrier, up to a second later.
+func (n *Namespace) WaitUp(ctx context.Context, device string) error {
+	updates, done := make(chan netlink.LinkUpdate), make(chan struct{})
+	err := n.Do(func() error {
+		return netlink.LinkSubscribeWithOptions(updates, done, netlink.LinkSubscribeOptions{ListExisting: true})
+	})
+	if err != nil {
+		return fmt.Errorf("links of %s: %w", n.path, err)
+	}
+	defer func() {
+		close(done)
+		for range updates { // the subscription closes it once it has noticed
+		}
+	}()
+	for {
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%s in %s is not up: %w", device, n.path, context.Cause(ctx))
+		case update, open := <-updates:
+			if !open {
+				return fmt.Errorf("links of %s: subscription ended", n.path)
+			}
+			if a := update.Attrs(); a.Name == device && a.OperState == netlink.OperUp {
+				return nil
+			}
+		}
+	}
+}

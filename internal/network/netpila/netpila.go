@@ -1,0 +1,91 @@
+// Package netpila is the Go side of the default network (NETPILA §6): it gives an endpoint an
+// address that says where the container is, and nobody else has to be told. The packet path is
+// in package datapath.
+package netpila
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+// Name is that of the network in attachments.
+const Name = "netpila"
+
+// Indexes keeps what was drawn; *endpoint.Store does it on disk.
+type Indexes interface {
+	DrawIndex(key endpoint.CursorKey, find func(from address.Index) (address.Index, error)) (address.Index, error)
+	ReleaseIndex(key endpoint.CursorKey, i address.Index) error
+}
+
+// Network draws addresses for the endpoints of one node.
+type Network struct {
+	plan    address.Plan
+	node    netip.Prefix
+	indexes Indexes
+}
+
+// New is the network of the node that owns the /64. It refuses a prefix outside the plan.
+func New(plan address.Plan, node netip.Prefix, indexes Indexes) (*Network, error) {
+	if err := plan.Validate(); err != nil {
+		return nil, err
+	}
+	if !plan.ContainsNode(node) {
+		return nil, fmt.Errorf("node prefix %v is not a /64 in the base prefix %v", node, plan.Base)
+	}
+	return &Network{plan, node, indexes}, nil
+}
+
+// Prepare draws an address of the tenant's current id for a new endpoint. It takes no message to
+// anybody (NP1, §6.1). The address is given back by Release.
+func (n *Network) Prepare(t tenant.Tenant, app address.AppID) (endpoint.Attachment, error) {
+	if app >= address.FirstReservedApp {
+		return endpoint.Attachment{}, fmt.Errorf("app %#x is reserved and never belongs to a container", app)
+	}
+	id := t.Current()
+	key := endpoint.CursorKey{Tenant: id.ID, App: app}
+	plain := address.Plain{Node: n.node, Tenant: id.ID, App: app}
+	a := endpoint.Attachment{Network: Name, Gateway: netip.MustParseAddr("fe80::1")}
+
+	var err error
+	if t.Addressing == tenant.Clear {
+		plain.Index, err = n.indexes.DrawIndex(key, firstIndex)
+		a.Address = plain.Addr()
+		a.Routes = []netip.Prefix{n.plan.Base}
+	} else {
+		cipher := address.NewCipher(id.Key)
+		plain.Index, err = n.indexes.DrawIndex(key, func(from address.Index) (address.Index, error) {
+			plain.Index = from
+			found, _, err := cipher.Draw(n.plan.Private, plain)
+			return found.Index, err
+		})
+		a.Address = cipher.Encrypt(plain.Addr())
+		a.Routes = []netip.Prefix{n.plan.Private}
+	}
+	if err != nil {
+		return endpoint.Attachment{}, fmt.Errorf("tenant %s app %d: %w", t.Name, app, err)
+	}
+	a.Plaintext = plain.Addr()
+	return a, nil
+}
+
+// firstIndex takes every index: a clear address need not lie anywhere but on the node.
+func firstIndex(from address.Index) (address.Index, error) {
+	if from > address.MaxIndex {
+		return 0, address.ErrExhausted
+	}
+	return from, nil
+}
+
+// Release lets the address rest until a later endpoint may have it.
+func (n *Network) Release(a endpoint.Attachment) error {
+	if a.Network != Name {
+		return errors.New("attachment of network " + a.Network + " given to " + Name)
+	}
+	p := address.Split(a.Plaintext)
+	return n.indexes.ReleaseIndex(endpoint.CursorKey{Tenant: p.Tenant, App: p.App}, p.Index)
+}

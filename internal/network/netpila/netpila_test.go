@@ -1,0 +1,107 @@
+package netpila
+
+import (
+	"errors"
+	"net/netip"
+	"testing"
+
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+var (
+	node = netip.MustParsePrefix("fd70:696c:6100:3::/64")
+	blue = tenant.Tenant{Name: "blue", Addressing: tenant.Encrypted, IDs: []tenant.ID{
+		{ID: 4, Key: address.Key{1}}, {ID: 9, Key: address.Key{2}},
+	}}
+)
+
+// memory draws without a disk.
+type memory struct {
+	next     map[endpoint.CursorKey]address.Index
+	released []address.Index
+}
+
+func (m *memory) DrawIndex(key endpoint.CursorKey, find func(address.Index) (address.Index, error)) (address.Index, error) {
+	i, err := find(m.next[key])
+	if errors.Is(err, address.ErrExhausted) {
+		return 0, endpoint.ErrExhausted
+	}
+	m.next[key] = i + 1
+	return i, err
+}
+
+func (m *memory) ReleaseIndex(_ endpoint.CursorKey, i address.Index) error {
+	m.released = append(m.released, i)
+	return nil
+}
+
+func network(t *testing.T) (*Network, *memory) {
+	t.Helper()
+	m := &memory{next: map[endpoint.CursorKey]address.Index{}}
+	n, err := New(address.DefaultPlan(), node, m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n, m
+}
+
+// NP1 and NP4, §6.1 and §6.2: the plaintext says where the container is; the container sees the
+// ciphertext under its tenant's current key, in the private prefix.
+func TestPrepareEncrypted(t *testing.T) {
+	n, m := network(t)
+	seen := map[netip.Addr]bool{}
+	for range 50 {
+		a, err := n.Prepare(blue, 5)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p := address.Split(a.Plaintext)
+		if p.Node != node || p.Tenant != 9 || p.App != 5 || p.Index == 0 {
+			t.Fatalf("plaintext %v is %+v", a.Plaintext, p)
+		}
+		if !address.DefaultPlan().Private.Contains(a.Address) || address.NewCipher(address.Key{2}).Decrypt(a.Address) != a.Plaintext {
+			t.Fatalf("%v is not %v under the current key in the private prefix", a.Address, a.Plaintext)
+		}
+		if len(a.Routes) != 1 || a.Routes[0] != address.DefaultPlan().Private || a.Gateway.String() != "fe80::1" || a.Network != Name {
+			t.Fatalf("attachment %+v", a)
+		}
+		if seen[a.Address] {
+			t.Fatalf("%v given twice", a.Address)
+		}
+		seen[a.Address] = true
+		if err := n.Release(a); err != nil || m.released[len(m.released)-1] != p.Index {
+			t.Fatalf("released %v, %v; want %d", m.released, err, p.Index)
+		}
+	}
+}
+
+func TestPrepareClear(t *testing.T) {
+	n, m := network(t)
+	red := tenant.Tenant{Name: "red", Addressing: tenant.Clear, IDs: []tenant.ID{{ID: 2}}}
+	a, err := n.Prepare(red, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a.Address != a.Plaintext || a.Routes[0] != address.DefaultPlan().Base {
+		t.Errorf("attachment %+v; want the plaintext and the base prefix", a)
+	}
+	m.next[endpoint.CursorKey{Tenant: 2, App: 1}] = address.MaxIndex + 1
+	if _, err := n.Prepare(red, 1); !errors.Is(err, endpoint.ErrExhausted) {
+		t.Errorf("beyond the last index: %v", err)
+	}
+}
+
+func TestRefusals(t *testing.T) {
+	n, _ := network(t)
+	if _, err := n.Prepare(blue, address.FirstReservedApp); err == nil {
+		t.Error("a reserved app got an address")
+	}
+	if err := n.Release(endpoint.Attachment{Network: "other"}); err == nil {
+		t.Error("another network's attachment was released")
+	}
+	if _, err := New(address.DefaultPlan(), netip.MustParsePrefix("fd71::/64"), nil); err == nil {
+		t.Error("a node outside the base prefix was taken")
+	}
+}

@@ -1,0 +1,163 @@
+package orchestrator
+
+import (
+	"testing"
+
+	"connectrpc.com/connect"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+)
+
+func TestFollow(t *testing.T) {
+	s := start(t, testConfig(t))
+	op := operator(s.config.RunDir)
+	blue := createTenant(t, s, "blue")
+	createTenant(t, s, "red")
+	n1, n2 := registered(t, s, testNode(1)), registered(t, s, testNode(2))
+	resolve(t, n1, "blue", "web")
+	resolve(t, n2, "red", "secret")
+
+	f1 := follow(t, n1, hosting("blue"))
+	r := f1.next(t)
+	snap := r.GetSnapshot()
+	if snap.GetNode().GetName() != "n1" || len(snap.Tenants) != 1 || snap.Tenants[0].Name != "blue" || len(snap.Tenants[0].Ids[0].Key) != 16 ||
+		len(snap.Apps) != 1 || snap.Apps[0].Labels["app"] != "web" {
+		t.Fatalf("snapshot %v", r)
+	}
+
+	// Things happen that are none of n1's business; the next thing it hears is its own.
+	f2 := follow(t, n2, hosting("red"))
+	f2.next(t)
+	createTenant(t, s, "green")
+	resolve(t, n2, "red", "more")
+	registered(t, s, testNode(3))
+	db := resolve(t, n2, "blue", "db")
+	r = f1.next(t)
+	if d := r.GetDelta(); d == nil || d.Node != nil || len(d.Tenants) != 0 || len(d.Apps) != 1 || d.Apps[0].Id != db.Id || d.Apps[0].Tenant != "blue" {
+		t.Fatalf("n1 heard %v", r)
+	}
+	resumeAt := r.Revision
+	if d := f2.next(t).GetDelta(); len(d.GetApps()) != 1 || d.Apps[0].Labels["app"] != "more" {
+		t.Fatalf("n2 heard %v", d)
+	}
+
+	// Its own record.
+	if _, err := n1.Register(t.Context(), connect.NewRequest(&pilasterv1.RegisterRequest{Version: "test", UplinkAddresses: []string{"2001:db8::2"}})); err != nil {
+		t.Fatal(err)
+	}
+	if d := f1.next(t).GetDelta(); d.GetNode().GetUplinkAddresses()[0] != "2001:db8::2" {
+		t.Fatalf("n1 heard %v", d)
+	}
+
+	// A tenant hosted anew comes whole.
+	f1.send(t, hosting("blue", "red"))
+	if d := f1.next(t).GetDelta(); len(d.GetTenants()) != 1 || d.Tenants[0].Name != "red" || len(d.Apps) != 2 {
+		t.Fatalf("n1 heard %v", d)
+	}
+	hosts := func(tenant string, want int) {
+		t.Helper()
+		if err := s.model.await(t.Context(), func() bool { return len(s.model.hosting[tenant]) == want }); err != nil {
+			t.Fatalf("%d nodes never hosted %s", want, tenant)
+		}
+	}
+	hosts("red", 2)
+	_, err := op.DeleteTenant(t.Context(), connect.NewRequest(&pilasterv1.DeleteTenantRequest{Name: "red"}))
+	wantCode(t, err, connect.CodeFailedPrecondition)
+
+	// Resumed, it hears what it missed, and whole what it does not know.
+	again := follow(t, n1, &pilasterv1.FollowRequest{HostedTenants: []string{"blue", "red"}, IncompleteTenants: []string{"red"}, ResumeRevision: resumeAt})
+	f1.ended(t, connect.CodeAborted)
+	if d := again.next(t).GetDelta(); d.GetNode() == nil || len(d.Tenants) != 0 {
+		t.Fatalf("first of what was missed: %v", d)
+	}
+	r = again.next(t)
+	if d := r.GetDelta(); len(d.GetTenants()) != 1 || d.Tenants[0].Name != "red" || len(d.Apps) != 2 {
+		t.Fatalf("last of what was missed: %v", r)
+	}
+
+	// No tenant of the node may be deleted; one that is not, may, and nobody else hears of it.
+	again.send(t, hosting("blue"))
+	hosts("red", 1)
+	f2.send(t, hosting())
+	hosts("red", 0)
+	if _, err := op.DeleteTenant(t.Context(), connect.NewRequest(&pilasterv1.DeleteTenantRequest{Name: "red"})); err != nil {
+		t.Fatal(err)
+	}
+	resolve(t, n2, "blue", "last")
+	if d := again.next(t).GetDelta(); len(d.GetApps()) != 1 || d.Apps[0].Labels["app"] != "last" || len(d.DeletedTenants) != 0 {
+		t.Fatalf("n1 heard %v", d)
+	}
+
+	// A node is deleted only when it is away; away, its certificate is worth nothing.
+	_, err = op.DeleteNode(t.Context(), connect.NewRequest(&pilasterv1.DeleteNodeRequest{Name: "n1"}))
+	wantCode(t, err, connect.CodeFailedPrecondition)
+	got, err := op.GetNode(t.Context(), connect.NewRequest(&pilasterv1.GetNodeRequest{Name: "n1"}))
+	if err != nil || !got.Msg.Node.Connected || len(got.Msg.Tenants) != 1 {
+		t.Errorf("node get: %v, %v", got, err)
+	}
+	if err := s.store.DeleteNode(t.Context(), "n1"); err != nil { // as by another orchestrator, which cannot know
+		t.Fatal(err)
+	}
+	again.ended(t, connect.CodeFailedPrecondition)
+	_, err = n1.Register(t.Context(), connect.NewRequest(&pilasterv1.RegisterRequest{}))
+	wantCode(t, err, connect.CodeFailedPrecondition)
+	_, err = n1.Resolve(t.Context(), connect.NewRequest(&pilasterv1.ResolveRequest{Tenant: "blue"}))
+	wantCode(t, err, connect.CodeFailedPrecondition)
+	wantCode(t, n1.RenewCertificate(t.Context()), connect.CodeFailedPrecondition)
+	if blue.Ids[0].Key != nil {
+		t.Error("tenant create shows the key")
+	}
+}
+
+func TestHeartbeatCarriesTheRevision(t *testing.T) {
+	s := start(t, testConfig(t))
+	n1 := registered(t, s, testNode(1))
+	f := follow(t, n1, hosting())
+	first := f.next(t)
+	createTenant(t, s, "blue") // moves the revision and is not n1's business
+	r, err := f.Receive()
+	if err != nil || r.GetHeartbeat() == nil || r.Revision <= first.Revision {
+		t.Errorf("got %v, %v; want a heartbeat after revision %d", r, err, first.Revision)
+	}
+}
+
+func TestStopTellsWhy(t *testing.T) {
+	c := testConfig(t)
+	s, err := Start(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := follow(t, registered(t, s, testNode(1)), hosting())
+	f.next(t)
+	closed := make(chan struct{})
+	go func() { s.Close(); close(closed) }()
+	f.ended(t, connect.CodeUnavailable)
+	<-closed
+}
+
+func TestRegisterRefuses(t *testing.T) {
+	s := start(t, testConfig(t))
+	n1 := dial(t, s, testNode(1))
+	for name, c := range map[string]struct {
+		req  *pilasterv1.RegisterRequest
+		want connect.Code
+	}{
+		"another cluster": {&pilasterv1.RegisterRequest{ClusterUuid: "x"}, connect.CodeFailedPrecondition},
+		"no prefix":       {&pilasterv1.RegisterRequest{WantedPrefix: "x"}, connect.CodeInvalidArgument},
+		"foreign prefix":  {&pilasterv1.RegisterRequest{WantedPrefix: "2001:db8::/64"}, connect.CodeInvalidArgument},
+		"no address":      {&pilasterv1.RegisterRequest{UplinkAddresses: []string{"x"}}, connect.CodeInvalidArgument},
+		"held app": {&pilasterv1.RegisterRequest{Held: &pilasterv1.Held{
+			Tenants: []*pilasterv1.Tenant{{Name: "blue", Ids: []*pilasterv1.TenantId{{}}}}}}, connect.CodeInvalidArgument},
+	} {
+		_, err := n1.Register(t.Context(), connect.NewRequest(c.req))
+		t.Run(name, func(t *testing.T) { wantCode(t, err, c.want) })
+	}
+	f := n1.Follow(t.Context())
+	f.Send(&pilasterv1.FollowRequest{})
+	_, err := f.Receive()
+	wantCode(t, err, connect.CodeFailedPrecondition) // not registered
+	resp, err := n1.Register(t.Context(), connect.NewRequest(&pilasterv1.RegisterRequest{ClusterUuid: s.store.Cluster().UUID}))
+	if err != nil || resp.Msg.Plan.BasePrefix != "fd70:696c:6100::/40" || resp.Msg.ClusterUuid != s.store.Cluster().UUID {
+		t.Errorf("%v, %v", resp, err)
+	}
+}

@@ -1,0 +1,226 @@
+package orchestrator
+
+import (
+	"context"
+	"fmt"
+
+	"connectrpc.com/connect"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/orchestrator/pki"
+	"pilaster.io/pilaster/internal/orchestrator/store"
+)
+
+// maxQueue is how many changes may wait for a node before its stream is ended.
+const maxQueue = 256
+
+// follower is one node's stream. Everything in it but queue belongs to the model's lock.
+type follower struct {
+	node   pki.Node
+	hosted map[string]bool // what the stream carries
+	noted  map[string]bool // what this stream has had noted in the store
+	queue  chan *pilasterv1.FollowResponse
+	end    context.CancelCauseFunc
+}
+
+// follow starts a stream by its first message: its queue begins with what the node has missed
+// since the revision it knows, or with a snapshot. A stream that the node had before is ended.
+func (m *model) follow(n pki.Node, first *pilasterv1.FollowRequest, end context.CancelCauseFunc) *follower {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	f := &follower{node: n, hosted: set(first.HostedTenants), queue: make(chan *pilasterv1.FollowResponse, maxQueue), end: end}
+	if old := m.followers[n.Name]; old != nil {
+		m.endOne(old, connect.CodeAborted, "replaced", "the node opened another stream")
+	}
+	m.followers[n.Name] = f
+	if !m.knows(n) {
+		m.endDeleted(f)
+	} else if missed, ok := m.missed(f, first); ok {
+		for _, r := range missed {
+			f.queue <- r // never more than fit; see missed
+		}
+	} else {
+		f.queue <- m.snapshot(f)
+	}
+	return f
+}
+
+func (m *model) unfollow(f *follower) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.followers[f.node.Name] == f {
+		delete(m.followers, f.node.Name)
+	}
+}
+
+// missed is what happened since the revision that the node knows, or false when a snapshot tells
+// it better.
+func (m *model) missed(f *follower, first *pilasterv1.FollowRequest) ([]*pilasterv1.FollowResponse, bool) {
+	resume := first.ResumeRevision
+	if resume < m.forgotten || resume > m.revision || resume == 0 {
+		return nil, false
+	}
+	var missed []*pilasterv1.FollowResponse
+	for _, b := range m.past {
+		if b.Revision <= resume {
+			continue
+		}
+		if d := f.delta(b); d != nil {
+			missed = append(missed, response(b.Revision, d))
+		}
+	}
+	var rest pilasterv1.Delta
+	for tenant := range set(first.IncompleteTenants) {
+		if f.hosted[tenant] {
+			m.addWhole(&rest, tenant)
+		}
+	}
+	missed = append(missed, response(m.revision, &rest)) // also tells that it is all
+	return missed, len(missed) <= maxQueue/2
+}
+
+func (m *model) snapshot(f *follower) *pilasterv1.FollowResponse {
+	var d pilasterv1.Delta
+	for tenant := range f.hosted {
+		m.addWhole(&d, tenant)
+	}
+	return &pilasterv1.FollowResponse{
+		Revision: m.revision,
+		Event: &pilasterv1.FollowResponse_Snapshot{Snapshot: &pilasterv1.Snapshot{
+			Node: m.nodes[f.node.Name], Tenants: d.Tenants, Apps: d.Apps,
+		}},
+	}
+}
+
+func (m *model) addWhole(d *pilasterv1.Delta, tenant string) {
+	if t := m.tenants[tenant]; t != nil {
+		d.Tenants = append(d.Tenants, t)
+		d.Apps = append(d.Apps, m.appsOf(tenant)...)
+		d.WholeTenants = append(d.WholeTenants, tenant)
+	}
+}
+
+// rehost changes which tenants a stream carries. Those new to it or to the node come whole. What must be
+// noted in the store is returned: what the model knows may be older than what this stream had
+// noted a moment ago.
+func (m *model) rehost(f *follower, req *pilasterv1.FollowRequest) (add, remove []string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now, incomplete := set(req.HostedTenants), set(req.IncompleteTenants)
+	var d pilasterv1.Delta
+	for tenant := range now {
+		if !f.noted[tenant] {
+			add = append(add, tenant)
+		}
+		if !f.hosted[tenant] || incomplete[tenant] {
+			m.addWhole(&d, tenant)
+		}
+	}
+	for tenant, nodes := range m.hosting {
+		if nodes[f.node.Name] && !now[tenant] {
+			remove = append(remove, tenant)
+		}
+	}
+	for tenant := range f.noted {
+		if !now[tenant] && !m.hosting[tenant][f.node.Name] {
+			remove = append(remove, tenant)
+		}
+	}
+	f.hosted, f.noted = now, now
+	if len(d.Tenants) > 0 {
+		m.queue(f, response(m.revision, &d))
+	}
+	return add, remove
+}
+
+func set(names []string) map[string]bool {
+	s := map[string]bool{}
+	for _, name := range names {
+		s[name] = true
+	}
+	return s
+}
+
+// feed queues what a batch means to a stream.
+func (m *model) feed(f *follower, b store.Batch) {
+	for _, e := range b.Events {
+		if e.DeletedNode == f.node.Name {
+			m.endDeleted(f)
+			return
+		}
+	}
+	if d := f.delta(b); d != nil {
+		m.queue(f, response(b.Revision, d))
+	}
+}
+
+func (m *model) queue(f *follower, r *pilasterv1.FollowResponse) {
+	select {
+	case f.queue <- r:
+	default:
+		m.endOne(f, connect.CodeResourceExhausted, "slow", fmt.Sprintf("the node reads too slowly: %d changes wait; follow again", maxQueue))
+	}
+}
+
+// heartbeat carries the revision up to which the stream has told everything, if it has.
+func (m *model) heartbeat(f *follower) *pilasterv1.FollowResponse {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if len(f.queue) > 0 {
+		return nil
+	}
+	return &pilasterv1.FollowResponse{Revision: m.revision, Event: &pilasterv1.FollowResponse_Heartbeat{Heartbeat: &pilasterv1.Heartbeat{}}}
+}
+
+// endOne ends a stream with a reason for the node, and one word of it for the counter.
+func (m *model) endOne(f *follower, code connect.Code, word, reason string) {
+	f.end(connect.NewError(code, fmt.Errorf("%s", reason)))
+	delete(m.followers, f.node.Name)
+	m.dropped(word)
+}
+
+func (m *model) endDeleted(f *follower) {
+	m.endOne(f, connect.CodeFailedPrecondition, "deleted", fmt.Sprintf("node %s was deleted", f.node.Name))
+}
+
+func (m *model) endAll(code connect.Code, word, reason string) {
+	for _, f := range m.followers {
+		m.endOne(f, code, word, reason)
+	}
+}
+
+// stop ends all streams.
+func (m *model) stop() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.endAll(connect.CodeUnavailable, "stop", "the orchestrator is stopping")
+}
+
+// delta is the part of a batch that concerns the node, nil if there is none.
+func (f *follower) delta(b store.Batch) *pilasterv1.Delta {
+	var d pilasterv1.Delta
+	found := false
+	for _, e := range b.Events {
+		switch {
+		case e.Node != nil && e.Node.Name == f.node.Name:
+			d.Node = e.Node
+		case e.Tenant != nil && f.hosted[e.Tenant.Name]:
+			d.Tenants = append(d.Tenants, e.Tenant)
+		case e.DeletedTenant != "" && f.hosted[e.DeletedTenant]:
+			d.DeletedTenants = append(d.DeletedTenants, e.DeletedTenant)
+		case e.App != nil && f.hosted[e.App.Tenant]:
+			d.Apps = append(d.Apps, e.App)
+		default:
+			continue
+		}
+		found = true
+	}
+	if !found {
+		return nil
+	}
+	return &d
+}
+
+func response(revision int64, d *pilasterv1.Delta) *pilasterv1.FollowResponse {
+	return &pilasterv1.FollowResponse{Revision: revision, Event: &pilasterv1.FollowResponse_Delta{Delta: d}}
+}

@@ -1,0 +1,70 @@
+package orchestrator
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"pilaster.io/pilaster/internal/join"
+	"pilaster.io/pilaster/internal/orchestrator/pki"
+	"pilaster.io/pilaster/internal/orchestrator/store"
+)
+
+// health remembers when the store last answered, so that asking costs nothing.
+type health struct{ answered atomic.Int64 } // Unix seconds
+
+const (
+	pingEvery  = 3 * time.Second
+	staleAfter = 10 * time.Second
+)
+
+func (h *health) keep(ctx context.Context, s *store.Store) {
+	tick := time.NewTicker(pingEvery)
+	defer tick.Stop()
+	for {
+		once, cancel := context.WithTimeout(ctx, pingEvery)
+		if s.Ping(once) == nil {
+			h.answered.Store(time.Now().Unix())
+		}
+		cancel()
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+func (h *health) serve(w http.ResponseWriter, _ *http.Request) {
+	if silent := time.Since(time.Unix(h.answered.Load(), 0)); silent > staleAfter {
+		http.Error(w, "the store does not answer", http.StatusServiceUnavailable)
+		return
+	}
+	fmt.Fprintln(w, "ok")
+}
+
+// serverCertificate makes the orchestrator's certificate and makes a new one in time.
+type serverCertificate struct {
+	authority *pki.Authority
+	hosts     []string
+	mu        sync.Mutex
+	current   *tls.Certificate
+}
+
+func (c *serverCertificate) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := time.Now()
+	if c.current == nil || now.After(c.current.Leaf.NotAfter.Add(-pki.ServerLife/3)) {
+		made, err := c.authority.Server(append([]string{join.ServerName}, c.hosts...), now)
+		if err != nil {
+			return nil, err
+		}
+		c.current = made
+	}
+	return c.current, nil
+}

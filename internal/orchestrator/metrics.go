@@ -1,0 +1,74 @@
+package orchestrator
+
+import (
+	"net/http"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/orchestrator/store"
+)
+
+// metrics is what Prometheus may ask of an orchestrator.
+type metrics struct {
+	registry *prometheus.Registry
+	calls    *prometheus.CounterVec
+	dropped  *prometheus.CounterVec
+	sent     *prometheus.CounterVec
+}
+
+func newMetrics() *metrics {
+	m := &metrics{
+		registry: prometheus.NewRegistry(),
+		calls: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "pilaster_orchestrator_calls_total", Help: "Calls and streams that ended, by procedure and code.",
+		}, []string{"procedure", "code"}),
+		dropped: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "pilaster_orchestrator_streams_ended_total", Help: "Streams of nodes that the orchestrator ended, by reason.",
+		}, []string{"reason"}),
+		sent: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "pilaster_orchestrator_messages_total", Help: "Messages to nodes on their streams, by what they carry.",
+		}, []string{"event"}),
+	}
+	for _, event := range []string{"snapshot", "delta", "heartbeat"} {
+		m.sent.WithLabelValues(event) // there from the start, at 0
+	}
+	m.registry.MustRegister(m.calls, m.dropped, m.sent, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return m
+}
+
+func (m *metrics) countCall(procedure, code string) { m.calls.WithLabelValues(procedure, code).Inc() }
+func (m *metrics) countDropped(reason string)       { m.dropped.WithLabelValues(reason).Inc() }
+
+func (m *metrics) countSent(r *pilasterv1.FollowResponse) {
+	event := "heartbeat"
+	switch r.Event.(type) {
+	case *pilasterv1.FollowResponse_Snapshot:
+		event = "snapshot"
+	case *pilasterv1.FollowResponse_Delta:
+		event = "delta"
+	}
+	m.sent.WithLabelValues(event).Inc()
+}
+
+// observe adds what is read from the model and the store when asked.
+func (m *metrics) observe(model *model, s *store.Store) {
+	gauge := func(name, help string, value func(size) int64) {
+		m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "pilaster_orchestrator_" + name, Help: help},
+			func() float64 { return float64(value(model.size())) }))
+	}
+	gauge("nodes", "Registered nodes.", func(s size) int64 { return int64(s.nodes) })
+	gauge("nodes_connected", "Nodes with a stream to this orchestrator.", func(s size) int64 { return int64(s.connected) })
+	gauge("tenants", "Tenants.", func(s size) int64 { return int64(s.tenants) })
+	gauge("apps", "Apps of all tenants.", func(s size) int64 { return int64(s.apps) })
+	gauge("revision", "Revision of the store that this orchestrator has seen.", func(s size) int64 { return s.revision })
+	m.registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{
+		Name: "pilaster_orchestrator_store_conflicts_total", Help: "Changes decided anew because another orchestrator was first.",
+	}, func() float64 { return float64(s.Conflicts()) }))
+}
+
+func (m *metrics) handler() http.Handler {
+	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{})
+}

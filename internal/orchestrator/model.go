@@ -1,0 +1,210 @@
+package orchestrator
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"sync"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/orchestrator/pki"
+	"pilaster.io/pilaster/internal/orchestrator/store"
+)
+
+// maxPast is how many changes a stream may have missed and still be resumed.
+const maxPast = 4096
+
+// model is the store's state in memory, and the streams fed from it. Records in it are shared
+// and never written to.
+type model struct {
+	mu       sync.Mutex
+	changed  chan struct{} // closed and replaced at each change
+	revision int64         // 0 until the store has been read
+	nodes    map[string]*pilasterv1.Node
+	tenants  map[string]*pilasterv1.Tenant
+	apps     map[string]map[uint32]*pilasterv1.App // by tenant
+	hosting  map[string]map[string]bool            // tenant, node
+
+	past      []store.Batch // everything after the revision forgotten, oldest first
+	forgotten int64
+
+	followers map[string]*follower // by node
+	dropped   func(reason string)  // counts streams ended by us
+}
+
+func newModel(dropped func(reason string)) *model {
+	return &model{changed: make(chan struct{}), followers: map[string]*follower{}, dropped: dropped}
+}
+
+// apply is for store.Watch.
+func (m *model) apply(b store.Batch) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if b.Whole {
+		m.nodes = map[string]*pilasterv1.Node{}
+		m.tenants = map[string]*pilasterv1.Tenant{}
+		m.apps = map[string]map[uint32]*pilasterv1.App{}
+		m.hosting = map[string]map[string]bool{}
+		m.past, m.forgotten = nil, b.Revision
+		// What happened in between is not known, so each stream starts over.
+		m.endAll(connect.CodeAborted, "restart", "the orchestrator has read the store anew; follow again")
+	}
+	for _, e := range b.Events {
+		m.take(e)
+	}
+	m.revision = b.Revision
+	if !b.Whole {
+		m.past = append(m.past, b)
+		if len(m.past) > maxPast {
+			m.forgotten = m.past[0].Revision
+			m.past = m.past[1:]
+		}
+		for _, f := range m.followers {
+			m.feed(f, b)
+		}
+	}
+	close(m.changed)
+	m.changed = make(chan struct{})
+}
+
+func (m *model) take(e store.Event) {
+	switch {
+	case e.Node != nil:
+		m.nodes[e.Node.Name] = e.Node
+	case e.DeletedNode != "":
+		delete(m.nodes, e.DeletedNode)
+	case e.Tenant != nil:
+		m.tenants[e.Tenant.Name] = e.Tenant
+	case e.DeletedTenant != "":
+		delete(m.tenants, e.DeletedTenant)
+		delete(m.apps, e.DeletedTenant)
+	case e.App != nil:
+		apps := m.apps[e.App.Tenant]
+		if apps == nil {
+			apps = map[uint32]*pilasterv1.App{}
+			m.apps[e.App.Tenant] = apps
+		}
+		apps[e.App.Id] = e.App
+	case e.Hosting != nil:
+		nodes := m.hosting[e.Hosting.Tenant]
+		if nodes == nil {
+			nodes = map[string]bool{}
+			m.hosting[e.Hosting.Tenant] = nodes
+		}
+		if !e.Hosting.Ended {
+			nodes[e.Hosting.Node] = true
+		} else if delete(nodes, e.Hosting.Node); len(nodes) == 0 {
+			delete(m.hosting, e.Hosting.Tenant)
+		}
+	}
+}
+
+// await waits until the condition, evaluated with the model locked, holds.
+func (m *model) await(ctx context.Context, condition func() bool) error {
+	for {
+		m.mu.Lock()
+		ok, changed := condition(), m.changed
+		m.mu.Unlock()
+		if ok {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// knows reports whether the node is registered. The model must be locked.
+func (m *model) knows(n pki.Node) bool {
+	record := m.nodes[n.Name]
+	return record != nil && record.Uuid == n.UUID
+}
+
+// node returns a copy that says whether the node is connected, or nil.
+func (m *model) node(name string) *pilasterv1.Node {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.nodeLocked(name)
+}
+
+func (m *model) nodeLocked(name string) *pilasterv1.Node {
+	record := m.nodes[name]
+	if record == nil {
+		return nil
+	}
+	record = proto.CloneOf(record)
+	record.Connected = m.followers[name] != nil
+	return record
+}
+
+// allNodes is sorted by name.
+func (m *model) allNodes() []*pilasterv1.Node {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var all []*pilasterv1.Node
+	for _, name := range slices.Sorted(maps.Keys(m.nodes)) {
+		all = append(all, m.nodeLocked(name))
+	}
+	return all
+}
+
+// tenantsOf lists the tenants a node hosts.
+func (m *model) tenantsOf(node string) []string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var names []string
+	for tenant, nodes := range m.hosting {
+		if nodes[node] {
+			names = append(names, tenant)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// tenant returns the tenant, nil if there is none, its apps by id and the nodes that host it.
+func (m *model) tenant(name string) (*pilasterv1.Tenant, []*pilasterv1.App, []string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.tenants[name], m.appsOf(name), slices.Sorted(maps.Keys(m.hosting[name]))
+}
+
+// allTenants is sorted by name.
+func (m *model) allTenants() []*pilasterv1.Tenant {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var all []*pilasterv1.Tenant
+	for _, name := range slices.Sorted(maps.Keys(m.tenants)) {
+		all = append(all, m.tenants[name])
+	}
+	return all
+}
+
+func (m *model) appsOf(tenant string) []*pilasterv1.App {
+	var apps []*pilasterv1.App
+	for _, id := range slices.Sorted(maps.Keys(m.apps[tenant])) {
+		apps = append(apps, m.apps[tenant][id])
+	}
+	return apps
+}
+
+// size is what there is to count.
+type size struct {
+	revision                        int64
+	nodes, connected, tenants, apps int
+}
+
+func (m *model) size() size {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	s := size{m.revision, len(m.nodes), len(m.followers), len(m.tenants), 0}
+	for _, apps := range m.apps {
+		s.apps += len(apps)
+	}
+	return s
+}

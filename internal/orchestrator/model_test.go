@@ -1,0 +1,174 @@
+package orchestrator
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+
+	"connectrpc.com/connect"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/orchestrator/store"
+)
+
+// newTestModel has node n1, tenants blue (hosted by n1) and red, at revision 10.
+func newTestModel() (*model, map[string]int) {
+	ended := map[string]int{}
+	m := newModel(func(reason string) { ended[reason]++ })
+	n := testNode(1)
+	m.apply(store.Batch{Revision: 10, Whole: true, Events: []store.Event{
+		{Node: &pilasterv1.Node{Name: n.Name, Uuid: n.UUID}},
+		{Tenant: &pilasterv1.Tenant{Name: "blue"}}, {Tenant: &pilasterv1.Tenant{Name: "red"}},
+		{Hosting: &store.Hosting{Tenant: "blue", Node: "n1"}},
+	}})
+	return m, ended
+}
+
+func app(m *model, revision int64, tenant string) {
+	m.apply(store.Batch{Revision: revision, Events: []store.Event{{App: &pilasterv1.App{Tenant: tenant, Id: uint32(revision)}}}})
+}
+
+func testFollow(m *model, resume int64, hosted ...string) (*follower, context.Context) {
+	ctx, end := context.WithCancelCause(context.Background())
+	return m.follow(testNode(1), &pilasterv1.FollowRequest{HostedTenants: hosted, ResumeRevision: resume}, end), ctx
+}
+
+func TestResume(t *testing.T) {
+	for _, c := range []struct {
+		name            string
+		resume          int64
+		hosted          []string
+		incomplete      []string
+		snapshot        bool
+		deltas, tenants int // of all deltas
+	}{
+		{name: "first time", resume: 0, hosted: []string{"blue"}, snapshot: true},
+		{name: "before this orchestrator read the store", resume: 9, hosted: []string{"blue"}, snapshot: true},
+		{name: "from the future", resume: 99, hosted: []string{"blue"}, snapshot: true},
+		{name: "missed two of blue", resume: 10, hosted: []string{"blue"}, deltas: 3},
+		{name: "missed one of blue", resume: 11, hosted: []string{"blue"}, deltas: 2},
+		{name: "missed nothing", resume: 13, hosted: []string{"blue"}, deltas: 1},
+		{name: "hosts nothing", resume: 10, deltas: 1},
+		{name: "knows nothing of red", resume: 12, hosted: []string{"blue", "red"}, incomplete: []string{"red", "red"}, deltas: 2, tenants: 1},
+		{name: "asks for what it does not host", resume: 12, hosted: []string{"blue"}, incomplete: []string{"red"}, deltas: 2},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			m, _ := newTestModel()
+			app(m, 11, "blue")
+			app(m, 12, "red")
+			app(m, 13, "blue")
+			f := m.follow(testNode(1), &pilasterv1.FollowRequest{HostedTenants: c.hosted, ResumeRevision: c.resume, IncompleteTenants: c.incomplete}, func(error) {})
+			deltas, tenants, last := 0, 0, int64(0)
+			for len(f.queue) > 0 {
+				r := <-f.queue
+				last = r.Revision
+				if r.GetSnapshot() != nil != c.snapshot {
+					t.Fatalf("got %v", r)
+				}
+				if d := r.GetDelta(); d != nil {
+					deltas++
+					tenants += len(d.Tenants)
+				}
+			}
+			if deltas != c.deltas || tenants != c.tenants || last != 13 {
+				t.Errorf("%d deltas with %d tenants up to %d, want %d with %d up to 13", deltas, tenants, last, c.deltas, c.tenants)
+			}
+		})
+	}
+}
+
+func TestResumeAfterTooMuch(t *testing.T) {
+	m, _ := newTestModel()
+	for i := range int64(maxPast) {
+		app(m, 11+i, "red")
+	}
+	if f, _ := testFollow(m, 10, "blue"); (<-f.queue).GetDelta() == nil {
+		t.Error("everything since is remembered, yet a snapshot came")
+	}
+	app(m, 11+maxPast, "red")
+	if f, _ := testFollow(m, 10, "blue"); (<-f.queue).GetSnapshot() == nil {
+		t.Error("one change is forgotten, yet no snapshot came")
+	}
+	if f, _ := testFollow(m, 11, "red"); (<-f.queue).GetSnapshot() == nil {
+		t.Error("more was missed than a queue holds, yet no snapshot came")
+	}
+}
+
+func TestSlowFollowerIsEnded(t *testing.T) {
+	m, ended := newTestModel()
+	f, ctx := testFollow(m, 0, "blue")
+	for i := range int64(maxQueue - 1) { // the snapshot takes a place
+		app(m, 11+i, "blue")
+	}
+	if ctx.Err() != nil {
+		t.Fatal("ended while there was room")
+	}
+	if m.heartbeat(f) != nil {
+		t.Error("a heartbeat promises what was not told")
+	}
+	app(m, 1000, "red")
+	if ctx.Err() != nil {
+		t.Fatal("ended by what it does not hear")
+	}
+	app(m, 1001, "blue")
+	if connect.CodeOf(context.Cause(ctx)) != connect.CodeResourceExhausted || ended["slow"] != 1 || m.size().connected != 0 {
+		t.Errorf("cause %v, ended %v, connected %d", context.Cause(ctx), ended, m.size().connected)
+	}
+}
+
+func TestStoreReadAnewEndsStreams(t *testing.T) {
+	m, ended := newTestModel()
+	_, ctx := testFollow(m, 0, "blue")
+	m.apply(store.Batch{Revision: 500, Whole: true})
+	if connect.CodeOf(context.Cause(ctx)) != connect.CodeAborted || ended["restart"] != 1 {
+		t.Errorf("cause %v, ended %v", context.Cause(ctx), ended)
+	}
+	if got := fmt.Sprint(m.size()); got != "{500 0 0 0 0}" {
+		t.Errorf("what is gone is still there: %s", got)
+	}
+}
+
+func TestOneStreamANode(t *testing.T) {
+	m, _ := newTestModel()
+	old, oldCtx := testFollow(m, 0, "blue")
+	now, nowCtx := testFollow(m, 0, "blue")
+	m.unfollow(old) // as its handler does at last
+	if oldCtx.Err() == nil || nowCtx.Err() != nil || m.followers["n1"] != now {
+		t.Error("the newer stream is not the one that stays")
+	}
+}
+
+// A tenant may leave a node and come back before the model has heard of either.
+func TestWhatIsNotedDoesNotDependOnTheModel(t *testing.T) {
+	m, _ := newTestModel()
+	f, _ := testFollow(m, 0, "blue")
+	for i, c := range []struct{ hosted, add, remove string }{
+		{"blue", "[blue]", "[]"}, // another orchestrator may have noted otherwise since
+		{"", "[]", "[blue]"},
+		{"blue", "[blue]", "[]"},
+		{"red blue", "[red]", "[]"},
+		{"blue", "[]", "[red]"},
+	} {
+		add, remove := m.rehost(f, &pilasterv1.FollowRequest{HostedTenants: strings.Fields(c.hosted)})
+		if fmt.Sprint(add) != c.add || fmt.Sprint(remove) != c.remove {
+			t.Errorf("report %d: add %v, remove %v; want %s and %s", i, add, remove, c.add, c.remove)
+		}
+	}
+}
+
+// A node that forgot a tenant and learnt it anew between two reports gets it whole again.
+func TestIncompleteTenantsComeWhole(t *testing.T) {
+	m, _ := newTestModel()
+	app(m, 11, "blue")
+	f, _ := testFollow(m, 0, "blue")
+	<-f.queue
+	m.rehost(f, &pilasterv1.FollowRequest{HostedTenants: []string{"blue"}})
+	if len(f.queue) != 0 {
+		t.Fatalf("nothing changed, yet %v came", <-f.queue)
+	}
+	m.rehost(f, &pilasterv1.FollowRequest{HostedTenants: []string{"blue"}, IncompleteTenants: []string{"blue"}})
+	if d := (<-f.queue).GetDelta(); len(d.Tenants) != 1 || len(d.Apps) != 1 || len(d.WholeTenants) != 1 {
+		t.Errorf("got %v", d)
+	}
+}

@@ -1,0 +1,236 @@
+package orchestrator
+
+import (
+	"context"
+	"crypto/subtle"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"time"
+
+	"connectrpc.com/connect"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/orchestrator/pki"
+	"pilaster.io/pilaster/internal/orchestrator/store"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+const heartbeatEvery = 5 * time.Second
+
+// nodeService serves agents. A node acts as itself only: who it is comes from its certificate.
+type nodeService struct {
+	store   *store.Store
+	model   *model
+	timeout time.Duration // for one message of a stream to be written, or the first to be read
+	sent    func(*pilasterv1.FollowResponse)
+}
+
+func (s *nodeService) Join(ctx context.Context, req *connect.Request[pilasterv1.JoinRequest]) (*connect.Response[pilasterv1.JoinResponse], error) {
+	secret, _ := hex.DecodeString(req.Msg.Secret)
+	token := s.store.Cluster().Token
+	if subtle.ConstantTimeCompare(secret, token.Secret[:]) != 1 {
+		return nil, connect.NewError(connect.CodeUnauthenticated, errors.New("the join token is not this cluster's; take it from the orchestrator's join-token file"))
+	}
+	node := pki.Node{Name: req.Msg.NodeName, UUID: req.Msg.NodeUuid}
+	certificate, err := s.certify(ctx, node, req.Msg.Csr)
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&pilasterv1.JoinResponse{Certificate: certificate, Ca: s.store.Cluster().Authority.Certificate()}), nil
+}
+
+func (s *nodeService) Renew(ctx context.Context, req *connect.Request[pilasterv1.RenewRequest]) (*connect.Response[pilasterv1.RenewResponse], error) {
+	node, _ := caller(ctx)
+	certificate, err := s.certify(ctx, node, req.Msg.Csr)
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&pilasterv1.RenewResponse{Certificate: certificate}), nil
+}
+
+func (s *nodeService) certify(ctx context.Context, n pki.Node, csr []byte) ([]byte, error) {
+	if err := s.store.Admit(ctx, n); err != nil {
+		return nil, err
+	}
+	certificate, err := s.store.Cluster().Authority.SignNode(csr, n, time.Now())
+	if err != nil {
+		return nil, connect.NewError(connect.CodeInvalidArgument, err)
+	}
+	return certificate, nil
+}
+
+func (s *nodeService) Register(ctx context.Context, req *connect.Request[pilasterv1.RegisterRequest]) (*connect.Response[pilasterv1.RegisterResponse], error) {
+	cluster := s.store.Cluster()
+	if pinned := req.Msg.ClusterUuid; pinned != "" && pinned != cluster.UUID {
+		return nil, connect.NewError(connect.CodeFailedPrecondition,
+			fmt.Errorf("this node belongs to cluster %s, and this is cluster %s; nothing was changed: name the right orchestrator, or empty the node's state directory to join this one", pinned, cluster.UUID))
+	}
+	r, err := registration(ctx, req.Msg)
+	if err != nil {
+		return nil, connect.NewError(connect.CodeInvalidArgument, err)
+	}
+	if err := s.store.Admit(ctx, r.Node); err != nil {
+		return nil, err
+	}
+	if err := s.store.Recall(ctx, req.Msg.Held.GetTenants(), req.Msg.Held.GetApps()); err != nil {
+		return nil, err
+	}
+	node, err := s.store.Register(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&pilasterv1.RegisterResponse{Node: node, Plan: plan(cluster.Plan), ClusterUuid: cluster.UUID}), nil
+}
+
+func registration(ctx context.Context, m *pilasterv1.RegisterRequest) (r store.Registration, err error) {
+	r.Node, _ = caller(ctx)
+	r.Version = m.Version
+	if m.WantedPrefix != "" {
+		if r.Prefix, err = netip.ParsePrefix(m.WantedPrefix); err != nil {
+			return r, fmt.Errorf("node prefix: %w", err)
+		}
+	}
+	for _, text := range m.UplinkAddresses {
+		a, err := netip.ParseAddr(text)
+		if err != nil {
+			return r, fmt.Errorf("uplink address: %w", err)
+		}
+		r.Uplinks = append(r.Uplinks, a)
+	}
+	return r, nil
+}
+
+func plan(p address.Plan) *pilasterv1.Plan {
+	return &pilasterv1.Plan{BasePrefix: p.Base.String(), PrivatePrefix: p.Private.String()}
+}
+
+func (s *nodeService) Resolve(ctx context.Context, req *connect.Request[pilasterv1.ResolveRequest]) (*connect.Response[pilasterv1.ResolveResponse], error) {
+	if err := s.registered(ctx); err != nil {
+		return nil, err
+	}
+	tenant, app, err := s.store.Resolve(ctx, req.Msg.Tenant, req.Msg.Labels)
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&pilasterv1.ResolveResponse{Tenant: tenant, App: app}), nil
+}
+
+// registered waits a moment for a node that registered with another orchestrator just now.
+func (s *nodeService) registered(ctx context.Context) error {
+	n, _ := caller(ctx)
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	if err := s.model.await(ctx, func() bool { return s.model.knows(n) }); err != nil {
+		return connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("node %s is not registered; register first", n.Name))
+	}
+	return nil
+}
+
+func (s *nodeService) Follow(ctx context.Context, stream *connect.BidiStream[pilasterv1.FollowRequest, pilasterv1.FollowResponse]) error {
+	if err := s.registered(ctx); err != nil {
+		return err
+	}
+	deadlines := controller(ctx)
+	deadlines.SetReadDeadline(time.Now().Add(s.timeout))
+	first, err := stream.Receive()
+	if err != nil {
+		return err
+	}
+	deadlines.SetReadDeadline(time.Time{})
+	if err := checkHosted(first); err != nil {
+		return err
+	}
+	ctx, end := context.WithCancelCause(ctx)
+	defer end(nil)
+	node, _ := caller(ctx)
+	f := s.model.follow(node, first, end)
+	defer s.model.unfollow(f)
+
+	requests := make(chan *pilasterv1.FollowRequest)
+	reading := make(chan struct{})
+	go func() {
+		defer close(reading)
+		end(receive(ctx, stream, requests))
+	}()
+	defer func() {
+		end(nil)
+		deadlines.SetReadDeadline(time.Now()) // wakes the reader
+		<-reading
+	}()
+	// The queue holds already what is incomplete.
+	if err := s.host(ctx, f, &pilasterv1.FollowRequest{HostedTenants: first.HostedTenants}); err != nil {
+		return err
+	}
+	return s.tell(ctx, f, stream, requests)
+}
+
+// tell writes the stream until it ends, and says why it did.
+func (s *nodeService) tell(ctx context.Context, f *follower, stream *connect.BidiStream[pilasterv1.FollowRequest, pilasterv1.FollowResponse], requests <-chan *pilasterv1.FollowRequest) error {
+	deadlines := controller(ctx)
+	heartbeat := time.NewTicker(heartbeatEvery)
+	defer heartbeat.Stop()
+	for {
+		var next *pilasterv1.FollowResponse
+		select {
+		case <-ctx.Done():
+			if cause := context.Cause(ctx); !errors.Is(cause, io.EOF) {
+				return cause
+			}
+			return nil // the node has no more to say
+		case req := <-requests:
+			if err := s.host(ctx, f, req); err != nil {
+				return err
+			}
+			continue
+		case next = <-f.queue:
+		case <-heartbeat.C:
+			if next = s.model.heartbeat(f); next == nil {
+				continue
+			}
+		}
+		deadlines.SetWriteDeadline(time.Now().Add(s.timeout))
+		if err := stream.Send(next); err != nil {
+			return err
+		}
+		s.sent(next)
+		deadlines.SetWriteDeadline(time.Time{})
+	}
+}
+
+// host makes the stream carry these tenants, and notes in the store that the node hosts them.
+func (s *nodeService) host(ctx context.Context, f *follower, req *pilasterv1.FollowRequest) error {
+	add, remove := s.model.rehost(f, req)
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	return s.store.Hosts(ctx, f.node, add, remove)
+}
+
+func receive(ctx context.Context, stream *connect.BidiStream[pilasterv1.FollowRequest, pilasterv1.FollowResponse], to chan<- *pilasterv1.FollowRequest) error {
+	for {
+		req, err := stream.Receive()
+		if err != nil {
+			return err
+		}
+		if err := checkHosted(req); err != nil {
+			return err
+		}
+		select {
+		case to <- req:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+func checkHosted(req *pilasterv1.FollowRequest) error {
+	for _, name := range req.HostedTenants {
+		if err := tenant.CheckName(name); err != nil {
+			return connect.NewError(connect.CodeInvalidArgument, err)
+		}
+	}
+	return nil
+}

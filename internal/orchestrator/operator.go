@@ -1,0 +1,109 @@
+package orchestrator
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/orchestrator/store"
+)
+
+// operatorService serves people on the unix socket. Changes return when this orchestrator's
+// model has them, so that the next question finds them.
+type operatorService struct {
+	store   *store.Store
+	model   *model
+	version string
+	where   string // the store, in words
+	listen  string
+	started time.Time
+}
+
+func (s *operatorService) CreateTenant(ctx context.Context, req *connect.Request[pilasterv1.CreateTenantRequest]) (*connect.Response[pilasterv1.CreateTenantResponse], error) {
+	tenant, err := s.store.CreateTenant(ctx, req.Msg.Name, req.Msg.Addressing)
+	if err != nil {
+		return nil, err
+	}
+	s.model.await(ctx, func() bool { return s.model.tenants[tenant.Name] != nil })
+	return connect.NewResponse(&pilasterv1.CreateTenantResponse{Tenant: withoutKeys(tenant)}), nil
+}
+
+func (s *operatorService) GetTenant(_ context.Context, req *connect.Request[pilasterv1.GetTenantRequest]) (*connect.Response[pilasterv1.GetTenantResponse], error) {
+	tenant, apps, nodes := s.model.tenant(req.Msg.Name)
+	if tenant == nil {
+		return nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("there is no tenant %q; `pilaster tenant list` shows those there are", req.Msg.Name))
+	}
+	if !req.Msg.ShowKey {
+		tenant = withoutKeys(tenant)
+	}
+	return connect.NewResponse(&pilasterv1.GetTenantResponse{Tenant: tenant, Apps: apps, Nodes: nodes}), nil
+}
+
+func (s *operatorService) ListTenants(context.Context, *connect.Request[pilasterv1.ListTenantsRequest]) (*connect.Response[pilasterv1.ListTenantsResponse], error) {
+	var resp pilasterv1.ListTenantsResponse
+	for _, t := range s.model.allTenants() {
+		resp.Tenants = append(resp.Tenants, withoutKeys(t))
+	}
+	return connect.NewResponse(&resp), nil
+}
+
+func withoutKeys(t *pilasterv1.Tenant) *pilasterv1.Tenant {
+	t = proto.CloneOf(t)
+	for _, id := range t.Ids {
+		id.Key = nil
+	}
+	return t
+}
+
+func (s *operatorService) DeleteTenant(ctx context.Context, req *connect.Request[pilasterv1.DeleteTenantRequest]) (*connect.Response[pilasterv1.DeleteTenantResponse], error) {
+	if err := s.store.DeleteTenant(ctx, req.Msg.Name); err != nil {
+		return nil, err
+	}
+	s.model.await(ctx, func() bool { return s.model.tenants[req.Msg.Name] == nil })
+	return connect.NewResponse(&pilasterv1.DeleteTenantResponse{}), nil
+}
+
+func (s *operatorService) GetNode(_ context.Context, req *connect.Request[pilasterv1.GetNodeRequest]) (*connect.Response[pilasterv1.GetNodeResponse], error) {
+	node := s.model.node(req.Msg.Name)
+	if node == nil {
+		return nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("there is no node %q; `pilaster node list` shows those there are", req.Msg.Name))
+	}
+	return connect.NewResponse(&pilasterv1.GetNodeResponse{Node: node, Tenants: s.model.tenantsOf(node.Name)}), nil
+}
+
+func (s *operatorService) ListNodes(context.Context, *connect.Request[pilasterv1.ListNodesRequest]) (*connect.Response[pilasterv1.ListNodesResponse], error) {
+	return connect.NewResponse(&pilasterv1.ListNodesResponse{Nodes: s.model.allNodes()}), nil
+}
+
+func (s *operatorService) DeleteNode(ctx context.Context, req *connect.Request[pilasterv1.DeleteNodeRequest]) (*connect.Response[pilasterv1.DeleteNodeResponse], error) {
+	name := req.Msg.Name
+	if node := s.model.node(name); node != nil && node.Connected {
+		return nil, connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("node %s is connected; it was left as it was: stop its agent first", name))
+	}
+	if err := s.store.DeleteNode(ctx, name); err != nil {
+		return nil, err
+	}
+	s.model.await(ctx, func() bool { return s.model.nodes[name] == nil })
+	return connect.NewResponse(&pilasterv1.DeleteNodeResponse{}), nil
+}
+
+func (s *operatorService) ClusterStatus(context.Context, *connect.Request[pilasterv1.ClusterStatusRequest]) (*connect.Response[pilasterv1.ClusterStatusResponse], error) {
+	size := s.model.size()
+	return connect.NewResponse(&pilasterv1.ClusterStatusResponse{
+		ClusterUuid:    s.store.Cluster().UUID,
+		Plan:           plan(s.store.Cluster().Plan),
+		Version:        s.version,
+		Revision:       size.revision,
+		Nodes:          uint32(size.nodes),
+		NodesConnected: uint32(size.connected),
+		Tenants:        uint32(size.tenants),
+		Started:        timestamppb.New(s.started),
+		Store:          s.where,
+		Listen:         s.listen,
+	}), nil
+}

@@ -1,0 +1,182 @@
+// Package pki is the cluster's own certificate authority: it signs one certificate for each
+// orchestrator and one for each node, bound to the node's name and UUID, and reads such a
+// binding back. It keeps nothing; the authority lives in the store, so that every orchestrator of
+// a cluster has the same.
+package pki
+
+import (
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"errors"
+	"fmt"
+	"math/big"
+	"net"
+	"net/url"
+	"strings"
+	"time"
+)
+
+// How long certificates are valid. A node renews when a third of its time is left.
+const (
+	AuthorityLife = 20 * 365 * 24 * time.Hour
+	ServerLife    = 365 * 24 * time.Hour
+	NodeLife      = 90 * 24 * time.Hour
+
+	// clockSkew is how far a node's clock may be behind the orchestrator's.
+	clockSkew = time.Hour
+)
+
+// Authority signs certificates.
+type Authority struct {
+	cert *x509.Certificate
+	key  crypto.Signer
+}
+
+// NewAuthority makes a self-signed one.
+func NewAuthority(now time.Time) (*Authority, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, err
+	}
+	t := &x509.Certificate{
+		SerialNumber:          serial(),
+		Subject:               pkix.Name{CommonName: "Pilaster cluster"},
+		NotBefore:             now.Add(-clockSkew),
+		NotAfter:              now.Add(AuthorityLife),
+		IsCA:                  true,
+		MaxPathLenZero:        true,
+		BasicConstraintsValid: true,
+		KeyUsage:              x509.KeyUsageCertSign,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, t, t, key.Public(), key)
+	if err != nil {
+		return nil, err
+	}
+	cert, err := x509.ParseCertificate(der)
+	return &Authority{cert, key}, err
+}
+
+// ParseAuthority reads what Marshal wrote.
+func ParseAuthority(certDER, keyDER []byte) (*Authority, error) {
+	cert, err := x509.ParseCertificate(certDER)
+	if err != nil {
+		return nil, fmt.Errorf("certificate of the authority: %w", err)
+	}
+	key, err := x509.ParsePKCS8PrivateKey(keyDER)
+	if err != nil {
+		return nil, fmt.Errorf("key of the authority: %w", err)
+	}
+	signer, ok := key.(crypto.Signer)
+	if !ok {
+		return nil, fmt.Errorf("key of the authority: a %T cannot sign", key)
+	}
+	if public, ok := signer.Public().(interface{ Equal(crypto.PublicKey) bool }); !ok || !public.Equal(cert.PublicKey) {
+		return nil, errors.New("key of the authority: it is not the certificate's")
+	}
+	return &Authority{cert, signer}, nil
+}
+
+// Marshal returns the certificate and the PKCS#8 key, both DER.
+func (a *Authority) Marshal() (certDER, keyDER []byte, err error) {
+	keyDER, err = x509.MarshalPKCS8PrivateKey(a.key)
+	return a.cert.Raw, keyDER, err
+}
+
+// Certificate is the authority's own, DER.
+func (a *Authority) Certificate() []byte { return a.cert.Raw }
+
+// Sum is what a join token pins.
+func (a *Authority) Sum() [sha256.Size]byte { return sha256.Sum256(a.cert.Raw) }
+
+// Pool holds the authority alone.
+func (a *Authority) Pool() *x509.CertPool {
+	p := x509.NewCertPool()
+	p.AddCert(a.cert)
+	return p
+}
+
+// Server makes an orchestrator's certificate for these host names and IP addresses. The chain
+// includes the authority, because a joining node knows only its hash.
+func (a *Authority) Server(hosts []string, now time.Time) (*tls.Certificate, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, err
+	}
+	t := &x509.Certificate{
+		Subject:     pkix.Name{CommonName: "Pilaster orchestrator"},
+		NotAfter:    now.Add(ServerLife),
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	}
+	for _, h := range hosts {
+		if ip := net.ParseIP(h); ip != nil {
+			t.IPAddresses = append(t.IPAddresses, ip)
+		} else {
+			t.DNSNames = append(t.DNSNames, h)
+		}
+	}
+	der, err := a.sign(t, key.Public(), now)
+	if err != nil {
+		return nil, err
+	}
+	leaf, err := x509.ParseCertificate(der)
+	return &tls.Certificate{Certificate: [][]byte{der, a.cert.Raw}, PrivateKey: key, Leaf: leaf}, err
+}
+
+// Node is whom a node certificate is bound to.
+type Node struct{ Name, UUID string }
+
+const uuidURN = "urn:uuid:"
+
+// SignNode makes a certificate for the key of a signing request (PKCS#10, DER). Only the key is
+// taken from the request; whom it is for is for the caller to know.
+func (a *Authority) SignNode(csrDER []byte, n Node, now time.Time) ([]byte, error) {
+	csr, err := x509.ParseCertificateRequest(csrDER)
+	if err != nil {
+		return nil, fmt.Errorf("certificate signing request: %w", err)
+	}
+	if err := csr.CheckSignature(); err != nil {
+		return nil, fmt.Errorf("certificate signing request: %w", err)
+	}
+	if k, ok := csr.PublicKey.(*ecdsa.PublicKey); !ok || k.Curve != elliptic.P256() {
+		return nil, errors.New("certificate signing request: the key is not ECDSA on P-256")
+	}
+	return a.sign(&x509.Certificate{
+		Subject:     pkix.Name{CommonName: n.Name},
+		URIs:        []*url.URL{{Scheme: "urn", Opaque: "uuid:" + n.UUID}},
+		NotAfter:    now.Add(NodeLife),
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	}, csr.PublicKey, now)
+}
+
+// NodeOf reads whom a verified node certificate is bound to.
+func NodeOf(c *x509.Certificate) (Node, error) {
+	if len(c.URIs) != 1 || c.Subject.CommonName == "" {
+		return Node{}, errors.New("the certificate is not bound to a node")
+	}
+	uuid, ok := strings.CutPrefix(c.URIs[0].String(), uuidURN)
+	if !ok {
+		return Node{}, errors.New("the certificate is not bound to a node")
+	}
+	return Node{c.Subject.CommonName, uuid}, nil
+}
+
+func (a *Authority) sign(t *x509.Certificate, key crypto.PublicKey, now time.Time) ([]byte, error) {
+	t.SerialNumber = serial()
+	t.NotBefore = now.Add(-clockSkew)
+	t.KeyUsage = x509.KeyUsageDigitalSignature
+	t.BasicConstraintsValid = true
+	return x509.CreateCertificate(rand.Reader, t, a.cert, key, a.key)
+}
+
+func serial() *big.Int {
+	var b [16]byte
+	rand.Read(b[:])
+	b[0] &= 0x7f // positive, at most 16 octets
+	return new(big.Int).SetBytes(b[:])
+}

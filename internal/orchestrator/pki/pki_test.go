@@ -1,0 +1,152 @@
+package pki
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/x509"
+	"encoding/pem"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+)
+
+var node = Node{Name: "n1", UUID: "00000000-0000-4000-8000-000000000001"}
+
+func csr(t *testing.T, key any) []byte {
+	t.Helper()
+	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{}, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return der
+}
+
+func newKey(t *testing.T, c elliptic.Curve) *ecdsa.PrivateKey {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(c, rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return key
+}
+
+func TestNodeCertificate(t *testing.T) {
+	now := time.Now()
+	made, err := NewAuthority(now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, key, err := made.Marshal()
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := ParseAuthority(cert, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	der, err := a.SignNode(csr(t, newKey(t, elliptic.P256())), node, now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	leaf, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := NodeOf(leaf); err != nil || got != node {
+		t.Errorf("bound to %v, %v", got, err)
+	}
+	verify := func(usage x509.ExtKeyUsage, at time.Time) error {
+		_, err := leaf.Verify(x509.VerifyOptions{Roots: a.Pool(), KeyUsages: []x509.ExtKeyUsage{usage}, CurrentTime: at})
+		return err
+	}
+	if err := verify(x509.ExtKeyUsageClientAuth, now); err != nil {
+		t.Error(err)
+	}
+	if verify(x509.ExtKeyUsageServerAuth, now) == nil {
+		t.Error("a node can play orchestrator")
+	}
+	if verify(x509.ExtKeyUsageClientAuth, now.Add(NodeLife+time.Minute)) == nil {
+		t.Error("valid for ever")
+	}
+
+	other := newKey(t, elliptic.P384())
+	rsaKey, err := rsa.GenerateKey(rand.Reader, 2048)
+	if err != nil {
+		t.Fatal(err)
+	}
+	forged := csr(t, newKey(t, elliptic.P256()))
+	forged[len(forged)-1] ^= 1
+	for name, bad := range map[string][]byte{"P-384": csr(t, other), "RSA": csr(t, rsaKey), "bad signature": forged, "nothing": nil} {
+		if _, err := a.SignNode(bad, node, now); err == nil {
+			t.Errorf("%s was signed", name)
+		}
+	}
+}
+
+func TestServerCertificateIsNoNode(t *testing.T) {
+	a, err := NewAuthority(time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := a.Server([]string{"orchestrator.pilaster", "2001:db8::1"}, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, host := range []string{"orchestrator.pilaster", "2001:db8::1"} {
+		if err := c.Leaf.VerifyHostname(host); err != nil {
+			t.Error(err)
+		}
+	}
+	if c.Leaf.VerifyHostname("elsewhere") == nil {
+		t.Error("good for any host")
+	}
+	if n, err := NodeOf(c.Leaf); err == nil {
+		t.Errorf("bound to %v", n)
+	}
+	if len(c.Certificate) != 2 || !slices.Equal(c.Certificate[1], a.Certificate()) {
+		t.Error("the chain does not end with the authority, which a joining node looks for")
+	}
+}
+
+// OpenSSL has its own idea of what a valid chain is.
+func TestOpenSSLVerifies(t *testing.T) {
+	now := time.Now()
+	a, err := NewAuthority(now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	leaf, err := a.SignNode(csr(t, newKey(t, elliptic.P256())), node, now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server, err := a.Server([]string{"orchestrator.pilaster"}, now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	write := func(name string, der []byte) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	ca, n, s := write("ca.pem", a.Certificate()), write("node.pem", leaf), write("server.pem", server.Certificate[0])
+	verify := func(args ...string) error {
+		return exec.Command("openssl", append([]string{"verify", "-x509_strict", "-CAfile", ca}, args...)...).Run()
+	}
+	if err := verify("-purpose", "sslclient", n); err != nil {
+		t.Errorf("node as client: %v", err)
+	}
+	if err := verify("-purpose", "sslserver", "-verify_hostname", "orchestrator.pilaster", s); err != nil {
+		t.Errorf("orchestrator as server: %v", err)
+	}
+	if verify("-purpose", "sslserver", n) == nil {
+		t.Error("node as server was accepted")
+	}
+}

@@ -1,0 +1,256 @@
+package orchestrator
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"connectrpc.com/connect"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/durable"
+	"pilaster.io/pilaster/internal/local"
+	"pilaster.io/pilaster/internal/observe"
+	"pilaster.io/pilaster/internal/orchestrator/store"
+)
+
+// Config is what an orchestrator is told at its start.
+type Config struct {
+	DataDir       string         // join token, and the embedded etcd
+	RunDir        string         // the operator's socket
+	Listen        string         // address for nodes, with TLS
+	Advertise     []string       // more host names and addresses for the certificate
+	MetricsListen string         // address for Prometheus, without TLS; empty means none
+	Etcd          store.External // no endpoints means embedded
+	Plan          address.Plan   // zero prefixes mean what the cluster has
+	Version       string
+	Log           *slog.Logger
+}
+
+// Socket is the operator's socket in a run directory.
+func Socket(runDir string) string { return filepath.Join(runDir, "orchestrator.sock") }
+
+// Server is a running orchestrator.
+type Server struct {
+	config    Config
+	store     *store.Store
+	model     *model
+	metrics   *metrics
+	pinged    health
+	nodes     net.Listener
+	servers   []*http.Server
+	closeEtcd func()
+	failed    chan error
+	running   sync.WaitGroup
+	stop      context.CancelFunc
+}
+
+const (
+	startTimeout  = 30 * time.Second
+	stopTimeout   = 5 * time.Second
+	streamTimeout = 10 * time.Second
+)
+
+// Run starts an orchestrator, tells the supervisor when it is ready, and stops it when ctx ends.
+func Run(ctx context.Context, c Config) error {
+	s, err := Start(ctx, c)
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	c.Log.Info("orchestrator is ready", "listen", s.Addr(), "socket", Socket(c.RunDir), "store", s.where(), "cluster", s.store.Cluster().UUID)
+	if err := observe.Notify(observe.Ready); err != nil {
+		c.Log.Warn("supervisor was not told", "error", err)
+	}
+	select {
+	case <-ctx.Done():
+		c.Log.Info("orchestrator is stopping")
+		return observe.Notify(observe.Stopping)
+	case err := <-s.failed:
+		return err
+	}
+}
+
+// Start returns when the orchestrator has read the store and serves.
+func Start(ctx context.Context, c Config) (_ *Server, err error) {
+	s := &Server{config: c, metrics: newMetrics(), failed: make(chan error, 8), closeEtcd: func() {}}
+	s.model = newModel(s.metrics.countDropped)
+	background, stop := context.WithCancel(context.Background())
+	s.stop = stop
+	defer func() {
+		if err != nil {
+			s.Close()
+		}
+	}()
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	if err := os.MkdirAll(c.DataDir, 0o700); err != nil {
+		return nil, err
+	}
+	etcd, err := s.connect(ctx, background)
+	if err != nil {
+		return nil, err
+	}
+	if s.store, err = store.Open(ctx, etcd, c.Plan, c.Log); err != nil {
+		return nil, err
+	}
+	if err := durable.WriteBytes(filepath.Join(c.DataDir, "join-token"), []byte(s.Token()+"\n"), 0o600); err != nil {
+		return nil, err
+	}
+	s.metrics.observe(s.model, s.store)
+	s.running.Go(func() { s.store.Watch(background, s.model.apply) })
+	s.running.Go(func() { s.pinged.keep(background, s.store) })
+	if err := s.model.await(ctx, func() bool { return s.model.revision != 0 }); err != nil {
+		return nil, fmt.Errorf("the store was not read in time: %w", err)
+	}
+	return s, s.serve()
+}
+
+func (s *Server) connect(ctx, background context.Context) (*clientv3.Client, error) {
+	if len(s.config.Etcd.Endpoints) > 0 {
+		client, err := store.Dial(s.config.Etcd)
+		if err != nil {
+			return nil, err
+		}
+		s.closeEtcd = func() { client.Close() }
+		return client, nil
+	}
+	e, err := store.Embed(ctx, s.config.DataDir, s.config.Log)
+	if err != nil {
+		return nil, err
+	}
+	s.closeEtcd = e.Close
+	s.running.Go(func() {
+		select {
+		case err := <-e.Failed():
+			s.failed <- fmt.Errorf("embedded etcd: %w", err)
+		case <-background.Done():
+		}
+	})
+	return e.Client, nil
+}
+
+func (s *Server) where() string {
+	if e := s.config.Etcd.Endpoints; len(e) > 0 {
+		return "etcd at " + strings.Join(e, ", ")
+	}
+	return "embedded etcd in " + s.config.DataDir
+}
+
+func (s *Server) serve() error {
+	options := []connect.HandlerOption{connect.WithInterceptors(calls{s.metrics.countCall}), connect.WithReadMaxBytes(16 << 20)}
+	health := func(mux *http.ServeMux) {
+		mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+		mux.HandleFunc("/readyz", s.pinged.serve)
+	}
+
+	nodes, err := net.Listen("tcp", s.config.Listen)
+	if err != nil {
+		return fmt.Errorf("listen for nodes: %w", err)
+	}
+	mux := http.NewServeMux()
+	health(mux)
+	mux.Handle(pilasterv1connect.NewNodeServiceHandler(&nodeService{s.store, s.model, streamTimeout, s.metrics.countSent}, options...))
+	var both http.Protocols
+	both.SetHTTP1(true)
+	both.SetHTTP2(true)
+	certificate := &serverCertificate{authority: s.store.Cluster().Authority, hosts: s.hosts(nodes.Addr())}
+	s.nodes = nodes
+	s.start(nodes, true, &http.Server{
+		Handler:   authenticate(mux),
+		Protocols: &both,
+		TLSConfig: &tls.Config{
+			MinVersion:     tls.VersionTLS13,
+			ClientAuth:     tls.VerifyClientCertIfGiven,
+			ClientCAs:      s.store.Cluster().Authority.Pool(),
+			GetCertificate: certificate.get,
+		},
+		HTTP2: &http.HTTP2Config{SendPingTimeout: 10 * time.Second, PingTimeout: 10 * time.Second},
+	})
+
+	operator, err := local.Listen(Socket(s.config.RunDir))
+	if err != nil {
+		return err
+	}
+	mux = http.NewServeMux()
+	health(mux)
+	mux.Handle("/metrics", s.metrics.handler())
+	mux.Handle(pilasterv1connect.NewOperatorServiceHandler(&operatorService{
+		store: s.store, model: s.model, version: s.config.Version, where: s.where(), listen: s.Addr().String(), started: time.Now(),
+	}, options...))
+	s.start(operator, false, local.Server(mux))
+
+	if s.config.MetricsListen == "" {
+		return nil
+	}
+	metrics, err := net.Listen("tcp", s.config.MetricsListen)
+	if err != nil {
+		return fmt.Errorf("listen for Prometheus: %w", err)
+	}
+	mux = http.NewServeMux()
+	mux.Handle("/metrics", s.metrics.handler())
+	s.start(metrics, false, &http.Server{Handler: mux})
+	return nil
+}
+
+func (s *Server) start(l net.Listener, secure bool, h *http.Server) {
+	h.ReadHeaderTimeout = 5 * time.Second
+	h.IdleTimeout = 2 * time.Minute
+	h.ErrorLog = slog.NewLogLogger(s.config.Log.Handler(), slog.LevelDebug)
+	s.servers = append(s.servers, h)
+	s.running.Go(func() {
+		var err error
+		if secure {
+			err = h.ServeTLS(l, "", "")
+		} else {
+			err = h.Serve(l)
+		}
+		if !errors.Is(err, http.ErrServerClosed) {
+			s.failed <- fmt.Errorf("serve %v: %w", l.Addr(), err)
+		}
+	})
+}
+
+// Addr is where nodes are served.
+func (s *Server) Addr() net.Addr { return s.nodes.Addr() }
+
+// Token is the text of the join token.
+func (s *Server) Token() string { return s.store.Cluster().Token.String() }
+
+// Close ends all streams with a reason, serving, and then the store.
+func (s *Server) Close() {
+	s.model.stop()
+	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
+	defer cancel()
+	for _, h := range s.servers {
+		if h.Shutdown(ctx) != nil {
+			h.Close()
+		}
+	}
+	s.stop()
+	s.running.Wait()
+	s.closeEtcd()
+}
+
+// hosts is every name a person may check the certificate by; nodes check join.ServerName.
+func (s *Server) hosts(listen net.Addr) []string {
+	hosts := append([]string{"localhost", "::1", "127.0.0.1"}, s.config.Advertise...)
+	if name, err := os.Hostname(); err == nil {
+		hosts = append(hosts, name)
+	}
+	if a, ok := listen.(*net.TCPAddr); ok && !a.IP.IsUnspecified() {
+		hosts = append(hosts, a.IP.String())
+	}
+	return hosts
+}

@@ -1,0 +1,142 @@
+package orchestrator
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
+	"pilaster.io/pilaster/internal/local"
+	"pilaster.io/pilaster/internal/orchestrator/store"
+)
+
+func TestRestart(t *testing.T) {
+	c := testConfig(t)
+	c.Plan.Base = netip.MustParsePrefix("fd11::/48")
+	s, err := Start(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	token := s.Token()
+	text, err := os.ReadFile(filepath.Join(c.DataDir, "join-token"))
+	if fi, _ := os.Stat(filepath.Join(c.DataDir, "join-token")); err != nil || strings.TrimSpace(string(text)) != token || fi.Mode().Perm() != 0o600 {
+		t.Errorf("join token on disk: %v, %q", err, text)
+	}
+	createTenant(t, s, "blue")
+	n1 := registered(t, s, testNode(1))
+
+	if _, err := Start(t.Context(), c); err == nil || !strings.Contains(err.Error(), "in use by another process") {
+		t.Errorf("a second one on the same data: %v", err)
+	}
+	n1.Close()
+	s.Close()
+	if _, err := os.Stat(Socket(c.RunDir)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("socket is still there: %v", err)
+	}
+
+	other := c
+	other.Plan.Base = netip.MustParsePrefix("fd22::/48")
+	var refused *store.Error
+	if _, err := Start(t.Context(), other); !errors.As(err, &refused) || refused.Reason != store.Refused {
+		t.Errorf("another base prefix: %v", err)
+	}
+	c.Plan.Base = netip.Prefix{}
+	s = start(t, c)
+	nodes, err := operator(c.RunDir).ListNodes(t.Context(), connect.NewRequest(&pilasterv1.ListNodesRequest{}))
+	if err != nil || len(nodes.Msg.Nodes) != 1 || nodes.Msg.Nodes[0].Prefix != "fd11:0:0:1::/64" || s.Token() != token {
+		t.Errorf("after a restart: %v, %v", nodes, err)
+	}
+	tenants, err := operator(c.RunDir).ListTenants(t.Context(), connect.NewRequest(&pilasterv1.ListTenantsRequest{}))
+	if err != nil || len(tenants.Msg.Tenants) != 1 || tenants.Msg.Tenants[0].Ids[0].Key != nil {
+		t.Errorf("after a restart: %v, %v", tenants, err)
+	}
+}
+
+func TestLongDataDirIsRefused(t *testing.T) {
+	c := testConfig(t)
+	c.DataDir = filepath.Join(c.DataDir, strings.Repeat("x", 100))
+	if _, err := Start(t.Context(), c); err == nil || !strings.Contains(err.Error(), "shorter --data-dir") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestReadyOnlyWhileTheStoreAnswers(t *testing.T) {
+	var h health
+	status := func() int {
+		w := httptest.NewRecorder()
+		h.serve(w, nil)
+		return w.Code
+	}
+	if got := status(); got != http.StatusServiceUnavailable {
+		t.Errorf("before the store answered: %d", got)
+	}
+	h.answered.Store(time.Now().Unix())
+	if got := status(); got != http.StatusOK {
+		t.Errorf("after: %d", got)
+	}
+	h.answered.Store(time.Now().Add(-2 * staleAfter).Unix())
+	if got := status(); got != http.StatusServiceUnavailable {
+		t.Errorf("long after: %d", got)
+	}
+}
+
+// A node that reads nothing must not hold its handler for ever.
+func TestNodeThatReadsNothing(t *testing.T) {
+	s := start(t, testConfig(t))
+	registered(t, s, testNode(1))
+	m, ended := newTestModel()
+	mux := http.NewServeMux()
+	mux.Handle(pilasterv1connect.NewNodeServiceHandler(&nodeService{store: s.store, model: m, timeout: 300 * time.Millisecond, sent: newMetrics().countSent}))
+	returned := make(chan struct{})
+	path := filepath.Join(t.TempDir(), "s")
+	l, err := local.Listen(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := local.Server(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		ctx := context.WithValue(r.Context(), callerKey, testNode(1))
+		ctx = context.WithValue(ctx, controllerKey, http.NewResponseController(w))
+		mux.ServeHTTP(w, r.WithContext(ctx))
+		close(returned)
+	}))
+	defer server.Close()
+	go server.Serve(l)
+
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	stream := pilasterv1connect.NewNodeServiceClient(local.Client(path), local.URL).Follow(ctx)
+	if err := stream.Send(&pilasterv1.FollowRequest{HostedTenants: []string{"blue"}}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := stream.Receive(); err != nil { // the snapshot, and nothing after it
+		t.Fatal(err)
+	}
+	noise := make([]byte, 60<<10) // does not compress
+	rand.Read(noise)
+	big := map[string]string{"app": fmt.Sprintf("%x", noise)}
+	for revision := int64(11); ; revision++ {
+		m.apply(store.Batch{Revision: revision, Events: []store.Event{{App: &pilasterv1.App{Tenant: "blue", Id: 1, Labels: big}}}})
+		select {
+		case <-returned:
+			if ended["slow"] != 0 {
+				t.Error("its queue was full before its connection was: this proved nothing")
+			}
+			return
+		case <-ctx.Done():
+			t.Fatal("the handler still waits for the node")
+		case <-time.After(5 * time.Millisecond): // slowly enough for the writer to keep up
+		}
+	}
+}

@@ -1,0 +1,332 @@
+package orchestrator
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/join"
+	"pilaster.io/pilaster/internal/local"
+	"pilaster.io/pilaster/internal/observe"
+	"pilaster.io/pilaster/internal/orchestrator/store"
+	"pilaster.io/pilaster/internal/orchestrator/store/storetest"
+)
+
+// process is an orchestrator of its own.
+type process struct {
+	Config
+	cmd *exec.Cmd
+	url string
+}
+
+// startProcess returns when it says that it is ready.
+func startProcess(t *testing.T, etcd store.External) *process {
+	t.Helper()
+	p := &process{Config: testConfig(t)}
+	p.Etcd, p.Log = etcd, nil
+	text, err := json.Marshal(p.Config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ready, notify := notifySocket(t)
+	p.cmd = exec.Command(os.Args[0])
+	p.cmd.Env = append(os.Environ(), asProcess+"="+string(text), "NOTIFY_SOCKET="+notify)
+	p.cmd.Stderr = os.Stderr
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := p.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		p.cmd.Process.Signal(syscall.SIGCONT)
+		p.cmd.Process.Signal(syscall.SIGTERM)
+		if err := p.cmd.Wait(); err != nil {
+			t.Errorf("orchestrator: %v", err)
+		}
+	})
+	ready()
+	status, err := operator(p.RunDir).ClusterStatus(t.Context(), connect.NewRequest(&pilasterv1.ClusterStatusRequest{}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.url = "https://" + status.Msg.Listen
+	return p
+}
+
+// notifySocket plays the supervisor; ready waits until the process says it is.
+func notifySocket(t *testing.T) (ready func(), path string) {
+	path = filepath.Join(t.TempDir(), "notify")
+	c, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return func() {
+		t.Helper()
+		b := make([]byte, 64)
+		c.SetReadDeadline(time.Now().Add(20 * time.Second))
+		if n, err := c.Read(b); err != nil || string(b[:n]) != observe.Ready {
+			t.Fatalf("waiting for READY=1: %q, %v", b[:n], err)
+		}
+	}, path
+}
+
+// crowd is what the clients were told, by whom is all the same.
+type crowd struct {
+	t          *testing.T
+	token      string
+	both       []*process
+	mu         sync.Mutex
+	prefixes   map[string]string // prefix: node
+	tenants    map[uint32]string // id: tenant
+	apps       map[uint32]string // id: label
+	late       atomic.Int32      // calls that got no answer in time
+	registered atomic.Int32
+}
+
+const (
+	clients       = 64
+	registrations = 1000
+	stopAfter     = 150              // registrations
+	stopFor       = 11 * time.Second // longer than any deadline in an orchestrator: see callTimeout
+	patience      = time.Second      // of a client with a call
+)
+
+// Two orchestrators on one etcd, one of them stopped in the middle of its work until all its
+// deadlines have passed, and woken: whatever it had decided by then must not happen.
+func TestTwoOrchestratorsOneStopped(t *testing.T) {
+	etcd := storetest.Debian(t)
+	c := &crowd{t: t, both: []*process{startProcess(t, etcd), startProcess(t, etcd)},
+		prefixes: map[string]string{}, tenants: map[uint32]string{}, apps: map[uint32]string{}}
+	token, err := os.ReadFile(filepath.Join(c.both[0].DataDir, "join-token"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if other, _ := os.ReadFile(filepath.Join(c.both[1].DataDir, "join-token")); string(other) != string(token) {
+		t.Fatal("the two are not one cluster")
+	}
+	c.token = string(token)
+	if _, err := operator(c.both[0].RunDir).CreateTenant(t.Context(), connect.NewRequest(&pilasterv1.CreateTenantRequest{Name: "shared"})); err != nil {
+		t.Fatal(err)
+	}
+
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	numbers := make(chan int)
+	stopped := make(chan struct{}) // closed when one was stopped and has woken
+	var work sync.WaitGroup
+	for range clients {
+		work.Go(func() {
+			for n := range numbers {
+				c.node(ctx, n)
+			}
+		})
+	}
+	for n := range registrations {
+		if n == stopAfter {
+			go func() { defer close(stopped); c.stop(c.both[0]) }()
+		}
+		if n == registrations*9/10 {
+			<-stopped // the last ones find both awake
+		}
+		numbers <- n
+	}
+	close(numbers)
+	work.Wait()
+
+	if c.late.Load() == 0 {
+		t.Error("no call was late: the stop was not in the middle of anything")
+	}
+	c.compare(ctx)
+	conflicts := 0
+	for _, p := range c.both {
+		conflicts += metric(t, p.RunDir, "pilaster_orchestrator_store_conflicts_total")
+	}
+	if conflicts == 0 {
+		t.Error("the orchestrators never wanted the same thing at once")
+	}
+	t.Logf("%d registrations, %d prefixes, %d tenants, %d apps, %d conflicts, %d calls without an answer in time",
+		c.registered.Load(), len(c.prefixes), len(c.tenants), len(c.apps), conflicts, c.late.Load())
+}
+
+// metric reads one from the operator's socket.
+func metric(t *testing.T, runDir, name string) int {
+	t.Helper()
+	resp, err := local.Client(Socket(runDir)).Get(local.URL + "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	for lines := bufio.NewScanner(resp.Body); lines.Scan(); {
+		if value, ok := strings.CutPrefix(lines.Text(), name+" "); ok {
+			n, err := strconv.Atoi(value)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return n
+		}
+	}
+	t.Fatalf("there is no metric %s", name)
+	return 0
+}
+
+func (c *crowd) stop(p *process) {
+	p.cmd.Process.Signal(syscall.SIGSTOP)
+	time.Sleep(stopFor) // the passing of time is the event
+	p.cmd.Process.Signal(syscall.SIGCONT)
+}
+
+// node is a client's life: join, register, resolve labels, and as an operator make a tenant. It turns to
+// the other orchestrator when one does not answer, and repeats what it asked.
+func (c *crowd) node(ctx context.Context, n int) {
+	id := testNode(n)
+	config := join.Config{Token: c.token, StateDir: c.t.TempDir(), NodeName: id.Name, NodeUUID: id.UUID, Log: slog.New(slog.DiscardHandler)}
+	var node *pilasterv1.Node
+	c.insist(ctx, n, func(ctx context.Context, p *process) error {
+		config.URL = p.url
+		client, err := join.Dial(ctx, config)
+		if err != nil {
+			return err
+		}
+		defer client.Close()
+		resp, err := client.Register(ctx, connect.NewRequest(&pilasterv1.RegisterRequest{}))
+		if err != nil {
+			return err
+		}
+		node = resp.Msg.Node
+		for _, label := range labels(n) {
+			resp, err := client.Resolve(ctx, connect.NewRequest(&pilasterv1.ResolveRequest{Tenant: "shared", Labels: map[string]string{"app": label}}))
+			if err != nil {
+				return err
+			}
+			tell(c, c.apps, resp.Msg.App.Id, label)
+		}
+		return nil
+	})
+	if node == nil {
+		return
+	}
+	c.registered.Add(1)
+	tell(c, c.prefixes, node.Prefix, node.Name)
+	if n%10 != 0 {
+		return
+	}
+	name := fmt.Sprint("t", n/20) // two clients want it, each of another orchestrator
+	c.insist(ctx, n/10, func(ctx context.Context, p *process) error {
+		resp, err := operator(p.RunDir).CreateTenant(ctx, connect.NewRequest(&pilasterv1.CreateTenantRequest{Name: name}))
+		if err != nil {
+			if connect.CodeOf(err) == connect.CodeAlreadyExists {
+				return nil // by the other client, or by ourselves when we got no answer
+			}
+			return err
+		}
+		tell(c, c.tenants, resp.Msg.Tenant.Ids[0].Id, name)
+		return nil
+	})
+}
+
+// labels of a node's containers: one that 20 nodes have, and at every fifth node one of its own.
+func labels(n int) []string {
+	if n%5 == 0 {
+		return []string{fmt.Sprint(n % 50), fmt.Sprint("own-", n)}
+	}
+	return []string{fmt.Sprint(n % 50)}
+}
+
+// insist asks until one of them does it.
+func (c *crowd) insist(ctx context.Context, first int, ask func(context.Context, *process) error) {
+	for try := first; ; try++ {
+		once, cancel := context.WithTimeout(ctx, patience)
+		err := ask(once, c.both[try%2])
+		cancel()
+		switch {
+		case err == nil:
+			return
+		case ctx.Err() != nil:
+			c.t.Errorf("gave up: %v", err)
+			return
+		case connect.CodeOf(err) == connect.CodeDeadlineExceeded || connect.CodeOf(err) == connect.CodeUnavailable || once.Err() != nil:
+			c.late.Add(1)
+		default:
+			c.t.Error(err)
+			return
+		}
+	}
+}
+
+func tell[K comparable](c *crowd, known map[K]string, id K, owner string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if other, taken := known[id]; taken && other != owner {
+		c.t.Errorf("%v was given to %s and to %s", id, other, owner)
+	}
+	known[id] = owner
+}
+
+// compare holds what clients were told against what each orchestrator shows in the end.
+func (c *crowd) compare(ctx context.Context) {
+	t := c.t
+	if got := c.registered.Load(); got != registrations || len(c.prefixes) != registrations {
+		t.Errorf("%d registrations and %d prefixes, want %d", got, len(c.prefixes), registrations)
+	}
+	for i, p := range c.both {
+		op := operator(p.RunDir)
+		nodes, err := op.ListNodes(ctx, connect.NewRequest(&pilasterv1.ListNodesRequest{}))
+		if err != nil {
+			t.Fatalf("orchestrator %d: %v", i, err)
+		}
+		prefixes := map[string]string{}
+		for _, n := range nodes.Msg.Nodes {
+			prefixes[n.Prefix] = n.Name
+		}
+		if !maps.Equal(prefixes, c.prefixes) {
+			t.Errorf("orchestrator %d shows other prefixes than nodes were told", i)
+		}
+		tenants, err := op.ListTenants(ctx, connect.NewRequest(&pilasterv1.ListTenantsRequest{}))
+		if err != nil {
+			t.Fatalf("orchestrator %d: %v", i, err)
+		}
+		ids := map[uint32]string{}
+		for _, tenant := range tenants.Msg.Tenants {
+			if other, taken := ids[tenant.Ids[0].Id]; taken {
+				t.Errorf("id %d belongs to %s and %s", tenant.Ids[0].Id, other, tenant.Name)
+			}
+			ids[tenant.Ids[0].Id] = tenant.Name
+		}
+		if len(ids) != registrations/20+1 { // and shared
+			t.Errorf("orchestrator %d shows %d tenants, want %d", i, len(ids), registrations/20+1)
+		}
+		for id, name := range c.tenants {
+			if ids[id] != name {
+				t.Errorf("orchestrator %d: id %d belongs to %q, but %s was told it has it", i, id, ids[id], name)
+			}
+		}
+		shared, err := op.GetTenant(ctx, connect.NewRequest(&pilasterv1.GetTenantRequest{Name: "shared"}))
+		if err != nil {
+			t.Fatalf("orchestrator %d: %v", i, err)
+		}
+		apps := map[uint32]string{}
+		for _, a := range shared.Msg.Apps {
+			apps[a.Id] = a.Labels["app"]
+		}
+		if !maps.Equal(apps, c.apps) || len(apps) != 50+registrations/5 {
+			t.Errorf("orchestrator %d shows %d apps, clients were told of %d; want %d", i, len(apps), len(c.apps), 50+registrations/5)
+		}
+	}
+}

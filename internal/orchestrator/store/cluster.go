@@ -1,0 +1,114 @@
+package store
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/join"
+	"pilaster.io/pilaster/internal/orchestrator/pki"
+)
+
+// Cluster is what is decided once, at the first start, and never changes.
+type Cluster struct {
+	UUID      string
+	Plan      address.Plan
+	Authority *pki.Authority
+	Token     join.Token
+}
+
+// clusterRecord is Cluster as it is stored.
+type clusterRecord struct {
+	UUID          string       `json:"uuid"`
+	BasePrefix    netip.Prefix `json:"basePrefix"`
+	PrivatePrefix netip.Prefix `json:"privatePrefix"`
+	Created       time.Time    `json:"created"`
+	CA            []byte       `json:"ca"`
+	CAKey         []byte       `json:"caKey"`
+	JoinSecret    []byte       `json:"joinSecret"`
+}
+
+// Open finds the cluster in etcd, or makes it. Parts of the plan that are the zero Prefix take what
+// the cluster has, or the default in a new one; others must be what the cluster has.
+func Open(ctx context.Context, etcd *clientv3.Client, wanted address.Plan, log *slog.Logger) (*Store, error) {
+	s := &Store{etcd: etcd, log: log, turn: make(chan struct{}, 1)}
+	var r clusterRecord
+	err := s.change(ctx, func(t *txn) error {
+		value, err := t.get(keyCluster)
+		if err != nil {
+			return err
+		}
+		if value != "" {
+			return json.Unmarshal([]byte(value), &r)
+		}
+		if r, err = newCluster(wanted); err != nil {
+			return err
+		}
+		text, err := json.Marshal(r)
+		t.put(keyCluster, string(text))
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range []struct {
+		flag        string
+		wanted, has netip.Prefix
+	}{{"--base-prefix", wanted.Base, r.BasePrefix}, {"--private-prefix", wanted.Private, r.PrivatePrefix}} {
+		if p.wanted.IsValid() && p.wanted != p.has {
+			return nil, refuse(Refused, "this cluster was made with %s %v and cannot change to %v; nothing was changed: leave the flag out, or start a new cluster with another --data-dir",
+				p.flag, p.has, p.wanted)
+		}
+	}
+	s.cluster, err = r.cluster()
+	return s, err
+}
+
+func newCluster(wanted address.Plan) (clusterRecord, error) {
+	plan := address.DefaultPlan()
+	if wanted.Base.IsValid() {
+		plan.Base = wanted.Base
+	}
+	if wanted.Private.IsValid() {
+		plan.Private = wanted.Private
+	}
+	if err := plan.Validate(); err != nil {
+		return clusterRecord{}, refuse(Invalid, "%v", err)
+	}
+	now := time.Now().UTC()
+	authority, err := pki.NewAuthority(now)
+	if err != nil {
+		return clusterRecord{}, err
+	}
+	r := clusterRecord{UUID: join.NewUUID(), BasePrefix: plan.Base, PrivatePrefix: plan.Private, Created: now, JoinSecret: make([]byte, 16)}
+	rand.Read(r.JoinSecret)
+	r.CA, r.CAKey, err = authority.Marshal()
+	return r, err
+}
+
+func (r clusterRecord) cluster() (Cluster, error) {
+	authority, err := pki.ParseAuthority(r.CA, r.CAKey)
+	if err != nil {
+		return Cluster{}, fmt.Errorf("the store's cluster record: %w", err)
+	}
+	c := Cluster{UUID: r.UUID, Plan: address.Plan{Base: r.BasePrefix, Private: r.PrivatePrefix}, Authority: authority}
+	if err := c.Plan.Validate(); err != nil {
+		return Cluster{}, fmt.Errorf("the store's cluster record: %w", err)
+	}
+	if !join.IsUUID(r.UUID) {
+		return Cluster{}, fmt.Errorf("the store's cluster record: %q is not a UUID", r.UUID)
+	}
+	c.Token.CA = authority.Sum()
+	if len(r.JoinSecret) != len(c.Token.Secret) {
+		return Cluster{}, fmt.Errorf("the store's cluster record has no join secret")
+	}
+	copy(c.Token.Secret[:], r.JoinSecret)
+	return c, nil
+}

@@ -1,0 +1,29 @@
+// Package store is what the cluster has promised: which node holds which prefix, which tenant
+// which ids and keys, which label set is which app. It lives in etcd, embedded or a cluster of its
+// own.
+//
+// Every change is one etcd transaction that compares the mod revision of everything it was
+// decided on, and is decided anew when one of them has changed. So any number of orchestrators
+// may work on one etcd, also one that slept past all its deadlines: what it decided on is then no
+// longer so, and its transaction does nothing.
+//
+// What has been handed out is never handed out again: claims on prefixes and tenant ids outlive
+// their owners, and marks say up to where numbers were used.
+//
+// Who can read the store can read every tenant's key and the authority's: keep an etcd of one's
+// own for this alone, behind TLS and client certificates.
+//
+// Keys, under /pilaster/1/:
+//
+//	cluster                  UUID, plan, certificate authority, join secret
+//	nodes/NAME               Node
+//	uuids/UUID               name of the node with this UUID
+//	deleted/UUID             name of the node that had it; the UUID may not come back
+//	prefixes/PREFIX          UUID of the node that has or had it
+//	tenants/NAME             Tenant
+//	tenant-ids/ID            name of the tenant that has or had it
+//	apps/TENANT/HASH         App
+//	app-ids/TENANT/ID        HASH of the app's labels
+//	hosting/TENANT/NODE      the node hosts containers of the tenant
+//	marks/…                  the lowest number never handed out
+package store

@@ -1,0 +1,150 @@
+package store
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"log/slog"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/server/v3/embed"
+	"go.uber.org/zap"
+
+	"pilaster.io/pilaster/internal/durable"
+)
+
+// External is an etcd cluster of one's own.
+type External struct {
+	Endpoints []string // https://host:2379; http only where the way there is trusted
+	CA        string   // PEM file of its authority; empty means the system's
+	Cert, Key string   // PEM files of our certificate, when it asks for one
+}
+
+// Dial makes a client. It does not wait for the cluster to answer.
+func Dial(e External) (*clientv3.Client, error) {
+	t := &tls.Config{MinVersion: tls.VersionTLS12}
+	if e.CA != "" {
+		pem, err := os.ReadFile(e.CA)
+		if err != nil {
+			return nil, err
+		}
+		t.RootCAs = x509.NewCertPool()
+		if !t.RootCAs.AppendCertsFromPEM(pem) {
+			return nil, fmt.Errorf("%s holds no certificate in PEM", e.CA)
+		}
+	}
+	if e.Cert != "" || e.Key != "" {
+		pair, err := tls.LoadX509KeyPair(e.Cert, e.Key)
+		if err != nil {
+			return nil, fmt.Errorf("certificate for etcd: %w", err)
+		}
+		t.Certificates = []tls.Certificate{pair}
+	}
+	for _, endpoint := range e.Endpoints {
+		if u, err := url.Parse(endpoint); err != nil || u.Scheme != "https" && u.Scheme != "http" || u.Host == "" {
+			return nil, fmt.Errorf("etcd endpoint %q is not of the form https://host:2379", endpoint)
+		}
+	}
+	return newClient(e.Endpoints, t)
+}
+
+func newClient(endpoints []string, t *tls.Config) (*clientv3.Client, error) {
+	return clientv3.New(clientv3.Config{
+		Endpoints:            endpoints,
+		TLS:                  t,
+		DialTimeout:          requestTimeout,
+		DialKeepAliveTime:    10 * time.Second,
+		DialKeepAliveTimeout: requestTimeout,
+		Logger:               zap.NewNop(), // errors come back from calls
+	})
+}
+
+// Embedded is an etcd of one member inside this process. It listens on a unix socket in its
+// directory only, for us and for etcdctl.
+type Embedded struct {
+	Client *clientv3.Client
+	etcd   *embed.Etcd
+	lock   *os.File
+	quiet  atomic.Bool
+}
+
+// maxSocketPath is what the kernel takes as the name of a unix socket.
+const maxSocketPath = 107
+
+// Embed starts it on <dir>/etcd, for the owner of the process only. Writes reach the disk before they
+// are answered.
+func Embed(ctx context.Context, dir string, log *slog.Logger) (_ *Embedded, err error) {
+	if dir, err = filepath.Abs(dir); err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, err
+	}
+	e := new(Embedded)
+	defer func() {
+		if err != nil {
+			e.Close()
+		}
+	}()
+	if e.lock, err = durable.Lock(dir); err != nil {
+		return nil, err
+	}
+	socket := filepath.Join(dir, "etcd.sock")
+	if len(socket) > maxSocketPath {
+		return nil, fmt.Errorf("%s is longer than the %d characters a unix socket's name may have; choose a shorter --data-dir", socket, maxSocketPath)
+	}
+	c := embed.NewConfig()
+	c.Name = "pilaster"
+	c.Dir = filepath.Join(dir, "etcd")
+	c.InitialCluster = c.InitialClusterFromName(c.Name)
+	c.ListenPeerUrls = nil // one member has no peers
+	c.ListenClientUrls = []url.URL{{Scheme: "unix", Path: socket}}
+	c.AutoCompactionMode, c.AutoCompactionRetention = embed.CompactorModePeriodic, "1h"
+	c.TickMs, c.ElectionMs = 50, 250 // alone it need not wait for others' votes
+	c.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.New(slogCore{log, &e.quiet}))
+	if e.etcd, err = embed.StartEtcd(c); err != nil {
+		return nil, fmt.Errorf("embedded etcd in %s: %w", c.Dir, err)
+	}
+	// Every key of the cluster is behind this socket, and the directory may be somebody's who lets others in.
+	if err := os.Chmod(socket, 0o600); err != nil {
+		return nil, err
+	}
+	select {
+	case <-e.etcd.Server.ReadyNotify():
+	case err := <-e.etcd.Err():
+		return nil, fmt.Errorf("embedded etcd in %s: %w", c.Dir, err)
+	case <-ctx.Done():
+		return nil, fmt.Errorf("embedded etcd in %s did not become ready: %w", c.Dir, ctx.Err())
+	}
+	e.Client, err = newClient([]string{"unix://" + socket}, nil)
+	return e, err
+}
+
+// Close stops it and waits until it has.
+func (e *Embedded) Close() {
+	e.quiet.Store(true)
+	if e.Client != nil {
+		e.Client.Close()
+	}
+	if e.etcd != nil {
+		e.etcd.Close()
+	}
+	if e.lock != nil {
+		e.lock.Close()
+	}
+}
+
+// Failed reports when etcd gave up by itself.
+func (e *Embedded) Failed() <-chan error { return e.etcd.Err() }
+
+// SplitEndpoints reads the value of --etcd.
+func SplitEndpoints(list string) []string {
+	return strings.FieldsFunc(list, func(r rune) bool { return r == ',' || r == ' ' })
+}

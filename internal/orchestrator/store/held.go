@@ -1,0 +1,139 @@
+package store
+
+import (
+	"context"
+	"strconv"
+	"strings"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/address"
+)
+
+// Recall takes in what a node already uses. Where the store has forgotten it, because it was
+// restored from a backup, claims and marks are raised so that it is not handed out again; where the
+// store says otherwise, the node is refused.
+func (s *Store) Recall(ctx context.Context, tenants []*pilasterv1.Tenant, apps []*pilasterv1.App) error {
+	for _, held := range tenants {
+		if err := checkTenant(held.Name); err != nil {
+			return err
+		}
+		if err := s.change(ctx, func(t *txn) error { return t.recallTenant(held) }); err != nil {
+			return err
+		}
+	}
+	byTenant := map[string][]*pilasterv1.App{}
+	for _, held := range apps {
+		byTenant[held.Tenant] = append(byTenant[held.Tenant], held)
+	}
+	for tenant, held := range byTenant {
+		if err := s.recallApps(ctx, tenant, held); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// recallApps reads a tenant's apps at once, for a node may hold thousands and mostly all are
+// as it says: an app never changes while its tenant lives.
+func (s *Store) recallApps(ctx context.Context, tenant string, held []*pilasterv1.App) error {
+	if err := checkTenant(tenant); err != nil {
+		return err
+	}
+	dir := dirAppIDs + tenant + "/"
+	known := map[string]string{} // id: hash of labels
+	resp, err := (&txn{ctx: ctx, etcd: s.etcd}).read(dir, clientv3.WithPrefix())
+	if err != nil {
+		return err
+	}
+	for _, kv := range resp.Kvs {
+		known[strings.TrimPrefix(string(kv.Key), dir)] = string(kv.Value)
+	}
+	for _, app := range held {
+		hash, err := hashLabels(app.Labels)
+		if err != nil {
+			return err
+		}
+		if known[strconv.Itoa(int(app.Id))] == hash {
+			continue
+		}
+		if err := s.change(ctx, func(t *txn) error { return t.recallApp(app, hash) }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+const heldAdvice = "the store was probably restored from a backup or replaced; nothing was changed: restore a newer one, or remove this node's containers of the tenant"
+
+func (t *txn) recallTenant(held *pilasterv1.Tenant) error {
+	known := new(pilasterv1.Tenant)
+	exists, err := t.load(dirTenants+held.Name, known)
+	if err != nil {
+		return err
+	}
+	if exists && held.Created != nil && !held.Created.AsTime().Equal(known.Created.AsTime()) {
+		return refuse(Refused, "this node holds a tenant %s made at %v, but the cluster's was made at %v; %s",
+			held.Name, held.Created.AsTime(), known.Created.AsTime(), heldAdvice)
+	}
+	mark, err := t.mark(keyTenantMark)
+	if err != nil {
+		return err
+	}
+	raised := mark
+	for _, id := range held.Ids {
+		if id.Id == 0 || id.Id > uint32(address.MaxTenantID) {
+			return refuse(Invalid, "held tenant id %d is out of range", id.Id)
+		}
+		owner, err := t.get(tenantIDKey(id.Id))
+		switch {
+		case err != nil:
+			return err
+		case owner == "" && exists:
+			return refuse(Refused, "this node holds id %d of tenant %s, but the cluster's tenant %s never had it; %s", id.Id, held.Name, held.Name, heldAdvice)
+		case owner == "":
+			t.put(tenantIDKey(id.Id), held.Name)
+			raised = max(raised, uint64(id.Id)+1)
+		case owner != held.Name:
+			return refuse(Refused, "this node holds id %d of tenant %s, but in the cluster it belongs to tenant %s; %s", id.Id, held.Name, owner, heldAdvice)
+		}
+	}
+	if raised > mark {
+		t.setMark(keyTenantMark, raised)
+	}
+	return nil
+}
+
+func (t *txn) recallApp(held *pilasterv1.App, hash string) error {
+	if held.Id == 0 || held.Id >= uint32(address.FirstReservedApp) {
+		return refuse(Invalid, "held app %d of tenant %s is out of range", held.Id, held.Tenant)
+	}
+	// Without the tenant there is nothing to protect: made anew it gets another id.
+	if tenant, err := t.get(dirTenants + held.Tenant); err != nil || tenant == "" {
+		return err
+	}
+	known := new(pilasterv1.App)
+	found, err := t.load(dirApps+held.Tenant+"/"+hash, known)
+	if err != nil {
+		return err
+	}
+	if found && known.Id != held.Id {
+		return refuse(Refused, "this node holds app %d of tenant %s for labels %v, but in the cluster they are app %d; %s", held.Id, held.Tenant, held.Labels, known.Id, heldAdvice)
+	}
+	owner, err := t.get(appIDKey(held.Tenant, held.Id))
+	if err != nil {
+		return err
+	}
+	if owner != "" && owner != hash {
+		return refuse(Refused, "this node holds app %d of tenant %s for labels %v, but in the cluster other labels are that app; %s", held.Id, held.Tenant, held.Labels, heldAdvice)
+	}
+	if found {
+		return nil
+	}
+	mark, err := t.mark(dirAppMarks + held.Tenant)
+	if err != nil {
+		return err
+	}
+	return t.putApp(&pilasterv1.App{Tenant: held.Tenant, Id: held.Id, Labels: held.Labels}, hash, max(mark, uint64(held.Id)+1))
+}

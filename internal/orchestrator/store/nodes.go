@@ -1,0 +1,232 @@
+package store
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/orchestrator/pki"
+)
+
+// Registration is what a node says of itself.
+type Registration struct {
+	Node    pki.Node
+	Prefix  netip.Prefix // brought or held from before; the zero Prefix asks for one
+	Uplinks []netip.Addr // next hops the fabric can use, best first
+	Version string       // of the agent
+}
+
+// maxJump is how far above the mark a claimed prefix may lie and still raise it. One that lies
+// further was chosen by a person, not handed out by an orchestrator this store has forgotten, and
+// raising the mark to it would waste everything below.
+const maxJump = 1 << 16
+
+// Admit says whether a node with this name and UUID may have a certificate.
+func (s *Store) Admit(ctx context.Context, n pki.Node) error {
+	return s.change(ctx, func(t *txn) error {
+		_, err := t.identify(n)
+		return err
+	})
+}
+
+// identify finds the record of a node, nil if it is new, or says why it cannot be one.
+func (t *txn) identify(n pki.Node) (*pilasterv1.Node, error) {
+	if err := CheckNode(n.Name, n.UUID); err != nil {
+		return nil, err
+	}
+	was, err := t.get(dirDeleted + n.UUID)
+	if err != nil {
+		return nil, err
+	}
+	if was != "" {
+		return nil, refuse(Refused, "this machine was node %s until it was deleted; to let it join as a new node, remove its endpoints and empty its state directory", was)
+	}
+	has, err := t.get(dirUUIDs + n.UUID)
+	if err != nil {
+		return nil, err
+	}
+	if has != "" && has != n.Name {
+		return nil, refuse(Refused, "this machine is node %s already and cannot also be %s; keep the name, or run `pilaster node delete %s` and empty its state directory", has, n.Name, has)
+	}
+	record := new(pilasterv1.Node)
+	found, err := t.load(dirNodes+n.Name, record)
+	switch {
+	case err != nil:
+		return nil, err
+	case !found:
+		return nil, nil
+	case record.Uuid != n.UUID:
+		return nil, refuse(Refused, "node name %s belongs to the machine with UUID %s; choose another with --node-name, or run `pilaster node delete %s` if that machine is gone", n.Name, record.Uuid, n.Name)
+	}
+	return record, nil
+}
+
+// Register makes a node known or finds it again, and brings its record up to date.
+func (s *Store) Register(ctx context.Context, r Registration) (*pilasterv1.Node, error) {
+	if r.Prefix.IsValid() && !s.cluster.Plan.ContainsNode(r.Prefix) {
+		return nil, refuse(Invalid, "node prefix %v is not a /64 inside the base prefix %v; nothing was changed", r.Prefix, s.cluster.Plan.Base)
+	}
+	var node *pilasterv1.Node
+	err := s.change(ctx, func(t *txn) (err error) {
+		if node, err = t.identify(r.Node); err != nil {
+			return err
+		}
+		fresh := node == nil
+		switch {
+		case fresh:
+			prefix, err := s.takePrefix(t, r)
+			if err != nil {
+				return err
+			}
+			node = &pilasterv1.Node{Name: r.Node.Name, Uuid: r.Node.UUID, Prefix: prefix.String(), Registered: timestamppb.New(time.Now())}
+			t.put(dirUUIDs+node.Uuid, node.Name)
+		case r.Prefix.IsValid() && r.Prefix.String() != node.Prefix:
+			return refuse(Refused, "node %s has prefix %s and cannot change to %v; nothing was changed: keep it, or run `pilaster node delete %s` and empty its state directory",
+				node.Name, node.Prefix, r.Prefix, node.Name)
+		}
+		var uplinks []string
+		for _, a := range r.Uplinks {
+			uplinks = append(uplinks, a.String())
+		}
+		if !fresh && node.Version == r.Version && slices.Equal(node.UplinkAddresses, uplinks) {
+			return nil
+		}
+		node.Version, node.UplinkAddresses = r.Version, uplinks
+		return t.save(dirNodes+node.Name, node)
+	})
+	return node, err
+}
+
+// takePrefix claims the prefix a new node wants, or the next free one.
+func (s *Store) takePrefix(t *txn, r Registration) (netip.Prefix, error) {
+	mark, err := t.mark(keyPrefixMark)
+	if err != nil {
+		return netip.Prefix{}, err
+	}
+	plan := s.cluster.Plan
+	if r.Prefix.IsValid() {
+		if owner, err := t.get(dirPrefixes + r.Prefix.String()); err != nil {
+			return netip.Prefix{}, err
+		} else if owner != "" && owner != r.Node.UUID {
+			return netip.Prefix{}, refuse(Refused, "prefix %v belongs or belonged to the node with UUID %s and is never given to another; nothing was changed: choose another with --node-prefix", r.Prefix, owner)
+		}
+		if n := plan.NodeNumber(r.Prefix); n >= mark && n-mark < maxJump {
+			t.setMark(keyPrefixMark, n+1)
+		}
+		t.put(dirPrefixes+r.Prefix.String(), r.Node.UUID)
+		return r.Prefix, nil
+	}
+	for n := mark; n < plan.Nodes(); n++ {
+		prefix := plan.Node(n)
+		owner, err := t.get(dirPrefixes + prefix.String())
+		if err != nil {
+			return netip.Prefix{}, err
+		}
+		if owner == "" {
+			t.setMark(keyPrefixMark, n+1)
+			t.put(dirPrefixes+prefix.String(), r.Node.UUID)
+			return prefix, nil
+		}
+	}
+	return netip.Prefix{}, refuse(Full, "all %d node prefixes of %v have been handed out, and prefixes are never reused", plan.Nodes(), plan.Base)
+}
+
+// mark reads the lowest number never handed out. 0 never is: a zero in an address always
+// means "none".
+func (t *txn) mark(key string) (uint64, error) {
+	value, err := t.get(key)
+	if err != nil || value == "" {
+		return 1, err
+	}
+	return strconv.ParseUint(value, 10, 64)
+}
+
+func (t *txn) setMark(key string, n uint64) { t.put(key, strconv.FormatUint(n, 10)) }
+
+// DeleteNode forgets a node. Its prefix stays claimed and its UUID may not come back.
+func (s *Store) DeleteNode(ctx context.Context, name string) error {
+	for {
+		more := false
+		err := s.change(ctx, func(t *txn) (err error) {
+			more, err = t.deleteNode(name)
+			return err
+		})
+		if err != nil || !more {
+			return err
+		}
+	}
+}
+
+// deleteNode does as much of it as fits a transaction, the node itself last.
+func (t *txn) deleteNode(name string) (more bool, err error) {
+	const most = 100
+	node := new(pilasterv1.Node)
+	if found, err := t.load(dirNodes+name, node); err != nil {
+		return false, err
+	} else if !found {
+		return false, refuse(NotFound, "there is no node %q; `pilaster node list` shows those there are", name)
+	}
+	hosting, err := t.names(dirHosting)
+	if err != nil {
+		return false, err
+	}
+	for _, h := range hosting {
+		if !strings.HasSuffix(h, "/"+name) {
+			continue
+		}
+		if len(t.writes) == most {
+			return true, nil
+		}
+		t.delete(dirHosting + h)
+	}
+	t.delete(dirNodes + name)
+	t.delete(dirUUIDs + node.Uuid)
+	t.put(dirDeleted+node.Uuid, name)
+	return false, nil
+}
+
+// Hosts notes that a node hosts containers of some tenants, and none of some others any more.
+// Tenants that do not exist are passed over.
+func (s *Store) Hosts(ctx context.Context, n pki.Node, add, remove []string) error {
+	const batch = 30 // each costs up to 2 compares and 1 write, of 128 a transaction may have
+	for len(add)+len(remove) > 0 {
+		some, others := add[:min(batch, len(add))], remove[:min(batch, len(remove))]
+		add, remove = add[len(some):], remove[len(others):]
+		if err := s.change(ctx, func(t *txn) error { return t.hosts(n, some, others) }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (t *txn) hosts(n pki.Node, add, remove []string) error {
+	if record, err := t.identify(n); err != nil {
+		return err
+	} else if record == nil {
+		return refuse(Refused, "node %s is not registered", n.Name)
+	}
+	for _, tenant := range add {
+		key := dirHosting + tenant + "/" + n.Name
+		noted, err := t.get(key)
+		if err != nil {
+			return err
+		}
+		exists, err := t.get(dirTenants + tenant)
+		if err != nil {
+			return err
+		}
+		if noted == "" && exists != "" {
+			t.put(key, n.UUID)
+		}
+	}
+	for _, tenant := range remove {
+		t.delete(dirHosting + tenant + "/" + n.Name)
+	}
+	return nil
+}

@@ -1,0 +1,222 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+)
+
+const root = "/pilaster/1/"
+
+const (
+	keyCluster     = root + "cluster"
+	dirNodes       = root + "nodes/"
+	dirUUIDs       = root + "uuids/"
+	dirDeleted     = root + "deleted/"
+	dirPrefixes    = root + "prefixes/"
+	dirTenants     = root + "tenants/"
+	dirTenantIDs   = root + "tenant-ids/"
+	dirApps        = root + "apps/"
+	dirAppIDs      = root + "app-ids/"
+	dirHosting     = root + "hosting/"
+	keyPrefixMark  = root + "marks/prefix"
+	keyTenantMark  = root + "marks/tenant"
+	dirAppMarks    = root + "marks/app/"
+	requestTimeout = 5 * time.Second // of one etcd request
+)
+
+// Store hands out prefixes, ids, keys and apps. Its methods may be called by many.
+type Store struct {
+	etcd *clientv3.Client
+	log  *slog.Logger
+	// turn is held while a change is made: changes of one process wait for each other here
+	// instead of undoing each other's transactions.
+	turn      chan struct{}
+	cluster   Cluster
+	conflicts atomic.Uint64
+}
+
+// Cluster is what Open found or made.
+func (s *Store) Cluster() Cluster { return s.cluster }
+
+// Conflicts is how many transactions were decided anew because another orchestrator was first.
+func (s *Store) Conflicts() uint64 { return s.conflicts.Load() }
+
+// Ping reports whether a majority of the store answers.
+func (s *Store) Ping(ctx context.Context) error {
+	_, err := s.etcd.Get(ctx, keyCluster, clientv3.WithKeysOnly())
+	return err
+}
+
+// txn is one change being decided: it reads a single revision of the store and collects writes,
+// which happen only if nothing it has read changed since.
+type txn struct {
+	ctx      context.Context
+	etcd     *clientv3.Client
+	revision int64 // all reads are of this one; 0 before the first
+	compares []clientv3.Cmp
+	writes   []clientv3.Op
+}
+
+// change runs decide, perhaps several times, and commits what it wrote; when it fails, nothing is
+// written. What decide finds may be kept even when it writes nothing: all its reads are of one
+// revision.
+func (s *Store) change(ctx context.Context, decide func(*txn) error) error {
+	t := &txn{ctx: ctx, etcd: s.etcd}
+	if err := decide(t); !errors.Is(err, rpctypes.ErrCompacted) && (err != nil || len(t.writes) == 0) {
+		return err // most calls find everything as it should be, and need not wait for a turn
+	}
+	select {
+	case s.turn <- struct{}{}:
+		defer func() { <-s.turn }()
+	case <-ctx.Done():
+		return unavailable(ctx.Err())
+	}
+	for ; ; s.conflicts.Add(1) {
+		t := &txn{ctx: ctx, etcd: s.etcd}
+		err := decide(t)
+		if errors.Is(err, rpctypes.ErrCompacted) {
+			continue // slept so long that the revision it reads is gone
+		}
+		if err != nil || len(t.writes) == 0 {
+			return err
+		}
+		if done, err := t.commit(); err != nil {
+			return unavailable(err)
+		} else if done {
+			return nil
+		}
+	}
+}
+
+func (t *txn) commit() (done bool, err error) {
+	ctx, cancel := context.WithTimeout(t.ctx, requestTimeout)
+	defer cancel()
+	resp, err := t.etcd.Txn(ctx).If(t.compares...).Then(t.writes...).Commit()
+	if err != nil {
+		return false, err
+	}
+	return resp.Succeeded, nil
+}
+
+func (t *txn) read(key string, opts ...clientv3.OpOption) (*clientv3.GetResponse, error) {
+	ctx, cancel := context.WithTimeout(t.ctx, requestTimeout)
+	defer cancel()
+	if t.revision != 0 {
+		opts = append(opts, clientv3.WithRev(t.revision))
+	}
+	resp, err := t.etcd.Get(ctx, key, opts...)
+	if err != nil {
+		return nil, unavailable(err)
+	}
+	if t.revision == 0 {
+		t.revision = resp.Header.Revision
+	}
+	return resp, nil
+}
+
+// get returns "" for a key that is not there.
+func (t *txn) get(key string) (string, error) {
+	resp, err := t.read(key)
+	if err != nil {
+		return "", err
+	}
+	var value string
+	var revision int64
+	if len(resp.Kvs) == 1 {
+		value, revision = string(resp.Kvs[0].Value), resp.Kvs[0].ModRevision
+	}
+	t.compares = append(t.compares, clientv3.Compare(clientv3.ModRevision(key), "=", revision))
+	return value, nil
+}
+
+// load reports whether the key is there.
+func (t *txn) load(key string, m proto.Message) (bool, error) {
+	value, err := t.get(key)
+	if err != nil || value == "" {
+		return false, err
+	}
+	return true, decode(key, []byte(value), m)
+}
+
+// names lists what is below a directory, without the directory. The commit fails if more has come
+// since.
+func (t *txn) names(dir string) ([]string, error) {
+	resp, err := t.read(dir, clientv3.WithPrefix(), clientv3.WithKeysOnly())
+	if err != nil {
+		return nil, err
+	}
+	names := make([]string, len(resp.Kvs))
+	for i, kv := range resp.Kvs {
+		names[i] = strings.TrimPrefix(string(kv.Key), dir)
+	}
+	t.compares = append(t.compares, clientv3.Compare(clientv3.ModRevision(dir), "<", t.revision+1).WithPrefix())
+	return names, nil
+}
+
+func (t *txn) put(key, value string) { t.writes = append(t.writes, clientv3.OpPut(key, value)) }
+
+func (t *txn) save(key string, m proto.Message) error {
+	value, err := protojson.Marshal(m)
+	if err != nil {
+		return fmt.Errorf("encode %s: %w", key, err)
+	}
+	t.put(key, string(value))
+	return nil
+}
+
+func (t *txn) delete(key string) { t.writes = append(t.writes, clientv3.OpDelete(key)) }
+
+func (t *txn) deleteAll(dir string) {
+	t.writes = append(t.writes, clientv3.OpDelete(dir, clientv3.WithPrefix()))
+}
+
+func decode(key string, value []byte, m proto.Message) error {
+	if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(value, m); err != nil {
+		return fmt.Errorf("the store's %s is not readable: %w", key, err)
+	}
+	return nil
+}
+
+// Reason says what kind of refusal an Error is.
+type Reason int
+
+const (
+	Invalid     Reason = iota + 1 // the request makes no sense
+	NotFound                      // what it names does not exist
+	Exists                        // what it makes exists already
+	Refused                       // the state of the cluster forbids it
+	Full                          // nothing is left to hand out
+	Unavailable                   // the store does not answer; whether the change happened is unknown
+)
+
+// Error is a refusal in a sentence for people.
+type Error struct {
+	Reason Reason
+	Text   string
+	cause  error
+}
+
+func (e *Error) Error() string { return e.Text }
+func (e *Error) Unwrap() error { return e.cause }
+
+func refuse(r Reason, format string, args ...any) error {
+	return &Error{Reason: r, Text: fmt.Sprintf(format, args...)}
+}
+
+func unavailable(err error) error {
+	var e *Error
+	if errors.As(err, &e) {
+		return err
+	}
+	return &Error{Unavailable, fmt.Sprintf("the store did not answer, so it is not known whether anything changed; try again: %v", err), err}
+}

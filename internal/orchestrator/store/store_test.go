@@ -1,0 +1,207 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"pilaster.io/pilaster/internal/orchestrator/pki"
+)
+
+func TestNames(t *testing.T) {
+	for _, c := range []struct {
+		name         string
+		tenant, node bool
+	}{
+		{"blue", true, true}, {"b", true, true}, {"0", true, true}, {"a-b", true, true},
+		{"n1.example.org", false, true},
+		{"", false, false}, {"Blue", false, false}, {"-a", false, false}, {"a-", false, false}, {"a/b", false, false},
+		{"a..b", false, false}, {".a", false, false}, {"a.", false, false}, {"ü", false, false}, {"a\n", false, false},
+		{"a23456789012345678901234567890123456789012345678901234567890123", true, true},
+		{"a234567890123456789012345678901234567890123456789012345678901234", false, false},
+	} {
+		if err := checkTenant(c.name); (err == nil) != c.tenant {
+			t.Errorf("tenant %q: %v", c.name, err)
+		}
+		if err := CheckNode(c.name, "00000000-0000-4000-8000-000000000001"); (err == nil) != c.node {
+			t.Errorf("node %q: %v", c.name, err)
+		}
+	}
+	for _, uuid := range []string{"", "x", "00000000-0000-4000-8000-00000000000G", "0000000000004000800000000000000001"} {
+		if CheckNode("n1", uuid) == nil {
+			t.Errorf("UUID %q was accepted", uuid)
+		}
+	}
+}
+
+func TestLabelsAreASet(t *testing.T) {
+	same := []map[string]string{{"a": "1", "b": "2"}, {"b": "2", "a": "1"}}
+	first, err := hashLabels(same[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if second, _ := hashLabels(same[1]); first != second {
+		t.Error("order matters")
+	}
+	empty, _ := hashLabels(map[string]string{})
+	if none, _ := hashLabels(nil); none != empty {
+		t.Error("no labels and an empty set differ")
+	}
+	if other, _ := hashLabels(map[string]string{"a": "1", "b": "3"}); other == first {
+		t.Error("another value is the same set")
+	}
+	if _, err := hashLabels(map[string]string{"": "x"}); err == nil {
+		t.Error("an empty key was accepted")
+	}
+}
+
+// A decision that slept while another orchestrator made the same one must be decided anew. This is
+// what a process stopped between reading and writing does.
+func testSleeper(t *testing.T, etcd *clientv3.Client) {
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	open := func() *Store {
+		s, err := Open(ctx, etcd, noPlan, discard)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	sleeper, awake := open(), open()
+	var took []uint32
+	err := sleeper.change(ctx, func(txn *txn) error {
+		id, err := txn.takeTenantID("slow")
+		took = append(took, id)
+		if err == nil && len(took) == 2 { // the first decision never waits for its turn
+			_, err = awake.CreateTenant(ctx, "fast", 0)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(took) != 3 || took[1] != 1 || took[2] != 2 {
+		t.Errorf("decided on ids %v, want 1 until it woke and 2 then", took)
+	}
+	if sleeper.Conflicts() != 1 {
+		t.Errorf("%d conflicts, want 1", sleeper.Conflicts())
+	}
+}
+
+// A tenant that somebody begins to host while it is being deleted stays.
+func testHostedMeanwhile(t *testing.T, etcd *clientv3.Client) {
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	s, err := Open(ctx, etcd, noPlan, discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, err := Open(ctx, etcd, noPlan, discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := pki.Node{Name: "n1", UUID: "00000000-0000-4000-8000-000000000001"}
+	if _, err := s.Register(ctx, Registration{Node: n}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.CreateTenant(ctx, "blue", 0); err != nil {
+		t.Fatal(err)
+	}
+	tries := 0
+	err = s.change(ctx, func(txn *txn) error {
+		if err := txn.deleteTenant("blue"); err != nil {
+			return err
+		}
+		if tries++; tries == 2 { // the first decision never waits for its turn
+			return other.Hosts(ctx, n, []string{"blue"}, nil)
+		}
+		return nil
+	})
+	var e *Error
+	if !errors.As(err, &e) || e.Reason != Refused || tries != 2 {
+		t.Errorf("%d tries, %v; want a refusal at the third", tries, err)
+	}
+	if _, _, err := s.Resolve(ctx, "blue", nil); err != nil {
+		t.Errorf("blue is gone: %v", err)
+	}
+
+	// Nor does a node go and leave behind what it begins to host meanwhile.
+	if err := s.Hosts(ctx, n, nil, []string{"blue"}); err != nil {
+		t.Fatal(err)
+	}
+	tries = 0
+	err = s.change(ctx, func(txn *txn) error {
+		if _, err := txn.deleteNode("n1"); err != nil {
+			return err
+		}
+		if tries++; tries == 2 {
+			return other.Hosts(ctx, n, []string{"blue"}, nil)
+		}
+		return nil
+	})
+	if err != nil || tries != 3 {
+		t.Errorf("%d tries, %v; want success at the third", tries, err)
+	}
+	if err := s.DeleteTenant(ctx, "blue"); err != nil {
+		t.Errorf("a node that is gone hosts blue: %v", err)
+	}
+}
+
+// One that slept until the revision it reads was compacted away decides anew, too, and a watch
+// that did starts over.
+func testCompacted(t *testing.T, etcd *clientv3.Client) {
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	s, err := Open(ctx, etcd, noPlan, discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.CreateTenant(ctx, "blue", 0); err != nil {
+		t.Fatal(err)
+	}
+	tries := 0
+	err = s.change(ctx, func(txn *txn) error {
+		tries++
+		if _, err := txn.get(keyTenantMark); err != nil {
+			return err
+		}
+		if tries <= 2 { // without and with the turn
+			resp, err := etcd.Put(ctx, "/elsewhere", "")
+			if err != nil {
+				return err
+			}
+			if _, err := etcd.Compact(ctx, resp.Header.Revision); err != nil {
+				return err
+			}
+		}
+		_, err := txn.takeTenantID("red")
+		return err
+	})
+	if err != nil || tries != 3 {
+		t.Errorf("%d tries, %v; want 3", tries, err)
+	}
+
+	revision := int64(1)
+	if err := s.watch(ctx, &revision, func(Batch) { t.Error("told of a revision that is gone") }); !errors.Is(err, rpctypes.ErrCompacted) {
+		t.Errorf("watch from a revision that is gone: %v", err)
+	}
+}
+
+func TestDeadlineIsAnUnknownOutcome(t *testing.T) {
+	client, err := Dial(External{Endpoints: []string{"http://127.0.0.1:1"}}) // nobody listens there
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	_, err = Open(ctx, client, noPlan, discard)
+	var e *Error
+	if !errors.As(err, &e) || e.Reason != Unavailable {
+		t.Errorf("got %v, want Unavailable", err)
+	}
+}

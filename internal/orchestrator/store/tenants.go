@@ -1,0 +1,153 @@
+package store
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"fmt"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+// CreateTenant makes a tenant with one id and a random key.
+func (s *Store) CreateTenant(ctx context.Context, name string, addressing pilasterv1.Addressing) (*pilasterv1.Tenant, error) {
+	if err := checkTenant(name); err != nil {
+		return nil, err
+	}
+	if addressing == pilasterv1.Addressing_ADDRESSING_UNSPECIFIED {
+		addressing = pilasterv1.Addressing_ADDRESSING_ENCRYPTED
+	}
+	if _, known := pilasterv1.Addressing_name[int32(addressing)]; !known {
+		return nil, refuse(Invalid, "addressing %d is none this orchestrator knows", addressing)
+	}
+	var made *pilasterv1.Tenant
+	err := s.change(ctx, func(t *txn) error {
+		if value, err := t.get(dirTenants + name); err != nil {
+			return err
+		} else if value != "" {
+			return refuse(Exists, "tenant %s exists already; nothing was changed", name)
+		}
+		id, err := t.takeTenantID(name)
+		if err != nil {
+			return err
+		}
+		key := make([]byte, len(address.Key{}))
+		rand.Read(key)
+		made = &pilasterv1.Tenant{
+			Name:       name,
+			Addressing: addressing,
+			Ids:        []*pilasterv1.TenantId{{Id: id, Key: key}},
+			Created:    timestamppb.New(time.Now()),
+		}
+		return t.save(dirTenants+name, made)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return made, nil
+}
+
+func (t *txn) takeTenantID(owner string) (uint32, error) {
+	n, err := t.mark(keyTenantMark)
+	if err != nil {
+		return 0, err
+	}
+	for ; n <= uint64(address.MaxTenantID); n++ {
+		claimed, err := t.get(tenantIDKey(uint32(n)))
+		if err != nil {
+			return 0, err
+		}
+		if claimed == "" {
+			t.setMark(keyTenantMark, n+1)
+			t.put(tenantIDKey(uint32(n)), owner)
+			return uint32(n), nil
+		}
+	}
+	return 0, refuse(Full, "all %d tenant ids have been handed out, and ids are never reused", address.MaxTenantID)
+}
+
+func tenantIDKey(id uint32) string { return fmt.Sprintf("%s%d", dirTenantIDs, id) }
+
+// DeleteTenant forgets a tenant that no node hosts. Its ids stay claimed.
+func (s *Store) DeleteTenant(ctx context.Context, name string) error {
+	if err := checkTenant(name); err != nil {
+		return err
+	}
+	return s.change(ctx, func(t *txn) error { return t.deleteTenant(name) })
+}
+
+func (t *txn) deleteTenant(name string) error {
+	if value, err := t.get(dirTenants + name); err != nil {
+		return err
+	} else if value == "" {
+		return refuse(NotFound, "there is no tenant %q; `pilaster tenant list` shows those there are", name)
+	}
+	hosts, err := t.names(dirHosting + name + "/")
+	if err != nil {
+		return err
+	}
+	if len(hosts) > 0 {
+		return refuse(Refused, "tenant %s has containers on %s; it was left as it was: delete them first (and nodes that are gone, with `pilaster node delete`)", name, strings.Join(hosts, ", "))
+	}
+	t.delete(dirTenants + name)
+	t.deleteAll(dirApps + name + "/")
+	t.deleteAll(dirAppIDs + name + "/")
+	t.delete(dirAppMarks + name)
+	return nil
+}
+
+// Resolve finds a tenant and the app of a label set, making the app when it is new.
+func (s *Store) Resolve(ctx context.Context, name string, labels map[string]string) (*pilasterv1.Tenant, *pilasterv1.App, error) {
+	if err := checkTenant(name); err != nil {
+		return nil, nil, err
+	}
+	hash, err := hashLabels(labels)
+	if err != nil {
+		return nil, nil, err
+	}
+	found, app := new(pilasterv1.Tenant), new(pilasterv1.App)
+	err = s.change(ctx, func(t *txn) error {
+		if exists, err := t.load(dirTenants+name, found); err != nil {
+			return err
+		} else if !exists {
+			return refuse(NotFound, "there is no tenant %q; make it with `pilaster tenant create %s`", name, name)
+		}
+		if exists, err := t.load(dirApps+name+"/"+hash, app); err != nil || exists {
+			return err
+		}
+		n, err := t.mark(dirAppMarks + name)
+		if err != nil {
+			return err
+		}
+		if n >= uint64(address.FirstReservedApp) {
+			return refuse(Full, "tenant %s has used all %d apps, one for each set of identity labels", name, address.FirstReservedApp-1)
+		}
+		app = &pilasterv1.App{Tenant: name, Id: uint32(n), Labels: labels}
+		return t.putApp(app, hash, n+1)
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	return found, app, nil
+}
+
+func (t *txn) putApp(app *pilasterv1.App, hash string, mark uint64) error {
+	t.setMark(dirAppMarks+app.Tenant, mark)
+	t.put(appIDKey(app.Tenant, app.Id), hash)
+	return t.save(dirApps+app.Tenant+"/"+hash, app)
+}
+
+func appIDKey(name string, id uint32) string { return fmt.Sprintf("%s%s/%d", dirAppIDs, name, id) }
+
+func hashLabels(labels map[string]string) (string, error) {
+	if err := tenant.CheckLabels(labels); err != nil {
+		return "", refuse(Invalid, "%v", err)
+	}
+	return fmt.Sprintf("%x", sha256.Sum256([]byte(tenant.Canonical(labels)))), nil
+}

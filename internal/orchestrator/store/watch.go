@@ -1,0 +1,147 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+)
+
+// Batch is what happened at one revision, or the whole state at one.
+type Batch struct {
+	Revision int64
+	Whole    bool // Events make the state from nothing
+	Events   []Event
+}
+
+// Event is one record that is new, changed or gone. Exactly one of its fields is set.
+type Event struct {
+	Node          *pilasterv1.Node
+	DeletedNode   string
+	Tenant        *pilasterv1.Tenant
+	DeletedTenant string // its apps went with it
+	App           *pilasterv1.App
+	Hosting       *Hosting
+}
+
+// Hosting says that a node hosts a tenant, or no more.
+type Hosting struct {
+	Tenant, Node string
+	Ended        bool
+}
+
+// Watch calls apply with the whole state and then with every change, in order, from one
+// goroutine, until ctx ends. It outlives an absent etcd; when it slept through a compaction it starts over
+// with the whole state.
+func (s *Store) Watch(ctx context.Context, apply func(Batch)) error {
+	var revision int64 // up to which apply has been told
+	for {
+		err := s.watch(ctx, &revision, apply)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if errors.Is(err, rpctypes.ErrCompacted) {
+			revision = 0
+		}
+		s.log.Warn("not following the store; trying again", "error", err, "revision", revision)
+		select {
+		case <-time.After(time.Second):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+func (s *Store) watch(ctx context.Context, revision *int64, apply func(Batch)) error {
+	if *revision == 0 {
+		whole, err := s.whole(ctx)
+		if err != nil {
+			return err
+		}
+		apply(whole)
+		*revision = whole.Revision
+	}
+	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
+	defer cancel()
+	for resp := range s.etcd.Watch(ctx, root, clientv3.WithPrefix(), clientv3.WithRev(*revision+1)) {
+		if err := resp.Err(); err != nil {
+			return err
+		}
+		batches, err := split(resp.Events)
+		if err != nil {
+			return err
+		}
+		for _, b := range batches {
+			apply(b)
+			*revision = b.Revision
+		}
+	}
+	return errors.New("the watch ended")
+}
+
+func (s *Store) whole(ctx context.Context) (Batch, error) {
+	ctx, cancel := context.WithTimeout(ctx, 6*requestTimeout)
+	defer cancel()
+	resp, err := s.etcd.Get(ctx, root, clientv3.WithPrefix())
+	if err != nil {
+		return Batch{}, err
+	}
+	b := Batch{Revision: resp.Header.Revision, Whole: true}
+	for _, kv := range resp.Kvs {
+		if err := b.add(&clientv3.Event{Type: mvccpb.PUT, Kv: kv}); err != nil {
+			return Batch{}, err
+		}
+	}
+	return b, nil
+}
+
+// split groups events by the transaction that made them.
+func split(events []*clientv3.Event) ([]Batch, error) {
+	var batches []Batch
+	for _, e := range events {
+		if n := len(batches); n == 0 || batches[n-1].Revision != e.Kv.ModRevision {
+			batches = append(batches, Batch{Revision: e.Kv.ModRevision})
+		}
+		if err := batches[len(batches)-1].add(e); err != nil {
+			return nil, err
+		}
+	}
+	return batches, nil
+}
+
+// add decodes an event; keys that only allocation needs are none.
+func (b *Batch) add(raw *clientv3.Event) (err error) {
+	key, gone := string(raw.Kv.Key), raw.Type == clientv3.EventTypeDelete
+	var e Event
+	if name, ok := strings.CutPrefix(key, dirNodes); ok {
+		if gone {
+			e.DeletedNode = name
+		} else {
+			e.Node = new(pilasterv1.Node)
+			err = decode(key, raw.Kv.Value, e.Node)
+		}
+	} else if name, ok := strings.CutPrefix(key, dirTenants); ok {
+		if gone {
+			e.DeletedTenant = name
+		} else {
+			e.Tenant = new(pilasterv1.Tenant)
+			err = decode(key, raw.Kv.Value, e.Tenant)
+		}
+	} else if strings.HasPrefix(key, dirApps) && !gone {
+		e.App = new(pilasterv1.App)
+		err = decode(key, raw.Kv.Value, e.App)
+	} else if path, ok := strings.CutPrefix(key, dirHosting); ok {
+		e.Hosting = &Hosting{Ended: gone}
+		e.Hosting.Tenant, e.Hosting.Node, _ = strings.Cut(path, "/")
+	} else {
+		return nil
+	}
+	b.Events = append(b.Events, e)
+	return err
+}

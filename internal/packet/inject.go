@@ -1,0 +1,65 @@
+package packet
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/netns"
+)
+
+// Injector sends frames out of a device as they are, past routing and firewall of its namespace.
+type Injector struct {
+	fd     int
+	device *net.Interface
+}
+
+func NewInjector(ns *netns.Namespace, device string) (*Injector, error) {
+	fd, dev, err := openSocket(ns, device, 0, 0, func(int) error { return nil })
+	if err != nil {
+		return nil, fmt.Errorf("inject: %w", err)
+	}
+	return &Injector{fd, dev}, nil
+}
+
+func (i *Injector) Close() error { return unix.Close(i.fd) }
+
+// MAC is the device's own.
+func (i *Injector) MAC() net.HardwareAddr { return i.device.HardwareAddr }
+
+// Send sends one frame.
+func (i *Injector) Send(frame []byte) error {
+	for {
+		_, err := unix.Write(i.fd, frame)
+		switch {
+		case err == nil:
+			return nil
+		case !errors.Is(err, unix.EINTR):
+			return fmt.Errorf("inject on %s: %w", i.device.Name, err)
+		}
+	}
+}
+
+// backlogPause lets a full receive queue of the peer device empty: 1,000 packets by default.
+const backlogPause = 200 * time.Microsecond
+
+// Burst sends n frames as fast as the device takes them; frame may return the same buffer each
+// time. A frame refused because the peer's queue is full is sent again, so after a nil error
+// exactly n frames have passed the device.
+func (i *Injector) Burst(n int, frame func(k int) []byte) error {
+	for k := range n {
+		f := frame(k)
+		err := i.Send(f)
+		for tries := 0; errors.Is(err, unix.ENOBUFS) && tries < 10_000; tries++ {
+			time.Sleep(backlogPause)
+			err = i.Send(f)
+		}
+		if err != nil {
+			return fmt.Errorf("frame %d of %d: %w", k+1, n, err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,133 @@
+package packet
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/netns"
+)
+
+// PingOptions of a run of ICMPv6 echoes; the zero value sends one and waits a second.
+type PingOptions struct {
+	Count    int           // echoes, one after the other's answer; 0 means 1
+	Timeout  time.Duration // for each answer; 0 means 1 s
+	Interval time.Duration // between an answer and the next echo
+	Size     int           // payload bytes, at least 16
+	Payload  []byte        // begins the payload, the rest is random; a Sentinel, say
+}
+
+// PingResult is what came back.
+type PingResult struct {
+	Sent, Received int
+	RTT            []time.Duration // of each answer, in order
+}
+
+// Ping sends ICMPv6 echoes from inside a namespace and waits for their answers. Times are taken
+// around blocking system calls on one thread, so Go's scheduler is not part of them. An echo
+// without an answer is not an error; one that could not be sent is.
+func Ping(ctx context.Context, ns *netns.Namespace, to netip.Addr, o PingOptions) (PingResult, error) {
+	o.Count = max(o.Count, 1)
+	o.Size = max(o.Size, len(Sentinel{}), len(o.Payload))
+	if o.Timeout == 0 {
+		o.Timeout = time.Second
+	}
+	var r PingResult
+	err := ns.Do(func() error {
+		p, err := newPinger(to, o)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(p.fd)
+		for seq := range o.Count {
+			if seq > 0 && o.Interval > 0 {
+				select {
+				case <-ctx.Done():
+				case <-time.After(o.Interval):
+				}
+			}
+			if ctx.Err() != nil {
+				return context.Cause(ctx)
+			}
+			rtt, ok, err := p.echo(uint16(seq))
+			if err != nil {
+				return err
+			}
+			r.Sent++
+			if ok {
+				r.Received++
+				r.RTT = append(r.RTT, rtt)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return r, fmt.Errorf("ping %v from %s: %w", to, ns.Path(), err)
+	}
+	return r, nil
+}
+
+type pinger struct {
+	fd      int
+	to      *unix.SockaddrInet6
+	timeout time.Duration
+	request []byte // ICMPv6 message; the kernel fills the checksum in
+	buffer  []byte
+}
+
+func newPinger(to netip.Addr, o PingOptions) (*pinger, error) {
+	fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_ICMPV6)
+	if err != nil {
+		return nil, err
+	}
+	filter := &unix.ICMPv6Filter{}
+	for i := range filter.Data {
+		filter.Data[i] = ^uint32(0) // a set bit keeps a type out
+	}
+	filter.Data[EchoReply/32] &^= 1 << (EchoReply % 32)
+	if err := unix.SetsockoptICMPv6Filter(fd, unix.IPPROTO_ICMPV6, unix.ICMPV6_FILTER, filter); err != nil {
+		unix.Close(fd)
+		return nil, err
+	}
+	// Id and payload are random: answers to another pinger in the namespace are told apart.
+	request := make([]byte, icmpHeaderLen+o.Size)
+	_, _ = rand.Read(request[4:])
+	request[0] = EchoRequest
+	copy(request[icmpHeaderLen:], o.Payload)
+	return &pinger{fd, &unix.SockaddrInet6{Addr: to.As16()}, o.Timeout, request, make([]byte, len(request)+1)}, nil
+}
+
+func (p *pinger) echo(seq uint16) (time.Duration, bool, error) {
+	binary.BigEndian.PutUint16(p.request[6:], seq)
+	start := time.Now()
+	if err := unix.Sendto(p.fd, p.request, 0, p.to); err != nil {
+		return 0, false, fmt.Errorf("send: %w", err)
+	}
+	for {
+		left := p.timeout - time.Since(start)
+		if left <= 0 {
+			return 0, false, nil
+		}
+		// At least 1 µs: zero would mean for ever.
+		tv := unix.NsecToTimeval(max(left, time.Microsecond).Nanoseconds())
+		if err := unix.SetsockoptTimeval(p.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv); err != nil {
+			return 0, false, err
+		}
+		n, _, err := unix.Recvfrom(p.fd, p.buffer, 0)
+		rtt := time.Since(start)
+		switch {
+		case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINTR):
+		case err != nil:
+			return 0, false, fmt.Errorf("receive: %w", err)
+		case n == len(p.request) && bytes.Equal(p.buffer[4:n], p.request[4:]):
+			return rtt, true, nil
+		}
+	}
+}

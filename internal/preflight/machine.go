@@ -1,0 +1,138 @@
+package preflight
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/cilium/ebpf/btf"
+	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/bench"
+	"pilaster.io/pilaster/internal/packet"
+)
+
+// needed are the capabilities that the agent's systemd unit leaves it.
+var needed = []struct {
+	name string
+	bit  int
+}{
+	{"NET_ADMIN", unix.CAP_NET_ADMIN}, {"NET_RAW", unix.CAP_NET_RAW}, {"SYS_PTRACE", unix.CAP_SYS_PTRACE},
+	{"SYS_ADMIN", unix.CAP_SYS_ADMIN}, {"PERFMON", unix.CAP_PERFMON}, {"BPF", unix.CAP_BPF},
+}
+
+func privileges() Result {
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var held [2]unix.CapUserData
+	if err := unix.Capget(&header, &held[0]); err != nil {
+		return unknown(err)
+	}
+	var missing []string
+	for _, c := range needed {
+		if held[c.bit/32].Effective&(1<<(c.bit%32)) == 0 {
+			missing = append(missing, "CAP_"+c.name)
+		}
+	}
+	switch {
+	case os.Geteuid() != 0:
+		return fail("run it as root, as the agent will be", "this is not root")
+	case len(missing) > 0:
+		return fail("give it those capabilities; a container needs to be privileged", "root lacks %s", strings.Join(missing, ", "))
+	}
+	return ok("root with the agent's %d capabilities", len(needed))
+}
+
+// Version of the oldest kernel that has everything.
+const wantMajor, wantMinor = 6, 12
+
+func kernel() Result {
+	var u unix.Utsname
+	if err := unix.Uname(&u); err != nil {
+		return unknown(err)
+	}
+	return kernelVersion(unix.ByteSliceToString(u.Release[:]))
+}
+
+func kernelVersion(release string) Result {
+	var major, minor int
+	if _, err := fmt.Sscanf(release, "%d.%d", &major, &minor); err != nil {
+		return fail("use a release of Linux", "Linux %q has no version", release)
+	}
+	if major < wantMajor || major == wantMajor && minor < wantMinor {
+		return fail(fmt.Sprintf("use Linux %d.%d or newer", wantMajor, wantMinor), "Linux %s is too old", release)
+	}
+	return ok("Linux %s", release)
+}
+
+func types() Result {
+	if _, err := btf.LoadKernelSpec(); err != nil {
+		return fail("use a kernel with CONFIG_DEBUG_INFO_BTF", "the kernel does not describe its types (BTF): %v", err)
+	}
+	return ok("the kernel describes its types (BTF)")
+}
+
+// bpffs looks at where pins would go; the agent makes the folder, and mounts what is missing.
+func bpffs(dir string) Result {
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return unknown(err)
+	}
+	there := dir
+	var fs unix.Statfs_t
+	for unix.Statfs(there, &fs) != nil && there != "/" {
+		there = filepath.Dir(there)
+	}
+	if fs.Type == unix.BPF_FS_MAGIC {
+		return ok("pins go to %s, on the bpffs that is there", dir)
+	}
+	known, err := os.ReadFile("/proc/filesystems")
+	if err != nil {
+		return unknown(err)
+	}
+	if !strings.Contains(string(known), "\tbpf\n") {
+		return fail("use a kernel with CONFIG_BPF_SYSCALL", "the kernel has no bpffs, so nothing can be pinned in %s", dir)
+	}
+	return ok("pins go to %s, where the agent mounts bpffs", dir)
+}
+
+// packetPath has two nodes out of namespaces do what nodes do: nothing proves a kernel feature but
+// using it, and here no packet of the machine is involved.
+func packetPath(ctx context.Context, rights Result) Result {
+	if rights.State != OK {
+		return fail("see privileges", "not tried")
+	}
+	dir, err := os.MkdirTemp("", "pilaster-preflight-")
+	if err != nil {
+		return unknown(err)
+	}
+	defer os.RemoveAll(dir)
+	err = bench.Once(filepath.Join(dir, "wire"), bench.Netpila(), func(p bench.Pair) error {
+		r, err := packet.Ping(ctx, p.Client, p.Target, packet.PingOptions{Count: 3})
+		if err == nil && r.Received == 0 {
+			err = errors.New("programs load, and no packet gets from container to container")
+		}
+		return err
+	})
+	if err != nil {
+		return failed(err, "use Linux 6.12 or newer with tcx, clsact, cls_bpf, veth and the bpf_crypto kfuncs with ecb(aes)")
+	}
+	return ok("tried: programs on tcx and clsact, ecb(aes) in them is AES-128, an echo between containers of two nodes")
+}
+
+// ownClock asks the kernel where there is nobody to compare with.
+func ownClock() Result {
+	var t unix.Timex
+	state, err := unix.Adjtimex(&t)
+	if err != nil {
+		return unknown(err)
+	}
+	now := time.Now().Format(time.RFC3339)
+	if state == unix.TIME_ERROR {
+		return warn("synchronise it, or compare it by --orchestrator and --token-file", "it is %s here, by a clock that nobody synchronises", now)
+	}
+	return ok("it is %s here, by a clock that is synchronised", now)
+}

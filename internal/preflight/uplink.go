@@ -1,0 +1,180 @@
+package preflight
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/netns"
+)
+
+// findUplink is nil where there is no such device to look at further.
+func findUplink(name string) (netlink.Link, Result) {
+	uplink, err := netlink.LinkByName(name)
+	if err != nil {
+		return nil, fail("name the device to the fabric with --uplink", "uplink %s: %v", name, err)
+	}
+	if uplink.Attrs().Flags&net.FlagUp == 0 || uplink.Attrs().OperState == netlink.OperDown {
+		return uplink, fail("set it up: ip link set "+name+" up; look at its cable or peer", "%s is down", name)
+	}
+	if ipv6(name, "disable_ipv6") != "0" {
+		return uplink, fail("sysctl -w net.ipv6.conf."+name+".disable_ipv6=0", "%s has IPv6 switched off", name)
+	}
+	addrs, err := netns.List(func() ([]netlink.Addr, error) { return netlink.AddrList(uplink, unix.AF_INET6) })
+	if err != nil {
+		return uplink, unknown(err)
+	}
+	usable := slices.DeleteFunc(addrs, func(a netlink.Addr) bool {
+		return a.Flags&(unix.IFA_F_DADFAILED|unix.IFA_F_DEPRECATED|unix.IFA_F_TEMPORARY) != 0
+	})
+	if len(usable) == 0 {
+		return uplink, fail("give it one, a link-local one at least: the fabric routes to it", "%s has no IPv6 address that lasts", name)
+	}
+	return uplink, ok("%s is up with %v", name, usable[0].IP)
+}
+
+func mtu(uplink netlink.Link, reserve int) Result {
+	const least = 1280 // RFC 8200 §5
+	left := uplink.Attrs().MTU - reserve
+	if left < least {
+		return fail("raise the one or lower the other", "%s has an MTU of %d, less a reserve of %d that is under IPv6's %d",
+			uplink.Attrs().Name, uplink.Attrs().MTU, reserve, least)
+	}
+	return ok("containers get %d bytes", left)
+}
+
+// ours begins the names of our programs on the uplink.
+const ours = "pil_uplink_"
+
+// otherPrograms tells who sees packets beside us. The agent goes first in the chain; XDP stands before all of it.
+func otherPrograms(uplink netlink.Link) Result {
+	name := uplink.Attrs().Name
+	if xdp := uplink.Attrs().Xdp; xdp != nil && xdp.Attached {
+		return warn("see that it passes IPv6 on", "an XDP program (id %d) on %s sees containers' packets before ours", xdp.ProgId, name)
+	}
+	var before, after []string
+	running := false
+	for _, hook := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
+		r, err := link.QueryPrograms(link.QueryOptions{Target: uplink.Attrs().Index, Attach: hook})
+		if err != nil {
+			return fail("use Linux 6.12 or newer", "the programs of %s cannot be listed (tcx): %v", name, err)
+		}
+		names := programNames(r.Programs)
+		if own := slices.IndexFunc(names, func(n string) bool { return strings.HasPrefix(n, ours) }); own >= 0 {
+			before, running = append(before, names[:own]...), true
+		} else {
+			after = append(after, names...)
+		}
+	}
+	switch {
+	case len(before) > 0:
+		return warn("attach them after ours", "before our programs on %s stand %s", name, strings.Join(before, ", "))
+	case len(after) > 0:
+		return warn("nothing, if they need not; the agent's log and 'pilaster status' tell when one goes first later",
+			"%s on %s will see no packet from the fabric to a container: the agent goes first", strings.Join(after, ", "), name)
+	}
+	if running {
+		return ok("an agent's are on %s, first in the chain", name)
+	}
+	return ok("none on %s", name)
+}
+
+func programNames(programs []link.AttachedProgram) []string {
+	names := make([]string, len(programs))
+	for i, p := range programs {
+		names[i] = fmt.Sprintf("program %d", p.ID)
+		if program, err := ebpf.NewProgramFromID(p.ID); err == nil {
+			if info, err := program.Info(); err == nil && info.Name != "" {
+				names[i] = info.Name
+			}
+			program.Close()
+		}
+	}
+	return names
+}
+
+// wayToNodes asks where packets to a node would leave. Routes may come later, so nothing fails here.
+func wayToNodes(uplink netlink.Link, plan address.Plan) Result {
+	name := uplink.Attrs().Name
+	other := plan.Node(plan.Nodes() - 1).Addr().Next()
+	routes, err := netns.List(func() ([]netlink.Route, error) { return netlink.RouteGet(other.AsSlice()) })
+	if err != nil || len(routes) == 0 {
+		return warn(fmt.Sprintf("give %s a default route or one for %v", name, plan.Base), "no route leads to other nodes in %v", plan.Base)
+	}
+	if out := routes[0].LinkIndex; out != uplink.Attrs().Index {
+		return warn(fmt.Sprintf("route %v by %s; containers' packets leave by no other device", plan.Base, name),
+			"packets to nodes in %v leave by %s", plan.Base, deviceName(out))
+	}
+	return ok("packets to nodes in %v leave by %s", plan.Base, name)
+}
+
+func deviceName(index int) string {
+	if l, err := netlink.LinkByIndex(index); err == nil {
+		return l.Attrs().Name
+	}
+	return fmt.Sprint("device ", index)
+}
+
+// routerAdvertisements looks for a default route that ends with its lifetime, because the device
+// forwards and the kernel then takes advertisements only where it is told to.
+func routerAdvertisements() Result {
+	routes, err := netns.List(func() ([]netlink.Route, error) { return netlink.RouteList(nil, unix.AF_INET6) })
+	if err != nil {
+		return unknown(err)
+	}
+	var learnt []string
+	for _, r := range routes {
+		if r.Protocol != unix.RTPROT_RA || r.Dst != nil && !isDefault(r.Dst) {
+			continue
+		}
+		device := deviceName(r.LinkIndex)
+		if ipv6(device, "forwarding") != "0" && ipv6(device, "accept_ra") == "1" {
+			return fail("sysctl -w net.ipv6.conf."+device+".accept_ra=2", "the default route on %s is learnt from router advertisements, which a device that forwards ignores: it will end", device)
+		}
+		learnt = append(learnt, device)
+	}
+	if len(learnt) == 0 {
+		return ok("no default route is learnt from them")
+	}
+	return ok("the default route learnt on %s stays: the agent sets forwarding on its own devices only", strings.Join(learnt, ", "))
+}
+
+func isDefault(n *net.IPNet) bool {
+	ones, _ := n.Mask.Size()
+	return ones == 0
+}
+
+// ipv6 is a setting of a device; "" where it cannot be read.
+func ipv6(device, name string) string {
+	b, _ := os.ReadFile(filepath.Join("/proc/sys/net/ipv6/conf", device, name))
+	return strings.TrimSpace(string(b))
+}
+
+func privatePrefix(plan address.Plan) Result {
+	if err := agent.CheckPrivate(plan.Private); err != nil {
+		return failed(err, "")
+	}
+	return free(plan.Private)
+}
+
+func basePrefix(plan address.Plan, uplink string) Result {
+	if err := agent.CheckBase(plan.Base, uplink); err != nil {
+		return failed(err, "")
+	}
+	return free(plan.Base)
+}
+
+func free(p netip.Prefix) Result {
+	return ok("no address and no route of this machine is in the way of %v", p)
+}

@@ -1,0 +1,51 @@
+// Code generated from reasons.txt; DO NOT EDIT.
+
+package reason
+
+const (
+	NotIp6           Reason = 1
+	Malformed        Reason = 2
+	SrcNotOwn        Reason = 3
+	DstNotPrivate    Reason = 4
+	DstUndecryptable Reason = 5
+	ToNode           Reason = 6
+	TenantMismatch   Reason = 7
+	AppReserved      Reason = 8
+	NoEndpoint       Reason = 9
+	RoutingHeader    Reason = 10
+	NdForbidden      Reason = 11
+	NdIgnored        Reason = 12
+	MldIgnored       Reason = 13
+	Multicast        Reason = 14
+	HopLimit         Reason = 15
+	NoRoute          Reason = 16
+	NoKey            Reason = 17
+	OwnSource        Reason = 18
+	TenantToNode     Reason = 19
+	HostClaimsTenant Reason = 20
+	IcmpQuote        Reason = 21
+)
+
+var reasons = [...]struct{ name, text string }{
+	1:  {"not-ip6", "The frame is not untagged IPv6. Only IPv6 leaves a container; use the container's IPv6 address."},
+	2:  {"malformed", "A header is cut short or contradicts the packet's length. The sender builds broken packets."},
+	3:  {"src-not-own", "The source is not an address of the endpoint on this device. A container may only use the address it was given."},
+	4:  {"dst-not-private", "The destination lies outside the prefix the tenant's containers can reach. There is no way to the outside yet."},
+	5:  {"dst-undecryptable", "The destination decrypts to something outside the base prefix: it was made up, or belongs to another tenant."},
+	6:  {"to-node", "The destination is a node itself (tenant id 0). Containers do not reach nodes yet."},
+	7:  {"tenant-mismatch", "Source and destination do not belong to one tenant."},
+	8:  {"app-reserved", "The app of an address lies in 0xff00–0xffff, where no container is."},
+	9:  {"no-endpoint", "No endpoint of the destination's node has this address: it was released, or never given out."},
+	10: {"routing-header", "A routing header or home-address option could lead the packet past the checks."},
+	11: {"nd-forbidden", "Neighbour or router advertisements and redirects have no place on a container's link, which has static neighbours only."},
+	12: {"nd-ignored", "A neighbour or router solicitation; everything a container needs is static. Harmless."},
+	13: {"mld-ignored", "A multicast listener report; there is no multicast for containers. Harmless."},
+	14: {"multicast", "The destination is multicast. Containers have no multicast."},
+	15: {"hop-limit", "The hop limit is used up."},
+	16: {"no-route", "The node has no route to the destination's node through its uplink. See `ip -6 route get`."},
+	17: {"no-key", "The node has no cipher context for the tenant id. The agent is adding or removing the tenant; if it stays, see `pilaster status`."},
+	18: {"own-source", "A packet from the fabric claims a source inside this node's own /64. Check the source filters of the fabric."},
+	19: {"tenant-to-node", "A container's address speaks to the node itself. Containers do not reach nodes yet."},
+	20: {"host-claims-tenant", "The node's own stack sends with a container's address as source. A process on the node forges addresses."},
+	21: {"icmp-quote", "An ICMPv6 error quotes a packet that is not of the conversation it belongs to."},
+}

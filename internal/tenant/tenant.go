@@ -1,0 +1,47 @@
+// Package tenant is what a node knows of a tenant: its name, how it is addressed, its ids and
+// keys, and which labels make a container's identity. It does no I/O.
+package tenant
+
+import (
+	"fmt"
+	"regexp"
+	"time"
+
+	"pilaster.io/pilaster/internal/address"
+)
+
+// Addressing says what a tenant's containers see.
+type Addressing string
+
+const (
+	Encrypted Addressing = "encrypted" // AES-128 of the plaintext address (NETPILA §6.2)
+	Clear     Addressing = "clear"     // the plaintext address itself
+)
+
+// Tenant owns one or more ids. Two addresses belong together when their ids map to the same
+// tenant, never because their bits are equal.
+type Tenant struct {
+	Name       string
+	Addressing Addressing
+	IDs        []ID      // new containers draw from the last
+	Created    time.Time // in UTC; tells it from another that had the same name
+}
+
+// ID is one 24-bit tenant id and the key that belongs to it.
+type ID struct {
+	ID  address.TenantID
+	Key address.Key
+}
+
+// Current is the id new containers draw from.
+func (t Tenant) Current() ID { return t.IDs[len(t.IDs)-1] }
+
+var validName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
+
+// CheckName refuses names that could not be a DNS label or a file name.
+func CheckName(name string) error {
+	if !validName.MatchString(name) {
+		return fmt.Errorf("tenant name %q: 1 to 63 lower-case letters, digits or -, not - at either end", name)
+	}
+	return nil
+}

@@ -1,0 +1,297 @@
+// Package attack_test attacks a lab from inside containers and from the fabric, with frames of
+// its own making. Each attack must be dropped under its own reason, counted exactly once a frame
+// where the reason says, and must have arrived nowhere.
+//
+//   - NP3, §6.2: drops by default; every packet's source and destination are checked with the
+//     tenant id, and beyond it with the base prefix: an address made up is 2^-64 likely to pass
+//   - NP4, §6.2: a container knows encrypted addresses only; knowing its tenant's key as well gains
+//     it nothing but its own tenant's endpoints
+//   - NP1, §6.1: tenant 0 is the node itself, which containers do not reach
+package attack_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"connectrpc.com/connect"
+	"golang.org/x/sys/unix"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/lab"
+	"pilaster.io/pilaster/internal/lab/labtest"
+	"pilaster.io/pilaster/internal/netns"
+	"pilaster.io/pilaster/internal/packet"
+	"pilaster.io/pilaster/internal/reason"
+)
+
+var spec = lab.Spec{
+	Nodes:   []string{"n1", "n2", "n3"},
+	Tenants: []lab.Tenant{{Name: "blue"}, {Name: "red"}, {Name: "green"}},
+	Containers: []lab.Container{
+		{Name: "mallory", Node: "n1", Tenant: "blue"},
+		{Name: "b1", Node: "n1", Tenant: "blue"},
+		{Name: "b2", Node: "n2", Tenant: "blue"},
+		{Name: "b3", Node: "n3", Tenant: "blue"},
+		{Name: "r1", Node: "n1", Tenant: "red"},
+		{Name: "r2", Node: "n2", Tenant: "red"},
+		{Name: "gone1", Node: "n1", Tenant: "blue"},
+		{Name: "gone2", Node: "n2", Tenant: "blue"},
+	},
+}
+
+// sentinels run from the first to the second: together they pass every container but mallory and
+// every port of the fabric.
+var sentinels = [][2]string{{"mallory", "b1"}, {"mallory", "b2"}, {"b2", "b3"}, {"r2", "r1"}, {"r1", "r2"}}
+
+// Where frames are sent from beside containers.
+const (
+	onRouter = "router-"  // + node: out of the router's port, as the fabric itself would
+	onNode   = "node-"    // + node: out of the uplink, as a process with raw sockets would
+	outsider = "outsider" // a machine on the fabric that is no node
+)
+
+// bed is a lab under attack.
+type bed struct {
+	*lab.Lab
+	ctx      context.Context
+	inject   map[string]*packet.Injector // by container or one of the names above
+	captures map[string]*packet.Capture  // every container's device but mallory's, every port of the router
+	tenants  map[string]tenantKey
+	released map[string]lab.ContainerStatus
+	sent     map[string]uint64 // frames so far, by node and reason as in drops
+}
+
+type tenantKey struct {
+	id     address.TenantID
+	cipher *address.Cipher
+}
+
+func newBed(t *testing.T) *bed {
+	t.Helper()
+	b := &bed{
+		Lab: labtest.New(t, spec), ctx: labtest.Context(t),
+		inject: map[string]*packet.Injector{}, captures: map[string]*packet.Capture{},
+		tenants: map[string]tenantKey{}, released: map[string]lab.ContainerStatus{},
+		sent: map[string]uint64{},
+	}
+	for _, name := range []string{"blue", "red", "green"} {
+		got, err := b.Operator().GetTenant(b.ctx, connect.NewRequest(&pilasterv1.GetTenantRequest{Name: name, ShowKey: true}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		id := got.Msg.Tenant.Ids[0]
+		b.tenants[name] = tenantKey{address.TenantID(id.Id), address.NewCipher(address.Key(id.Key))}
+	}
+	b.release(t, "gone1", "gone2")
+	for _, c := range b.Containers() {
+		b.open(t, c.Name, c.Name, lab.Interface, c.Name != "mallory")
+	}
+	for _, node := range spec.Nodes {
+		b.open(t, onRouter+node, lab.Router, node, true)
+		b.open(t, onNode+node, node, lab.Uplink, false)
+	}
+	b.open(t, outsider, lab.Orchestrator, lab.Uplink, false)
+	b.open(t, onRouter+outsider, lab.Router, lab.Orchestrator, false)
+	return b
+}
+
+// open makes an injector, and a capture where one is wanted, on a device of a namespace.
+func (b *bed) open(t *testing.T, as, namespace, device string, capture bool) {
+	t.Helper()
+	ns, err := b.Namespace(namespace)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ns.Close()
+	inject, err := packet.NewInjector(ns, device)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { inject.Close() })
+	b.inject[as] = inject
+	if !capture {
+		return
+	}
+	c, err := packet.NewCapture(ns, device)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	b.captures[as] = c
+}
+
+// release removes containers that mallory has just talked to, so that every cache knows them.
+func (b *bed) release(t *testing.T, names ...string) {
+	t.Helper()
+	for _, name := range names {
+		if e, err := b.Ping(b.ctx, "mallory", name, packet.PingOptions{Count: 3}); err != nil || e.Received != 3 {
+			t.Fatalf("mallory reaches %s: %+v, %v", name, e, err)
+		}
+		b.released[name] = b.container(t, name)
+		if err := b.RemoveContainer(b.ctx, name); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func (b *bed) container(t *testing.T, name string) lab.ContainerStatus {
+	t.Helper()
+	c, err := b.Container(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func (b *bed) prefix(t *testing.T, node string) netip.Prefix {
+	t.Helper()
+	p, err := b.Prefix(node)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// attack is frames that one sender sends, and what must become of them.
+type attack struct {
+	name   string
+	from   string // of bed.inject
+	frames [][]byte
+	why    reason.Reason // 0: our programs never count them
+	at     string        // the node that drops them
+	ports  int           // how many ports of the fabric each frame passes
+}
+
+// try sends an attack and wants every frame of it dropped once, by that node, for that reason,
+// and nothing else counted or captured anywhere.
+func (b *bed) try(t *testing.T, a attack) {
+	t.Helper()
+	before := b.drops(t)
+	sentinel, err := b.send(t, a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if passed := b.judgeCaptures(t, sentinel); passed != a.ports*len(a.frames) {
+		t.Errorf("frames passed ports of the fabric %d times, wanted %d", passed, a.ports*len(a.frames))
+	}
+	want := maps.Clone(before)
+	if a.why != 0 {
+		want[a.at+" "+a.why.String()] += uint64(len(a.frames))
+		b.sent[a.at+" "+a.why.String()] += uint64(len(a.frames))
+	}
+	after := b.drops(t)
+	for _, key := range slices.Sorted(maps.Keys(after)) {
+		if after[key] != want[key] {
+			t.Errorf("%s: %d more, wanted %d", key, after[key]-before[key], want[key]-before[key])
+		}
+	}
+}
+
+// drops reads the counters of every node: "n1 dst-undecryptable".
+func (b *bed) drops(t *testing.T) map[string]uint64 {
+	t.Helper()
+	all := map[string]uint64{}
+	for _, node := range spec.Nodes {
+		drops, err := b.Drops(b.ctx, node)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for why, packets := range drops {
+			all[node+" "+why] = packets
+		}
+	}
+	return all
+}
+
+// send sends the frames and behind them the sentinels. All of it happens on one CPU, whose queues
+// are first in, first out: where a sentinel has arrived, everything before it has been dealt with.
+func (b *bed) send(t *testing.T, a attack) (packet.Sentinel, error) {
+	t.Helper()
+	sentinel := packet.NewSentinel()
+	var last [][]byte
+	for _, s := range sentinels {
+		// An answer that nobody asked for: no kernel says anything to it.
+		last = append(last, toGateway(packet.Packet{Source: b.container(t, s[0]).Address, Destination: b.container(t, s[1]).Address,
+			Body: packet.ICMP{Type: packet.EchoReply, Payload: sentinel[:]}}.Marshal()))
+	}
+	return sentinel, netns.OnThread(func() error {
+		var cpu unix.CPUSet
+		cpu.Set(0)
+		if err := unix.SchedSetaffinity(0, &cpu); err != nil {
+			return err
+		}
+		if err := b.sendFrames(a); err != nil {
+			return err
+		}
+		for i, s := range sentinels {
+			if err := b.inject[s[0]].Burst(1, func(int) []byte { return last[i] }); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+func (b *bed) sendFrames(a attack) error {
+	if a.why != reason.HostClaimsTenant {
+		return b.inject[a.from].Burst(len(a.frames), func(k int) []byte { return a.frames[k] })
+	}
+	// Dropped on the way out, which the sender is told.
+	for _, f := range a.frames {
+		if err := b.inject[a.from].Send(f); !errors.Is(err, unix.ENOBUFS) {
+			return fmt.Errorf("not refused: %w", err)
+		}
+	}
+	return nil
+}
+
+// judgeCaptures reads every capture up to the sentinels, which prove it alive. A container must
+// have seen nothing else. On the fabric, what containers have to do with is counted and returned.
+func (b *bed) judgeCaptures(t *testing.T, sentinel packet.Sentinel) (passed int) {
+	t.Helper()
+	due := map[string]int{}
+	for _, s := range sentinels {
+		from, to := b.container(t, s[0]), b.container(t, s[1])
+		due[from.Name]++
+		due[to.Name]++
+		if from.Node != to.Node {
+			due[onRouter+from.Node]++
+			due[onRouter+to.Node]++
+		}
+	}
+	for name, c := range b.captures {
+		if due[name] == 0 {
+			t.Fatalf("no sentinel passes %s", name)
+		}
+		for range due[name] {
+			frames, err := c.Until(b.ctx, sentinel.In)
+			if err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			for _, f := range frames[:len(frames)-1] {
+				switch {
+				case !strings.HasPrefix(name, onRouter) && f.Outgoing: // it attacks
+				case !strings.HasPrefix(name, onRouter):
+					t.Errorf("%s saw %d bytes: %.80x", name, len(f.Frame), f.Frame)
+				case !fabricsOwn(f):
+					passed++
+				}
+			}
+		}
+	}
+	return passed
+}
+
+// fabricsOwn reports whether a frame is between addresses of the fabric: all others, plaintext
+// and ciphertext, are unique local ones.
+func fabricsOwn(c packet.Captured) bool {
+	p, err := c.Packet()
+	return err == nil && !p.Source.IsPrivate() && !p.Destination.IsPrivate()
+}

@@ -1,0 +1,306 @@
+package attack_test
+
+import (
+	"encoding/binary"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/packet"
+	"pilaster.io/pilaster/internal/reason"
+)
+
+// many is how often each small attack is tried; few enough for the monitor to show each.
+const many = 3
+
+// floodSize is the number of random ciphertexts.
+const floodSize = 100_000
+
+func TestAttacks(t *testing.T) {
+	b := newBed(t)
+	monitors := b.startMonitors(t)
+	for _, side := range []struct {
+		name    string
+		attacks []attack
+	}{
+		{"chosen", b.chosenPlaintexts(t)},
+		{"ciphertexts", b.ciphertexts(t)},
+		{"sources", b.sources(t)},
+		{"headers", b.headers(t)},
+		{"malformed", b.malformed(t)},
+		{"frames", b.notIPv6(t)},
+		{"fabric", b.fabric(t)},
+		{"node", b.nodes(t)},
+	} {
+		t.Run(side.name, func(t *testing.T) {
+			for _, a := range side.attacks {
+				t.Run(a.name, func(t *testing.T) { b.try(t, a) })
+			}
+		})
+	}
+	t.Run("every reason", b.testEveryReason)
+	t.Run("monitor", func(t *testing.T) { b.judgeMonitors(t, monitors) })
+}
+
+// testEveryReason makes sure that no reason is left without an attack.
+func (b *bed) testEveryReason(t *testing.T) {
+	for _, r := range reason.All() {
+		switch r {
+		case reason.NoRoute, reason.NoKey:
+			continue // of a node whose routes or tenants are broken; nothing a sender can do
+		}
+		if !slices.ContainsFunc(spec.Nodes, func(node string) bool { return b.sent[node+" "+r.String()] > 0 }) {
+			t.Errorf("%s was never tried", r)
+		}
+	}
+}
+
+// gateway and container are the MACs of every container's link.
+var (
+	gateway   = net.HardwareAddr{0x02, 0x70, 0x69, 0x6c, 0x00, 0x01}
+	container = net.HardwareAddr{0x02, 0x70, 0x69, 0x6c, 0x00, 0x02}
+)
+
+func toGateway(ip []byte) []byte {
+	return packet.Frame(gateway, container, packet.EtherTypeIPv6, ip)
+}
+
+func datagram(from, to netip.Addr) packet.Packet {
+	return packet.Packet{Source: from, Destination: to,
+		Body: packet.UDP{SourcePort: 7, DestinationPort: 7, Payload: []byte("nobody must see this")}}
+}
+
+// from is an attack that sends one packet, many times, out of a container.
+func from(name, container string, why reason.Reason, at string, ports int, packets ...packet.Packet) attack {
+	a := attack{name: name, from: container, why: why, at: at, ports: ports}
+	for _, p := range packets {
+		for range many {
+			a.frames = append(a.frames, toGateway(p.Marshal()))
+		}
+	}
+	return a
+}
+
+// draw chooses an index under a tenant's key so that the ciphertext may leave a container.
+func (b *bed) draw(t *testing.T, tenant string, p address.Plain) netip.Addr {
+	t.Helper()
+	_, ciphertext, err := b.tenants[tenant].cipher.Draw(address.DefaultPlan().Private, p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ciphertext
+}
+
+// unused is an index far above those given out.
+const unused = address.Index(0x800000)
+
+// chosenPlaintexts are what mallory can make of its own tenant's key.
+func (b *bed) chosenPlaintexts(t *testing.T) []attack {
+	self, blue := b.container(t, "mallory"), b.tenants["blue"].id
+	app := address.AppID(self.App)
+	n1, n2 := b.prefix(t, "n1"), b.prefix(t, "n2")
+	foreign := netip.MustParsePrefix("2001:db8:1:2::/64")
+	try := func(name string, why reason.Reason, at string, ports int, plain ...address.Plain) attack {
+		var packets []packet.Packet
+		for _, p := range plain {
+			packets = append(packets, datagram(self.Address, b.draw(t, "blue", p)))
+		}
+		return from(name, "mallory", why, at, ports, packets...)
+	}
+	return []attack{
+		try("foreign base", reason.DstUndecryptable, "n1", 0,
+			address.Plain{Node: foreign, Tenant: blue, App: app, Index: unused},
+			address.Plain{Node: netip.MustParsePrefix("fd70:696c:6000:1::/64"), Tenant: blue, App: app, Index: unused}),
+		try("another tenant's id, here and there", reason.TenantMismatch, "n1", 0,
+			address.Plain{Node: n1, Tenant: b.tenants["red"].id, App: app, Index: 1},
+			address.Plain{Node: n2, Tenant: b.tenants["red"].id, App: app, Index: 1}),
+		try("id of a tenant that is not here, and of none", reason.TenantMismatch, "n1", 0,
+			address.Plain{Node: n2, Tenant: b.tenants["green"].id, App: app, Index: 1},
+			address.Plain{Node: n2, Tenant: address.MaxTenantID, App: app, Index: 1}),
+		try("a node, here and there", reason.ToNode, "n1", 0,
+			address.Plain{Node: n1, App: 0, Index: 1}, address.Plain{Node: n2, App: 0, Index: 1}),
+		try("reserved app", reason.AppReserved, "n1", 0,
+			address.Plain{Node: n1, Tenant: blue, App: address.FirstReservedApp, Index: unused},
+			address.Plain{Node: n2, Tenant: blue, App: 0xffff, Index: unused}),
+		try("absent here", reason.NoEndpoint, "n1", 0,
+			address.Plain{Node: n1, Tenant: blue, App: app, Index: unused}, address.Plain{Node: n1, Tenant: blue, App: 0x1234, Index: 1}),
+		try("absent there", reason.NoEndpoint, "n2", 2,
+			address.Plain{Node: n2, Tenant: blue, App: app, Index: unused}, address.Plain{Node: n2, Tenant: blue, App: 0x1234, Index: 1}),
+		from("released here", "mallory", reason.NoEndpoint, "n1", 0, datagram(self.Address, b.released["gone1"].Address)),
+		from("released there", "mallory", reason.NoEndpoint, "n2", 2, datagram(self.Address, b.released["gone2"].Address)),
+	}
+}
+
+// ciphertexts are destinations that mallory has overheard or made up.
+func (b *bed) ciphertexts(t *testing.T) []attack {
+	self := b.container(t, "mallory")
+	random := rand.New(rand.NewPCG(1, 2))
+	flood := attack{name: "random ciphertexts", from: "mallory", why: reason.DstUndecryptable, at: "n1"}
+	for range floodSize {
+		var to [16]byte
+		binary.BigEndian.PutUint64(to[:], random.Uint64())
+		binary.BigEndian.PutUint64(to[8:], random.Uint64())
+		to[0] = 0xfc
+		flood.frames = append(flood.frames, toGateway(datagram(self.Address, netip.AddrFrom16(to)).Marshal()))
+	}
+	var outside []packet.Packet
+	for _, to := range []string{"::", "::1", "fe80::1", "2001:db8:70:2::2", "2001:4860:4860::8888", "fd00::1", "fe00::1"} {
+		outside = append(outside, datagram(self.Address, netip.MustParseAddr(to)))
+	}
+	for _, to := range []netip.Addr{
+		self.Plaintext, b.container(t, "b2").Plaintext, b.container(t, "r2").Plaintext, b.prefix(t, "n1").Addr().Next(), b.prefix(t, "n2").Addr().Next(),
+	} {
+		outside = append(outside, datagram(self.Address, to))
+	}
+	return []attack{
+		from("another tenant's", "mallory", reason.DstUndecryptable, "n1", 0,
+			datagram(self.Address, b.container(t, "r1").Address), datagram(self.Address, b.container(t, "r2").Address)),
+		flood,
+		from("no ciphertext at all", "mallory", reason.DstNotPrivate, "n1", 0, outside...),
+		from("multicast", "mallory", reason.Multicast, "n1", 0,
+			datagram(self.Address, netip.MustParseAddr("ff02::1")), datagram(self.Address, netip.MustParseAddr("ff05::1:3"))),
+	}
+}
+
+// sources are others' addresses, and mallory's on others' devices.
+func (b *bed) sources(t *testing.T) []attack {
+	self, b1, b2 := b.container(t, "mallory"), b.container(t, "b1"), b.container(t, "b2")
+	var foreign []packet.Packet
+	for _, source := range []netip.Addr{
+		b1.Address, b2.Address, b.container(t, "r1").Address, b.released["gone1"].Address, self.Plaintext, b1.Plaintext, self.Address.Next(),
+		netip.IPv6Unspecified(), netip.IPv6Loopback(), netip.MustParseAddr("fe80::1"), netip.MustParseAddr("2001:db8::1"), netip.MustParseAddr("ff02::1"),
+	} {
+		foreign = append(foreign, datagram(source, b1.Address), datagram(source, b2.Address))
+	}
+	mine := []packet.Packet{datagram(self.Address, b1.Address), datagram(self.Address, b2.Address)}
+	return []attack{
+		from("foreign source", "mallory", reason.SrcNotOwn, "n1", 0, foreign...),
+		from("own source from a neighbour's device", "b1", reason.SrcNotOwn, "n1", 0, mine...),
+		from("own source from another tenant's device", "r1", reason.SrcNotOwn, "n1", 0, mine...),
+		from("own source from another node", "b2", reason.SrcNotOwn, "n2", 0, mine...),
+	}
+}
+
+// headers are sound packets that must not travel.
+func (b *bed) headers(t *testing.T) []attack {
+	self, b1, b2 := b.container(t, "mallory"), b.container(t, "b1"), b.container(t, "b2")
+	with := func(to netip.Addr, e ...packet.Extension) packet.Packet {
+		p := datagram(self.Address, to)
+		p.Extensions = e
+		return p
+	}
+	var routing []packet.Packet
+	for _, to := range []netip.Addr{b1.Address, b2.Address} {
+		for _, kind := range []byte{0, 2, 3, 4} {
+			routing = append(routing, with(to, routingHeader(kind, b1.Address)))
+		}
+		hop := packet.Extension{Type: packet.HopByHop, Data: []byte{1, 4, 0, 0, 0, 0}}
+		routing = append(routing,
+			with(to, hop, routingHeader(0, b1.Address)),
+			with(to, packet.Fragment(0, true, 1), routingHeader(0, b1.Address)),
+			with(to, homeAddress(b1.Address)))
+	}
+	discovery := func(kind byte, to ...netip.Addr) (all []packet.Packet) {
+		for _, to := range to {
+			for _, source := range []netip.Addr{self.Address, netip.MustParseAddr("fe80::2")} {
+				target := b1.Address.As16()
+				all = append(all, packet.Packet{Source: source, Destination: to, HopLimit: 255,
+					Body: packet.ICMP{Type: kind, Rest: [4]byte{0xe0}, Payload: append(target[:], 2, 1, 2, 3, 4, 5, 6, 7)}})
+			}
+		}
+		return all
+	}
+	everywhere := []netip.Addr{b1.Address, b2.Address, netip.MustParseAddr("fe80::1"), netip.MustParseAddr("ff02::1")}
+	report := packet.Packet{Source: self.Address, Destination: netip.MustParseAddr("ff02::16"), HopLimit: 1,
+		Extensions: []packet.Extension{{Type: packet.HopByHop, Data: []byte{5, 2, 0, 0, 1, 0}}}, Body: packet.ICMP{Type: 143}}
+	spent := datagram(self.Address, b2.Address)
+	spent.HopLimit = 1
+	return []attack{
+		from("routing headers and home address", "mallory", reason.RoutingHeader, "n1", 0, routing...),
+		from("router advertisement", "mallory", reason.NdForbidden, "n1", 0, discovery(packet.RouterAdvertisement, everywhere...)...),
+		from("neighbour advertisement", "mallory", reason.NdForbidden, "n1", 0, discovery(packet.NeighborAdvertisement, everywhere...)...),
+		from("redirect", "mallory", reason.NdForbidden, "n1", 0, discovery(137, everywhere...)...),
+		from("solicitations", "mallory", reason.NdIgnored, "n1", 0,
+			append(discovery(packet.RouterSolicitation, everywhere...), discovery(packet.NeighborSolicitation, everywhere...)...)...),
+		from("listener report", "mallory", reason.MldIgnored, "n1", 0, report),
+		from("hop limit", "mallory", reason.HopLimit, "n1", 0, spent),
+		from("error about a packet of others", "mallory", reason.IcmpQuote, "n1", 0,
+			quoting(self.Address, b2.Address, datagram(b2.Address, b1.Address).Marshal()),
+			quoting(self.Address, b2.Address, datagram(b1.Address, self.Address).Marshal()),
+			quoting(self.Address, b2.Address, []byte{0x60, 0, 0, 0})),
+		from("error about a packet of others, same node", "mallory", reason.IcmpQuote, "n1", 0,
+			quoting(self.Address, b1.Address, datagram(b1.Address, b2.Address).Marshal()),
+			quoting(self.Address, b1.Address, []byte{0x60, 0, 0, 0})),
+	}
+}
+
+func quoting(from, to netip.Addr, quote []byte) packet.Packet {
+	return packet.Packet{Source: from, Destination: to, Body: packet.ICMP{Type: packet.DestinationUnreachable, Code: 4, Payload: quote}}
+}
+
+func routingHeader(kind byte, via netip.Addr) packet.Extension {
+	a := via.As16()
+	return packet.Extension{Type: packet.Routing, Data: slices.Concat([]byte{kind, 1, 0, 0, 0, 0}, a[:])}
+}
+
+func homeAddress(home netip.Addr) packet.Extension {
+	a := home.As16()
+	return packet.Extension{Type: packet.DestinationOptions, Data: slices.Concat([]byte{1, 2, 0, 0, 0xc9, 16}, a[:])}
+}
+
+// malformed are packets that end too early or contradict themselves.
+func (b *bed) malformed(t *testing.T) []attack {
+	self := b.container(t, "mallory").Address
+	var frames [][]byte
+	for _, to := range []netip.Addr{b.container(t, "b1").Address, b.container(t, "b2").Address} {
+		for _, p := range cutShort(self, to) {
+			frames = append(frames, toGateway(p))
+		}
+	}
+	whole := datagram(self, b.container(t, "b1").Address).Marshal()
+	for _, n := range []int{0, 1, 20, 39} { // not even an IPv6 header
+		frames = append(frames, toGateway(whole[:n]))
+	}
+	return []attack{{name: "cut short", from: "mallory", frames: frames, why: reason.Malformed, at: "n1"}}
+}
+
+// cutShort are packets from one to another with a whole IPv6 header and something wrong behind it.
+func cutShort(from, to netip.Addr) [][]byte {
+	cut := func(protocol uint8, n int, e ...packet.Extension) []byte {
+		return packet.Packet{Source: from, Destination: to, Extensions: e, Body: packet.Raw{Proto: protocol, Data: make([]byte, n)}}.Marshal()
+	}
+	whole := datagram(from, to).Marshal()
+	beyond, none, version := slices.Clone(whole), slices.Clone(whole), slices.Clone(whole)
+	binary.BigEndian.PutUint16(beyond[4:], uint16(len(whole)-40+1))
+	binary.BigEndian.PutUint16(none[4:], 0)
+	version[0] = 0x40
+	long := cut(packet.NoNextHeader, 8, packet.Extension{Type: packet.DestinationOptions, Data: []byte{1, 4, 0, 0, 0, 0}})
+	long[41] = 200 // length of the destination options
+	first := packet.Fragment(0, true, 7)
+	return [][]byte{
+		beyond, none, version, long, whole[:44],
+		cut(packet.ProtocolUDP, 7), cut(packet.ProtocolTCP, 19), cut(packet.ProtocolICMPv6, 7),
+		cut(packet.FragmentHeader, 4), cut(packet.DestinationOptions, 4), cut(packet.HopByHop, 0),
+		cut(packet.ProtocolUDP, 4, first), cut(packet.ProtocolTCP, 8, first), cut(packet.ProtocolICMPv6, 4, first),
+	}
+}
+
+// notIPv6 is everything else that fits a frame.
+func (b *bed) notIPv6(t *testing.T) []attack {
+	whole := datagram(b.container(t, "mallory").Address, b.container(t, "b1").Address).Marshal()
+	tagged := func(kind uint16) []byte {
+		return packet.Frame(gateway, container, kind, slices.Concat([]byte{0, 5, 0x86, 0xdd}, whole))
+	}
+	a := attack{name: "other protocols", from: "mallory", why: reason.NotIp6, at: "n1", frames: [][]byte{
+		packet.Frame(gateway, container, packet.EtherTypeIPv4, append([]byte{0x45, 0, 0, 20}, make([]byte, 16)...)),
+		packet.Frame(gateway, container, packet.EtherTypeARP, make([]byte, 28)),
+		packet.Frame(gateway, container, 0x8847, whole), // MPLS
+		packet.Frame(gateway, container, 0x88cc, whole), // LLDP
+		packet.Frame(gateway, container, 40, whole),     // 802.3
+		tagged(0x8100), tagged(0x88a8),
+	}}
+	return []attack{a}
+}

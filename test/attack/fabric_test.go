@@ -1,0 +1,98 @@
+package attack_test
+
+import (
+	"net/netip"
+	"testing"
+
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/packet"
+	"pilaster.io/pilaster/internal/reason"
+)
+
+// fabric are packets that reach a node from outside: what the fabric's own source check would
+// stop is sent behind it, out of the router's port, so that the node alone must tell.
+func (b *bed) fabric(t *testing.T) []attack {
+	b1, b2, r1, r2 := b.container(t, "b1"), b.container(t, "b2"), b.container(t, "r1"), b.container(t, "r2")
+	n1, n2 := b.prefix(t, "n1"), b.prefix(t, "n2")
+	blue := b.tenants["blue"].id
+	plain := func(node netip.Prefix, tenant address.TenantID, app address.AppID, index address.Index) netip.Addr {
+		return address.Plain{Node: node, Tenant: tenant, App: app, Index: index}.Addr()
+	}
+	frame := func(p []byte) []byte {
+		return packet.Frame(b.inject[onNode+"n2"].MAC(), b.inject[onRouter+"n2"].MAC(), packet.EtherTypeIPv6, p)
+	}
+	raw := func(name string, why reason.Reason, packets ...[]byte) attack {
+		a := attack{name: name, from: onRouter + "n2", why: why, at: "n2", ports: 1}
+		for _, p := range packets {
+			for range many {
+				a.frames = append(a.frames, frame(p))
+			}
+		}
+		return a
+	}
+	try := func(name string, why reason.Reason, packets ...packet.Packet) attack {
+		var all [][]byte
+		for _, p := range packets {
+			all = append(all, p.Marshal())
+		}
+		return raw(name, why, all...)
+	}
+	stranger := netip.MustParseAddr("2001:db8:70:99::1")
+	// In all but the base prefix an address of blue.
+	strangerAsBlue := plain(netip.MustParsePrefix("fd70:696c:6000:1::/64"), blue, address.AppID(b1.App), 1)
+	viaRouter := datagram(b1.Plaintext, b2.Plaintext)
+	viaRouter.Extensions = []packet.Extension{routingHeader(0, b2.Plaintext)}
+	advertisement := packet.Packet{Source: b1.Plaintext, Destination: b2.Plaintext, HopLimit: 255,
+		Body: packet.ICMP{Type: packet.NeighborAdvertisement, Payload: make([]byte, 16)}}
+	solicitation := packet.Packet{Source: b1.Plaintext, Destination: b2.Plaintext, HopLimit: 255,
+		Body: packet.ICMP{Type: packet.NeighborSolicitation, Payload: make([]byte, 16)}}
+
+	return []attack{
+		try("own /64 from outside", reason.OwnSource,
+			datagram(b2.Plaintext, b2.Plaintext), datagram(r2.Plaintext, b2.Plaintext), datagram(n2.Addr().Next(), b2.Plaintext),
+			datagram(plain(n2, blue, 1, unused), n2.Addr().Next())),
+		try("forged source of another tenant", reason.TenantMismatch,
+			datagram(r1.Plaintext, b2.Plaintext), datagram(b1.Plaintext, r2.Plaintext),
+			datagram(plain(n1, b.tenants["green"].id, 1, 1), b2.Plaintext)),
+		try("source that is no container", reason.TenantMismatch,
+			datagram(n1.Addr().Next(), b2.Plaintext), datagram(stranger, b2.Plaintext), datagram(strangerAsBlue, b2.Plaintext),
+			datagram(b1.Address, b2.Plaintext)),
+		try("reserved app", reason.AppReserved,
+			datagram(b1.Plaintext, plain(n2, blue, address.FirstReservedApp, 1)), datagram(plain(n1, blue, 0xffff, 1), b2.Plaintext)),
+		try("absent and released", reason.NoEndpoint,
+			datagram(b1.Plaintext, plain(n2, blue, address.AppID(b2.App), unused)), datagram(b1.Plaintext, b.released["gone2"].Plaintext),
+			datagram(b1.Plaintext, plain(n2, address.MaxTenantID, 1, 1))),
+		try("container to node", reason.TenantToNode, datagram(b1.Plaintext, n2.Addr().Next()), datagram(b1.Plaintext, n2.Addr())),
+		try("routing header", reason.RoutingHeader, viaRouter),
+		try("neighbour advertisement", reason.NdForbidden, advertisement),
+		try("neighbour solicitation", reason.NdIgnored, solicitation),
+		try("error about a packet of others", reason.IcmpQuote,
+			quoting(b1.Plaintext, b2.Plaintext, datagram(b2.Plaintext, r1.Plaintext).Marshal()),
+			quoting(b1.Plaintext, b2.Plaintext, datagram(b1.Plaintext, b2.Plaintext).Marshal())),
+		raw("cut short", reason.Malformed, cutShort(b1.Plaintext, b2.Plaintext)...),
+		// Not for this node, whatever tables say: its stack forwards nothing.
+		try("ciphertext on the fabric", 0, datagram(b1.Plaintext, b2.Address), datagram(b1.Address, b2.Address)),
+	}
+}
+
+// nodes are attacks by processes on a node and by machines that are none.
+func (b *bed) nodes(t *testing.T) []attack {
+	b1, b2, r2 := b.container(t, "b1"), b.container(t, "b2"), b.container(t, "r2")
+	out := func(name, sender, receiver string, why reason.Reason, at string, ports int, packets ...packet.Packet) attack {
+		a := attack{name: name, from: sender, why: why, at: at, ports: ports}
+		for _, p := range packets {
+			for range many {
+				a.frames = append(a.frames, p.Frame(b.inject[receiver].MAC(), b.inject[sender].MAC()))
+			}
+		}
+		return a
+	}
+	underlay := netip.MustParseAddr("2001:db8:70::2") // the outsider's own
+	return []attack{
+		out("process claims a container's address", onNode+"n3", onRouter+"n3", reason.HostClaimsTenant, "n3", 0,
+			datagram(b1.Plaintext, b2.Plaintext), datagram(b.container(t, "b3").Plaintext, b2.Plaintext), datagram(r2.Plaintext, b2.Plaintext)),
+		out("outsider claims a container's address", outsider, onRouter+outsider, 0, "", 0, datagram(b1.Plaintext, b2.Plaintext)),
+		out("outsider speaks to a container", outsider, onRouter+outsider, reason.TenantMismatch, "n2", 1,
+			datagram(underlay, b2.Plaintext), datagram(underlay, r2.Plaintext)),
+	}
+}

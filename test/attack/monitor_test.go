@@ -1,0 +1,160 @@
+package attack_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"io"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"pilaster.io/pilaster/internal/lab/labtest"
+	"pilaster.io/pilaster/internal/packet"
+	"pilaster.io/pilaster/internal/reason"
+)
+
+// monitor is `pilaster monitor --type drop` at work on a node.
+type monitor struct {
+	node  string
+	lines chan string
+}
+
+// tryAgain is how often a monitor is given something to show until it does.
+const tryAgain = 100 * time.Millisecond
+
+// startMonitors runs one that prints JSON on n1 and one that prints text on n2, and returns when
+// both have shown something.
+func (b *bed) startMonitors(t *testing.T) map[string]monitor {
+	t.Helper()
+	all := map[string]monitor{}
+	for node, format := range map[string]string{"n1": "json", "n2": "text"} {
+		ctx, cancel := context.WithCancel(b.ctx)
+		out, in := io.Pipe()
+		cmd := exec.CommandContext(ctx, labtest.Binary(t), "monitor", "--type", "drop", "-o", format)
+		cmd.Stdout = in
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			in.CloseWithError(b.Run(node, cmd))
+		}()
+		m := monitor{node, make(chan string, 4096)}
+		go func() {
+			defer close(m.lines)
+			for lines := bufio.NewScanner(out); lines.Scan(); {
+				m.lines <- lines.Text()
+			}
+		}()
+		t.Cleanup(func() { cancel(); <-ended })
+		b.awaitMonitor(t, m, map[string]string{"n1": "b1", "n2": "b2"}[node])
+		all[node] = m
+	}
+	return all
+}
+
+// awaitMonitor has a container send listener reports, which are dropped, until one is shown.
+func (b *bed) awaitMonitor(t *testing.T, m monitor, sender string) {
+	t.Helper()
+	report := toGateway(packet.Packet{Source: b.container(t, sender).Address, Destination: b.container(t, "b3").Address, Body: packet.ICMP{Type: 143}}.Marshal())
+	again := time.NewTicker(tryAgain)
+	defer again.Stop()
+	for {
+		if err := b.inject[sender].Send(report); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case line, open := <-m.lines:
+			if !open || !strings.Contains(line, reason.MldIgnored.String()) {
+				t.Fatalf("monitor on %s: %q", m.node, line)
+			}
+			return
+		case <-again.C:
+		case <-b.ctx.Done():
+			t.Fatalf("monitor on %s shows nothing: %v", m.node, context.Cause(b.ctx))
+		}
+	}
+}
+
+// event is what the test asks of a line of JSON.
+type event struct {
+	Type, Reason, Hook, Source, Destination, Endpoint string
+	Count                                             uint64
+}
+
+// burst is how many drops of one reason a node is sure to show at once; then events become rare
+// and say how many packets they stand for.
+const burst = 32
+
+// judgeMonitors wants the drops of n1 in its monitor, up to a burst of each reason and never more
+// than were sent, and the sender of what came from a container named. n2's shows every reason as text.
+func (b *bed) judgeMonitors(t *testing.T, monitors map[string]monitor) {
+	due, left := map[string]uint64{}, map[string]uint64{}
+	for key, n := range b.sent {
+		if node, why, _ := strings.Cut(key, " "); node == "n1" && why != reason.MldIgnored.String() {
+			due[why], left[why] = min(n, burst), n
+		}
+	}
+	names := map[string]bool{}
+	for _, c := range b.Containers() {
+		names[b.ContainerID(c.Name)] = true
+	}
+	for line := range b.shown(t, monitors["n1"], func() bool { return len(due) == 0 }) {
+		var e event
+		if err := json.Unmarshal([]byte(line), &e); err != nil {
+			t.Fatalf("%q: %v", line, err)
+		}
+		if e.Type != "drop" || e.Count == 0 || e.Hook == "container" && !names[e.Endpoint] {
+			t.Errorf("shown %s", line)
+		}
+		if e.Reason != reason.MldIgnored.String() && e.Count > left[e.Reason] {
+			t.Errorf("shows %d of %s, %d more than there were", e.Count, e.Reason, e.Count-left[e.Reason])
+		}
+		left[e.Reason] -= e.Count
+		if due[e.Reason] <= e.Count {
+			delete(due, e.Reason)
+		} else {
+			due[e.Reason] -= e.Count
+		}
+	}
+	if len(due) > 0 {
+		t.Errorf("n1's monitor did not show %v", due)
+	}
+
+	text := map[string]bool{}
+	for key := range b.sent {
+		if node, why, _ := strings.Cut(key, " "); node == "n2" {
+			text[why] = true
+		}
+	}
+	for line := range b.shown(t, monitors["n2"], func() bool { return len(text) == 0 }) {
+		for why := range text {
+			if strings.Contains(line, "  "+why+" ") {
+				delete(text, why)
+			}
+		}
+	}
+	if len(text) > 0 {
+		t.Errorf("n2's monitor did not show %v", text)
+	}
+}
+
+// shown yields a monitor's lines until enough says so.
+func (b *bed) shown(t *testing.T, m monitor, enough func() bool) func(func(string) bool) {
+	return func(yield func(string) bool) {
+		for !enough() {
+			select {
+			case line, open := <-m.lines:
+				if !open {
+					t.Errorf("the monitor on %s ended", m.node)
+					return
+				}
+				if !yield(line) {
+					return
+				}
+			case <-b.ctx.Done():
+				return
+			}
+		}
+	}
+}

@@ -1,0 +1,136 @@
+package cni_test
+
+import (
+	"encoding/binary"
+	"net"
+	"net/netip"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/lab"
+	"pilaster.io/pilaster/internal/lab/labtest"
+)
+
+// victim is an endpoint that a test breaks behind the agent's back.
+type victim struct {
+	inside, host *netlink.Handle
+	device, peer netlink.Link // in the container, on the node
+	endpoint     *pilasterv1.Endpoint
+	maps         string // folder of the node's pinned maps
+}
+
+func (v victim) attachment() *pilasterv1.Attachment { return v.endpoint.Attachments[0] }
+
+func (v victim) gateway() netlink.Neigh {
+	return netlink.Neigh{
+		LinkIndex: v.device.Attrs().Index, Family: unix.AF_INET6, State: unix.NUD_PERMANENT, IP: net.ParseIP(v.attachment().Gateway),
+	}
+}
+
+// forget removes an entry of a pinned map.
+func (v victim) forget(name string, key []byte) error {
+	m, err := ebpf.LoadPinnedMap(filepath.Join(v.maps, name), nil)
+	if err != nil {
+		return err
+	}
+	defer m.Close()
+	return m.Delete(key)
+}
+
+func (v victim) forgetTenant(name string) error {
+	return v.forget(name, binary.NativeEndian.AppendUint32(nil, v.endpoint.TenantId))
+}
+
+// breakages are what CHECK must see. said is in its message, with {} for the host device's name.
+var breakages = []struct {
+	name string
+	do   func(victim) error
+	said string
+}{
+	{"address", func(v victim) error {
+		a, err := netlink.ParseAddr(v.attachment().Address + "/128")
+		if err != nil {
+			return err
+		}
+		return v.inside.AddrDel(v.device, a)
+	}, "address fc"},
+	{"route", func(v victim) error {
+		_, dst, err := net.ParseCIDR("fc00::/8")
+		if err != nil {
+			return err
+		}
+		return v.inside.RouteDel(&netlink.Route{LinkIndex: v.device.Attrs().Index, Dst: dst})
+	}, "route fc00::/8 via fe80::1"},
+	{"neighbour", func(v victim) error {
+		n := v.gateway()
+		return v.inside.NeighDel(&n)
+	}, "neighbour fe80::1"},
+	{"neighbour of another MAC", func(v victim) error {
+		n := v.gateway()
+		n.HardwareAddr = net.HardwareAddr{2, 0, 0, 0, 0, 9}
+		return v.inside.NeighSet(&n)
+	}, "neighbour fe80::1"},
+	{"MAC", func(v victim) error {
+		return v.inside.LinkSetHardwareAddr(v.device, net.HardwareAddr{2, 0, 0, 0, 0, 9})
+	}, "link eth0 in the container has MAC 02:00:00:00:00:09"},
+	{"link", func(v victim) error { return v.inside.LinkDel(v.device) }, "link {}"},
+	{"link down", func(v victim) error { return v.inside.LinkSetDown(v.device) }, "link eth0 in the container is down"},
+	{"host's link down", func(v victim) error { return v.host.LinkSetDown(v.peer) }, "link {} is down"},
+	{"program", func(v victim) error {
+		return v.host.FilterDel(&netlink.BpfFilter{FilterAttrs: netlink.FilterAttrs{
+			LinkIndex: v.peer.Attrs().Index, Parent: netlink.HANDLE_MIN_INGRESS, Handle: 1, Priority: 1, Protocol: unix.ETH_P_ALL,
+		}})
+	}, "program pil_container is not on {}"},
+	{"local entry", func(v victim) error {
+		a := netip.MustParseAddr(v.attachment().Plaintext).As16()
+		return v.forget("pil_locals_v1", a[8:])
+	}, "map entry pil_locals_v1 of fd70:696c:61"},
+	{"source entry", func(v victim) error {
+		a := netip.MustParseAddr(v.attachment().Address).As16()
+		key := binary.NativeEndian.AppendUint32(a[:], v.endpoint.HostIfindex)
+		return v.forget("pil_sources_v1", append(key, 0, 0, 0, 0))
+	}, "map entry pil_sources_v1 of fc"},
+	{"tenant entry", func(v victim) error { return v.forgetTenant("pil_tenants_v1") }, "map entry pil_tenants_v1 of tenant id "},
+	{"key entry", func(v victim) error { return v.forgetTenant("pil_keys_v1") }, "map entry pil_keys_v1 of tenant id "},
+}
+
+// testCheck breaks one thing after the other; DEL takes away whatever is left.
+func testCheck(t *testing.T, n *node) {
+	n.configure(t, "check", conflist(t, "1.1.0", "check", map[string]any{"tenant": "blue"}))
+	tool := newCNITool(t, n, "check")
+	outside, err := n.lab.Namespace(n.name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer outside.Close()
+	for _, b := range breakages {
+		t.Run(b.name, func(t *testing.T) {
+			ctx := labtest.Context(t)
+			ns := n.container(t, "c1")
+			v := victim{endpoint: tool.add(ctx, t, ns), inside: handle(t, ns), host: handle(t, outside), maps: filepath.Join(n.lab.BPF(n.name), "maps")}
+			var err error
+			if v.device, err = v.inside.LinkByName(lab.Interface); err != nil {
+				t.Fatal(err)
+			}
+			if v.peer, err = v.host.LinkByName(v.endpoint.HostDevice); err != nil {
+				t.Fatal(err)
+			}
+			tool.must(ctx, t, "check", ns)
+			if err := b.do(v); err != nil {
+				t.Fatal(err)
+			}
+			said := strings.ReplaceAll(b.said, "{}", v.endpoint.HostDevice)
+			if _, err := tool.run(ctx, "check", ns); err == nil || !strings.Contains(err.Error(), said) {
+				t.Errorf("CHECK says %v, want %q in it", err, said)
+			}
+			tool.must(ctx, t, "del", ns)
+			n.empty(ctx, t)
+		})
+	}
+}

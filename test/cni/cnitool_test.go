@@ -1,0 +1,222 @@
+package cni_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/lab"
+	"pilaster.io/pilaster/internal/lab/labtest"
+	"pilaster.io/pilaster/internal/netns"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+// docExample is the JSON under a heading of the installation guide.
+func docExample(t *testing.T, heading string) []byte {
+	t.Helper()
+	guide, err := os.ReadFile("../../docs/install-cni.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := regexp.MustCompile("(?s)\n## " + regexp.QuoteMeta(heading) + "\n.*?```json\n(.*?)```").FindSubmatch(guide)
+	if found == nil {
+		t.Fatalf("the guide has no JSON under %q", heading)
+	}
+	return found[1]
+}
+
+// cnitool drives the plugin on a node, with the tool CNI itself offers for that.
+type cnitool struct {
+	*node
+	binary  string
+	network string   // name of a network configured on the node
+	env     []string // besides what always is there
+}
+
+func newCNITool(t *testing.T, n *node, network string) cnitool {
+	t.Helper()
+	path, err := exec.Command("go", "tool", "-n", "cnitool").Output()
+	if err != nil {
+		t.Fatalf("build cnitool: %v", err)
+	}
+	return cnitool{node: n, binary: strings.TrimSpace(string(path)), network: network, env: []string{
+		"CNI_PATH=" + plugins(t), "NETCONFPATH=" + filepath.Join(n.folder, "net.d"),
+	}}
+}
+
+func (c cnitool) run(ctx context.Context, verb string, ns *netns.Namespace) ([]byte, error) {
+	cmd := exec.CommandContext(ctx, c.binary, verb, c.network, ns.Path())
+	cmd.Env = append(os.Environ(), c.env...)
+	return c.output(cmd)
+}
+
+func (c cnitool) must(ctx context.Context, t *testing.T, verb string, ns *netns.Namespace) []byte {
+	t.Helper()
+	out, err := c.run(ctx, verb, ns)
+	if err != nil {
+		t.Fatalf("cnitool %s: %v", verb, err)
+	}
+	return out
+}
+
+// add attaches a container and returns its endpoint.
+func (c cnitool) add(ctx context.Context, t *testing.T, ns *netns.Namespace) *pilasterv1.Endpoint {
+	t.Helper()
+	c.must(ctx, t, "add", ns)
+	all := c.endpoints(ctx, t)
+	i := slices.IndexFunc(all, func(e *pilasterv1.Endpoint) bool { return e.Netns == ns.Path() })
+	if i < 0 {
+		t.Fatalf("the agent has no endpoint in %s, but %v", ns.Path(), all)
+	}
+	return all[i]
+}
+
+// conflist is a network of our plugin alone.
+func conflist(t *testing.T, version, name string, plugin map[string]any) []byte {
+	t.Helper()
+	plugin["type"] = "pilaster-cni"
+	b, err := json.Marshal(map[string]any{"cniVersion": version, "name": name, "plugins": []any{plugin}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// TestCNITool goes through the verbs and what may break. One lab serves all of it.
+func TestCNITool(t *testing.T) {
+	n := newNode(t, labtest.New(t, lab.Spec{
+		Nodes:   []string{"n1"},
+		Tenants: []lab.Tenant{{Name: "blue"}, {Name: "red"}, {Name: "glass", Addressing: tenant.Clear}},
+	}), "n1")
+	t.Run("example", func(t *testing.T) { testExample(t, n) })
+	t.Run("result", func(t *testing.T) { testResult(t, n) })
+	t.Run("precedence", func(t *testing.T) { testPrecedence(t, n) })
+	t.Run("check", func(t *testing.T) { testCheck(t, n) })
+	t.Run("garbage", func(t *testing.T) { testGarbage(t, n) })
+	t.Run("codes", func(t *testing.T) { testCodes(t, n) })
+	t.Run("alone", func(t *testing.T) { testAlone(t, n) })
+}
+
+// testExample does what the installation guide says.
+func testExample(t *testing.T, n *node) {
+	ctx := labtest.Context(t)
+	n.configure(t, "10-pilaster", docExample(t, "Anything else that speaks CNI"))
+	tool := newCNITool(t, n, "pilaster")
+	ns := n.container(t, "c1")
+	tool.must(ctx, t, "status", ns)
+	e := tool.add(ctx, t, ns)
+	if e.Tenant != "blue" || e.Labels["app"] != "web" || e.CniNetwork != "pilaster" {
+		t.Errorf("endpoint %v is not what the example asks for", e)
+	}
+	tool.must(ctx, t, "check", ns)
+	if _, err := tool.run(ctx, "add", ns); err == nil || !strings.Contains(err.Error(), "has interface eth0 already") {
+		t.Errorf("a second ADD: %v", err)
+	}
+	tool.must(ctx, t, "check", ns)
+	tool.must(ctx, t, "del", ns)
+	tool.must(ctx, t, "del", ns)
+	if _, err := tool.run(ctx, "check", ns); err == nil {
+		t.Error("CHECK passes after DEL")
+	}
+	n.empty(ctx, t)
+}
+
+// testResult compares what ADD returns with what the kernel says the container has.
+func testResult(t *testing.T, n *node) {
+	for _, version := range []string{"1.1.0", "1.0.0"} {
+		for _, tenantName := range []string{"blue", "glass"} {
+			t.Run(version+" "+tenantName, func(t *testing.T) {
+				ctx := labtest.Context(t)
+				n.configure(t, "result", conflist(t, version, "result", map[string]any{"tenant": tenantName}))
+				tool, ns := newCNITool(t, n, "result"), n.container(t, "c1")
+				tool.env = append(tool.env, "CNI_IFNAME=net7")
+				tool.must(ctx, t, "status", ns)
+				out := tool.must(ctx, t, "add", ns)
+				tool.must(ctx, t, "check", ns)
+
+				var r types100.Result
+				if err := json.Unmarshal(out, &r); err != nil {
+					t.Fatalf("%v: %s", err, out)
+				}
+				if r.CNIVersion != version || len(r.Interfaces) != 2 || len(r.IPs) != 1 {
+					t.Fatalf("result %s", out)
+				}
+				if host := r.Interfaces[0]; host.Sandbox != "" || !slices.Contains(n.devices(t), host.Name) {
+					t.Errorf("host side %+v is not among the node's devices %v", host, n.devices(t))
+				}
+				inside := r.Interfaces[1]
+				if inside.Name != "net7" || inside.Sandbox != ns.Path() || *r.IPs[0].Interface != 1 {
+					t.Errorf("container side %+v, address on %d", inside, *r.IPs[0].Interface)
+				}
+				said := device{mac: inside.Mac, mtu: inside.Mtu, addresses: []string{r.IPs[0].Address.String()}}
+				for _, route := range r.Routes {
+					said.routes = append(said.routes, fmt.Sprintf("%v via %v", &route.Dst, route.GW))
+				}
+				is := read(t, ns, "net7")
+				if fmt.Sprint(said) != fmt.Sprint(is) {
+					t.Errorf("the result says %+v, the container has %+v", said, is)
+				}
+				if clear := strings.HasPrefix(is.addresses[0], "fd70:696c:61"); clear != (tenantName == "glass") {
+					t.Errorf("a container of %s has %v", tenantName, is.addresses)
+				}
+				tool.must(ctx, t, "del", ns)
+				n.empty(ctx, t)
+			})
+		}
+	}
+}
+
+// testPrecedence gives tenant and labels in several places at once.
+func testPrecedence(t *testing.T, n *node) {
+	const capability = "io.kubernetes.cri.pod-annotations"
+	args := map[string]any{"cni": map[string]any{"labels": []map[string]string{{"key": "app", "value": "args"}}}}
+	for _, c := range []struct {
+		name           string
+		args           map[string]any
+		annotations    map[string]string
+		tenant, labels string
+	}{
+		{"file", nil, nil, "blue", "map[app:file]"},
+		{"args before the file", args, nil, "blue", "map[app:args]"},
+		{"annotations before all", args, map[string]string{"pilaster.io/tenant": "red", "pilaster.io/labels": "app=annotation,tier=x"}, "red", "map[app:annotation tier:x]"},
+		{"only the tenant annotated", args, map[string]string{"pilaster.io/tenant": "red"}, "red", "map[app:args]"},
+		{"only labels annotated", args, map[string]string{"pilaster.io/labels": "app=annotation"}, "blue", "map[app:annotation]"},
+		{"other annotations", nil, map[string]string{"example.com/tenant": "red"}, "blue", "map[app:file]"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			ctx := labtest.Context(t)
+			plugin := map[string]any{
+				"tenant": "blue", "labels": map[string]string{"app": "file"}, "capabilities": map[string]bool{capability: true},
+			}
+			if c.args != nil {
+				plugin["args"] = c.args
+			}
+			n.configure(t, "places", conflist(t, "1.0.0", "places", plugin))
+			tool, ns := newCNITool(t, n, "places"), n.container(t, "c1")
+			if c.annotations != nil {
+				b, err := json.Marshal(map[string]any{capability: c.annotations})
+				if err != nil {
+					t.Fatal(err)
+				}
+				tool.env = append(tool.env, "CAP_ARGS="+string(b))
+			}
+			tool.env = append(tool.env, "CNI_ARGS=K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0")
+			e := tool.add(ctx, t, ns)
+			if e.Tenant != c.tenant || fmt.Sprint(e.Labels) != c.labels || e.Pod != "shop/web-0" {
+				t.Errorf("tenant %s, labels %v, pod %s; want %s, %s, shop/web-0", e.Tenant, e.Labels, e.Pod, c.tenant, c.labels)
+			}
+			tool.must(ctx, t, "del", ns)
+			n.empty(ctx, t)
+		})
+	}
+}

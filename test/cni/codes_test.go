@@ -1,0 +1,227 @@
+package cni_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/types"
+
+	"pilaster.io/pilaster/internal/lab"
+	"pilaster.io/pilaster/internal/lab/labtest"
+	"pilaster.io/pilaster/internal/netns"
+)
+
+// network is a network configuration in the hands of libcni, which tells codes of errors.
+type network struct {
+	*libcni.CNIConfig
+	list *libcni.NetworkConfigList
+}
+
+// network reads a configuration. Each remembers its own attachments only, like a runtime that
+// started anew.
+func (n *node) network(t *testing.T, name string, plugin map[string]any) network {
+	t.Helper()
+	plugin["agentSocket"] = n.lab.AgentSocket(n.name)
+	list, err := libcni.NetworkConfFromBytes(conflist(t, "1.1.0", name, plugin))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return network{libcni.NewCNIConfigWithCacheDir([]string{plugins(t)}, t.TempDir(), nil), list}
+}
+
+func in(tenant string) map[string]any { return map[string]any{"tenant": tenant} }
+
+func attachment(id string, ns *netns.Namespace) *libcni.RuntimeConf {
+	return &libcni.RuntimeConf{ContainerID: id, NetNS: ns.Path(), IfName: lab.Interface}
+}
+
+func (w network) add(ctx context.Context, id string, ns *netns.Namespace) error {
+	_, err := w.AddNetworkList(ctx, w.list, attachment(id, ns))
+	return err
+}
+
+func (w network) check(ctx context.Context, id string, ns *netns.Namespace) error {
+	return w.CheckNetworkList(ctx, w.list, attachment(id, ns))
+}
+
+func (w network) del(ctx context.Context, id string, ns *netns.Namespace) error {
+	return w.DelNetworkList(ctx, w.list, attachment(id, ns))
+}
+
+func (w network) gc(ctx context.Context, valid ...string) error {
+	args := &libcni.GCArgs{}
+	for _, id := range valid {
+		args.ValidAttachments = append(args.ValidAttachments, types.GCAttachment{ContainerID: id, IfName: lab.Interface})
+	}
+	return w.GCNetworkList(ctx, w.list, args)
+}
+
+func (w network) status(ctx context.Context) error { return w.GetStatusNetworkList(ctx, w.list) }
+
+func hasCode(t *testing.T, what string, err error, code uint, said string) {
+	t.Helper()
+	var e *types.Error
+	if !errors.As(err, &e) || e.Code != code || !strings.Contains(err.Error(), said) {
+		t.Errorf("%s: %v (%+v), want code %d and %q", what, err, e, code, said)
+	}
+}
+
+// testCodes provokes each code that has a meaning of its own.
+func testCodes(t *testing.T, n *node) {
+	ctx := labtest.Context(t)
+	w, ns := n.network(t, "codes", in("blue")), n.container(t, "c1")
+
+	info, err := w.GetVersionInfo(ctx, "pilaster-cni")
+	if err != nil || !slices.Equal(info.SupportedVersions(), []string{"1.0.0", "1.1.0"}) {
+		t.Errorf("VERSION: %v, %v", info, err)
+	}
+	hasCode(t, "ADD to an unknown tenant", n.network(t, "codes", in("nobody")).add(ctx, "c1", ns), 101, `"nobody"`)
+	hasCode(t, "ADD without a tenant", n.network(t, "codes", in("")).add(ctx, "c1", ns), types.ErrInvalidNetworkConfig, "pilaster.io/tenant")
+	n.empty(ctx, t)
+
+	if err := w.add(ctx, "c1", ns); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.lab.Stop(ctx, lab.AgentProcess(n.name)); err != nil {
+		t.Fatal(err)
+	}
+	other := n.container(t, "c2")
+	hasCode(t, "STATUS without an agent", w.status(ctx), 50, n.lab.AgentSocket(n.name))
+	hasCode(t, "ADD without an agent", w.add(ctx, "c2", other), types.ErrTryAgainLater, n.lab.AgentSocket(n.name))
+	hasCode(t, "CHECK without an agent", w.check(ctx, "c1", ns), types.ErrTryAgainLater, n.lab.AgentSocket(n.name))
+	hasCode(t, "DEL without an agent", w.del(ctx, "c1", ns), types.ErrTryAgainLater, n.lab.AgentSocket(n.name))
+	// With c1 valid nothing is deleted before GC itself.
+	hasCode(t, "GC without an agent", w.gc(ctx, "c1"), types.ErrTryAgainLater, n.lab.AgentSocket(n.name))
+	if err := n.lab.Start(ctx, lab.AgentProcess(n.name)); err != nil {
+		t.Fatal(err)
+	}
+	for _, verb := range []func() error{
+		func() error { return w.status(ctx) },
+		func() error { return w.check(ctx, "c1", ns) },
+		func() error { return w.del(ctx, "c1", ns) },
+	} {
+		if err := verb(); err != nil {
+			t.Error(err)
+		}
+	}
+	n.empty(ctx, t)
+
+	if err := w.add(ctx, "c1", ns); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.network(t, "codes", in("blue")).del(ctx, "c1", ns); err != nil { // behind its back
+		t.Fatal(err)
+	}
+	hasCode(t, "CHECK of what is gone", w.check(ctx, "c1", ns), types.ErrUnknownContainer, "c1")
+	if err := w.del(ctx, "c1", ns); err != nil {
+		t.Error(err)
+	}
+}
+
+// testAlone adds containers while nobody can be asked: what the node knows is enough.
+func testAlone(t *testing.T, n *node) {
+	ctx := labtest.Context(t)
+	w, ns, other := n.network(t, "alone", in("blue")), n.container(t, "c1"), n.container(t, "c2")
+	if err := w.add(ctx, "c1", ns); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.lab.Stop(ctx, lab.Orchestrator); err != nil {
+		t.Fatal(err)
+	}
+	hasCode(t, "a tenant new to the node", n.network(t, "alone", in("red")).add(ctx, "c2", other), types.ErrTryAgainLater, "red")
+	labels := n.network(t, "alone", map[string]any{"tenant": "blue", "labels": map[string]string{"app": "new"}})
+	hasCode(t, "labels new to the node", labels.add(ctx, "c2", other), types.ErrTryAgainLater, "app=new")
+	for _, err := range []error{w.status(ctx), w.add(ctx, "c2", other), w.check(ctx, "c2", other), w.del(ctx, "c2", other)} {
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	if err := n.lab.Start(ctx, lab.Orchestrator); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(labels.add(ctx, "c2", other), labels.del(ctx, "c2", other), w.del(ctx, "c1", ns)); err != nil {
+		t.Error(err)
+	}
+	n.empty(ctx, t)
+}
+
+// TestFullNode adds one container more than the node takes.
+func TestFullNode(t *testing.T) {
+	ctx := labtest.Context(t)
+	n := newNode(t, labtest.New(t, lab.Spec{Nodes: []string{"n1"}, Tenants: []lab.Tenant{{Name: "blue"}}},
+		func(o *lab.Options) { o.AgentArgs = []string{"--max-endpoints", "1"} }), "n1")
+	w, first, second := n.network(t, "full", in("blue")), n.container(t, "c1"), n.container(t, "c2")
+	if err := w.add(ctx, "c1", first); err != nil {
+		t.Fatal(err)
+	}
+	hasCode(t, "ADD to a full node", w.add(ctx, "c2", second), 102, "--max-endpoints")
+	if d := links(t, second); len(d) != 1 {
+		t.Errorf("the refused container has %d devices", len(d))
+	}
+	if err := w.check(ctx, "c1", first); err != nil {
+		t.Error(err)
+	}
+	if err := w.del(ctx, "c1", first); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.add(ctx, "c2", second); err != nil {
+		t.Errorf("ADD after a DEL: %v", err)
+	}
+}
+
+// testGarbage collects what no runtime knows of any more.
+func testGarbage(t *testing.T, n *node) {
+	ctx := labtest.Context(t)
+	w, other := n.network(t, "garbage", in("blue")), n.network(t, "other", in("blue"))
+	for _, id := range []string{"kept", "lost-1", "lost-2"} {
+		if err := w.add(ctx, id, n.container(t, id)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := other.add(ctx, "foreign", n.container(t, "foreign")); err != nil {
+		t.Fatal(err)
+	}
+	// A container whose namespace is gone is garbage like any other.
+	if err := netns.Remove(n.folder + "/netns/lost-2"); err != nil {
+		t.Fatal(err)
+	}
+	// A runtime that lost its memory: nothing is cached, so only the plugin's GC removes anything.
+	forgetful := n.network(t, "garbage", in("blue"))
+	left := func(valid ...string) []string {
+		if err := forgetful.gc(ctx, valid...); err != nil {
+			t.Fatal(err)
+		}
+		var ids []string
+		for _, e := range n.endpoints(ctx, t) {
+			ids = append(ids, e.ContainerId)
+		}
+		slices.Sort(ids)
+		if d := n.devices(t); len(d) != 2+len(ids) {
+			t.Errorf("%v are left, with devices %v", ids, d)
+		}
+		return ids
+	}
+	if got := left("kept", "lost-1", "lost-2"); !slices.Equal(got, []string{"foreign", "kept", "lost-1", "lost-2"}) {
+		t.Errorf("GC of nothing leaves %v", got)
+	}
+	if got := left("kept", "never-was"); !slices.Equal(got, []string{"foreign", "kept"}) {
+		t.Errorf("GC leaves %v", got)
+	}
+
+	// cnitool lists nothing as valid: its GC takes the whole network.
+	n.configure(t, "garbage", conflist(t, "1.1.0", "garbage", map[string]any{"tenant": "blue"}))
+	tool := newCNITool(t, n, "garbage")
+	tool.add(ctx, t, n.container(t, "c1"))
+	tool.must(ctx, t, "gc", n.container(t, "none"))
+	if got := n.endpoints(ctx, t); len(got) != 1 || got[0].ContainerId != "foreign" {
+		t.Errorf("cnitool gc leaves %v", got)
+	}
+	if err := other.gc(ctx); err != nil {
+		t.Fatal(err)
+	}
+	n.empty(ctx, t)
+}

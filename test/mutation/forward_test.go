@@ -1,0 +1,158 @@
+package mutation_test
+
+func forward() []mutation {
+	return []mutation{
+		{
+			name:  "quote behind the end",
+			old:   "if (at + sizeof(quoted) > p->end || bpf_skb_load_bytes(skb, at, quoted, sizeof(quoted)))\n\t\treturn REASON_ICMP_QUOTE;",
+			new:   "if (bpf_skb_load_bytes(skb, at, quoted, sizeof(quoted)))\n\t\treturn REASON_ICMP_QUOTE;",
+			test:  "TestFromContainer",
+			cases: []string{"an error with its quote behind the end"},
+		},
+		{
+			name:  "quoted source",
+			old:   "if (!same_addr(&quoted[0], &f->key.dst) || !same_addr(&quoted[1], &f->key.src))\n\t\treturn REASON_ICMP_QUOTE;",
+			new:   "if (!same_addr(&quoted[1], &f->key.src))\n\t\treturn REASON_ICMP_QUOTE;",
+			test:  "TestFromContainer",
+			cases: []string{"an error about somebody else's packet"},
+		},
+		{
+			name:  "quoted destination",
+			old:   " || !same_addr(&quoted[1], &f->key.src)",
+			test:  "TestFromContainer",
+			cases: []string{"an error about a packet for somebody else", "an error about somebody else's packet, same node"},
+		},
+		{
+			name:  "quoted source, from the fabric",
+			old:   "!same_addr(&quoted[0], &f->key.dst) || ",
+			test:  "TestErrorsOfTheFabric",
+			cases: []string{"an error about another container's packet"},
+		},
+		{
+			name:  "quoted checksum",
+			old:   "return translate_quoted_checksum(skb, p, f->checksum);",
+			new:   "return 0;",
+			test:  "TestFromContainer",
+			cases: []string{"port unreachable"},
+		},
+		{
+			name:  "errors",
+			old:   "if (is_error(p)) {",
+			new:   "if (is_error(p) && 0) {",
+			test:  "TestFromContainer",
+			cases: []string{"an error about a packet for somebody else", "an error about somebody else's packet", "an error about somebody else's packet, same node", "an error that quotes nothing", "an error with its quote behind the end", "port unreachable"},
+		},
+		{
+			name:  "hop limit",
+			old:   "if (h->hop_limit <= 1)\n\t\t\treturn drop(skb, REASON_HOP_LIMIT, hook);",
+			test:  "TestFromContainer",
+			cases: []string{"last hop"},
+		},
+		{
+			name:  "hop limit falls",
+			old:   "h->hop_limit--;",
+			test:  "TestTimeExceeded",
+			cases: []string{"the container saw"},
+		},
+		{
+			name:  "MAC of the container",
+			old:   "\t\t__builtin_memcpy(h->eth.h_dest, container_mac, ETH_ALEN);",
+			test:  "TestMACsSayNothing",
+			cases: []string{"the answer's Ethernet header"},
+		},
+		{
+			name:  "MAC of the gateway",
+			old:   "\t\t__builtin_memcpy(h->eth.h_source, gateway_mac, ETH_ALEN);",
+			test:  "TestMACsSayNothing",
+			cases: []string{"the answer's Ethernet header"},
+		},
+		{
+			name:  "sum over the whole packet",
+			old:   "BPF_F_RECOMPUTE_CSUM",
+			new:   "0",
+			test:  "TestSumOfTheWholePacketStaysRight",
+			cases: []string{"later fragment", "no checksum"},
+		},
+		{
+			name:  "a checksum of 0",
+			old:   "return p->proto == NEXTHDR_UDP && !sum ? 0xffff : sum;",
+			new:   "return sum;",
+			test:  "TestFromContainer",
+			cases: []string{"UDP whose checksum becomes 0"},
+		},
+		{
+			name:  "no checksum",
+			old:   "if (p->proto == NEXTHDR_UDP && !sum)",
+			new:   "if (0)",
+			test:  "TestFromContainer",
+			cases: []string{"UDP without a checksum"},
+		},
+		{
+			name:  "unfinished checksums",
+			old:   "if (p->pending && (p->pending == p->l4 || skb->gso_size))",
+			new:   "if (0)",
+			test:  "TestChecksumsLeftToADevice",
+			cases: []string{"TCP", "UDP", "UDP behind options"},
+		},
+		{
+			name:  "mark stays on the node",
+			old:   "\t\tskb->mark = 0;\n\t\tskb->tstamp = 0;",
+			new:   "\t\tskb->tstamp = 0;",
+			test:  "TestFromContainer",
+			cases: []string{"a packet goes to a neighbour with mark 7 and time 0"},
+		},
+		{
+			name:  "time stays on the node",
+			old:   "\t\tskb->tstamp = 0;\n",
+			test:  "TestFromContainer",
+			cases: []string{"a packet goes to a neighbour with mark 0 and time 7"},
+		},
+	}
+}
+
+func flow() []mutation {
+	const test = "TestCacheAnswersOnlyItsKey"
+	return []mutation{
+		{name: "destination", old: "same_addr(&f->key.dst, &key->dst) && ", test: test, cases: []string{"another destination", "a node without a route, again"}},
+		{name: "source", old: "same_addr(&f->key.src, &key->src) && ", test: test, cases: []string{"another source"}},
+		{name: "device", old: "f->key.device == key->device &&", test: test, cases: []string{"another device"}},
+		{name: "generation", old: "f->key.generation == key->generation && ", test: test, cases: []string{"from a container that was removed", "from a tenant that was removed", "from before a change"}},
+		{name: "unfinished entries", old: "f->key.generation == key->generation && f->way", new: "f->key.generation == key->generation", test: test, cases: []string{"an entry that was not finished", "a node without a route, again"}},
+	}
+}
+
+func tables() []mutation {
+	return []mutation{{
+		name:  "id 0 belongs to nobody",
+		old:   "return id != 0;",
+		new:   "return true;",
+		test:  "TestFromFabric",
+		cases: []string{"from a node"},
+	}}
+}
+
+func crypto() []mutation {
+	return []mutation{
+		{
+			name:  "direction",
+			old:   "err = way == ENCRYPT ?",
+			new:   "err = way == DECRYPT ?",
+			test:  "TestFromContainer",
+			cases: []string{"the kernel's ecb(aes) turns fd70"},
+		},
+		{
+			name:  "keys",
+			old:   "if (!key || !scratch)\n\t\treturn REASON_NO_KEY;",
+			new:   "if (!key || !scratch)\n\t\treturn 0;",
+			test:  "TestCacheAnswersOnlyItsKey",
+			cases: []string{"without a key", "from the fabric without a key"},
+		},
+		{
+			name:  "slots without a key",
+			old:   "if (!ctx)\n\t\treturn REASON_NO_KEY;",
+			new:   "if (!ctx)\n\t\treturn 0;",
+			test:  "TestCacheAnswersOnlyItsKey",
+			cases: []string{"with a place for a key and none in it"},
+		},
+	}
+}

@@ -1,0 +1,228 @@
+// Package mutation_test takes every check of the datapath away, one at a time, and holds the tests of
+// internal/datapath to it: those for that check must fail, and no other case of the same test. MUTATION=all
+// does so for every entry of the table, and without it a few are tried.
+package mutation_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const (
+	sources  = "../../bpf"
+	datapath = "../../internal/datapath"
+)
+
+// A mutation is one check taken away, or one turned around.
+type mutation struct {
+	name     string
+	old, new string // the source has old exactly once
+	test     string // of internal/datapath
+	// What the test then complains of: the names of its cases, in any order, and nothing else. That
+	// the program loads and everything else still holds is part of it.
+	cases []string
+}
+
+// table has the mutations of each file.
+func table() map[string][]mutation {
+	return map[string][]mutation{
+		"container.h": container(), "uplink.h": uplink(), "packet.h": packet(),
+		"forward.h": forward(), "flow.h": flow(), "crypto.h": crypto(), "tables.h": tables(),
+	}
+}
+
+// few are tried when nobody asks for all.
+func few() []string {
+	return []string{
+		"container.h/source", "uplink.h/own source", "packet.h/routing header",
+		"forward.h/quoted destination", "flow.h/source", "crypto.h/keys",
+	}
+}
+
+func TestEveryCheckHasItsAttack(t *testing.T) {
+	all := os.Getenv("MUTATION") == "all"
+	slots := make(chan struct{}, 2) // a run is a compiler, a linker and two nodes
+	tests := map[string]bool{}
+	for file, mutations := range table() {
+		for _, m := range mutations {
+			name := file + "/" + m.name
+			if !all && !slices.Contains(few(), name) {
+				continue
+			}
+			tests[m.test] = true
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				slots <- struct{}{}
+				defer func() { <-slots }()
+				m.mustBeNoticed(t, file)
+			})
+		}
+	}
+	t.Run("none", func(t *testing.T) {
+		overlay := compile(t, "flow.h", read(t, "flow.h"))
+		used := "^(" + strings.Join(slices.Sorted(maps.Keys(tests)), "|") + ")$"
+		if out, err := attack(t, overlay, used); err != nil {
+			t.Fatalf("the tests fail without a mutation: %v\n%s", err, out)
+		}
+	})
+}
+
+func (m mutation) mustBeNoticed(t *testing.T, file string) {
+	mutated := strings.Replace(read(t, file), m.old, m.new, 1)
+	out, err := attack(t, compile(t, file, mutated), "^"+m.test+"$")
+	var failed *exec.ExitError
+	if err == nil {
+		t.Fatalf("%s passes without this check", m.test)
+	} else if !errors.As(err, &failed) {
+		t.Fatal(err)
+	}
+	if got, want := complaints(out), slices.Sorted(slices.Values(m.cases)); !slices.Equal(got, want) {
+		t.Errorf("%s fails for\n%q, not for\n%q:\n%s", m.test, got, want, out)
+	}
+}
+
+// complaint is what a test says first in a line of its own, which is its case's name.
+var complaint = regexp.MustCompile(`(?m)^ +\w+_test\.go:\d+: ([^:\n]*)`)
+
+func complaints(out []byte) (cases []string) {
+	for _, line := range complaint.FindAllSubmatch(out, -1) {
+		cases = append(cases, string(line[1]))
+	}
+	slices.Sort(cases)
+	return slices.Compact(cases)
+}
+
+// attack runs tests of the datapath with the object files of an overlay.
+func attack(t *testing.T, overlay, tests string) ([]byte, error) {
+	run := exec.CommandContext(t.Context(), "go", "test", "-overlay", overlay, "-vet=off", "-count=1", "-timeout=2m", "-run", tests, ".")
+	run.Dir = datapath
+	return run.CombinedOutput()
+}
+
+// compile makes the object file that go generate makes, of a changed header, and an overlay that has
+// it in place of the committed one.
+func compile(t *testing.T, file, text string) (overlay string) {
+	t.Helper()
+	dir := t.TempDir()
+	headers, err := filepath.Glob(filepath.Join(sources, "*.[ch]"))
+	must(t, err)
+	for _, h := range headers {
+		h, err = filepath.Abs(h)
+		must(t, err)
+		must(t, os.Symlink(h, filepath.Join(dir, filepath.Base(h))))
+	}
+	must(t, os.Remove(filepath.Join(dir, file)))
+	must(t, os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600))
+
+	generate := generateCommand(t)
+	source := slices.Index(generate, "../../bpf/pilaster.bpf.c")
+	if source < 0 {
+		t.Fatalf("go generate compiles something else: %q", generate)
+	}
+	generate[source] = filepath.Join(dir, "pilaster.bpf.c")
+	out := t.TempDir()
+	generate = slices.Insert(generate, slices.Index(generate, "bpf2go")+1, "-output-dir", out)
+	run := exec.CommandContext(t.Context(), generate[0], generate[1:]...)
+	run.Dir = datapath
+	if said, err := run.CombinedOutput(); err != nil {
+		t.Fatalf("%s does not compile: %v\n%s", file, err, said)
+	}
+
+	object, err := filepath.Abs(filepath.Join(datapath, "pilaster_bpfel.o"))
+	must(t, err)
+	replace, err := json.Marshal(map[string]map[string]string{"Replace": {object: filepath.Join(out, "pilaster_bpfel.o")}})
+	must(t, err)
+	overlay = filepath.Join(out, "overlay.json")
+	must(t, os.WriteFile(overlay, replace, 0o600))
+	return overlay
+}
+
+func generateCommand(t *testing.T) []string {
+	t.Helper()
+	doc, err := os.ReadFile(filepath.Join(datapath, "doc.go"))
+	must(t, err)
+	for line := range strings.Lines(string(doc)) {
+		if command, ok := strings.CutPrefix(line, "//go:generate "); ok {
+			return strings.Fields(command)
+		}
+	}
+	t.Fatal("internal/datapath has no go:generate line")
+	return nil
+}
+
+// TestTableIsComplete: every place that gives a reason for a drop is in a mutation, or it is known why
+// no packet gets there.
+func TestTableIsComplete(t *testing.T) {
+	reason := regexp.MustCompile(`\bREASON_\w+`)
+	mutations, unreachable := table(), unreachable()
+	names, err := filepath.Glob(filepath.Join(sources, "*.h"))
+	must(t, err)
+	for _, name := range names {
+		name = filepath.Base(name)
+		if name == "reason.h" || name == "vmlinux.h" {
+			continue
+		}
+		text := []byte(read(t, name))
+		cover := func(what, part string) {
+			if n := bytes.Count(text, []byte(part)); n != 1 {
+				t.Errorf("%s: %s: found %d times, must be once:\n%s", name, what, n, part)
+			}
+		}
+		covered := slices.Clone(text)
+		hide := func(part string) {
+			if at := bytes.Index(text, []byte(part)); at >= 0 {
+				copy(covered[at:], bytes.Repeat([]byte{' '}, len(part)))
+			}
+		}
+		for _, m := range mutations[name] {
+			cover(m.name, m.old)
+			hide(m.old)
+		}
+		for part, why := range unreachable[name] {
+			cover(why, part)
+			hide(part)
+		}
+		for _, at := range reason.FindAllIndex(covered, -1) {
+			line := 1 + bytes.Count(text[:at[0]], []byte{'\n'})
+			t.Errorf("%s:%d: no mutation has this %s", name, line, text[at[0]:at[1]])
+		}
+	}
+	known := map[string]bool{}
+	for file, list := range mutations {
+		for _, m := range list {
+			name := file + "/" + m.name
+			if known[name] || len(m.cases) == 0 || m.old == m.new {
+				t.Errorf("%s: a second one of that name, or it changes nothing, or expects nothing", name)
+			}
+			known[name] = true
+		}
+	}
+	for _, name := range few() {
+		if !known[name] {
+			t.Errorf("%s: tried always, but not in the table", name)
+		}
+	}
+}
+
+func read(t *testing.T, file string) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(sources, file))
+	must(t, err)
+	return string(text)
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

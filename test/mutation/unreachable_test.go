@@ -1,0 +1,39 @@
+package mutation_test
+
+// unreachable are places no packet gets to, and why they are there.
+func unreachable() map[string]map[string]string {
+	const (
+		verifier = "the verifier asks for it"
+		within   = "what is read or written lies inside the packet: its bounds were checked before"
+		again    = "it could be read before, and nothing has taken it away since"
+	)
+	return map[string]map[string]string{
+		"container.h": {
+			"if (found != BPF_FIB_LKUP_RET_SUCCESS && found != BPF_FIB_LKUP_RET_NO_NEIGH)\n\t\treturn REASON_NO_ROUTE;":                                     "without a route the FIB names no device, so the check of the device says the same",
+			"return drop(skb, REASON_MULTICAST, HOOK_CONTAINER);\n\th = frame_of(skb);\n\tif (!h)\n\t\treturn drop(skb, REASON_MALFORMED, HOOK_CONTAINER);": again,
+			"if (!f)\n\t\treturn drop(skb, REASON_MALFORMED, HOOK_CONTAINER);":                                                                              verifier,
+		},
+		"uplink.h": {
+			"if (fix_checksum(skb, p, address_difference(source, &peer)) ||\n\t    bpf_skb_store_bytes(skb, offsetof(struct frame, src), &peer, sizeof(peer), 0))\n\t\treturn REASON_MALFORMED;": within,
+			"if (!h || !f)\n\t\treturn drop(skb, REASON_MALFORMED, HOOK_UPLINK_IN);": again,
+		},
+		"packet.h": {
+			"if (bpf_skb_load_bytes(skb, at, option, 1))\n\t\t\treturn REASON_MALFORMED;": within,
+			"if (!p)\n\t\treturn REASON_MALFORMED;":                                       verifier,
+		},
+		"forward.h": {
+			"if (bpf_skb_load_bytes(skb, quote + 6, &proto, sizeof(proto)))\n\t\treturn REASON_MALFORMED;": within,
+			"if (bpf_skb_load_bytes(skb, field, &sum, sizeof(sum)))\n\t\t\treturn REASON_MALFORMED;":       within,
+			"bpf_skb_store_bytes(skb, field, &sum, sizeof(sum), 0) ? REASON_MALFORMED : 0":                 within,
+			"bpf_l4_csum_replace(skb, p->l4 + 2, 0, difference, 0) ? REASON_MALFORMED : 0":                 within,
+			"if (!p || !f)\n\t\treturn REASON_ICMP_QUOTE;":                                                 verifier,
+			"if (bpf_skb_store_bytes(skb, at, quoted, sizeof(quoted), 0))\n\t\treturn REASON_MALFORMED;":   within,
+			"h = frame_of(skb);\n\t\tif (!h)\n\t\t\treturn drop(skb, REASON_MALFORMED, hook);":             again,
+			"if (fix_checksum(skb, p, f->checksum))\n\t\t\t\treturn drop(skb, REASON_MALFORMED, hook);":    within,
+			"BPF_F_RECOMPUTE_CSUM))\n\t\t\t\treturn drop(skb, REASON_MALFORMED, hook);":                    within,
+		},
+		"crypto.h": {
+			"if (err)\n\t\treturn REASON_NO_KEY;": "one block under a key of the right length cannot fail",
+		},
+	}
+}

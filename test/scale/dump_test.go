@@ -1,0 +1,294 @@
+package scale_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"net/http"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/lab"
+	"pilaster.io/pilaster/internal/local"
+	"pilaster.io/pilaster/internal/netns"
+)
+
+// cache is the one map whose content depends on who talks: a fixed number of slots.
+const cache = "pil_flows"
+
+// state is what a node's kernel keeps for Pilaster and its traffic, element by element.
+type state struct {
+	elements        map[string]string // "map pil_locals_v1 KEY" → value, "route …", "neighbour …", …
+	slots, capacity int               // of the cache, on all CPUs
+}
+
+func (s *state) count(prefix string) (n int) {
+	for key := range s.elements {
+		if strings.HasPrefix(key, prefix) {
+			n++
+		}
+	}
+	return n
+}
+
+// same wants another state of the node to have exactly the elements of this one.
+func (s *state) same(t *testing.T, other *state, when string) {
+	t.Helper()
+	keys := maps.Clone(s.elements)
+	maps.Copy(keys, other.elements)
+	for _, key := range slices.Sorted(maps.Keys(keys)) {
+		was, had := s.elements[key]
+		is, has := other.elements[key]
+		switch {
+		case !has:
+			t.Errorf("%s: %s is gone", when, key)
+		case !had:
+			t.Errorf("%s: %s = %s is new", when, key, is)
+		case was != is:
+			t.Errorf("%s: %s was %s, is %s", when, key, was, is)
+		}
+	}
+}
+
+func dump(ctx context.Context, t *testing.T, l *lab.Lab, node string) *state {
+	t.Helper()
+	s := &state{elements: map[string]string{}}
+	pinned, err := s.addPins(l.BPF(node))
+	if err == nil {
+		err = s.addUnpinned(l.BPF(node), pinned)
+	}
+	if err == nil {
+		err = s.addNetwork(l, node)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	// What the dumps leave out: exceptions to routes, such as the MTU of a path.
+	exceptions, err := l.Output(ctx, node, "ip", "-6", "route", "show", "table", "all", "cache")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.elements["route cache"] = exceptions
+	return s
+}
+
+// addPins reads every element of every pinned map, and notes every other pin.
+func (s *state) addPins(dir string) (pinned map[ebpf.MapID]bool, err error) {
+	pinned = map[ebpf.MapID]bool{}
+	err = filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			return err
+		}
+		name, ok := strings.CutPrefix(path, filepath.Join(dir, "maps")+"/")
+		if !ok {
+			s.elements["pin "+path] = "is there"
+			return nil
+		}
+		m, err := ebpf.LoadPinnedMap(path, nil)
+		if err != nil {
+			return fmt.Errorf("%s: %w", path, err)
+		}
+		defer m.Close()
+		info, err := m.Info()
+		if err != nil {
+			return err
+		}
+		id, _ := info.ID()
+		pinned[id] = true
+		s.elements["size of map "+name] = fmt.Sprintf("%v, %d × (%d + %d) bytes", m.Type(), m.MaxEntries(), m.KeySize(), m.ValueSize())
+		if m.Type() == ebpf.RingBuf {
+			return nil // a queue of events, which its reader empties
+		}
+		return eachElement(m, func(key, value []byte) {
+			s.elements["map "+name+" "+hex.EncodeToString(key)] = hex.EncodeToString(value)
+		})
+	})
+	return pinned, err
+}
+
+// eachElement tells a map's elements; a value per CPU comes as all of them behind each other.
+func eachElement(m *ebpf.Map, f func(key, value []byte)) error {
+	var key, value []byte
+	var values [][]byte
+	elements := m.Iterate()
+	if m.Type() == ebpf.PerCPUArray {
+		for elements.Next(&key, &values) {
+			f(key, slices.Concat(values...))
+		}
+	} else {
+		for elements.Next(&key, &value) {
+			f(key, value)
+		}
+	}
+	if err := elements.Err(); err != nil {
+		return fmt.Errorf("read %v: %w", m, err)
+	}
+	return nil
+}
+
+// addUnpinned finds the maps that the pinned programs use beside the pinned ones: the cache, whose
+// slots in use are counted, and single elements, of which no number of peers makes more.
+func (s *state) addUnpinned(dir string, pinned map[ebpf.MapID]bool) error {
+	programs, err := filepath.Glob(filepath.Join(dir, "programs", "*", "*"))
+	if err != nil || len(programs) != 1 {
+		return errors.Join(err, fmt.Errorf("programs pinned in %s: %q, wanted one", dir, programs))
+	}
+	program, err := ebpf.LoadPinnedProgram(programs[0], nil)
+	if err != nil {
+		return err
+	}
+	defer program.Close()
+	info, err := program.Info()
+	if err != nil {
+		return err
+	}
+	ids, _ := info.MapIDs()
+	for _, id := range ids {
+		if pinned[id] {
+			continue
+		}
+		if err := s.addUnpinnedMap(id); err != nil {
+			return err
+		}
+	}
+	if s.capacity == 0 {
+		return fmt.Errorf("the program uses no map %s", cache)
+	}
+	return nil
+}
+
+func (s *state) addUnpinnedMap(id ebpf.MapID) error {
+	m, err := ebpf.NewMapFromID(id)
+	if err != nil {
+		return err
+	}
+	defer m.Close()
+	info, err := m.Info()
+	if err != nil {
+		return err
+	}
+	switch {
+	case info.Name == cache:
+		return eachElement(m, func(_, value []byte) {
+			for slot := range slices.Chunk(value, int(m.ValueSize())) {
+				s.capacity++
+				if slices.ContainsFunc(slot, func(b byte) bool { return b != 0 }) {
+					s.slots++
+				}
+			}
+		})
+	case m.MaxEntries() == 1: // constants, and where the cipher works
+		s.elements["size of unpinned map "+info.Name] = fmt.Sprintf("%v of %d bytes", m.Type(), m.ValueSize())
+		return nil
+	}
+	return fmt.Errorf("the program uses map %s of %d entries, which is neither pinned nor the cache", info.Name, m.MaxEntries())
+}
+
+// addNetwork reads devices, addresses, routes, rules and neighbours.
+func (s *state) addNetwork(l *lab.Lab, node string) error {
+	ns, err := l.Namespace(node)
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	h, err := ns.Netlink()
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+
+	links, err := netns.List(h.LinkList)
+	if err != nil {
+		return err
+	}
+	names := map[int]string{}
+	for _, link := range links {
+		a := link.Attrs()
+		names[a.Index] = a.Name
+		s.elements["device "+a.Name] = fmt.Sprintf("%s, MTU %d, %v", link.Type(), a.MTU, a.HardwareAddr)
+	}
+	addresses, err := netns.List(func() ([]netlink.Addr, error) { return h.AddrList(nil, netlink.FAMILY_ALL) })
+	if err != nil {
+		return err
+	}
+	for _, a := range addresses {
+		s.elements[fmt.Sprintf("address %v on %s", a.IPNet, names[a.LinkIndex])] = "is there"
+	}
+	routes, err := netns.List(func() ([]netlink.Route, error) {
+		return h.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
+	})
+	if err != nil {
+		return err
+	}
+	for _, r := range routes {
+		s.elements[fmt.Sprintf("route %d: %v via %v on %s, type %d, table %d, metric %d",
+			r.Family, r.Dst, r.Gw, names[r.LinkIndex], r.Type, r.Table, r.Priority)] = "is there"
+	}
+	rules, err := netns.List(func() ([]netlink.Rule, error) { return h.RuleList(netlink.FAMILY_ALL) })
+	if err != nil {
+		return err
+	}
+	for _, r := range rules {
+		s.elements[fmt.Sprintf("rule %d: %v", r.Family, r)] = "is there"
+	}
+	return s.addNeighbours(h, names)
+}
+
+// addNeighbours takes a neighbour by its MAC: a router answers to more than one address, and which
+// of them the kernel remembers at a moment depends on its timers.
+func (s *state) addNeighbours(h *netlink.Handle, names map[int]string) error {
+	neighbours, err := netns.List(func() ([]netlink.Neigh, error) { return h.NeighList(0, netlink.FAMILY_ALL) })
+	if err != nil {
+		return err
+	}
+	for _, n := range neighbours {
+		switch {
+		case n.IP.IsMulticast() || n.IP.IsLoopback():
+		case len(n.HardwareAddr) == 0:
+			s.elements[fmt.Sprintf("neighbour %v on %s", n.IP, names[n.LinkIndex])] = "is looked for"
+		default:
+			s.elements[fmt.Sprintf("neighbour %v on %s", n.HardwareAddr, names[n.LinkIndex])] = "is there"
+		}
+	}
+	return nil
+}
+
+// scrape reads those of the orchestrator's metrics that are whole numbers.
+func scrape(ctx context.Context, t *testing.T, l *lab.Lab) map[string]int {
+	t.Helper()
+	status, err := l.Status(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, local.URL+"/metrics", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	response, err := local.Client(status.Orchestrator.Socket).Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	all := map[string]int{}
+	for lines := bufio.NewScanner(response.Body); lines.Scan(); {
+		name, value, _ := strings.Cut(lines.Text(), " ")
+		if n, err := strconv.Atoi(value); err == nil {
+			all[name] = n
+		}
+	}
+	if _, ok := all[`pilaster_orchestrator_messages_total{event="delta"}`]; !ok {
+		t.Fatalf("the orchestrator does not count its messages: %v", all)
+	}
+	return all
+}

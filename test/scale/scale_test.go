@@ -1,0 +1,161 @@
+// Package scale_test reads out of the kernel what a node keeps while its cluster grows, and
+// counts what the cluster says about it.
+//
+//   - NP2, §6.1, table 1, fig 14: two pairs of entries a container, none for other nodes
+//   - NP10, §7.1, fig 16, 17: what a node keeps does not depend on the size of the cluster
+//   - NP1, §6.1: a new container costs no message to any other node
+package scale_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/lab"
+	"pilaster.io/pilaster/internal/lab/labtest"
+	"pilaster.io/pilaster/internal/packet"
+)
+
+const (
+	hub   = "hub"
+	peers = 16
+)
+
+func peer(i int) string { return fmt.Sprintf("p%d", i) }
+
+// on is the n-th container of a node; all are alike.
+func on(node string, n int) lab.Container {
+	return lab.Container{Name: fmt.Sprintf("%s-c%d", node, n), Node: node, Tenant: "blue", Labels: map[string]string{"app": "web"}}
+}
+
+// TestPeers lets a growing number of nodes talk to one, whose kernel must keep the same elements
+// throughout, byte for byte.
+func TestPeers(t *testing.T) {
+	spec := lab.Spec{Nodes: []string{hub}, Tenants: []lab.Tenant{{Name: "blue"}}, Containers: []lab.Container{on(hub, 1), on(hub, 2)}}
+	for i := range peers {
+		spec.Nodes = append(spec.Nodes, peer(i+1))
+	}
+	l := labtest.New(t, spec)
+	ctx := labtest.Context(t)
+
+	talk(ctx, t, l, on(hub, 1).Name, on(hub, 2).Name)
+	alone := dump(ctx, t, l, hub)
+	if alone.slots == 0 {
+		t.Fatal("two containers have talked, yet the cache is empty: it is not the one in use")
+	}
+	slots, talked := alone.slots, 0
+	for _, n := range []int{1, 4, peers} {
+		for ; talked < n; talked++ {
+			addFirst(ctx, t, l, peer(talked+1))
+		}
+		now := dump(ctx, t, l, hub)
+		alone.same(t, now, fmt.Sprintf("%d peers have talked", n))
+		if now.slots <= slots {
+			t.Errorf("%d peers have talked, yet the cache went from %d to %d slots", n, slots, now.slots)
+		}
+		slots = now.slots
+		t.Logf("%2d peers: %d elements in pinned maps, %d routes, %d neighbours; apart from them %d of %d cache slots in use",
+			n, now.count("map "), now.count("route "), now.count("neighbour "), now.slots, now.capacity)
+	}
+
+	// More containers where the tenant is known already: nobody says a word.
+	before := said(ctx, t, l)
+	for i := range peers {
+		if err := l.AddContainer(ctx, on(peer(i+1), 2)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	talk(ctx, t, l, on(hub, 1).Name, on(peer(peers), 2).Name)
+	if after := said(ctx, t, l); after != before {
+		t.Errorf("%d more containers: %+v, before %+v", peers, after, before)
+	}
+	alone.same(t, dump(ctx, t, l, hub), "every peer has two containers")
+
+	// That the judge is not blind: a container here is two entries and a device.
+	if err := l.AddContainer(ctx, on(hub, 3)); err != nil {
+		t.Fatal(err)
+	}
+	more := dump(ctx, t, l, hub)
+	for kind, want := range map[string]int{
+		"map pil_sources": 1, "map pil_locals": 1, "map ": 2, "device ": 1, "address ": 0, "route ": 0, "rule ": 0, "neighbour ": 0,
+	} {
+		if got := more.count(kind) - alone.count(kind); got != want {
+			t.Errorf("one container here added %d of %q, wanted %d", got, kind, want)
+		}
+	}
+}
+
+// addFirst adds a node's first container and has it talk with those of the hub. The node asks for
+// the tenant and is told; no other hears of it.
+func addFirst(ctx context.Context, t *testing.T, l *lab.Lab, node string) {
+	t.Helper()
+	before := said(ctx, t, l)
+	c := on(node, 1)
+	if err := l.AddContainer(ctx, c); err != nil {
+		t.Fatal(err)
+	}
+	for _, here := range []string{on(hub, 1).Name, on(hub, 2).Name} {
+		talk(ctx, t, l, here, c.Name)
+		talk(ctx, t, l, c.Name, here)
+	}
+	told := waitTold(ctx, t, l, before)
+	if told.deltas != before.deltas+1 || told.snapshots != before.snapshots || told.resolved != before.resolved+1 {
+		t.Errorf("the first container on %s: %+v, before %+v, wanted one call and one delta", node, told, before)
+	}
+}
+
+// talk sends echoes from one container to another.
+func talk(ctx context.Context, t *testing.T, l *lab.Lab, from, to string) {
+	t.Helper()
+	if e, err := l.Ping(ctx, from, to, packet.PingOptions{Count: 2}); err != nil || e.Received != 2 {
+		t.Fatalf("%s reaches %s: %+v, %v", from, to, e, err)
+	}
+}
+
+// words is what the orchestrator has been asked, has noted and has told nodes since it started;
+// heartbeats apart.
+type words struct {
+	resolved, snapshots, deltas int
+	revision                    int64 // of its store
+}
+
+func said(ctx context.Context, t *testing.T, l *lab.Lab) words {
+	t.Helper()
+	status, err := l.Operator().ClusterStatus(ctx, connect.NewRequest(&pilasterv1.ClusterStatusRequest{}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	metrics := scrape(ctx, t, l)
+	return words{
+		resolved:  metrics[`pilaster_orchestrator_calls_total{code="ok",procedure="/pilaster.v1.NodeService/Resolve"}`],
+		snapshots: metrics[`pilaster_orchestrator_messages_total{event="snapshot"}`],
+		deltas:    metrics[`pilaster_orchestrator_messages_total{event="delta"}`],
+		revision:  status.Msg.Revision,
+	}
+}
+
+// poll is how often a metric is read that must rise.
+const poll = 10 * time.Millisecond
+
+// waitTold waits until another delta was sent and the store has noted which node hosts the tenant:
+// an ADD waits for neither.
+func waitTold(ctx context.Context, t *testing.T, l *lab.Lab, before words) words {
+	t.Helper()
+	tick := time.NewTicker(poll)
+	defer tick.Stop()
+	for {
+		now := said(ctx, t, l)
+		if now.deltas > before.deltas && now.revision > before.revision {
+			return now
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			t.Fatalf("nobody was told: %+v, before %+v", now, before)
+		}
+	}
+}

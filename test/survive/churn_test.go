@@ -1,0 +1,103 @@
+package survive_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"pilaster.io/pilaster/internal/lab"
+	"pilaster.io/pilaster/internal/lab/labtest"
+)
+
+// node is where the containers of the churn are.
+const node = "n1"
+
+const inFlight = 10
+
+// What a node with a thousand containers may take. A short run among other tests tells nothing
+// about times, so `make survive` alone judges these.
+const (
+	maxOne    = 20 * time.Millisecond // median of an ADD, one at a time
+	maxTen    = 60 * time.Millisecond // and with ten in flight
+	maxMemory = 64 << 20
+)
+
+// TestChurn adds and removes PILASTER_SURVIVE_CONTAINERS containers PILASTER_SURVIVE_ROUNDS times,
+// ten in flight. After the last has gone the node holds what it held before the first came.
+func TestChurn(t *testing.T) {
+	containers, rounds := setting(t, "PILASTER_SURVIVE_CONTAINERS", 60), setting(t, "PILASTER_SURVIVE_ROUNDS", 2)
+	l := labtest.New(t, lab.Spec{Nodes: []string{node}, Tenants: []lab.Tenant{{Name: "blue"}}})
+	ctx := t.Context()
+	more := max(20, containers/10) // are measured while the others are there
+	p := newPlugin(t, l, containers+more)
+	holds := func() holdings { return held(ctx, t, l, p, containers+more) }
+	do := func(verb string, from, to, inFlight int) ([]time.Duration, time.Duration) {
+		t.Helper()
+		walls, cpu, err := p.each(ctx, verb, from, to, inFlight)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return walls, cpu
+	}
+
+	// The first container makes the node host the tenant, and keep a file of the addresses it gave.
+	do("ADD", 0, 1, 1)
+	during := holds()
+	do("DEL", 0, 1, 1)
+	before := rest(ctx, t, holds)
+	if len(during) == len(before) {
+		t.Fatalf("a container changes nothing that is counted: %v", before)
+	}
+
+	for round := range rounds {
+		start := time.Now()
+		do("ADD", 0, containers, inFlight)
+		added := time.Since(start)
+		if round == rounds-1 {
+			measure(ctx, t, l, containers, do, more)
+		}
+		start = time.Now()
+		do("DEL", 0, containers, inFlight)
+		t.Logf("round %d: %d containers added in %v, removed in %v", round+1, containers, added.Round(time.Millisecond), time.Since(start).Round(time.Millisecond))
+	}
+	before.same(ctx, t, holds)
+}
+
+// measure adds more containers to those that are there and says what that takes.
+func measure(ctx context.Context, t *testing.T, l *lab.Lab, containers int, do func(verb string, from, to, inFlight int) ([]time.Duration, time.Duration), more int) {
+	t.Helper()
+	agent := agentPID(ctx, t, l, node)
+	used := func() time.Duration {
+		d, err := cpuTime(agent)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}
+	medians := map[int]time.Duration{}
+	for _, n := range []int{1, inFlight} {
+		before := used()
+		walls, plugins := do("ADD", containers, containers+more, n)
+		agents := used() - before
+		medians[n] = median(walls)
+		t.Logf("ADD with %d containers there, %d in flight: median %v, slowest of %d %v; CPU an ADD: plugin %v, agent %v",
+			containers, n, medians[n], more, walls[len(walls)-1], plugins/time.Duration(more), agents/time.Duration(more))
+		walls, _ = do("DEL", containers, containers+more, n)
+		t.Logf("DEL with %d containers there, %d in flight: median %v", containers, n, median(walls))
+	}
+	peak, err := peakMemory(agent)
+	if err != nil {
+		t.Fatal(err)
+	}
+	maps, err := mapMemory(agent)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("agent: VmHWM %d KiB; kernel memory of its maps %d KiB", peak>>10, maps>>10)
+	if peak > maxMemory {
+		t.Errorf("the agent took %d KiB, the limit is %d", peak>>10, maxMemory>>10)
+	}
+	if judgesTimes() && (medians[1] > maxOne || medians[inFlight] > maxTen) {
+		t.Errorf("medians %v and %v, the limits are %v and %v", medians[1], medians[inFlight], maxOne, maxTen)
+	}
+}

@@ -1,0 +1,221 @@
+package survive_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/lab"
+	"pilaster.io/pilaster/internal/lab/labtest"
+	"pilaster.io/pilaster/internal/local"
+)
+
+// youth is up to which age agents are killed.
+const youth = 500 * time.Millisecond
+
+// TestKills kills the agents of two nodes PILASTER_SURVIVE_KILLS times, with the choices of
+// PILASTER_SURVIVE_SEED: while they start, and in the middle of ADD and DEL. Two containers send
+// each other numbered datagrams all the while, and none is lost.
+func TestKills(t *testing.T) {
+	kills := setting(t, "PILASTER_SURVIVE_KILLS", 8)
+	seed := uint64(rand.Uint32())
+	if text, set := os.LookupEnv("PILASTER_SURVIVE_SEED"); set {
+		var err error
+		if seed, err = strconv.ParseUint(text, 10, 64); err != nil {
+			t.Fatalf("PILASTER_SURVIVE_SEED: %v", err)
+		}
+	}
+	t.Logf("PILASTER_SURVIVE_SEED=%d", seed)
+	l := labtest.New(t, lab.Spec{
+		Nodes:   []string{"n1", "n2"},
+		Tenants: []lab.Tenant{{Name: "blue"}},
+		Containers: []lab.Container{
+			{Name: "left", Node: "n1", Tenant: "blue"},
+			{Name: "right", Node: "n2", Tenant: "blue"},
+		},
+	})
+	k := &killer{T: t, lab: l, random: rand.New(rand.NewPCG(seed, 0)), start: time.Now()}
+	sending, stop := context.WithCancel(t.Context())
+	defer stop()
+	streams := []*stream{
+		startStream(sending, t, l, "left", "right"),
+		startStream(sending, t, l, "right", "left"),
+	}
+	nodes := []string{"n1", "n2"}
+	for _, node := range nodes {
+		k.works(node)
+	}
+	for turn := 0; k.kills < kills; turn++ {
+		node := nodes[k.random.IntN(len(nodes))]
+		switch turn % 3 {
+		case 0:
+			k.young(node)
+		case 1:
+			k.duringAdd(node)
+		case 2:
+			k.duringDel(node)
+		}
+		k.works(node)
+	}
+	stop()
+	for _, s := range streams {
+		s.finish(t, k.start)
+	}
+	t.Logf("%d kills; they cut %d ADDs and %d DELs off", k.kills, k.cutAdds, k.cutDels)
+	if kills >= 50 && (k.cutAdds == 0 || k.cutDels == 0) {
+		t.Error("no ADD or no DEL was cut off: the kills come at the wrong time")
+	}
+	for _, node := range nodes {
+		k.onlyOne(node)
+	}
+}
+
+// killer kills agents.
+type killer struct {
+	*testing.T
+	lab    *lab.Lab
+	random *rand.Rand
+	start  time.Time
+
+	kills, cutAdds, cutDels, names int
+
+	added, removed time.Duration // what the last undisturbed ADD and DEL took
+}
+
+// crash kills an agent and returns when it has been started again.
+func (k *killer) crash(node, when string) {
+	k.Helper()
+	k.kills++
+	k.Logf("%v: kill %d, %s %s", time.Since(k.start).Round(time.Millisecond), k.kills, node, when)
+	_, err := k.lab.Crash(k.Context(), lab.AgentProcess(node))
+	k.must(err)
+}
+
+func (k *killer) wait(most time.Duration) time.Duration {
+	d := time.Duration(k.random.Int64N(int64(most) + 1))
+	time.Sleep(d) // at random is what kills come at
+	return d
+}
+
+// young kills an agent some time after its start, at which it was killed too.
+func (k *killer) young(node string) {
+	k.crash(node, "at rest")
+	k.crash(node, fmt.Sprint("at the age of ", k.wait(youth)))
+}
+
+// duringAdd kills an agent while a container comes. Where the ADD fails, a runtime calls DEL.
+func (k *killer) duringAdd(node string) {
+	c := k.next(node)
+	added := make(chan error, 1)
+	go func() { added <- k.lab.AddContainer(k.Context(), c) }()
+	k.crash(node, fmt.Sprint(k.wait(k.added), " into an ADD"))
+	err := <-added
+	k.ready(node)
+	if err == nil {
+		k.must(k.lab.RemoveContainer(k.Context(), c.Name))
+		return
+	}
+	k.cutAdds++
+	_, err = k.lab.Agent(node).DeleteEndpoint(k.Context(), connect.NewRequest(&pilasterv1.DeleteEndpointRequest{
+		ContainerId: k.lab.ContainerID(c.Name), Interface: lab.Interface,
+	}))
+	k.must(err)
+}
+
+// duringDel kills an agent while a container goes. Where the DEL fails, a runtime calls it again.
+func (k *killer) duringDel(node string) {
+	c := k.next(node)
+	k.must(k.lab.AddContainer(k.Context(), c))
+	removed := make(chan error, 1)
+	go func() { removed <- k.lab.RemoveContainer(k.Context(), c.Name) }()
+	k.crash(node, fmt.Sprint(k.wait(k.removed), " into a DEL"))
+	err := <-removed
+	k.ready(node)
+	if err != nil {
+		k.cutDels++
+		k.must(k.lab.RemoveContainer(k.Context(), c.Name))
+	}
+}
+
+// works wants an agent to be ready, and an ADD and a DEL to succeed.
+func (k *killer) works(node string) {
+	k.Helper()
+	k.ready(node)
+	c := k.next(node)
+	start := time.Now()
+	k.must(k.lab.AddContainer(k.Context(), c))
+	k.added = time.Since(start)
+	start = time.Now()
+	k.must(k.lab.RemoveContainer(k.Context(), c.Name))
+	k.removed = time.Since(start)
+}
+
+// ready waits until an agent says that it is ready and wants /readyz to agree.
+func (k *killer) ready(node string) {
+	k.Helper()
+	k.must(k.lab.Await(k.Context(), lab.AgentProcess(node)))
+	client := local.Client(k.lab.AgentSocket(node))
+	defer client.CloseIdleConnections()
+	request, err := http.NewRequestWithContext(k.Context(), http.MethodGet, local.URL+"/readyz", nil)
+	k.must(err)
+	response, err := client.Do(request)
+	k.must(err)
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	k.must(err)
+	if response.StatusCode != http.StatusOK {
+		k.Fatalf("%s: /readyz says %d %s", node, response.StatusCode, body)
+	}
+}
+
+// onlyOne wants a node to have one container and nothing of others.
+func (k *killer) onlyOne(node string) {
+	k.Helper()
+	status, err := k.lab.Agent(node).Status(k.Context(), connect.NewRequest(&pilasterv1.StatusRequest{}))
+	k.must(err)
+	got := map[string]uint32{"endpoints": status.Msg.Endpoints, "tenants": status.Msg.Tenants}
+	for _, e := range status.Msg.Datapath.Entries {
+		if !e.Cache {
+			got[e.Table] = e.Used
+		}
+	}
+	ns, err := k.lab.Namespace(node)
+	k.must(err)
+	links, err := linksOf(ns)
+	k.must(err)
+	for _, l := range links {
+		if strings.HasPrefix(l.Attrs().Name, "pil") {
+			got["devices"]++
+		}
+	}
+	for _, thing := range []string{"endpoints", "tenants", "sources", "locals", "devices"} {
+		if got[thing] != 1 {
+			k.Errorf("%s has %d %s, want 1", node, got[thing], thing)
+		}
+	}
+	if len(status.Msg.Problems) > 0 {
+		k.Errorf("%s: %q", node, status.Msg.Problems)
+	}
+}
+
+func (k *killer) next(node string) lab.Container {
+	k.names++
+	return lab.Container{Name: fmt.Sprint("c", k.names), Node: node, Tenant: "blue", Labels: map[string]string{"app": "web"}}
+}
+
+func (k *killer) must(err error) {
+	k.Helper()
+	if err != nil {
+		k.Fatal(err)
+	}
+}

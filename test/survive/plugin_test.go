@@ -1,0 +1,114 @@
+package survive_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"pilaster.io/pilaster/internal/lab"
+	"pilaster.io/pilaster/internal/lab/labtest"
+	"pilaster.io/pilaster/internal/netns"
+)
+
+// plugin runs the CNI plugin as a runtime does: the verb and the namespace in the environment, the
+// configuration on standard input.
+type plugin struct {
+	binary string
+	config []byte
+	name   string // begins the containers' ids
+	dir    string // of their namespaces
+}
+
+// newPlugin makes n namespaces and what runs the plugin for them.
+func newPlugin(t *testing.T, l *lab.Lab, n int) *plugin {
+	t.Helper()
+	list, err := l.CNIConfig(lab.Container{Node: node, Tenant: "blue", Labels: map[string]string{"app": "web"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var config struct {
+		Name, CNIVersion string
+		Plugins          []map[string]any
+	}
+	if err := json.Unmarshal(list, &config); err != nil {
+		t.Fatal(err)
+	}
+	one := config.Plugins[0]
+	one["name"], one["cniVersion"] = config.Name, config.CNIVersion
+	p := &plugin{
+		binary: filepath.Join(filepath.Dir(labtest.Binary(t)), "pilaster-cni"),
+		name:   l.Name(), dir: filepath.Join("/run", l.Name()),
+	}
+	if p.config, err = json.Marshal(one); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		for i := range n {
+			if err := netns.Remove(p.netns(i)); err != nil {
+				t.Error(err)
+			}
+		}
+		if err := os.Remove(p.dir); err != nil {
+			t.Error(err)
+		}
+	})
+	for i := range n {
+		ns, err := netns.Create(p.netns(i))
+		if err != nil {
+			t.Fatal(err)
+		}
+		ns.Close()
+	}
+	return p
+}
+
+func (p *plugin) netns(i int) string { return filepath.Join(p.dir, fmt.Sprint("c", i)) }
+
+// run is one call for container i: how long it took and the CPU time of the plugin itself.
+func (p *plugin) run(ctx context.Context, verb string, i int) (wall, cpu time.Duration, err error) {
+	cmd := exec.CommandContext(ctx, p.binary)
+	cmd.Env = []string{
+		"CNI_COMMAND=" + verb, fmt.Sprintf("CNI_CONTAINERID=%s-c%d", p.name, i),
+		"CNI_NETNS=" + p.netns(i), "CNI_IFNAME=" + lab.Interface, "CNI_PATH=" + filepath.Dir(p.binary),
+	}
+	cmd.Stdin = bytes.NewReader(p.config)
+	start := time.Now()
+	out, err := cmd.CombinedOutput()
+	wall = time.Since(start)
+	if err != nil {
+		return 0, 0, fmt.Errorf("%s of container %d: %w\n%s", verb, i, err, out)
+	}
+	return wall, cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime(), nil
+}
+
+// each runs the verb for the containers from..to-1, so many at a time, and returns the times
+// sorted and the CPU time of all the plugins.
+func (p *plugin) each(ctx context.Context, verb string, from, to, inFlight int) (walls []time.Duration, cpu time.Duration, err error) {
+	walls = make([]time.Duration, to-from)
+	var sum atomic.Int64
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(inFlight)
+	for i := range walls {
+		group.Go(func() error {
+			wall, cpu, err := p.run(ctx, verb, from+i)
+			walls[i] = wall
+			sum.Add(int64(cpu))
+			return err
+		})
+	}
+	err = group.Wait()
+	slices.Sort(walls)
+	return walls, time.Duration(sum.Load()), err
+}
+
+func median(sorted []time.Duration) time.Duration { return sorted[len(sorted)/2] }

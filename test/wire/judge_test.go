@@ -1,0 +1,115 @@
+package wire_test
+
+import (
+	"encoding/hex"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// judge knows what may be on the fabric. It reads captures with tshark, which shares nothing with
+// Pilaster.
+type judge struct {
+	places   map[netip.Addr]place // by plaintext address
+	secret   []netip.Addr         // ciphertext addresses, which must be nowhere
+	base     netip.Prefix         // all plaintext addresses
+	underlay netip.Prefix         // the fabric's own packets
+}
+
+// place is where a plaintext address belongs.
+type place struct {
+	port, tenant string // the router's port to its node
+}
+
+// plainLayers are all that a packet may consist of. In front of a quoted packet stands ICMPv6.
+var plainLayers = []string{
+	"ipv6:tcp", "ipv6:tcp:data", "ipv6:udp", "ipv6:udp:data", "ipv6:icmpv6", "ipv6:icmpv6:data",
+	"ipv6:ipv6.fraghdr:data", "ipv6:ipv6.fraghdr:udp:data", "ipv6:ipv6.fraghdr:icmpv6:data",
+	"ipv6:icmpv6:ipv6:udp:data", "ipv6:icmpv6:ipv6:tcp", "ipv6:icmpv6:ipv6:tcp:data",
+}
+
+// findings is what is wrong with the frames of a recording. Partial checksums are faults
+// unless the senders leave checksums to their devices.
+func (j judge) findings(t *testing.T, r recording, frames []frame, offload bool) []string {
+	t.Helper()
+	var all []string
+	for _, f := range frames {
+		if fault := j.fault(f, offload); fault != "" {
+			all = append(all, fmt.Sprintf("frame %d: %s on port %s", f.number, fault, f.port))
+		}
+	}
+	return append(all, j.ciphertexts(t, r)...)
+}
+
+// ciphertexts finds frames with either half of one, which is enough to give it away. What a
+// display filter calls frame is every byte of it.
+func (j judge) ciphertexts(t *testing.T, r recording) []string {
+	t.Helper()
+	var filter, all []string
+	for _, a := range j.secret {
+		b := a.As16()
+		filter = append(filter, "frame contains "+colons(b[:8]), "frame contains "+colons(b[8:]))
+	}
+	for _, line := range r.tshark(t, "-Y", strings.Join(filter, " || "), "-e", "frame.number") {
+		if line != "" {
+			all = append(all, "frame "+line+": ciphertext")
+		}
+	}
+	return all
+}
+
+func (j judge) fault(f frame, offload bool) string {
+	if len(f.source) == 0 || len(f.source) != len(f.destination) {
+		return "not IPv6: " + f.layers
+	}
+	layers := strings.TrimPrefix(f.layers, "eth:ethertype:")
+	if j.fabricsOwn(f, layers) {
+		return ""
+	}
+	if !slices.Contains(plainLayers, layers) {
+		return "not plain: " + layers
+	}
+	if f.checksum == badChecksum && !(offload && f.partial()) {
+		return "checksum"
+	}
+	from, to := j.places[f.source[0]], j.places[f.destination[0]]
+	switch {
+	case from == place{}:
+		return fmt.Sprintf("source %v is nobody's", f.source[0])
+	case to == place{}:
+		return fmt.Sprintf("destination %v is nobody's", f.destination[0])
+	case from.tenant != to.tenant:
+		return "two tenants"
+	case from.port == to.port:
+		return "same node, yet on the fabric"
+	case f.port != from.port && f.port != to.port:
+		return "on a port of neither node"
+	case len(f.source) > 1 && (f.source[1] != f.destination[0] || f.destination[1] != f.source[0]):
+		return "quotes a packet of others"
+	}
+	return ""
+}
+
+// fabricsOwn reports whether no container has to do with a packet: neighbour discovery, the
+// orchestrator's streams, sentinels.
+func (j judge) fabricsOwn(f frame, layers string) bool {
+	for _, a := range slices.Concat(f.source, f.destination) {
+		if !j.underlay.Contains(a) && !a.IsLinkLocalUnicast() && !a.IsMulticast() && !a.IsUnspecified() {
+			return false
+		}
+	}
+	return slices.ContainsFunc([]string{"ipv6:tcp", "ipv6:icmpv6", "ipv6:ipv6.hopopts:icmpv6"}, func(own string) bool {
+		return strings.HasPrefix(layers, own)
+	}) || layers == "ipv6:udp:data"
+}
+
+// colons is how a display filter takes bytes.
+func colons(b []byte) string {
+	text := make([]string, len(b))
+	for i := range b {
+		text[i] = hex.EncodeToString(b[i : i+1])
+	}
+	return strings.Join(text, ":")
+}
