@@ -73,12 +73,6 @@ func (s *nodeService) Register(ctx context.Context, req *connect.Request[pilaste
 	if err != nil {
 		return nil, connect.NewError(connect.CodeInvalidArgument, err)
 	}
-	if err := s.store.Admit(ctx, r.Node); err != nil {
-		return nil, err
-	}
-	if err := s.store.Recall(ctx, req.Msg.Held.GetTenants(), req.Msg.Held.GetApps()); err != nil {
-		return nil, err
-	}
 	node, err := s.store.Register(ctx, r)
 	if err != nil {
 		return nil, err
@@ -88,7 +82,7 @@ func (s *nodeService) Register(ctx context.Context, req *connect.Request[pilaste
 
 func registration(ctx context.Context, m *pilasterv1.RegisterRequest) (r store.Registration, err error) {
 	r.Node, _ = caller(ctx)
-	r.Version = m.Version
+	r.Version, r.Tenants, r.Apps = m.Version, m.Held.GetTenants(), m.Held.GetApps()
 	if m.WantedPrefix != "" {
 		if r.Prefix, err = netip.ParsePrefix(m.WantedPrefix); err != nil {
 			return r, fmt.Errorf("node prefix: %w", err)

@@ -1,6 +1,7 @@
 package store_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -24,9 +25,9 @@ import (
 func TestStore(t *testing.T) {
 	parts := map[string]func(t *testing.T, etcd *clientv3.Client){
 		"plan": testPlan, "nodes": testNodes, "prefixes run out": testPrefixesRunOut, "tenants": testTenants, "apps": testApps,
-		"recall": testRecall, "recall refuses": testRecallRefuses, "hosting": testHosting, "two stores": testTwoStores,
+		"recall": testRecall, "recall refuses": testRecallRefuses, "recall is whole": testRecallIsWhole, "hosting": testHosting, "two stores": testTwoStores,
 		"watch": testWatch, "sleeper": store.SleeperTest, "compacted": store.CompactedTest,
-		"hosted meanwhile": store.HostedMeanwhileTest,
+		"hosted meanwhile": store.HostedMeanwhileTest, "large change": store.LargeChangeTest,
 	}
 	storetest.Each(t, func(t *testing.T, etcd *clientv3.Client) {
 		for name, part := range parts {
@@ -207,7 +208,7 @@ func testApps(t *testing.T, etcd *clientv3.Client) {
 	refused(t, err, store.NotFound, "red", "tenant create")
 
 	last := &pilasterv1.App{Tenant: "blue", Id: 0xfeff, Labels: map[string]string{"app": "last"}}
-	if err := s.Recall(ctx, nil, []*pilasterv1.App{last}); err != nil {
+	if err := recall(s, nil, []*pilasterv1.App{last}); err != nil {
 		t.Fatal(err)
 	}
 	_, _, err = s.Resolve(ctx, "blue", map[string]string{"app": "one-more"})
@@ -234,7 +235,7 @@ func testRecall(t *testing.T, etcd *clientv3.Client) {
 	known := &pilasterv1.Tenant{Name: "blue", Ids: []*pilasterv1.TenantId{{Id: 1}}, Created: blue.Created}
 	app := &pilasterv1.App{Tenant: "blue", Id: 17, Labels: map[string]string{"app": "web"}}
 	for range 2 { // the second time finds nothing to do
-		if err := s.Recall(ctx, []*pilasterv1.Tenant{lost, known}, []*pilasterv1.App{app, {Tenant: "lost", Id: 3}}); err != nil {
+		if err := recall(s, []*pilasterv1.Tenant{lost, known}, []*pilasterv1.App{app, {Tenant: "lost", Id: 3}}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -246,6 +247,56 @@ func testRecall(t *testing.T, etcd *clientv3.Client) {
 	}
 	if _, a, err := s.Resolve(ctx, "blue", map[string]string{"app": "db"}); err != nil || a.Id != 18 {
 		t.Errorf("app after a held one: %v, %v", a, err)
+	}
+}
+
+// recall is a node that registers and holds these.
+func recall(s *store.Store, tenants []*pilasterv1.Tenant, apps []*pilasterv1.App) error {
+	_, err := s.Register(context.Background(), store.Registration{Node: node(77), Tenants: tenants, Apps: apps})
+	return err
+}
+
+// A refusal leaves nothing of what came before it, and what is more than a transaction holds comes whole.
+func testRecallIsWhole(t *testing.T, etcd *clientv3.Client) {
+	ctx, s := t.Context(), open(t, etcd, address.Plan{})
+	if _, err := s.CreateTenant(ctx, "blue", 0); err != nil {
+		t.Fatal(err)
+	}
+	var tenants []*pilasterv1.Tenant
+	var apps []*pilasterv1.App
+	for i := range 150 {
+		tenants = append(tenants, &pilasterv1.Tenant{Name: fmt.Sprintf("lost%d", i), Ids: []*pilasterv1.TenantId{{Id: uint32(1000 + i)}}})
+		apps = append(apps, &pilasterv1.App{Tenant: "blue", Id: uint32(10 + i), Labels: map[string]string{"app": fmt.Sprint(i)}})
+	}
+	before, err := etcd.Get(ctx, "/", clientv3.WithPrefix())
+	if err != nil {
+		t.Fatal(err)
+	}
+	stolen := &pilasterv1.Tenant{Name: "red", Ids: []*pilasterv1.TenantId{{Id: 1}}} // blue's
+	refused(t, recall(s, append(tenants, stolen), apps), store.Refused, "id 1 of tenant red", "blue", "nothing was changed")
+	twice := append(apps, &pilasterv1.App{Tenant: "blue", Id: 10, Labels: map[string]string{"app": "other"}})
+	refused(t, recall(s, tenants, twice), store.Refused, "app 10")
+	after, err := etcd.Get(ctx, "/", clientv3.WithPrefix())
+	if err != nil || after.Count != before.Count || after.Header.Revision != before.Header.Revision {
+		t.Errorf("a refusal left %d keys of %d, %v", after.Count, before.Count, err)
+	}
+
+	if err := recall(s, tenants, apps); err != nil {
+		t.Fatal(err)
+	}
+	if red, err := s.CreateTenant(ctx, "red", 0); err != nil || red.Ids[0].Id != 1150 {
+		t.Errorf("tenant after held ids: %v, %v", red, err)
+	}
+	if _, a, err := s.Resolve(ctx, "blue", map[string]string{"app": "new"}); err != nil || a.Id != 160 {
+		t.Errorf("app after held ones: %v, %v", a, err)
+	}
+	for i := range 150 {
+		if _, a, err := s.Resolve(ctx, "blue", map[string]string{"app": fmt.Sprint(i)}); err != nil || a.Id != uint32(10+i) {
+			t.Fatalf("held app %d: %v, %v", i, a, err)
+		}
+		if owner, err := etcd.Get(ctx, fmt.Sprintf("/pilaster/1/tenant-ids/%d", 1000+i)); err != nil || owner.Count != 1 {
+			t.Fatalf("held id %d is not claimed: %v", 1000+i, err)
+		}
 	}
 }
 
@@ -284,7 +335,7 @@ func testRecallRefuses(t *testing.T, etcd *clientv3.Client) {
 			if c.app != nil {
 				apps = append(apps, c.app)
 			}
-			refused(t, s.Recall(ctx, tenants, apps), c.reason)
+			refused(t, recall(s, tenants, apps), c.reason)
 		})
 	}
 	if red, err := s.CreateTenant(ctx, "red", 0); err != nil || red.Ids[0].Id != 2 {

@@ -25,5 +25,6 @@
 //	apps/TENANT/HASH         App
 //	app-ids/TENANT/ID        HASH of the app's labels
 //	hosting/TENANT/NODE      the node hosts containers of the tenant
+//	deletions                written with whatever is deleted: a range compare sees what came, not what went
 //	marks/…                  the lowest number never handed out
 package store

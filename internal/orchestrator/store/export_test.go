@@ -16,4 +16,5 @@ var (
 	SleeperTest         = testSleeper
 	CompactedTest       = testCompacted
 	HostedMeanwhileTest = testHostedMeanwhile
+	LargeChangeTest     = testLargeChange
 )

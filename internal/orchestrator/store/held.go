@@ -1,7 +1,8 @@
 package store
 
 import (
-	"context"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -11,15 +12,12 @@ import (
 	"pilaster.io/pilaster/internal/address"
 )
 
-// Recall takes in what a node already uses. Where the store has forgotten it, because it was
+// recall takes in what a node already uses. Where the store has forgotten it, because it was
 // restored from a backup, claims and marks are raised so that it is not handed out again; where the
 // store says otherwise, the node is refused.
-func (s *Store) Recall(ctx context.Context, tenants []*pilasterv1.Tenant, apps []*pilasterv1.App) error {
+func (t *txn) recall(tenants []*pilasterv1.Tenant, apps []*pilasterv1.App) error {
 	for _, held := range tenants {
-		if err := checkTenant(held.Name); err != nil {
-			return err
-		}
-		if err := s.change(ctx, func(t *txn) error { return t.recallTenant(held) }); err != nil {
+		if err := t.recallTenant(held); err != nil {
 			return err
 		}
 	}
@@ -27,8 +25,8 @@ func (s *Store) Recall(ctx context.Context, tenants []*pilasterv1.Tenant, apps [
 	for _, held := range apps {
 		byTenant[held.Tenant] = append(byTenant[held.Tenant], held)
 	}
-	for tenant, held := range byTenant {
-		if err := s.recallApps(ctx, tenant, held); err != nil {
+	for _, tenant := range slices.Sorted(maps.Keys(byTenant)) {
+		if err := t.recallApps(tenant, byTenant[tenant]); err != nil {
 			return err
 		}
 	}
@@ -37,13 +35,13 @@ func (s *Store) Recall(ctx context.Context, tenants []*pilasterv1.Tenant, apps [
 
 // recallApps reads a tenant's apps at once, for a node may hold thousands and mostly all are
 // as it says: an app never changes while its tenant lives.
-func (s *Store) recallApps(ctx context.Context, tenant string, held []*pilasterv1.App) error {
+func (t *txn) recallApps(tenant string, held []*pilasterv1.App) error {
 	if err := checkTenant(tenant); err != nil {
 		return err
 	}
 	dir := dirAppIDs + tenant + "/"
 	known := map[string]string{} // id: hash of labels
-	resp, err := (&txn{ctx: ctx, etcd: s.etcd}).read(dir, clientv3.WithPrefix())
+	resp, err := t.read(dir, clientv3.WithPrefix())
 	if err != nil {
 		return err
 	}
@@ -58,7 +56,7 @@ func (s *Store) recallApps(ctx context.Context, tenant string, held []*pilasterv
 		if known[strconv.Itoa(int(app.Id))] == hash {
 			continue
 		}
-		if err := s.change(ctx, func(t *txn) error { return t.recallApp(app, hash) }); err != nil {
+		if err := t.recallApp(app, hash); err != nil {
 			return err
 		}
 	}
@@ -68,6 +66,9 @@ func (s *Store) recallApps(ctx context.Context, tenant string, held []*pilasterv
 const heldAdvice = "the store was probably restored from a backup or replaced; nothing was changed: restore a newer one, or remove this node's containers of the tenant"
 
 func (t *txn) recallTenant(held *pilasterv1.Tenant) error {
+	if err := checkTenant(held.Name); err != nil {
+		return err
+	}
 	known := new(pilasterv1.Tenant)
 	exists, err := t.load(dirTenants+held.Name, known)
 	if err != nil {
@@ -127,9 +128,6 @@ func (t *txn) recallApp(held *pilasterv1.App, hash string) error {
 	}
 	if owner != "" && owner != hash {
 		return refuse(Refused, "this node holds app %d of tenant %s for labels %v, but in the cluster other labels are that app; %s", held.Id, held.Tenant, held.Labels, heldAdvice)
-	}
-	if found {
-		return nil
 	}
 	mark, err := t.mark(dirAppMarks + held.Tenant)
 	if err != nil {

@@ -20,6 +20,10 @@ type Registration struct {
 	Prefix  netip.Prefix // brought or held from before; the zero Prefix asks for one
 	Uplinks []netip.Addr // next hops the fabric can use, best first
 	Version string       // of the agent
+
+	// What the node uses already, without keys.
+	Tenants []*pilasterv1.Tenant
+	Apps    []*pilasterv1.App
 }
 
 // maxJump is how far above the mark a claimed prefix may lie and still raise it. One that lies
@@ -67,40 +71,49 @@ func (t *txn) identify(n pki.Node) (*pilasterv1.Node, error) {
 	return record, nil
 }
 
-// Register makes a node known or finds it again, and brings its record up to date.
+// Register makes a node known or finds it again, brings its record up to date, and takes in what it
+// uses; or it is refused and nothing is written.
 func (s *Store) Register(ctx context.Context, r Registration) (*pilasterv1.Node, error) {
 	if r.Prefix.IsValid() && !s.cluster.Plan.ContainsNode(r.Prefix) {
 		return nil, refuse(Invalid, "node prefix %v is not a /64 inside the base prefix %v; nothing was changed", r.Prefix, s.cluster.Plan.Base)
 	}
 	var node *pilasterv1.Node
 	err := s.change(ctx, func(t *txn) (err error) {
-		if node, err = t.identify(r.Node); err != nil {
+		if node, err = s.register(t, r); err != nil {
 			return err
 		}
-		fresh := node == nil
-		switch {
-		case fresh:
-			prefix, err := s.takePrefix(t, r)
-			if err != nil {
-				return err
-			}
-			node = &pilasterv1.Node{Name: r.Node.Name, Uuid: r.Node.UUID, Prefix: prefix.String(), Registered: timestamppb.New(time.Now())}
-			t.put(dirUUIDs+node.Uuid, node.Name)
-		case r.Prefix.IsValid() && r.Prefix.String() != node.Prefix:
-			return refuse(Refused, "node %s has prefix %s and cannot change to %v; nothing was changed: keep it, or run `pilaster node delete %s` and empty its state directory",
-				node.Name, node.Prefix, r.Prefix, node.Name)
-		}
-		var uplinks []string
-		for _, a := range r.Uplinks {
-			uplinks = append(uplinks, a.String())
-		}
-		if !fresh && node.Version == r.Version && slices.Equal(node.UplinkAddresses, uplinks) {
-			return nil
-		}
-		node.Version, node.UplinkAddresses = r.Version, uplinks
-		return t.save(dirNodes+node.Name, node)
+		return t.recall(r.Tenants, r.Apps)
 	})
 	return node, err
+}
+
+func (s *Store) register(t *txn, r Registration) (*pilasterv1.Node, error) {
+	node, err := t.identify(r.Node)
+	if err != nil {
+		return nil, err
+	}
+	fresh := node == nil
+	switch {
+	case fresh:
+		prefix, err := s.takePrefix(t, r)
+		if err != nil {
+			return nil, err
+		}
+		node = &pilasterv1.Node{Name: r.Node.Name, Uuid: r.Node.UUID, Prefix: prefix.String(), Registered: timestamppb.New(time.Now())}
+		t.put(dirUUIDs+node.Uuid, node.Name)
+	case r.Prefix.IsValid() && r.Prefix.String() != node.Prefix:
+		return nil, refuse(Refused, "node %s has prefix %s and cannot change to %v; nothing was changed: keep it, or run `pilaster node delete %s` and empty its state directory",
+			node.Name, node.Prefix, r.Prefix, node.Name)
+	}
+	var uplinks []string
+	for _, a := range r.Uplinks {
+		uplinks = append(uplinks, a.String())
+	}
+	if !fresh && node.Version == r.Version && slices.Equal(node.UplinkAddresses, uplinks) {
+		return node, nil
+	}
+	node.Version, node.UplinkAddresses = r.Version, uplinks
+	return node, t.save(dirNodes+node.Name, node)
 }
 
 // takePrefix claims the prefix a new node wants, or the next free one.
@@ -151,58 +164,39 @@ func (t *txn) setMark(key string, n uint64) { t.put(key, strconv.FormatUint(n, 1
 
 // DeleteNode forgets a node. Its prefix stays claimed and its UUID may not come back.
 func (s *Store) DeleteNode(ctx context.Context, name string) error {
-	for {
-		more := false
-		err := s.change(ctx, func(t *txn) (err error) {
-			more, err = t.deleteNode(name)
-			return err
-		})
-		if err != nil || !more {
-			return err
-		}
-	}
+	return s.change(ctx, func(t *txn) error { return t.deleteNode(name) })
 }
 
-// deleteNode does as much of it as fits a transaction, the node itself last.
-func (t *txn) deleteNode(name string) (more bool, err error) {
-	const most = 100
+// deleteNode writes the node itself last: it may take several transactions.
+func (t *txn) deleteNode(name string) error {
 	node := new(pilasterv1.Node)
 	if found, err := t.load(dirNodes+name, node); err != nil {
-		return false, err
+		return err
 	} else if !found {
-		return false, refuse(NotFound, "there is no node %q; `pilaster node list` shows those there are", name)
+		return refuse(NotFound, "there is no node %q; `pilaster node list` shows those there are", name)
 	}
 	hosting, err := t.names(dirHosting)
 	if err != nil {
-		return false, err
+		return err
 	}
 	for _, h := range hosting {
-		if !strings.HasSuffix(h, "/"+name) {
-			continue
+		if strings.HasSuffix(h, "/"+name) {
+			t.delete(dirHosting + h)
 		}
-		if len(t.writes) == most {
-			return true, nil
-		}
-		t.delete(dirHosting + h)
 	}
 	t.delete(dirNodes + name)
 	t.delete(dirUUIDs + node.Uuid)
 	t.put(dirDeleted+node.Uuid, name)
-	return false, nil
+	return nil
 }
 
 // Hosts notes that a node hosts containers of some tenants, and none of some others any more.
 // Tenants that do not exist are passed over.
 func (s *Store) Hosts(ctx context.Context, n pki.Node, add, remove []string) error {
-	const batch = 30 // each costs up to 2 compares and 1 write, of 128 a transaction may have
-	for len(add)+len(remove) > 0 {
-		some, others := add[:min(batch, len(add))], remove[:min(batch, len(remove))]
-		add, remove = add[len(some):], remove[len(others):]
-		if err := s.change(ctx, func(t *txn) error { return t.hosts(n, some, others) }); err != nil {
-			return err
-		}
+	if len(add)+len(remove) == 0 {
+		return nil
 	}
-	return nil
+	return s.change(ctx, func(t *txn) error { return t.hosts(n, add, remove) })
 }
 
 func (t *txn) hosts(n pki.Node, add, remove []string) error {

@@ -28,6 +28,7 @@ const (
 	dirApps        = root + "apps/"
 	dirAppIDs      = root + "app-ids/"
 	dirHosting     = root + "hosting/"
+	keyDeletions   = root + "deletions"
 	keyPrefixMark  = root + "marks/prefix"
 	keyTenantMark  = root + "marks/tenant"
 	dirAppMarks    = root + "marks/app/"
@@ -57,19 +58,24 @@ func (s *Store) Ping(ctx context.Context) error {
 	return err
 }
 
-// txn is one change being decided: it reads a single revision of the store and collects writes,
-// which happen only if nothing it has read changed since.
+// txn is one change being decided: it reads a single revision of the store and what it wrote itself,
+// and collects writes, which happen only if nothing it has read changed since.
 type txn struct {
 	ctx      context.Context
 	etcd     *clientv3.Client
 	revision int64 // all reads are of this one; 0 before the first
 	compares []clientv3.Cmp
 	writes   []clientv3.Op
+	at       map[string]int // of writes, by key
 }
+
+// maxOps is what etcd takes in one transaction unless its operator allows more.
+const maxOps = 128
 
 // change runs decide, perhaps several times, and commits what it wrote; when it fails, nothing is
 // written. What decide finds may be kept even when it writes nothing: all its reads are of one
-// revision.
+// revision. What is too large for a transaction is made in several, in the order it was written and
+// each decided anew: the first was decided on the whole, and the later ones leave out what is there.
 func (s *Store) change(ctx context.Context, decide func(*txn) error) error {
 	t := &txn{ctx: ctx, etcd: s.etcd}
 	if err := decide(t); !errors.Is(err, rpctypes.ErrCompacted) && (err != nil || len(t.writes) == 0) {
@@ -81,7 +87,7 @@ func (s *Store) change(ctx context.Context, decide func(*txn) error) error {
 	case <-ctx.Done():
 		return unavailable(ctx.Err())
 	}
-	for ; ; s.conflicts.Add(1) {
+	for {
 		t := &txn{ctx: ctx, etcd: s.etcd}
 		err := decide(t)
 		if errors.Is(err, rpctypes.ErrCompacted) {
@@ -90,18 +96,34 @@ func (s *Store) change(ctx context.Context, decide func(*txn) error) error {
 		if err != nil || len(t.writes) == 0 {
 			return err
 		}
-		if done, err := t.commit(); err != nil {
+		done, err := t.commit()
+		switch {
+		case err != nil:
 			return unavailable(err)
-		} else if done {
+		case !done:
+			s.conflicts.Add(1)
+		case len(t.writes) <= maxOps:
 			return nil
 		}
 	}
 }
 
+// commit makes the first maxOps writes.
 func (t *txn) commit() (done bool, err error) {
+	for _, op := range t.writes {
+		if op.IsDelete() {
+			t.put(keyDeletions, "")
+			break
+		}
+	}
+	compares := t.compares
+	if len(compares) > maxOps {
+		// More than can be named: then nothing at all may have come, changed or gone.
+		compares = []clientv3.Cmp{clientv3.Compare(clientv3.ModRevision(root), "<", t.revision+1).WithPrefix()}
+	}
 	ctx, cancel := context.WithTimeout(t.ctx, requestTimeout)
 	defer cancel()
-	resp, err := t.etcd.Txn(ctx).If(t.compares...).Then(t.writes...).Commit()
+	resp, err := t.etcd.Txn(ctx).If(compares...).Then(t.writes[:min(len(t.writes), maxOps)]...).Commit()
 	if err != nil {
 		return false, err
 	}
@@ -126,6 +148,9 @@ func (t *txn) read(key string, opts ...clientv3.OpOption) (*clientv3.GetResponse
 
 // get returns "" for a key that is not there.
 func (t *txn) get(key string) (string, error) {
+	if i, ok := t.at[key]; ok {
+		return string(t.writes[i].ValueBytes()), nil
+	}
 	resp, err := t.read(key)
 	if err != nil {
 		return "", err
@@ -163,7 +188,20 @@ func (t *txn) names(dir string) ([]string, error) {
 	return names, nil
 }
 
-func (t *txn) put(key, value string) { t.writes = append(t.writes, clientv3.OpPut(key, value)) }
+func (t *txn) put(key, value string) { t.write(key, clientv3.OpPut(key, value)) }
+
+// write takes the place of an earlier write to the key: etcd refuses two in a transaction.
+func (t *txn) write(key string, op clientv3.Op) {
+	if i, ok := t.at[key]; ok {
+		t.writes[i] = op
+		return
+	}
+	if t.at == nil {
+		t.at = map[string]int{}
+	}
+	t.at[key] = len(t.writes)
+	t.writes = append(t.writes, op)
+}
 
 func (t *txn) save(key string, m proto.Message) error {
 	value, err := protojson.Marshal(m)
@@ -174,7 +212,7 @@ func (t *txn) save(key string, m proto.Message) error {
 	return nil
 }
 
-func (t *txn) delete(key string) { t.writes = append(t.writes, clientv3.OpDelete(key)) }
+func (t *txn) delete(key string) { t.write(key, clientv3.OpDelete(key)) }
 
 func (t *txn) deleteAll(dir string) {
 	t.writes = append(t.writes, clientv3.OpDelete(dir, clientv3.WithPrefix()))

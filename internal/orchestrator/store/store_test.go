@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
@@ -135,7 +136,7 @@ func testHostedMeanwhile(t *testing.T, etcd *clientv3.Client) {
 	}
 	tries = 0
 	err = s.change(ctx, func(txn *txn) error {
-		if _, err := txn.deleteNode("n1"); err != nil {
+		if err := txn.deleteNode("n1"); err != nil {
 			return err
 		}
 		if tries++; tries == 2 {
@@ -148,6 +149,57 @@ func testHostedMeanwhile(t *testing.T, etcd *clientv3.Client) {
 	}
 	if err := s.DeleteTenant(ctx, "blue"); err != nil {
 		t.Errorf("a node that is gone hosts blue: %v", err)
+	}
+}
+
+// A change that was decided on more than a transaction compares notices what came and what went.
+func testLargeChange(t *testing.T, etcd *clientv3.Client) {
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	s, err := Open(ctx, etcd, noPlan, discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, err := Open(ctx, etcd, noPlan, discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, meanwhile := range map[string]func() error{
+		"came": func() error { _, err := other.CreateTenant(ctx, "blue", 0); return err },
+		"went": func() error { return other.DeleteTenant(ctx, "blue") },
+	} {
+		if name == "went" {
+			other.CreateTenant(ctx, "blue", 0)
+		} else {
+			other.DeleteTenant(ctx, "blue")
+		}
+		tries := 0
+		err := s.change(ctx, func(txn *txn) error {
+			for i := range maxOps {
+				if _, err := txn.get(fmt.Sprint(root, "nothing/", i)); err != nil {
+					return err
+				}
+			}
+			if _, err := txn.get(dirTenants + "blue"); err != nil {
+				return err
+			}
+			for i := range maxOps + 1 {
+				key := fmt.Sprint(root, "test/", name, i)
+				if there, err := txn.get(key); err != nil {
+					return err
+				} else if there == "" {
+					txn.put(key, "x")
+				}
+			}
+			if tries++; tries == 2 { // the first decision never waits for its turn
+				return meanwhile()
+			}
+			return nil
+		})
+		made, _ := etcd.Get(ctx, root+"test/"+name, clientv3.WithPrefix(), clientv3.WithCountOnly())
+		if err != nil || tries != 4 || made.Count != maxOps+1 { // once without a turn, once in vain, once for each part
+			t.Errorf("%s: %d tries, %d writes, %v", name, tries, made.Count, err)
+		}
 	}
 }
 

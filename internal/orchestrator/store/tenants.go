@@ -137,10 +137,14 @@ func (s *Store) Resolve(ctx context.Context, name string, labels map[string]stri
 	return found, app, nil
 }
 
+// putApp writes the claim on the id last: who finds it finds the rest.
 func (t *txn) putApp(app *pilasterv1.App, hash string, mark uint64) error {
 	t.setMark(dirAppMarks+app.Tenant, mark)
+	if err := t.save(dirApps+app.Tenant+"/"+hash, app); err != nil {
+		return err
+	}
 	t.put(appIDKey(app.Tenant, app.Id), hash)
-	return t.save(dirApps+app.Tenant+"/"+hash, app)
+	return nil
 }
 
 func appIDKey(name string, id uint32) string { return fmt.Sprintf("%s%s/%d", dirAppIDs, name, id) }
