@@ -73,20 +73,27 @@ static __always_inline bool is_error(const struct packet *p)
 
 /* The quoted transport checksum must fit the quoted addresses again: else it would tell a container 16 bits
  * of where its packets went. It and the addresses cancel out in the error's own checksum; a quote without
- * one (a fragment, options, cut short) changes that instead. */
+ * one (a later fragment, cut short) changes that instead. A packet whose headers cannot be followed was not
+ * let out, and about errors nobody sends errors (RFC 4443 §2.4): that quote would hold another. */
 static __always_inline int translate_quoted_checksum(struct __sk_buff *skb, const struct packet *p, __u32 difference)
 {
-	__u32 quote = p->l4 + ICMPV6_HLEN, field;
+	struct packet q = {.l4 = p->l4 + ICMPV6_HLEN + IPV6_HLEN, .end = p->end};
+	__u32 field;
 	__u16 sum = 0;
-	__u8 proto = 0;
 
-	if (bpf_skb_load_bytes(skb, quote + 6, &proto, sizeof(proto)))
+	if (bpf_skb_load_bytes(skb, p->l4 + ICMPV6_HLEN + 6, &q.proto, sizeof(q.proto)))
 		return REASON_MALFORMED;
-	field = quote + IPV6_HLEN + checksum_offset(proto);
-	if (checksum_offset(proto) && field + sizeof(sum) <= p->end) {
+	if (find_transport(skb, &q))
+		return REASON_ICMP_QUOTE;
+	if (q.proto == NEXTHDR_ICMP && q.l4 && q.l4 < q.end) {
+		if (bpf_skb_load_bytes(skb, q.l4, &q.icmp_type, sizeof(q.icmp_type)) || is_error(&q))
+			return REASON_ICMP_QUOTE;
+	}
+	field = q.l4 + checksum_offset(q.proto);
+	if (q.l4 && field > q.l4 && field + sizeof(sum) <= p->end) {
 		if (bpf_skb_load_bytes(skb, field, &sum, sizeof(sum)))
 			return REASON_MALFORMED;
-		if (sum) {
+		if (sum || q.proto != NEXTHDR_UDP) {
 			sum = ~fold(add_checksums(difference, (__u16)~sum));
 			if (!sum)
 				sum = 0xffff; /* the same number, and for UDP the one that is allowed */

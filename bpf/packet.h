@@ -155,7 +155,8 @@ __noinline int check_options(struct __sk_buff *skb, __u32 at, __u32 end)
 	return at >= end ? 0 : REASON_MALFORMED;
 }
 
-__noinline int walk_headers(struct __sk_buff *skb, struct packet *p)
+/* Follows the chain from a header of kind p->proto at p->l4 to the transport's, which it leaves there. */
+__noinline int find_transport(struct __sk_buff *skb, struct packet *p)
 {
 	__u8 header[8];
 	__u32 at, length;
@@ -171,7 +172,7 @@ __noinline int walk_headers(struct __sk_buff *skb, struct packet *p)
 		if (kind != NEXTHDR_HOP && kind != NEXTHDR_DEST && kind != NEXTHDR_FRAGMENT && kind != NEXTHDR_AUTH) {
 			p->l4 = at;
 			p->proto = kind;
-			return check_transport(skb, p);
+			return 0;
 		}
 		if (at + sizeof(header) > p->end || bpf_skb_load_bytes(skb, at, header, sizeof(header)))
 			return REASON_MALFORMED;
@@ -248,9 +249,13 @@ static __always_inline int parse_headers(struct __sk_buff *skb, const struct fra
 		return REASON_MALFORMED;
 	p->l4 = sizeof(*f);
 	p->proto = f->nexthdr;
-	if (p->proto == NEXTHDR_TCP || p->proto == NEXTHDR_UDP)
-		return check_transport(skb, p);
-	return walk_headers(skb, p);
+	if (p->proto != NEXTHDR_TCP && p->proto != NEXTHDR_UDP) {
+		int why = find_transport(skb, p);
+
+		if (why)
+			return why;
+	}
+	return p->l4 ? check_transport(skb, p) : 0;
 }
 
 static __always_inline int parse(struct __sk_buff *skb, const struct frame *f, struct packet *p)

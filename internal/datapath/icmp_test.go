@@ -38,6 +38,15 @@ func (b *progBench) fabricErrors() []progCase {
 		return p
 	}
 	red3 := address.Plain{Node: b.far.prefix, Tenant: 2, App: 1, Index: 77}.Addr()
+	carrying := func(from, to netip.Addr, body packet.Body, extensions ...packet.Extension) []byte {
+		return packet.Packet{Source: from, Destination: to, Body: body, Extensions: extensions}.Marshal()
+	}
+	options := []packet.Extension{padding(packet.HopByHop), padding(packet.DestinationOptions)}
+	first, later, middle := packet.Fragment(0, true, 9), packet.Fragment(64, false, 9), packet.Raw{Proto: packet.ProtocolUDP, Data: make([]byte, 64)}
+	zeroSum := segment // of which the payload makes it so
+	zeroSum.Payload = []byte{0, 0}
+	sum := packet.Checksum(b1, b3, packet.ProtocolTCP, unsummed(zeroSum))
+	zeroSum.Payload = []byte{byte(sum >> 8), byte(sum)}
 	absent := packet.Packet{Source: router, Destination: address.Plain{Node: b.prefix, Tenant: 1, App: 1, Index: 5}.Addr(), Body: tooBig(quote(b1, b3))}
 
 	return []progCase{
@@ -45,6 +54,13 @@ func (b *progBench) fabricErrors() []progCase {
 		{name: "too big, from the cache", frame: from(router, tooBig(quote(b1, b3))), out: with(tooBig(quote(b.b1.seen(), sees(b3))))},
 		{name: "time exceeded, from a node", frame: from(b.far.prefix.Addr().Next(), packet.ICMP{Type: packet.TimeExceeded, Payload: quote(b1, b3)}),
 			out: with(packet.ICMP{Type: packet.TimeExceeded, Payload: quote(b.b1.seen(), sees(b3))})},
+		{name: "about a packet with options", frame: from(router, tooBig(carrying(b1, b3, gram, options...))), out: with(tooBig(carrying(b.b1.seen(), sees(b3), gram, options...)))},
+		{name: "about a first fragment", frame: from(router, tooBig(carrying(b1, b3, gram, first))), out: with(tooBig(carrying(b.b1.seen(), sees(b3), gram, first)))},
+		{name: "about a later fragment", frame: from(router, tooBig(carrying(b1, b3, middle, later))), out: with(tooBig(carrying(b.b1.seen(), sees(b3), middle, later)))},
+		{name: "about a TCP segment with a checksum of 0", frame: from(router, tooBig(carrying(b1, b3, zeroSum))), out: with(tooBig(carrying(b.b1.seen(), sees(b3), zeroSum)))},
+		{name: "about an echo", frame: from(router, tooBig(carrying(b1, b3, echo))), out: with(tooBig(carrying(b.b1.seen(), sees(b3), echo)))},
+		{name: "about an error", frame: from(router, tooBig(carrying(b1, b3, tooBig(quote(b3, b1))))), reason: "icmp-quote"},
+		{name: "about a packet with a routing header", frame: from(router, tooBig(carrying(b1, b3, gram, packet.Extension{Type: packet.Routing, Data: make([]byte, 6)}))), reason: "icmp-quote"},
 		{name: "an echo of a router", frame: from(router, echo), reason: "tenant-mismatch"},
 		{name: "an error that quotes nothing", frame: from(router, tooBig(nil)), reason: "icmp-quote"},
 		{name: "an error that quotes half a header", frame: from(router, tooBig(quote(b1, b3)[:30])), reason: "icmp-quote"},
@@ -56,6 +72,14 @@ func (b *progBench) fabricErrors() []progCase {
 		{name: "an error about a ciphertext", frame: from(router, tooBig(quote(b1, sees(b3)))), reason: "tenant-mismatch"},
 		{name: "an error for nobody", frame: absent.Frame(b.uplinkMAC, containerMAC), reason: "no-endpoint"},
 	}
+}
+
+// unsummed is a body whose checksum field is 0.
+func unsummed(body packet.Body) []byte {
+	zero := netip.IPv6Unspecified()
+	b := packet.Packet{Source: zero, Destination: zero, Body: body}.Marshal()[40:]
+	copy(b[checksumAt(body.Protocol()):], []byte{0, 0})
+	return b
 }
 
 func TestErrorsOfTheFabric(t *testing.T) {

@@ -44,7 +44,11 @@ func dissect(frame []byte, segments bool) (a anatomy, ok bool) {
 	if a.end > len(p) {
 		return a, false
 	}
-	p = p[:a.end]
+	return a, a.follow(p[:a.end])
+}
+
+// follow finds where the upper layer of p begins, and reports whether the headers before it are whole.
+func (a *anatomy) follow(p []byte) bool {
 	a.protocol, a.upper = p[6], 40
 	for {
 		rest := p[a.upper:]
@@ -52,10 +56,10 @@ func dissect(frame []byte, segments bool) (a anatomy, ok bool) {
 		switch a.protocol {
 		case packet.HopByHop, packet.Routing, packet.DestinationOptions, authHeader, packet.FragmentHeader:
 			if len(rest) < 8 {
-				return a, false
+				return false
 			}
 		default:
-			return a, true
+			return true
 		}
 		switch a.protocol {
 		case packet.FragmentHeader:
@@ -68,14 +72,14 @@ func dissect(frame []byte, segments bool) (a anatomy, ok bool) {
 			length = (int(rest[1]) + 1) * 8
 		}
 		if length > len(rest) {
-			return a, false
+			return false
 		}
 		if a.protocol == packet.Routing || a.protocol == packet.DestinationOptions && hasHomeAddress(rest[2:length]) {
 			a.diverts = true
 		}
 		a.protocol, a.upper = rest[0], a.upper+length
 		if a.later {
-			return a, true
+			return true
 		}
 	}
 }
@@ -161,7 +165,9 @@ func (w passage) check(in, out []byte, a anatomy) error {
 			return fmt.Errorf("an error from %v to %v quotes a packet from %v to %v", w.source, w.destination, from, to)
 		}
 		if w.source != w.newSource || w.destination != w.newDestination {
-			w.translateQuote(p[a.upper+8:a.end], got[a.upper+8:a.end])
+			if err := w.translateQuote(p[a.upper+8:a.end], got[a.upper+8:a.end]); err != nil {
+				return err
+			}
 		}
 	}
 	if at := checksumAt(a.protocol); at >= 0 && !a.later {
@@ -177,14 +183,23 @@ func (w passage) check(in, out []byte, a anatomy) error {
 }
 
 // translateQuote makes quote what it should be; got is what it became.
-func (w passage) translateQuote(quote, got []byte) {
-	protocol, before := quote[6], packet.Checksum(w.destination, w.source, quote[6], quote[40:])
+func (w passage) translateQuote(quote, got []byte) error {
+	var a anatomy
+	if !a.follow(quote) || a.diverts {
+		return fmt.Errorf("it quotes a packet that was not let out")
+	}
+	upper := quote[a.upper:]
+	if a.protocol == packet.ProtocolICMPv6 && !a.later && len(upper) > 0 && upper[0] < 128 {
+		return fmt.Errorf("it is an error about an error")
+	}
+	before := packet.Checksum(w.destination, w.source, a.protocol, upper)
 	put(quote[8:], w.newDestination, w.newSource)
-	if at := checksumAt(protocol); at >= 0 && 40+at+2 <= len(quote) {
-		keepSum(quote[40+at:], got[40+at:], packet.ProtocolUDP, func() bool {
-			return before == packet.Checksum(w.newDestination, w.newSource, protocol, got[40:])
+	if at := checksumAt(a.protocol); at >= 0 && !a.later && at+2 <= len(upper) {
+		keepSum(upper[at:], got[a.upper+at:], a.protocol, func() bool {
+			return before == packet.Checksum(w.newDestination, w.newSource, a.protocol, got[a.upper:])
 		})
 	}
+	return nil
 }
 
 // keepSum takes over a checksum as it left, if it is as right or wrong as the one that came: right by

@@ -62,7 +62,7 @@ func uplink() []mutation {
 			old:   "crypt(from_id, &source, ENCRYPT)",
 			new:   "crypt(from_id, &source, DECRYPT)",
 			test:  "TestErrorsOfTheFabric",
-			cases: []string{"too big", "too big, from the cache", "time exceeded, from a node"},
+			cases: []string{"too big", "too big, from the cache", "time exceeded, from a node", "about a packet with options", "about a first fragment", "about a later fragment", "about a TCP segment with a checksum of 0", "about an echo"},
 		},
 		{
 			name:  "other protocols",
