@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -18,8 +19,11 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// DefaultMaxEndpoints is how many endpoints a node takes unless told otherwise.
-const DefaultMaxEndpoints = 4096
+// What a node takes unless told otherwise.
+const (
+	DefaultMaxEndpoints = 4096
+	DefaultMaxTenantIDs = 4095 // tables are made one larger: a power of two costs least
+)
 
 // removeTimeout bounds the undoing of an ADD whose caller may have gone.
 const removeTimeout = 30 * time.Second
@@ -67,6 +71,7 @@ type Config struct {
 	Resolver     Resolver
 	Plan         address.Plan
 	MaxEndpoints int              // 0 means DefaultMaxEndpoints
+	MaxTenantIDs int              // of all hosted tenants together; 0 means DefaultMaxTenantIDs
 	Now          func() time.Time // nil means time.Now
 	Log          *slog.Logger
 }
@@ -75,12 +80,10 @@ type Config struct {
 func New(c Config) (*Core, error) {
 	core := &Core{
 		store: c.Store, tenants: c.Tenants, network: c.Network, driver: c.Driver, resolver: c.Resolver,
-		plan: c.Plan, max: c.MaxEndpoints, now: c.Now, log: c.Log,
+		plan: c.Plan, max: cmp.Or(c.MaxEndpoints, DefaultMaxEndpoints), now: c.Now, log: c.Log,
 		ids: map[endpoint.ID]bool{},
 	}
-	if core.max == 0 {
-		core.max = DefaultMaxEndpoints
-	}
+	c.Tenants.maxIDs = cmp.Or(c.MaxTenantIDs, DefaultMaxTenantIDs)
 	if core.max < 1 || core.max > int(endpoint.MaxID) {
 		return nil, fmt.Errorf("%d endpoints: a node takes 1 to %d", core.max, endpoint.MaxID)
 	}
@@ -148,12 +151,19 @@ func (c *Core) Add(ctx context.Context, q AddRequest) (endpoint.Record, error) {
 			return endpoint.Record{}, err
 		}
 	}
-	t, app, err := c.acquire(ctx, q.Tenant, tenant.IdentityLabels(q.Labels))
+	// First of all: a full node asks nobody, and makes nothing it would have to undo.
+	id, err := c.takeID()
 	if err != nil {
 		return endpoint.Record{}, err
 	}
-	r, err := c.prepare(q, t, app)
+	t, app, err := c.acquire(ctx, q.Tenant, tenant.IdentityLabels(q.Labels))
 	if err != nil {
+		c.giveID(id)
+		return endpoint.Record{}, err
+	}
+	r, err := c.prepare(q, id, t, app)
+	if err != nil {
+		c.giveID(id)
 		c.release(ctx, q.Tenant)
 		return endpoint.Record{}, err
 	}
@@ -167,17 +177,12 @@ func (c *Core) Add(ctx context.Context, q AddRequest) (endpoint.Record, error) {
 	return r, nil
 }
 
-// prepare takes an id and an address and writes the record, or takes nothing.
-func (c *Core) prepare(q AddRequest, t tenant.Tenant, app address.AppID) (endpoint.Record, error) {
-	id, err := c.takeID()
-	if err != nil {
-		return endpoint.Record{}, err
-	}
+// prepare takes an address and writes the record, or takes nothing.
+func (c *Core) prepare(q AddRequest, id endpoint.ID, t tenant.Tenant, app address.AppID) (endpoint.Record, error) {
 	a, err := c.network.Prepare(t, app)
 	if err != nil {
-		c.giveID(id)
 		if errors.Is(err, endpoint.ErrExhausted) {
-			return endpoint.Record{}, refuse(ErrExhausted, "%w", err)
+			return endpoint.Record{}, refuse(ErrExhausted, "%w\n  nothing was changed; use another node, or labels that make another app", err)
 		}
 		return endpoint.Record{}, err
 	}
@@ -188,9 +193,7 @@ func (c *Core) prepare(q AddRequest, t tenant.Tenant, app address.AppID) (endpoi
 	}
 	if err := c.store.Put(r); err != nil {
 		// The file may have been renamed into place before the error.
-		err = errors.Join(err, c.store.Delete(id), c.network.Release(a))
-		c.giveID(id)
-		return endpoint.Record{}, err
+		return endpoint.Record{}, errors.Join(err, c.store.Delete(id), c.network.Release(a))
 	}
 	return r, nil
 }
@@ -325,7 +328,7 @@ func (c *Core) takeID() (endpoint.ID, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if len(c.ids) >= c.max {
-		return 0, refuse(ErrExhausted, "this node has %d endpoints and takes no more\n  nothing was changed; raise --max-endpoints, or use another node", len(c.ids))
+		return 0, c.tenants.full(limitEndpoints, len(c.ids), c.max)
 	}
 	for {
 		c.lastID = c.lastID%endpoint.ID(c.max) + 1

@@ -212,27 +212,6 @@ func TestDeleteWithoutRoomOnDisk(t *testing.T) {
 	b.clean()
 }
 
-func TestCapacity(t *testing.T) {
-	b := newBed(t)
-	b.max = 3
-	b.reopen()
-	ids := map[endpoint.ID]bool{}
-	for n := range 3 {
-		ids[b.add(fmt.Sprint("c", n)).ID] = true
-	}
-	_, err := b.Add(t.Context(), b.request("c3"))
-	if !errors.Is(err, ErrExhausted) || !strings.Contains(err.Error(), "--max-endpoints") {
-		t.Fatalf("a fourth of three: %v", err)
-	}
-	if len(ids) != 3 || len(b.Endpoints()) != 3 {
-		t.Errorf("ids %v, records %d", ids, len(b.Endpoints()))
-	}
-	if err := b.Delete(t.Context(), "c1", "eth0"); err != nil {
-		t.Fatal(err)
-	}
-	b.add("c4")
-}
-
 // After the last endpoint this node knows nothing of the tenant any more and says so.
 func TestLastEndpointForgetsTheTenant(t *testing.T) {
 	b := newBed(t)

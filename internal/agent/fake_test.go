@@ -202,7 +202,7 @@ type bed struct {
 	dir          string
 	driver       *fakeDriver
 	orchestrator *fakeOrchestrator
-	max          int
+	max, maxIDs  int
 	now          time.Time
 	*Core
 }
@@ -237,7 +237,7 @@ func (b *bed) tryReopen() error {
 	}
 	b.Core, err = New(Config{
 		Store: store, Tenants: tenants, Network: network, Driver: b.driver, Resolver: b.orchestrator,
-		Plan: address.DefaultPlan(), MaxEndpoints: b.max, Now: func() time.Time { return b.now }, Log: slog.New(slog.DiscardHandler),
+		Plan: address.DefaultPlan(), MaxEndpoints: b.max, MaxTenantIDs: b.maxIDs, Now: func() time.Time { return b.now }, Log: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		return err

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 
@@ -15,6 +16,9 @@ func (c *Core) acquire(ctx context.Context, name string, identity map[string]str
 	t, app, ok, err := c.hold(ctx, name, identity, nil)
 	if ok || err != nil {
 		return t, app, err
+	}
+	if err := c.tenants.takes(name); err != nil {
+		return tenant.Tenant{}, 0, err
 	}
 	t, app, err = c.resolver.Resolve(ctx, name, identity)
 	if err != nil {
@@ -132,7 +136,11 @@ func (c *Core) applyOne(ctx context.Context, k Known) error {
 	if _, _, hosted := c.tenants.get(k.Tenant.Name); !hosted {
 		return nil
 	}
-	if _, err := c.tenants.learn(k); err != nil {
+	if _, err := c.tenants.learn(k); errors.Is(err, ErrExhausted) {
+		c.log.Error("tenant is not taken as the cluster has it", "tenant", k.Tenant.Name, "error", err)
+		c.tenants.refuse(k.Tenant.Name, err)
+		return nil // the others need to be heard
+	} else if err != nil {
 		return err
 	}
 	return c.put(k.Tenant.Name)

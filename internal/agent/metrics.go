@@ -15,24 +15,23 @@ func metric(name, help string, labels ...string) *prometheus.Desc {
 
 // collector tells the service's status as metrics.
 type collector struct {
-	service                                                     *Service
-	ready, endpoints, capacity, tenants, connected, rev, health *prometheus.Desc
-	entries, entriesMax, drops                                  *prometheus.Desc
+	service                                *Service
+	ready, tenants, connected, rev, health *prometheus.Desc
+	entries, capacity, largest, drops      *prometheus.Desc
 }
 
 func newCollector(s *Service) *collector {
 	return &collector{
-		service:    s,
-		ready:      metric("agent_ready", "1 when an endpoint would be added now."),
-		endpoints:  metric("endpoints", "Endpoints on this node."),
-		capacity:   metric("endpoints_capacity", "Endpoints this node takes."),
-		tenants:    metric("tenants_hosted", "Tenants with endpoints on this node."),
-		connected:  metric("orchestrator_connected", "1 while the stream from the orchestrator is open."),
-		rev:        metric("orchestrator_revision", "Revision of the last event from the orchestrator."),
-		health:     metric("datapath_healthy", "1 while every program is where it should be."),
-		entries:    metric("datapath_entries", "Used entries of a table, read from the kernel.", "table", "cache"),
-		entriesMax: metric("datapath_entries_capacity", "Entries a table can hold.", "table", "cache"),
-		drops:      metric("datapath_drops_total", "Packets dropped, by reason.", "reason"),
+		service:   s,
+		ready:     metric("agent_ready", "1 when an endpoint would be added now."),
+		tenants:   metric("tenants_hosted", "Tenants with endpoints on this node."),
+		connected: metric("orchestrator_connected", "1 while the stream from the orchestrator is open."),
+		rev:       metric("orchestrator_revision", "Revision of the last event from the orchestrator."),
+		health:    metric("datapath_healthy", "1 while every program is where it should be."),
+		entries:   metric("table_entries", "Used entries: endpoints and tenant-ids, by which an ADD is refused, and the kernel's tables.", "table"),
+		capacity:  metric("table_capacity", "Entries a table can hold.", "table"),
+		largest:   metric("table_largest_tenant_entries", "Entries of the tenant that uses most of a table.", "table", "tenant"),
+		drops:     metric("datapath_drops_total", "Packets dropped, by reason.", "reason"),
 	}
 }
 
@@ -44,19 +43,22 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	s := c.service.status()
 	gauge(c.ready, number(s.Ready))
-	gauge(c.endpoints, float64(s.Endpoints))
-	gauge(c.capacity, float64(s.EndpointCapacity))
 	gauge(c.tenants, float64(s.Tenants))
 	gauge(c.connected, number(s.Orchestrator.Connected))
 	gauge(c.rev, float64(s.Orchestrator.Revision))
 	gauge(c.health, number(s.Datapath.GetHealthy()))
-	for _, e := range s.Datapath.GetEntries() {
-		cache := "false"
-		if e.Cache {
-			cache = "true"
+	for _, l := range s.Limits {
+		gauge(c.entries, float64(l.Used), l.Name)
+		gauge(c.capacity, float64(l.Capacity), l.Name)
+		if l.LargestTenant != "" {
+			gauge(c.largest, float64(l.LargestUsed), l.Name, l.LargestTenant)
 		}
-		gauge(c.entries, float64(e.Used), e.Table, cache)
-		gauge(c.entriesMax, float64(e.Capacity), e.Table, cache)
+	}
+	for _, e := range s.Datapath.GetEntries() {
+		if !e.Cache { // always full, and refuses nothing
+			gauge(c.entries, float64(e.Used), e.Table)
+			gauge(c.capacity, float64(e.Capacity), e.Table)
+		}
 	}
 	for _, d := range s.Drops {
 		ch <- prometheus.MustNewConstMetric(c.drops, prometheus.CounterValue, float64(d.Packets), d.Reason)

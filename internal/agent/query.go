@@ -13,9 +13,6 @@ import (
 // Endpoints are all records, by id.
 func (c *Core) Endpoints() []endpoint.Record { return c.store.List() }
 
-// Capacity is how many endpoints this node takes.
-func (c *Core) Capacity() int { return c.max }
-
 // Find is the endpoint with this id, container id, pod or address. A container with more than
 // one interface is refused: say which by id.
 func (c *Core) Find(key string) (endpoint.Record, error) {

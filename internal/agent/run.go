@@ -33,6 +33,7 @@ type Options struct {
 	Uplink           string
 	RunDir, StateDir string
 	MaxEndpoints     int
+	MaxTenantIDs     int
 	MetricsListen    string // "host:port"; empty means the unix socket only
 	Version          string
 	// OpenDriver takes hold of the packet path once the node's prefix is known. Closing it must
@@ -227,7 +228,7 @@ func (d *daemon) start(ctx context.Context, g *errgroup.Group) error {
 	d.driver = driver
 	core, err := New(Config{
 		Store: d.store, Tenants: d.tenants, Network: network, Driver: d.driver, Resolver: d.link,
-		Plan: m.Plan, MaxEndpoints: d.MaxEndpoints, Log: d.Log,
+		Plan: m.Plan, MaxEndpoints: d.MaxEndpoints, MaxTenantIDs: d.MaxTenantIDs, Log: d.Log,
 	})
 	if err != nil {
 		return err

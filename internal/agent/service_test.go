@@ -208,7 +208,7 @@ func TestStatusTellsAll(t *testing.T) {
 	}
 	b.service.drops.add([]Drops{{"src-not-own", 3}})
 	s := status()
-	if !s.Ready || s.Endpoints != 1 || s.EndpointCapacity != DefaultMaxEndpoints || s.Tenants != 1 || s.Uplink != "eth0" || len(s.Datapath.Entries) != 2 {
+	if !s.Ready || s.Endpoints != 1 || len(s.Limits) != 2 || s.Limits[0].Capacity != DefaultMaxEndpoints || s.Tenants != 1 || s.Uplink != "eth0" || len(s.Datapath.Entries) != 2 {
 		t.Errorf("status %v", s)
 	}
 	if d := s.Drops[0]; d.Packets != 7 || d.LastMinute != 4 {
@@ -227,10 +227,16 @@ func TestStatusTellsAll(t *testing.T) {
 		t.Errorf("/readyz %d %q", status, body)
 	}
 	_, metrics := get("/metrics")
-	for _, want := range []string{"pilaster_endpoints 1\n", `pilaster_datapath_drops_total{reason="src-not-own"} 7`, `pilaster_datapath_entries{cache="true",table="flows"} 3`} {
-		if !strings.Contains(metrics, want) {
+	for _, want := range []string{
+		`pilaster_table_entries{table="endpoints"} 1`, `pilaster_table_capacity{table="endpoints"} 4096`, `pilaster_table_entries{table="locals"} 1`,
+		`pilaster_table_largest_tenant_entries{table="tenant-ids",tenant="blue"} 1`, `pilaster_datapath_drops_total{reason="src-not-own"} 7`,
+	} {
+		if !strings.Contains(metrics, want+"\n") {
 			t.Errorf("/metrics lacks %s", want)
 		}
+	}
+	if strings.Contains(metrics, `table="flows"`) {
+		t.Error("/metrics has a cache among the tables")
 	}
 	b.driver.status.Problems, b.driver.status.FirstInChain = []string{"another program stands before ours"}, false
 	if s := status(); !s.Ready || s.Datapath.FirstInChain || len(s.Problems) != 1 {

@@ -33,13 +33,19 @@ func (s *Service) status() *pilasterv1.StatusResponse {
 		r.Problems = append(r.Problems, s.waiting())
 		return r
 	}
-	r.Endpoints, r.EndpointCapacity = uint32(len(core.Endpoints())), uint32(core.Capacity())
+	r.Endpoints = uint32(len(core.Endpoints()))
+	for _, l := range core.Limits() {
+		r.Limits = append(r.Limits, &pilasterv1.Limit{
+			Name: l.Table, Used: uint32(l.Used), Capacity: uint32(l.Capacity), LargestTenant: l.Largest, LargestUsed: uint32(l.LargestUsed),
+		})
+	}
 	r.Tenants = uint32(len(core.tenants.Names()))
 	blocked := core.blocked()
 	if blocked != nil {
 		r.Problems = append(r.Problems, blocked.Error())
 	}
 	s.addDatapath(r, core.driver)
+	r.Problems = append(r.Problems, core.tenants.refusals()...)
 	if lost := core.lost(); lost != "" {
 		r.Problems = append(r.Problems, lost)
 	}

@@ -23,6 +23,7 @@ import (
 type Tenants struct {
 	dir     string
 	changed chan struct{}
+	maxIDs  int
 
 	mu sync.Mutex
 	m  map[string]*hosted
@@ -55,9 +56,10 @@ const tenantsFolder = "tenants"
 // hosted is a tenant that lives here, or is about to.
 type hosted struct {
 	Known
-	deleted   bool // by an operator; endpoints of it still live
-	endpoints int  // those being made included
-	put       bool // the driver knows it as it is
+	deleted   bool  // by an operator; endpoints of it still live
+	endpoints int   // those being made included
+	put       bool  // the driver knows it as it is
+	refused   error // why this node did not take what it heard last
 }
 
 // tenantFile is one tenant as it lies on disk, readable by its owner alone.
@@ -78,7 +80,7 @@ type idFile struct {
 
 // OpenTenants reads what is known from <dir>/tenants.
 func OpenTenants(dir string) (*Tenants, error) {
-	t := &Tenants{dir: filepath.Join(dir, tenantsFolder), changed: make(chan struct{}, 1), m: map[string]*hosted{}}
+	t := &Tenants{dir: filepath.Join(dir, tenantsFolder), changed: make(chan struct{}, 1), maxIDs: DefaultMaxTenantIDs, m: map[string]*hosted{}}
 	if err := os.MkdirAll(t.dir, 0o700); err != nil {
 		return nil, err
 	}
@@ -213,6 +215,9 @@ func (t *Tenants) learn(k Known) (bool, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	old := t.m[k.Tenant.Name]
+	if err := t.room(k.Tenant.Name, len(mergeIDs(t.idsOf(k.Tenant.Name), k.Tenant.IDs))); err != nil {
+		return false, err
+	}
 	if old == nil {
 		h := &hosted{Known: k}
 		if err := t.write(h); err != nil {
@@ -228,7 +233,7 @@ func (t *Tenants) learn(k Known) (bool, error) {
 	h := *old
 	h.Tenant.IDs = mergeIDs(old.Tenant.IDs, k.Tenant.IDs)
 	h.Apps = mergeApps(old.Apps, k.Apps)
-	h.Whole = old.Whole || k.Whole
+	h.Whole, h.refused = old.Whole || k.Whole, nil
 	sameIDs := slices.Equal(h.Tenant.IDs, old.Tenant.IDs)
 	if sameIDs && len(h.Apps) == len(old.Apps) {
 		t.m[k.Tenant.Name] = &h // wholeness is not kept on disk

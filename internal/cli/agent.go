@@ -50,7 +50,7 @@ from outside, because what it mounts there ends with it.`,
 			o.OpenDriver = func(m agent.Membership) (agent.DriverCloser, error) {
 				return datapath.Open(datapath.Config{
 					Uplink: o.Uplink, NodePrefix: m.Prefix, Plan: m.Plan, BPFFS: bpffs,
-					MaxEndpoints: o.MaxEndpoints, MTUReserve: mtuReserve, Log: o.Log,
+					MaxEndpoints: o.MaxEndpoints, MaxTenantIDs: o.MaxTenantIDs, MTUReserve: mtuReserve, Log: o.Log,
 				})
 			}
 			return agent.Run(c.Context(), o)
@@ -66,6 +66,7 @@ from outside, because what it mounts there ends with it.`,
 	f.StringVar(&o.StateDir, "state-dir", "/var/lib/pilaster", "where endpoints, keys and the node's identity are kept")
 	f.StringVar(&bpffs, "bpffs", "/sys/fs/bpf/pilaster", "where the packet path is pinned; mounted when missing")
 	f.IntVar(&o.MaxEndpoints, "max-endpoints", agent.DefaultMaxEndpoints, "endpoints this node takes, 1 to 65535")
+	f.IntVar(&o.MaxTenantIDs, "max-tenant-ids", agent.DefaultMaxTenantIDs, "ids of tenants this node takes, 1 to 65535; a tenant has one, and one more for each new key")
 	f.IntVar(&mtuReserve, "mtu-reserve", 0, "bytes the containers' MTU stays below the uplink's")
 	f.StringVar(&o.MetricsListen, "metrics-listen", "", "host:port for /metrics, /healthz and /readyz (default: on the socket only)")
 	_ = c.MarkFlagRequired("orchestrator")
@@ -80,6 +81,9 @@ func completeAgent(o *agent.Options, tokenFile, nodePrefix string) error {
 	}
 	if o.MaxEndpoints < 1 || o.MaxEndpoints > 65535 {
 		return usage("--max-endpoints %d: choose 1 to 65535", o.MaxEndpoints)
+	}
+	if o.MaxTenantIDs < 1 || o.MaxTenantIDs > 65535 {
+		return usage("--max-tenant-ids %d: choose 1 to 65535", o.MaxTenantIDs)
 	}
 	if o.NodeName == "" {
 		name, err := os.Hostname()

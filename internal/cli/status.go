@@ -51,7 +51,7 @@ type statusView struct {
 	Orchestrator linkView       `json:"orchestrator"`
 	Datapath     *datapathView  `json:"datapath"` // null before the node has its prefix
 	Endpoints    uint32         `json:"endpoints"`
-	Capacity     uint32         `json:"endpointCapacity"`
+	Limits       []limitView    `json:"limits"`
 	Tenants      uint32         `json:"tenants"`
 	Drops        []dropView     `json:"drops"`
 	Version      string         `json:"version"`
@@ -90,6 +90,23 @@ type entryView struct {
 	Cache    bool   `json:"cache"`
 }
 
+// limitView is what an ADD beyond is refused for.
+type limitView struct {
+	Name          string `json:"name"`
+	Used          uint32 `json:"used"`
+	Capacity      uint32 `json:"capacity"`
+	LargestTenant string `json:"largestTenant,omitempty"`
+	LargestUsed   uint32 `json:"largestUsed,omitempty"`
+}
+
+func (l limitView) text() string {
+	s := thousands(uint64(l.Used)) + " of " + thousands(uint64(l.Capacity))
+	if l.LargestUsed > 1 {
+		s += fmt.Sprintf(", most of them tenant %s's: %s", l.LargestTenant, thousands(uint64(l.LargestUsed)))
+	}
+	return s
+}
+
 type dropView struct {
 	Reason     string `json:"reason"`
 	Packets    uint64 `json:"packets"`
@@ -105,7 +122,7 @@ func viewStatus(s *pilasterv1.StatusResponse) statusView {
 		},
 		Ready: s.GetReady(), Problems: append([]string{}, s.GetProblems()...),
 		Orchestrator: linkView{o.GetUrl(), o.GetConnected(), o.GetRevision(), timeText(o.GetSince()), o.GetLastError()},
-		Endpoints:    s.GetEndpoints(), Capacity: s.GetEndpointCapacity(), Tenants: s.GetTenants(),
+		Endpoints:    s.GetEndpoints(), Limits: []limitView{}, Tenants: s.GetTenants(),
 		Drops: []dropView{}, Version: s.GetVersion(), PID: s.GetPid(),
 	}
 	if d := s.GetDatapath(); d != nil {
@@ -113,6 +130,9 @@ func viewStatus(s *pilasterv1.StatusResponse) statusView {
 		for _, e := range d.Entries {
 			v.Datapath.Entries = append(v.Datapath.Entries, entryView{e.Table, e.Used, e.Capacity, e.Cache})
 		}
+	}
+	for _, l := range s.GetLimits() {
+		v.Limits = append(v.Limits, limitView{l.Name, l.Used, l.Capacity, l.LargestTenant, l.LargestUsed})
 	}
 	for _, d := range s.GetDrops() {
 		v.Drops = append(v.Drops, dropView{d.Reason, d.Packets, d.LastMinute})
@@ -133,10 +153,13 @@ func (v statusView) text(w io.Writer, now time.Time) {
 	} else {
 		row("node", v.Node.Name, choose(v.Ready, "ready", "not ready"), v.Node.Prefix+" on "+v.Node.Uplink)
 	}
+	for i, l := range v.Limits {
+		row(choose(i == 0, "limits", ""), "", l.Name, l.text())
+	}
 	row("orchestrator", "", choose(v.Orchestrator.Connected, "connected", "away"), v.Orchestrator.text(now))
 	if d := v.Datapath; d != nil {
-		row("datapath", "", choose(d.Healthy, "healthy", "broken"), fmt.Sprintf("%s, programs %s, %s, %s of %s endpoints",
-			d.DeviceKind, d.Programs, choose(d.FirstInChain, "first in chain", "not first in chain"), thousands(uint64(v.Endpoints)), thousands(uint64(v.Capacity))))
+		row("datapath", "", choose(d.Healthy, "healthy", "broken"), fmt.Sprintf("%s, programs %s, %s",
+			d.DeviceKind, d.Programs, choose(d.FirstInChain, "first in chain", "not first in chain")))
 		for _, e := range d.Entries {
 			of := thousands(uint64(e.Used)) + " of " + thousands(uint64(e.Capacity)) + " entries"
 			if e.Cache {

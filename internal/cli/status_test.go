@@ -69,7 +69,10 @@ func theStatus() *pilasterv1.StatusResponse {
 		Datapath: &pilasterv1.DatapathStatus{DeviceKind: "veth", Programs: "1.4.0", Healthy: true, FirstInChain: true, Entries: []*pilasterv1.Entries{
 			{Table: "locals", Used: 2, Capacity: 4096}, {Table: "flows", Used: 8192, Capacity: 8192, Cache: true},
 		}},
-		Endpoints: 2, EndpointCapacity: 4096, Tenants: 2,
+		Endpoints: 2, Tenants: 2,
+		Limits: []*pilasterv1.Limit{
+			{Name: "endpoints", Used: 2000, Capacity: 4096, LargestTenant: "blue", LargestUsed: 1900}, {Name: "tenant-ids", Used: 2, Capacity: 4096, LargestTenant: "blue", LargestUsed: 1},
+		},
 		Drops: []*pilasterv1.DropCount{{Reason: "src-not-own", Packets: 1}, {Reason: "malformed"}, {Reason: "dst-undecryptable", Packets: 100001, LastMinute: 12}},
 	}
 }
@@ -83,11 +86,13 @@ func TestStatusText(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := `
-node n1        ready       fd70:696c:6100:1::/64 on eth0
-orchestrator   connected   https://o:7070, revision 1,412, for 1m30s
-datapath       healthy     veth, programs 1.4.0, first in chain, 2 of 4,096 endpoints
-               locals      2 of 4,096 entries
-               flows       a cache of 8,192 slots
+node n1        ready        fd70:696c:6100:1::/64 on eth0
+limits         endpoints    2,000 of 4,096, most of them tenant blue's: 1,900
+               tenant-ids   2 of 4,096
+orchestrator   connected    https://o:7070, revision 1,412, for 1m30s
+datapath       healthy      veth, programs 1.4.0, first in chain
+               locals       2 of 4,096 entries
+               flows        a cache of 8,192 slots
 drops          last minute 12; since start 100,002 (dst-undecryptable 100,001, src-not-own 1)   pilaster monitor --type drop
 `[1:]
 	if b.String() != want {
@@ -175,10 +180,11 @@ func TestMonitorLines(t *testing.T) {
 func TestAgentUsage(t *testing.T) {
 	base := []string{"agent", "--orchestrator", "https://o:7070", "--uplink", "eth0", "--run-dir", t.TempDir(), "--state-dir", t.TempDir()}
 	for want, more := range map[string][]string{
-		"--max-endpoints": {"--max-endpoints", "0"},
-		"--node-prefix":   {"--node-prefix", "fd70::/48"},
-		"--mtu-reserve":   {"--mtu-reserve", "-1"},
-		"--orchestrator":  {"--orchestrator", "o:7070"},
+		"--max-endpoints":  {"--max-endpoints", "0"},
+		"--max-tenant-ids": {"--max-tenant-ids", "65536"},
+		"--node-prefix":    {"--node-prefix", "fd70::/48"},
+		"--mtu-reserve":    {"--mtu-reserve", "-1"},
+		"--orchestrator":   {"--orchestrator", "o:7070"},
 	} {
 		code, _, errs := run(t, "", append(base, more...)...)
 		if code != ExitUsage || !strings.Contains(errs, want) {
@@ -201,7 +207,7 @@ func TestCompleteAgent(t *testing.T) {
 	if err := os.WriteFile(token, []byte("pilaster.x.y\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	o := agent.Options{OrchestratorURL: "https://o:7070", MaxEndpoints: 10}
+	o := agent.Options{OrchestratorURL: "https://o:7070", MaxEndpoints: 10, MaxTenantIDs: 10}
 	if err := completeAgent(&o, token, "fd70:696c:6100:1::/64"); err != nil {
 		t.Fatal(err)
 	}

@@ -1,6 +1,7 @@
 package datapath
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -22,6 +23,7 @@ type Config struct {
 	Plan         address.Plan
 	BPFFS        string // folder for pins; bpffs is mounted there when it is not on one
 	MaxEndpoints int    // 1..65535
+	MaxTenantIDs int    // of all tenants of the node; 1..65535, 0 means agent.DefaultMaxTenantIDs
 	MTUReserve   int    // bytes the containers' MTU stays below the uplink's
 	Log          *slog.Logger
 }
@@ -51,6 +53,7 @@ func Open(c Config) (_ *Datapath, err error) {
 	if err := c.validate(); err != nil {
 		return nil, err
 	}
+	c.MaxTenantIDs = cmp.Or(c.MaxTenantIDs, agent.DefaultMaxTenantIDs)
 	d := &Datapath{config: c, log: c.Log}
 	defer func() {
 		if err != nil {
@@ -96,6 +99,9 @@ func (c Config) validate() error {
 	}
 	if c.MaxEndpoints < 1 || c.MaxEndpoints > 65535 {
 		return fmt.Errorf("at most %d endpoints: choose 1 to 65535", c.MaxEndpoints)
+	}
+	if c.MaxTenantIDs < 0 || c.MaxTenantIDs > 65535 {
+		return fmt.Errorf("at most %d tenant ids: choose 1 to 65535", c.MaxTenantIDs)
 	}
 	if c.MTUReserve < 0 {
 		return fmt.Errorf("an MTU reserve of %d bytes is negative", c.MTUReserve)

@@ -15,9 +15,6 @@ import (
 	"pilaster.io/pilaster/internal/address"
 )
 
-// maxTenantIDs bounds the tenant ids a node can host: each costs an entry and a cipher context.
-const maxTenantIDs = 4096
-
 // Folders of pins.
 const (
 	mapsFolder     = "maps"
@@ -47,7 +44,7 @@ func (d *Datapath) load() error {
 		spec.Maps[m].MaxEntries = uint32(d.config.MaxEndpoints)
 	}
 	for _, m := range []string{pilasterMapPilTenantsV1, pilasterMapPilKeysV1} {
-		spec.Maps[m].MaxEntries = maxTenantIDs
+		spec.Maps[m].MaxEntries = uint32(d.config.MaxTenantIDs) + 1 // tryCipher's, also on a full node
 	}
 	for _, m := range []string{
 		pilasterMapPilSourcesV1, pilasterMapPilLocalsV1, pilasterMapPilTenantsV1, pilasterMapPilKeysV1,
@@ -60,7 +57,7 @@ func (d *Datapath) load() error {
 	}
 	err = spec.LoadAndAssign(&d.objects, &ebpf.CollectionOptions{Maps: ebpf.MapOptions{PinPath: d.mapsDir()}})
 	if errors.Is(err, ebpf.ErrMapIncompatible) {
-		return fmt.Errorf("maps pinned in %s have another size or layout: %w; they were left as they are; start with the --max-endpoints they were made with, or remove all containers of this node first", d.mapsDir(), err)
+		return fmt.Errorf("maps pinned in %s have another size or layout: %w; they were left as they are; start with the --max-endpoints and --max-tenant-ids they were made with, or remove all containers of this node first", d.mapsDir(), err)
 	}
 	var verifier *ebpf.VerifierError
 	if errors.As(err, &verifier) {

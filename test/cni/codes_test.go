@@ -3,15 +3,19 @@ package cni_test
 import (
 	"context"
 	"errors"
+	"io"
 	"slices"
 	"strings"
 	"testing"
 
+	"connectrpc.com/connect"
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
 
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/lab"
 	"pilaster.io/pilaster/internal/lab/labtest"
+	"pilaster.io/pilaster/internal/local"
 	"pilaster.io/pilaster/internal/netns"
 )
 
@@ -153,14 +157,23 @@ func testAlone(t *testing.T, n *node) {
 func TestFullNode(t *testing.T) {
 	ctx := labtest.Context(t)
 	n := newNode(t, labtest.New(t, lab.Spec{Nodes: []string{"n1"}, Tenants: []lab.Tenant{{Name: "blue"}}},
-		func(o *lab.Options) { o.AgentArgs = []string{"--max-endpoints", "1"} }), "n1")
+		func(o *lab.Options) { o.AgentArgs = []string{"--max-endpoints", "1", "--max-tenant-ids", "1"} }), "n1")
 	w, first, second := n.network(t, "full", in("blue")), n.container(t, "c1"), n.container(t, "c2")
 	if err := w.add(ctx, "c1", first); err != nil {
 		t.Fatal(err)
 	}
-	hasCode(t, "ADD to a full node", w.add(ctx, "c2", second), 102, "--max-endpoints")
-	if d := links(t, second); len(d) != 1 {
-		t.Errorf("the refused container has %d devices", len(d))
+	if _, err := n.lab.Kill(ctx, lab.AgentProcess(n.name)); err != nil { // a full node's agent starts
+		t.Fatal(err)
+	}
+	devices, metrics := n.devices(t), n.metrics(t)
+	hasCode(t, "ADD to a full node", w.add(ctx, "c2", second), 102, "1 of 1 endpoints are in use, 1 of them by tenant blue")
+	labels := n.network(t, "full", map[string]any{"tenant": "blue", "labels": map[string]string{"app": "new"}})
+	hasCode(t, "ADD to a full node, of an app it does not know", labels.add(ctx, "c2", second), 102, "--max-endpoints")
+	if d := links(t, second); len(d) != 1 || !slices.Equal(n.devices(t), devices) || n.metrics(t) != metrics {
+		t.Errorf("the refused container has %d devices, the node %v; its tables\n%swere\n%s", len(d), n.devices(t), n.metrics(t), metrics)
+	}
+	if want := "pilaster_table_largest_tenant_entries{table=\"endpoints\",tenant=\"blue\"} 1\n"; !strings.Contains(metrics, want) {
+		t.Errorf("no %q in\n%s", want, metrics)
 	}
 	if err := w.check(ctx, "c1", first); err != nil {
 		t.Error(err)
@@ -171,6 +184,30 @@ func TestFullNode(t *testing.T) {
 	if err := w.add(ctx, "c2", second); err != nil {
 		t.Errorf("ADD after a DEL: %v", err)
 	}
+	if err := w.del(ctx, "c2", second); err != nil {
+		t.Fatal(err)
+	}
+	if apps, err := n.lab.Operator().GetTenant(ctx, connect.NewRequest(&pilasterv1.GetTenantRequest{Name: "blue"})); err != nil || len(apps.Msg.Apps) != 1 {
+		t.Errorf("the cluster heard of a refused container: %v, %v", apps, err)
+	}
+	n.empty(ctx, t)
+}
+
+// metrics are the lines of the node's tables.
+func (n *node) metrics(t *testing.T) string {
+	t.Helper()
+	resp, err := local.Client(n.lab.AgentSocket(n.name)).Get(local.URL + "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.Join(slices.DeleteFunc(strings.SplitAfter(string(body), "\n"), func(line string) bool {
+		return !strings.HasPrefix(line, "pilaster_table_")
+	}), "")
 }
 
 // testGarbage collects what no runtime knows of any more.

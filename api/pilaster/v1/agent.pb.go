@@ -901,22 +901,22 @@ func (*StatusRequest) Descriptor() ([]byte, []int) {
 }
 
 type StatusResponse struct {
-	state            protoimpl.MessageState `protogen:"open.v1"`
-	Node             *Node                  `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
-	Plan             *Plan                  `protobuf:"bytes,2,opt,name=plan,proto3" json:"plan,omitempty"`
-	Uplink           string                 `protobuf:"bytes,3,opt,name=uplink,proto3" json:"uplink,omitempty"`
-	Ready            bool                   `protobuf:"varint,4,opt,name=ready,proto3" json:"ready,omitempty"`      // an ADD would be taken now, and packets would flow
-	Problems         []string               `protobuf:"bytes,5,rep,name=problems,proto3" json:"problems,omitempty"` // why not, and what else is wrong, each with what to do
-	Orchestrator     *OrchestratorLink      `protobuf:"bytes,6,opt,name=orchestrator,proto3" json:"orchestrator,omitempty"`
-	Datapath         *DatapathStatus        `protobuf:"bytes,7,opt,name=datapath,proto3" json:"datapath,omitempty"`
-	Endpoints        uint32                 `protobuf:"varint,8,opt,name=endpoints,proto3" json:"endpoints,omitempty"`
-	EndpointCapacity uint32                 `protobuf:"varint,9,opt,name=endpoint_capacity,json=endpointCapacity,proto3" json:"endpoint_capacity,omitempty"`
-	Tenants          uint32                 `protobuf:"varint,10,opt,name=tenants,proto3" json:"tenants,omitempty"`
-	Drops            []*DropCount           `protobuf:"bytes,11,rep,name=drops,proto3" json:"drops,omitempty"`
-	Version          string                 `protobuf:"bytes,12,opt,name=version,proto3" json:"version,omitempty"`
-	Pid              uint32                 `protobuf:"varint,13,opt,name=pid,proto3" json:"pid,omitempty"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          *Node                  `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	Plan          *Plan                  `protobuf:"bytes,2,opt,name=plan,proto3" json:"plan,omitempty"`
+	Uplink        string                 `protobuf:"bytes,3,opt,name=uplink,proto3" json:"uplink,omitempty"`
+	Ready         bool                   `protobuf:"varint,4,opt,name=ready,proto3" json:"ready,omitempty"`      // an ADD would be taken now, and packets would flow
+	Problems      []string               `protobuf:"bytes,5,rep,name=problems,proto3" json:"problems,omitempty"` // why not, and what else is wrong, each with what to do
+	Orchestrator  *OrchestratorLink      `protobuf:"bytes,6,opt,name=orchestrator,proto3" json:"orchestrator,omitempty"`
+	Datapath      *DatapathStatus        `protobuf:"bytes,7,opt,name=datapath,proto3" json:"datapath,omitempty"`
+	Endpoints     uint32                 `protobuf:"varint,8,opt,name=endpoints,proto3" json:"endpoints,omitempty"`
+	Tenants       uint32                 `protobuf:"varint,10,opt,name=tenants,proto3" json:"tenants,omitempty"`
+	Drops         []*DropCount           `protobuf:"bytes,11,rep,name=drops,proto3" json:"drops,omitempty"`
+	Version       string                 `protobuf:"bytes,12,opt,name=version,proto3" json:"version,omitempty"`
+	Pid           uint32                 `protobuf:"varint,13,opt,name=pid,proto3" json:"pid,omitempty"`
+	Limits        []*Limit               `protobuf:"bytes,14,rep,name=limits,proto3" json:"limits,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StatusResponse) Reset() {
@@ -1005,13 +1005,6 @@ func (x *StatusResponse) GetEndpoints() uint32 {
 	return 0
 }
 
-func (x *StatusResponse) GetEndpointCapacity() uint32 {
-	if x != nil {
-		return x.EndpointCapacity
-	}
-	return 0
-}
-
 func (x *StatusResponse) GetTenants() uint32 {
 	if x != nil {
 		return x.Tenants
@@ -1040,6 +1033,90 @@ func (x *StatusResponse) GetPid() uint32 {
 	return 0
 }
 
+func (x *StatusResponse) GetLimits() []*Limit {
+	if x != nil {
+		return x.Limits
+	}
+	return nil
+}
+
+// Limit is what an ADD beyond is refused for.
+type Limit struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"` // "endpoints", "tenant-ids"
+	Used          uint32                 `protobuf:"varint,2,opt,name=used,proto3" json:"used,omitempty"`
+	Capacity      uint32                 `protobuf:"varint,3,opt,name=capacity,proto3" json:"capacity,omitempty"`
+	LargestTenant string                 `protobuf:"bytes,4,opt,name=largest_tenant,json=largestTenant,proto3" json:"largest_tenant,omitempty"` // empty where nobody uses any
+	LargestUsed   uint32                 `protobuf:"varint,5,opt,name=largest_used,json=largestUsed,proto3" json:"largest_used,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Limit) Reset() {
+	*x = Limit{}
+	mi := &file_pilaster_v1_agent_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Limit) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Limit) ProtoMessage() {}
+
+func (x *Limit) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_agent_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Limit.ProtoReflect.Descriptor instead.
+func (*Limit) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *Limit) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Limit) GetUsed() uint32 {
+	if x != nil {
+		return x.Used
+	}
+	return 0
+}
+
+func (x *Limit) GetCapacity() uint32 {
+	if x != nil {
+		return x.Capacity
+	}
+	return 0
+}
+
+func (x *Limit) GetLargestTenant() string {
+	if x != nil {
+		return x.LargestTenant
+	}
+	return ""
+}
+
+func (x *Limit) GetLargestUsed() uint32 {
+	if x != nil {
+		return x.LargestUsed
+	}
+	return 0
+}
+
 type OrchestratorLink struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Url           string                 `protobuf:"bytes,1,opt,name=url,proto3" json:"url,omitempty"`
@@ -1053,7 +1130,7 @@ type OrchestratorLink struct {
 
 func (x *OrchestratorLink) Reset() {
 	*x = OrchestratorLink{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[16]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1065,7 +1142,7 @@ func (x *OrchestratorLink) String() string {
 func (*OrchestratorLink) ProtoMessage() {}
 
 func (x *OrchestratorLink) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[16]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1078,7 +1155,7 @@ func (x *OrchestratorLink) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OrchestratorLink.ProtoReflect.Descriptor instead.
 func (*OrchestratorLink) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{16}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *OrchestratorLink) GetUrl() string {
@@ -1129,7 +1206,7 @@ type DatapathStatus struct {
 
 func (x *DatapathStatus) Reset() {
 	*x = DatapathStatus{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[17]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1141,7 +1218,7 @@ func (x *DatapathStatus) String() string {
 func (*DatapathStatus) ProtoMessage() {}
 
 func (x *DatapathStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[17]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1154,7 +1231,7 @@ func (x *DatapathStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DatapathStatus.ProtoReflect.Descriptor instead.
 func (*DatapathStatus) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{17}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *DatapathStatus) GetDeviceKind() string {
@@ -1204,7 +1281,7 @@ type Entries struct {
 
 func (x *Entries) Reset() {
 	*x = Entries{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[18]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1216,7 +1293,7 @@ func (x *Entries) String() string {
 func (*Entries) ProtoMessage() {}
 
 func (x *Entries) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[18]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1229,7 +1306,7 @@ func (x *Entries) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Entries.ProtoReflect.Descriptor instead.
 func (*Entries) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{18}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Entries) GetTable() string {
@@ -1271,7 +1348,7 @@ type DropCount struct {
 
 func (x *DropCount) Reset() {
 	*x = DropCount{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[19]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1283,7 +1360,7 @@ func (x *DropCount) String() string {
 func (*DropCount) ProtoMessage() {}
 
 func (x *DropCount) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[19]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1296,7 +1373,7 @@ func (x *DropCount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropCount.ProtoReflect.Descriptor instead.
 func (*DropCount) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{19}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *DropCount) GetReason() string {
@@ -1329,7 +1406,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[20]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1341,7 +1418,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[20]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1354,7 +1431,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{20}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ExplainRequest) GetAddress() string {
@@ -1376,7 +1453,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[21]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1388,7 +1465,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[21]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1401,7 +1478,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{21}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ExplainResponse) GetPlaintext() string {
@@ -1441,7 +1518,7 @@ type MonitorRequest struct {
 
 func (x *MonitorRequest) Reset() {
 	*x = MonitorRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[22]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1453,7 +1530,7 @@ func (x *MonitorRequest) String() string {
 func (*MonitorRequest) ProtoMessage() {}
 
 func (x *MonitorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[22]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1466,7 +1543,7 @@ func (x *MonitorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MonitorRequest.ProtoReflect.Descriptor instead.
 func (*MonitorRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{22}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *MonitorRequest) GetTypes() []string {
@@ -1499,7 +1576,7 @@ type MonitorResponse struct {
 
 func (x *MonitorResponse) Reset() {
 	*x = MonitorResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[23]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1511,7 +1588,7 @@ func (x *MonitorResponse) String() string {
 func (*MonitorResponse) ProtoMessage() {}
 
 func (x *MonitorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[23]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1524,7 +1601,7 @@ func (x *MonitorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MonitorResponse.ProtoReflect.Descriptor instead.
 func (*MonitorResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{23}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *MonitorResponse) GetTime() *timestamppb.Timestamp {
@@ -1642,7 +1719,7 @@ type CollectGarbageRequest_Valid struct {
 
 func (x *CollectGarbageRequest_Valid) Reset() {
 	*x = CollectGarbageRequest_Valid{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[26]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1654,7 +1731,7 @@ func (x *CollectGarbageRequest_Valid) String() string {
 func (*CollectGarbageRequest_Valid) ProtoMessage() {}
 
 func (x *CollectGarbageRequest_Valid) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[26]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1760,7 +1837,7 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\tR\x03key\"H\n" +
 	"\x13GetEndpointResponse\x121\n" +
 	"\bendpoint\x18\x01 \x01(\v2\x15.pilaster.v1.EndpointR\bendpoint\"\x0f\n" +
-	"\rStatusRequest\"\xe3\x03\n" +
+	"\rStatusRequest\"\xe8\x03\n" +
 	"\x0eStatusResponse\x12%\n" +
 	"\x04node\x18\x01 \x01(\v2\x11.pilaster.v1.NodeR\x04node\x12%\n" +
 	"\x04plan\x18\x02 \x01(\v2\x11.pilaster.v1.PlanR\x04plan\x12\x16\n" +
@@ -1769,13 +1846,20 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\bproblems\x18\x05 \x03(\tR\bproblems\x12A\n" +
 	"\forchestrator\x18\x06 \x01(\v2\x1d.pilaster.v1.OrchestratorLinkR\forchestrator\x127\n" +
 	"\bdatapath\x18\a \x01(\v2\x1b.pilaster.v1.DatapathStatusR\bdatapath\x12\x1c\n" +
-	"\tendpoints\x18\b \x01(\rR\tendpoints\x12+\n" +
-	"\x11endpoint_capacity\x18\t \x01(\rR\x10endpointCapacity\x12\x18\n" +
+	"\tendpoints\x18\b \x01(\rR\tendpoints\x12\x18\n" +
 	"\atenants\x18\n" +
 	" \x01(\rR\atenants\x12,\n" +
 	"\x05drops\x18\v \x03(\v2\x16.pilaster.v1.DropCountR\x05drops\x12\x18\n" +
 	"\aversion\x18\f \x01(\tR\aversion\x12\x10\n" +
-	"\x03pid\x18\r \x01(\rR\x03pid\"\xaf\x01\n" +
+	"\x03pid\x18\r \x01(\rR\x03pid\x12*\n" +
+	"\x06limits\x18\x0e \x03(\v2\x12.pilaster.v1.LimitR\x06limitsJ\x04\b\t\x10\n" +
+	"\"\x95\x01\n" +
+	"\x05Limit\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04used\x18\x02 \x01(\rR\x04used\x12\x1a\n" +
+	"\bcapacity\x18\x03 \x01(\rR\bcapacity\x12%\n" +
+	"\x0elargest_tenant\x18\x04 \x01(\tR\rlargestTenant\x12!\n" +
+	"\flargest_used\x18\x05 \x01(\rR\vlargestUsed\"\xaf\x01\n" +
 	"\x10OrchestratorLink\x12\x10\n" +
 	"\x03url\x18\x01 \x01(\tR\x03url\x12\x1c\n" +
 	"\tconnected\x18\x02 \x01(\bR\tconnected\x12\x1a\n" +
@@ -1852,7 +1936,7 @@ func file_pilaster_v1_agent_proto_rawDescGZIP() []byte {
 	return file_pilaster_v1_agent_proto_rawDescData
 }
 
-var file_pilaster_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
+var file_pilaster_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
 var file_pilaster_v1_agent_proto_goTypes = []any{
 	(*AddEndpointRequest)(nil),          // 0: pilaster.v1.AddEndpointRequest
 	(*AddEndpointResponse)(nil),         // 1: pilaster.v1.AddEndpointResponse
@@ -1870,65 +1954,67 @@ var file_pilaster_v1_agent_proto_goTypes = []any{
 	(*GetEndpointResponse)(nil),         // 13: pilaster.v1.GetEndpointResponse
 	(*StatusRequest)(nil),               // 14: pilaster.v1.StatusRequest
 	(*StatusResponse)(nil),              // 15: pilaster.v1.StatusResponse
-	(*OrchestratorLink)(nil),            // 16: pilaster.v1.OrchestratorLink
-	(*DatapathStatus)(nil),              // 17: pilaster.v1.DatapathStatus
-	(*Entries)(nil),                     // 18: pilaster.v1.Entries
-	(*DropCount)(nil),                   // 19: pilaster.v1.DropCount
-	(*ExplainRequest)(nil),              // 20: pilaster.v1.ExplainRequest
-	(*ExplainResponse)(nil),             // 21: pilaster.v1.ExplainResponse
-	(*MonitorRequest)(nil),              // 22: pilaster.v1.MonitorRequest
-	(*MonitorResponse)(nil),             // 23: pilaster.v1.MonitorResponse
-	nil,                                 // 24: pilaster.v1.AddEndpointRequest.LabelsEntry
-	nil,                                 // 25: pilaster.v1.Endpoint.LabelsEntry
-	(*CollectGarbageRequest_Valid)(nil), // 26: pilaster.v1.CollectGarbageRequest.Valid
-	(*timestamppb.Timestamp)(nil),       // 27: google.protobuf.Timestamp
-	(*Node)(nil),                        // 28: pilaster.v1.Node
-	(*Plan)(nil),                        // 29: pilaster.v1.Plan
-	(*App)(nil),                         // 30: pilaster.v1.App
+	(*Limit)(nil),                       // 16: pilaster.v1.Limit
+	(*OrchestratorLink)(nil),            // 17: pilaster.v1.OrchestratorLink
+	(*DatapathStatus)(nil),              // 18: pilaster.v1.DatapathStatus
+	(*Entries)(nil),                     // 19: pilaster.v1.Entries
+	(*DropCount)(nil),                   // 20: pilaster.v1.DropCount
+	(*ExplainRequest)(nil),              // 21: pilaster.v1.ExplainRequest
+	(*ExplainResponse)(nil),             // 22: pilaster.v1.ExplainResponse
+	(*MonitorRequest)(nil),              // 23: pilaster.v1.MonitorRequest
+	(*MonitorResponse)(nil),             // 24: pilaster.v1.MonitorResponse
+	nil,                                 // 25: pilaster.v1.AddEndpointRequest.LabelsEntry
+	nil,                                 // 26: pilaster.v1.Endpoint.LabelsEntry
+	(*CollectGarbageRequest_Valid)(nil), // 27: pilaster.v1.CollectGarbageRequest.Valid
+	(*timestamppb.Timestamp)(nil),       // 28: google.protobuf.Timestamp
+	(*Node)(nil),                        // 29: pilaster.v1.Node
+	(*Plan)(nil),                        // 30: pilaster.v1.Plan
+	(*App)(nil),                         // 31: pilaster.v1.App
 }
 var file_pilaster_v1_agent_proto_depIdxs = []int32{
-	24, // 0: pilaster.v1.AddEndpointRequest.labels:type_name -> pilaster.v1.AddEndpointRequest.LabelsEntry
+	25, // 0: pilaster.v1.AddEndpointRequest.labels:type_name -> pilaster.v1.AddEndpointRequest.LabelsEntry
 	2,  // 1: pilaster.v1.AddEndpointResponse.endpoint:type_name -> pilaster.v1.Endpoint
-	25, // 2: pilaster.v1.Endpoint.labels:type_name -> pilaster.v1.Endpoint.LabelsEntry
+	26, // 2: pilaster.v1.Endpoint.labels:type_name -> pilaster.v1.Endpoint.LabelsEntry
 	3,  // 3: pilaster.v1.Endpoint.attachments:type_name -> pilaster.v1.Attachment
-	27, // 4: pilaster.v1.Endpoint.created:type_name -> google.protobuf.Timestamp
-	26, // 5: pilaster.v1.CollectGarbageRequest.valid:type_name -> pilaster.v1.CollectGarbageRequest.Valid
+	28, // 4: pilaster.v1.Endpoint.created:type_name -> google.protobuf.Timestamp
+	27, // 5: pilaster.v1.CollectGarbageRequest.valid:type_name -> pilaster.v1.CollectGarbageRequest.Valid
 	2,  // 6: pilaster.v1.CollectGarbageResponse.removed:type_name -> pilaster.v1.Endpoint
 	2,  // 7: pilaster.v1.ListEndpointsResponse.endpoints:type_name -> pilaster.v1.Endpoint
 	2,  // 8: pilaster.v1.GetEndpointResponse.endpoint:type_name -> pilaster.v1.Endpoint
-	28, // 9: pilaster.v1.StatusResponse.node:type_name -> pilaster.v1.Node
-	29, // 10: pilaster.v1.StatusResponse.plan:type_name -> pilaster.v1.Plan
-	16, // 11: pilaster.v1.StatusResponse.orchestrator:type_name -> pilaster.v1.OrchestratorLink
-	17, // 12: pilaster.v1.StatusResponse.datapath:type_name -> pilaster.v1.DatapathStatus
-	19, // 13: pilaster.v1.StatusResponse.drops:type_name -> pilaster.v1.DropCount
-	27, // 14: pilaster.v1.OrchestratorLink.since:type_name -> google.protobuf.Timestamp
-	18, // 15: pilaster.v1.DatapathStatus.entries:type_name -> pilaster.v1.Entries
-	30, // 16: pilaster.v1.ExplainResponse.app:type_name -> pilaster.v1.App
-	2,  // 17: pilaster.v1.ExplainResponse.endpoint:type_name -> pilaster.v1.Endpoint
-	27, // 18: pilaster.v1.MonitorResponse.time:type_name -> google.protobuf.Timestamp
-	0,  // 19: pilaster.v1.AgentService.AddEndpoint:input_type -> pilaster.v1.AddEndpointRequest
-	4,  // 20: pilaster.v1.AgentService.DeleteEndpoint:input_type -> pilaster.v1.DeleteEndpointRequest
-	6,  // 21: pilaster.v1.AgentService.CheckEndpoint:input_type -> pilaster.v1.CheckEndpointRequest
-	8,  // 22: pilaster.v1.AgentService.CollectGarbage:input_type -> pilaster.v1.CollectGarbageRequest
-	10, // 23: pilaster.v1.AgentService.ListEndpoints:input_type -> pilaster.v1.ListEndpointsRequest
-	12, // 24: pilaster.v1.AgentService.GetEndpoint:input_type -> pilaster.v1.GetEndpointRequest
-	14, // 25: pilaster.v1.AgentService.Status:input_type -> pilaster.v1.StatusRequest
-	20, // 26: pilaster.v1.AgentService.Explain:input_type -> pilaster.v1.ExplainRequest
-	22, // 27: pilaster.v1.AgentService.Monitor:input_type -> pilaster.v1.MonitorRequest
-	1,  // 28: pilaster.v1.AgentService.AddEndpoint:output_type -> pilaster.v1.AddEndpointResponse
-	5,  // 29: pilaster.v1.AgentService.DeleteEndpoint:output_type -> pilaster.v1.DeleteEndpointResponse
-	7,  // 30: pilaster.v1.AgentService.CheckEndpoint:output_type -> pilaster.v1.CheckEndpointResponse
-	9,  // 31: pilaster.v1.AgentService.CollectGarbage:output_type -> pilaster.v1.CollectGarbageResponse
-	11, // 32: pilaster.v1.AgentService.ListEndpoints:output_type -> pilaster.v1.ListEndpointsResponse
-	13, // 33: pilaster.v1.AgentService.GetEndpoint:output_type -> pilaster.v1.GetEndpointResponse
-	15, // 34: pilaster.v1.AgentService.Status:output_type -> pilaster.v1.StatusResponse
-	21, // 35: pilaster.v1.AgentService.Explain:output_type -> pilaster.v1.ExplainResponse
-	23, // 36: pilaster.v1.AgentService.Monitor:output_type -> pilaster.v1.MonitorResponse
-	28, // [28:37] is the sub-list for method output_type
-	19, // [19:28] is the sub-list for method input_type
-	19, // [19:19] is the sub-list for extension type_name
-	19, // [19:19] is the sub-list for extension extendee
-	0,  // [0:19] is the sub-list for field type_name
+	29, // 9: pilaster.v1.StatusResponse.node:type_name -> pilaster.v1.Node
+	30, // 10: pilaster.v1.StatusResponse.plan:type_name -> pilaster.v1.Plan
+	17, // 11: pilaster.v1.StatusResponse.orchestrator:type_name -> pilaster.v1.OrchestratorLink
+	18, // 12: pilaster.v1.StatusResponse.datapath:type_name -> pilaster.v1.DatapathStatus
+	20, // 13: pilaster.v1.StatusResponse.drops:type_name -> pilaster.v1.DropCount
+	16, // 14: pilaster.v1.StatusResponse.limits:type_name -> pilaster.v1.Limit
+	28, // 15: pilaster.v1.OrchestratorLink.since:type_name -> google.protobuf.Timestamp
+	19, // 16: pilaster.v1.DatapathStatus.entries:type_name -> pilaster.v1.Entries
+	31, // 17: pilaster.v1.ExplainResponse.app:type_name -> pilaster.v1.App
+	2,  // 18: pilaster.v1.ExplainResponse.endpoint:type_name -> pilaster.v1.Endpoint
+	28, // 19: pilaster.v1.MonitorResponse.time:type_name -> google.protobuf.Timestamp
+	0,  // 20: pilaster.v1.AgentService.AddEndpoint:input_type -> pilaster.v1.AddEndpointRequest
+	4,  // 21: pilaster.v1.AgentService.DeleteEndpoint:input_type -> pilaster.v1.DeleteEndpointRequest
+	6,  // 22: pilaster.v1.AgentService.CheckEndpoint:input_type -> pilaster.v1.CheckEndpointRequest
+	8,  // 23: pilaster.v1.AgentService.CollectGarbage:input_type -> pilaster.v1.CollectGarbageRequest
+	10, // 24: pilaster.v1.AgentService.ListEndpoints:input_type -> pilaster.v1.ListEndpointsRequest
+	12, // 25: pilaster.v1.AgentService.GetEndpoint:input_type -> pilaster.v1.GetEndpointRequest
+	14, // 26: pilaster.v1.AgentService.Status:input_type -> pilaster.v1.StatusRequest
+	21, // 27: pilaster.v1.AgentService.Explain:input_type -> pilaster.v1.ExplainRequest
+	23, // 28: pilaster.v1.AgentService.Monitor:input_type -> pilaster.v1.MonitorRequest
+	1,  // 29: pilaster.v1.AgentService.AddEndpoint:output_type -> pilaster.v1.AddEndpointResponse
+	5,  // 30: pilaster.v1.AgentService.DeleteEndpoint:output_type -> pilaster.v1.DeleteEndpointResponse
+	7,  // 31: pilaster.v1.AgentService.CheckEndpoint:output_type -> pilaster.v1.CheckEndpointResponse
+	9,  // 32: pilaster.v1.AgentService.CollectGarbage:output_type -> pilaster.v1.CollectGarbageResponse
+	11, // 33: pilaster.v1.AgentService.ListEndpoints:output_type -> pilaster.v1.ListEndpointsResponse
+	13, // 34: pilaster.v1.AgentService.GetEndpoint:output_type -> pilaster.v1.GetEndpointResponse
+	15, // 35: pilaster.v1.AgentService.Status:output_type -> pilaster.v1.StatusResponse
+	22, // 36: pilaster.v1.AgentService.Explain:output_type -> pilaster.v1.ExplainResponse
+	24, // 37: pilaster.v1.AgentService.Monitor:output_type -> pilaster.v1.MonitorResponse
+	29, // [29:38] is the sub-list for method output_type
+	20, // [20:29] is the sub-list for method input_type
+	20, // [20:20] is the sub-list for extension type_name
+	20, // [20:20] is the sub-list for extension extendee
+	0,  // [0:20] is the sub-list for field type_name
 }
 
 func init() { file_pilaster_v1_agent_proto_init() }
@@ -1943,7 +2029,7 @@ func file_pilaster_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pilaster_v1_agent_proto_rawDesc), len(file_pilaster_v1_agent_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   27,
+			NumMessages:   28,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
