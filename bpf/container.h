@@ -33,7 +33,7 @@ static __always_inline int decrypt(const struct tenant *own, struct addr *dst)
 static __always_inline int resolve(const struct source *from, struct addr *dst)
 {
 	__u32 id = from->tenant_id;
-	struct tenant *own = bpf_map_lookup_elem(&pil_tenants_v1, &id);
+	struct tenant *own = bpf_map_lookup_elem(&pil_tenants_v2, &id);
 	int why;
 
 	if (!own)

@@ -54,8 +54,10 @@ struct {
 struct tenant {
 	__u32 ids[MAX_TENANT_IDS]; /* 0: no more */
 	__u32 clear;		   /* 1: containers see plaintext, nothing is translated */
+	__u32 zero;
+	struct addr gateway; /* this node as containers of the key's id see it: its guest among them */
 };
-_Static_assert(sizeof(struct tenant) == 20, "no implicit padding");
+_Static_assert(sizeof(struct tenant) == 40, "no implicit padding");
 
 static __always_inline bool owns(const struct tenant *t, __u32 id)
 {
@@ -71,7 +73,7 @@ struct {
 	__type(key, __u32); /* tenant id */
 	__type(value, struct tenant);
 	__uint(max_entries, 1); /* set at load */
-} pil_tenants_v1 SEC(".maps");
+} pil_tenants_v2 SEC(".maps");
 
 /* Counts changes of the tables above. The agent writes tables first and counts after; a program reads
  * the count once, before any lookup, so that nothing it caches can outlive what it was made from. */

@@ -38,7 +38,7 @@ static __always_inline int from_fabric_slow(struct __sk_buff *skb, struct frame 
 	local = bpf_map_lookup_elem(&pil_locals_v1, &key->dst.lo);
 	if (!local)
 		return drop(skb, REASON_NO_ENDPOINT, HOOK_UPLINK_IN);
-	to = bpf_map_lookup_elem(&pil_tenants_v1, &to_id);
+	to = bpf_map_lookup_elem(&pil_tenants_v2, &to_id);
 	if (!to || !in_base(&source) || !owns(to, from_id))
 		return drop(skb, REASON_TENANT_MISMATCH, HOOK_UPLINK_IN);
 	if (app_id(&source) >= FIRST_RESERVED_APP)

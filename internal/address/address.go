@@ -19,6 +19,7 @@ type Index uint32
 const (
 	MaxTenantID      TenantID = 1<<24 - 1
 	FirstReservedApp AppID    = 0xff00
+	GatewayApp       AppID    = 0xff00 // the node itself, as a tenant's containers see it
 	MaxIndex         Index    = 1<<24 - 1
 
 	// NodeBits is the length of the prefix the base network routes to a node.

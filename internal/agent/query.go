@@ -37,6 +37,17 @@ func (c *Core) Find(key string) (endpoint.Record, error) {
 	return endpoint.Record{}, refuse(ErrInvalid, "%q has %d endpoints; say which by its id", key, len(found))
 }
 
+// nodeSeenBy is this node's address among the peers of an endpoint.
+func (c *Core) nodeSeenBy(r endpoint.Record) (netip.Addr, bool) {
+	known, _, _ := c.tenants.get(r.Tenant)
+	i := slices.IndexFunc(known.Tenant.IDs, func(id tenant.ID) bool { return id.ID == r.TenantID })
+	if i < 0 || len(r.Attachments) == 0 {
+		return netip.Addr{}, false
+	}
+	guest, err := known.Tenant.Gateway(c.plan, address.Split(r.Attachments[0].Plaintext).Node, known.Tenant.IDs[i])
+	return guest.Address, err == nil
+}
+
 // Explanation is what this node knows of an address.
 type Explanation struct {
 	Plaintext netip.Addr // zero when it is a ciphertext no key here opens

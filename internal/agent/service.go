@@ -165,7 +165,11 @@ func (s *Service) GetEndpoint(_ context.Context, req *connect.Request[pilasterv1
 	if err != nil {
 		return nil, toConnect(err)
 	}
-	return connect.NewResponse(&pilasterv1.GetEndpointResponse{Endpoint: endpointToProto(r)}), nil
+	e := endpointToProto(r)
+	if node, ok := core.nodeSeenBy(r); ok {
+		e.NodeAddress = node.String()
+	}
+	return connect.NewResponse(&pilasterv1.GetEndpointResponse{Endpoint: e}), nil
 }
 
 func (s *Service) Explain(_ context.Context, req *connect.Request[pilasterv1.ExplainRequest]) (*connect.Response[pilasterv1.ExplainResponse], error) {

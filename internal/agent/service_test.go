@@ -19,6 +19,7 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
+	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/cni"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/local"
@@ -300,6 +301,18 @@ func TestGetEndpoint(t *testing.T) {
 		if want == 0 && (err != nil || resp.Msg.Endpoint.Id != 1) || want != 0 && connect.CodeOf(err) != want {
 			t.Errorf("%q: %v, %v", key, resp, err)
 		}
+	}
+	resp, err := b.client.GetEndpoint(t.Context(), connect.NewRequest(&pilasterv1.GetEndpointRequest{Key: "1"}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen, err := address.Parse(resp.Msg.Endpoint.NodeAddress)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := address.Split(b.Explain(seen).Plaintext)
+	if own := address.Split(r.Attachments[0].Plaintext); p.Node != own.Node || p.Tenant != own.Tenant || p.App != address.GatewayApp {
+		t.Errorf("the container sees its node as %v, which is %+v", seen, p)
 	}
 }
 

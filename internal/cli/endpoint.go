@@ -92,6 +92,7 @@ type endpointView struct {
 	ContainerMAC string            `json:"containerMac"`
 	MTU          uint32            `json:"mtu"`
 	Created      string            `json:"created"`
+	NodeAddress  string            `json:"nodeAddress,omitempty"` // of endpoint get: the node, as the container sees it
 }
 
 type attachmentView struct {
@@ -107,7 +108,7 @@ func viewEndpoint(e *pilasterv1.Endpoint) endpointView {
 		ID: e.GetId(), ContainerID: e.GetContainerId(), Interface: e.GetInterface(), Pod: e.GetPod(), Netns: e.GetNetns(),
 		CNINetwork: e.GetCniNetwork(), Tenant: e.GetTenant(), TenantID: e.GetTenantId(), App: e.GetApp(), Labels: e.GetLabels(),
 		State: e.GetState(), HostDevice: e.GetHostDevice(), HostIfindex: e.GetHostIfindex(), ContainerMAC: e.GetContainerMac(),
-		MTU: e.GetMtu(), Created: timeText(e.GetCreated()), Attachments: []attachmentView{},
+		MTU: e.GetMtu(), Created: timeText(e.GetCreated()), NodeAddress: e.GetNodeAddress(), Attachments: []attachmentView{},
 	}
 	if v.Labels == nil {
 		v.Labels = map[string]string{}
@@ -148,6 +149,9 @@ func (v endpointView) text(w io.Writer) {
 		for _, r := range a.Routes {
 			row("", r+" via "+a.Gateway)
 		}
+	}
+	if v.NodeAddress != "" {
+		row("node", v.NodeAddress+"\twhat the container sees of the node")
 	}
 	row("device", fmt.Sprintf("%s, index %d, MTU %d, container's MAC %s", v.HostDevice, v.HostIfindex, v.MTU, v.ContainerMAC))
 	row("netns", v.Netns)

@@ -198,6 +198,8 @@ func (e explanation) appName() string {
 	switch {
 	case e.App.ID == 0:
 		return "none"
+	case e.App.ID == address.GatewayApp:
+		return "reserved: the node, as containers of the tenant on it see it"
 	case e.App.ID >= address.FirstReservedApp:
 		return "reserved, never a container's"
 	case e.App.Labels == nil:

@@ -88,7 +88,7 @@ fd70:696c:6100:3::1
   base     2001:db8::/32
   node     5       2001:db8:0:5::/64   routed by the base network
   tenant   1       names unknown: no agent answers on /nonexistent/agent.sock
-  app      65280   reserved, never a container's
+  app      65280   reserved: the node, as containers of the tenant on it see it
   index    1
 `},
 		{"foreign", []string{"2001:db8::1"}, `

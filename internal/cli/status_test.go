@@ -31,7 +31,7 @@ func theEndpoint() *pilasterv1.Endpoint {
 	return &pilasterv1.Endpoint{
 		Id: 3, ContainerId: "c0ffee", Interface: "eth0", Pod: "default/web-0", Netns: "/run/netns/x", CniNetwork: "pil",
 		Tenant: "blue", TenantId: 1, App: 2, Labels: map[string]string{"app": "web"}, State: "active",
-		HostDevice: "pil3", HostIfindex: 9, ContainerMac: "02:70:69:6c:00:02", Mtu: 1500, Created: timestamppb.New(noon),
+		NodeAddress: "fc00::99", HostDevice: "pil3", HostIfindex: 9, ContainerMac: "02:70:69:6c:00:02", Mtu: 1500, Created: timestamppb.New(noon),
 		Attachments: []*pilasterv1.Attachment{{
 			Network: "netpila", Plaintext: "fd70:696c:6100:1:0:100:200:7", Address: "fc00::7", Gateway: "fe80::1", Routes: []string{"fc00::/8"},
 		}},
@@ -138,6 +138,7 @@ app         2, app=web
 netpila     fc00::7                        what the container sees
             fd70:696c:6100:1:0:100:200:7   what the fabric sees
             fc00::/8 via fe80::1
+node        fc00::99   what the container sees of the node
 device      pil3, index 9, MTU 1500, container's MAC 02:70:69:6c:00:02
 netns       /run/netns/x
 since       2026-11-01T12:00:00Z

@@ -135,8 +135,8 @@ func (d *Datapath) checkEntries(r endpoint.Record) error {
 		}
 	}
 	var t pilasterTenant
-	if err := d.objects.PilTenantsV1.Lookup(uint32(r.TenantID), &t); err != nil {
-		return fmt.Errorf("map entry %s of tenant id %d: %w", pilasterMapPilTenantsV1, r.TenantID, err)
+	if err := d.objects.PilTenantsV2.Lookup(uint32(r.TenantID), &t); err != nil {
+		return fmt.Errorf("map entry %s of tenant id %d: %w", pilasterMapPilTenantsV2, r.TenantID, err)
 	}
 	if t.Clear == 0 {
 		if err := d.objects.PilKeysV1.Lookup(uint32(r.TenantID), new([8]byte)); err != nil {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"syscall"
 
@@ -22,8 +23,14 @@ func (d *Datapath) PutTenant(t tenant.Tenant) error {
 	if len(t.IDs) == 0 || len(t.IDs) > len(value.Ids) {
 		return fmt.Errorf("tenant %s has %d ids, and a node takes 1 to %d of a tenant; nothing was changed: let the containers of the oldest end", t.Name, len(t.IDs), len(value.Ids))
 	}
+	gateways := make([]netip.Addr, len(t.IDs))
 	for i, id := range t.IDs {
 		value.Ids[i] = uint32(id.ID)
+		guest, err := t.Gateway(d.config.Plan, d.config.NodePrefix, id)
+		if err != nil {
+			return err
+		}
+		gateways[i] = guest.Address
 	}
 	if t.Addressing == tenant.Clear {
 		value.Clear = 1
@@ -37,8 +44,9 @@ func (d *Datapath) PutTenant(t tenant.Tenant) error {
 			return fmt.Errorf("tenant %s: %w", t.Name, err)
 		}
 	}
-	for _, id := range t.IDs {
-		if err := d.objects.PilTenantsV1.Put(uint32(id.ID), value); err != nil {
+	for i, id := range t.IDs {
+		value.Gateway = words(gateways[i])
+		if err := d.objects.PilTenantsV2.Put(uint32(id.ID), value); err != nil {
 			return fmt.Errorf("tenant %s: write id %d: %w", t.Name, id.ID, err)
 		}
 	}
@@ -48,7 +56,7 @@ func (d *Datapath) PutTenant(t tenant.Tenant) error {
 // DeleteTenant forgets the tenant's ids and keys.
 func (d *Datapath) DeleteTenant(t tenant.Tenant) error {
 	for _, id := range t.IDs {
-		for _, m := range []*ebpf.Map{d.objects.PilTenantsV1, d.objects.PilKeysV1} {
+		for _, m := range []*ebpf.Map{d.objects.PilTenantsV2, d.objects.PilKeysV1} {
 			if err := m.Delete(uint32(id.ID)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 				return fmt.Errorf("tenant %s: remove id %d: %w", t.Name, id.ID, err)
 			}
@@ -149,7 +157,7 @@ func (d *Datapath) Sweep(_ context.Context, keep []endpoint.Record) error {
 	err := errors.Join(
 		deleteOthers(d.objects.PilSourcesV1, sources),
 		deleteOthers(d.objects.PilLocalsV1, locals),
-		deleteOthers(d.objects.PilTenantsV1, ids),
+		deleteOthers(d.objects.PilTenantsV2, ids),
 		deleteOthers(d.objects.PilKeysV1, ids),
 	)
 	if err != nil {
@@ -165,7 +173,7 @@ func (d *Datapath) Sweep(_ context.Context, keep []endpoint.Record) error {
 func (d *Datapath) keepSiblings(ids map[uint32]bool) error {
 	for _, id := range slices.Collect(maps.Keys(ids)) {
 		var t pilasterTenant
-		err := d.objects.PilTenantsV1.Lookup(id, &t)
+		err := d.objects.PilTenantsV2.Lookup(id, &t)
 		if errors.Is(err, ebpf.ErrKeyNotExist) {
 			continue
 		}

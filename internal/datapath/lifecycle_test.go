@@ -259,7 +259,7 @@ func TestCheckNamesWhatIsBroken(t *testing.T) {
 			return n.datapath.objects.PilSourcesV1.Delete(sourceKey(c.record, c.record.Attachments[0]))
 		}},
 		{"map entry of the tenant", "map entry pil_tenants", func(_ *testing.T, _ *testContainer, _ *netlink.Handle, _ netlink.Link) error {
-			return n.datapath.objects.PilTenantsV1.Delete(uint32(blue.Current().ID))
+			return n.datapath.objects.PilTenantsV2.Delete(uint32(blue.Current().ID))
 		}},
 		{"key", "map entry pil_keys", func(_ *testing.T, _ *testContainer, _ *netlink.Handle, _ netlink.Link) error {
 			return n.datapath.objects.PilKeysV1.Delete(uint32(blue.Current().ID))

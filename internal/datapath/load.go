@@ -43,11 +43,11 @@ func (d *Datapath) load() error {
 	for _, m := range []string{pilasterMapPilSourcesV1, pilasterMapPilLocalsV1} {
 		spec.Maps[m].MaxEntries = uint32(d.config.MaxEndpoints)
 	}
-	for _, m := range []string{pilasterMapPilTenantsV1, pilasterMapPilKeysV1} {
+	for _, m := range []string{pilasterMapPilTenantsV2, pilasterMapPilKeysV1} {
 		spec.Maps[m].MaxEntries = uint32(d.config.MaxTenantIDs) + 1 // tryCipher's, also on a full node
 	}
 	for _, m := range []string{
-		pilasterMapPilSourcesV1, pilasterMapPilLocalsV1, pilasterMapPilTenantsV1, pilasterMapPilKeysV1,
+		pilasterMapPilSourcesV1, pilasterMapPilLocalsV1, pilasterMapPilTenantsV2, pilasterMapPilKeysV1,
 		pilasterMapPilGenerationV1, pilasterMapPilDropsV1, pilasterMapPilEventsV1,
 	} {
 		spec.Maps[m].Pinning = ebpf.PinByName

@@ -100,9 +100,11 @@ type pilasterSourceKey struct {
 }
 
 type pilasterTenant struct {
-	_     structs.HostLayout
-	Ids   [4]uint32
-	Clear uint32
+	_       structs.HostLayout
+	Ids     [4]uint32
+	Clear   uint32
+	Zero    uint32
+	Gateway pilasterAddr
 }
 
 // Names of all BPF objects in the ELF.
@@ -117,7 +119,7 @@ const (
 	pilasterMapPilKeysV1       = "pil_keys_v1"
 	pilasterMapPilLocalsV1     = "pil_locals_v1"
 	pilasterMapPilSourcesV1    = "pil_sources_v1"
-	pilasterMapPilTenantsV1    = "pil_tenants_v1"
+	pilasterMapPilTenantsV2    = "pil_tenants_v2"
 	pilasterProgPilContainer   = "pil_container"
 	pilasterProgPilSetKey      = "pil_set_key"
 	pilasterProgPilTryCipher   = "pil_try_cipher"
@@ -194,7 +196,7 @@ type pilasterMapSpecs struct {
 	PilKeysV1       *ebpf.MapSpec `ebpf:"pil_keys_v1"`
 	PilLocalsV1     *ebpf.MapSpec `ebpf:"pil_locals_v1"`
 	PilSourcesV1    *ebpf.MapSpec `ebpf:"pil_sources_v1"`
-	PilTenantsV1    *ebpf.MapSpec `ebpf:"pil_tenants_v1"`
+	PilTenantsV2    *ebpf.MapSpec `ebpf:"pil_tenants_v2"`
 }
 
 // pilasterVariableSpecs contains global variables before they are loaded into the kernel.
@@ -239,7 +241,7 @@ type pilasterMaps struct {
 	PilKeysV1       *ebpf.Map `ebpf:"pil_keys_v1"`
 	PilLocalsV1     *ebpf.Map `ebpf:"pil_locals_v1"`
 	PilSourcesV1    *ebpf.Map `ebpf:"pil_sources_v1"`
-	PilTenantsV1    *ebpf.Map `ebpf:"pil_tenants_v1"`
+	PilTenantsV2    *ebpf.Map `ebpf:"pil_tenants_v2"`
 }
 
 func (m *pilasterMaps) Close() error {
@@ -252,7 +254,7 @@ func (m *pilasterMaps) Close() error {
 		m.PilKeysV1,
 		m.PilLocalsV1,
 		m.PilSourcesV1,
-		m.PilTenantsV1,
+		m.PilTenantsV2,
 	)
 }
 

@@ -43,7 +43,7 @@ func (d *Datapath) entries() ([]agent.Entries, error) {
 	}{
 		{"locals", d.objects.PilLocalsV1, func() (int, error) { return used[uint64](d.objects.PilLocalsV1) }},
 		{"sources", d.objects.PilSourcesV1, func() (int, error) { return used[pilasterSourceKey](d.objects.PilSourcesV1) }},
-		{"tenants", d.objects.PilTenantsV1, func() (int, error) { return used[uint32](d.objects.PilTenantsV1) }},
+		{"tenants", d.objects.PilTenantsV2, func() (int, error) { return used[uint32](d.objects.PilTenantsV2) }},
 		{"keys", d.objects.PilKeysV1, func() (int, error) { return used[uint32](d.objects.PilKeysV1) }},
 	} {
 		n, err := t.used()

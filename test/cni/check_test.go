@@ -96,7 +96,7 @@ var breakages = []struct {
 		key := binary.NativeEndian.AppendUint32(a[:], v.endpoint.HostIfindex)
 		return v.forget("pil_sources_v1", append(key, 0, 0, 0, 0))
 	}, "map entry pil_sources_v1 of fc"},
-	{"tenant entry", func(v victim) error { return v.forgetTenant("pil_tenants_v1") }, "map entry pil_tenants_v1 of tenant id "},
+	{"tenant entry", func(v victim) error { return v.forgetTenant("pil_tenants_v2") }, "map entry pil_tenants_v2 of tenant id "},
 	{"key entry", func(v victim) error { return v.forgetTenant("pil_keys_v1") }, "map entry pil_keys_v1 of tenant id "},
 }
 

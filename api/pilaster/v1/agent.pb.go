@@ -178,6 +178,7 @@ type Endpoint struct {
 	Mtu           uint32                 `protobuf:"varint,15,opt,name=mtu,proto3" json:"mtu,omitempty"`
 	Created       *timestamppb.Timestamp `protobuf:"bytes,16,opt,name=created,proto3" json:"created,omitempty"`
 	CniNetwork    string                 `protobuf:"bytes,17,opt,name=cni_network,json=cniNetwork,proto3" json:"cni_network,omitempty"`
+	NodeAddress   string                 `protobuf:"bytes,18,opt,name=node_address,json=nodeAddress,proto3" json:"node_address,omitempty"` // of GetEndpoint: the node, as the container sees it
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -327,6 +328,13 @@ func (x *Endpoint) GetCreated() *timestamppb.Timestamp {
 func (x *Endpoint) GetCniNetwork() string {
 	if x != nil {
 		return x.CniNetwork
+	}
+	return ""
+}
+
+func (x *Endpoint) GetNodeAddress() string {
+	if x != nil {
+		return x.NodeAddress
 	}
 	return ""
 }
@@ -1779,7 +1787,7 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"H\n" +
 	"\x13AddEndpointResponse\x121\n" +
-	"\bendpoint\x18\x01 \x01(\v2\x15.pilaster.v1.EndpointR\bendpoint\"\xe3\x04\n" +
+	"\bendpoint\x18\x01 \x01(\v2\x15.pilaster.v1.EndpointR\bendpoint\"\x86\x05\n" +
 	"\bEndpoint\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12!\n" +
 	"\fcontainer_id\x18\x02 \x01(\tR\vcontainerId\x12\x1c\n" +
@@ -1800,7 +1808,8 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\x03mtu\x18\x0f \x01(\rR\x03mtu\x124\n" +
 	"\acreated\x18\x10 \x01(\v2\x1a.google.protobuf.TimestampR\acreated\x12\x1f\n" +
 	"\vcni_network\x18\x11 \x01(\tR\n" +
-	"cniNetwork\x1a9\n" +
+	"cniNetwork\x12!\n" +
+	"\fnode_address\x18\x12 \x01(\tR\vnodeAddress\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x90\x01\n" +
