@@ -2,13 +2,24 @@ package agent
 
 import (
 	"context"
-	"time"
-
+	"errors"
+	"fmt"
 	"net/netip"
+	"time"
 
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/tenant"
 )
+
+// ErrNoNamespace means that an endpoint's container is gone, and its device with it.
+var ErrNoNamespace = errors.New("its container's namespace is gone")
+
+// UnrecordedError names devices that carry containers of which there is no record.
+type UnrecordedError struct{ IDs []endpoint.ID }
+
+func (e *UnrecordedError) Error() string {
+	return fmt.Sprintf("devices of endpoints %v carry containers that have no record", e.IDs)
+}
 
 // Driver makes the kernel do what the core decided. Package datapath drives Linux; a simulation
 // counts. Every call may be repeated: the second one finds nothing to do.
@@ -28,8 +39,11 @@ type Driver interface {
 	// Check compares what exists with the record and names the first difference: link, address,
 	// route, neighbour, program or map entry.
 	Check(ctx context.Context, r endpoint.Record) error
-	// Sweep removes devices and map entries of ours that belong to none of the records.
-	Sweep(ctx context.Context, keep []endpoint.Record) error
+	// Restore makes the packet path hold these endpoints and nothing else, and takes it over from
+	// whichever build left it, losing no packet. It comes after all tenants were put, and nothing else
+	// is called meanwhile. What cannot be brought back is told apart; an error wrapping ErrNoNamespace
+	// says that the container is gone too. An UnrecordedError leaves everything as it was.
+	Restore(ctx context.Context, keep []endpoint.Record) (lost map[endpoint.ID]error, err error)
 
 	// Status is what the kernel holds and counts now, read from it.
 	Status() (Status, error)

@@ -30,6 +30,7 @@ type fakeDriver struct {
 	active  map[endpoint.ID]endpoint.Record
 	calls   []string
 	fail    map[string]error // by the name of a call
+	lost    map[string]error // what Restore says of containers
 	during  func(call string, r endpoint.Record)
 	status  Status
 	events  chan Event
@@ -38,7 +39,7 @@ type fakeDriver struct {
 func newFakeDriver() *fakeDriver {
 	return &fakeDriver{
 		tenants: map[string]tenant.Tenant{}, devices: map[endpoint.ID]endpoint.Record{}, active: map[endpoint.ID]endpoint.Record{},
-		fail: map[string]error{}, events: make(chan Event), status: Status{Healthy: true, FirstInChain: true},
+		fail: map[string]error{}, lost: map[string]error{}, events: make(chan Event), status: Status{Healthy: true, FirstInChain: true},
 	}
 }
 
@@ -112,15 +113,21 @@ func (d *fakeDriver) Remove(_ context.Context, r endpoint.Record) error {
 
 func (d *fakeDriver) Check(_ context.Context, r endpoint.Record) error { return d.call("Check", r) }
 
-func (d *fakeDriver) Sweep(_ context.Context, keep []endpoint.Record) error {
-	if err := d.call("Sweep", endpoint.Record{}); err != nil {
-		return err
+func (d *fakeDriver) Restore(_ context.Context, keep []endpoint.Record) (map[endpoint.ID]error, error) {
+	if err := d.call("Restore", endpoint.Record{}); err != nil {
+		return nil, err
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	kept := map[endpoint.ID]bool{}
+	lost := map[endpoint.ID]error{}
 	for _, r := range keep {
 		kept[r.ID] = true
+		if err := d.lost[r.ContainerID]; err != nil {
+			lost[r.ID] = err
+		} else if r.Lives() {
+			d.active[r.ID] = r
+		}
 	}
 	for id := range d.devices {
 		if !kept[id] {
@@ -128,7 +135,7 @@ func (d *fakeDriver) Sweep(_ context.Context, keep []endpoint.Record) error {
 			delete(d.active, id)
 		}
 	}
-	return nil
+	return lost, nil
 }
 
 func (d *fakeDriver) Status() (Status, error) { return d.status, d.call("Status", endpoint.Record{}) }

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -120,8 +121,30 @@ func (d *daemon) load() (err error) {
 	if d.tenants, err = OpenTenants(d.StateDir); err != nil {
 		return err
 	}
-	d.store, err = endpoint.OpenStore(endpoint.StoreConfig{Dir: d.StateDir})
-	return err
+	if d.store, err = endpoint.OpenStore(endpoint.StoreConfig{Dir: d.StateDir}); err != nil {
+		return err
+	}
+	return d.fits()
+}
+
+// fits refuses settings that have no room for what is there.
+func (d *daemon) fits() error {
+	ids := 0
+	for _, k := range d.tenants.All() {
+		ids += len(k.Tenant.IDs)
+	}
+	for _, c := range []struct {
+		flag, what string
+		max, has   int
+	}{
+		{"--max-endpoints", "endpoints", cmp.Or(d.MaxEndpoints, DefaultMaxEndpoints), len(d.store.List())},
+		{"--max-tenant-ids", "tenant ids", cmp.Or(d.MaxTenantIDs, DefaultMaxTenantIDs), ids},
+	} {
+		if c.has > c.max {
+			return fmt.Errorf("%s %d is less than the %d %s of this node\n  nothing was changed; allow at least as many, or remove containers before", c.flag, c.max, c.has, c.what)
+		}
+	}
+	return nil
 }
 
 func (d *daemon) close() error {

@@ -205,3 +205,29 @@ func TestRunSaysWhyThePacketPathIsRefused(t *testing.T) {
 		t.Errorf("the agent ended with %v", err)
 	}
 }
+
+// Less room than is in use is refused before the packet path is touched.
+func TestDaemonRefusesLessRoomThanIsInUse(t *testing.T) {
+	for flag, set := range map[string]func(*Options){
+		"--max-endpoints 1 is less than the 2":  func(o *Options) { o.MaxEndpoints = 1 },
+		"--max-tenant-ids 1 is less than the 2": func(o *Options) { o.MaxTenantIDs = 1 },
+	} {
+		driver := &closing{fakeDriver: newFakeDriver()}
+		o := daemonOptions(t, driver)
+		o.OpenDriver = func(Membership) (DriverCloser, error) { t.Error("the packet path was opened"); return driver, nil }
+		earlier := newBed(t)
+		earlier.add("c1")
+		red := earlier.request("c2")
+		red.Tenant = "red"
+		if _, err := earlier.Add(t.Context(), red); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.CopyFS(o.StateDir, os.DirFS(earlier.dir)); err != nil {
+			t.Fatal(err)
+		}
+		set(&o)
+		if err := Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), flag) || !strings.Contains(err.Error(), "nothing was changed") {
+			t.Errorf("want %q, got %v", flag, err)
+		}
+	}
+}

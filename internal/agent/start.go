@@ -3,17 +3,20 @@ package agent
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 
+	"pilaster.io/pilaster/internal/durable"
 	"pilaster.io/pilaster/internal/endpoint"
 )
 
-// Start makes the kernel agree with the records: what was half made or half removed goes, what
-// was active is written again, and what belongs to nobody is swept away.
+// Start makes the kernel agree with the records: what was half made or half removed goes, what was
+// active is compared and repaired, containers that are gone are reaped, and what belongs to nobody is
+// swept away. The packet path may be another build's; it is taken over.
 func (c *Core) Start(ctx context.Context) error {
 	for _, r := range c.store.List() {
-		if lives(r) {
+		if r.Lives() {
 			continue
 		}
 		c.log.Info("endpoint was left unfinished and is removed", "endpoint", r.ID, "state", r.State, "container", r.ContainerID)
@@ -25,27 +28,49 @@ func (c *Core) Start(ctx context.Context) error {
 		return err
 	}
 	records := c.store.List()
-	if err := c.driver.Sweep(ctx, records); err != nil {
-		return fmt.Errorf("sweeping what no endpoint owns: %w", err)
+	lost, err := c.driver.Restore(ctx, records)
+	var unrecorded *UnrecordedError
+	if errors.As(err, &unrecorded) {
+		return c.missing(unrecorded.IDs)
+	}
+	if err != nil {
+		return fmt.Errorf("taking over the packet path: %w", err)
 	}
 	for _, r := range records {
-		if lives(r) {
-			c.bringBack(r)
+		if r.Lives() {
+			c.settle(ctx, r, lost[r.ID])
 		}
 	}
 	return nil
 }
 
-// lives reports whether an endpoint is one the runtime has and has not deleted.
-func lives(r endpoint.Record) bool { return r.State == endpoint.Active || r.State == endpoint.Lost }
+// missing says whose records are not there. A driver would sweep the devices away, and with them the
+// network of containers that live.
+func (c *Core) missing(ids []endpoint.ID) error {
+	var errs []error
+	for _, id := range ids {
+		errs = append(errs, &durable.CorruptError{
+			Path: c.store.RecordPath(id),
+			Err:  fmt.Errorf("it is missing, though endpoint %d carries a container", id),
+		})
+	}
+	return fmt.Errorf("%w\n  packets flow as before; to give the containers up instead, run `pilaster node reset`, or delete their devices pil<endpoint>", errors.Join(errs...))
+}
 
-// bringBack activates an endpoint, or marks it as lost: after a reboot devices are gone until the
-// runtime has deleted their endpoints, and one such must not keep the others away.
-func (c *Core) bringBack(r endpoint.Record) {
+// settle notes how an endpoint is. After a reboot devices are gone, and containers with them; one whose
+// device alone is gone stays until the runtime deletes it, and must not keep the others away.
+func (c *Core) settle(ctx context.Context, r endpoint.Record, lost error) {
+	if errors.Is(lost, ErrNoNamespace) {
+		c.log.Warn("endpoint is removed with its container", "endpoint", r.ID, "container", r.ContainerID, "pod", r.Pod, "error", lost)
+		if err := c.remove(ctx, r); err != nil {
+			c.log.Error("endpoint is still there", "endpoint", r.ID, "error", err)
+		}
+		return
+	}
 	was := r.State
 	r.State = endpoint.Active
-	if err := c.driver.Activate(r); err != nil {
-		c.log.Error("endpoint could not be brought back", "endpoint", r.ID, "container", r.ContainerID, "pod", r.Pod, "error", err)
+	if lost != nil {
+		c.log.Error("endpoint could not be brought back", "endpoint", r.ID, "container", r.ContainerID, "pod", r.Pod, "error", lost)
 		r.State = endpoint.Lost
 	}
 	if r.State == was {

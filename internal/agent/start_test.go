@@ -2,6 +2,7 @@ package agent
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -101,7 +102,7 @@ func TestRestartBringsActiveEndpointsBack(t *testing.T) {
 	b.driver.devices[77] = endpoint.Record{ID: 77} // nobody's
 	b.driver.active, b.driver.tenants, b.driver.calls = map[endpoint.ID]endpoint.Record{}, map[string]tenant.Tenant{}, nil
 	b.reopen()
-	if want := []string{"PutTenant", "Sweep", "Activate", "Activate"}; !slices.Equal(b.driver.calls, want) {
+	if want := []string{"PutTenant", "Restore"}; !slices.Equal(b.driver.calls, want) {
 		t.Errorf("calls %v, want %v", b.driver.calls, want)
 	}
 	if len(b.driver.active) != 2 || b.driver.active[r1.ID].Attachments[0].Address != r1.Attachments[0].Address {
@@ -121,21 +122,51 @@ func TestRestartBringsActiveEndpointsBack(t *testing.T) {
 func TestOneLostDeviceDoesNotKeepTheOthersAway(t *testing.T) {
 	b := newBed(t)
 	b.add("c1")
-	b.driver.fail["Activate"] = errFake
+	b.driver.lost["c1"] = errFake
 	b.reopen()
 	if r, _ := b.store.Find("c1", "eth0"); r.State != endpoint.Lost || !strings.Contains(b.lost(), "c1") {
 		t.Errorf("the endpoint is %s; said is %q", r.State, b.lost())
 	}
-	delete(b.driver.fail, "Activate")
+	delete(b.driver.lost, "c1")
 	b.add("c2")
 	b.reopen()
 	if r, _ := b.store.Find("c1", "eth0"); r.State != endpoint.Active || b.lost() != "" {
 		t.Errorf("the endpoint is %s after its device came back; said is %q", r.State, b.lost())
 	}
-	b.driver.fail["Activate"] = errFake
+	b.driver.lost["c1"] = errFake
 	b.reopen()
 	if err := b.Delete(t.Context(), "c1", "eth0"); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// A container that ended while no agent ran, or with the machine, is nobody's any more.
+func TestContainersWithoutNamespaceAreReaped(t *testing.T) {
+	b := newBed(t)
+	gone := b.add("c1")
+	kept := b.add("c2")
+	b.driver.lost["c1"] = fmt.Errorf("link pil1: %w", ErrNoNamespace)
+	b.reopen()
+	if records := b.Endpoints(); len(records) != 1 || records[0].ID != kept.ID {
+		t.Fatalf("records %+v", records)
+	}
+	if _, left := b.driver.devices[gone.ID]; left {
+		t.Error("its device is left")
+	}
+	if r := b.add("c1"); r.Attachments[0].Plaintext == gone.Attachments[0].Plaintext {
+		t.Error("its address was given again at once")
+	}
+}
+
+// A driver that finds a container without a record must not be told to sweep it away.
+func TestLostRecordIsNamed(t *testing.T) {
+	b := newBed(t)
+	b.add("c1")
+	b.driver.fail["Restore"] = &UnrecordedError{IDs: []endpoint.ID{7}}
+	err := b.tryReopen()
+	var corrupt *durable.CorruptError
+	if !errors.As(err, &corrupt) || corrupt.Path != filepath.Join(b.dir, "endpoints", "7.json") || !strings.Contains(err.Error(), "packets flow as before") {
+		t.Errorf("said is %v", err)
 	}
 }
 

@@ -63,7 +63,8 @@ func (n *node) openDatapath(plan address.Plan) (d *datapath.Datapath, err error)
 		return nil, err
 	}
 	n.wire.closing(d.Close)
-	return d, nil
+	_, err = d.Restore(context.Background(), nil)
+	return d, err
 }
 
 // unmount takes away a bpffs and with it the last hold on what is pinned there.

@@ -51,7 +51,7 @@ func TestCacheAnswersOnlyItsKey(t *testing.T) {
 			c.change(&f)
 		}
 		b.fillCache(t, f)
-		b.check(t, b.datapath.program, skb{Ifindex: c.device}, c.progCase)
+		b.check(t, b.datapath.objects.PilContainer, skb{Ifindex: c.device}, c.progCase)
 	}
 
 	// A packet that goes nowhere leaves nothing in the slot, whatever was there. One run more than there are
@@ -60,14 +60,14 @@ func TestCacheAnswersOnlyItsKey(t *testing.T) {
 	nowhere := b.b3
 	nowhere.Node = netip.MustParsePrefix("fd70:696c:6100:99::/64")
 	for range ebpf.MustPossibleCPU() + 1 {
-		b.check(t, b.datapath.program, skb{Ifindex: b.b1.ifindex()}, progCase{
+		b.check(t, b.datapath.objects.PilContainer, skb{Ifindex: b.b1.ifindex()}, progCase{
 			name: "a node without a route, again", frame: b.frame(b.sent(sees(drawn(nowhere).Addr()), gram)), reason: "no-route",
 		})
 	}
 
 	// What the agent changes is believed at once, whatever was cached.
 	dropped := func(name, reason string) {
-		b.check(t, b.datapath.program, skb{Ifindex: b.b1.ifindex()}, progCase{name: name, frame: frame, reason: reason})
+		b.check(t, b.datapath.objects.PilContainer, skb{Ifindex: b.b1.ifindex()}, progCase{name: name, frame: frame, reason: reason})
 	}
 	b.fillCache(t, cached())
 	must(t, b.datapath.deactivate(b.b1.record))

@@ -6,6 +6,7 @@ import (
 	"net"
 	"slices"
 
+	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -22,7 +23,7 @@ func (d *Datapath) Check(_ context.Context, r endpoint.Record) error {
 	defer inside.Close()
 	for _, check := range []func() error{
 		func() error { return d.checkHostSide(r) },
-		func() error { return checkContainerSide(r, inside) },
+		func() error { return d.checkContainerSide(r, inside) },
 		func() error { return d.checkEntries(r) },
 	} {
 		if err := check(); err != nil {
@@ -33,46 +34,61 @@ func (d *Datapath) Check(_ context.Context, r endpoint.Record) error {
 }
 
 func (d *Datapath) checkHostSide(r endpoint.Record) error {
-	host, err := d.netlink.LinkByName(r.Device.HostName)
+	host, err := d.hostSide(r)
 	if err != nil {
-		return fmt.Errorf("link %s: %w", r.Device.HostName, err)
-	}
-	if host.Attrs().Index != r.Device.HostIfindex {
-		return fmt.Errorf("link %s has index %d, not %d: it was made anew", r.Device.HostName, host.Attrs().Index, r.Device.HostIfindex)
+		return err
 	}
 	if host.Attrs().Flags&net.FlagUp == 0 {
 		return fmt.Errorf("link %s is down", r.Device.HostName)
 	}
-	filters, err := netns.List(func() ([]netlink.Filter, error) {
-		return d.netlink.FilterList(host, netlink.HANDLE_MIN_INGRESS)
-	})
-	if err != nil {
-		return fmt.Errorf("program: list the filters of %s: %w", r.Device.HostName, err)
+	if host.Attrs().RawFlags&unix.IFF_NOARP == 0 {
+		return fmt.Errorf("link %s does ARP", r.Device.HostName)
 	}
-	info, err := d.program.Info()
+	if mtu := host.Attrs().MTU; mtu != r.Device.MTU {
+		return fmt.Errorf("link %s has MTU %d, not %d", r.Device.HostName, mtu, r.Device.MTU)
+	}
+	if err := d.node.Do(func() error { return checkSettings(r.Device.HostName, hostSettings()) }); err != nil {
+		return err
+	}
+	program, err := d.containerProgram(host)
+	if err != nil {
+		return err
+	}
+	info, err := d.objects.PilContainer.Info()
 	if err != nil {
 		return fmt.Errorf("program: %w", err)
 	}
-	id, _ := info.ID()
-	ours := func(f netlink.Filter) bool {
-		b, ok := f.(*netlink.BpfFilter)
-		return ok && b.DirectAction && b.Id == int(id)
-	}
-	if !slices.ContainsFunc(filters, ours) {
+	if id, _ := info.ID(); program != id {
 		return fmt.Errorf("program %s is not on %s", pilasterProgPilContainer, r.Device.HostName)
 	}
 	return nil
 }
 
-func checkContainerSide(r endpoint.Record, inside *netns.Namespace) error {
+// containerProgram is the id of the program that stands on a host side in the place of ours; 0 without one.
+func (d *Datapath) containerProgram(host netlink.Link) (ebpf.ProgramID, error) {
+	filters, err := netns.List(func() ([]netlink.Filter, error) {
+		return d.netlink.FilterList(host, netlink.HANDLE_MIN_INGRESS)
+	})
+	if err != nil {
+		return 0, fmt.Errorf("program: list the filters of %s: %w", host.Attrs().Name, err)
+	}
+	for _, f := range filters {
+		if b, ok := f.(*netlink.BpfFilter); ok && b.DirectAction && b.Handle == filterHandle && b.Priority == filterPriority {
+			return ebpf.ProgramID(b.Id), nil
+		}
+	}
+	return 0, nil
+}
+
+func (d *Datapath) checkContainerSide(r endpoint.Record, inside *netns.Namespace) error {
 	handle, err := inside.Netlink()
 	if err != nil {
 		return err
 	}
 	defer handle.Close()
-	container, err := handle.LinkByName(r.Interface)
+	container, err := d.containerSide(r, handle)
 	if err != nil {
-		return fmt.Errorf("link %s in the container: %w", r.Interface, err)
+		return err
 	}
 	// A link that is down, or whose MAC changed, has lost addresses, routes or neighbours too: this is why.
 	if container.Attrs().Flags&net.FlagUp == 0 {
@@ -81,6 +97,33 @@ func checkContainerSide(r endpoint.Record, inside *netns.Namespace) error {
 	if mac := container.Attrs().HardwareAddr; !slices.Equal(mac, r.Device.ContainerMAC) {
 		return fmt.Errorf("link %s in the container has MAC %v, not %v", r.Interface, mac, r.Device.ContainerMAC)
 	}
+	if mtu := container.Attrs().MTU; mtu != r.Device.MTU {
+		return fmt.Errorf("link %s in the container has MTU %d, not %d", r.Interface, mtu, r.Device.MTU)
+	}
+	if err := inside.Do(func() error { return checkSettings(r.Interface, containerSettings()) }); err != nil {
+		return fmt.Errorf("in the container: %w", err)
+	}
+	return checkContainerNetwork(r, handle, container)
+}
+
+// containerSide finds the other end of the endpoint's device: the path of a namespace may meanwhile lead
+// into another one, which is none of ours.
+func (d *Datapath) containerSide(r endpoint.Record, inside *netlink.Handle) (netlink.Link, error) {
+	host, err := d.hostSide(r)
+	if err != nil {
+		return nil, err
+	}
+	container, err := inside.LinkByName(r.Interface)
+	if err != nil {
+		return nil, fmt.Errorf("link %s in the container: %w", r.Interface, err)
+	}
+	if container.Attrs().ParentIndex != host.Attrs().Index || host.Attrs().ParentIndex != container.Attrs().Index {
+		return nil, fmt.Errorf("link %s in %s is not the other end of %s", r.Interface, r.Netns, r.Device.HostName)
+	}
+	return container, nil
+}
+
+func checkContainerNetwork(r endpoint.Record, handle *netlink.Handle, container netlink.Link) error {
 	addresses, err := netns.List(func() ([]netlink.Addr, error) { return handle.AddrList(container, unix.AF_INET6) })
 	if err != nil {
 		return fmt.Errorf("list the addresses of %s: %w", r.Interface, err)
@@ -123,15 +166,15 @@ func (d *Datapath) checkEntries(r endpoint.Record) error {
 		if err := d.objects.PilLocalsV1.Lookup(words(a.Plaintext).Lo, &local); err != nil {
 			return fmt.Errorf("map entry %s of %v: %w", pilasterMapPilLocalsV1, a.Plaintext, err)
 		}
-		if local.Address != words(a.Address) || int(local.Ifindex) != r.Device.HostIfindex {
-			return fmt.Errorf("map entry %s of %v says %v on device %d", pilasterMapPilLocalsV1, a.Plaintext, local.Address.netip(), local.Ifindex)
+		if local != localEntry(r, a) {
+			return fmt.Errorf("map entry %s of %v says %v on device %d for endpoint %d", pilasterMapPilLocalsV1, a.Plaintext, local.Address.netip(), local.Ifindex, local.Endpoint)
 		}
 		var source pilasterSource
 		if err := d.objects.PilSourcesV1.Lookup(sourceKey(r, a), &source); err != nil {
 			return fmt.Errorf("map entry %s of %v: %w", pilasterMapPilSourcesV1, a.Address, err)
 		}
-		if source.Plain != words(a.Plaintext) || source.TenantId != uint32(r.TenantID) {
-			return fmt.Errorf("map entry %s of %v says %v, tenant id %d", pilasterMapPilSourcesV1, a.Address, source.Plain.netip(), source.TenantId)
+		if source != sourceEntry(r, a) {
+			return fmt.Errorf("map entry %s of %v says %v, tenant id %d, endpoint %d", pilasterMapPilSourcesV1, a.Address, source.Plain.netip(), source.TenantId, source.Endpoint)
 		}
 	}
 	var t pilasterTenant

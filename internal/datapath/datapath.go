@@ -36,8 +36,7 @@ type Datapath struct {
 	netlink *netlink.Handle
 	uplink  netlink.Link
 	objects pilasterObjects
-	version string        // of programs and constants together
-	program *ebpf.Program // pil_container as pinned for this version
+	counted []*ebpf.Map // drops counted by programs of other layouts
 
 	// generation orders changes: tables first, then the count that voids the caches.
 	generation sync.Mutex
@@ -47,8 +46,8 @@ type Datapath struct {
 
 var _ agent.Driver = (*Datapath)(nil)
 
-// Open loads or takes over the packet path of the node whose namespace the calling thread is in.
-// It proves the kernel's features by using them, and undoes nothing that already works.
+// Open loads the packet path of the node whose namespace the calling thread is in. It proves the
+// kernel's features by using them. What already works goes on as it did: Restore takes it over.
 func Open(c Config) (_ *Datapath, err error) {
 	if err := c.validate(); err != nil {
 		return nil, err
@@ -84,9 +83,6 @@ func Open(c Config) (_ *Datapath, err error) {
 	if err := d.guardPrefix(); err != nil {
 		return nil, err
 	}
-	if err := d.attachUplink(); err != nil {
-		return nil, err
-	}
 	return d, nil
 }
 
@@ -118,8 +114,8 @@ func (d *Datapath) Close() error {
 	if d.node != nil {
 		errs = append(errs, d.node.Close())
 	}
-	if d.program != nil {
-		errs = append(errs, d.program.Close())
+	for _, m := range d.counted {
+		errs = append(errs, m.Close())
 	}
 	return errors.Join(append(errs, d.objects.Close())...)
 }

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -86,7 +86,7 @@ func (d *Datapath) CreateDevice(ctx context.Context, r endpoint.Record) (_ endpo
 	if err := d.alone(func() error { return d.setUpHostSide(r, host) }); err != nil {
 		return endpoint.Device{}, fmt.Errorf("endpoint %d: host side: %w", r.ID, err)
 	}
-	if err := d.alone(func() error { return setUpContainerSide(r, inside) }); err != nil {
+	if err := d.alone(func() error { return d.setUpContainerSide(r, inside) }); err != nil {
 		return endpoint.Device{}, fmt.Errorf("endpoint %d: container side: %w", r.ID, err)
 	}
 	// Until the kernel has noticed the carrier it drops what the container sends.
@@ -111,16 +111,10 @@ func (d *Datapath) alone(change func() error) error {
 }
 
 func (d *Datapath) setUpHostSide(r endpoint.Record, host netlink.Link) error {
-	// The stack takes nothing from this device, so that a missing program drops. IPv4 cannot be disabled,
-	// but no source can be right on a device without routes, and ARP can.
-	err := d.node.Do(func() error {
-		return errors.Join(
-			// bpf_fib_lookup routes only for devices that forward.
-			setIPv6(r.Device.HostName, []sysctl{{"disable_ipv6", "1"}, {"forwarding", "1"}}),
-			setIPv4(r.Device.HostName, []sysctl{{"rp_filter", "1"}, {"forwarding", "0"}}),
-		)
-	})
-	if err != nil {
+	if err := d.node.Do(func() error { return set(r.Device.HostName, hostSettings()) }); err != nil {
+		return err
+	}
+	if err := setMTU(d.netlink, host, r.Device.MTU); err != nil {
 		return err
 	}
 	if err := netns.Retry(func() error { return d.netlink.LinkSetARPOff(host) }); err != nil {
@@ -134,17 +128,8 @@ func (d *Datapath) setUpHostSide(r endpoint.Record, host netlink.Link) error {
 
 // setUpContainerSide gives the container its address and the one way out. Nothing in it is
 // resolved, solicited or advertised.
-func setUpContainerSide(r endpoint.Record, inside *netns.Namespace) error {
-	err := inside.Do(func() error {
-		return setIPv6(r.Interface, []sysctl{
-			{"disable_ipv6", "0"},
-			{"addr_gen_mode", "1"}, // no link-local address
-			{"accept_ra", "0"},
-			{"accept_dad", "0"},
-			{"router_solicitations", "0"},
-		})
-	})
-	if err != nil {
+func (d *Datapath) setUpContainerSide(r endpoint.Record, inside *netns.Namespace) error {
+	if err := inside.Do(func() error { return set(r.Interface, containerSettings()) }); err != nil {
 		return err
 	}
 	handle, err := inside.Netlink()
@@ -152,11 +137,13 @@ func setUpContainerSide(r endpoint.Record, inside *netns.Namespace) error {
 		return err
 	}
 	defer handle.Close()
-	container, err := handle.LinkByName(r.Interface)
+	container, err := d.containerSide(r, handle)
 	if err != nil {
 		return err
 	}
 	steps := []func() error{
+		func() error { return setMTU(handle, container, r.Device.MTU) },
+		func() error { return setMAC(handle, container, r.Device.ContainerMAC) },
 		func() error { return handle.LinkSetARPOff(container) },
 		func() error { return handle.LinkSetUp(container) },
 	}
@@ -223,6 +210,13 @@ func containerRoutes(container netlink.Link, a endpoint.Attachment) []netlink.Ro
 	return routes
 }
 
+// The place of the container program on a host side, the same in all builds: a filter put there takes the
+// place of the one before in one step.
+const (
+	filterHandle   = 1
+	filterPriority = 1
+)
+
 // attachContainer puts the container program on the host side, or swaps an older one for it. A
 // cls_bpf filter takes 0.1 ms where a tcx link takes 11 ms, under the lock every other device
 // operation waits for.
@@ -236,9 +230,10 @@ func (d *Datapath) attachContainer(r endpoint.Record) error {
 	}
 	filter := &netlink.BpfFilter{
 		FilterAttrs: netlink.FilterAttrs{
-			LinkIndex: r.Device.HostIfindex, Parent: netlink.HANDLE_MIN_INGRESS, Handle: 1, Priority: 1, Protocol: unix.ETH_P_ALL,
+			LinkIndex: r.Device.HostIfindex, Parent: netlink.HANDLE_MIN_INGRESS,
+			Handle: filterHandle, Priority: filterPriority, Protocol: unix.ETH_P_ALL,
 		},
-		Fd: d.program.FD(), Name: pilasterProgPilContainer, DirectAction: true,
+		Fd: d.objects.PilContainer.FD(), Name: pilasterProgPilContainer, DirectAction: true,
 	}
 	if err := netns.Retry(func() error { return d.netlink.FilterReplace(filter) }); err != nil {
 		return fmt.Errorf("put the program on %s: %w", r.Device.HostName, err)
@@ -261,35 +256,16 @@ func (d *Datapath) deleteDevice(name string) error {
 	return nil
 }
 
-func (d *Datapath) sweepDevices(keep map[string]bool) error {
-	links, err := netns.List(d.netlink.LinkList)
-	if err != nil {
-		return fmt.Errorf("list devices: %w", err)
+func setMTU(h *netlink.Handle, l netlink.Link, mtu int) error {
+	if l.Attrs().MTU == mtu {
+		return nil
 	}
-	var errs []error
-	for _, l := range links {
-		name := l.Attrs().Name
-		if _, ours := deviceID(l); ours && !keep[name] {
-			errs = append(errs, d.deleteDevice(name))
-		}
-	}
-	return errors.Join(errs...)
+	return netns.Retry(func() error { return h.LinkSetMTU(l, mtu) })
 }
 
-type sysctl struct{ name, value string }
-
-// setIPv6 writes settings of a device in the namespace the calling thread is in.
-func setIPv6(device string, settings []sysctl) error { return set("ipv6", device, settings) }
-
-// setIPv4 does the same for IPv4.
-func setIPv4(device string, settings []sysctl) error { return set("ipv4", device, settings) }
-
-func set(family, device string, settings []sysctl) error {
-	for _, s := range settings {
-		path := filepath.Join("/proc/sys/net", family, "conf", device, s.name)
-		if err := os.WriteFile(path, []byte(s.value), 0); err != nil {
-			return fmt.Errorf("set %s to %s: %w", path, s.value, err)
-		}
+func setMAC(h *netlink.Handle, l netlink.Link, mac net.HardwareAddr) error {
+	if slices.Equal(l.Attrs().HardwareAddr, mac) {
+		return nil
 	}
-	return nil
+	return netns.Retry(func() error { return h.LinkSetHardwareAddr(l, mac) })
 }

@@ -4,12 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"net/netip"
-	"slices"
 	"syscall"
 
 	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
 
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/endpoint"
@@ -83,33 +82,56 @@ func (d *Datapath) setKey(id uint32, key address.Key) error {
 
 // Activate writes the endpoint's map entries: from now on packets flow.
 func (d *Datapath) Activate(r endpoint.Record) error {
-	// After a reboot the index may be any other device's, even the uplink's.
-	host, err := d.netlink.LinkByName(r.Device.HostName)
-	if err != nil {
-		return fmt.Errorf("endpoint %d: link %s: %w", r.ID, r.Device.HostName, err)
-	}
-	if host.Attrs().Index != r.Device.HostIfindex {
-		return fmt.Errorf("endpoint %d: link %s has index %d, not %d: it was made anew", r.ID, r.Device.HostName, host.Attrs().Index, r.Device.HostIfindex)
+	if _, err := d.hostSide(r); err != nil {
+		return fmt.Errorf("endpoint %d: %w", r.ID, err)
 	}
 	if err := d.attachContainer(r); err != nil {
 		return err
 	}
-	for _, a := range r.Attachments {
-		err := d.objects.PilLocalsV1.Put(words(a.Plaintext).Lo, pilasterLocal{
-			Address: words(a.Address), Ifindex: uint32(r.Device.HostIfindex), Endpoint: uint32(r.ID),
-			Checksum: difference(a.Plaintext, a.Address),
-		})
-		if err == nil {
-			err = d.objects.PilSourcesV1.Put(sourceKey(r, a), pilasterSource{
-				Plain: words(a.Plaintext), Endpoint: uint32(r.ID), TenantId: uint32(r.TenantID),
-				Checksum: difference(a.Address, a.Plaintext),
-			})
-		}
-		if err != nil {
-			return fmt.Errorf("endpoint %d: write its entries: %w", r.ID, errors.Join(err, d.deactivate(r)))
-		}
+	if err := d.writeEntries(r); err != nil {
+		return errors.Join(err, d.deactivate(r))
 	}
 	return d.changed()
+}
+
+// hostSide finds the endpoint's device. After a reboot its index may be any other device's, even the
+// uplink's.
+func (d *Datapath) hostSide(r endpoint.Record) (netlink.Link, error) {
+	host, err := d.netlink.LinkByName(r.Device.HostName)
+	if err != nil {
+		return nil, fmt.Errorf("link %s: %w", r.Device.HostName, err)
+	}
+	if host.Attrs().Index != r.Device.HostIfindex {
+		return nil, fmt.Errorf("link %s has index %d, not %d: it was made anew", r.Device.HostName, host.Attrs().Index, r.Device.HostIfindex)
+	}
+	return host, nil
+}
+
+func (d *Datapath) writeEntries(r endpoint.Record) error {
+	for _, a := range r.Attachments {
+		err := d.objects.PilLocalsV1.Put(words(a.Plaintext).Lo, localEntry(r, a))
+		if err == nil {
+			err = d.objects.PilSourcesV1.Put(sourceKey(r, a), sourceEntry(r, a))
+		}
+		if err != nil {
+			return fmt.Errorf("endpoint %d: write its entries: %w", r.ID, err)
+		}
+	}
+	return nil
+}
+
+func localEntry(r endpoint.Record, a endpoint.Attachment) pilasterLocal {
+	return pilasterLocal{
+		Address: words(a.Address), Ifindex: uint32(r.Device.HostIfindex), Endpoint: uint32(r.ID),
+		Checksum: difference(a.Plaintext, a.Address),
+	}
+}
+
+func sourceEntry(r endpoint.Record, a endpoint.Attachment) pilasterSource {
+	return pilasterSource{
+		Plain: words(a.Plaintext), Endpoint: uint32(r.ID), TenantId: uint32(r.TenantID),
+		Checksum: difference(a.Address, a.Plaintext),
+	}
 }
 
 // deactivate takes the endpoint's map entries away: from now on nothing flows.
@@ -137,85 +159,4 @@ func (d *Datapath) Remove(_ context.Context, r endpoint.Record) error {
 		return err
 	}
 	return d.deleteDevice(deviceName(r.ID))
-}
-
-// Sweep removes devices, entries and tenants of ours that belong to none of the records.
-func (d *Datapath) Sweep(_ context.Context, keep []endpoint.Record) error {
-	sources, locals, devices := map[pilasterSourceKey]bool{}, map[uint64]bool{}, map[string]bool{}
-	ids := map[uint32]bool{}
-	for _, r := range keep {
-		devices[deviceName(r.ID)] = true
-		ids[uint32(r.TenantID)] = true
-		for _, a := range r.Attachments {
-			sources[sourceKey(r, a)] = true
-			locals[words(a.Plaintext).Lo] = true
-		}
-	}
-	if err := d.keepSiblings(ids); err != nil {
-		return err
-	}
-	err := errors.Join(
-		deleteOthers(d.objects.PilSourcesV1, sources),
-		deleteOthers(d.objects.PilLocalsV1, locals),
-		deleteOthers(d.objects.PilTenantsV2, ids),
-		deleteOthers(d.objects.PilKeysV1, ids),
-	)
-	if err != nil {
-		return err
-	}
-	if err := d.changed(); err != nil {
-		return err
-	}
-	return d.sweepDevices(devices)
-}
-
-// keepSiblings adds the other ids of the tenants that own the given ones.
-func (d *Datapath) keepSiblings(ids map[uint32]bool) error {
-	for _, id := range slices.Collect(maps.Keys(ids)) {
-		var t pilasterTenant
-		err := d.objects.PilTenantsV2.Lookup(id, &t)
-		if errors.Is(err, ebpf.ErrKeyNotExist) {
-			continue
-		}
-		if err != nil {
-			return fmt.Errorf("read tenant id %d: %w", id, err)
-		}
-		for _, sibling := range t.Ids {
-			ids[sibling] = true
-		}
-	}
-	return nil
-}
-
-// deleteOthers removes the entries of a map whose keys are not among those to keep.
-func deleteOthers[K comparable](m *ebpf.Map, keep map[K]bool) error {
-	keys, err := mapKeys[K](m)
-	if err != nil {
-		return err
-	}
-	for _, k := range keys {
-		if keep[k] {
-			continue
-		}
-		if err := m.Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return fmt.Errorf("sweep %v: %w", m, err)
-		}
-	}
-	return nil
-}
-
-// mapKeys lists a hash map's keys. A map that changes meanwhile is listed again.
-func mapKeys[K comparable](m *ebpf.Map) ([]K, error) {
-	for {
-		var keys []K
-		var key K
-		var value []byte
-		entries := m.Iterate()
-		for entries.Next(&key, &value) {
-			keys = append(keys, key)
-		}
-		if err := entries.Err(); !errors.Is(err, ebpf.ErrIterationAborted) {
-			return keys, err
-		}
-	}
 }

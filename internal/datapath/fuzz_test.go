@@ -174,7 +174,7 @@ func frames(cases []progCase) (all [][]byte) {
 // FuzzFromContainer: whatever a container sends, only its own packets to its own tenant leave it.
 func FuzzFromContainer(f *testing.F) {
 	b := newFuzzBench(f)
-	b.program = b.datapath.program
+	b.program = b.datapath.objects.PilContainer
 	mark := b.mark(f)
 	seed(f, frames(b.fromContainer())...)
 	f.Fuzz(func(t *testing.T, frame []byte, device, source, destination, how byte) {

@@ -98,7 +98,7 @@ func newRoutedWire(t *testing.T, narrow int) *wire {
 	must(t, err)
 	defer h.Close()
 	must(t, router.Do(func() error {
-		return errors.Join(setIPv6("all", []sysctl{{"forwarding", "1"}}), setIPv6("default", []sysctl{{"accept_dad", "0"}}))
+		return errors.Join(set("all", []sysctl{{"ipv6", "forwarding", "1"}}), set("default", []sysctl{{"ipv6", "accept_dad", "0"}}))
 	}))
 	for i, mtu := range []int{1500, narrow} {
 		n := &testNode{

@@ -61,7 +61,7 @@ func leftDevices() ([]agent.Leftover, error) {
 // leftPins finds pins, their folders, and the bpffs where that is ours.
 func leftPins(bpffs string) ([]agent.Leftover, error) {
 	var pins, folders []agent.Leftover
-	for _, sub := range []string{linksFolder, programsFolder, mapsFolder} {
+	for _, sub := range []string{linksFolder, mapsFolder} {
 		err := filepath.WalkDir(filepath.Join(bpffs, sub), func(path string, entry fs.DirEntry, err error) error {
 			switch {
 			case errors.Is(err, os.ErrNotExist):
@@ -97,7 +97,7 @@ func leftPlace(bpffs string) ([]agent.Leftover, error) {
 		return nil, fmt.Errorf("list mounts: %w", err)
 	}
 	unmount := agent.Leftover{Kind: "mount", Name: mount, Remove: func() error { return unix.Unmount(mount, 0) }}
-	alone, err := holdsOnly(bpffs, linksFolder, programsFolder, mapsFolder)
+	alone, err := holdsOnly(bpffs, linksFolder, mapsFolder)
 	if err != nil || !alone {
 		return nil, err
 	}

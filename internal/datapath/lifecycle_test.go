@@ -2,7 +2,6 @@ package datapath
 
 import (
 	"context"
-	"errors"
 	"net"
 	"net/netip"
 	"os"
@@ -11,12 +10,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 
 	"pilaster.io/pilaster/internal/endpoint"
-	"pilaster.io/pilaster/internal/netns"
 	"pilaster.io/pilaster/internal/packet"
 	"pilaster.io/pilaster/internal/tenant"
 )
@@ -45,11 +42,10 @@ func TestWorksWithoutAgent(t *testing.T) {
 		return err
 	}))
 	mustReach(t, a, b, "reopened")
-	must(t, n1.datapath.Sweep(t.Context(), []endpoint.Record{a.record}))
 	must(t, n1.datapath.PutTenant(blue))
-	must(t, n1.datapath.Activate(a.record))
+	n1.restore(t, a)
 	must(t, n1.datapath.Check(t.Context(), a.record))
-	mustReach(t, a, b, "swept and activated again")
+	mustReach(t, a, b, "taken over")
 	if s, err := n1.datapath.Status(); err != nil || !s.Healthy || !s.FirstInChain {
 		t.Errorf("status %+v, %v", s, err)
 	}
@@ -232,105 +228,6 @@ func (n *testNode) detachContainer(r endpoint.Record) error {
 	}})
 }
 
-// TestCheckNamesWhatIsBroken breaks one thing at a time.
-func TestCheckNamesWhatIsBroken(t *testing.T) {
-	w := newWire(t)
-	n := w.nodes[0]
-	for _, c := range []struct {
-		name, names string
-		breakIt     func(t *testing.T, c *testContainer, h *netlink.Handle, eth0 netlink.Link) error
-	}{
-		{"address", "address ", func(_ *testing.T, c *testContainer, h *netlink.Handle, eth0 netlink.Link) error {
-			return h.AddrDel(eth0, containerAddress(c.record.Attachments[0]))
-		}},
-		{"route", "route ", func(_ *testing.T, c *testContainer, h *netlink.Handle, eth0 netlink.Link) error {
-			return h.RouteDel(&containerRoutes(eth0, c.record.Attachments[0])[0])
-		}},
-		{"neighbour", "neighbour ", func(_ *testing.T, c *testContainer, h *netlink.Handle, eth0 netlink.Link) error {
-			return h.NeighDel(gatewayNeighbour(eth0, c.record.Attachments[0]))
-		}},
-		{"program", "program ", func(_ *testing.T, c *testContainer, _ *netlink.Handle, _ netlink.Link) error {
-			return n.detachContainer(c.record)
-		}},
-		{"map entry of the address", "map entry pil_locals", func(_ *testing.T, c *testContainer, _ *netlink.Handle, _ netlink.Link) error {
-			return n.datapath.objects.PilLocalsV1.Delete(words(c.plain()).Lo)
-		}},
-		{"map entry of the device", "map entry pil_sources", func(_ *testing.T, c *testContainer, _ *netlink.Handle, _ netlink.Link) error {
-			return n.datapath.objects.PilSourcesV1.Delete(sourceKey(c.record, c.record.Attachments[0]))
-		}},
-		{"map entry of the tenant", "map entry pil_tenants", func(_ *testing.T, _ *testContainer, _ *netlink.Handle, _ netlink.Link) error {
-			return n.datapath.objects.PilTenantsV2.Delete(uint32(blue.Current().ID))
-		}},
-		{"key", "map entry pil_keys", func(_ *testing.T, _ *testContainer, _ *netlink.Handle, _ netlink.Link) error {
-			return n.datapath.objects.PilKeysV1.Delete(uint32(blue.Current().ID))
-		}},
-		{"device", "link pil", func(_ *testing.T, _ *testContainer, h *netlink.Handle, eth0 netlink.Link) error {
-			return h.LinkDel(eth0)
-		}},
-		{"container's device that is down", "eth0 in the container is down", func(_ *testing.T, _ *testContainer, h *netlink.Handle, eth0 netlink.Link) error {
-			return h.LinkSetDown(eth0)
-		}},
-		{"container's MAC", "eth0 in the container has MAC", func(_ *testing.T, _ *testContainer, h *netlink.Handle, eth0 netlink.Link) error {
-			return h.LinkSetHardwareAddr(eth0, gatewayMAC)
-		}},
-		{"node's device that is down", " is down", func(t *testing.T, c *testContainer, _ *netlink.Handle, _ netlink.Link) error {
-			host, err := n.datapath.netlink.LinkByName(c.record.Device.HostName)
-			must(t, err)
-			return n.datapath.netlink.LinkSetDown(host)
-		}},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			container := n.add(t, blue, 1)
-			must(t, n.datapath.Check(t.Context(), container.record))
-			h, err := container.ns.Netlink()
-			must(t, err)
-			defer h.Close()
-			eth0, err := h.LinkByName("eth0")
-			must(t, err)
-			must(t, c.breakIt(t, container, h, eth0))
-			if err := n.datapath.Check(t.Context(), container.record); err == nil || !strings.Contains(err.Error(), c.names) {
-				t.Errorf("broke the %s, check says: %v", c.name, err)
-			}
-		})
-	}
-}
-
-// TestRemoveAndSweep: nothing of an endpoint is left, whether it was removed or forgotten.
-func TestRemoveAndSweep(t *testing.T) {
-	w := newWire(t)
-	n := w.nodes[0]
-	kept, removed, forgotten, gone := n.add(t, blue, 1), n.add(t, blue, 1), n.add(t, red, 1), n.add(t, blue, 1)
-	must(t, n.datapath.Remove(t.Context(), removed.record))
-	must(t, n.datapath.Remove(t.Context(), removed.record))
-	must(t, gone.ns.Close())
-	must(t, netns.Remove(gone.ns.Path()))
-	must(t, n.datapath.Remove(t.Context(), gone.record))
-	if err := n.datapath.Check(t.Context(), forgotten.record); err != nil {
-		t.Error(err)
-	}
-	must(t, n.datapath.Sweep(t.Context(), []endpoint.Record{kept.record}))
-	must(t, n.datapath.Check(t.Context(), kept.record))
-
-	s, err := n.datapath.Status()
-	must(t, err)
-	for _, e := range s.Entries {
-		if !e.Cache && e.Used != 1 {
-			t.Errorf("%s holds %d entries, not 1", e.Table, e.Used)
-		}
-	}
-	links, err := netns.List(n.datapath.netlink.LinkList)
-	must(t, err)
-	for _, l := range links {
-		if name := l.Attrs().Name; strings.HasPrefix(name, devicePrefix) && name != kept.record.Device.HostName {
-			t.Errorf("device %s is left", name)
-		}
-	}
-	must(t, n.datapath.DeleteTenant(blue))
-	if err := n.datapath.objects.PilKeysV1.Lookup(uint32(blue.Current().ID), new([8]byte)); !errors.Is(err, ebpf.ErrKeyNotExist) {
-		t.Errorf("the key of a deleted tenant: %v", err)
-	}
-}
-
 // TestRefuses: what cannot work is refused before anything is changed.
 func TestRefuses(t *testing.T) {
 	w := newWire(t)
@@ -347,12 +244,6 @@ func TestRefuses(t *testing.T) {
 	must(t, n.datapath.Check(t.Context(), taken.record))
 	if err := n.datapath.PutTenant(tenant.Tenant{Name: "nobody"}); err == nil {
 		t.Error("a tenant without ids was taken")
-	}
-	bigger := n.datapath.config
-	bigger.MaxEndpoints *= 2
-	err := n.ns.Do(func() error { _, err := Open(bigger); return err })
-	if !errors.Is(err, ebpf.ErrMapIncompatible) && (err == nil || !strings.Contains(err.Error(), "left as they are")) {
-		t.Errorf("maps of another size: %v", err)
 	}
 	wrong := n.datapath.config
 	wrong.Uplink = "nothing0"

@@ -17,18 +17,44 @@ import (
 
 // Folders of pins.
 const (
-	mapsFolder     = "maps"
-	linksFolder    = "links"
-	programsFolder = "programs"
+	mapsFolder  = "maps"
+	linksFolder = "links"
 )
 
 func (d *Datapath) mapsDir() string  { return filepath.Join(d.config.BPFFS, mapsFolder) }
 func (d *Datapath) linksDir() string { return filepath.Join(d.config.BPFFS, linksFolder) }
-func (d *Datapath) programsDir() string {
-	return filepath.Join(d.config.BPFFS, programsFolder, d.version)
+
+// table is a map that is pinned and so outlives this process. All but the counters are filled from
+// the records at each start, so nothing is lost with a table of another layout.
+type table struct {
+	name string // in the object
+	room int    // entries, by the settings; 0: as many as the object says
 }
 
-// load creates the maps or finds them pinned, and loads the programs over them.
+// pin names what must agree for two builds to share the table: its layout, by the rule that another
+// layout has another name, and its size.
+func (t table) pin() string {
+	if t.room == 0 {
+		return t.name
+	}
+	return fmt.Sprintf("%s_%d", t.name, t.room)
+}
+
+// tables are the pinned maps; another one is a line here.
+func (d *Datapath) tables() []table {
+	return []table{
+		{pilasterMapPilSourcesV1, d.config.MaxEndpoints},
+		{pilasterMapPilLocalsV1, d.config.MaxEndpoints},
+		{pilasterMapPilTenantsV2, d.config.MaxTenantIDs + 1}, // tryCipher's, also on a full node
+		{pilasterMapPilKeysV1, d.config.MaxTenantIDs + 1},
+		{pilasterMapPilGenerationV1, 0},
+		{pilasterMapPilDropsV1, 0},
+		{pilasterMapPilEventsV1, 0},
+	}
+}
+
+// load creates the maps or finds them pinned, and loads the programs over them. No packet meets them
+// before Restore.
 func (d *Datapath) load() error {
 	if _, err := btf.LoadKernelSpec(); err != nil {
 		return fmt.Errorf("the kernel does not describe its types (BTF): %w; use Linux 6.12 or newer with CONFIG_DEBUG_INFO_BTF", err)
@@ -40,24 +66,19 @@ func (d *Datapath) load() error {
 	if err := d.setConstants(spec); err != nil {
 		return err
 	}
-	for _, m := range []string{pilasterMapPilSourcesV1, pilasterMapPilLocalsV1} {
-		spec.Maps[m].MaxEntries = uint32(d.config.MaxEndpoints)
-	}
-	for _, m := range []string{pilasterMapPilTenantsV2, pilasterMapPilKeysV1} {
-		spec.Maps[m].MaxEntries = uint32(d.config.MaxTenantIDs) + 1 // tryCipher's, also on a full node
-	}
-	for _, m := range []string{
-		pilasterMapPilSourcesV1, pilasterMapPilLocalsV1, pilasterMapPilTenantsV2, pilasterMapPilKeysV1,
-		pilasterMapPilGenerationV1, pilasterMapPilDropsV1, pilasterMapPilEventsV1,
-	} {
-		spec.Maps[m].Pinning = ebpf.PinByName
+	for _, t := range d.tables() {
+		m := spec.Maps[t.name]
+		m.Name, m.Pinning = t.pin(), ebpf.PinByName
+		if t.room > 0 {
+			m.MaxEntries = uint32(t.room)
+		}
 	}
 	if err := os.MkdirAll(d.mapsDir(), 0o700); err != nil {
 		return fmt.Errorf("make the folder for maps: %w", err)
 	}
 	err = spec.LoadAndAssign(&d.objects, &ebpf.CollectionOptions{Maps: ebpf.MapOptions{PinPath: d.mapsDir()}})
 	if errors.Is(err, ebpf.ErrMapIncompatible) {
-		return fmt.Errorf("maps pinned in %s have another size or layout: %w; they were left as they are; start with the --max-endpoints and --max-tenant-ids they were made with, or remove all containers of this node first", d.mapsDir(), err)
+		return fmt.Errorf("a map pinned in %s has another layout under the same name: %w; packets flow as before; start the build that made it", d.mapsDir(), err)
 	}
 	var verifier *ebpf.VerifierError
 	if errors.As(err, &verifier) {
@@ -66,13 +87,11 @@ func (d *Datapath) load() error {
 	if err != nil {
 		return fmt.Errorf("load the packet path: %w; use Linux 6.12 or newer, as root", err)
 	}
-	return d.pinProgram()
+	return d.openCounters()
 }
 
-// setConstants fills in what the programs are compiled around at load, and names the result.
+// setConstants fills in what the programs are compiled around at load.
 func (d *Datapath) setConstants(spec *ebpf.CollectionSpec) error {
-	sum := sha256.New()
-	sum.Write(_PilasterBytes)
 	base, baseMask := prefixWords(d.config.Plan.Base)
 	private, privateMask := prefixWords(d.config.Plan.Private)
 	own, _ := prefixWords(d.config.NodePrefix)
@@ -89,8 +108,6 @@ func (d *Datapath) setConstants(spec *ebpf.CollectionSpec) error {
 			return fmt.Errorf("set %s: %w", name, err)
 		}
 	}
-	fmt.Fprint(sum, d.config.Plan, d.config.NodePrefix, d.uplink.Attrs().Index)
-	d.version = hex.EncodeToString(sum.Sum(nil)[:6])
 	return nil
 }
 
@@ -101,25 +118,10 @@ func prefixWords(p netip.Prefix) (prefix, mask uint64) {
 	return words(p.Masked().Addr()).Hi, words(m.Addr()).Hi
 }
 
-// pinProgram keeps the container program of a version under one pin, so that endpoints made before
-// and after a restart run the same program.
-func (d *Datapath) pinProgram() error {
-	if err := os.MkdirAll(d.programsDir(), 0o700); err != nil {
-		return fmt.Errorf("make the folder for programs: %w", err)
-	}
-	pin := filepath.Join(d.programsDir(), pilasterProgPilContainer)
-	program, err := ebpf.LoadPinnedProgram(pin, nil)
-	if errors.Is(err, os.ErrNotExist) {
-		if err := d.objects.PilContainer.Pin(pin); err != nil {
-			return fmt.Errorf("pin the container program: %w", err)
-		}
-		program, err = d.objects.PilContainer.Clone()
-	}
-	if err != nil {
-		return fmt.Errorf("open the container program %s: %w", pin, err)
-	}
-	d.program = program
-	return nil
+// objectVersion names the programs built into this binary: the same on all nodes that run it.
+func objectVersion() string {
+	sum := sha256.Sum256(_PilasterBytes)
+	return hex.EncodeToString(sum[:6])
 }
 
 // tryCipher proves that the kernel's cipher is AES-128 as everyone else computes it.

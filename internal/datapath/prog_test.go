@@ -241,27 +241,27 @@ func (b *progBench) fromContainer() []progCase {
 func TestFromContainer(t *testing.T) {
 	b := newProgBench(t)
 	for _, c := range b.fromContainer() {
-		b.check(t, b.datapath.program, skb{Ifindex: b.b1.ifindex()}, c)
+		b.check(t, b.datapath.objects.PilContainer, skb{Ifindex: b.b1.ifindex()}, c)
 	}
 
 	far := sees(b.b3.Addr())
 	lengthless := b.frame(b.sent(far, segment))
 	lengthless[14+4], lengthless[14+5] = 0, 0
 	// The kernel's own packets of segments can be longer than the length field can say (BIG TCP).
-	if verdict, _, reasons := b.run(t, b.datapath.program, lengthless, skb{Ifindex: b.b1.ifindex(), Segments: 2}); verdict != verdictRedirect {
+	if verdict, _, reasons := b.run(t, b.datapath.objects.PilContainer, lengthless, skb{Ifindex: b.b1.ifindex(), Segments: 2}); verdict != verdictRedirect {
 		t.Errorf("a length of 0, of segments: verdict %d, counted %v", verdict, reasons)
 	}
 	// Kernels before 6.15 leave mark and time to us when a packet goes into a container.
 	ctx := skb{Ifindex: b.b1.ifindex(), Mark: 7, Timestamp: 7}
 	must(t, b.ns.Do(func() error {
-		_, err := b.datapath.program.Run(&ebpf.RunOptions{Data: b.frame(b.sent(b.b2.seen(), gram)), Context: ctx, ContextOut: &ctx})
+		_, err := b.datapath.objects.PilContainer.Run(&ebpf.RunOptions{Data: b.frame(b.sent(b.b2.seen(), gram)), Context: ctx, ContextOut: &ctx})
 		return err
 	}))
 	if ctx.Mark != 0 || ctx.Timestamp != 0 {
 		t.Errorf("a packet goes to a neighbour with mark %d and time %d", ctx.Mark, ctx.Timestamp)
 	}
 	// The right source on the wrong device is as foreign as any.
-	b.check(t, b.datapath.program, skb{Ifindex: uint32(b.b2.record.Device.HostIfindex)},
+	b.check(t, b.datapath.objects.PilContainer, skb{Ifindex: uint32(b.b2.record.Device.HostIfindex)},
 		progCase{name: "own source from another device", frame: b.frame(b.sent(far, echo)), reason: "src-not-own"})
 }
 
@@ -384,7 +384,7 @@ func TestNothingRandomGetsThrough(t *testing.T) {
 			raw[i] = byte(rand.Uint32())
 		}
 		raw[0] = 0xfc
-		b.check(t, b.datapath.program, skb{Ifindex: uint32(b.b1.record.Device.HostIfindex)},
+		b.check(t, b.datapath.objects.PilContainer, skb{Ifindex: uint32(b.b1.record.Device.HostIfindex)},
 			progCase{name: "random", frame: b.frame(b.sent(netip.AddrFrom16(raw), echo)), reason: "dst-undecryptable"})
 	}
 	if got := b.drops(t)["dst-undecryptable"] - before; got != tries {

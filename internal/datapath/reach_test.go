@@ -30,7 +30,7 @@ func TestClearTenantsStayInside(t *testing.T) {
 		{"a node", "to-node", b.far.prefix.Addr().Next()},
 		{"a reserved app", "app-reserved", far(func(a *address.Plain) { a.App = 0xff00 })},
 	} {
-		b.check(t, b.datapath.program, skb{Ifindex: p.ifindex()}, progCase{
+		b.check(t, b.datapath.objects.PilContainer, skb{Ifindex: p.ifindex()}, progCase{
 			name: c.name, reason: c.reason, frame: b.frame(packet.Packet{Source: p.seen(), Destination: c.to, Body: echo}),
 		})
 	}
@@ -51,7 +51,7 @@ func TestOnlyTheUplinkLeadsOut(t *testing.T) {
 	elsewhere := b.b3
 	elsewhere.Node = netip.MustParsePrefix("fd70:696c:6100:98::/64")
 	must(t, h.RouteAdd(&netlink.Route{Dst: ipNet(elsewhere.Node), LinkIndex: other.Attrs().Index}))
-	b.check(t, b.datapath.program, skb{Ifindex: b.b1.ifindex()}, progCase{
+	b.check(t, b.datapath.objects.PilContainer, skb{Ifindex: b.b1.ifindex()}, progCase{
 		name: "through another device", frame: b.frame(b.sent(sees(drawn(elsewhere).Addr()), echo)), reason: "no-route",
 	})
 }

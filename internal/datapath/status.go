@@ -1,7 +1,10 @@
 package datapath
 
 import (
+	"encoding/binary"
 	"fmt"
+	"path/filepath"
+	"slices"
 
 	"github.com/cilium/ebpf"
 
@@ -25,7 +28,7 @@ func (d *Datapath) Status() (agent.Status, error) {
 	}
 	return agent.Status{
 		DeviceKind:   "veth",
-		Programs:     d.version,
+		Programs:     objectVersion(),
 		Healthy:      len(missing) == 0,
 		FirstInChain: len(missing) == 0 && len(notFirst) == 0,
 		Problems:     append(missing, notFirst...),
@@ -65,19 +68,53 @@ func used[K comparable](m *ebpf.Map) (int, error) {
 	return len(keys), err
 }
 
-// drops adds up what the CPUs counted, exact whatever became of the events.
+// drops adds up what the CPUs counted, exact whatever became of the events, under whatever layout.
 func (d *Datapath) drops() ([]agent.Drops, error) {
 	var all []agent.Drops
 	for _, r := range reason.All() {
-		var states []pilasterDropState
-		if err := d.objects.PilDropsV1.Lookup(uint32(r), &states); err != nil {
-			return nil, fmt.Errorf("read the drops for %s: %w", r, err)
-		}
 		sum := agent.Drops{Reason: r.String()}
-		for _, s := range states {
-			sum.Packets += s.Packets
+		for _, m := range slices.Concat(d.counted, []*ebpf.Map{d.objects.PilDropsV1}) {
+			n, err := counted(m, r)
+			if err != nil {
+				return nil, fmt.Errorf("read the drops for %s: %w", r, err)
+			}
+			sum.Packets += n
 		}
 		all = append(all, sum)
 	}
 	return all, nil
 }
+
+// counted reads a map of counters by what all layouts of it share: the key is the reason, and the first
+// word of a CPU's value counts packets.
+func counted(m *ebpf.Map, r reason.Reason) (packets uint64, err error) {
+	values, err := m.LookupBytes(uint32(r)) // nil: a layout without this reason
+	size := int(m.ValueSize()+7) &^ 7
+	for ; len(values) >= size; values = values[size:] {
+		packets += binary.NativeEndian.Uint64(values)
+	}
+	return packets, err
+}
+
+// openCounters opens the counters of other layouts, which stay: programs may count there until the
+// last hook has moved, and their sum must never go back.
+func (d *Datapath) openCounters() error {
+	pins, err := filepath.Glob(filepath.Join(d.mapsDir(), countersPrefix+"*"))
+	if err != nil {
+		return err
+	}
+	for _, pin := range pins {
+		if filepath.Base(pin) == pilasterMapPilDropsV1 {
+			continue
+		}
+		m, err := ebpf.LoadPinnedMap(pin, nil)
+		if err != nil {
+			return fmt.Errorf("open the counters %s: %w", pin, err)
+		}
+		d.counted = append(d.counted, m)
+	}
+	return nil
+}
+
+// countersPrefix begins the names of the counters in every layout.
+const countersPrefix = "pil_drops"

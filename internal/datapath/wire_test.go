@@ -107,7 +107,7 @@ func (n *testNode) configure(t testing.TB, peer *testNode) {
 	must(t, err)
 	must(t, h.AddrAdd(eth0, &netlink.Addr{IPNet: ipNet(netip.PrefixFrom(n.underlay, 64)), Flags: unix.IFA_F_NODAD}))
 	// Neighbour discovery is silent while the link-local address is still being checked.
-	must(t, n.ns.Do(func() error { return setIPv6("eth0", []sysctl{{"accept_dad", "0"}}) }))
+	must(t, n.ns.Do(func() error { return set("eth0", []sysctl{{"ipv6", "accept_dad", "0"}}) }))
 	must(t, h.LinkSetUp(eth0))
 	must(t, h.RouteAdd(&netlink.Route{Dst: ipNet(peer.prefix), Gw: peer.underlay.AsSlice()}))
 }
@@ -121,6 +121,8 @@ func (n *testNode) open(t testing.TB) {
 		})
 		return err
 	}))
+	_, err := n.datapath.Restore(t.Context(), nil)
+	must(t, err)
 	t.Cleanup(func() { n.datapath.Close() })
 }
 
@@ -153,7 +155,7 @@ func (n *testNode) create(t testing.TB, of tenant.Tenant, app address.AppID) *te
 		route = address.DefaultPlan().Private
 	}
 	c.record = endpoint.Record{
-		ID: n.ids, Interface: "eth0", Netns: c.ns.Path(), Tenant: of.Name, TenantID: of.Current().ID, App: app,
+		ID: n.ids, State: endpoint.Active, Interface: "eth0", Netns: c.ns.Path(), Tenant: of.Name, TenantID: of.Current().ID, App: app,
 		Attachments: []endpoint.Attachment{{
 			Network: "netpila", Plaintext: p.Addr(), Address: seen, Gateway: netip.MustParseAddr("fe80::1"), Routes: []netip.Prefix{route},
 		}},

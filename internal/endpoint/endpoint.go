@@ -42,6 +42,9 @@ type Record struct {
 	Created     time.Time         `json:"created"`
 }
 
+// Lives reports whether the endpoint is one the runtime has and has not deleted.
+func (r Record) Lives() bool { return r.State == Active || r.State == Lost }
+
 // Attachment is one network's part of an endpoint.
 type Attachment struct {
 	Network   string         `json:"network"`   // "netpila"

@@ -106,7 +106,8 @@ func (s *Store) loadRecords() error {
 	return nil
 }
 
-func (s *Store) recordPath(id ID) string {
+// RecordPath is the file of an endpoint's record.
+func (s *Store) RecordPath(id ID) string {
 	return filepath.Join(s.dir, recordsFolder, strconv.Itoa(int(id))+".json")
 }
 
@@ -115,7 +116,7 @@ func (s *Store) Put(r Record) error {
 	if err := r.validate(); err != nil {
 		return fmt.Errorf("endpoint %d: %w", r.ID, err)
 	}
-	if err := durable.Write(s.recordPath(r.ID), recordFile{recordVersion, r}, 0o600); err != nil {
+	if err := durable.Write(s.RecordPath(r.ID), recordFile{recordVersion, r}, 0o600); err != nil {
 		return fmt.Errorf("writing endpoint %d: %w", r.ID, err)
 	}
 	s.mu.Lock()
@@ -126,7 +127,7 @@ func (s *Store) Put(r Record) error {
 
 // Delete forgets the record. Its indexes must have been released before.
 func (s *Store) Delete(id ID) error {
-	if err := durable.Remove(s.recordPath(id)); err != nil {
+	if err := durable.Remove(s.RecordPath(id)); err != nil {
 		return fmt.Errorf("removing endpoint %d: %w", id, err)
 	}
 	s.mu.Lock()

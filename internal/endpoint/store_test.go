@@ -181,7 +181,7 @@ func FuzzDecodeRecord(f *testing.F) {
 	if err := s.Put(record(1, 5)); err != nil {
 		f.Fatal(err)
 	}
-	b, err := os.ReadFile(s.recordPath(1))
+	b, err := os.ReadFile(s.RecordPath(1))
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -200,7 +200,7 @@ func FuzzDecodeRecord(f *testing.F) {
 		if err := s.Put(r); err != nil {
 			t.Fatalf("accepted but not written: %v", err)
 		}
-		written, err := os.ReadFile(s.recordPath(r.ID))
+		written, err := os.ReadFile(s.RecordPath(r.ID))
 		if err != nil {
 			t.Fatal(err)
 		}

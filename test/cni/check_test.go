@@ -2,6 +2,8 @@ package cni_test
 
 import (
 	"encoding/binary"
+	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"path/filepath"
@@ -35,7 +37,11 @@ func (v victim) gateway() netlink.Neigh {
 
 // forget removes an entry of a pinned map.
 func (v victim) forget(name string, key []byte) error {
-	m, err := ebpf.LoadPinnedMap(filepath.Join(v.maps, name), nil)
+	pins, err := filepath.Glob(filepath.Join(v.maps, name+"_*")) // its size follows
+	if err != nil || len(pins) != 1 {
+		return errors.Join(err, fmt.Errorf("pins of %s: %q", name, pins))
+	}
+	m, err := ebpf.LoadPinnedMap(pins[0], nil)
 	if err != nil {
 		return err
 	}

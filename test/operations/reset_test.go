@@ -15,6 +15,7 @@ import (
 
 	"connectrpc.com/connect"
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/lab"
@@ -158,14 +159,18 @@ func (n *node) objects(t *testing.T) (programs map[ebpf.ProgramID]bool, maps map
 			return err
 		}
 		switch {
-		case strings.HasPrefix(path, n.bpffs+"/programs/"):
-			p, err := ebpf.LoadPinnedProgram(path, nil)
+		case strings.HasPrefix(path, n.bpffs+"/links/"):
+			l, err := link.LoadPinnedLink(path, nil)
+			must(t, err)
+			defer l.Close()
+			attached, err := l.Info()
+			must(t, err)
+			programs[attached.Program] = true
+			p, err := ebpf.NewProgramFromID(attached.Program)
 			must(t, err)
 			defer p.Close()
 			info, err := p.Info()
 			must(t, err)
-			id, _ := info.ID()
-			programs[id] = true
 			used, _ := info.MapIDs()
 			for _, id := range used {
 				maps[id] = true

@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"context"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"io/fs"
 	"maps"
@@ -16,6 +15,7 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -137,14 +137,19 @@ func eachElement(m *ebpf.Map, f func(key, value []byte)) error {
 	return nil
 }
 
-// addUnpinned finds the maps that the pinned programs use beside the pinned ones: the cache, whose
+// addUnpinned finds the maps that a program on the uplink uses beside the pinned ones: the cache, whose
 // slots in use are counted, and single elements, of which no number of peers makes more.
 func (s *state) addUnpinned(dir string, pinned map[ebpf.MapID]bool) error {
-	programs, err := filepath.Glob(filepath.Join(dir, "programs", "*", "*"))
-	if err != nil || len(programs) != 1 {
-		return errors.Join(err, fmt.Errorf("programs pinned in %s: %q, wanted one", dir, programs))
+	attached, err := link.LoadPinnedLink(filepath.Join(dir, "links", "uplink_in"), nil)
+	if err != nil {
+		return err
 	}
-	program, err := ebpf.LoadPinnedProgram(programs[0], nil)
+	defer attached.Close()
+	about, err := attached.Info()
+	if err != nil {
+		return err
+	}
+	program, err := ebpf.NewProgramFromID(about.Program)
 	if err != nil {
 		return err
 	}

@@ -1,0 +1,41 @@
+package datapath
+
+import (
+	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/netns"
+)
+
+// repair puts right what differs on the two sides of an endpoint's device. What cannot be put right is
+// said, and leaves the endpoint as it is: CHECK names it too.
+func (d *Datapath) repair(r endpoint.Record) {
+	log := d.log.With("endpoint", r.ID, "container", r.ContainerID, "pod", r.Pod)
+	compare := func(check, repair func() error) {
+		difference := check()
+		if difference == nil {
+			return
+		}
+		err := repair()
+		if err == nil {
+			err = check()
+		}
+		if err != nil {
+			log.Error("endpoint differs from its record", "difference", difference, "error", err)
+			return
+		}
+		log.Warn("endpoint differed from its record and was repaired", "difference", difference)
+	}
+	compare(func() error { return d.checkHostSide(r) }, func() error {
+		host, err := d.hostSide(r)
+		if err != nil {
+			return err
+		}
+		return d.setUpHostSide(r, host)
+	})
+	inside, err := netns.Open(r.Netns)
+	if err != nil {
+		log.Warn("container's side was not compared", "error", err)
+		return
+	}
+	defer inside.Close()
+	compare(func() error { return d.checkContainerSide(r, inside) }, func() error { return d.setUpContainerSide(r, inside) })
+}

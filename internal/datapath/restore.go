@@ -1,0 +1,240 @@
+package datapath
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/cilium/ebpf"
+
+	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/netns"
+)
+
+// Restore takes the packet path over from whichever build left it. The order is what makes that safe
+// at any moment, also when it is cut off and begun again by either build: all tables are whole before
+// the first hook is moved to programs that read them, each hook goes from a program to a program, and
+// the tables of other builds go after the last hook has left them. Until then those are not written,
+// which is why nothing may be added or removed meanwhile.
+func (d *Datapath) Restore(_ context.Context, keep []endpoint.Record) (lost map[endpoint.ID]error, err error) {
+	if err := d.unrecorded(keep); err != nil {
+		return nil, err
+	}
+	var found []endpoint.Record
+	lost = map[endpoint.ID]error{}
+	for _, r := range keep {
+		if !r.Lives() {
+			continue // its removal is tried again
+		}
+		if err := d.exists(r); err != nil {
+			lost[r.ID] = err
+		} else {
+			found = append(found, r)
+		}
+	}
+	if err := d.fillTables(keep, found); err != nil {
+		return nil, err
+	}
+	for _, r := range found {
+		if err := d.attachContainer(r); err != nil {
+			lost[r.ID] = err
+		}
+	}
+	if err := d.attachUplink(); err != nil {
+		return nil, err
+	}
+	if err := errors.Join(d.sweepDevices(keep), d.sweepPins()); err != nil {
+		return nil, err
+	}
+	for _, r := range found {
+		if lost[r.ID] == nil {
+			d.repair(r)
+		}
+	}
+	return lost, nil
+}
+
+// unrecorded refuses to take for nobody's a device that carries a container: records are written before
+// devices are made and removed after them, so a record that is missing was lost.
+func (d *Datapath) unrecorded(keep []endpoint.Record) error {
+	links, err := netns.List(d.netlink.LinkList)
+	if err != nil {
+		return fmt.Errorf("list devices: %w", err)
+	}
+	known := devices(keep)
+	var ids []endpoint.ID
+	for _, l := range links {
+		id, ours := deviceID(l)
+		if !ours || known[l.Attrs().Name] {
+			continue
+		}
+		program, err := d.containerProgram(l)
+		if err != nil {
+			return err
+		}
+		if program != 0 {
+			ids = append(ids, id)
+		}
+	}
+	if len(ids) > 0 {
+		return &agent.UnrecordedError{IDs: ids}
+	}
+	return nil
+}
+
+// exists says why an endpoint cannot be brought back.
+func (d *Datapath) exists(r endpoint.Record) error {
+	_, err := d.hostSide(r)
+	if err == nil {
+		return nil
+	}
+	if _, gone := os.Stat(r.Netns); errors.Is(gone, os.ErrNotExist) {
+		return fmt.Errorf("endpoint %d: %w, and %w", r.ID, err, agent.ErrNoNamespace)
+	}
+	return fmt.Errorf("endpoint %d: %w", r.ID, err)
+}
+
+// fillTables makes them hold the endpoints found, and the tenants of all that are recorded.
+func (d *Datapath) fillTables(recorded, found []endpoint.Record) error {
+	sources, locals, ids := map[pilasterSourceKey]bool{}, map[uint64]bool{}, map[uint32]bool{}
+	for _, r := range recorded {
+		ids[uint32(r.TenantID)] = true
+	}
+	if err := d.keepSiblings(ids); err != nil {
+		return err
+	}
+	for _, r := range found {
+		if err := d.writeEntries(r); err != nil {
+			return err
+		}
+		for _, a := range r.Attachments {
+			sources[sourceKey(r, a)] = true
+			locals[words(a.Plaintext).Lo] = true
+		}
+	}
+	err := errors.Join(
+		deleteOthers(d.objects.PilSourcesV1, sources),
+		deleteOthers(d.objects.PilLocalsV1, locals),
+		deleteOthers(d.objects.PilTenantsV2, ids),
+		deleteOthers(d.objects.PilKeysV1, ids),
+	)
+	if err != nil {
+		return err
+	}
+	return d.changed()
+}
+
+func devices(records []endpoint.Record) map[string]bool {
+	names := map[string]bool{}
+	for _, r := range records {
+		names[deviceName(r.ID)] = true
+	}
+	return names
+}
+
+func (d *Datapath) sweepDevices(keep []endpoint.Record) error {
+	links, err := netns.List(d.netlink.LinkList)
+	if err != nil {
+		return fmt.Errorf("list devices: %w", err)
+	}
+	known := devices(keep)
+	var errs []error
+	for _, l := range links {
+		name := l.Attrs().Name
+		if _, ours := deviceID(l); ours && !known[name] {
+			d.log.Warn("device of no endpoint is removed", "device", name)
+			errs = append(errs, d.deleteDevice(name))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// sweepPins removes what other builds and settings pinned, except counters.
+func (d *Datapath) sweepPins() error {
+	links, tables := map[string]bool{}, map[string]bool{}
+	for _, h := range d.uplinkHooks() {
+		links[h.name] = true
+	}
+	for _, t := range d.tables() {
+		tables[t.pin()] = true
+	}
+	return errors.Join(
+		d.sweepFolder(d.linksDir(), detach, func(name string) bool { return links[name] }),
+		d.sweepFolder(d.mapsDir(), os.Remove, func(name string) bool { return tables[name] || strings.HasPrefix(name, countersPrefix) }),
+	)
+}
+
+func (d *Datapath) sweepFolder(dir string, remove func(string) error, wanted func(name string) bool) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return fmt.Errorf("list pins: %w", err)
+	}
+	for _, e := range entries {
+		if wanted(e.Name()) {
+			continue
+		}
+		pin := filepath.Join(dir, e.Name())
+		d.log.Info("pin of another build or size is removed", "pin", pin)
+		if err := remove(pin); err != nil {
+			return fmt.Errorf("remove pin %s: %w", pin, err)
+		}
+	}
+	return nil
+}
+
+// keepSiblings adds the other ids of the tenants that own the given ones.
+func (d *Datapath) keepSiblings(ids map[uint32]bool) error {
+	for _, id := range slices.Collect(maps.Keys(ids)) {
+		var t pilasterTenant
+		err := d.objects.PilTenantsV2.Lookup(id, &t)
+		if errors.Is(err, ebpf.ErrKeyNotExist) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("read tenant id %d: %w", id, err)
+		}
+		for _, sibling := range t.Ids {
+			ids[sibling] = true
+		}
+	}
+	return nil
+}
+
+// deleteOthers removes the entries of a map whose keys are not among those to keep.
+func deleteOthers[K comparable](m *ebpf.Map, keep map[K]bool) error {
+	keys, err := mapKeys[K](m)
+	if err != nil {
+		return err
+	}
+	for _, k := range keys {
+		if keep[k] {
+			continue
+		}
+		if err := m.Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return fmt.Errorf("sweep %v: %w", m, err)
+		}
+	}
+	return nil
+}
+
+// mapKeys lists a hash map's keys. A map that changes meanwhile is listed again.
+func mapKeys[K comparable](m *ebpf.Map) ([]K, error) {
+	for {
+		var keys []K
+		var key K
+		var value []byte
+		entries := m.Iterate()
+		for entries.Next(&key, &value) {
+			keys = append(keys, key)
+		}
+		if err := entries.Err(); !errors.Is(err, ebpf.ErrIterationAborted) {
+			return keys, err
+		}
+	}
+}

@@ -1,0 +1,319 @@
+package datapath
+
+import (
+	"errors"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+
+	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/netns"
+)
+
+// reopen is what a new agent begins with.
+func (n *testNode) reopen(t *testing.T, config Config) {
+	t.Helper()
+	must(t, n.datapath.Close())
+	must(t, n.ns.Do(func() (err error) {
+		n.datapath, err = Open(config)
+		return err
+	}))
+}
+
+// restore wants all of the containers to come back.
+func (n *testNode) restore(t *testing.T, containers ...*testContainer) {
+	t.Helper()
+	var keep []endpoint.Record
+	for _, c := range containers {
+		keep = append(keep, c.record)
+	}
+	lost, err := n.datapath.Restore(t.Context(), keep)
+	must(t, err)
+	if len(lost) > 0 {
+		t.Fatalf("lost: %v", lost)
+	}
+}
+
+// breakage is one difference between what is and what should be.
+type breakage struct {
+	name, said string // by Check
+	do         func(b *broken) error
+}
+
+type broken struct {
+	*testContainer
+	inside *netlink.Handle
+	eth0   netlink.Link
+	host   netlink.Link
+}
+
+func (b *broken) datapath() *Datapath { return b.node.datapath }
+
+func (b *broken) setInside(name, value string) error {
+	return b.ns.Do(func() error { return set("eth0", []sysctl{{"ipv6", name, value}}) })
+}
+
+func (b *broken) setHost(family, name, value string) error {
+	return b.node.ns.Do(func() error { return set(b.record.Device.HostName, []sysctl{{family, name, value}}) })
+}
+
+func breakages() []breakage {
+	id := uint32(blue.Current().ID)
+	return []breakage{
+		{"address", "address ", func(b *broken) error {
+			return b.inside.AddrDel(b.eth0, containerAddress(b.record.Attachments[0]))
+		}},
+		{"route", "route ", func(b *broken) error {
+			return b.inside.RouteDel(&containerRoutes(b.eth0, b.record.Attachments[0])[0])
+		}},
+		{"altered route", "route ", func(b *broken) error {
+			route := containerRoutes(b.eth0, b.record.Attachments[0])[0]
+			route.Gw = slices.Concat(route.Gw[:15], []byte{9})
+			return b.inside.RouteReplace(&route)
+		}},
+		{"neighbour", "neighbour ", func(b *broken) error {
+			return b.inside.NeighDel(gatewayNeighbour(b.eth0, b.record.Attachments[0]))
+		}},
+		{"altered neighbour", "neighbour ", func(b *broken) error {
+			neighbour := gatewayNeighbour(b.eth0, b.record.Attachments[0])
+			neighbour.HardwareAddr = containerMAC
+			return b.inside.NeighSet(neighbour)
+		}},
+		{"container's MTU", "eth0 in the container has MTU 1300", func(b *broken) error { return b.inside.LinkSetMTU(b.eth0, 1300) }},
+		{"node's MTU", "has MTU 1300", func(b *broken) error { return b.datapath().netlink.LinkSetMTU(b.host, 1300) }},
+		{"container's IPv6", "disable_ipv6 is 1, not 0", func(b *broken) error { return b.setInside("disable_ipv6", "1") }},
+		{"container's router advertisements", "accept_ra is 2, not 0", func(b *broken) error { return b.setInside("accept_ra", "2") }},
+		{"node's IPv6", "disable_ipv6 is 0, not 1", func(b *broken) error { return b.setHost("ipv6", "disable_ipv6", "0") }},
+		{"node's forwarding", "forwarding is 0, not 1", func(b *broken) error { return b.setHost("ipv6", "forwarding", "0") }},
+		{"node's reverse path filter", "rp_filter is 0, not 1", func(b *broken) error { return b.setHost("ipv4", "rp_filter", "0") }},
+		{"node's ARP", "does ARP", func(b *broken) error { return b.datapath().netlink.LinkSetARPOn(b.host) }},
+		{"container's device that is down", "eth0 in the container is down", func(b *broken) error { return b.inside.LinkSetDown(b.eth0) }},
+		{"container's MAC", "eth0 in the container has MAC", func(b *broken) error { return b.inside.LinkSetHardwareAddr(b.eth0, gatewayMAC) }},
+		{"node's device that is down", " is down", func(b *broken) error { return b.datapath().netlink.LinkSetDown(b.host) }},
+		{"program", "program pil_container is not on", func(b *broken) error { return b.node.detachContainer(b.record) }},
+		{"local entry", "map entry pil_locals", func(b *broken) error {
+			return b.datapath().objects.PilLocalsV1.Delete(words(b.plain()).Lo)
+		}},
+		{"altered local entry", "map entry pil_locals", func(b *broken) error {
+			other := localEntry(b.record, b.record.Attachments[0])
+			other.Checksum++
+			return b.datapath().objects.PilLocalsV1.Put(words(b.plain()).Lo, other)
+		}},
+		{"source entry", "map entry pil_sources", func(b *broken) error {
+			return b.datapath().objects.PilSourcesV1.Delete(sourceKey(b.record, b.record.Attachments[0]))
+		}},
+		{"altered source entry", "map entry pil_sources", func(b *broken) error {
+			other := sourceEntry(b.record, b.record.Attachments[0])
+			other.TenantId++
+			return b.datapath().objects.PilSourcesV1.Put(sourceKey(b.record, b.record.Attachments[0]), other)
+		}},
+		{"tenant entry", "map entry pil_tenants", func(b *broken) error { return b.datapath().objects.PilTenantsV2.Delete(id) }},
+		{"key", "map entry pil_keys", func(b *broken) error { return b.datapath().objects.PilKeysV1.Delete(id) }},
+	}
+}
+
+// TestCheckNamesAndRestoreRepairs breaks one thing at a time: CHECK says which, and a start of the agent
+// puts it right.
+func TestCheckNamesAndRestoreRepairs(t *testing.T) {
+	w := newWire(t)
+	n, peer := w.nodes[0], w.nodes[1].add(t, blue, 1)
+	c := n.add(t, blue, 1)
+	inside, err := c.ns.Netlink()
+	must(t, err)
+	defer inside.Close()
+	for _, br := range breakages() {
+		t.Run(br.name, func(t *testing.T) {
+			b := &broken{testContainer: c, inside: inside}
+			b.eth0, err = inside.LinkByName("eth0")
+			must(t, err)
+			b.host, err = n.datapath.netlink.LinkByName(c.record.Device.HostName)
+			must(t, err)
+			must(t, n.datapath.Check(t.Context(), c.record))
+			must(t, br.do(b))
+			if err := n.datapath.Check(t.Context(), c.record); err == nil || !strings.Contains(err.Error(), br.said) {
+				t.Errorf("check says %v, not %q", err, br.said)
+			}
+			must(t, n.datapath.PutTenant(blue))
+			n.restore(t, c)
+			if err := n.datapath.Check(t.Context(), c.record); err != nil {
+				t.Errorf("not repaired: %v", err)
+			}
+		})
+	}
+	mustReach(t, c, peer, "repaired")
+}
+
+// TestRestoreAttachesToTheUplink where somebody has taken a program off it, by link or by pin.
+func TestRestoreAttachesToTheUplink(t *testing.T) {
+	w := newWire(t)
+	n := w.nodes[0]
+	a, b := n.add(t, blue, 1), w.nodes[1].add(t, blue, 1)
+	for name, remove := range map[string]func(l link.Link) error{
+		"detached": func(l link.Link) error { return l.Detach() },
+		"unpinned": func(l link.Link) error { return l.Unpin() },
+	} {
+		for _, h := range n.datapath.uplinkHooks() {
+			l, err := link.LoadPinnedLink(filepath.Join(n.datapath.linksDir(), h.name), nil)
+			must(t, err)
+			must(t, remove(l))
+			must(t, l.Close())
+			if s, err := n.datapath.Status(); err != nil || s.Healthy || !strings.Contains(strings.Join(s.Problems, "\n"), h.name) {
+				t.Errorf("%s, %s: %+v, %v", h.name, name, s, err)
+			}
+			n.restore(t, a)
+			if s, err := n.datapath.Status(); err != nil || !s.Healthy || !s.FirstInChain {
+				t.Errorf("%s, %s, restored: %+v, %v", h.name, name, s, err)
+			}
+		}
+	}
+	mustReach(t, a, b, "restored")
+}
+
+// TestRestoreSweeps what belongs to no endpoint: devices, entries, tenants and pins.
+func TestRestoreSweeps(t *testing.T) {
+	w := newWire(t)
+	n := w.nodes[0]
+	kept, removed, gone := n.add(t, blue, 1), n.add(t, blue, 1), n.add(t, blue, 1)
+	must(t, n.datapath.Remove(t.Context(), removed.record))
+	must(t, n.datapath.Remove(t.Context(), removed.record))
+	must(t, gone.ns.Close())
+	must(t, netns.Remove(gone.ns.Path()))
+	must(t, n.datapath.Remove(t.Context(), gone.record))
+
+	must(t, n.datapath.PutTenant(red))
+	must(t, n.datapath.writeEntries(removed.record))
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = deviceName(77)
+	must(t, n.datapath.netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "stray"}))
+	stale := []string{filepath.Join(n.datapath.mapsDir(), "pil_old_v0"), filepath.Join(n.datapath.linksDir(), "old")}
+	must(t, n.datapath.objects.PilFlows.Pin(stale[0]))
+	must(t, n.ns.Do(func() error {
+		l, err := link.AttachTCX(link.TCXOptions{Interface: n.datapath.uplink.Attrs().Index, Program: n.datapath.objects.PilTryCipher, Attach: ebpf.AttachTCXEgress})
+		if err != nil {
+			return err
+		}
+		defer l.Close()
+		return l.Pin(stale[1])
+	}))
+
+	n.restore(t, kept)
+	must(t, n.datapath.Check(t.Context(), kept.record))
+	s, err := n.datapath.Status()
+	must(t, err)
+	for _, e := range s.Entries {
+		if !e.Cache && e.Used != 1 {
+			t.Errorf("%s holds %d entries, not 1", e.Table, e.Used)
+		}
+	}
+	links, err := netns.List(n.datapath.netlink.LinkList)
+	must(t, err)
+	for _, l := range links {
+		if name := l.Attrs().Name; strings.HasPrefix(name, devicePrefix) && name != kept.record.Device.HostName {
+			t.Errorf("device %s is left", name)
+		}
+	}
+	for _, pin := range stale {
+		if _, err := os.Stat(pin); !os.IsNotExist(err) {
+			t.Errorf("%s is left: %v", pin, err)
+		}
+	}
+	if got, err := n.datapath.onUplink(n.datapath.uplinkHooks()[1]); err != nil || len(got.Programs) != 1 {
+		t.Errorf("on the uplink stand %+v, %v", got.Programs, err)
+	}
+	must(t, n.datapath.DeleteTenant(blue))
+	if err := n.datapath.objects.PilKeysV1.Lookup(uint32(blue.Current().ID), new([8]byte)); !errors.Is(err, ebpf.ErrKeyNotExist) {
+		t.Errorf("the key of a deleted tenant: %v", err)
+	}
+}
+
+// TestRestoreGuessesNothing: a container without a record lives, and its device stays; one with a record
+// and no device is told apart, by whether its namespace is still there.
+func TestRestoreGuessesNothing(t *testing.T) {
+	w := newWire(t)
+	n := w.nodes[0]
+	a, b, peer := n.add(t, blue, 1), n.add(t, blue, 1), w.nodes[1].add(t, blue, 1)
+	_, err := n.datapath.Restore(t.Context(), []endpoint.Record{a.record})
+	var unrecorded *agent.UnrecordedError
+	if !errors.As(err, &unrecorded) || !slices.Equal(unrecorded.IDs, []endpoint.ID{b.record.ID}) {
+		t.Errorf("a record is missing: %v", err)
+	}
+	mustReach(t, b, peer, "with its record missing")
+
+	host, err := n.datapath.netlink.LinkByName(a.record.Device.HostName)
+	must(t, err)
+	must(t, n.datapath.netlink.LinkDel(host))
+	must(t, b.ns.Close())
+	must(t, netns.Remove(b.ns.Path()))
+	must(t, n.datapath.deleteDevice(b.record.Device.HostName))
+	lost, err := n.datapath.Restore(t.Context(), []endpoint.Record{a.record, b.record})
+	must(t, err)
+	if err := lost[a.record.ID]; err == nil || errors.Is(err, agent.ErrNoNamespace) {
+		t.Errorf("device gone: %v", err)
+	}
+	if err := lost[b.record.ID]; !errors.Is(err, agent.ErrNoNamespace) {
+		t.Errorf("namespace gone: %v", err)
+	}
+}
+
+// TestAnotherSize: tables of another size take over what is there, in both directions, and the counters
+// go on.
+func TestAnotherSize(t *testing.T) {
+	w := newWire(t)
+	n := w.nodes[0]
+	a, b := n.add(t, blue, 1), w.nodes[1].add(t, blue, 1)
+	must(t, a.ns.Do(func() error { return sendUDP(netip.MustParseAddr("fc12::1"), []byte("noise")) }))
+	before := n.drops(t)["dst-undecryptable"]
+	if before == 0 {
+		t.Fatal("nothing was counted")
+	}
+	for _, size := range []int{200, 1, 100} {
+		config := n.datapath.config
+		config.MaxEndpoints = size
+		n.reopen(t, config)
+		mustReach(t, a, b, "opened, and not yet taken over")
+		must(t, n.datapath.PutTenant(blue))
+		n.restore(t, a)
+		mustReach(t, a, b, "taken over")
+		must(t, n.datapath.Check(t.Context(), a.record))
+		pins, err := filepath.Glob(filepath.Join(n.datapath.mapsDir(), "pil_locals*"))
+		must(t, err)
+		if m := n.datapath.objects.PilLocalsV1.MaxEntries(); len(pins) != 1 || int(m) != size {
+			t.Errorf("%d entries in %v, want %d", m, pins, size)
+		}
+		if got := n.drops(t)["dst-undecryptable"]; got != before {
+			t.Errorf("%d drops before, %d after", before, got)
+		}
+	}
+}
+
+// TestCountersOfAnotherLayout are added to those of this one, by reason.
+func TestCountersOfAnotherLayout(t *testing.T) {
+	w := newWire(t)
+	n := w.nodes[0]
+	a := n.add(t, blue, 1)
+	must(t, a.ns.Do(func() error { return sendUDP(netip.MustParseAddr("fc12::1"), []byte("noise")) }))
+	want := n.drops(t)["dst-undecryptable"]
+	// What this build counted, as if another had: a wider value and fewer reasons would read the same.
+	pin := filepath.Join(n.datapath.mapsDir(), pilasterMapPilDropsV1)
+	must(t, os.Rename(pin, filepath.Join(n.datapath.mapsDir(), "pil_drops_v0")))
+	for range 2 {
+		n.reopen(t, n.datapath.config)
+		must(t, n.datapath.PutTenant(blue))
+		n.restore(t, a)
+		if got := n.drops(t)["dst-undecryptable"]; got != want || want == 0 {
+			t.Errorf("%d drops, want %d", got, want)
+		}
+	}
+	must(t, a.ns.Do(func() error { return sendUDP(netip.MustParseAddr("fc12::1"), []byte("noise")) }))
+	if got := n.drops(t)["dst-undecryptable"]; got != want+1 {
+		t.Errorf("%d drops after one more, want %d", got, want+1)
+	}
+}
