@@ -56,14 +56,20 @@ static __always_inline int resolve(const struct source *from, struct addr *dst)
 }
 
 /* find_next_hop asks the FIB as a router would, for a packet that came from the container's device. */
-static __always_inline int find_next_hop(struct __sk_buff *skb, struct flow *f, struct addr *next_hop)
+static __always_inline int find_next_hop(struct __sk_buff *skb, const struct packet *p, struct flow *f,
+					 struct addr *next_hop)
 {
 	struct bpf_fib_lookup fib = {.family = AF_INET6, .ifindex = skb->ifindex};
+	__u32 length = wire_length(skb, p);
 	long found;
 
 	__builtin_memcpy(fib.ipv6_src, &f->src, sizeof(f->src));
 	__builtin_memcpy(fib.ipv6_dst, &f->dst, sizeof(f->dst));
+	fib.tot_len = length > 0xffff ? 0xffff : length;
 	found = bpf_fib_lookup(skb, &fib, sizeof(fib), 0);
+	f->mtu = fib.mtu_result; /* without a neighbour that is still our length, which does fit */
+	if (found == BPF_FIB_LKUP_RET_FRAG_NEEDED)
+		return REASON_TOO_BIG;
 	if (found != BPF_FIB_LKUP_RET_SUCCESS && found != BPF_FIB_LKUP_RET_NO_NEIGH)
 		return REASON_NO_ROUTE;
 	if (fib.ifindex != uplink_ifindex)
@@ -111,7 +117,9 @@ static __always_inline int from_container_slow(struct __sk_buff *skb, struct fra
 		f->dst = wanted;
 		f->translate = !same_addr(&f->src, &f->key.src);
 		f->checksum = add_checksums(from->checksum, address_difference(&f->key.dst, &f->dst));
-		why = find_next_hop(skb, f, &next_hop);
+		why = find_next_hop(skb, p, f, &next_hop);
+		if (why == REASON_TOO_BIG)
+			return answer(skb, p, f, why);
 		if (why)
 			return drop(skb, why, HOOK_CONTAINER);
 	}

@@ -27,7 +27,7 @@ struct flow {
 	__u8 dmac[ETH_ALEN], smac[ETH_ALEN];
 	__u8 way;
 	__u8 translate; /* 0: the addresses stay */
-	__u8 zero[2];
+	__u16 mtu;	/* longest packet that goes there, from the IPv6 header on; not for WAY_LOCAL */
 };
 _Static_assert(sizeof(struct flow_key) == 40, "no padding in a key");
 _Static_assert(sizeof(struct flow) == 104, "no implicit padding");

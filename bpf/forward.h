@@ -1,36 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* Sending a packet on its way once it is known where it goes. */
 #pragma once
-#include "event.h"
-#include "flow.h"
+#include "answer.h"
 
 #define AF_INET6 10
 
 volatile const __u32 uplink_ifindex;
 /* Tells our packets from the host stack's on the way out; drawn anew at every load. */
 volatile const __u32 packet_mark;
-
-/* Devices between a node and a container are a wire for two; constant MACs hide where a packet came from. */
-static const __u8 gateway_mac[ETH_ALEN] = {0x02, 0x70, 0x69, 0x6c, 0x00, 0x01};
-static const __u8 container_mac[ETH_ALEN] = {0x02, 0x70, 0x69, 0x6c, 0x00, 0x02};
-
-static __always_inline __u32 add_checksums(__u32 a, __u32 b)
-{
-	__u64 sum = (__u64)a + b;
-
-	return sum + (sum >> 32);
-}
-
-static __always_inline __u32 address_difference(struct addr *from, struct addr *to)
-{
-	return bpf_csum_diff((__be32 *)from, sizeof(*from), (__be32 *)to, sizeof(*to), 0);
-}
-
-static __always_inline __u16 fold(__u32 sum)
-{
-	sum = (sum & 0xffff) + (sum >> 16);
-	return (sum & 0xffff) + (sum >> 16);
-}
 
 /* corrected is what a checksum field that held sum must hold after the addresses changed. */
 static __always_inline __u16 corrected(struct __sk_buff *skb, const struct packet *p, __u16 sum, __u32 difference)
@@ -64,11 +41,6 @@ static __always_inline int fix_checksum(struct __sk_buff *skb, const struct pack
 		return -1;
 	sum = corrected(skb, p, sum, difference);
 	return bpf_skb_store_bytes(skb, p->l4 + offset, &sum, sizeof(sum), 0);
-}
-
-static __always_inline bool is_error(const struct packet *p)
-{
-	return p->proto == NEXTHDR_ICMP && p->l4 && p->icmp_type <= ICMPV6_ERROR_MAX;
 }
 
 /* The quoted transport checksum must fit the quoted addresses again: else it would tell a container 16 bits
@@ -127,6 +99,34 @@ __noinline int check_quote(struct __sk_buff *skb, const struct packet *p, const 
 	return translate_quoted_checksum(skb, p, f->checksum);
 }
 
+/* The longest packet this one becomes on the wire, from the IPv6 header on: it may be many segments that a
+ * device takes apart. Their checksums are left to it too, so the header they all repeat ends with the
+ * transport's whose checksum is pending. */
+__noinline __u32 wire_length(struct __sk_buff *skb, const struct packet *p)
+{
+	__u32 size = skb->gso_size, whole = skb->len - ETH_HLEN, none = 0, at, header = 8;
+	struct sk_buff *kernel = bpf_cast_to_kern_ctx(skb);
+	__u8 octet = 0, length[3] = {};
+
+	if (!p)
+		return whole;
+	at = p->pending ? p->pending : p->l4;
+	if (!size || !at)
+		return whole;
+	/* SCTP's segments are a list of packets, each of its own length. */
+	if (size == GSO_BY_FRAGS)
+		return bpf_check_mtu(skb, uplink_ifindex, &none, 0, BPF_MTU_CHK_SEGS) > 0 ? whole : 0;
+	if (at == p->l4 ? p->proto == NEXTHDR_TCP : kernel->csum_offset == 16) {
+		bpf_skb_load_bytes(skb, at + 12, &octet, sizeof(octet));
+		header = octet >> 4 << 2;
+	}
+	/* BIG TCP's option says how long they are together, and none of them has it. */
+	bpf_skb_load_bytes(skb, offsetof(struct frame, payload_len), length, sizeof(length));
+	if (!length[0] && !length[1] && length[2] == NEXTHDR_HOP)
+		at -= JUMBO_OPTION;
+	return at - ETH_HLEN + header + size;
+}
+
 static __always_inline int redirect_to_neighbour(struct flow *f, struct addr *next_hop)
 {
 	struct bpf_redir_neigh hop = {.nh_family = AF_INET6};
@@ -152,7 +152,9 @@ static __always_inline int forward(struct __sk_buff *skb, struct frame *h, const
 	}
 	if (out) {
 		if (h->hop_limit <= 1)
-			return drop(skb, REASON_HOP_LIMIT, hook);
+			return answer(skb, p, f, REASON_HOP_LIMIT);
+		if (skb->len - ETH_HLEN > f->mtu && wire_length(skb, p) > f->mtu)
+			return answer(skb, p, f, REASON_TOO_BIG);
 		h->hop_limit--;
 	}
 	if (way == WAY_LOCAL) {

@@ -36,12 +36,19 @@
 
 #define CHECKSUM_PARTIAL    3
 
+#define GSO_BY_FRAGS	    0xffff
+#define JUMBO_OPTION	    8 /* bytes of the header that holds it */
+
 #define OPTION_PAD1	    0
 #define OPTION_HOME_ADDRESS 0xc9
 
 /* RFC 8200 knows six kinds of header before the transport's; nobody sends each twice. */
 #define MAX_HEADERS 8
 #define MAX_OPTIONS 16
+
+/* Devices between a node and a container are a wire for two; constant MACs hide where a packet came from. */
+static const __u8 gateway_mac[ETH_ALEN] = {0x02, 0x70, 0x69, 0x6c, 0x00, 0x01};
+static const __u8 container_mac[ETH_ALEN] = {0x02, 0x70, 0x69, 0x6c, 0x00, 0x02};
 
 struct frame {
 	struct ethhdr eth;
@@ -198,6 +205,29 @@ __noinline int find_transport(struct __sk_buff *skb, struct packet *p)
 		at += length;
 	}
 	return REASON_MALFORMED;
+}
+
+static __always_inline bool is_error(const struct packet *p)
+{
+	return p->proto == NEXTHDR_ICMP && p->l4 && p->icmp_type <= ICMPV6_ERROR_MAX;
+}
+
+static __always_inline __u32 add_checksums(__u32 a, __u32 b)
+{
+	__u64 sum = (__u64)a + b;
+
+	return sum + (sum >> 32);
+}
+
+static __always_inline __u32 address_difference(struct addr *from, struct addr *to)
+{
+	return bpf_csum_diff((__be32 *)from, sizeof(*from), (__be32 *)to, sizeof(*to), 0);
+}
+
+static __always_inline __u16 fold(__u32 sum)
+{
+	sum = (sum & 0xffff) + (sum >> 16);
+	return (sum & 0xffff) + (sum >> 16);
 }
 
 static __always_inline __u32 checksum_offset(__u8 proto)

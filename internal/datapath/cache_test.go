@@ -16,19 +16,7 @@ import (
 func TestCacheAnswersOnlyItsKey(t *testing.T) {
 	b := newProgBench(t)
 	far, decoy := b.b3.Addr(), b.b3.Addr().Next()
-	const wayUplink = 2
-	cached := func() pilasterFlow {
-		var generation uint32
-		must(t, b.datapath.objects.PilGenerationV1.Lookup(uint32(0), &generation))
-		f := pilasterFlow{
-			Src: words(b.b1.plain()), Dst: words(decoy), Expires: math.MaxInt64, Ifindex: b.uplinkIfindex(), Way: wayUplink, Translate: 1,
-			Checksum: difference(sees(far), decoy),
-		}
-		f.Key.Src, f.Key.Dst, f.Key.Device, f.Key.Generation = words(b.b1.seen()), words(sees(far)), b.b1.ifindex(), generation
-		sum := uint64(f.Checksum) + uint64(difference(b.b1.seen(), b.b1.plain()))
-		f.Checksum = uint32(sum + sum>>32)
-		return f
-	}
+	cached := func() pilasterFlow { return b.cached(t, decoy, 1500) }
 	frame := b.frame(b.sent(sees(far), gram))
 	across := func(to netip.Addr) packet.Packet {
 		return packet.Packet{Source: b.b1.plain(), Destination: to, HopLimit: 63, Body: gram}
@@ -86,6 +74,23 @@ func TestCacheAnswersOnlyItsKey(t *testing.T) {
 	})
 	must(t, b.datapath.objects.PilKeysV1.Put(uint32(blue.Current().ID), make([]byte, b.datapath.objects.PilKeysV1.ValueSize())))
 	dropped("with a place for a key and none in it", "no-key")
+}
+
+// cached is what the cache holds of b1's packets to b3 when they go to an address, of so many bytes at most.
+func (b *progBench) cached(t *testing.T, to netip.Addr, mtu uint16) pilasterFlow {
+	t.Helper()
+	const wayUplink = 2
+	var generation uint32
+	must(t, b.datapath.objects.PilGenerationV1.Lookup(uint32(0), &generation))
+	seen := sees(b.b3.Addr())
+	f := pilasterFlow{
+		Src: words(b.b1.plain()), Dst: words(to), Expires: math.MaxInt64, Ifindex: b.uplinkIfindex(), Way: wayUplink, Translate: 1, Mtu: mtu,
+		Checksum: difference(seen, to),
+	}
+	f.Key.Src, f.Key.Dst, f.Key.Device, f.Key.Generation = words(b.b1.seen()), words(seen), b.b1.ifindex(), generation
+	sum := uint64(f.Checksum) + uint64(difference(b.b1.seen(), b.b1.plain()))
+	f.Checksum = uint32(sum + sum>>32)
+	return f
 }
 
 func (b *progBench) fillCache(t *testing.T, f pilasterFlow) {

@@ -14,6 +14,7 @@ import (
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/packet"
 	"pilaster.io/pilaster/internal/reason"
+	"pilaster.io/pilaster/internal/tenant"
 )
 
 // How a fuzzed frame is made into one that gets far: mutation alone would never hit an address.
@@ -40,7 +41,10 @@ type fuzzBench struct {
 func newFuzzBench(f *testing.F) *fuzzBench {
 	b := &fuzzBench{progBench: newProgBench(f), jobs: make(chan func())}
 	clear := b.add(f, plain, 1)
-	b.model = model{b.prefix, []*testContainer{b.b1, b.b2, b.r1, clear}}
+	b.model = model{b.prefix, []*testContainer{b.b1, b.b2, b.r1, clear}, map[string]netip.Addr{}}
+	for _, of := range []tenant.Tenant{blue, red, plain} {
+		b.gateways[of.Name] = clear.gateway(f, of)
+	}
 	for _, c := range b.containers {
 		// Its kernel has nothing to say between our packets.
 		must(f, c.ns.Do(func() error {
@@ -124,10 +128,13 @@ func (b *fuzzBench) shape(frame []byte, source, destination, how byte) []byte {
 	return frame
 }
 
+// answered is the verdict on a packet that was dropped and made into an error about itself.
+const answered = verdictRedirect + 1<<16
+
 // send runs the program on a frame, and holds what is true of every packet and every program.
 func (b *fuzzBench) send(t *testing.T, frame []byte, ctx *skb) (verdict uint32, out []byte) {
 	t.Helper()
-	options := &ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+64), Context: *ctx, ContextOut: ctx}
+	options := &ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+answerLength), Context: *ctx, ContextOut: ctx}
 	answer := make(chan error)
 	b.jobs <- func() {
 		var err error
@@ -143,8 +150,11 @@ func (b *fuzzBench) send(t *testing.T, frame []byte, ctx *skb) (verdict uint32, 
 	for r, n := range now {
 		sum += n - b.counted[r]
 	}
+	told := now["hop-limit"] + now["too-big"] - b.counted["hop-limit"] - b.counted["too-big"]
 	b.counted = now
 	switch {
+	case verdict == verdictRedirect && sum == 1 && told == 1:
+		verdict = answered
 	case verdict == verdictDrop && sum == 1, verdict == verdictRedirect && sum == 0:
 	case verdict == verdictNext && sum == 0:
 		if !bytes.Equal(options.DataOut, frame) {
@@ -177,6 +187,7 @@ func FuzzFromContainer(f *testing.F) {
 	b.program = b.datapath.objects.PilContainer
 	mark := b.mark(f)
 	seed(f, frames(b.fromContainer())...)
+	seed(f, b.frame(b.sent(sees(b.b3.Addr()), long(1501))))
 	f.Fuzz(func(t *testing.T, frame []byte, device, source, destination, how byte) {
 		if len(frame) < ipv6At+1 {
 			t.Skip("shorter than any frame")
@@ -195,6 +206,10 @@ func FuzzFromContainer(f *testing.F) {
 		switch verdict {
 		case verdictNext:
 			t.Fatalf("nobody is behind us, and it was passed on:\n%x", frame)
+		case answered:
+			if err := b.model.told(from, frame, out); err != nil || ctx.Mark != 0 || ctx.Timestamp != 0 {
+				t.Fatalf("%v; it was answered with\n%x, mark %#x and time %d", err, out, ctx.Mark, ctx.Timestamp)
+			}
 		case verdictRedirect:
 			local, err := b.outward(from, frame, out, how&asSegments != 0)
 			if err != nil {
@@ -224,6 +239,9 @@ func FuzzFromFabric(f *testing.F) {
 			ctx.Segments = 2
 		}
 		verdict, out := b.send(t, frame, &ctx)
+		if verdict == answered {
+			t.Fatalf("the fabric was answered:\n%x", out)
+		}
 		if want := b.isForUs(frame); want != (verdict != verdictNext) {
 			t.Fatalf("verdict %d; ours to judge: %v\n%x", verdict, want, frame)
 		}

@@ -224,6 +224,7 @@ func put(b []byte, source, destination netip.Addr) {
 type model struct {
 	node       netip.Prefix
 	containers []*testContainer
+	gateways   map[string]netip.Addr // the node as the tenants' containers see it
 }
 
 // container is the one with this plaintext address.
@@ -286,6 +287,34 @@ func (m model) outward(c *testContainer, in, out []byte, segments bool) (local b
 		return false, fmt.Errorf("its hop limit was %d", in[ipv6At+7])
 	}
 	return false, w.check(in, out, a)
+}
+
+// told says what is wrong with an answer of the node to a packet from the device of c (RFC 4443 §2.4, §3.2, §3.3).
+func (m model) told(c *testContainer, in, out []byte) error {
+	a, whole := dissect(in, true)
+	if !whole || c == nil || a.source != c.seen() {
+		return fmt.Errorf("it was not the container's own packet")
+	}
+	if err := a.mayPass(in); err != nil {
+		return err
+	}
+	if to := c.plaintext(a.destination); !m.peer(c, to) || m.node.Contains(to) {
+		return fmt.Errorf("it was for %v, to where there are no hops", to)
+	}
+	if a.isError(in) || a.later && a.protocol == packet.ProtocolICMPv6 || in[0] == 0xff || in[0] == 0x33 && in[1] == 0x33 {
+		return fmt.Errorf("it was an error, or for many")
+	}
+	kind, mtu := packet.PacketTooBig, uint32(1500)
+	if in[ipv6At+7] <= 1 {
+		kind, mtu = packet.TimeExceeded, 0
+	} else if len(in)-ipv6At <= 1500 {
+		return fmt.Errorf("it was short enough and had hops left")
+	}
+	want := packet.Packet{Source: m.gateways[c.record.Tenant], Destination: c.seen(), Body: errorAbout(kind, mtu, in[ipv6At:])}
+	if want := want.Frame(containerMAC, gatewayMAC); !bytes.Equal(want, out) {
+		return fmt.Errorf("the answer should be\n%x", want)
+	}
+	return nil
 }
 
 // inward says what is wrong with a packet from the fabric that went to a container.

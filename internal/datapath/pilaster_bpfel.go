@@ -56,7 +56,7 @@ type pilasterFlow struct {
 	Smac      [6]uint8
 	Way       uint8
 	Translate uint8
-	Zero      [2]uint8
+	Mtu       uint16
 }
 
 type pilasterFlowKey struct {
@@ -111,6 +111,7 @@ type pilasterTenant struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	pilasterMapPilAnswers      = "pil_answers"
 	pilasterMapPilBlock        = "pil_block"
 	pilasterMapPilDropsV1      = "pil_drops_v1"
 	pilasterMapPilEventsV1     = "pil_events_v1"
@@ -188,6 +189,7 @@ type pilasterProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type pilasterMapSpecs struct {
+	PilAnswers      *ebpf.MapSpec `ebpf:"pil_answers"`
 	PilBlock        *ebpf.MapSpec `ebpf:"pil_block"`
 	PilDropsV1      *ebpf.MapSpec `ebpf:"pil_drops_v1"`
 	PilEventsV1     *ebpf.MapSpec `ebpf:"pil_events_v1"`
@@ -233,6 +235,7 @@ func (o *pilasterObjects) Close() error {
 //
 // It can be passed to loadPilasterObjects or ebpf.CollectionSpec.LoadAndAssign.
 type pilasterMaps struct {
+	PilAnswers      *ebpf.Map `ebpf:"pil_answers"`
 	PilBlock        *ebpf.Map `ebpf:"pil_block"`
 	PilDropsV1      *ebpf.Map `ebpf:"pil_drops_v1"`
 	PilEventsV1     *ebpf.Map `ebpf:"pil_events_v1"`
@@ -246,6 +249,7 @@ type pilasterMaps struct {
 
 func (m *pilasterMaps) Close() error {
 	return _PilasterClose(
+		m.PilAnswers,
 		m.PilBlock,
 		m.PilDropsV1,
 		m.PilEventsV1,

@@ -32,7 +32,9 @@ type skb struct {
 	Timestamp      uint64
 	_              uint32
 	Segments       uint32
-	_              [6]uint32
+	_              [2]uint32
+	SegmentSize    uint32
+	_              [3]uint32
 }
 
 // progBench is a node with two blue containers and a red one, whose programs are run on packets as data.
@@ -42,6 +44,7 @@ type progBench struct {
 	b1, b2, r1 *testContainer
 	b3         address.Plain // a blue container on the far node
 	uplinkMAC  net.HardwareAddr
+	b1Gateway  netip.Addr // the node as b1 sees it
 }
 
 func newProgBench(t testing.TB) *progBench {
@@ -54,7 +57,7 @@ func newProgBench(t testing.TB) *progBench {
 	defer h.Close()
 	eth0, err := h.LinkByName("eth0")
 	must(t, err)
-	b.uplinkMAC = eth0.Attrs().HardwareAddr
+	b.uplinkMAC, b.b1Gateway = eth0.Attrs().HardwareAddr, b.b1.gateway(t, blue)
 	return b
 }
 
@@ -64,7 +67,7 @@ func sees(a netip.Addr) netip.Addr { return address.NewCipher(blue.Current().Key
 func (b *progBench) run(t testing.TB, p *ebpf.Program, frame []byte, ctx skb) (verdict uint32, out []byte, reasons map[string]uint64) {
 	t.Helper()
 	before := b.drops(t)
-	out = make([]byte, len(frame)+64)
+	out = make([]byte, len(frame)+answerLength)
 	options := &ebpf.RunOptions{Data: frame, DataOut: out, Context: ctx}
 	must(t, b.ns.Do(func() (err error) {
 		verdict, err = p.Run(options)
@@ -84,25 +87,29 @@ type progCase struct {
 	frame  []byte
 	reason string        // dropped for it
 	next   bool          // left to the next program
-	out    packet.Packet // else redirected, and looks so
+	out    packet.Packet // redirected, and looks so; with a reason: what the sender is told
 }
 
 func (b *progBench) check(t *testing.T, p *ebpf.Program, ctx skb, c progCase) {
 	t.Helper()
 	verdict, out, reasons := b.run(t, p, c.frame, ctx)
+	counted := len(reasons) == 0
+	if c.reason != "" {
+		counted = len(reasons) == 1 && reasons[c.reason] == 1
+	}
 	switch {
-	case c.reason != "":
-		if verdict != verdictDrop || len(reasons) != 1 || reasons[c.reason] != 1 {
+	case c.reason != "" && !c.out.Source.IsValid():
+		if verdict != verdictDrop || !counted {
 			t.Errorf("%s: verdict %d, counted %v; want a drop for %s", c.name, verdict, reasons, c.reason)
 		}
 	case c.next:
-		if verdict != verdictNext || len(reasons) != 0 || !bytes.Equal(out, c.frame) {
+		if verdict != verdictNext || !counted || !bytes.Equal(out, c.frame) {
 			t.Errorf("%s: verdict %d, counted %v; want the packet left alone", c.name, verdict, reasons)
 		}
 	default:
 		got, err := packet.DecodeFrame(out)
-		if verdict != verdictRedirect || len(reasons) != 0 || err != nil {
-			t.Errorf("%s: verdict %d, counted %v, %v; want it sent on", c.name, verdict, reasons, err)
+		if verdict != verdictRedirect || !counted || err != nil {
+			t.Errorf("%s: verdict %d, counted %v, %v; want it sent, counted for %q", c.name, verdict, reasons, err, c.reason)
 			return
 		}
 		if want := c.out.Marshal(); !bytes.Equal(out[14:], want) {
@@ -155,6 +162,8 @@ func (b *progBench) fromContainer() []progCase {
 	binary.BigEndian.PutUint16(zeroed.Payload, packet.Checksum(b.b1.plain(), b.b3.Addr(), packet.ProtocolUDP, []byte{0, 0, 0, 0, 0, 10, 0, 0, 0, 0}))
 	short := b.frame(b.sent(far, unreachable(quote(far, b.b1.seen()))))
 	short[14+5] = 16
+	last := packet.Packet{Source: b.b1.seen(), Destination: far, HopLimit: 1, Body: echo}
+	lastHere := packet.Packet{Source: b.b1.seen(), Destination: b.b2.seen(), HopLimit: 1, Body: echo}
 	behind := b.frame(b.sent(far, packet.Raw{Proto: 17, Data: []byte("12345678")}, packet.Fragment(64, false, 9)))
 	behind[14+5] = 0
 	return []progCase{
@@ -220,7 +229,8 @@ func (b *progBench) fromContainer() []progCase {
 		{name: "absent here", frame: b.frame(b.sent(with(func(p *address.Plain) { p.Node = b.prefix }), echo)), reason: "no-endpoint"},
 		{name: "a node without a route", frame: b.frame(b.sent(with(func(p *address.Plain) { p.Node = netip.MustParsePrefix("fd70:696c:6100:99::/64") }), echo)), reason: "no-route"},
 		{name: "multicast", frame: b.frame(b.sent(netip.MustParseAddr("ff02::1"), gram)), reason: "multicast"},
-		{name: "last hop", frame: b.frame(packet.Packet{Source: b.b1.seen(), Destination: far, HopLimit: 1, Body: echo}), reason: "hop-limit"},
+		{name: "last hop", frame: b.frame(last), reason: "hop-limit", out: b.told(packet.TimeExceeded, 0, last)},
+		{name: "last hop, same node", frame: b.frame(lastHere), out: lastHere},
 		{name: "router advertisement", frame: b.frame(b.sent(far, packet.ICMP{Type: packet.RouterAdvertisement})), reason: "nd-forbidden"},
 		{name: "neighbour advertisement", frame: b.frame(b.sent(far, packet.ICMP{Type: packet.NeighborAdvertisement})), reason: "nd-forbidden"},
 		{name: "redirect", frame: b.frame(b.sent(far, packet.ICMP{Type: 137})), reason: "nd-forbidden"},
@@ -288,6 +298,8 @@ func (b *progBench) fromFabric() []progCase {
 		{name: "TCP", frame: from(b3, segment), out: inside(segment)},
 		{name: "TCP from the cache", frame: from(b3, segment), out: inside(segment)},
 		{name: "UDP", frame: from(b3, gram), out: inside(gram)},
+		{name: "last hop", frame: frame(packet.Packet{Source: b3, Destination: b.b1.plain(), HopLimit: 1, Body: gram}),
+			out: packet.Packet{Source: sees(b3), Destination: b.b1.seen(), HopLimit: 1, Body: gram}},
 		{name: "first fragment", frame: from(b3, gram, packet.Fragment(0, true, 9)), out: inside(gram, packet.Fragment(0, true, 9))},
 		{name: "later fragment", frame: from(b3, packet.Raw{Proto: 17, Data: []byte("12345678")}, packet.Fragment(64, false, 9)),
 			out: inside(packet.Raw{Proto: 17, Data: []byte("12345678")}, packet.Fragment(64, false, 9))},

@@ -24,6 +24,7 @@ const (
 	TenantToNode     Reason = 19
 	HostClaimsTenant Reason = 20
 	IcmpQuote        Reason = 21
+	TooBig           Reason = 22
 )
 
 var reasons = [...]struct{ name, text string }{
@@ -41,11 +42,12 @@ var reasons = [...]struct{ name, text string }{
 	12: {"nd-ignored", "A neighbour or router solicitation; everything a container needs is static. Harmless."},
 	13: {"mld-ignored", "A multicast listener report; there is no multicast for containers. Harmless."},
 	14: {"multicast", "The destination is multicast. Containers have no multicast."},
-	15: {"hop-limit", "The hop limit is used up."},
+	15: {"hop-limit", "The hop limit is used up. The node says so to the container (time exceeded), as traceroute expects."},
 	16: {"no-route", "The node has no route to the destination's node through its uplink. See `ip -6 route get`."},
 	17: {"no-key", "The node has no cipher context for the tenant id. The agent is adding or removing the tenant; if it stays, see `pilaster status`."},
 	18: {"own-source", "A packet from the fabric claims a source inside this node's own /64. Check the source filters of the fabric."},
 	19: {"tenant-to-node", "A container's address speaks to the node itself. Containers do not reach nodes yet."},
 	20: {"host-claims-tenant", "The node's own stack sends with a container's address as source. A process on the node forges addresses."},
 	21: {"icmp-quote", "An ICMPv6 error quotes a packet that is not of the conversation it belongs to."},
+	22: {"too-big", "A packet, or a segment of one, is longer than the MTU to the destination's node. The node says so to the container (packet too big), which then sends shorter ones."},
 }

@@ -92,8 +92,8 @@ func container() []mutation {
 		},
 		{
 			name:  "nodes without a route",
-			old:   "why = find_next_hop(skb, f, &next_hop);\n\t\tif (why)",
-			new:   "why = find_next_hop(skb, f, &next_hop);\n\t\tif (why && 0)",
+			old:   "return answer(skb, p, f, why);\n\t\tif (why)",
+			new:   "return answer(skb, p, f, why);\n\t\tif (why && 0)",
 			test:  "TestFromContainer",
 			cases: []string{"a node without a route"},
 		},
@@ -152,6 +152,24 @@ func container() []mutation {
 			new:   "if (f->expires || 1)",
 			test:  "TestCacheAnswersOnlyItsKey",
 			cases: []string{"a next hop that is too old"},
+		},
+		{
+			name:  "length",
+			old:   "if (found == BPF_FIB_LKUP_RET_FRAG_NEEDED)\n\t\treturn REASON_TOO_BIG;",
+			test:  "TestAnswers",
+			cases: []string{"1,401 bytes, by a narrow route", "1,501 bytes"},
+		},
+		{
+			name:  "MTU of a route",
+			old:   "fib.tot_len = length > 0xffff ? 0xffff : length;",
+			test:  "TestAnswers",
+			cases: []string{"1,401 bytes, by a narrow route"},
+		},
+		{
+			name:  "the FIB's word on the length",
+			old:   "if (why == REASON_TOO_BIG)\n\t\t\treturn answer(skb, p, f, why);",
+			test:  "TestAnswers",
+			cases: []string{"1,401 bytes, by a narrow route", "1,501 bytes"},
 		},
 	}
 }

@@ -72,9 +72,42 @@ func forward() []mutation {
 		},
 		{
 			name:  "hop limit",
-			old:   "if (h->hop_limit <= 1)\n\t\t\treturn drop(skb, REASON_HOP_LIMIT, hook);",
+			old:   "if (h->hop_limit <= 1)\n\t\t\treturn answer(skb, p, f, REASON_HOP_LIMIT);",
 			test:  "TestFromContainer",
 			cases: []string{"last hop"},
+		},
+		{
+			name:  "length",
+			old:   "if (skb->len - ETH_HLEN > f->mtu && wire_length(skb, p) > f->mtu)\n\t\t\treturn answer(skb, p, f, REASON_TOO_BIG);",
+			test:  "TestAnswers",
+			cases: []string{"1,401 bytes, from the cache"},
+		},
+		{
+			name:  "segments are shorter than all of them",
+			old:   " && wire_length(skb, p) > f->mtu",
+			test:  "TestLengthOfSegments",
+			cases: []string{"BIG TCP", "TCP", "TCP with options", "UDP", "a list of packets", "behind options"},
+		},
+		{
+			name:  "length of TCP's header",
+			old:   "header = octet >> 4 << 2;",
+			new:   "header = 20;",
+			test:  "TestLengthOfSegments",
+			cases: []string{"TCP with options, a byte more"},
+		},
+		{
+			name:  "BIG TCP's option stays here",
+			old:   "at -= JUMBO_OPTION;",
+			new:   ";",
+			test:  "TestLengthOfSegments",
+			cases: []string{"BIG TCP"},
+		},
+		{
+			name:  "lists of packets",
+			old:   "if (size == GSO_BY_FRAGS)",
+			new:   "if (0)",
+			test:  "TestLengthOfSegments",
+			cases: []string{"a list of packets"},
 		},
 		{
 			name:  "hop limit falls",

@@ -1,0 +1,21 @@
+package mutation_test
+
+func answer() []mutation {
+	const test = "TestAnswers"
+	tooBig := []string{"1,401 bytes, by a narrow route", "1,401 bytes, from the cache", "1,501 bytes"}
+	return []mutation{
+		{
+			name:  "pace",
+			old:   "if (due - now > ANSWER_BURST * ANSWER_INTERVAL)\n\t\treturn false;",
+			test:  "TestAnswersAreFew",
+			cases: []string{"after too many"},
+		},
+		{name: "errors", old: "is_error(p) || ", test: test, cases: []string{"an error"}},
+		{name: "fragments of errors", old: " || (p->proto == NEXTHDR_ICMP && !p->l4)", test: test, cases: []string{"a later fragment, perhaps of an error"}},
+		{name: "broadcast", old: "skb->pkt_type != PACKET_BROADCAST && ", test: test, cases: []string{"to all stations"}},
+		{name: "multicast", old: " && skb->pkt_type != PACKET_MULTICAST", test: test, cases: []string{"to a group of stations"}},
+		{name: "length of the quote", old: "if (length > QUOTE_MAX)\n\t\tlength = QUOTE_MAX;", test: test, cases: tooBig},
+		{name: "type", old: "reason == REASON_TOO_BIG ? ICMPV6_TOO_BIG : ICMPV6_TIME_EXCEEDED", new: "ICMPV6_TIME_EXCEEDED", test: test, cases: tooBig},
+		{name: "MTU", old: "if (reason == REASON_TOO_BIG)\n\t\ta.mtu = bpf_htonl(f->mtu);", test: test, cases: tooBig},
+	}
+}
