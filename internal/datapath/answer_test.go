@@ -77,7 +77,7 @@ func TestAnswers(t *testing.T) {
 			out: packet.Packet{Source: b.b1.plain(), Destination: b.b3.Addr(), HopLimit: 63, Body: long(1500)}},
 		{name: "1,501 bytes, same node", frame: b.frame(b.sent(b.b2.seen(), long(1501))), out: b.sent(b.b2.seen(), long(1501))},
 	} {
-		b.check(t, b.datapath.program, skb{Ifindex: b.b1.ifindex()}, c)
+		b.check(t, b.datapath.objects.PilContainer, skb{Ifindex: b.b1.ifindex()}, c)
 	}
 
 	b.fillCache(t, b.cached(t, b.b3.Addr(), 1400))
@@ -87,7 +87,7 @@ func TestAnswers(t *testing.T) {
 		{name: "1,400 bytes, from the cache", frame: b.frame(b.sent(far, long(1400))),
 			out: packet.Packet{Source: b.b1.plain(), Destination: b.b3.Addr(), HopLimit: 63, Body: long(1400)}},
 	} {
-		b.check(t, b.datapath.program, skb{Ifindex: b.b1.ifindex()}, c)
+		b.check(t, b.datapath.objects.PilContainer, skb{Ifindex: b.b1.ifindex()}, c)
 	}
 
 	b.fillCache(t, pilasterFlow{})
@@ -95,13 +95,13 @@ func TestAnswers(t *testing.T) {
 	must(t, err)
 	defer h.Close()
 	must(t, h.RouteReplace(&netlink.Route{Dst: ipNet(b.far.prefix), Gw: b.far.underlay.AsSlice(), MTU: 1400, MTULock: true}))
-	b.check(t, b.datapath.program, skb{Ifindex: b.b1.ifindex()}, progCase{
+	b.check(t, b.datapath.objects.PilContainer, skb{Ifindex: b.b1.ifindex()}, progCase{
 		name: "1,401 bytes, by a narrow route", frame: b.frame(tooLong), reason: "too-big", out: b.told(packet.PacketTooBig, 1400, tooLong)})
 
 	clear := b.add(t, plain, 1)
 	other := address.Plain{Node: b.far.prefix, Tenant: plain.Current().ID, App: 1, Index: 1}.Addr()
 	sent := packet.Packet{Source: clear.seen(), Destination: other, HopLimit: 1, Body: gram}
-	b.check(t, b.datapath.program, skb{Ifindex: clear.ifindex()}, progCase{
+	b.check(t, b.datapath.objects.PilContainer, skb{Ifindex: clear.ifindex()}, progCase{
 		name: "in a clear tenant", frame: b.frame(sent), reason: "hop-limit",
 		out: packet.Packet{Source: clear.gateway(t, plain), Destination: clear.seen(), Body: errorAbout(packet.TimeExceeded, 0, sent.Marshal())},
 	})
@@ -134,7 +134,7 @@ func TestLengthOfSegments(t *testing.T) {
 		{"BIG TCP, a byte more", big, 1441, false},
 		{"a list of packets", b.frame(b.sent(far, packet.Raw{Proto: 132, Data: data})), math.MaxUint16, true},
 	} {
-		verdict, _, reasons := b.run(t, b.datapath.program, c.frame, skb{Ifindex: b.b1.ifindex(), Segments: 3, SegmentSize: c.size})
+		verdict, _, reasons := b.run(t, b.datapath.objects.PilContainer, c.frame, skb{Ifindex: b.b1.ifindex(), Segments: 3, SegmentSize: c.size})
 		if c.fits != (reasons["too-big"] == 0) || verdict != verdictRedirect {
 			t.Errorf("%s: segments of %d bytes: verdict %d, counted %v", c.name, c.size, verdict, reasons)
 		}
@@ -152,7 +152,7 @@ func TestAnswersAreFew(t *testing.T) {
 	}
 	answers := func() (n int) {
 		for range 2 * answerBurst {
-			if verdict, _, _ := b.run(t, b.datapath.program, last, skb{Ifindex: b.b1.ifindex()}); verdict == verdictRedirect {
+			if verdict, _, _ := b.run(t, b.datapath.objects.PilContainer, last, skb{Ifindex: b.b1.ifindex()}); verdict == verdictRedirect {
 				n++
 			}
 		}
