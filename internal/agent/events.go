@@ -4,17 +4,21 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 )
 
-// eventsAhead is how many events may wait for one slow reader before it loses some.
-const eventsAhead = 256
+const (
+	eventsAhead = 256 // may wait for one slow reader before it loses some
+	eventsKept  = 512 // or half as many, for those who come after
+)
 
 // eventHub hands what the packet path reports to everyone who watches. The packet path has one
 // reader; a slow watcher loses events of its own and is told how many.
 type eventHub struct {
 	mu       sync.Mutex
 	watchers map[*watcher]bool
+	past     []Event // oldest first
 }
 
 type watcher struct {
@@ -40,6 +44,10 @@ func (h *eventHub) run(ctx context.Context, d Driver, log *slog.Logger) error {
 func (h *eventHub) publish(e Event) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if len(h.past) == eventsKept {
+		h.past = append(h.past[:0], h.past[eventsKept/2:]...)
+	}
+	h.past = append(h.past, e)
 	for w := range h.watchers {
 		mine := e
 		mine.Lost += w.lost
@@ -50,6 +58,13 @@ func (h *eventHub) publish(e Event) {
 			w.lost = mine.Lost + 1
 		}
 	}
+}
+
+// recent are the last events, oldest first.
+func (h *eventHub) recent() []Event {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return slices.Clone(h.past)
 }
 
 // watch delivers events until stop is called.

@@ -188,6 +188,7 @@ func (d *daemon) serve(ctx context.Context, g *errgroup.Group) error {
 	mux.Handle(pilasterv1connect.NewAgentServiceHandler(d.service))
 	observer := d.service.ObserveHandler()
 	mux.Handle("/", observer)
+	mux.HandleFunc("/debug/goroutines", observe.Goroutines)
 	socket, err := local.Listen(filepath.Join(d.RunDir, agentSocket))
 	if err != nil {
 		return err

@@ -221,6 +221,18 @@ func (s *Service) Monitor(ctx context.Context, req *connect.Request[pilasterv1.M
 	}
 }
 
+func (s *Service) RecentEvents(context.Context, *connect.Request[pilasterv1.RecentEventsRequest]) (*connect.Response[pilasterv1.RecentEventsResponse], error) {
+	core, err := s.ready()
+	if err != nil {
+		return nil, err
+	}
+	resp := &pilasterv1.RecentEventsResponse{}
+	for _, e := range s.events.recent() {
+		resp.Events = append(resp.Events, eventToProto(e, core.nameOf(e.Endpoint)))
+	}
+	return connect.NewResponse(resp), nil
+}
+
 // nameOf is what people call an endpoint: its pod, or else its container.
 func (c *Core) nameOf(id endpoint.ID) string {
 	r, ok := c.store.Get(id)

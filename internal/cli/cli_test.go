@@ -27,6 +27,7 @@ func TestExitCodes(t *testing.T) {
 		{"address encrypt", ExitUsage, `"key" not set`},
 		{"explain", ExitUsage, "the arguments do not fit; usage: pilaster explain ADDRESS"},
 		{"version nonsense", ExitUsage, "the arguments do not fit; usage: pilaster version"},
+		{"sysdump a b", ExitUsage, "the arguments do not fit; usage: pilaster sysdump [FILE.tar.gz]"},
 		{"explain --nonsense", ExitUsage, "unknown flag"},
 		{"explain fd70::1 -o yaml", ExitUsage, "text or json"},
 		{"tenant create blue -o yaml --orchestrator-socket /nonexistent/o.sock", ExitUsage, "text or json"},

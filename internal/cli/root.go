@@ -29,6 +29,7 @@ func newRoot(env Env) *cobra.Command {
 	root.AddCommand(newEndpointCommand(env))
 	root.AddCommand(newStatusCommand(env))
 	root.AddCommand(newMonitorCommand(env))
+	root.AddCommand(newSysdumpCommand(env))
 	strict(root)
 	return root
 }

@@ -1,4 +1,4 @@
-// Package observe is how a daemon tells the machine's supervisor about itself.
+// Package observe is how a daemon tells about itself: the machine's supervisor, and who looks into it.
 package observe
 
 import (

@@ -186,6 +186,7 @@ func (s *Server) serve() error {
 	mux = http.NewServeMux()
 	health(mux)
 	mux.Handle("/metrics", s.metrics.handler())
+	mux.HandleFunc("/debug/goroutines", observe.Goroutines)
 	mux.Handle(pilasterv1connect.NewOperatorServiceHandler(&operatorService{
 		store: s.store, model: s.model, version: s.config.Version, where: s.where(), listen: s.Addr().String(), started: time.Now(),
 	}, options...))

@@ -1517,6 +1517,86 @@ func (x *ExplainResponse) GetEndpoint() *Endpoint {
 	return nil
 }
 
+type RecentEventsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RecentEventsRequest) Reset() {
+	*x = RecentEventsRequest{}
+	mi := &file_pilaster_v1_agent_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RecentEventsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RecentEventsRequest) ProtoMessage() {}
+
+func (x *RecentEventsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_agent_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RecentEventsRequest.ProtoReflect.Descriptor instead.
+func (*RecentEventsRequest) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{23}
+}
+
+type RecentEventsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Events        []*MonitorResponse     `protobuf:"bytes,1,rep,name=events,proto3" json:"events,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RecentEventsResponse) Reset() {
+	*x = RecentEventsResponse{}
+	mi := &file_pilaster_v1_agent_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RecentEventsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RecentEventsResponse) ProtoMessage() {}
+
+func (x *RecentEventsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_agent_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RecentEventsResponse.ProtoReflect.Descriptor instead.
+func (*RecentEventsResponse) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *RecentEventsResponse) GetEvents() []*MonitorResponse {
+	if x != nil {
+		return x.Events
+	}
+	return nil
+}
+
 type MonitorRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Types         []string               `protobuf:"bytes,1,rep,name=types,proto3" json:"types,omitempty"`
@@ -1526,7 +1606,7 @@ type MonitorRequest struct {
 
 func (x *MonitorRequest) Reset() {
 	*x = MonitorRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[23]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1538,7 +1618,7 @@ func (x *MonitorRequest) String() string {
 func (*MonitorRequest) ProtoMessage() {}
 
 func (x *MonitorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[23]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1551,7 +1631,7 @@ func (x *MonitorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MonitorRequest.ProtoReflect.Descriptor instead.
 func (*MonitorRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{23}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *MonitorRequest) GetTypes() []string {
@@ -1584,7 +1664,7 @@ type MonitorResponse struct {
 
 func (x *MonitorResponse) Reset() {
 	*x = MonitorResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[24]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1596,7 +1676,7 @@ func (x *MonitorResponse) String() string {
 func (*MonitorResponse) ProtoMessage() {}
 
 func (x *MonitorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[24]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1609,7 +1689,7 @@ func (x *MonitorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MonitorResponse.ProtoReflect.Descriptor instead.
 func (*MonitorResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{24}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *MonitorResponse) GetTime() *timestamppb.Timestamp {
@@ -1727,7 +1807,7 @@ type CollectGarbageRequest_Valid struct {
 
 func (x *CollectGarbageRequest_Valid) Reset() {
 	*x = CollectGarbageRequest_Valid{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[27]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1739,7 +1819,7 @@ func (x *CollectGarbageRequest_Valid) String() string {
 func (*CollectGarbageRequest_Valid) ProtoMessage() {}
 
 func (x *CollectGarbageRequest_Valid) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[27]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1899,7 +1979,10 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\tplaintext\x18\x01 \x01(\tR\tplaintext\x12\x16\n" +
 	"\x06tenant\x18\x02 \x01(\tR\x06tenant\x12\"\n" +
 	"\x03app\x18\x03 \x01(\v2\x10.pilaster.v1.AppR\x03app\x121\n" +
-	"\bendpoint\x18\x04 \x01(\v2\x15.pilaster.v1.EndpointR\bendpoint\"&\n" +
+	"\bendpoint\x18\x04 \x01(\v2\x15.pilaster.v1.EndpointR\bendpoint\"\x15\n" +
+	"\x13RecentEventsRequest\"L\n" +
+	"\x14RecentEventsResponse\x124\n" +
+	"\x06events\x18\x01 \x03(\v2\x1c.pilaster.v1.MonitorResponseR\x06events\"&\n" +
 	"\x0eMonitorRequest\x12\x14\n" +
 	"\x05types\x18\x01 \x03(\tR\x05types\"\xc9\x03\n" +
 	"\x0fMonitorResponse\x12.\n" +
@@ -1921,7 +2004,7 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\bendpoint\x18\r \x01(\tR\bendpoint\x12\x18\n" +
 	"\aifindex\x18\x0e \x01(\rR\aifindex\x12\x1f\n" +
 	"\vlost_events\x18\x0f \x01(\x04R\n" +
-	"lostEvents2\xe9\x05\n" +
+	"lostEvents2\xbe\x06\n" +
 	"\fAgentService\x12P\n" +
 	"\vAddEndpoint\x12\x1f.pilaster.v1.AddEndpointRequest\x1a .pilaster.v1.AddEndpointResponse\x12Y\n" +
 	"\x0eDeleteEndpoint\x12\".pilaster.v1.DeleteEndpointRequest\x1a#.pilaster.v1.DeleteEndpointResponse\x12V\n" +
@@ -1931,7 +2014,8 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\vGetEndpoint\x12\x1f.pilaster.v1.GetEndpointRequest\x1a .pilaster.v1.GetEndpointResponse\x12A\n" +
 	"\x06Status\x12\x1a.pilaster.v1.StatusRequest\x1a\x1b.pilaster.v1.StatusResponse\x12D\n" +
 	"\aExplain\x12\x1b.pilaster.v1.ExplainRequest\x1a\x1c.pilaster.v1.ExplainResponse\x12F\n" +
-	"\aMonitor\x12\x1b.pilaster.v1.MonitorRequest\x1a\x1c.pilaster.v1.MonitorResponse0\x01B1Z/pilaster.io/pilaster/api/pilaster/v1;pilasterv1b\x06proto3"
+	"\aMonitor\x12\x1b.pilaster.v1.MonitorRequest\x1a\x1c.pilaster.v1.MonitorResponse0\x01\x12S\n" +
+	"\fRecentEvents\x12 .pilaster.v1.RecentEventsRequest\x1a!.pilaster.v1.RecentEventsResponseB1Z/pilaster.io/pilaster/api/pilaster/v1;pilasterv1b\x06proto3"
 
 var (
 	file_pilaster_v1_agent_proto_rawDescOnce sync.Once
@@ -1945,7 +2029,7 @@ func file_pilaster_v1_agent_proto_rawDescGZIP() []byte {
 	return file_pilaster_v1_agent_proto_rawDescData
 }
 
-var file_pilaster_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
+var file_pilaster_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
 var file_pilaster_v1_agent_proto_goTypes = []any{
 	(*AddEndpointRequest)(nil),          // 0: pilaster.v1.AddEndpointRequest
 	(*AddEndpointResponse)(nil),         // 1: pilaster.v1.AddEndpointResponse
@@ -1970,60 +2054,65 @@ var file_pilaster_v1_agent_proto_goTypes = []any{
 	(*DropCount)(nil),                   // 20: pilaster.v1.DropCount
 	(*ExplainRequest)(nil),              // 21: pilaster.v1.ExplainRequest
 	(*ExplainResponse)(nil),             // 22: pilaster.v1.ExplainResponse
-	(*MonitorRequest)(nil),              // 23: pilaster.v1.MonitorRequest
-	(*MonitorResponse)(nil),             // 24: pilaster.v1.MonitorResponse
-	nil,                                 // 25: pilaster.v1.AddEndpointRequest.LabelsEntry
-	nil,                                 // 26: pilaster.v1.Endpoint.LabelsEntry
-	(*CollectGarbageRequest_Valid)(nil), // 27: pilaster.v1.CollectGarbageRequest.Valid
-	(*timestamppb.Timestamp)(nil),       // 28: google.protobuf.Timestamp
-	(*Node)(nil),                        // 29: pilaster.v1.Node
-	(*Plan)(nil),                        // 30: pilaster.v1.Plan
-	(*App)(nil),                         // 31: pilaster.v1.App
+	(*RecentEventsRequest)(nil),         // 23: pilaster.v1.RecentEventsRequest
+	(*RecentEventsResponse)(nil),        // 24: pilaster.v1.RecentEventsResponse
+	(*MonitorRequest)(nil),              // 25: pilaster.v1.MonitorRequest
+	(*MonitorResponse)(nil),             // 26: pilaster.v1.MonitorResponse
+	nil,                                 // 27: pilaster.v1.AddEndpointRequest.LabelsEntry
+	nil,                                 // 28: pilaster.v1.Endpoint.LabelsEntry
+	(*CollectGarbageRequest_Valid)(nil), // 29: pilaster.v1.CollectGarbageRequest.Valid
+	(*timestamppb.Timestamp)(nil),       // 30: google.protobuf.Timestamp
+	(*Node)(nil),                        // 31: pilaster.v1.Node
+	(*Plan)(nil),                        // 32: pilaster.v1.Plan
+	(*App)(nil),                         // 33: pilaster.v1.App
 }
 var file_pilaster_v1_agent_proto_depIdxs = []int32{
-	25, // 0: pilaster.v1.AddEndpointRequest.labels:type_name -> pilaster.v1.AddEndpointRequest.LabelsEntry
+	27, // 0: pilaster.v1.AddEndpointRequest.labels:type_name -> pilaster.v1.AddEndpointRequest.LabelsEntry
 	2,  // 1: pilaster.v1.AddEndpointResponse.endpoint:type_name -> pilaster.v1.Endpoint
-	26, // 2: pilaster.v1.Endpoint.labels:type_name -> pilaster.v1.Endpoint.LabelsEntry
+	28, // 2: pilaster.v1.Endpoint.labels:type_name -> pilaster.v1.Endpoint.LabelsEntry
 	3,  // 3: pilaster.v1.Endpoint.attachments:type_name -> pilaster.v1.Attachment
-	28, // 4: pilaster.v1.Endpoint.created:type_name -> google.protobuf.Timestamp
-	27, // 5: pilaster.v1.CollectGarbageRequest.valid:type_name -> pilaster.v1.CollectGarbageRequest.Valid
+	30, // 4: pilaster.v1.Endpoint.created:type_name -> google.protobuf.Timestamp
+	29, // 5: pilaster.v1.CollectGarbageRequest.valid:type_name -> pilaster.v1.CollectGarbageRequest.Valid
 	2,  // 6: pilaster.v1.CollectGarbageResponse.removed:type_name -> pilaster.v1.Endpoint
 	2,  // 7: pilaster.v1.ListEndpointsResponse.endpoints:type_name -> pilaster.v1.Endpoint
 	2,  // 8: pilaster.v1.GetEndpointResponse.endpoint:type_name -> pilaster.v1.Endpoint
-	29, // 9: pilaster.v1.StatusResponse.node:type_name -> pilaster.v1.Node
-	30, // 10: pilaster.v1.StatusResponse.plan:type_name -> pilaster.v1.Plan
+	31, // 9: pilaster.v1.StatusResponse.node:type_name -> pilaster.v1.Node
+	32, // 10: pilaster.v1.StatusResponse.plan:type_name -> pilaster.v1.Plan
 	17, // 11: pilaster.v1.StatusResponse.orchestrator:type_name -> pilaster.v1.OrchestratorLink
 	18, // 12: pilaster.v1.StatusResponse.datapath:type_name -> pilaster.v1.DatapathStatus
 	20, // 13: pilaster.v1.StatusResponse.drops:type_name -> pilaster.v1.DropCount
 	16, // 14: pilaster.v1.StatusResponse.limits:type_name -> pilaster.v1.Limit
-	28, // 15: pilaster.v1.OrchestratorLink.since:type_name -> google.protobuf.Timestamp
+	30, // 15: pilaster.v1.OrchestratorLink.since:type_name -> google.protobuf.Timestamp
 	19, // 16: pilaster.v1.DatapathStatus.entries:type_name -> pilaster.v1.Entries
-	31, // 17: pilaster.v1.ExplainResponse.app:type_name -> pilaster.v1.App
+	33, // 17: pilaster.v1.ExplainResponse.app:type_name -> pilaster.v1.App
 	2,  // 18: pilaster.v1.ExplainResponse.endpoint:type_name -> pilaster.v1.Endpoint
-	28, // 19: pilaster.v1.MonitorResponse.time:type_name -> google.protobuf.Timestamp
-	0,  // 20: pilaster.v1.AgentService.AddEndpoint:input_type -> pilaster.v1.AddEndpointRequest
-	4,  // 21: pilaster.v1.AgentService.DeleteEndpoint:input_type -> pilaster.v1.DeleteEndpointRequest
-	6,  // 22: pilaster.v1.AgentService.CheckEndpoint:input_type -> pilaster.v1.CheckEndpointRequest
-	8,  // 23: pilaster.v1.AgentService.CollectGarbage:input_type -> pilaster.v1.CollectGarbageRequest
-	10, // 24: pilaster.v1.AgentService.ListEndpoints:input_type -> pilaster.v1.ListEndpointsRequest
-	12, // 25: pilaster.v1.AgentService.GetEndpoint:input_type -> pilaster.v1.GetEndpointRequest
-	14, // 26: pilaster.v1.AgentService.Status:input_type -> pilaster.v1.StatusRequest
-	21, // 27: pilaster.v1.AgentService.Explain:input_type -> pilaster.v1.ExplainRequest
-	23, // 28: pilaster.v1.AgentService.Monitor:input_type -> pilaster.v1.MonitorRequest
-	1,  // 29: pilaster.v1.AgentService.AddEndpoint:output_type -> pilaster.v1.AddEndpointResponse
-	5,  // 30: pilaster.v1.AgentService.DeleteEndpoint:output_type -> pilaster.v1.DeleteEndpointResponse
-	7,  // 31: pilaster.v1.AgentService.CheckEndpoint:output_type -> pilaster.v1.CheckEndpointResponse
-	9,  // 32: pilaster.v1.AgentService.CollectGarbage:output_type -> pilaster.v1.CollectGarbageResponse
-	11, // 33: pilaster.v1.AgentService.ListEndpoints:output_type -> pilaster.v1.ListEndpointsResponse
-	13, // 34: pilaster.v1.AgentService.GetEndpoint:output_type -> pilaster.v1.GetEndpointResponse
-	15, // 35: pilaster.v1.AgentService.Status:output_type -> pilaster.v1.StatusResponse
-	22, // 36: pilaster.v1.AgentService.Explain:output_type -> pilaster.v1.ExplainResponse
-	24, // 37: pilaster.v1.AgentService.Monitor:output_type -> pilaster.v1.MonitorResponse
-	29, // [29:38] is the sub-list for method output_type
-	20, // [20:29] is the sub-list for method input_type
-	20, // [20:20] is the sub-list for extension type_name
-	20, // [20:20] is the sub-list for extension extendee
-	0,  // [0:20] is the sub-list for field type_name
+	26, // 19: pilaster.v1.RecentEventsResponse.events:type_name -> pilaster.v1.MonitorResponse
+	30, // 20: pilaster.v1.MonitorResponse.time:type_name -> google.protobuf.Timestamp
+	0,  // 21: pilaster.v1.AgentService.AddEndpoint:input_type -> pilaster.v1.AddEndpointRequest
+	4,  // 22: pilaster.v1.AgentService.DeleteEndpoint:input_type -> pilaster.v1.DeleteEndpointRequest
+	6,  // 23: pilaster.v1.AgentService.CheckEndpoint:input_type -> pilaster.v1.CheckEndpointRequest
+	8,  // 24: pilaster.v1.AgentService.CollectGarbage:input_type -> pilaster.v1.CollectGarbageRequest
+	10, // 25: pilaster.v1.AgentService.ListEndpoints:input_type -> pilaster.v1.ListEndpointsRequest
+	12, // 26: pilaster.v1.AgentService.GetEndpoint:input_type -> pilaster.v1.GetEndpointRequest
+	14, // 27: pilaster.v1.AgentService.Status:input_type -> pilaster.v1.StatusRequest
+	21, // 28: pilaster.v1.AgentService.Explain:input_type -> pilaster.v1.ExplainRequest
+	25, // 29: pilaster.v1.AgentService.Monitor:input_type -> pilaster.v1.MonitorRequest
+	23, // 30: pilaster.v1.AgentService.RecentEvents:input_type -> pilaster.v1.RecentEventsRequest
+	1,  // 31: pilaster.v1.AgentService.AddEndpoint:output_type -> pilaster.v1.AddEndpointResponse
+	5,  // 32: pilaster.v1.AgentService.DeleteEndpoint:output_type -> pilaster.v1.DeleteEndpointResponse
+	7,  // 33: pilaster.v1.AgentService.CheckEndpoint:output_type -> pilaster.v1.CheckEndpointResponse
+	9,  // 34: pilaster.v1.AgentService.CollectGarbage:output_type -> pilaster.v1.CollectGarbageResponse
+	11, // 35: pilaster.v1.AgentService.ListEndpoints:output_type -> pilaster.v1.ListEndpointsResponse
+	13, // 36: pilaster.v1.AgentService.GetEndpoint:output_type -> pilaster.v1.GetEndpointResponse
+	15, // 37: pilaster.v1.AgentService.Status:output_type -> pilaster.v1.StatusResponse
+	22, // 38: pilaster.v1.AgentService.Explain:output_type -> pilaster.v1.ExplainResponse
+	26, // 39: pilaster.v1.AgentService.Monitor:output_type -> pilaster.v1.MonitorResponse
+	24, // 40: pilaster.v1.AgentService.RecentEvents:output_type -> pilaster.v1.RecentEventsResponse
+	31, // [31:41] is the sub-list for method output_type
+	21, // [21:31] is the sub-list for method input_type
+	21, // [21:21] is the sub-list for extension type_name
+	21, // [21:21] is the sub-list for extension extendee
+	0,  // [0:21] is the sub-list for field type_name
 }
 
 func init() { file_pilaster_v1_agent_proto_init() }
@@ -2038,7 +2127,7 @@ func file_pilaster_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pilaster_v1_agent_proto_rawDesc), len(file_pilaster_v1_agent_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   28,
+			NumMessages:   30,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -57,6 +57,9 @@ const (
 	AgentServiceExplainProcedure = "/pilaster.v1.AgentService/Explain"
 	// AgentServiceMonitorProcedure is the fully-qualified name of the AgentService's Monitor RPC.
 	AgentServiceMonitorProcedure = "/pilaster.v1.AgentService/Monitor"
+	// AgentServiceRecentEventsProcedure is the fully-qualified name of the AgentService's RecentEvents
+	// RPC.
+	AgentServiceRecentEventsProcedure = "/pilaster.v1.AgentService/RecentEvents"
 )
 
 // AgentServiceClient is a client for the pilaster.v1.AgentService service.
@@ -71,6 +74,8 @@ type AgentServiceClient interface {
 	Status(context.Context, *connect.Request[v1.StatusRequest]) (*connect.Response[v1.StatusResponse], error)
 	Explain(context.Context, *connect.Request[v1.ExplainRequest]) (*connect.Response[v1.ExplainResponse], error)
 	Monitor(context.Context, *connect.Request[v1.MonitorRequest]) (*connect.ServerStreamForClient[v1.MonitorResponse], error)
+	// RecentEvents are the last that Monitor would have shown, oldest first.
+	RecentEvents(context.Context, *connect.Request[v1.RecentEventsRequest]) (*connect.Response[v1.RecentEventsResponse], error)
 }
 
 // NewAgentServiceClient constructs a client for the pilaster.v1.AgentService service. By default,
@@ -138,6 +143,12 @@ func NewAgentServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 			connect.WithSchema(agentServiceMethods.ByName("Monitor")),
 			connect.WithClientOptions(opts...),
 		),
+		recentEvents: connect.NewClient[v1.RecentEventsRequest, v1.RecentEventsResponse](
+			httpClient,
+			baseURL+AgentServiceRecentEventsProcedure,
+			connect.WithSchema(agentServiceMethods.ByName("RecentEvents")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -152,6 +163,7 @@ type agentServiceClient struct {
 	status         *connect.Client[v1.StatusRequest, v1.StatusResponse]
 	explain        *connect.Client[v1.ExplainRequest, v1.ExplainResponse]
 	monitor        *connect.Client[v1.MonitorRequest, v1.MonitorResponse]
+	recentEvents   *connect.Client[v1.RecentEventsRequest, v1.RecentEventsResponse]
 }
 
 // AddEndpoint calls pilaster.v1.AgentService.AddEndpoint.
@@ -199,6 +211,11 @@ func (c *agentServiceClient) Monitor(ctx context.Context, req *connect.Request[v
 	return c.monitor.CallServerStream(ctx, req)
 }
 
+// RecentEvents calls pilaster.v1.AgentService.RecentEvents.
+func (c *agentServiceClient) RecentEvents(ctx context.Context, req *connect.Request[v1.RecentEventsRequest]) (*connect.Response[v1.RecentEventsResponse], error) {
+	return c.recentEvents.CallUnary(ctx, req)
+}
+
 // AgentServiceHandler is an implementation of the pilaster.v1.AgentService service.
 type AgentServiceHandler interface {
 	AddEndpoint(context.Context, *connect.Request[v1.AddEndpointRequest]) (*connect.Response[v1.AddEndpointResponse], error)
@@ -211,6 +228,8 @@ type AgentServiceHandler interface {
 	Status(context.Context, *connect.Request[v1.StatusRequest]) (*connect.Response[v1.StatusResponse], error)
 	Explain(context.Context, *connect.Request[v1.ExplainRequest]) (*connect.Response[v1.ExplainResponse], error)
 	Monitor(context.Context, *connect.Request[v1.MonitorRequest], *connect.ServerStream[v1.MonitorResponse]) error
+	// RecentEvents are the last that Monitor would have shown, oldest first.
+	RecentEvents(context.Context, *connect.Request[v1.RecentEventsRequest]) (*connect.Response[v1.RecentEventsResponse], error)
 }
 
 // NewAgentServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -274,6 +293,12 @@ func NewAgentServiceHandler(svc AgentServiceHandler, opts ...connect.HandlerOpti
 		connect.WithSchema(agentServiceMethods.ByName("Monitor")),
 		connect.WithHandlerOptions(opts...),
 	)
+	agentServiceRecentEventsHandler := connect.NewUnaryHandler(
+		AgentServiceRecentEventsProcedure,
+		svc.RecentEvents,
+		connect.WithSchema(agentServiceMethods.ByName("RecentEvents")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/pilaster.v1.AgentService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case AgentServiceAddEndpointProcedure:
@@ -294,6 +319,8 @@ func NewAgentServiceHandler(svc AgentServiceHandler, opts ...connect.HandlerOpti
 			agentServiceExplainHandler.ServeHTTP(w, r)
 		case AgentServiceMonitorProcedure:
 			agentServiceMonitorHandler.ServeHTTP(w, r)
+		case AgentServiceRecentEventsProcedure:
+			agentServiceRecentEventsHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -337,4 +364,8 @@ func (UnimplementedAgentServiceHandler) Explain(context.Context, *connect.Reques
 
 func (UnimplementedAgentServiceHandler) Monitor(context.Context, *connect.Request[v1.MonitorRequest], *connect.ServerStream[v1.MonitorResponse]) error {
 	return connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.AgentService.Monitor is not implemented"))
+}
+
+func (UnimplementedAgentServiceHandler) RecentEvents(context.Context, *connect.Request[v1.RecentEventsRequest]) (*connect.Response[v1.RecentEventsResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.AgentService.RecentEvents is not implemented"))
 }

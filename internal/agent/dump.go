@@ -1,0 +1,57 @@
+package agent
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/durable"
+	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+// DiskState is what a state directory holds, read file by file whether an agent runs or not. It has
+// no room for keys.
+type DiskState struct {
+	Node      nodeFile                    `json:"node"`
+	Tenants   []DiskTenant                `json:"tenants"`
+	Endpoints map[string]*endpoint.Record `json:"endpoints"` // by path; null where a record cannot be used
+}
+
+// DiskTenant is a tenant's file without its keys.
+type DiskTenant struct {
+	Name       string            `json:"name"`
+	Addressing tenant.Addressing `json:"addressing"`
+	Created    time.Time         `json:"created"`
+	IDs        []struct {
+		ID address.TenantID `json:"id"`
+	} `json:"ids"`
+	Apps    []App `json:"apps"`
+	Deleted bool  `json:"deleted,omitempty"`
+}
+
+// ReadDiskState reads what it can; the error names each file it could not use.
+func ReadDiskState(dir string) (DiskState, error) {
+	s := DiskState{Endpoints: endpoint.Peek(dir)}
+	errs := []error{durable.Read(filepath.Join(dir, nodeFileName), &s.Node)}
+	names, err := durable.Names(filepath.Join(dir, tenantsFolder), ".json")
+	errs = append(errs, err)
+	for _, name := range names {
+		path := filepath.Join(dir, tenantsFolder, name+".json")
+		b, err := os.ReadFile(path)
+		var t DiskTenant
+		if err == nil {
+			err = json.Unmarshal(b, &t)
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", path, err))
+			continue
+		}
+		s.Tenants = append(s.Tenants, t)
+	}
+	return s, errors.Join(errs...)
+}

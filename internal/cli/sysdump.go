@@ -1,0 +1,108 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"pilaster.io/pilaster/internal/sysdump"
+)
+
+// sysdumpView is what was collected, as JSON.
+type sysdumpView struct {
+	File   string           `json:"file"`
+	Bytes  int64            `json:"bytes"`
+	Parts  []sysdump.Result `json:"parts"`
+	Failed int              `json:"failed"` // parts that lack something
+}
+
+func newSysdumpCommand(env Env) *cobra.Command {
+	var config sysdump.Config
+	var agent agentSocket
+	var orchestrator orchestratorSocket
+	var out output
+	c := &cobra.Command{
+		Use:   "sysdump [FILE.tar.gz]",
+		Short: "Collect what somebody needs to help from afar",
+		Long: `Collect what somebody needs to help from afar: versions, status, endpoints, tables, counters and recent drops, programs
+and their chains, links, routes, rules, neighbours and settings, preflight, log, metrics and goroutines of the agent,
+and the orchestrator's view where its socket is here. It works with every daemon dead: a part that cannot be had
+is named with its error, in the output and in index.json.
+
+Keys, tokens and private keys are not in it. Addresses, names of tenants, pods and nodes, and labels are, and the
+agent's log as it is: look through it before you hand it to strangers.`,
+		Example: `  pilaster sysdump
+  pilaster sysdump /tmp/n1.tar.gz --log /var/log/pilaster-agent.log`,
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			config.Version, config.AgentSocket, config.OrchestratorSocket = buildVersion(), agent.path, orchestrator.path
+			file := defaultDump(time.Now())
+			if len(args) > 0 {
+				file = args[0]
+			}
+			v, err := dump(c.Context(), env.Stderr, config, file)
+			if err != nil {
+				return err
+			}
+			return out.print(env.Stdout, v, func(w io.Writer) {
+				fmt.Fprintf(w, "%s: %d parts, %d of them incomplete, %s bytes\n", v.File, len(v.Parts), v.Failed, thousands(uint64(v.Bytes)))
+			})
+		},
+	}
+	agent.bind(c)
+	orchestrator.bind(c)
+	f := c.Flags()
+	f.StringVar(&config.StateDir, "state-dir", "/var/lib/pilaster", "the agent's --state-dir")
+	f.StringVar(&config.BPFFS, "bpffs", "/sys/fs/bpf/pilaster", "the agent's --bpffs")
+	f.StringVar(&config.Uplink, "uplink", "", "the agent's --uplink (default: where its programs are)")
+	f.StringVar(&config.Log, "log", "", "file with the agent's log (default: the journal of pilaster-agent)")
+	out.bind(c)
+	return c
+}
+
+// defaultDump is a name that tells whose and when, in the folder a person is in.
+func defaultDump(now time.Time) string {
+	host, err := os.Hostname()
+	if err != nil {
+		host = "node"
+	}
+	return fmt.Sprintf("pilaster-sysdump-%s-%s.tar.gz", host, now.UTC().Format("20060102T150405Z"))
+}
+
+// dump leaves a whole archive or none.
+func dump(ctx context.Context, progress io.Writer, config sysdump.Config, file string) (v sysdumpView, err error) {
+	f, err := sysdump.Create(file)
+	if err != nil {
+		return v, err
+	}
+	defer func() {
+		if err = errors.Join(err, f.Close()); err != nil {
+			err = errors.Join(err, os.Remove(file))
+		}
+	}()
+	v.File = file
+	folder := strings.TrimSuffix(strings.TrimSuffix(filepath.Base(file), ".gz"), ".tar")
+	v.Parts, err = sysdump.Write(ctx, f, folder, sysdump.Parts(config), func(r sysdump.Result) {
+		if r.Error != "" {
+			v.Failed++
+			fmt.Fprintf(progress, "%-28s %s\n", r.Part, strings.ReplaceAll(r.Error, "\n", "; "))
+			return
+		}
+		fmt.Fprintf(progress, "%-28s ok\n", r.Part)
+	})
+	if err != nil {
+		return v, err
+	}
+	info, err := f.Stat()
+	if err == nil {
+		v.Bytes = info.Size()
+	}
+	return v, err
+}

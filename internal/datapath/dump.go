@@ -1,0 +1,331 @@
+package datapath
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+
+	"pilaster.io/pilaster/internal/netns"
+	"pilaster.io/pilaster/internal/reason"
+)
+
+// What Dump functions return is read from pins and devices, whether an agent runs or not. None of
+// their types has room for a key.
+
+// Tables are what the maps pinned below a folder hold.
+type Tables struct {
+	Locals     []LocalEntry      `json:"locals"`
+	Sources    []SourceEntry     `json:"sources"`
+	Tenants    []TenantEntry     `json:"tenants"`
+	Keys       []uint32          `json:"tenantIdsWithKey"`
+	Generation uint32            `json:"generation"`
+	Drops      map[string]uint64 `json:"drops"` // by reason, where there are any
+}
+
+// LocalEntry says where packets for an address of this node go.
+type LocalEntry struct {
+	LowHalf  string     `json:"plaintextLowHalf"` // the high half is the node's prefix
+	Address  netip.Addr `json:"address"`
+	Ifindex  uint32     `json:"ifindex"`
+	Endpoint uint32     `json:"endpoint"`
+}
+
+// SourceEntry says which address a container may send from.
+type SourceEntry struct {
+	Address   netip.Addr `json:"address"`
+	Ifindex   uint32     `json:"ifindex"`
+	Plaintext netip.Addr `json:"plaintext"`
+	Endpoint  uint32     `json:"endpoint"`
+	TenantID  uint32     `json:"tenantId"`
+}
+
+// TenantEntry is a tenant as one of its ids finds it.
+type TenantEntry struct {
+	ID      uint32     `json:"id"`
+	IDs     []uint32   `json:"ids"`
+	Clear   bool       `json:"clear"`
+	Gateway netip.Addr `json:"gateway"` // this node among the tenant's containers
+}
+
+// DumpTables reads the maps pinned below bpffs.
+func DumpTables(bpffs string) (Tables, error) {
+	t := Tables{Drops: map[string]uint64{}}
+	pinned := func(name string, read func(*ebpf.Map) error) error {
+		pins, _ := filepath.Glob(filepath.Join(bpffs, mapsFolder, name+"*")) // of every size
+		if len(pins) == 0 {
+			return fmt.Errorf("%s: %w", name, os.ErrNotExist)
+		}
+		for _, pin := range pins {
+			if err := readPinned(pin, read); err != nil {
+				return fmt.Errorf("%s: %w", pin, err)
+			}
+		}
+		return nil
+	}
+	err := errors.Join(
+		pinned(pilasterMapPilLocalsV1, func(m *ebpf.Map) error {
+			return each(m, func(k uint64, v pilasterLocal) {
+				low := pilasterAddr{Lo: k}.netip()
+				t.Locals = append(t.Locals, LocalEntry{low.String(), v.Address.netip(), v.Ifindex, v.Endpoint})
+			})
+		}),
+		pinned(pilasterMapPilSourcesV1, func(m *ebpf.Map) error {
+			return each(m, func(k pilasterSourceKey, v pilasterSource) {
+				t.Sources = append(t.Sources, SourceEntry{k.Address.netip(), k.Ifindex, v.Plain.netip(), v.Endpoint, v.TenantId})
+			})
+		}),
+		pinned(pilasterMapPilTenantsV2, func(m *ebpf.Map) error {
+			return each(m, func(id uint32, v pilasterTenant) {
+				e := TenantEntry{ID: id, Clear: v.Clear != 0, Gateway: v.Gateway.netip()}
+				for _, sibling := range v.Ids {
+					if sibling != 0 {
+						e.IDs = append(e.IDs, sibling)
+					}
+				}
+				t.Tenants = append(t.Tenants, e)
+			})
+		}),
+		pinned(pilasterMapPilKeysV1, func(m *ebpf.Map) error {
+			ids, err := mapKeys[uint32](m)
+			t.Keys = append(t.Keys, ids...)
+			return err
+		}),
+		pinned(pilasterMapPilGenerationV1, func(m *ebpf.Map) error { return m.Lookup(uint32(0), &t.Generation) }),
+		pinned(pilasterMapPilDropsV1, func(m *ebpf.Map) error {
+			for _, r := range reason.All() {
+				var states []pilasterDropState
+				if err := m.Lookup(uint32(r), &states); err != nil {
+					return err
+				}
+				for _, s := range states {
+					if s.Packets > 0 {
+						t.Drops[r.String()] += s.Packets
+					}
+				}
+			}
+			return nil
+		}),
+	)
+	return t, err
+}
+
+func readPinned(pin string, read func(*ebpf.Map) error) error {
+	m, err := ebpf.LoadPinnedMap(pin, &ebpf.LoadPinOptions{ReadOnly: true})
+	if err != nil {
+		return err
+	}
+	defer m.Close()
+	return read(m)
+}
+
+// each shows the entries of a hash map. One that goes meanwhile is left out.
+func each[K comparable, V any](m *ebpf.Map, show func(K, V)) error {
+	keys, err := mapKeys[K](m)
+	if err != nil {
+		return err
+	}
+	for _, k := range keys {
+		var v V
+		err := m.Lookup(k, &v)
+		if errors.Is(err, ebpf.ErrKeyNotExist) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		show(k, v)
+	}
+	return nil
+}
+
+// Pin is something pinned below a folder.
+type Pin struct {
+	Path       string `json:"path"`
+	Kind       string `json:"kind"` // map, link
+	ID         uint32 `json:"id"`
+	Name       string `json:"name,omitempty"`
+	MaxEntries uint32 `json:"maxEntries,omitempty"` // of a map
+	Bytes      uint64 `json:"bytes,omitempty"`      // of the kernel's memory
+	Ifindex    uint32 `json:"ifindex,omitempty"`    // a link is on
+	Program    uint32 `json:"program,omitempty"`    // a link runs
+}
+
+// DumpPins lists what is pinned below bpffs.
+func DumpPins(bpffs string) ([]Pin, error) {
+	var all []Pin
+	var errs []error
+	for folder, read := range map[string]func(path string) (Pin, error){mapsFolder: readMap, linksFolder: readLink} {
+		errs = append(errs, filepath.WalkDir(filepath.Join(bpffs, folder), func(path string, e fs.DirEntry, err error) error {
+			if err != nil || e.IsDir() {
+				return err
+			}
+			pin, err := read(path)
+			if err != nil {
+				errs = append(errs, fmt.Errorf("%s: %w", path, err))
+				return nil
+			}
+			all = append(all, pin)
+			return nil
+		}))
+	}
+	slices.SortFunc(all, func(a, b Pin) int { return cmp.Compare(a.Path, b.Path) })
+	return all, errors.Join(errs...)
+}
+
+func readMap(path string) (Pin, error) {
+	m, err := ebpf.LoadPinnedMap(path, &ebpf.LoadPinOptions{ReadOnly: true})
+	if err != nil {
+		return Pin{}, err
+	}
+	defer m.Close()
+	info, err := m.Info()
+	if err != nil {
+		return Pin{}, err
+	}
+	id, _ := info.ID()
+	memory, _ := info.Memlock()
+	return Pin{Path: path, Kind: "map", ID: uint32(id), Name: info.Name, MaxEntries: info.MaxEntries, Bytes: memory}, nil
+}
+
+func readLink(path string) (Pin, error) {
+	l, err := link.LoadPinnedLink(path, nil)
+	if err != nil {
+		return Pin{}, err
+	}
+	defer l.Close()
+	info, err := l.Info()
+	if err != nil {
+		return Pin{}, err
+	}
+	pin := Pin{Path: path, Kind: "link", ID: uint32(info.ID), Program: uint32(info.Program)}
+	if tcx := info.TCX(); tcx != nil {
+		pin.Ifindex = tcx.Ifindex // 0: the device is gone
+	}
+	return pin, nil
+}
+
+// Hook is a place on a device, and the programs there, first to last.
+type Hook struct {
+	Device   string          `json:"device"`
+	Hook     string          `json:"hook"`
+	Programs []HookedProgram `json:"programs"`
+}
+
+// HookedProgram is one of a chain.
+type HookedProgram struct {
+	Name string `json:"name"`
+	ID   uint32 `json:"id"`
+	Link uint32 `json:"link,omitempty"` // id; 0 where it was attached without one
+}
+
+// Chain lists the programs at a tcx hook of a device of the namespace the calling thread is in.
+func Chain(device netlink.Link, hook ebpf.AttachType) (Hook, error) {
+	h := Hook{Device: device.Attrs().Name, Hook: hook.String(), Programs: []HookedProgram{}}
+	result, err := link.QueryPrograms(link.QueryOptions{Target: device.Attrs().Index, Attach: hook})
+	if err != nil {
+		return h, err
+	}
+	for _, p := range result.Programs {
+		id, _ := p.LinkID()
+		h.Programs = append(h.Programs, HookedProgram{programName(p.ID), uint32(p.ID), uint32(id)})
+	}
+	return h, nil
+}
+
+func programName(id ebpf.ProgramID) string {
+	if p, err := ebpf.NewProgramFromID(id); err == nil {
+		defer p.Close()
+		if info, err := p.Info(); err == nil && info.Name != "" {
+			return info.Name
+		}
+	}
+	return fmt.Sprintf("program %d", id)
+}
+
+// DumpHooks lists the tcx hooks of every device, where there are programs, and the filters on devices
+// of ours.
+func DumpHooks() ([]Hook, error) {
+	links, err := netns.List(netlink.LinkList)
+	if err != nil {
+		return nil, fmt.Errorf("list devices: %w", err)
+	}
+	var all []Hook
+	var errs []error
+	for _, l := range links {
+		for _, hook := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
+			h, err := Chain(l, hook)
+			errs = append(errs, err)
+			if len(h.Programs) > 0 {
+				all = append(all, h)
+			}
+		}
+		if _, ours := deviceID(l); ours {
+			h, err := filters(l)
+			errs, all = append(errs, err), append(all, h)
+		}
+	}
+	return all, errors.Join(errs...)
+}
+
+func filters(l netlink.Link) (Hook, error) {
+	h := Hook{Device: l.Attrs().Name, Hook: "clsact ingress", Programs: []HookedProgram{}}
+	list, err := netns.List(func() ([]netlink.Filter, error) { return netlink.FilterList(l, netlink.HANDLE_MIN_INGRESS) })
+	if err != nil {
+		return h, fmt.Errorf("filters of %s: %w", h.Device, err)
+	}
+	for _, f := range list {
+		if b, ok := f.(*netlink.BpfFilter); ok {
+			h.Programs = append(h.Programs, HookedProgram{Name: b.Name, ID: uint32(b.Id)})
+		}
+	}
+	return h, nil
+}
+
+// DumpSysctls reads the IP settings of devices of ours, and of the others named.
+func DumpSysctls(others ...string) (map[string]string, error) {
+	links, err := netns.List(netlink.LinkList)
+	if err != nil {
+		return nil, fmt.Errorf("list devices: %w", err)
+	}
+	for _, l := range links {
+		if _, ours := deviceID(l); ours {
+			others = append(others, l.Attrs().Name)
+		}
+	}
+	all := map[string]string{}
+	for _, name := range others {
+		for _, family := range []string{"ipv4", "ipv6"} {
+			dir := filepath.Join("/proc/sys/net", family, "conf", name)
+			entries, err := os.ReadDir(dir)
+			if err != nil {
+				all[dir] = err.Error()
+			}
+			for _, e := range entries {
+				path := filepath.Join(dir, e.Name())
+				if e.Name() == secretSetting {
+					continue
+				}
+				b, err := os.ReadFile(path)
+				if err != nil {
+					all[path] = err.Error()
+					continue
+				}
+				all[path] = strings.TrimSpace(string(b))
+			}
+		}
+	}
+	return all, nil
+}
+
+// secretSetting is what stable addresses of a device are drawn from (RFC 7217).
+const secretSetting = "stable_secret"

@@ -1,0 +1,72 @@
+package sysdump
+
+import (
+	"archive/tar"
+	"compress/gzip"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"time"
+)
+
+// Part is one file of the archive.
+type Part struct {
+	Name string // path in it
+	// Collect may return what it has beside an error.
+	Collect func(context.Context) ([]byte, error)
+}
+
+// Result tells how a part went.
+type Result struct {
+	Part  string `json:"part"`
+	Bytes int    `json:"bytes"`
+	Error string `json:"error,omitempty"` // empty when nothing is missing
+}
+
+// patience is how long a part may take: a daemon that hangs is no reason to have nothing.
+const patience = 15 * time.Second
+
+// Write collects the parts one after the other into a folder of a tar.gz, with an index of all
+// results as its last file. Each result is told as it comes. It fails only where nothing can be written.
+func Write(ctx context.Context, w io.Writer, folder string, parts []Part, told func(Result)) ([]Result, error) {
+	zip := gzip.NewWriter(w)
+	archive := tar.NewWriter(zip)
+	put := func(name string, content []byte) error {
+		err := archive.WriteHeader(&tar.Header{Name: folder + "/" + name, Mode: 0o600, Size: int64(len(content)), ModTime: time.Now()})
+		if err == nil {
+			_, err = archive.Write(content)
+		}
+		return err
+	}
+	var results []Result
+	for _, p := range parts {
+		if err := ctx.Err(); err != nil {
+			return results, err
+		}
+		content, err := collect(ctx, p)
+		r := Result{Part: p.Name, Bytes: len(content)}
+		if err != nil {
+			r.Error = err.Error()
+		}
+		results = append(results, r)
+		told(r)
+		if len(content) == 0 && err != nil {
+			continue
+		}
+		if err := put(p.Name, content); err != nil {
+			return results, err
+		}
+	}
+	index, err := json.MarshalIndent(results, "", "  ")
+	if err == nil {
+		err = put("index.json", index)
+	}
+	return results, errors.Join(err, archive.Close(), zip.Close())
+}
+
+func collect(ctx context.Context, p Part) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	return p.Collect(ctx)
+}

@@ -1,0 +1,160 @@
+package sysdump
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"runtime"
+	"slices"
+
+	"connectrpc.com/connect"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/datapath"
+	"pilaster.io/pilaster/internal/join"
+	"pilaster.io/pilaster/internal/local"
+	"pilaster.io/pilaster/internal/preflight"
+)
+
+// Config says where things are, as the agent was told.
+type Config struct {
+	Version                         any // of this binary
+	AgentSocket, OrchestratorSocket string
+	StateDir, BPFFS                 string
+	Uplink                          string // empty: where the pinned programs are
+	Log                             string // file with the agent's log; empty: the journal of its unit
+}
+
+// Parts of a node, in the order in which somebody reads them.
+func Parts(c Config) []Part {
+	if c.Uplink == "" {
+		c.Uplink = pinnedUplink(c.BPFFS)
+	}
+	return slices.Concat(c.machine(), c.agent(), c.datapath(), c.network(), c.orchestrator())
+}
+
+func (c Config) machine() []Part {
+	return []Part{
+		object("version.json", func(context.Context) (any, error) { return c.Version, nil }),
+		command("machine/uname.txt", "uname", "-a"),
+		tail("machine/os-release.txt", "/etc/os-release"),
+		tail("machine/meminfo.txt", "/proc/meminfo"),
+		tail("machine/loadavg.txt", "/proc/loadavg"),
+		tail("machine/mounts.txt", "/proc/self/mountinfo"),
+		object("machine/cpus.json", func(context.Context) (int, error) { return runtime.NumCPU(), nil }),
+		object("preflight.json", func(ctx context.Context) ([]preflight.Result, error) {
+			if c.Uplink == "" {
+				return nil, errors.New("the uplink is not known, because nothing is pinned; name it with --uplink")
+			}
+			return preflight.Run(ctx, preflight.Config{Uplink: c.Uplink, Plan: c.plan(), BPFFS: c.BPFFS}), nil
+		}),
+	}
+}
+
+// plan is the cluster's where this node knows it.
+func (c Config) plan() address.Plan {
+	if s, _ := agent.ReadDiskState(c.StateDir); s.Node.Cluster != nil {
+		return address.Plan{Base: s.Node.Cluster.Base, Private: s.Node.Cluster.Private}
+	}
+	return address.DefaultPlan()
+}
+
+func (c Config) agent() []Part {
+	client := pilasterv1connect.NewAgentServiceClient(local.Client(c.AgentSocket), local.URL, connect.WithGRPC())
+	log := tail("agent/log.txt", c.Log)
+	if c.Log == "" {
+		log = command("agent/log.txt", "journalctl", "--unit", "pilaster-agent", "--lines", "5000", "--output", "short-iso-precise", "--no-pager")
+	}
+	return []Part{
+		answer("agent/status.json", client.Status),
+		answer("agent/endpoints.json", client.ListEndpoints),
+		answer("agent/drops.json", client.RecentEvents),
+		page("agent/metrics.txt", c.AgentSocket, "/metrics"),
+		page("agent/goroutines.txt", c.AgentSocket, "/debug/goroutines"),
+		log,
+		object("agent/state.json", func(context.Context) (agent.DiskState, error) { return agent.ReadDiskState(c.StateDir) }),
+		object("agent/certificates.json", func(context.Context) ([]join.Certificate, error) { return join.Describe(c.StateDir) }),
+	}
+}
+
+func (c Config) datapath() []Part {
+	return []Part{
+		object("datapath/tables.json", func(context.Context) (datapath.Tables, error) { return datapath.DumpTables(c.BPFFS) }),
+		object("datapath/pins.json", func(context.Context) ([]datapath.Pin, error) { return datapath.DumpPins(c.BPFFS) }),
+		object("datapath/hooks.json", func(context.Context) ([]datapath.Hook, error) { return datapath.DumpHooks() }),
+	}
+}
+
+func (c Config) network() []Part {
+	devices := []string{"all", "default"}
+	if c.Uplink != "" {
+		devices = append(devices, c.Uplink)
+	}
+	return []Part{
+		command("network/links.txt", "ip", "-d", "-s", "link"),
+		command("network/addresses.txt", "ip", "addr"),
+		command("network/routes.txt", "ip", "-6", "route", "show", "table", "all"),
+		command("network/rules.txt", "ip", "-6", "rule"),
+		command("network/neighbours.txt", "ip", "-6", "neigh"),
+		command("network/qdiscs.txt", "tc", "-s", "qdisc"),
+		object("network/sysctls.json", func(context.Context) (map[string]string, error) { return datapath.DumpSysctls(devices...) }),
+	}
+}
+
+// tenantInfo is a tenant without keys.
+type tenantInfo struct {
+	Name       string   `json:"name"`
+	Addressing string   `json:"addressing"`
+	IDs        []uint32 `json:"ids"`
+	Created    string   `json:"created"`
+}
+
+func (c Config) orchestrator() []Part {
+	client := pilasterv1connect.NewOperatorServiceClient(local.Client(c.OrchestratorSocket), local.URL, connect.WithGRPC())
+	return []Part{
+		answer("orchestrator/cluster.json", client.ClusterStatus),
+		answer("orchestrator/nodes.json", client.ListNodes),
+		object("orchestrator/tenants.json", func(ctx context.Context) ([]tenantInfo, error) {
+			resp, err := client.ListTenants(ctx, connect.NewRequest(&pilasterv1.ListTenantsRequest{}))
+			if err != nil {
+				return nil, err
+			}
+			all := []tenantInfo{}
+			for _, t := range resp.Msg.Tenants {
+				info := tenantInfo{Name: t.Name, Addressing: t.Addressing.String(), Created: t.Created.AsTime().String()}
+				for _, id := range t.Ids {
+					info.IDs = append(info.IDs, id.Id)
+				}
+				all = append(all, info)
+			}
+			return all, nil
+		}),
+		page("orchestrator/metrics.txt", c.OrchestratorSocket, "/metrics"),
+		page("orchestrator/goroutines.txt", c.OrchestratorSocket, "/debug/goroutines"),
+	}
+}
+
+// pinnedUplink is the device our pinned links are on; empty where there is none.
+func pinnedUplink(bpffs string) string {
+	pins, _ := datapath.DumpPins(bpffs) // what is wrong with them, their own part says
+	for _, p := range pins {
+		if device, err := net.InterfaceByIndex(int(p.Ifindex)); err == nil {
+			return device.Name
+		}
+	}
+	return ""
+}
+
+// Create opens a new file for an archive and never one that is there.
+func Create(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if errors.Is(err, os.ErrExist) {
+		return nil, fmt.Errorf("%s is there already\n  nothing was written; name another file", path)
+	}
+	return f, err
+}
