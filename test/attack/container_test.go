@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/lab"
 	"pilaster.io/pilaster/internal/packet"
 	"pilaster.io/pilaster/internal/reason"
 )
@@ -184,6 +185,31 @@ func (b *bed) sources(t *testing.T) []attack {
 	}
 }
 
+// longest is what the node takes from a container whose MTU was 1,500: room for a tag is always there.
+const longest = 1504
+
+// widen raises a container's MTU, as root inside may.
+func (b *bed) widen(t *testing.T, container string, mtu int) {
+	t.Helper()
+	ns, err := b.Namespace(container)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ns.Close()
+	h, err := ns.Netlink()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.Close()
+	link, err := h.LinkByName(lab.Interface)
+	if err == nil {
+		err = h.LinkSetMTU(link, mtu)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // headers are sound packets that must not travel.
 func (b *bed) headers(t *testing.T) []attack {
 	self, b1, b2 := b.container(t, "mallory"), b.container(t, "b1"), b.container(t, "b2")
@@ -218,6 +244,9 @@ func (b *bed) headers(t *testing.T) []attack {
 		Extensions: []packet.Extension{{Type: packet.HopByHop, Data: []byte{5, 2, 0, 0, 1, 0}}}, Body: packet.ICMP{Type: 143}}
 	spent := datagram(self.Address, b2.Address)
 	spent.HopLimit = 1
+	b.widen(t, "mallory", longest)
+	long := datagram(self.Address, b2.Address)
+	long.Body = packet.UDP{SourcePort: 7, DestinationPort: 7, Payload: make([]byte, longest-40-8)}
 	return []attack{
 		from("routing headers and home address", "mallory", reason.RoutingHeader, "n1", 0, routing...),
 		from("router advertisement", "mallory", reason.NdForbidden, "n1", 0, discovery(packet.RouterAdvertisement, everywhere...)...),
@@ -227,6 +256,7 @@ func (b *bed) headers(t *testing.T) []attack {
 			append(discovery(packet.RouterSolicitation, everywhere...), discovery(packet.NeighborSolicitation, everywhere...)...)...),
 		from("listener report", "mallory", reason.MldIgnored, "n1", 0, report),
 		from("hop limit", "mallory", reason.HopLimit, "n1", 0, spent),
+		from("length", "mallory", reason.TooBig, "n1", 0, long),
 		from("error about a packet of others", "mallory", reason.IcmpQuote, "n1", 0,
 			quoting(self.Address, b2.Address, datagram(b2.Address, b1.Address).Marshal()),
 			quoting(self.Address, b2.Address, datagram(b1.Address, self.Address).Marshal()),
