@@ -55,11 +55,13 @@ static __always_inline int resolve(const struct source *from, struct addr *dst)
 	return app_id(dst) >= FIRST_RESERVED_APP ? REASON_APP_RESERVED : 0;
 }
 
-/* find_next_hop asks the FIB as a router would, for a packet that came from the container's device. */
+/* find_next_hop asks the FIB as a router would, for a packet that came from the container's device. It
+ * names the next hop if that is known to live. This lookup does not pass over a router that has failed; the
+ * host stack's does, and takes the next best: then the choice is left to it. */
 static __always_inline int find_next_hop(struct __sk_buff *skb, const struct packet *p, struct flow *f,
 					 struct addr *next_hop)
 {
-	struct bpf_fib_lookup fib = {.family = AF_INET6, .ifindex = skb->ifindex};
+	struct bpf_fib_lookup fib = {.family = AF_INET6, .ifindex = skb->ifindex, .flowinfo = bpf_htonl(f->key.path)};
 	__u32 length = wire_length(skb, p);
 	long found;
 
@@ -75,13 +77,13 @@ static __always_inline int find_next_hop(struct __sk_buff *skb, const struct pac
 	if (fib.ifindex != uplink_ifindex)
 		return REASON_NO_ROUTE;
 	f->ifindex = fib.ifindex;
+	if (found == BPF_FIB_LKUP_RET_NO_NEIGH)
+		return 0;
 	__builtin_memcpy(next_hop, fib.ipv6_dst, sizeof(*next_hop));
-	if (found == BPF_FIB_LKUP_RET_SUCCESS) {
-		__builtin_memcpy(f->dmac, fib.dmac, ETH_ALEN);
-		__builtin_memcpy(f->smac, fib.smac, ETH_ALEN);
-		f->expires = bpf_jiffies64() + NEXT_HOP_LIFE;
-		f->way = WAY_UPLINK;
-	}
+	__builtin_memcpy(f->dmac, fib.dmac, ETH_ALEN);
+	__builtin_memcpy(f->smac, fib.smac, ETH_ALEN);
+	f->expires = bpf_jiffies64() + NEXT_HOP_LIFE;
+	f->way = WAY_UPLINK;
 	return 0;
 }
 
@@ -89,7 +91,7 @@ static __always_inline int from_container_slow(struct __sk_buff *skb, struct fra
 					       const struct flow_key *key, struct flow *f)
 {
 	struct source_key source_key = {.address = key->src, .ifindex = key->device};
-	struct addr next_hop = {}, wanted = key->dst;
+	struct addr next_hop = {}, wanted = key->dst, *hop = NULL;
 	enum way way = WAY_NEIGHBOUR;
 	struct source *from;
 	int why;
@@ -122,8 +124,10 @@ static __always_inline int from_container_slow(struct __sk_buff *skb, struct fra
 			return answer(skb, p, f, why);
 		if (why)
 			return drop(skb, why, HOOK_CONTAINER);
+		if (f->way == WAY_UPLINK)
+			hop = &next_hop;
 	}
-	return forward(skb, h, p, f, way, &next_hop, HOOK_CONTAINER);
+	return forward(skb, h, p, f, way, hop, HOOK_CONTAINER);
 }
 
 static __always_inline int from_container(struct __sk_buff *skb)
@@ -142,6 +146,7 @@ static __always_inline int from_container(struct __sk_buff *skb)
 		return drop(skb, REASON_MALFORMED, HOOK_CONTAINER);
 	key.src = h->src;
 	key.dst = h->dst;
+	key.path = path_of(h);
 	why = parse(skb, h, &p);
 	if (why)
 		return drop(skb, why, HOOK_CONTAINER);

@@ -16,6 +16,8 @@ struct flow_key {
 	struct addr src, dst; /* as the packet came */
 	__u32 device;	      /* it came from: ifindex */
 	__u32 generation;
+	__u32 path; /* see path_of */
+	__u32 zero;
 };
 
 struct flow {
@@ -29,8 +31,8 @@ struct flow {
 	__u8 translate; /* 0: the addresses stay */
 	__u16 mtu;	/* longest packet that goes there, from the IPv6 header on; not for WAY_LOCAL */
 };
-_Static_assert(sizeof(struct flow_key) == 40, "no padding in a key");
-_Static_assert(sizeof(struct flow) == 104, "no implicit padding");
+_Static_assert(sizeof(struct flow_key) == 48, "no padding in a key");
+_Static_assert(sizeof(struct flow) == 112, "no implicit padding");
 
 /* Direct-mapped, and a slot's whole key is compared: two busy flows on one slot cost speed, never
  * correctness. Programs run with softirqs off, so a slot is never seen half-written. */
@@ -48,12 +50,22 @@ struct {
  * reading them costs nothing where any clock costs 30 ns; a hundred are 0.1 to 1 s. */
 #define NEXT_HOP_LIFE 100
 
+/* Where several routers lead to a node, connections of two containers spread over them by flow label
+ * (RFC 6438), as the kernel's own do: all packets of one take one path. A few paths, and not a label
+ * each, because every path costs a slot and its own first packet. */
+#define PATHS 8
+
+static __always_inline __u32 path_of(const struct frame *h)
+{
+	return h->flow[2] % PATHS;
+}
+
 static __always_inline struct flow *flow_slot(const struct flow_key *key)
 {
 	/* Ciphertexts are as good as random; plaintexts differ in few bits, hence the multiplications. */
 	__u64 h = (key->dst.lo ^ key->src.hi) * 0x9e3779b97f4a7c15ULL;
 
-	h = (h ^ key->src.lo ^ key->dst.hi ^ key->device) * 0xc2b2ae3d27d4eb4fULL;
+	h = (h ^ key->src.lo ^ key->dst.hi ^ key->device ^ (__u64)key->path << 32) * 0xc2b2ae3d27d4eb4fULL;
 	__u32 slot = h >> 52;
 
 	_Static_assert(FLOW_SLOTS == 1 << 12, "the slot is the top 12 bits");
@@ -63,5 +75,5 @@ static __always_inline struct flow *flow_slot(const struct flow_key *key)
 static __always_inline bool flow_matches(const struct flow *f, const struct flow_key *key)
 {
 	return same_addr(&f->key.dst, &key->dst) && same_addr(&f->key.src, &key->src) && f->key.device == key->device &&
-	       f->key.generation == key->generation && f->way;
+	       f->key.generation == key->generation && f->key.path == key->path && f->way;
 }

@@ -131,11 +131,14 @@ static __always_inline int redirect_to_neighbour(struct flow *f, struct addr *ne
 {
 	struct bpf_redir_neigh hop = {.nh_family = AF_INET6};
 
+	if (!next_hop)
+		return bpf_redirect_neigh(f->ifindex, NULL, 0, 0);
 	__builtin_memcpy(hop.ipv6_nh, next_hop, sizeof(*next_hop));
 	return bpf_redirect_neigh(f->ifindex, &hop, sizeof(hop), 0);
 }
 
-/* forward writes the packet as the flow says and sends it. next_hop is for WAY_NEIGHBOUR only. */
+/* forward writes the packet as the flow says and sends it. next_hop is for WAY_NEIGHBOUR
+ * only, and NULL leaves it to the kernel's own routing. */
 static __always_inline int forward(struct __sk_buff *skb, struct frame *h, const struct packet *p, struct flow *f,
 				   enum way way, struct addr *next_hop, enum hook hook)
 {

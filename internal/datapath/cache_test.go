@@ -21,6 +21,10 @@ func TestCacheAnswersOnlyItsKey(t *testing.T) {
 	across := func(to netip.Addr) packet.Packet {
 		return packet.Packet{Source: b.b1.plain(), Destination: to, HopLimit: 63, Body: gram}
 	}
+	labelled := func(p packet.Packet) packet.Packet {
+		p.FlowLabel = 0x12341
+		return p
+	}
 	for _, c := range []struct {
 		change func(*pilasterFlow)
 		device uint32
@@ -30,6 +34,7 @@ func TestCacheAnswersOnlyItsKey(t *testing.T) {
 		{nil, b.b1.ifindex(), progCase{name: "another destination", frame: b.frame(b.sent(netip.MustParseAddr("fc12::1"), gram)), reason: "dst-undecryptable"}},
 		{nil, b.b1.ifindex(), progCase{name: "another source", frame: b.frame(packet.Packet{Source: b.b2.seen(), Destination: sees(far), Body: gram}), reason: "src-not-own"}},
 		{nil, b.b2.ifindex(), progCase{name: "another device", frame: frame, reason: "src-not-own"}},
+		{nil, b.b1.ifindex(), progCase{name: "another path", frame: b.frame(labelled(b.sent(sees(far), gram))), out: labelled(across(far))}},
 		{func(f *pilasterFlow) { f.Key.Generation-- }, b.b1.ifindex(), progCase{name: "from before a change", frame: frame, out: across(far)}},
 		{func(f *pilasterFlow) { f.Expires = 0 }, b.b1.ifindex(), progCase{name: "a next hop that is too old", frame: frame, out: across(far)}},
 		{func(f *pilasterFlow) { f.Way = 0 }, b.b1.ifindex(), progCase{name: "an entry that was not finished", frame: frame, out: across(far)}},

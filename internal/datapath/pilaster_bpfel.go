@@ -65,6 +65,8 @@ type pilasterFlowKey struct {
 	Dst        pilasterAddr
 	Device     uint32
 	Generation uint32
+	Path       uint32
+	Zero       uint32
 }
 
 type pilasterKeyRequest struct {

@@ -38,7 +38,7 @@ func (l *Lab) AddContainer(ctx context.Context, c Container) error {
 	ns.Close()
 	if err := l.attach(ctx, c); err != nil {
 		return fmt.Errorf("container %s: %w", c.Name,
-			errors.Join(err, l.control.stop(context.WithoutCancel(ctx), containerProcess(c.Name)), netns.Remove(l.folder.netns(c.Name))))
+			errors.Join(err, l.control.stop(context.WithoutCancel(ctx), containerProcess(c.Name), false), netns.Remove(l.folder.netns(c.Name))))
 	}
 	return nil
 }
@@ -90,7 +90,7 @@ func (l *Lab) RemoveContainer(ctx context.Context, name string) error {
 	if err := plugin.DelNetworkList(ctx, network, l.cniRuntime(name)); err != nil {
 		return fmt.Errorf("container %s: CNI DEL: %w", name, err)
 	}
-	if err := l.control.stop(ctx, containerProcess(name)); err != nil {
+	if err := l.control.stop(ctx, containerProcess(name), false); err != nil {
 		return fmt.Errorf("container %s: %w", name, err)
 	}
 	if err := netns.Remove(l.folder.netns(name)); err != nil {

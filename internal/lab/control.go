@@ -38,9 +38,9 @@ func (c control) start(ctx context.Context, p Process) (ProcessState, error) {
 	return state, c.do(ctx, http.MethodPut, "/"+p.Name, p, &state)
 }
 
-// stop returns when the process is gone.
-func (c control) stop(ctx context.Context, name string) error {
-	return c.do(ctx, http.MethodDelete, "/"+name, nil, nil)
+// stop returns when the process is gone. With kill it is not asked to end.
+func (c control) stop(ctx context.Context, name string, kill bool) error {
+	return c.do(ctx, http.MethodDelete, fmt.Sprintf("/%s?kill=%t", name, kill), nil, nil)
 }
 
 // again returns when the process is ready under another pid; with started, when it runs under another pid.

@@ -11,7 +11,14 @@ import (
 )
 
 // Stop stops Orchestrator or an AgentProcess(node). It stays stopped.
-func (l *Lab) Stop(ctx context.Context, process string) error { return l.control.stop(ctx, process) }
+func (l *Lab) Stop(ctx context.Context, process string) error {
+	return l.control.stop(ctx, process, false)
+}
+
+// Slay kills a process with SIGKILL, and it stays dead until Start.
+func (l *Lab) Slay(ctx context.Context, process string) error {
+	return l.control.stop(ctx, process, true)
+}
 
 // Start starts a process that was stopped and waits until it is ready.
 func (l *Lab) Start(ctx context.Context, process string) error {

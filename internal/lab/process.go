@@ -54,16 +54,17 @@ type keeper struct {
 	stop    context.CancelFunc
 	done    chan struct{} // closed when the process is gone for good
 
-	mu      sync.Mutex
-	state   ProcessState
-	changed chan struct{} // closed and replaced at each change of state
+	mu       sync.Mutex
+	state    ProcessState
+	changed  chan struct{}  // closed and replaced at each change of state
+	farewell syscall.Signal // what stop ends the process with
 }
 
 func keep(ctx context.Context, folder string, p Process, log *slog.Logger) *keeper {
 	ctx, stop := context.WithCancel(ctx)
 	k := &keeper{
 		process: p, folder: folder, log: log.With("process", p.Name), stop: stop,
-		done: make(chan struct{}), state: ProcessState{Name: p.Name}, changed: make(chan struct{}),
+		done: make(chan struct{}), state: ProcessState{Name: p.Name}, changed: make(chan struct{}), farewell: syscall.SIGTERM,
 	}
 	go func() {
 		defer close(k.done)
@@ -123,7 +124,11 @@ func (k *keeper) once(ctx context.Context) error {
 	cmd := exec.CommandContext(ctx, k.process.Argv[0], k.process.Argv[1:]...)
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.Env = append(os.Environ(), "NOTIFY_SOCKET="+notify.path)
-	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+	cmd.Cancel = func() error {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		return cmd.Process.Signal(k.farewell)
+	}
 	cmd.WaitDelay = killAfter
 	if err := ns.Start(cmd); err != nil {
 		return err

@@ -11,6 +11,7 @@ import (
 	"os"
 	"strconv"
 	"sync"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -25,7 +26,8 @@ import (
 //	GET    /processes/NAME?not=PID    the state, once the process is ready under another pid;
 //	                                  with &started=true once it runs under another pid
 //	PUT    /processes/NAME            start it; the answer comes when it is ready
-//	DELETE /processes/NAME            stop it; the answer comes when it is gone
+//	DELETE /processes/NAME            stop it; the answer comes when it is gone;
+//	                                  with ?kill=true it is not asked to end
 func Supervise(ctx context.Context, dir string, log *slog.Logger) error {
 	f := folder(dir)
 	lock, err := os.OpenFile(f.lock(), os.O_CREATE|os.O_RDWR, 0o600)
@@ -141,6 +143,11 @@ func (s *supervisor) start(w http.ResponseWriter, r *http.Request) {
 
 func (s *supervisor) stopOne(w http.ResponseWriter, r *http.Request) {
 	if k := s.keeper(r.PathValue("name")); k != nil {
+		if r.URL.Query().Get("kill") == "true" {
+			k.mu.Lock()
+			k.farewell = syscall.SIGKILL
+			k.mu.Unlock()
+		}
 		s.forget(k)
 	}
 	w.WriteHeader(http.StatusNoContent)

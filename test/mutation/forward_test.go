@@ -178,7 +178,8 @@ func flow() []mutation {
 		{name: "source", old: "same_addr(&f->key.src, &key->src) && ", test: test, cases: []string{"another source"}},
 		{name: "device", old: "f->key.device == key->device &&", test: test, cases: []string{"another device"}},
 		{name: "generation", old: "f->key.generation == key->generation && ", test: test, cases: []string{"from a container that was removed", "from a tenant that was removed", "from before a change"}},
-		{name: "unfinished entries", old: "f->key.generation == key->generation && f->way", new: "f->key.generation == key->generation", test: test, cases: []string{"an entry that was not finished", "a node without a route, again"}},
+		{name: "path", old: "f->key.path == key->path && ", test: test, cases: []string{"another path"}},
+		{name: "unfinished entries", old: "f->key.path == key->path && f->way", new: "f->key.path == key->path", test: test, cases: []string{"an entry that was not finished", "a node without a route, again"}},
 	}
 }
 
