@@ -7,6 +7,8 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"os"
+	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -24,8 +26,9 @@ import (
 const youth = 500 * time.Millisecond
 
 // TestKills kills the agents of two nodes PILASTER_SURVIVE_KILLS times, with the choices of
-// PILASTER_SURVIVE_SEED: while they start, and in the middle of ADD and DEL. Two containers send
-// each other numbered datagrams all the while, and none is lost.
+// PILASTER_SURVIVE_SEED: while they start, in the middle of ADD and DEL, and of taking over from another
+// build, whose tables are laid out otherwise. Two containers send each other numbered datagrams all the
+// while, and none is lost; what they send to nobody is counted, each once.
 func TestKills(t *testing.T) {
 	kills := setting(t, "PILASTER_SURVIVE_KILLS", 8)
 	seed := uint64(rand.Uint32())
@@ -36,6 +39,7 @@ func TestKills(t *testing.T) {
 		}
 	}
 	t.Logf("PILASTER_SURVIVE_SEED=%d", seed)
+	builds := newBuilds(t)
 	l := labtest.New(t, lab.Spec{
 		Nodes:   []string{"n1", "n2"},
 		Tenants: []lab.Tenant{{Name: "blue"}},
@@ -43,8 +47,8 @@ func TestKills(t *testing.T) {
 			{Name: "left", Node: "n1", Tenant: "blue"},
 			{Name: "right", Node: "n2", Tenant: "blue"},
 		},
-	})
-	k := &killer{T: t, lab: l, random: rand.New(rand.NewPCG(seed, 0)), start: time.Now()}
+	}, func(o *lab.Options) { o.Binary = builds.binary })
+	k := &killer{T: t, lab: l, builds: builds, running: map[string]int{}, random: rand.New(rand.NewPCG(seed, 0)), start: time.Now()}
 	sending, stop := context.WithCancel(t.Context())
 	defer stop()
 	streams := []*stream{
@@ -57,26 +61,34 @@ func TestKills(t *testing.T) {
 	}
 	for turn := 0; k.kills < kills; turn++ {
 		node := nodes[k.random.IntN(len(nodes))]
-		switch turn % 3 {
+		switch turn % 4 {
 		case 0:
-			k.young(node)
+			k.duringUpgrade(node)
 		case 1:
-			k.duringAdd(node)
+			k.young(node)
 		case 2:
+			k.duringAdd(node)
+		case 3:
 			k.duringDel(node)
 		}
 		k.works(node)
 	}
 	stop()
-	for _, s := range streams {
+	for i, s := range streams {
 		s.finish(t, k.start)
+		k.counted(nodes[i], s.noise)
 	}
-	t.Logf("%d kills; they cut %d ADDs and %d DELs off", k.kills, k.cutAdds, k.cutDels)
-	if kills >= 50 && (k.cutAdds == 0 || k.cutDels == 0) {
-		t.Error("no ADD or no DEL was cut off: the kills come at the wrong time")
+	t.Logf("%d kills; they cut %d ADDs and %d DELs off; %d starts were of another build than the one before, and %d of those were cut off",
+		k.kills, k.cutAdds, k.cutDels, k.upgrades, k.cutUpgrades)
+	if kills >= 50 && (k.cutAdds == 0 || k.cutDels == 0 || k.cutUpgrades == 0) {
+		t.Error("no ADD, no DEL or no upgrade was cut off: the kills come at the wrong time")
+	}
+	if 10*k.upgrades < k.kills {
+		t.Errorf("%d of %d starts were of another build, want every tenth", k.upgrades, k.kills)
 	}
 	for _, node := range nodes {
 		k.onlyOne(node)
+		k.onlyOwnPins(node)
 	}
 }
 
@@ -87,7 +99,11 @@ type killer struct {
 	random *rand.Rand
 	start  time.Time
 
+	builds  *builds
+	running map[string]int // build of each node's agent
+
 	kills, cutAdds, cutDels, names int
+	upgrades, cutUpgrades          int
 
 	added, removed time.Duration // what the last undisturbed ADD and DEL took
 }
@@ -99,6 +115,10 @@ func (k *killer) crash(node, when string) {
 	k.Logf("%v: kill %d, %s %s", time.Since(k.start).Round(time.Millisecond), k.kills, node, when)
 	_, err := k.lab.Crash(k.Context(), lab.AgentProcess(node))
 	k.must(err)
+	if k.running[node] != k.builds.next {
+		k.upgrades++
+	}
+	k.running[node] = k.builds.next
 }
 
 func (k *killer) wait(most time.Duration) time.Duration {
@@ -111,6 +131,29 @@ func (k *killer) wait(most time.Duration) time.Duration {
 func (k *killer) young(node string) {
 	k.crash(node, "at rest")
 	k.crash(node, fmt.Sprint("at the age of ", k.wait(youth)))
+}
+
+// duringUpgrade has another build take over, kills it some time after its start, and has it or the one
+// before go on.
+func (k *killer) duringUpgrade(node string) {
+	k.builds.choose(k.T, 1-k.running[node])
+	k.crash(node, "at rest, for another build")
+	age := k.wait(youth)
+	before := k.taken(node)
+	if k.random.IntN(2) == 0 {
+		k.builds.choose(k.T, 1-k.running[node])
+	}
+	k.crash(node, fmt.Sprint("at the age of ", age, ", before it was ready: ", !before))
+	if !before {
+		k.cutUpgrades++
+	}
+}
+
+// taken reports whether the agent is ready.
+func (k *killer) taken(node string) bool {
+	states, err := k.lab.Processes(k.Context())
+	k.must(err)
+	return slices.ContainsFunc(states, func(s lab.ProcessState) bool { return s.Name == lab.AgentProcess(node) && s.Ready })
 }
 
 // duringAdd kills an agent while a container comes. Where the ADD fails, a runtime calls DEL.
@@ -173,8 +216,44 @@ func (k *killer) ready(node string) {
 	defer response.Body.Close()
 	body, err := io.ReadAll(response.Body)
 	k.must(err)
+	status, err := k.lab.Agent(node).Status(k.Context(), connect.NewRequest(&pilasterv1.StatusRequest{}))
+	k.must(err)
+	if is := strings.HasSuffix(status.Msg.Version, labtest.OtherVersion); is != (k.running[node] == 1) {
+		k.Fatalf("%s runs version %s, not build %d", node, status.Msg.Version, k.running[node])
+	}
 	if response.StatusCode != http.StatusOK {
 		k.Fatalf("%s: /readyz says %d %s", node, response.StatusCode, body)
+	}
+}
+
+// counted wants each datagram to nobody to be counted once, whichever build dropped it.
+func (k *killer) counted(node string, sent uint64) {
+	const reason = "dst-undecryptable"
+	status, err := k.lab.Agent(node).Status(k.Context(), connect.NewRequest(&pilasterv1.StatusRequest{}))
+	k.must(err)
+	for _, d := range status.Msg.Drops {
+		if d.Reason == reason && (d.Packets != sent || sent == 0) {
+			k.Errorf("%s counted %d drops for %s, and %d were sent", node, d.Packets, reason, sent)
+		}
+	}
+}
+
+// onlyOwnPins wants nothing of the other build to be left but its counters.
+func (k *killer) onlyOwnPins(node string) {
+	pins, err := filepath.Glob(filepath.Join(k.lab.BPF(node), "maps", "*"))
+	k.must(err)
+	own := 0
+	for _, pin := range pins {
+		name := filepath.Base(pin)
+		switch {
+		case strings.Contains(name, "_v99") == (k.running[node] == 1):
+			own++
+		case !strings.HasPrefix(name, "pil_drops"):
+			k.Errorf("%s: %s is left of another build", node, pin)
+		}
+	}
+	if own < 7 {
+		k.Errorf("%s: %d pins of its build: %q", node, own, pins)
 	}
 }
 

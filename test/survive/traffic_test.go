@@ -39,7 +39,8 @@ type stream struct {
 	done     chan struct{}
 	conn     *net.UDPConn
 
-	sent []time.Time // when, by number; the sender's until it has ended
+	sent  []time.Time // when, by number; the sender's until it has ended
+	noise uint64      // datagrams to nobody, one a flow; the sender's too
 
 	mu       sync.Mutex
 	received []int // how often, by number
@@ -100,6 +101,7 @@ func listen(at netip.Addr) (*net.UDPConn, error) {
 // send is on a thread of its own inside the sender's namespace.
 func (s *stream) send(ctx context.Context, address netip.Addr) error {
 	to := &unix.SockaddrInet6{Port: port, Addr: address.As16()}
+	nobody := &unix.SockaddrInet6{Port: port, Addr: netip.MustParseAddr("fc12::1").As16()}
 	fd, from := -1, firstPort
 	defer func() { unix.Close(fd) }()
 	next := time.Now()
@@ -113,6 +115,10 @@ func (s *stream) send(ctx context.Context, address netip.Addr) error {
 			if from++; from > lastPort {
 				from = firstPort
 			}
+			if err := unix.Sendto(fd, nil, 0, nobody); err != nil {
+				return fmt.Errorf("datagram to nobody: %w", err)
+			}
+			s.noise++
 		}
 		if err := unix.Sendto(fd, binary.BigEndian.AppendUint64(nil, uint64(len(s.sent))), 0, to); err != nil {
 			return fmt.Errorf("datagram %d: %w", len(s.sent), err)

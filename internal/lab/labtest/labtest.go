@@ -92,22 +92,31 @@ func makeBinary() (string, error) {
 		return "", fmt.Errorf("find the source tree: %w", err)
 	}
 	tree := filepath.Dir(strings.TrimSpace(string(out)))
-	// Test binaries of several packages run at the same time: one builds, the others find it done.
-	if err := os.MkdirAll(filepath.Join(tree, "bin"), 0o755); err != nil {
-		return "", err
-	}
-	lock, err := os.OpenFile(filepath.Join(tree, "bin", ".lock"), os.O_CREATE|os.O_RDWR, 0o644)
+	unlock, err := lock(tree)
 	if err != nil {
 		return "", err
 	}
-	defer lock.Close()
-	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
-		return "", err
-	}
+	defer unlock()
 	if out, err := exec.Command("make", "-C", tree, "build").CombinedOutput(); err != nil {
 		return "", fmt.Errorf("make build: %w\n%s", err, out)
 	}
 	return filepath.Join(tree, "bin", "pilaster"), nil
+}
+
+// lock makes one test binary of several build, and the others find it done.
+func lock(tree string) (unlock func() error, err error) {
+	if err := os.MkdirAll(filepath.Join(tree, "bin"), 0o755); err != nil {
+		return nil, err
+	}
+	f, err := os.OpenFile(filepath.Join(tree, "bin", ".lock"), os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX); err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f.Close, nil
 }
 
 func showLogs(t testing.TB, l *lab.Lab) {
