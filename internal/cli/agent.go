@@ -93,9 +93,9 @@ func completeAgent(o *agent.Options, tokenFile, nodePrefix string) error {
 		o.NodeName = strings.ToLower(name)
 	}
 	if nodePrefix != "" {
-		p, err := netip.ParsePrefix(nodePrefix)
-		if err != nil || p.Bits() != address.NodeBits || p != p.Masked() {
-			return usage("--node-prefix %q is not of the form fd70:696c:6100:1::/64", nodePrefix)
+		p, err := parseNodePrefix(nodePrefix)
+		if err != nil {
+			return err
 		}
 		o.NodePrefix = p
 	}
@@ -107,4 +107,12 @@ func completeAgent(o *agent.Options, tokenFile, nodePrefix string) error {
 		o.Token = string(b)
 	}
 	return nil
+}
+
+func parseNodePrefix(s string) (netip.Prefix, error) {
+	p, err := netip.ParsePrefix(s)
+	if err != nil || p.Bits() != address.NodeBits || p != p.Masked() {
+		return p, usage("--node-prefix %q is not of the form fd70:696c:6100:1::/64", s)
+	}
+	return p, nil
 }

@@ -8,12 +8,13 @@ import (
 	"github.com/spf13/cobra"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/agent"
 	"pilaster.io/pilaster/internal/preflight"
 )
 
 func newPreflightCommand(env Env) *cobra.Command {
 	config := preflight.Config{Plan: address.DefaultPlan()}
-	var tokenFile string
+	var tokenFile, stateDir, nodePrefix string
 	var out output
 	c := &cobra.Command{
 		Use:   "preflight",
@@ -21,10 +22,12 @@ func newPreflightCommand(env Env) *cobra.Command {
 		Long: `See whether this machine can be a node, before an agent is started on it. Nothing is changed. Features
 of the kernel are tried by using them, in network namespaces made for that and gone afterwards.
 
-With --orchestrator and --token-file it also calls at the orchestrator, without joining. What the fabric does
-cannot be seen from a node: the route to its /64, and the check of its sources.
+With --orchestrator and --token-file it also calls at the orchestrator, without joining. A machine that has a prefix,
+by its agent's state or --node-prefix, sends its router two packets for it, one with a false source: the first
+comes back where the fabric has the node's route, the second where it checks no sources.
 
-A line a check: ok, warn or fail, and what to do. The exit status is 1 where something failed.`,
+A line a check: ok, warn, fail, or todo for what could not be checked, and what to do. The exit status is 1 where
+something failed.`,
 		Example: `  pilaster preflight --uplink eth0
   pilaster preflight --uplink eth0 --orchestrator https://[2001:db8::1]:7070 --token-file /etc/pilaster/join-token`,
 		Args: cobra.NoArgs,
@@ -42,6 +45,15 @@ A line a check: ok, warn or fail, and what to do. The exit status is 1 where som
 				}
 				config.Token = string(b)
 			}
+			if nodePrefix != "" {
+				p, err := parseNodePrefix(nodePrefix)
+				if err != nil {
+					return err
+				}
+				config.NodePrefix = p
+			} else if state, _ := agent.ReadDiskState(stateDir); state.Node.Cluster != nil {
+				config.NodePrefix = state.Node.Cluster.Prefix
+			}
 			results := preflight.Run(c.Context(), config)
 			if err := out.print(env.Stdout, results, func(w io.Writer) { showResults(w, results) }); err != nil {
 				return err
@@ -58,6 +70,8 @@ A line a check: ok, warn or fail, and what to do. The exit status is 1 where som
 	f.StringVar(&tokenFile, "token-file", "", "file with the join token")
 	f.TextVar(&config.Plan.Base, "base-prefix", config.Plan.Base, "the prefix node /64s are cut from")
 	f.TextVar(&config.Plan.Private, "private-prefix", config.Plan.Private, "the prefix of the addresses containers see")
+	f.StringVar(&nodePrefix, "node-prefix", "", "the /64 that the fabric routes to this node (default: as the agent's state says)")
+	f.StringVar(&stateDir, "state-dir", "/var/lib/pilaster", "the agent's --state-dir")
 	f.StringVar(&config.BPFFS, "bpffs", "/sys/fs/bpf/pilaster", "where the packet path is pinned")
 	f.IntVar(&config.MTUReserve, "mtu-reserve", 0, "bytes the containers' MTU stays below the uplink's")
 	_ = c.MarkFlagRequired("uplink")

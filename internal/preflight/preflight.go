@@ -1,11 +1,11 @@
 // Package preflight finds out whether this machine can be a node before an agent is started on it.
-// It changes nothing that outlives it. What the fabric does, a route to the node and a check of its
-// sources, cannot be seen from here.
+// It changes nothing that outlives it. What cannot be seen from here is said to be unchecked.
 package preflight
 
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"strings"
 
 	"pilaster.io/pilaster/internal/address"
@@ -17,7 +17,8 @@ type Config struct {
 	Plan       address.Plan
 	MTUReserve int // bytes
 	BPFFS      string
-	URL, Token string // of the orchestrator, and the token's text; both empty to leave it out
+	NodePrefix netip.Prefix // the node's; zero where it has none yet
+	URL, Token string       // of the orchestrator, and the token's text; both empty to leave it out
 }
 
 // State is how a check ended.
@@ -27,6 +28,7 @@ const (
 	OK   State = "ok"
 	Warn State = "warn" // a node works, and this may surprise
 	Fail State = "fail" // a node will not work
+	Todo State = "todo" // could not be checked; somebody has to
 )
 
 // Result of one check.
@@ -54,8 +56,11 @@ func Run(ctx context.Context, c Config) []Result {
 	add("uplink", found)
 	if uplink != nil {
 		add("mtu", mtu(uplink, c.MTUReserve))
-		add("other programs", otherPrograms(uplink))
+		add("other programs", otherPrograms(uplink, c.BPFFS))
 		add("way to nodes", wayToNodes(uplink, c.Plan))
+		route, sources := fabric(ctx, uplink, c.Plan, c.NodePrefix)
+		add("route to this node", route)
+		add("source check", sources)
 	}
 	add("router advertisements", routerAdvertisements())
 	add("private prefix", privatePrefix(c.Plan))
@@ -92,6 +97,10 @@ func warn(do, format string, args ...any) Result {
 
 func fail(do, format string, args ...any) Result {
 	return Result{State: Fail, Says: fmt.Sprintf(format, args...), Do: do}
+}
+
+func todo(do, format string, args ...any) Result {
+	return Result{State: Todo, Says: fmt.Sprintf(format, args...), Do: do}
 }
 
 // unknown is a check that could not be made.

@@ -7,15 +7,16 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/datapath"
 	"pilaster.io/pilaster/internal/netns"
 )
 
@@ -45,11 +46,24 @@ func findUplink(name string) (netlink.Link, Result) {
 }
 
 func mtu(uplink netlink.Link, reserve int) Result {
-	const least = 1280 // RFC 8200 §5
+	const (
+		least    = 1280 // RFC 8200 §5
+		ethernet = 1500
+	)
 	left := uplink.Attrs().MTU - reserve
 	if left < least {
 		return fail("raise the one or lower the other", "%s has an MTU of %d, less a reserve of %d that is under IPv6's %d",
 			uplink.Attrs().Name, uplink.Attrs().MTU, reserve, least)
+	}
+	name := uplink.Attrs().Name
+	// A router may announce less than the device takes (RFC 4861 §4.6.4); the kernel keeps that apart.
+	if announced, err := strconv.Atoi(ipv6(name, "mtu")); err == nil && announced < uplink.Attrs().MTU {
+		return warn(fmt.Sprintf("ip link set %s mtu %d, or give the agent --mtu-reserve %d", name, announced, uplink.Attrs().MTU-announced+reserve),
+			"containers get %d bytes, but the router of %s announces %d: larger packets are lost", left, name, announced)
+	}
+	if left > ethernet {
+		return todo(fmt.Sprintf("on the way to each other node: ping -M do -s %d, and 'pilaster preflight' there", left-48),
+			"containers get %d bytes; not checked: whether all nodes and the fabric between them carry as much", left)
 	}
 	return ok("containers get %d bytes", left)
 }
@@ -58,24 +72,37 @@ func mtu(uplink netlink.Link, reserve int) Result {
 const ours = "pil_uplink_"
 
 // otherPrograms tells who sees packets beside us. The agent goes first in the chain; XDP stands before all of it.
-func otherPrograms(uplink netlink.Link) Result {
+func otherPrograms(uplink netlink.Link, bpffs string) Result {
 	name := uplink.Attrs().Name
 	if xdp := uplink.Attrs().Xdp; xdp != nil && xdp.Attached {
 		return warn("see that it passes IPv6 on", "an XDP program (id %d) on %s sees containers' packets before ours", xdp.ProgId, name)
 	}
+	pinned := map[uint32]bool{}
+	pins, _ := datapath.DumpPins(bpffs) // without pins nothing on the uplink is ours
+	for _, p := range pins {
+		pinned[p.ID] = pinned[p.ID] || p.Kind == "link"
+	}
 	var before, after []string
 	running := false
 	for _, hook := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
-		r, err := link.QueryPrograms(link.QueryOptions{Target: uplink.Attrs().Index, Attach: hook})
+		chain, err := datapath.Chain(uplink, hook)
 		if err != nil {
 			return fail("use Linux 6.12 or newer", "the programs of %s cannot be listed (tcx): %v", name, err)
 		}
-		names := programNames(r.Programs)
-		if own := slices.IndexFunc(names, func(n string) bool { return strings.HasPrefix(n, ours) }); own >= 0 {
-			before, running = append(before, names[:own]...), true
-		} else {
-			after = append(after, names...)
+		own := slices.IndexFunc(chain.Programs, func(p datapath.HookedProgram) bool { return strings.HasPrefix(p.Name, ours) })
+		if own >= 0 && !pinned[chain.Programs[own].Link] {
+			return fail("use the --bpffs and --state-dir that agent was started with, or take it apart with 'pilaster node reset'",
+				"%s carries the packet path of another agent, whose pins are not in %s", name, bpffs)
 		}
+		for i, p := range chain.Programs {
+			switch {
+			case own < 0:
+				after = append(after, p.Name)
+			case i < own:
+				before = append(before, p.Name)
+			}
+		}
+		running = running || own >= 0
 	}
 	switch {
 	case len(before) > 0:
@@ -90,25 +117,16 @@ func otherPrograms(uplink netlink.Link) Result {
 	return ok("none on %s", name)
 }
 
-func programNames(programs []link.AttachedProgram) []string {
-	names := make([]string, len(programs))
-	for i, p := range programs {
-		names[i] = fmt.Sprintf("program %d", p.ID)
-		if program, err := ebpf.NewProgramFromID(p.ID); err == nil {
-			if info, err := program.Info(); err == nil && info.Name != "" {
-				names[i] = info.Name
-			}
-			program.Close()
-		}
-	}
-	return names
+// routesToNodes are those to the last node there can be.
+func routesToNodes(plan address.Plan) ([]netlink.Route, error) {
+	other := plan.Node(plan.Nodes() - 1).Addr().Next()
+	return netns.List(func() ([]netlink.Route, error) { return netlink.RouteGet(other.AsSlice()) })
 }
 
 // wayToNodes asks where packets to a node would leave. Routes may come later, so nothing fails here.
 func wayToNodes(uplink netlink.Link, plan address.Plan) Result {
 	name := uplink.Attrs().Name
-	other := plan.Node(plan.Nodes() - 1).Addr().Next()
-	routes, err := netns.List(func() ([]netlink.Route, error) { return netlink.RouteGet(other.AsSlice()) })
+	routes, err := routesToNodes(plan)
 	if err != nil || len(routes) == 0 {
 		return warn(fmt.Sprintf("give %s a default route or one for %v", name, plan.Base), "no route leads to other nodes in %v", plan.Base)
 	}

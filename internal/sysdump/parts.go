@@ -27,9 +27,9 @@ func object[T any](name string, read func(context.Context) (T, error)) Part {
 		v, err := read(ctx)
 		b, encoding := json.MarshalIndent(v, "", "  ")
 		if encoding != nil || string(b) == "null" {
-			b = nil
+			return nil, errors.Join(err, encoding)
 		}
-		return b, errors.Join(err, encoding)
+		return append(b, '\n'), errors.Join(err, encoding)
 	}}
 }
 

@@ -51,17 +51,14 @@ func (c Config) machine() []Part {
 			if c.Uplink == "" {
 				return nil, errors.New("the uplink is not known, because nothing is pinned; name it with --uplink")
 			}
-			return preflight.Run(ctx, preflight.Config{Uplink: c.Uplink, Plan: c.plan(), BPFFS: c.BPFFS}), nil
+			config := preflight.Config{Uplink: c.Uplink, Plan: address.DefaultPlan(), BPFFS: c.BPFFS}
+			if s, _ := agent.ReadDiskState(c.StateDir); s.Node.Cluster != nil {
+				config.Plan = address.Plan{Base: s.Node.Cluster.Base, Private: s.Node.Cluster.Private}
+				config.NodePrefix = s.Node.Cluster.Prefix
+			}
+			return preflight.Run(ctx, config), nil
 		}),
 	}
-}
-
-// plan is the cluster's where this node knows it.
-func (c Config) plan() address.Plan {
-	if s, _ := agent.ReadDiskState(c.StateDir); s.Node.Cluster != nil {
-		return address.Plan{Base: s.Node.Cluster.Base, Private: s.Node.Cluster.Private}
-	}
-	return address.DefaultPlan()
 }
 
 func (c Config) agent() []Part {

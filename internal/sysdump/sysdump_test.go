@@ -68,7 +68,7 @@ func TestWrite(t *testing.T) {
 		t.Fatalf("%v, %v", files, err)
 	}
 	delete(files, "dump/index.json")
-	if want := "map[dump/echo.txt:hello\n dump/half.json:[\n  7\n]]"; fmt.Sprint(files) != want {
+	if want := "map[dump/echo.txt:hello\n dump/half.json:[\n  7\n]\n]"; fmt.Sprint(files) != want {
 		t.Errorf("files %q, want %q", fmt.Sprint(files), want)
 	}
 	for i, says := range []string{"the rest is away", "all of it is away", "no such file", ""} {
