@@ -34,6 +34,10 @@ type Driver interface {
 	CreateDevice(ctx context.Context, r endpoint.Record) (endpoint.Device, error)
 	// Activate writes the map entries of a record whose device exists; packets flow afterwards.
 	Activate(endpoint.Record) error
+	// MTU is what an endpoint is to have now, in bytes; an error says why there is no good one.
+	MTU() (int, error)
+	// SetMTU changes that of an active endpoint's device, on both sides.
+	SetMTU(r endpoint.Record, mtu int) error
 	// Remove takes away map entries first, then the device. The namespace may be gone already.
 	Remove(ctx context.Context, r endpoint.Record) error
 	// Check compares what exists with the record and names the first difference: link, address,

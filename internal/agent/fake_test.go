@@ -33,13 +33,14 @@ type fakeDriver struct {
 	lost    map[string]error // what Restore says of containers
 	during  func(call string, r endpoint.Record)
 	status  Status
+	mtu     int
 	events  chan Event
 }
 
 func newFakeDriver() *fakeDriver {
 	return &fakeDriver{
 		tenants: map[string]tenant.Tenant{}, devices: map[endpoint.ID]endpoint.Record{}, active: map[endpoint.ID]endpoint.Record{},
-		fail: map[string]error{}, lost: map[string]error{}, events: make(chan Event), status: Status{Healthy: true, FirstInChain: true},
+		fail: map[string]error{}, lost: map[string]error{}, events: make(chan Event), mtu: 1500, status: Status{Healthy: true, FirstInChain: true},
 	}
 }
 
@@ -81,8 +82,10 @@ func (d *fakeDriver) CreateDevice(_ context.Context, r endpoint.Record) (endpoin
 	if err := d.call("CreateDevice", r); err != nil {
 		return endpoint.Device{}, err
 	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	return endpoint.Device{
-		HostName: fmt.Sprintf("pil%d", r.ID), HostIfindex: 100 + int(r.ID), MTU: 1500,
+		HostName: fmt.Sprintf("pil%d", r.ID), HostIfindex: 100 + int(r.ID), MTU: d.mtu,
 		HostMAC: net.HardwareAddr{2, 0x70, 0x69, 0x6c, 0, 1}, ContainerMAC: net.HardwareAddr{2, 0x70, 0x69, 0x6c, 0, 2},
 	}, nil
 }
@@ -136,6 +139,18 @@ func (d *fakeDriver) Restore(_ context.Context, keep []endpoint.Record) (map[end
 		}
 	}
 	return lost, nil
+}
+
+func (d *fakeDriver) MTU() (int, error) {
+	err := d.call("MTU", endpoint.Record{})
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.mtu, err
+}
+
+func (d *fakeDriver) SetMTU(r endpoint.Record, mtu int) error {
+	r.Device.MTU = mtu
+	return d.call("SetMTU", r)
 }
 
 func (d *fakeDriver) Status() (Status, error) { return d.status, d.call("Status", endpoint.Record{}) }

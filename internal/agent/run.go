@@ -280,4 +280,5 @@ func (d *daemon) supply(ctx context.Context, g *errgroup.Group, core *Core, over
 		return nil
 	})
 	g.Go(func() error { return overlap.run(ctx, d.Log) })
+	g.Go(func() error { return followUplink(ctx, d.Uplink, core, d.Log) })
 }

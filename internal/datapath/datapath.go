@@ -68,6 +68,9 @@ func Open(c Config) (_ *Datapath, err error) {
 	if d.uplink, err = d.netlink.LinkByName(c.Uplink); err != nil {
 		return nil, fmt.Errorf("uplink %s: %w; name the device to the fabric with --uplink", c.Uplink, err)
 	}
+	if _, err := d.MTU(); err != nil {
+		return nil, fmt.Errorf("%w; nothing was changed", err)
+	}
 	if err := d.aloneOnUplink(); err != nil {
 		return nil, err
 	}

@@ -44,7 +44,7 @@ var (
 // CreateDevice makes the pair, its container side born in the container's namespace: moving it there
 // later would cost 30 times as much.
 func (d *Datapath) CreateDevice(ctx context.Context, r endpoint.Record) (_ endpoint.Device, err error) {
-	mtu, err := d.mtu()
+	mtu, err := d.MTU()
 	if err != nil {
 		return endpoint.Device{}, err
 	}

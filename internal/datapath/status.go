@@ -26,12 +26,16 @@ func (d *Datapath) Status() (agent.Status, error) {
 	if err != nil {
 		return agent.Status{}, err
 	}
+	problems := append(missing, notFirst...)
+	if _, err := d.MTU(); err != nil {
+		problems = append(problems, err.Error())
+	}
 	return agent.Status{
 		DeviceKind:   "veth",
 		Programs:     objectVersion(),
 		Healthy:      len(missing) == 0,
 		FirstInChain: len(missing) == 0 && len(notFirst) == 0,
-		Problems:     append(missing, notFirst...),
+		Problems:     problems,
 		Entries:      entries,
 		Drops:        drops,
 	}, nil

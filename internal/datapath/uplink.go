@@ -175,19 +175,3 @@ func nodeAddress(prefix netip.Prefix) *netlink.Addr {
 func guardRoute(prefix netip.Prefix) *netlink.Route {
 	return &netlink.Route{Dst: ipNet(prefix), Type: unix.RTN_UNREACHABLE, Protocol: unix.RTPROT_STATIC, Priority: 4096}
 }
-
-// mtu of a container is the uplink's less the reserve.
-func (d *Datapath) mtu() (int, error) {
-	uplink, err := d.netlink.LinkByIndex(d.uplink.Attrs().Index)
-	if err != nil {
-		return 0, fmt.Errorf("uplink %s: %w", d.config.Uplink, err)
-	}
-	mtu := uplink.Attrs().MTU - d.config.MTUReserve
-	if mtu < ipv6MinMTU {
-		return 0, fmt.Errorf("uplink %s has an MTU of %d, less a reserve of %d that is under IPv6's %d; raise the one or lower the other",
-			d.config.Uplink, uplink.Attrs().MTU, d.config.MTUReserve, ipv6MinMTU)
-	}
-	return mtu, nil
-}
-
-const ipv6MinMTU = 1280 // RFC 8200 §5

@@ -1,0 +1,60 @@
+package datapath
+
+import (
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+)
+
+// TestUplinkTooNarrow: containers under IPv6's least MTU would lose their addresses.
+func TestUplinkTooNarrow(t *testing.T) {
+	n := newWire(t).nodes[0]
+	must(t, n.datapath.Close())
+	n.setUplink(t, func(h *netlink.Handle, eth0 netlink.Link) error { return h.LinkSetMTU(eth0, 1300) })
+	config := n.datapath.config
+	config.MTUReserve, config.BPFFS = 21, bpffs(t)
+	must(t, n.ns.Do(func() error {
+		d, err := Open(config)
+		if err == nil {
+			t.Errorf("a packet path was opened: %v", d.Close())
+		} else if !strings.Contains(err.Error(), "under IPv6's 1280") || !strings.Contains(err.Error(), "nothing was changed") {
+			t.Error(err)
+		}
+		return nil
+	}))
+	if _, err := os.Stat(config.BPFFS); !os.IsNotExist(err) {
+		t.Errorf("%s was made: %v", config.BPFFS, err)
+	}
+}
+
+// TestMTUOfALiveDevice: both sides change, down and up, and packets of the new length fit.
+func TestMTUOfALiveDevice(t *testing.T) {
+	w := newWire(t)
+	a, b := w.nodes[0].add(t, blue, 1), w.nodes[1].add(t, blue, 1)
+	for _, mtu := range []int{1400, 1500, 1280} {
+		must(t, a.node.datapath.SetMTU(a.record, mtu))
+		for _, side := range []struct {
+			name string
+			link func() (netlink.Link, error)
+		}{
+			{"the node's side", func() (netlink.Link, error) { return a.node.datapath.hostSide(a.record) }},
+			{"the container's side", func() (netlink.Link, error) {
+				h, err := a.ns.Netlink()
+				must(t, err)
+				defer h.Close()
+				return h.LinkByName("eth0")
+			}},
+		} {
+			link, err := side.link()
+			must(t, err)
+			if got := link.Attrs().MTU; got != mtu {
+				t.Errorf("%s has an MTU of %d, not %d", side.name, got, mtu)
+			}
+		}
+		if r := a.ping(t, b.seen(), mtu-48, patience); r.Received != r.Sent {
+			t.Errorf("%d of %d packets of %d bytes came back", r.Received, r.Sent, mtu)
+		}
+	}
+}
