@@ -77,7 +77,7 @@ func appFromProto(a *pilasterv1.App) (App, error) {
 }
 
 func tenantFromProto(t *pilasterv1.Tenant) (tenant.Tenant, error) {
-	out := tenant.Tenant{Name: t.GetName(), Addressing: tenant.Encrypted}
+	out := tenant.Tenant{Name: t.GetName(), Addressing: tenant.Encrypted, Changes: t.GetChanges()}
 	if t.GetCreated() != nil {
 		out.Created = t.Created.AsTime()
 	}
@@ -88,10 +88,10 @@ func tenantFromProto(t *pilasterv1.Tenant) (tenant.Tenant, error) {
 		if id.Id < 1 || id.Id > uint32(address.MaxTenantID) || len(id.Key) != len(address.Key{}) {
 			return out, fmt.Errorf("tenant %s: id %d with a key of %d bytes cannot be used", t.GetName(), id.Id, len(id.Key))
 		}
-		out.IDs = append(out.IDs, tenant.ID{ID: address.TenantID(id.Id), Key: address.Key(id.Key)})
+		out.IDs = append(out.IDs, tenant.ID{ID: address.TenantID(id.Id), Key: address.Key(id.Key), OnlyAccepted: id.OnlyAccepted})
 	}
-	if len(out.IDs) == 0 {
-		return out, fmt.Errorf("tenant %s has no id", t.GetName())
+	if out.Current().ID == 0 {
+		return out, fmt.Errorf("tenant %s has no id to draw from", t.GetName())
 	}
 	return out, nil
 }
@@ -124,26 +124,16 @@ func knownFromProto(tenants []*pilasterv1.Tenant, apps []*pilasterv1.App, whole 
 	return list, nil
 }
 
-// heldToProto is what this node uses, without keys.
-func heldToProto(all []Known) *pilasterv1.Held {
-	held := &pilasterv1.Held{}
-	for _, k := range all {
-		t := &pilasterv1.Tenant{Name: k.Tenant.Name, Addressing: pilasterv1.Addressing_ADDRESSING_ENCRYPTED}
-		if !k.Tenant.Created.IsZero() {
-			t.Created = timestamppb.New(k.Tenant.Created)
-		}
-		if k.Tenant.Addressing == tenant.Clear {
-			t.Addressing = pilasterv1.Addressing_ADDRESSING_CLEAR
-		}
-		for _, id := range k.Tenant.IDs {
-			t.Ids = append(t.Ids, &pilasterv1.TenantId{Id: uint32(id.ID)})
-		}
-		held.Tenants = append(held.Tenants, t)
-		for _, a := range k.Apps {
-			held.Apps = append(held.Apps, appToProto(k.Tenant.Name, a))
-		}
+// tenantToProto leaves the ids out.
+func tenantToProto(t tenant.Tenant) *pilasterv1.Tenant {
+	out := &pilasterv1.Tenant{Name: t.Name, Addressing: pilasterv1.Addressing_ADDRESSING_ENCRYPTED, Changes: t.Changes}
+	if !t.Created.IsZero() {
+		out.Created = timestamppb.New(t.Created)
 	}
-	return held
+	if t.Addressing == tenant.Clear {
+		out.Addressing = pilasterv1.Addressing_ADDRESSING_CLEAR
+	}
+	return out
 }
 
 func membershipFromProto(r *pilasterv1.RegisterResponse) (Membership, error) {

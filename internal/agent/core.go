@@ -164,7 +164,7 @@ func (c *Core) Add(ctx context.Context, q AddRequest) (endpoint.Record, error) {
 	r, err := c.prepare(q, id, t, app)
 	if err != nil {
 		c.giveID(id)
-		c.release(ctx, q.Tenant)
+		c.release(ctx, q.Tenant, t.Current().ID)
 		return endpoint.Record{}, err
 	}
 	if err := c.build(ctx, &r, q); err != nil {
@@ -182,7 +182,7 @@ func (c *Core) prepare(q AddRequest, id endpoint.ID, t tenant.Tenant, app addres
 	a, err := c.network.Prepare(t, app)
 	if err != nil {
 		if errors.Is(err, endpoint.ErrExhausted) {
-			return endpoint.Record{}, refuse(ErrExhausted, "%w\n  nothing was changed; use another node, or labels that make another app", err)
+			return endpoint.Record{}, refuse(ErrExhausted, "%w\n  nothing was changed; `pilaster tenant rotate-key %s` gives the tenant an id with fresh addresses; until then use another node, or labels that make another app", err, t.Name)
 		}
 		return endpoint.Record{}, err
 	}
@@ -261,7 +261,7 @@ func (c *Core) remove(ctx context.Context, r endpoint.Record) error {
 		return err
 	}
 	c.giveID(r.ID)
-	c.release(ctx, r.Tenant)
+	c.release(ctx, r.Tenant, r.TenantID)
 	return nil
 }
 

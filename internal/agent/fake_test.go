@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -20,6 +21,7 @@ import (
 var (
 	nodePrefix = netip.MustParsePrefix("fd70:696c:6100:1::/64")
 	errFake    = errors.New("made to fail")
+	blueKey    = address.Key{1}
 )
 
 // fakeDriver is a kernel that remembers what it was told and fails where it is told to.
@@ -60,6 +62,11 @@ func (d *fakeDriver) PutTenant(t tenant.Tenant) error {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	for _, had := range d.tenants[t.Name].IDs {
+		if !t.Has(had.ID) {
+			t.IDs = append(slices.Clone(t.IDs), had) // stays until DeleteTenant
+		}
+	}
 	d.tenants[t.Name] = t
 	return nil
 }
@@ -70,7 +77,11 @@ func (d *fakeDriver) DeleteTenant(t tenant.Tenant) error {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	delete(d.tenants, t.Name)
+	left := d.tenants[t.Name]
+	left.IDs = slices.DeleteFunc(slices.Clone(left.IDs), func(id tenant.ID) bool { return t.Has(id.ID) })
+	if d.tenants[t.Name] = left; len(left.IDs) == 0 {
+		delete(d.tenants, t.Name)
+	}
 	return nil
 }
 
@@ -193,7 +204,7 @@ type fakeOrchestrator struct {
 func newFakeOrchestrator() *fakeOrchestrator {
 	return &fakeOrchestrator{
 		tenants: map[string]tenant.Tenant{
-			"blue": {Name: "blue", Addressing: tenant.Encrypted, IDs: []tenant.ID{{ID: 1, Key: address.Key{1}}}},
+			"blue": {Name: "blue", Addressing: tenant.Encrypted, IDs: []tenant.ID{{ID: 1, Key: blueKey}}},
 			"red":  {Name: "red", Addressing: tenant.Clear, IDs: []tenant.ID{{ID: 2, Key: address.Key{2}}}},
 		},
 		apps: map[string]address.AppID{},

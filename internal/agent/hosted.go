@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/tenant"
@@ -20,6 +21,7 @@ func (c *Core) acquire(ctx context.Context, name string, identity map[string]str
 	if err := c.tenants.takes(name); err != nil {
 		return tenant.Tenant{}, 0, err
 	}
+	defer c.tenants.resolve(name)()
 	t, app, err = c.resolver.Resolve(ctx, name, identity)
 	if err != nil {
 		return tenant.Tenant{}, 0, err
@@ -65,31 +67,43 @@ func (c *Core) hold(ctx context.Context, name string, identity map[string]string
 		}
 		return t, 0, false, err
 	}
-	c.tenants.count(name, +1)
+	c.tenants.count(name, known.Tenant.Current().ID, +1)
 	return known.Tenant, app, true, nil
 }
 
 // put makes the driver know the tenant. The caller holds the tenant's lock.
 func (c *Core) put(name string) error {
 	known, _, ok := c.tenants.get(name)
-	if !ok || c.tenants.isPut(name) {
+	if !ok {
+		return nil
+	}
+	had := c.tenants.put(name)
+	if slices.Equal(had, known.Tenant.IDs) {
 		return nil
 	}
 	if err := c.driver.PutTenant(known.Tenant); err != nil {
 		return fmt.Errorf("making tenant %s known to the packet path: %w", name, err)
 	}
-	c.tenants.setPut(name, true)
+	// Retired ids go when no list names them any more.
+	retired := known.Tenant
+	retired.IDs = slices.DeleteFunc(slices.Clone(had), func(id tenant.ID) bool { return known.Tenant.Has(id.ID) })
+	if len(retired.IDs) > 0 {
+		if err := c.driver.DeleteTenant(retired); err != nil {
+			return fmt.Errorf("taking retired ids of tenant %s from the packet path: %w", name, err)
+		}
+	}
+	c.tenants.setPut(name, known.Tenant.IDs)
 	return nil
 }
 
-// release counts one endpoint of the tenant less; with the last one this node forgets it.
-func (c *Core) release(ctx context.Context, name string) {
+// release counts one endpoint of the tenant's id less; with the tenant's last one this node forgets it.
+func (c *Core) release(ctx context.Context, name string, id address.TenantID) {
 	unlock, err := c.byTenant.lock(context.WithoutCancel(ctx), name)
 	if err != nil {
 		return // cannot happen: the context never ends
 	}
 	defer unlock()
-	if c.tenants.count(name, -1) == 0 {
+	if c.tenants.count(name, id, -1) == 0 {
 		c.forget(name)
 	}
 }
@@ -101,7 +115,7 @@ func (c *Core) forget(name string) {
 	if !ok {
 		return
 	}
-	c.tenants.setPut(name, false)
+	c.tenants.setPut(name, nil)
 	if err := c.driver.DeleteTenant(known.Tenant); err != nil {
 		c.log.Error("tenant stays in the packet path", "tenant", name, "error", err)
 		return

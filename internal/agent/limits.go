@@ -39,7 +39,7 @@ func (c *Core) Limits() []Limit {
 func (t *Tenants) limit(name string, used, capacity int) Limit {
 	l := Limit{Entries: Entries{Table: name, Used: used, Capacity: capacity}}
 	for _, tenant := range slices.Sorted(maps.Keys(t.m)) {
-		uses := t.m[tenant].endpoints
+		uses := t.m[tenant].count()
 		if name == limitTenantIDs {
 			uses = len(t.m[tenant].Tenant.IDs)
 		}
@@ -107,7 +107,7 @@ func (t *Tenants) refuse(name string, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if h := t.m[name]; h != nil {
-		h.refused, h.Whole = fmt.Errorf("tenant %s has ids this node did not take, and its newest containers are out of reach: %w", name, err), false
+		h.refused, h.Whole = fmt.Errorf("tenant %s has an id this node did not take, so nothing is drawn from it unless it is forced: %w", name, err), false
 	}
 }
 

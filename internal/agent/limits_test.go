@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/tenant"
@@ -103,14 +104,16 @@ func TestNoRoomForANewKey(t *testing.T) {
 		}
 	}
 	apply()
-	if problems := b.tenants.refusals(); len(problems) != 1 || !strings.Contains(problems[0], "tenant blue has ids this node did not take") {
+	if problems := b.tenants.refusals(); len(problems) != 1 || !strings.Contains(problems[0], "tenant blue has an id this node did not take") {
 		t.Errorf("problems %q", problems)
 	}
 	if k, _, _ := b.tenants.get("red"); len(k.Apps) != 2 || len(b.driver.ids("blue")) != 1 {
 		t.Errorf("red has apps %v, blue ids %v", k.Apps, b.driver.ids("blue"))
 	}
-	if _, incomplete := b.tenants.Report(); !slices.Equal(incomplete, []string{"blue"}) {
-		t.Errorf("reported as incomplete: %v", incomplete)
+	var report pilasterv1.FollowRequest
+	b.tenants.Report(&report)
+	if !slices.Equal(report.IncompleteTenants, []string{"blue"}) || !slices.Equal(report.Hosting[0].Accepts, []uint32{1}) {
+		t.Errorf("reported %v", &report)
 	}
 	if err := b.Delete(t.Context(), "c2", "eth0"); err != nil {
 		t.Fatal(err)

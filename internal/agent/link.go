@@ -120,7 +120,7 @@ func (l *Link) register(ctx context.Context) (pilasterv1connect.NodeServiceClien
 	if err != nil {
 		return nil, fmt.Errorf("addresses of the uplink: %w", err)
 	}
-	req := &pilasterv1.RegisterRequest{Version: l.config.Version, Held: heldToProto(l.config.Tenants.All())}
+	req := &pilasterv1.RegisterRequest{Version: l.config.Version, Held: l.config.Tenants.held()}
 	for _, a := range addrs {
 		req.UplinkAddresses = append(req.UplinkAddresses, a.String())
 	}
@@ -220,13 +220,13 @@ func (l *Link) follow(ctx context.Context, core *Core) (heard bool, err error) {
 	}
 }
 
-// reportHosted tells the set of hosted tenants now and whenever it has changed.
+// reportHosted tells what this node hosts now and whenever it has changed.
 func (l *Link) reportHosted(ctx context.Context, stream *connect.BidiStreamForClient[pilasterv1.FollowRequest, pilasterv1.FollowResponse]) error {
 	known := l.Status().Revision
 	for {
-		hosted, incomplete := l.config.Tenants.Report()
-		err := stream.Send(&pilasterv1.FollowRequest{HostedTenants: hosted, ResumeRevision: known, IncompleteTenants: incomplete})
-		if err != nil {
+		report := &pilasterv1.FollowRequest{ResumeRevision: known, Sequence: l.config.Node.Sequence()}
+		l.config.Tenants.Report(report)
+		if err := stream.Send(report); err != nil {
 			return err // Receive tells the reason
 		}
 		known = 0 // only the first message resumes
@@ -275,7 +275,7 @@ func (l *Link) Resolve(ctx context.Context, name string, identity map[string]str
 	client, err := l.dial(ctx)
 	if err == nil {
 		var resp *connect.Response[pilasterv1.ResolveResponse]
-		resp, err = client.Resolve(ctx, connect.NewRequest(&pilasterv1.ResolveRequest{Tenant: name, Labels: identity}))
+		resp, err = client.Resolve(ctx, connect.NewRequest(&pilasterv1.ResolveRequest{Tenant: name, Labels: identity, Sequence: l.config.Node.Sequence()}))
 		if err == nil {
 			return resolved(resp.Msg)
 		}

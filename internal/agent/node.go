@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/durable"
@@ -19,6 +20,8 @@ type Node struct {
 
 	mu   sync.Mutex
 	file nodeFile
+
+	messages atomic.Uint32 // since this start
 }
 
 const nodeFileName = "node.json"
@@ -28,6 +31,7 @@ type nodeFile struct {
 	Name    string       `json:"name"`
 	UUID    string       `json:"uuid"`
 	Cluster *clusterFile `json:"cluster,omitempty"` // nil before the first registration
+	Starts  uint32       `json:"starts,omitempty"`  // of the agent, counted
 }
 
 // clusterFile is what registration fixed for good.
@@ -46,26 +50,28 @@ type Membership struct {
 	Plan        address.Plan
 }
 
-// OpenNode reads <dir>/node.json, or writes one with a new UUID.
+// OpenNode reads <dir>/node.json, or makes a new UUID, and writes it with one start more.
 func OpenNode(dir, name string) (*Node, error) {
 	n := &Node{path: filepath.Join(dir, nodeFileName)}
 	err := durable.Read(n.path, &n.file)
-	if errors.Is(err, fs.ErrNotExist) {
+	fresh := errors.Is(err, fs.ErrNotExist)
+	if fresh {
 		n.file = nodeFile{Version: 1, Name: name, UUID: join.NewUUID()}
-		return n, durable.Write(n.path, n.file, 0o600)
-	}
-	if err != nil {
+	} else if err != nil {
 		return nil, err
 	}
 	if err := n.file.validate(); err != nil {
 		return nil, &durable.CorruptError{Path: n.path, Err: err}
 	}
-	switch {
-	case n.file.Name == name:
-		return n, nil
-	case n.file.Cluster == nil: // the name was not taken, or may not have been
+	renamed := n.file.Name != name
+	if !renamed || n.file.Cluster == nil { // the name was not taken, or may not have been
 		n.file.Name = name
-		return n, durable.Write(n.path, n.file, 0o600)
+		n.file.Starts++
+		if err := durable.Write(n.path, n.file, 0o600); err != nil && (fresh || renamed) {
+			return nil, err
+		}
+		// Otherwise the number serves two starts. A full disk must not keep the agent away.
+		return n, nil
 	}
 	return nil, fmt.Errorf("%s belongs to node %s, not to %s\n  nothing was changed; keep the name, or delete the node and use an empty --state-dir", dir, n.file.Name, name)
 }
@@ -98,6 +104,11 @@ func (m Membership) validate() error {
 		return fmt.Errorf("node prefix %v is not a /64 in the base prefix %v", m.Prefix, m.Plan.Base)
 	}
 	return nil
+}
+
+// Sequence numbers what this node tells the orchestrator: later is higher, also after a restart.
+func (n *Node) Sequence() uint64 {
+	return uint64(n.file.Starts)<<32 | uint64(n.messages.Add(1))
 }
 
 func (n *Node) Name() string { return n.file.Name }

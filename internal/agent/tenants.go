@@ -25,8 +25,9 @@ type Tenants struct {
 	changed chan struct{}
 	maxIDs  int
 
-	mu sync.Mutex
-	m  map[string]*hosted
+	mu        sync.Mutex
+	m         map[string]*hosted
+	resolving map[string]int // calls under way
 }
 
 // Known is a tenant with those of its apps a node has heard of.
@@ -56,11 +57,13 @@ const tenantsFolder = "tenants"
 // hosted is a tenant that lives here, or is about to.
 type hosted struct {
 	Known
-	deleted   bool  // by an operator; endpoints of it still live
-	endpoints int   // those being made included
-	put       bool  // the driver knows it as it is
-	refused   error // why this node did not take what it heard last
+	deleted   bool                     // by an operator; endpoints of it still live
+	endpoints map[address.TenantID]int // those being made included
+	put       []tenant.ID              // what the driver knows
+	refused   error                    // why this node did not take what it heard last
 }
+
+func newHosted(k Known) *hosted { return &hosted{Known: k, endpoints: map[address.TenantID]int{}} }
 
 // tenantFile is one tenant as it lies on disk, readable by its owner alone.
 type tenantFile struct {
@@ -69,6 +72,7 @@ type tenantFile struct {
 	Addressing tenant.Addressing `json:"addressing"`
 	Created    time.Time         `json:"created"`
 	IDs        []idFile          `json:"ids"`
+	Changes    uint64            `json:"changes,omitempty"` // of ids
 	Apps       []App             `json:"apps"`
 	Deleted    bool              `json:"deleted,omitempty"`
 }
@@ -76,11 +80,13 @@ type tenantFile struct {
 type idFile struct {
 	ID  address.TenantID `json:"id"`
 	Key string           `json:"key"` // 32 hexadecimal digits
+
+	OnlyAccepted bool `json:"onlyAccepted,omitempty"`
 }
 
 // OpenTenants reads what is known from <dir>/tenants.
 func OpenTenants(dir string) (*Tenants, error) {
-	t := &Tenants{dir: filepath.Join(dir, tenantsFolder), changed: make(chan struct{}, 1), maxIDs: DefaultMaxTenantIDs, m: map[string]*hosted{}}
+	t := &Tenants{dir: filepath.Join(dir, tenantsFolder), changed: make(chan struct{}, 1), maxIDs: DefaultMaxTenantIDs, m: map[string]*hosted{}, resolving: map[string]int{}}
 	if err := os.MkdirAll(t.dir, 0o700); err != nil {
 		return nil, err
 	}
@@ -116,15 +122,13 @@ func readTenant(path string) (*hosted, error) {
 }
 
 func (f tenantFile) hosted() (*hosted, error) {
-	h := &hosted{Known: Known{Tenant: tenant.Tenant{Name: f.Name, Addressing: f.Addressing, Created: f.Created}, Apps: f.Apps}, deleted: f.Deleted}
+	h := newHosted(Known{Tenant: tenant.Tenant{Name: f.Name, Addressing: f.Addressing, Created: f.Created, Changes: f.Changes}, Apps: f.Apps})
+	h.deleted = f.Deleted
 	if f.Version != 1 {
 		return nil, fmt.Errorf("version %d, this program knows 1", f.Version)
 	}
 	if f.Addressing != tenant.Encrypted && f.Addressing != tenant.Clear {
 		return nil, fmt.Errorf("addressing %q is unknown", f.Addressing)
-	}
-	if len(f.IDs) == 0 {
-		return nil, errors.New("it has no tenant id")
 	}
 	for _, id := range f.IDs {
 		k, err := address.ParseKey(id.Key)
@@ -134,7 +138,10 @@ func (f tenantFile) hosted() (*hosted, error) {
 		if id.ID < 1 || id.ID > address.MaxTenantID {
 			return nil, fmt.Errorf("tenant id %d is not in 1..%d", id.ID, address.MaxTenantID)
 		}
-		h.Tenant.IDs = append(h.Tenant.IDs, tenant.ID{ID: id.ID, Key: k})
+		h.Tenant.IDs = append(h.Tenant.IDs, tenant.ID{ID: id.ID, Key: k, OnlyAccepted: id.OnlyAccepted})
+	}
+	if h.Tenant.Current().ID == 0 {
+		return nil, errors.New("it has no tenant id to draw from")
 	}
 	for _, a := range f.Apps {
 		if a.ID == 0 || a.ID >= address.FirstReservedApp {
@@ -145,9 +152,9 @@ func (f tenantFile) hosted() (*hosted, error) {
 }
 
 func (t *Tenants) write(h *hosted) error {
-	f := tenantFile{Version: 1, Name: h.Tenant.Name, Addressing: h.Tenant.Addressing, Created: h.Tenant.Created, Apps: h.Apps, Deleted: h.deleted}
+	f := tenantFile{Version: 1, Name: h.Tenant.Name, Addressing: h.Tenant.Addressing, Created: h.Tenant.Created, Changes: h.Tenant.Changes, Apps: h.Apps, Deleted: h.deleted}
 	for _, id := range h.Tenant.IDs {
-		f.IDs = append(f.IDs, idFile{id.ID, id.Key.String()})
+		f.IDs = append(f.IDs, idFile{id.ID, id.Key.String(), id.OnlyAccepted})
 	}
 	if err := durable.Write(t.path(f.Name), f, 0o600); err != nil {
 		return fmt.Errorf("writing tenant %s: %w", f.Name, err)
@@ -162,19 +169,6 @@ func (t *Tenants) Names() []string {
 	return slices.Sorted(maps.Keys(t.m))
 }
 
-// Report is the names of the hosted tenants, and of those among them not known whole.
-func (t *Tenants) Report() (names, incomplete []string) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	names = slices.Sorted(maps.Keys(t.m))
-	for _, name := range names {
-		if !t.m[name].Whole {
-			incomplete = append(incomplete, name)
-		}
-	}
-	return names, incomplete
-}
-
 // All that is known, by name.
 func (t *Tenants) All() []Known {
 	t.mu.Lock()
@@ -187,7 +181,8 @@ func (t *Tenants) All() []Known {
 	return all
 }
 
-// Changed is signalled after the set of hosted tenants has changed.
+// Changed is signalled after the set of hosted tenants, or of the ids this node accepts or holds,
+// has changed.
 func (t *Tenants) Changed() <-chan struct{} { return t.changed }
 
 func (t *Tenants) signal() {
@@ -215,11 +210,11 @@ func (t *Tenants) learn(k Known) (bool, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	old := t.m[k.Tenant.Name]
-	if err := t.room(k.Tenant.Name, len(mergeIDs(t.idsOf(k.Tenant.Name), k.Tenant.IDs))); err != nil {
-		return false, err
-	}
 	if old == nil {
-		h := &hosted{Known: k}
+		if err := t.room(k.Tenant.Name, len(k.Tenant.IDs)); err != nil {
+			return false, err
+		}
+		h := newHosted(k)
 		if err := t.write(h); err != nil {
 			return false, err
 		}
@@ -231,33 +226,23 @@ func (t *Tenants) learn(k Known) (bool, error) {
 		return false, fmt.Errorf("tenant %s of this node was made at %v, but the cluster's was made at %v\n  nothing was changed; remove this node's containers of the tenant, or restore the cluster's newer store", k.Tenant.Name, had, has)
 	}
 	h := *old
-	h.Tenant.IDs = mergeIDs(old.Tenant.IDs, k.Tenant.IDs)
+	if err := h.learnIDs(k.Tenant); err != nil {
+		return false, err
+	}
 	h.Apps = mergeApps(old.Apps, k.Apps)
+	if err := t.room(k.Tenant.Name, len(h.Tenant.IDs)); err != nil {
+		return false, err
+	}
 	h.Whole, h.refused = old.Whole || k.Whole, nil
-	sameIDs := slices.Equal(h.Tenant.IDs, old.Tenant.IDs)
-	if sameIDs && len(h.Apps) == len(old.Apps) {
+	if slices.Equal(h.Tenant.IDs, old.Tenant.IDs) && h.Tenant.Changes == old.Tenant.Changes && len(h.Apps) == len(old.Apps) {
 		t.m[k.Tenant.Name] = &h // wholeness is not kept on disk
 		return false, nil
 	}
-	h.put = old.put && sameIDs
 	if err := t.write(&h); err != nil {
 		return false, err
 	}
 	t.m[k.Tenant.Name] = &h
 	return true, nil
-}
-
-// mergeIDs adds ids not seen before at the end, where new containers draw. Ids come in the
-// order they were made and are never taken back while endpoints may use them, so an answer
-// that was overtaken by a newer one adds nothing.
-func mergeIDs(old, news []tenant.ID) []tenant.ID {
-	merged := slices.Clone(old)
-	for _, id := range news {
-		if !slices.ContainsFunc(old, func(o tenant.ID) bool { return o.ID == id.ID }) {
-			merged = append(merged, id)
-		}
-	}
-	return merged
 }
 
 func mergeApps(old, news []App) []App {
@@ -302,39 +287,12 @@ func (t *Tenants) adopt(r endpoint.Record) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	h := t.m[r.Tenant]
-	if h == nil || !slices.ContainsFunc(h.Tenant.IDs, func(id tenant.ID) bool { return id.ID == r.TenantID }) {
+	if h == nil || !h.Tenant.Has(r.TenantID) {
 		return &durable.CorruptError{
 			Path: t.path(r.Tenant),
 			Err:  fmt.Errorf("endpoint %d is of tenant %s, id %d, which is missing", r.ID, r.Tenant, r.TenantID),
 		}
 	}
-	h.endpoints++
+	h.endpoints[r.TenantID]++
 	return nil
-}
-
-// count changes how many endpoints a tenant has and returns the number.
-func (t *Tenants) count(name string, by int) int {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	h := t.m[name]
-	h.endpoints += by
-	return h.endpoints
-}
-
-func (t *Tenants) endpoints(name string) int {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.m[name].endpoints
-}
-
-func (t *Tenants) isPut(name string) bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.m[name].put
-}
-
-func (t *Tenants) setPut(name string, put bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.m[name].put = put
 }

@@ -62,7 +62,7 @@ func TestOperatorCommands(t *testing.T) {
 	t.Cleanup(s.Close)
 
 	blue := ask[tenantView](t, "tenant", "create", "blue")
-	if blue.Name != "blue" || blue.Addressing != "encrypted" || blue.IDs[0] != (tenantIDView{ID: 1}) {
+	if blue.Name != "blue" || blue.Addressing != "encrypted" || blue.ids() != "1" || blue.IDs[0].State != "current" || blue.IDs[0].Key != "" {
 		t.Errorf("created %+v", blue)
 	}
 	if r := command(t, "tenant", "create", "red", "--addressing", "clear"); r.stdout != "tenant red created: id 2, clear\n" {
@@ -122,9 +122,10 @@ func TestOperatorCommands(t *testing.T) {
 	if n := ask[nodeView](t, "node", "get", "n1"); n.Route != "fd70:696c:6100:1::/64 via 2001:db8:70:1::2" || n.State != "connected" || strings.Join(n.Tenants, " ") != "blue" {
 		t.Errorf("node get: %+v", n)
 	}
-	if r := command(t, "tenant", "get", "blue"); !strings.Contains(r.stdout, "app=web\n") || strings.Contains(r.stdout, "key") {
+	if r := command(t, "tenant", "get", "blue"); !strings.Contains(r.stdout, "app=web\n") || strings.Contains(r.stdout, "key") || !strings.Contains(r.stdout, "id           1   current, held by n1") {
 		t.Errorf("tenant get: %s", r.stdout)
 	}
+	rotate(t, stream)
 	refused(t, ExitFailed, "has containers on n1", "tenant", "delete", "blue")
 	refused(t, ExitFailed, "stop its agent first", "node", "delete", "n1")
 	refused(t, ExitFailed, "no node \"n2\"", "node", "delete", "n2")

@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"encoding/hex"
 	"fmt"
 	"io"
 	"strings"
@@ -18,15 +17,10 @@ import (
 type tenantView struct {
 	Name       string            `json:"name"`
 	Addressing tenant.Addressing `json:"addressing"`
-	IDs        []tenantIDView    `json:"ids"` // new containers draw from the last
+	IDs        []tenantIDView    `json:"ids"` // in the order made
 	Created    time.Time         `json:"created"`
 	Apps       []appView         `json:"apps,omitzero"`  // of tenant get
-	Nodes      []string          `json:"nodes,omitzero"` // of tenant get: those that host it
-}
-
-type tenantIDView struct {
-	ID  uint32 `json:"id"`
-	Key string `json:"key,omitempty"` // hexadecimal; with --show-key
+	Nodes      []hostView        `json:"nodes,omitzero"` // of tenant get: those that host it
 }
 
 type appView struct {
@@ -39,9 +33,7 @@ func viewTenant(t *pilasterv1.Tenant) tenantView {
 	if t.Addressing == pilasterv1.Addressing_ADDRESSING_CLEAR {
 		v.Addressing = tenant.Clear
 	}
-	for _, id := range t.Ids {
-		v.IDs = append(v.IDs, tenantIDView{id.Id, hex.EncodeToString(id.Key)})
-	}
+	v.IDs = viewIDs(t.Ids)
 	return v
 }
 
@@ -60,7 +52,7 @@ func newTenantCommand(env Env) *cobra.Command {
 		Example: "  pilaster tenant create blue\n  pilaster tenant list -o json",
 		Args:    cobra.NoArgs,
 	}
-	cmd.AddCommand(newTenantCreate(env), newTenantGet(env), newTenantList(env), newTenantDelete(env))
+	cmd.AddCommand(newTenantCreate(env), newTenantGet(env), newTenantList(env), newTenantRotateKey(env), newTenantDelete(env))
 	return cmd
 }
 
@@ -106,7 +98,7 @@ func newTenantGet(env Env) *cobra.Command {
 	var showKey bool
 	cmd := &cobra.Command{
 		Use:     "get NAME",
-		Short:   "Show a tenant, its apps and the nodes that host it",
+		Short:   "Show a tenant, its ids, its apps and the nodes that host it",
 		Example: "  pilaster tenant get blue\n  pilaster tenant get blue --show-key",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -114,11 +106,7 @@ func newTenantGet(env Env) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			v := viewTenant(resp.Msg.Tenant)
-			v.Apps, v.Nodes = []appView{}, append([]string{}, resp.Msg.Nodes...)
-			for _, a := range resp.Msg.Apps {
-				v.Apps = append(v.Apps, appView{a.Id, a.Labels})
-			}
+			v := viewHosted(resp.Msg)
 			return out.print(env.Stdout, v, func(w io.Writer) { printTenant(w, v) })
 		},
 	}
@@ -131,16 +119,12 @@ func newTenantGet(env Env) *cobra.Command {
 func printTenant(w io.Writer, v tenantView) {
 	fmt.Fprintf(w, "name\t%s\naddressing\t%s\ncreated\t%s\n", v.Name, v.Addressing, v.Created.Local().Format(time.DateTime))
 	for _, id := range v.IDs {
-		fmt.Fprintf(w, "id\t%d", id.ID)
-		if id.Key != "" {
-			fmt.Fprintf(w, "\tkey %s", id.Key)
-		}
-		fmt.Fprintln(w)
+		fmt.Fprintf(w, "id\t%d\t%s\n", id.ID, id.describe())
 	}
 	for _, a := range v.Apps {
 		fmt.Fprintf(w, "app\t%d\t%s\n", a.ID, orNone(tenant.Canonical(a.Labels)))
 	}
-	fmt.Fprintf(w, "nodes\t%s\n", orNone(strings.Join(v.Nodes, ", ")))
+	fmt.Fprintf(w, "nodes\t%s\n", orNone(describeNodes(v.Nodes)))
 }
 
 func orNone(s string) string {

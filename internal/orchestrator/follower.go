@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/orchestrator/pki"
@@ -17,8 +18,8 @@ const maxQueue = 256
 // follower is one node's stream. Everything in it but queue belongs to the model's lock.
 type follower struct {
 	node   pki.Node
-	hosted map[string]bool // what the stream carries
-	noted  map[string]bool // what this stream has had noted in the store
+	hosted map[string]bool                // what the stream carries
+	noted  map[string]*pilasterv1.Hosting // what this stream has had noted in the store
 	queue  chan *pilasterv1.FollowResponse
 	end    context.CancelCauseFunc
 }
@@ -103,34 +104,63 @@ func (m *model) addWhole(d *pilasterv1.Delta, tenant string) {
 // rehost changes which tenants a stream carries. Those new to it or to the node come whole. What must be
 // noted in the store is returned: what the model knows may be older than what this stream had
 // noted a moment ago.
-func (m *model) rehost(f *follower, req *pilasterv1.FollowRequest) (add, remove []string) {
+func (m *model) rehost(f *follower, req *pilasterv1.FollowRequest) (add []*pilasterv1.Hosting, remove []string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	now, incomplete := set(req.HostedTenants), set(req.IncompleteTenants)
+	now, incomplete, resolving := set(req.HostedTenants), set(req.IncompleteTenants), set(req.ResolvingTenants)
+	said := saidOf(req)
 	var d pilasterv1.Delta
 	for tenant := range now {
-		if !f.noted[tenant] {
-			add = append(add, tenant)
+		if !proto.Equal(f.noted[tenant], said[tenant]) {
+			add = append(add, said[tenant])
 		}
 		if !f.hosted[tenant] || incomplete[tenant] {
 			m.addWhole(&d, tenant)
 		}
 	}
 	for tenant, nodes := range m.hosting {
-		if nodes[f.node.Name] && !now[tenant] {
+		if nodes[f.node.Name] != nil && !now[tenant] && !resolving[tenant] {
 			remove = append(remove, tenant)
 		}
 	}
 	for tenant := range f.noted {
-		if !now[tenant] && !m.hosting[tenant][f.node.Name] {
+		if !now[tenant] && !resolving[tenant] && m.hosting[tenant][f.node.Name] == nil {
 			remove = append(remove, tenant)
 		}
 	}
-	f.hosted, f.noted = now, now
+	for tenant := range resolving {
+		if said[tenant] == nil {
+			said[tenant] = &pilasterv1.Hosting{} // to be taken back when it is not hosted in the end
+		}
+	}
+	f.hosted, f.noted = now, said
 	if len(d.Tenants) > 0 {
 		m.queue(f, response(m.revision, &d))
 	}
 	return add, remove
+}
+
+// saidOf is what a node says of each tenant it hosts.
+func saidOf(req *pilasterv1.FollowRequest) map[string]*pilasterv1.Hosting {
+	said := map[string]*pilasterv1.Hosting{}
+	for _, tenant := range req.HostedTenants {
+		said[tenant] = &pilasterv1.Hosting{Tenant: tenant}
+	}
+	for _, h := range req.Hosting {
+		if said[h.Tenant] != nil {
+			said[h.Tenant] = h
+		}
+	}
+	return said
+}
+
+// unnote has what a stream said of tenants noted again when it says it the next time.
+func (m *model) unnote(f *follower, tenants []string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, tenant := range tenants {
+		delete(f.noted, tenant)
+	}
 }
 
 func set(names []string) map[string]bool {

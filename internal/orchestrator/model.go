@@ -20,13 +20,14 @@ const maxPast = 4096
 // model is the store's state in memory, and the streams fed from it. Records in it are shared
 // and never written to.
 type model struct {
-	mu       sync.Mutex
-	changed  chan struct{} // closed and replaced at each change
-	revision int64         // 0 until the store has been read
-	nodes    map[string]*pilasterv1.Node
-	tenants  map[string]*pilasterv1.Tenant
-	apps     map[string]map[uint32]*pilasterv1.App // by tenant
-	hosting  map[string]map[string]bool            // tenant, node
+	mu        sync.Mutex
+	changed   chan struct{} // closed and replaced at each change
+	revision  int64         // 0 until the store has been read
+	nodes     map[string]*pilasterv1.Node
+	tenants   map[string]*pilasterv1.Tenant
+	apps      map[string]map[uint32]*pilasterv1.App     // by tenant
+	hosting   map[string]map[string]*pilasterv1.Hosting // tenant, node
+	unsettled map[string]bool                           // tenants whose ids may be due for a step
 
 	past      []store.Batch // everything after the revision forgotten, oldest first
 	forgotten int64
@@ -36,7 +37,7 @@ type model struct {
 }
 
 func newModel(dropped func(reason string)) *model {
-	return &model{changed: make(chan struct{}), followers: map[string]*follower{}, dropped: dropped}
+	return &model{changed: make(chan struct{}), unsettled: map[string]bool{}, followers: map[string]*follower{}, dropped: dropped}
 }
 
 // apply is for store.Watch.
@@ -47,7 +48,7 @@ func (m *model) apply(b store.Batch) {
 		m.nodes = map[string]*pilasterv1.Node{}
 		m.tenants = map[string]*pilasterv1.Tenant{}
 		m.apps = map[string]map[uint32]*pilasterv1.App{}
-		m.hosting = map[string]map[string]bool{}
+		m.hosting = map[string]map[string]*pilasterv1.Hosting{}
 		m.past, m.forgotten = nil, b.Revision
 		// What happened in between is not known, so each stream starts over.
 		m.endAll(connect.CodeAborted, "restart", "the orchestrator has read the store anew; follow again")
@@ -78,6 +79,7 @@ func (m *model) take(e store.Event) {
 		delete(m.nodes, e.DeletedNode)
 	case e.Tenant != nil:
 		m.tenants[e.Tenant.Name] = e.Tenant
+		m.unsettle(e.Tenant.Name)
 	case e.DeletedTenant != "":
 		delete(m.tenants, e.DeletedTenant)
 		delete(m.apps, e.DeletedTenant)
@@ -91,14 +93,17 @@ func (m *model) take(e store.Event) {
 	case e.Hosting != nil:
 		nodes := m.hosting[e.Hosting.Tenant]
 		if nodes == nil {
-			nodes = map[string]bool{}
+			nodes = map[string]*pilasterv1.Hosting{}
 			m.hosting[e.Hosting.Tenant] = nodes
 		}
-		if !e.Hosting.Ended {
-			nodes[e.Hosting.Node] = true
-		} else if delete(nodes, e.Hosting.Node); len(nodes) == 0 {
-			delete(m.hosting, e.Hosting.Tenant)
+		nodes[e.Hosting.Node] = e.Hosting
+		m.unsettle(e.Hosting.Tenant)
+	case e.EndedHosting != nil:
+		nodes := m.hosting[e.EndedHosting.Tenant]
+		if delete(nodes, e.EndedHosting.Node); len(nodes) == 0 {
+			delete(m.hosting, e.EndedHosting.Tenant)
 		}
+		m.unsettle(e.EndedHosting.Tenant)
 	}
 }
 
@@ -159,7 +164,7 @@ func (m *model) tenantsOf(node string) []string {
 	defer m.mu.Unlock()
 	var names []string
 	for tenant, nodes := range m.hosting {
-		if nodes[node] {
+		if nodes[node] != nil {
 			names = append(names, tenant)
 		}
 	}
@@ -167,11 +172,25 @@ func (m *model) tenantsOf(node string) []string {
 	return names
 }
 
-// tenant returns the tenant, nil if there is none, its apps by id and the nodes that host it.
-func (m *model) tenant(name string) (*pilasterv1.Tenant, []*pilasterv1.App, []string) {
+// tenant returns the tenant, nil if there is none, its apps by id and what the nodes that host it say.
+func (m *model) tenant(name string) (*pilasterv1.Tenant, []*pilasterv1.App, []*pilasterv1.Hosting) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.tenants[name], m.appsOf(name), slices.Sorted(maps.Keys(m.hosting[name]))
+	hosting := m.hostingOf(name)
+	for i, h := range hosting {
+		hosting[i] = proto.CloneOf(h)
+		hosting[i].Connected = m.followers[h.Node] != nil
+	}
+	return m.tenants[name], m.appsOf(name), hosting
+}
+
+// hostingOf is sorted by node.
+func (m *model) hostingOf(tenant string) []*pilasterv1.Hosting {
+	var all []*pilasterv1.Hosting
+	for _, node := range slices.Sorted(maps.Keys(m.hosting[tenant])) {
+		all = append(all, m.hosting[tenant][node])
+	}
+	return all
 }
 
 // allTenants is sorted by name.

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
@@ -106,7 +107,8 @@ func (s *nodeService) Resolve(ctx context.Context, req *connect.Request[pilaster
 	if err := s.registered(ctx); err != nil {
 		return nil, err
 	}
-	tenant, app, err := s.store.Resolve(ctx, req.Msg.Tenant, req.Msg.Labels)
+	node, _ := caller(ctx)
+	tenant, app, err := s.store.Resolve(ctx, node, req.Msg.Sequence, req.Msg.Tenant, req.Msg.Labels)
 	if err != nil {
 		return nil, err
 	}
@@ -156,7 +158,9 @@ func (s *nodeService) Follow(ctx context.Context, stream *connect.BidiStream[pil
 		<-reading
 	}()
 	// The queue holds already what is incomplete.
-	if err := s.host(ctx, f, &pilasterv1.FollowRequest{HostedTenants: first.HostedTenants}); err != nil {
+	again := proto.CloneOf(first)
+	again.IncompleteTenants = nil
+	if err := s.host(ctx, f, again); err != nil {
 		return err
 	}
 	return s.tell(ctx, f, stream, requests)
@@ -195,12 +199,14 @@ func (s *nodeService) tell(ctx context.Context, f *follower, stream *connect.Bid
 	}
 }
 
-// host makes the stream carry these tenants, and notes in the store that the node hosts them.
+// host makes the stream carry these tenants, and notes in the store what the node says of them.
 func (s *nodeService) host(ctx context.Context, f *follower, req *pilasterv1.FollowRequest) error {
 	add, remove := s.model.rehost(f, req)
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	return s.store.Hosts(ctx, f.node, add, remove)
+	overtaken, err := s.store.Hosts(ctx, f.node, req.Sequence, add, remove)
+	s.model.unnote(f, overtaken)
+	return err
 }
 
 func receive(ctx context.Context, stream *connect.BidiStream[pilasterv1.FollowRequest, pilasterv1.FollowResponse], to chan<- *pilasterv1.FollowRequest) error {

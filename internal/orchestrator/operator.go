@@ -34,14 +34,14 @@ func (s *operatorService) CreateTenant(ctx context.Context, req *connect.Request
 }
 
 func (s *operatorService) GetTenant(_ context.Context, req *connect.Request[pilasterv1.GetTenantRequest]) (*connect.Response[pilasterv1.GetTenantResponse], error) {
-	tenant, apps, nodes := s.model.tenant(req.Msg.Name)
+	tenant, apps, hosting := s.model.tenant(req.Msg.Name)
 	if tenant == nil {
 		return nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("there is no tenant %q; `pilaster tenant list` shows those there are", req.Msg.Name))
 	}
 	if !req.Msg.ShowKey {
 		tenant = withoutKeys(tenant)
 	}
-	return connect.NewResponse(&pilasterv1.GetTenantResponse{Tenant: tenant, Apps: apps, Nodes: nodes}), nil
+	return connect.NewResponse(&pilasterv1.GetTenantResponse{Tenant: tenant, Apps: apps, Hosting: hosting}), nil
 }
 
 func (s *operatorService) ListTenants(context.Context, *connect.Request[pilasterv1.ListTenantsRequest]) (*connect.Response[pilasterv1.ListTenantsResponse], error) {
@@ -66,6 +66,24 @@ func (s *operatorService) DeleteTenant(ctx context.Context, req *connect.Request
 	}
 	s.model.await(ctx, func() bool { return s.model.tenants[req.Msg.Name] == nil })
 	return connect.NewResponse(&pilasterv1.DeleteTenantResponse{}), nil
+}
+
+func (s *operatorService) RotateKey(ctx context.Context, req *connect.Request[pilasterv1.RotateKeyRequest]) (*connect.Response[pilasterv1.RotateKeyResponse], error) {
+	change := s.store.RotateKey
+	if id := req.Msg.Force; id != 0 {
+		change = func(ctx context.Context, name string) (*pilasterv1.Tenant, error) {
+			return s.store.ForceKey(ctx, name, id)
+		}
+	}
+	tenant, err := change(ctx, req.Msg.Name)
+	if err != nil {
+		return nil, err
+	}
+	s.model.await(ctx, func() bool {
+		now := s.model.tenants[tenant.Name]
+		return now == nil || now.Changes >= tenant.Changes
+	})
+	return connect.NewResponse(&pilasterv1.RotateKeyResponse{Tenant: withoutKeys(tenant), Id: tenant.Ids[len(tenant.Ids)-1].Id}), nil
 }
 
 func (s *operatorService) GetNode(_ context.Context, req *connect.Request[pilasterv1.GetNodeRequest]) (*connect.Response[pilasterv1.GetNodeResponse], error) {

@@ -111,6 +111,7 @@ func Start(ctx context.Context, c Config) (_ *Server, err error) {
 	s.metrics.observe(s.model, s.store)
 	s.running.Go(func() { s.store.Watch(background, s.model.apply) })
 	s.running.Go(func() { s.pinged.keep(background, s.store) })
+	s.running.Go(func() { s.settle(background) })
 	if err := s.model.await(ctx, func() bool { return s.model.revision != 0 }); err != nil {
 		return nil, fmt.Errorf("the store was not read in time: %w", err)
 	}

@@ -5,6 +5,7 @@ package tenant
 import (
 	"fmt"
 	"regexp"
+	"slices"
 	"time"
 
 	"pilaster.io/pilaster/internal/address"
@@ -23,18 +24,35 @@ const (
 type Tenant struct {
 	Name       string
 	Addressing Addressing
-	IDs        []ID      // new containers draw from the last
+	IDs        []ID      // in the order made; not all of them are OnlyAccepted
+	Changes    uint64    // of ids, counted: of two lists the one with more is newer
 	Created    time.Time // in UTC; tells it from another that had the same name
 }
 
+// MaxIDs is how many ids a tenant may have at a time: as many as the packet path tries.
+const MaxIDs = 4
+
 // ID is one 24-bit tenant id and the key that belongs to it.
 type ID struct {
-	ID  address.TenantID
-	Key address.Key
+	ID           address.TenantID
+	Key          address.Key
+	OnlyAccepted bool // packets are taken and nothing is drawn: not all nodes know it yet
 }
 
 // Current is the id new containers draw from.
-func (t Tenant) Current() ID { return t.IDs[len(t.IDs)-1] }
+func (t Tenant) Current() ID {
+	for _, id := range slices.Backward(t.IDs) {
+		if !id.OnlyAccepted {
+			return id
+		}
+	}
+	return ID{}
+}
+
+// Has reports whether an id is one of the tenant's.
+func (t Tenant) Has(id address.TenantID) bool {
+	return slices.ContainsFunc(t.IDs, func(own ID) bool { return own.ID == id })
+}
 
 var validName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
 

@@ -221,9 +221,12 @@ func (x *Node) GetConnected() bool {
 
 // TenantId is one 24-bit id a tenant owns, with its key. Ids are never reused.
 type TenantId struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Id            uint32                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`  // 1..0xffffff
-	Key           []byte                 `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"` // 16 bytes; empty where the reader may not see it
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    uint32                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`  // 1..0xffffff
+	Key   []byte                 `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"` // 16 bytes; empty where the reader may not see it
+	// Packets are taken and nothing is drawn from it: of a tenant, because not all nodes that host it
+	// know it yet; of what a node holds, because it has no container of it.
+	OnlyAccepted  bool `protobuf:"varint,3,opt,name=only_accepted,json=onlyAccepted,proto3" json:"only_accepted,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -272,12 +275,20 @@ func (x *TenantId) GetKey() []byte {
 	return nil
 }
 
+func (x *TenantId) GetOnlyAccepted() bool {
+	if x != nil {
+		return x.OnlyAccepted
+	}
+	return false
+}
+
 type Tenant struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	Addressing    Addressing             `protobuf:"varint,2,opt,name=addressing,proto3,enum=pilaster.v1.Addressing" json:"addressing,omitempty"`
-	Ids           []*TenantId            `protobuf:"bytes,3,rep,name=ids,proto3" json:"ids,omitempty"` // new containers draw from the last
+	Ids           []*TenantId            `protobuf:"bytes,3,rep,name=ids,proto3" json:"ids,omitempty"` // in the order made; new containers draw from the last that is not only accepted
 	Created       *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=created,proto3" json:"created,omitempty"`
+	Changes       uint64                 `protobuf:"varint,5,opt,name=changes,proto3" json:"changes,omitempty"` // of ids, counted: of two lists the one with more is newer
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -340,6 +351,98 @@ func (x *Tenant) GetCreated() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *Tenant) GetChanges() uint64 {
+	if x != nil {
+		return x.Changes
+	}
+	return 0
+}
+
+// Hosting is what is known of one node and one tenant it hosts.
+type Hosting struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Node          string                 `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`
+	Accepts       []uint32               `protobuf:"varint,3,rep,packed,name=accepts,proto3" json:"accepts,omitempty"` // ids in its packet path
+	Holds         []uint32               `protobuf:"varint,4,rep,packed,name=holds,proto3" json:"holds,omitempty"`     // of these, those of its containers and the one it would draw the next from
+	Sequence      uint64                 `protobuf:"varint,5,opt,name=sequence,proto3" json:"sequence,omitempty"`      // in the store: of the node's message that said so
+	Connected     bool                   `protobuf:"varint,6,opt,name=connected,proto3" json:"connected,omitempty"`    // the node; memory only, never stored
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Hosting) Reset() {
+	*x = Hosting{}
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Hosting) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Hosting) ProtoMessage() {}
+
+func (x *Hosting) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Hosting.ProtoReflect.Descriptor instead.
+func (*Hosting) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *Hosting) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *Hosting) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *Hosting) GetAccepts() []uint32 {
+	if x != nil {
+		return x.Accepts
+	}
+	return nil
+}
+
+func (x *Hosting) GetHolds() []uint32 {
+	if x != nil {
+		return x.Holds
+	}
+	return nil
+}
+
+func (x *Hosting) GetSequence() uint64 {
+	if x != nil {
+		return x.Sequence
+	}
+	return 0
+}
+
+func (x *Hosting) GetConnected() bool {
+	if x != nil {
+		return x.Connected
+	}
+	return false
+}
+
 // App is the policy identity inside a tenant: one per set of identity labels.
 type App struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -352,7 +455,7 @@ type App struct {
 
 func (x *App) Reset() {
 	*x = App{}
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[4]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -364,7 +467,7 @@ func (x *App) String() string {
 func (*App) ProtoMessage() {}
 
 func (x *App) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[4]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -377,7 +480,7 @@ func (x *App) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use App.ProtoReflect.Descriptor instead.
 func (*App) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{4}
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *App) GetTenant() string {
@@ -419,17 +522,26 @@ const file_pilaster_v1_cluster_proto_rawDesc = "" +
 	"\n" +
 	"registered\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"registered\x12\x1c\n" +
-	"\tconnected\x18\a \x01(\bR\tconnected\",\n" +
+	"\tconnected\x18\a \x01(\bR\tconnected\"Q\n" +
 	"\bTenantId\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x10\n" +
-	"\x03key\x18\x02 \x01(\fR\x03key\"\xb4\x01\n" +
+	"\x03key\x18\x02 \x01(\fR\x03key\x12#\n" +
+	"\ronly_accepted\x18\x03 \x01(\bR\fonlyAccepted\"\xce\x01\n" +
 	"\x06Tenant\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x127\n" +
 	"\n" +
 	"addressing\x18\x02 \x01(\x0e2\x17.pilaster.v1.AddressingR\n" +
 	"addressing\x12'\n" +
 	"\x03ids\x18\x03 \x03(\v2\x15.pilaster.v1.TenantIdR\x03ids\x124\n" +
-	"\acreated\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\acreated\"\x9e\x01\n" +
+	"\acreated\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\acreated\x12\x18\n" +
+	"\achanges\x18\x05 \x01(\x04R\achanges\"\x9f\x01\n" +
+	"\aHosting\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x12\n" +
+	"\x04node\x18\x02 \x01(\tR\x04node\x12\x18\n" +
+	"\aaccepts\x18\x03 \x03(\rR\aaccepts\x12\x14\n" +
+	"\x05holds\x18\x04 \x03(\rR\x05holds\x12\x1a\n" +
+	"\bsequence\x18\x05 \x01(\x04R\bsequence\x12\x1c\n" +
+	"\tconnected\x18\x06 \x01(\bR\tconnected\"\x9e\x01\n" +
 	"\x03App\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\rR\x02id\x124\n" +
@@ -456,23 +568,24 @@ func file_pilaster_v1_cluster_proto_rawDescGZIP() []byte {
 }
 
 var file_pilaster_v1_cluster_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_pilaster_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 6)
+var file_pilaster_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 7)
 var file_pilaster_v1_cluster_proto_goTypes = []any{
 	(Addressing)(0),               // 0: pilaster.v1.Addressing
 	(*Plan)(nil),                  // 1: pilaster.v1.Plan
 	(*Node)(nil),                  // 2: pilaster.v1.Node
 	(*TenantId)(nil),              // 3: pilaster.v1.TenantId
 	(*Tenant)(nil),                // 4: pilaster.v1.Tenant
-	(*App)(nil),                   // 5: pilaster.v1.App
-	nil,                           // 6: pilaster.v1.App.LabelsEntry
-	(*timestamppb.Timestamp)(nil), // 7: google.protobuf.Timestamp
+	(*Hosting)(nil),               // 5: pilaster.v1.Hosting
+	(*App)(nil),                   // 6: pilaster.v1.App
+	nil,                           // 7: pilaster.v1.App.LabelsEntry
+	(*timestamppb.Timestamp)(nil), // 8: google.protobuf.Timestamp
 }
 var file_pilaster_v1_cluster_proto_depIdxs = []int32{
-	7, // 0: pilaster.v1.Node.registered:type_name -> google.protobuf.Timestamp
+	8, // 0: pilaster.v1.Node.registered:type_name -> google.protobuf.Timestamp
 	0, // 1: pilaster.v1.Tenant.addressing:type_name -> pilaster.v1.Addressing
 	3, // 2: pilaster.v1.Tenant.ids:type_name -> pilaster.v1.TenantId
-	7, // 3: pilaster.v1.Tenant.created:type_name -> google.protobuf.Timestamp
-	6, // 4: pilaster.v1.App.labels:type_name -> pilaster.v1.App.LabelsEntry
+	8, // 3: pilaster.v1.Tenant.created:type_name -> google.protobuf.Timestamp
+	7, // 4: pilaster.v1.App.labels:type_name -> pilaster.v1.App.LabelsEntry
 	5, // [5:5] is the sub-list for method output_type
 	5, // [5:5] is the sub-list for method input_type
 	5, // [5:5] is the sub-list for extension type_name
@@ -491,7 +604,7 @@ func file_pilaster_v1_cluster_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pilaster_v1_cluster_proto_rawDesc), len(file_pilaster_v1_cluster_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   6,
+			NumMessages:   7,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -310,7 +310,7 @@ func (x *RegisterRequest) GetHeld() *Held {
 // or refuses on conflict, so that a restored backup hands nothing out twice.
 type Held struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Tenants       []*Tenant              `protobuf:"bytes,1,rep,name=tenants,proto3" json:"tenants,omitempty"` // names and ids, without keys
+	Tenants       []*Tenant              `protobuf:"bytes,1,rep,name=tenants,proto3" json:"tenants,omitempty"` // names and ids, without keys; changes as last heard
 	Apps          []*App                 `protobuf:"bytes,2,rep,name=apps,proto3" json:"apps,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -424,6 +424,7 @@ type ResolveRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	Labels        map[string]string      `protobuf:"bytes,2,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // identity labels only; the agent has applied the deny-list
+	Sequence      uint64                 `protobuf:"varint,3,opt,name=sequence,proto3" json:"sequence,omitempty"`                                                                      // see FollowRequest
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -470,6 +471,13 @@ func (x *ResolveRequest) GetLabels() map[string]string {
 		return x.Labels
 	}
 	return nil
+}
+
+func (x *ResolveRequest) GetSequence() uint64 {
+	if x != nil {
+		return x.Sequence
+	}
+	return 0
 }
 
 type ResolveResponse struct {
@@ -531,8 +539,15 @@ type FollowRequest struct {
 	ResumeRevision int64    `protobuf:"varint,2,opt,name=resume_revision,json=resumeRevision,proto3" json:"resume_revision,omitempty"` // first message only: deltas after this one, or a snapshot
 	// Those of the hosted tenants that the node has not yet been told whole, or has forgotten since.
 	IncompleteTenants []string `protobuf:"bytes,3,rep,name=incomplete_tenants,json=incompleteTenants,proto3" json:"incomplete_tenants,omitempty"`
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	// Of each hosted tenant, the node's ids. What is not mentioned is not known to be accepted.
+	Hosting []*Hosting `protobuf:"bytes,4,rep,name=hosting,proto3" json:"hosting,omitempty"`
+	// Tenants that a Resolve asks for now: what the store says of them and this node stays.
+	ResolvingTenants []string `protobuf:"bytes,5,rep,name=resolving_tenants,json=resolvingTenants,proto3" json:"resolving_tenants,omitempty"`
+	// Grows with each message and Resolve of the node, also over its restarts: one that was
+	// overtaken on its way changes nothing.
+	Sequence      uint64 `protobuf:"varint,6,opt,name=sequence,proto3" json:"sequence,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *FollowRequest) Reset() {
@@ -584,6 +599,27 @@ func (x *FollowRequest) GetIncompleteTenants() []string {
 		return x.IncompleteTenants
 	}
 	return nil
+}
+
+func (x *FollowRequest) GetHosting() []*Hosting {
+	if x != nil {
+		return x.Hosting
+	}
+	return nil
+}
+
+func (x *FollowRequest) GetResolvingTenants() []string {
+	if x != nil {
+		return x.ResolvingTenants
+	}
+	return nil
+}
+
+func (x *FollowRequest) GetSequence() uint64 {
+	if x != nil {
+		return x.Sequence
+	}
+	return 0
 }
 
 type FollowResponse struct {
@@ -1016,7 +1052,7 @@ type GetTenantResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Tenant        *Tenant                `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	Apps          []*App                 `protobuf:"bytes,2,rep,name=apps,proto3" json:"apps,omitempty"`
-	Nodes         []string               `protobuf:"bytes,3,rep,name=nodes,proto3" json:"nodes,omitempty"`
+	Hosting       []*Hosting             `protobuf:"bytes,3,rep,name=hosting,proto3" json:"hosting,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1065,9 +1101,9 @@ func (x *GetTenantResponse) GetApps() []*App {
 	return nil
 }
 
-func (x *GetTenantResponse) GetNodes() []string {
+func (x *GetTenantResponse) GetHosting() []*Hosting {
 	if x != nil {
-		return x.Nodes
+		return x.Hosting
 	}
 	return nil
 }
@@ -1232,6 +1268,110 @@ func (*DeleteTenantResponse) Descriptor() ([]byte, []int) {
 	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{21}
 }
 
+type RotateKeyRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Force         uint32                 `protobuf:"varint,2,opt,name=force,proto3" json:"force,omitempty"` // draw from this id from now on, though some nodes do not know it; 0: make one
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RotateKeyRequest) Reset() {
+	*x = RotateKeyRequest{}
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RotateKeyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RotateKeyRequest) ProtoMessage() {}
+
+func (x *RotateKeyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RotateKeyRequest.ProtoReflect.Descriptor instead.
+func (*RotateKeyRequest) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *RotateKeyRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *RotateKeyRequest) GetForce() uint32 {
+	if x != nil {
+		return x.Force
+	}
+	return 0
+}
+
+type RotateKeyResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenant        *Tenant                `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Id            uint32                 `protobuf:"varint,2,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RotateKeyResponse) Reset() {
+	*x = RotateKeyResponse{}
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RotateKeyResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RotateKeyResponse) ProtoMessage() {}
+
+func (x *RotateKeyResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RotateKeyResponse.ProtoReflect.Descriptor instead.
+func (*RotateKeyResponse) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *RotateKeyResponse) GetTenant() *Tenant {
+	if x != nil {
+		return x.Tenant
+	}
+	return nil
+}
+
+func (x *RotateKeyResponse) GetId() uint32 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
 type GetNodeRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -1241,7 +1381,7 @@ type GetNodeRequest struct {
 
 func (x *GetNodeRequest) Reset() {
 	*x = GetNodeRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[22]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1253,7 +1393,7 @@ func (x *GetNodeRequest) String() string {
 func (*GetNodeRequest) ProtoMessage() {}
 
 func (x *GetNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[22]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1266,7 +1406,7 @@ func (x *GetNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeRequest.ProtoReflect.Descriptor instead.
 func (*GetNodeRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{22}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *GetNodeRequest) GetName() string {
@@ -1286,7 +1426,7 @@ type GetNodeResponse struct {
 
 func (x *GetNodeResponse) Reset() {
 	*x = GetNodeResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[23]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1298,7 +1438,7 @@ func (x *GetNodeResponse) String() string {
 func (*GetNodeResponse) ProtoMessage() {}
 
 func (x *GetNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[23]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1311,7 +1451,7 @@ func (x *GetNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeResponse.ProtoReflect.Descriptor instead.
 func (*GetNodeResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{23}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *GetNodeResponse) GetNode() *Node {
@@ -1336,7 +1476,7 @@ type ListNodesRequest struct {
 
 func (x *ListNodesRequest) Reset() {
 	*x = ListNodesRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[24]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1348,7 +1488,7 @@ func (x *ListNodesRequest) String() string {
 func (*ListNodesRequest) ProtoMessage() {}
 
 func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[24]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1361,7 +1501,7 @@ func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesRequest.ProtoReflect.Descriptor instead.
 func (*ListNodesRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{24}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{26}
 }
 
 type ListNodesResponse struct {
@@ -1373,7 +1513,7 @@ type ListNodesResponse struct {
 
 func (x *ListNodesResponse) Reset() {
 	*x = ListNodesResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[25]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1385,7 +1525,7 @@ func (x *ListNodesResponse) String() string {
 func (*ListNodesResponse) ProtoMessage() {}
 
 func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[25]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1398,7 +1538,7 @@ func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesResponse.ProtoReflect.Descriptor instead.
 func (*ListNodesResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{25}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ListNodesResponse) GetNodes() []*Node {
@@ -1417,7 +1557,7 @@ type DeleteNodeRequest struct {
 
 func (x *DeleteNodeRequest) Reset() {
 	*x = DeleteNodeRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[26]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1429,7 +1569,7 @@ func (x *DeleteNodeRequest) String() string {
 func (*DeleteNodeRequest) ProtoMessage() {}
 
 func (x *DeleteNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[26]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1442,7 +1582,7 @@ func (x *DeleteNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNodeRequest.ProtoReflect.Descriptor instead.
 func (*DeleteNodeRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{26}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *DeleteNodeRequest) GetName() string {
@@ -1460,7 +1600,7 @@ type DeleteNodeResponse struct {
 
 func (x *DeleteNodeResponse) Reset() {
 	*x = DeleteNodeResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[27]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1472,7 +1612,7 @@ func (x *DeleteNodeResponse) String() string {
 func (*DeleteNodeResponse) ProtoMessage() {}
 
 func (x *DeleteNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[27]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1485,7 +1625,7 @@ func (x *DeleteNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNodeResponse.ProtoReflect.Descriptor instead.
 func (*DeleteNodeResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{27}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{29}
 }
 
 type ClusterStatusRequest struct {
@@ -1496,7 +1636,7 @@ type ClusterStatusRequest struct {
 
 func (x *ClusterStatusRequest) Reset() {
 	*x = ClusterStatusRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[28]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1508,7 +1648,7 @@ func (x *ClusterStatusRequest) String() string {
 func (*ClusterStatusRequest) ProtoMessage() {}
 
 func (x *ClusterStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[28]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1521,7 +1661,7 @@ func (x *ClusterStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterStatusRequest.ProtoReflect.Descriptor instead.
 func (*ClusterStatusRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{28}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{30}
 }
 
 type ClusterStatusResponse struct {
@@ -1542,7 +1682,7 @@ type ClusterStatusResponse struct {
 
 func (x *ClusterStatusResponse) Reset() {
 	*x = ClusterStatusResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[29]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1554,7 +1694,7 @@ func (x *ClusterStatusResponse) String() string {
 func (*ClusterStatusResponse) ProtoMessage() {}
 
 func (x *ClusterStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[29]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1567,7 +1707,7 @@ func (x *ClusterStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterStatusResponse.ProtoReflect.Descriptor instead.
 func (*ClusterStatusResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{29}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ClusterStatusResponse) GetClusterUuid() string {
@@ -1669,20 +1809,24 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\x10RegisterResponse\x12%\n" +
 	"\x04node\x18\x01 \x01(\v2\x11.pilaster.v1.NodeR\x04node\x12%\n" +
 	"\x04plan\x18\x02 \x01(\v2\x11.pilaster.v1.PlanR\x04plan\x12!\n" +
-	"\fcluster_uuid\x18\x03 \x01(\tR\vclusterUuid\"\xa4\x01\n" +
+	"\fcluster_uuid\x18\x03 \x01(\tR\vclusterUuid\"\xc0\x01\n" +
 	"\x0eResolveRequest\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12?\n" +
-	"\x06labels\x18\x02 \x03(\v2'.pilaster.v1.ResolveRequest.LabelsEntryR\x06labels\x1a9\n" +
+	"\x06labels\x18\x02 \x03(\v2'.pilaster.v1.ResolveRequest.LabelsEntryR\x06labels\x12\x1a\n" +
+	"\bsequence\x18\x03 \x01(\x04R\bsequence\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"b\n" +
 	"\x0fResolveResponse\x12+\n" +
 	"\x06tenant\x18\x01 \x01(\v2\x13.pilaster.v1.TenantR\x06tenant\x12\"\n" +
-	"\x03app\x18\x02 \x01(\v2\x10.pilaster.v1.AppR\x03app\"\x8e\x01\n" +
+	"\x03app\x18\x02 \x01(\v2\x10.pilaster.v1.AppR\x03app\"\x87\x02\n" +
 	"\rFollowRequest\x12%\n" +
 	"\x0ehosted_tenants\x18\x01 \x03(\tR\rhostedTenants\x12'\n" +
 	"\x0fresume_revision\x18\x02 \x01(\x03R\x0eresumeRevision\x12-\n" +
-	"\x12incomplete_tenants\x18\x03 \x03(\tR\x11incompleteTenants\"\xce\x01\n" +
+	"\x12incomplete_tenants\x18\x03 \x03(\tR\x11incompleteTenants\x12.\n" +
+	"\ahosting\x18\x04 \x03(\v2\x14.pilaster.v1.HostingR\ahosting\x12+\n" +
+	"\x11resolving_tenants\x18\x05 \x03(\tR\x10resolvingTenants\x12\x1a\n" +
+	"\bsequence\x18\x06 \x01(\x04R\bsequence\"\xce\x01\n" +
 	"\x0eFollowResponse\x123\n" +
 	"\bsnapshot\x18\x01 \x01(\v2\x15.pilaster.v1.SnapshotH\x00R\bsnapshot\x12*\n" +
 	"\x05delta\x18\x02 \x01(\v2\x12.pilaster.v1.DeltaH\x00R\x05delta\x126\n" +
@@ -1709,17 +1853,23 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\x06tenant\x18\x01 \x01(\v2\x13.pilaster.v1.TenantR\x06tenant\"A\n" +
 	"\x10GetTenantRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x19\n" +
-	"\bshow_key\x18\x02 \x01(\bR\ashowKey\"|\n" +
+	"\bshow_key\x18\x02 \x01(\bR\ashowKey\"\x96\x01\n" +
 	"\x11GetTenantResponse\x12+\n" +
 	"\x06tenant\x18\x01 \x01(\v2\x13.pilaster.v1.TenantR\x06tenant\x12$\n" +
-	"\x04apps\x18\x02 \x03(\v2\x10.pilaster.v1.AppR\x04apps\x12\x14\n" +
-	"\x05nodes\x18\x03 \x03(\tR\x05nodes\"\x14\n" +
+	"\x04apps\x18\x02 \x03(\v2\x10.pilaster.v1.AppR\x04apps\x12.\n" +
+	"\ahosting\x18\x03 \x03(\v2\x14.pilaster.v1.HostingR\ahosting\"\x14\n" +
 	"\x12ListTenantsRequest\"D\n" +
 	"\x13ListTenantsResponse\x12-\n" +
 	"\atenants\x18\x01 \x03(\v2\x13.pilaster.v1.TenantR\atenants\")\n" +
 	"\x13DeleteTenantRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"\x16\n" +
-	"\x14DeleteTenantResponse\"$\n" +
+	"\x14DeleteTenantResponse\"<\n" +
+	"\x10RotateKeyRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
+	"\x05force\x18\x02 \x01(\rR\x05force\"P\n" +
+	"\x11RotateKeyResponse\x12+\n" +
+	"\x06tenant\x18\x01 \x01(\v2\x13.pilaster.v1.TenantR\x06tenant\x12\x0e\n" +
+	"\x02id\x18\x02 \x01(\rR\x02id\"$\n" +
 	"\x0eGetNodeRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"R\n" +
 	"\x0fGetNodeResponse\x12%\n" +
@@ -1749,12 +1899,13 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\x05Renew\x12\x19.pilaster.v1.RenewRequest\x1a\x1a.pilaster.v1.RenewResponse\x12G\n" +
 	"\bRegister\x12\x1c.pilaster.v1.RegisterRequest\x1a\x1d.pilaster.v1.RegisterResponse\x12D\n" +
 	"\aResolve\x12\x1b.pilaster.v1.ResolveRequest\x1a\x1c.pilaster.v1.ResolveResponse\x12E\n" +
-	"\x06Follow\x12\x1a.pilaster.v1.FollowRequest\x1a\x1b.pilaster.v1.FollowResponse(\x010\x012\x92\x05\n" +
+	"\x06Follow\x12\x1a.pilaster.v1.FollowRequest\x1a\x1b.pilaster.v1.FollowResponse(\x010\x012\xde\x05\n" +
 	"\x0fOperatorService\x12S\n" +
 	"\fCreateTenant\x12 .pilaster.v1.CreateTenantRequest\x1a!.pilaster.v1.CreateTenantResponse\x12J\n" +
 	"\tGetTenant\x12\x1d.pilaster.v1.GetTenantRequest\x1a\x1e.pilaster.v1.GetTenantResponse\x12P\n" +
 	"\vListTenants\x12\x1f.pilaster.v1.ListTenantsRequest\x1a .pilaster.v1.ListTenantsResponse\x12S\n" +
-	"\fDeleteTenant\x12 .pilaster.v1.DeleteTenantRequest\x1a!.pilaster.v1.DeleteTenantResponse\x12D\n" +
+	"\fDeleteTenant\x12 .pilaster.v1.DeleteTenantRequest\x1a!.pilaster.v1.DeleteTenantResponse\x12J\n" +
+	"\tRotateKey\x12\x1d.pilaster.v1.RotateKeyRequest\x1a\x1e.pilaster.v1.RotateKeyResponse\x12D\n" +
 	"\aGetNode\x12\x1b.pilaster.v1.GetNodeRequest\x1a\x1c.pilaster.v1.GetNodeResponse\x12J\n" +
 	"\tListNodes\x12\x1d.pilaster.v1.ListNodesRequest\x1a\x1e.pilaster.v1.ListNodesResponse\x12M\n" +
 	"\n" +
@@ -1773,7 +1924,7 @@ func file_pilaster_v1_orchestrator_proto_rawDescGZIP() []byte {
 	return file_pilaster_v1_orchestrator_proto_rawDescData
 }
 
-var file_pilaster_v1_orchestrator_proto_msgTypes = make([]protoimpl.MessageInfo, 31)
+var file_pilaster_v1_orchestrator_proto_msgTypes = make([]protoimpl.MessageInfo, 33)
 var file_pilaster_v1_orchestrator_proto_goTypes = []any{
 	(*JoinRequest)(nil),           // 0: pilaster.v1.JoinRequest
 	(*JoinResponse)(nil),          // 1: pilaster.v1.JoinResponse
@@ -1797,80 +1948,88 @@ var file_pilaster_v1_orchestrator_proto_goTypes = []any{
 	(*ListTenantsResponse)(nil),   // 19: pilaster.v1.ListTenantsResponse
 	(*DeleteTenantRequest)(nil),   // 20: pilaster.v1.DeleteTenantRequest
 	(*DeleteTenantResponse)(nil),  // 21: pilaster.v1.DeleteTenantResponse
-	(*GetNodeRequest)(nil),        // 22: pilaster.v1.GetNodeRequest
-	(*GetNodeResponse)(nil),       // 23: pilaster.v1.GetNodeResponse
-	(*ListNodesRequest)(nil),      // 24: pilaster.v1.ListNodesRequest
-	(*ListNodesResponse)(nil),     // 25: pilaster.v1.ListNodesResponse
-	(*DeleteNodeRequest)(nil),     // 26: pilaster.v1.DeleteNodeRequest
-	(*DeleteNodeResponse)(nil),    // 27: pilaster.v1.DeleteNodeResponse
-	(*ClusterStatusRequest)(nil),  // 28: pilaster.v1.ClusterStatusRequest
-	(*ClusterStatusResponse)(nil), // 29: pilaster.v1.ClusterStatusResponse
-	nil,                           // 30: pilaster.v1.ResolveRequest.LabelsEntry
-	(*Tenant)(nil),                // 31: pilaster.v1.Tenant
-	(*App)(nil),                   // 32: pilaster.v1.App
-	(*Node)(nil),                  // 33: pilaster.v1.Node
-	(*Plan)(nil),                  // 34: pilaster.v1.Plan
-	(Addressing)(0),               // 35: pilaster.v1.Addressing
-	(*timestamppb.Timestamp)(nil), // 36: google.protobuf.Timestamp
+	(*RotateKeyRequest)(nil),      // 22: pilaster.v1.RotateKeyRequest
+	(*RotateKeyResponse)(nil),     // 23: pilaster.v1.RotateKeyResponse
+	(*GetNodeRequest)(nil),        // 24: pilaster.v1.GetNodeRequest
+	(*GetNodeResponse)(nil),       // 25: pilaster.v1.GetNodeResponse
+	(*ListNodesRequest)(nil),      // 26: pilaster.v1.ListNodesRequest
+	(*ListNodesResponse)(nil),     // 27: pilaster.v1.ListNodesResponse
+	(*DeleteNodeRequest)(nil),     // 28: pilaster.v1.DeleteNodeRequest
+	(*DeleteNodeResponse)(nil),    // 29: pilaster.v1.DeleteNodeResponse
+	(*ClusterStatusRequest)(nil),  // 30: pilaster.v1.ClusterStatusRequest
+	(*ClusterStatusResponse)(nil), // 31: pilaster.v1.ClusterStatusResponse
+	nil,                           // 32: pilaster.v1.ResolveRequest.LabelsEntry
+	(*Tenant)(nil),                // 33: pilaster.v1.Tenant
+	(*App)(nil),                   // 34: pilaster.v1.App
+	(*Node)(nil),                  // 35: pilaster.v1.Node
+	(*Plan)(nil),                  // 36: pilaster.v1.Plan
+	(*Hosting)(nil),               // 37: pilaster.v1.Hosting
+	(Addressing)(0),               // 38: pilaster.v1.Addressing
+	(*timestamppb.Timestamp)(nil), // 39: google.protobuf.Timestamp
 }
 var file_pilaster_v1_orchestrator_proto_depIdxs = []int32{
 	5,  // 0: pilaster.v1.RegisterRequest.held:type_name -> pilaster.v1.Held
-	31, // 1: pilaster.v1.Held.tenants:type_name -> pilaster.v1.Tenant
-	32, // 2: pilaster.v1.Held.apps:type_name -> pilaster.v1.App
-	33, // 3: pilaster.v1.RegisterResponse.node:type_name -> pilaster.v1.Node
-	34, // 4: pilaster.v1.RegisterResponse.plan:type_name -> pilaster.v1.Plan
-	30, // 5: pilaster.v1.ResolveRequest.labels:type_name -> pilaster.v1.ResolveRequest.LabelsEntry
-	31, // 6: pilaster.v1.ResolveResponse.tenant:type_name -> pilaster.v1.Tenant
-	32, // 7: pilaster.v1.ResolveResponse.app:type_name -> pilaster.v1.App
-	11, // 8: pilaster.v1.FollowResponse.snapshot:type_name -> pilaster.v1.Snapshot
-	12, // 9: pilaster.v1.FollowResponse.delta:type_name -> pilaster.v1.Delta
-	13, // 10: pilaster.v1.FollowResponse.heartbeat:type_name -> pilaster.v1.Heartbeat
-	33, // 11: pilaster.v1.Snapshot.node:type_name -> pilaster.v1.Node
-	31, // 12: pilaster.v1.Snapshot.tenants:type_name -> pilaster.v1.Tenant
-	32, // 13: pilaster.v1.Snapshot.apps:type_name -> pilaster.v1.App
-	33, // 14: pilaster.v1.Delta.node:type_name -> pilaster.v1.Node
-	31, // 15: pilaster.v1.Delta.tenants:type_name -> pilaster.v1.Tenant
-	32, // 16: pilaster.v1.Delta.apps:type_name -> pilaster.v1.App
-	35, // 17: pilaster.v1.CreateTenantRequest.addressing:type_name -> pilaster.v1.Addressing
-	31, // 18: pilaster.v1.CreateTenantResponse.tenant:type_name -> pilaster.v1.Tenant
-	31, // 19: pilaster.v1.GetTenantResponse.tenant:type_name -> pilaster.v1.Tenant
-	32, // 20: pilaster.v1.GetTenantResponse.apps:type_name -> pilaster.v1.App
-	31, // 21: pilaster.v1.ListTenantsResponse.tenants:type_name -> pilaster.v1.Tenant
-	33, // 22: pilaster.v1.GetNodeResponse.node:type_name -> pilaster.v1.Node
-	33, // 23: pilaster.v1.ListNodesResponse.nodes:type_name -> pilaster.v1.Node
-	34, // 24: pilaster.v1.ClusterStatusResponse.plan:type_name -> pilaster.v1.Plan
-	36, // 25: pilaster.v1.ClusterStatusResponse.started:type_name -> google.protobuf.Timestamp
-	0,  // 26: pilaster.v1.NodeService.Join:input_type -> pilaster.v1.JoinRequest
-	2,  // 27: pilaster.v1.NodeService.Renew:input_type -> pilaster.v1.RenewRequest
-	4,  // 28: pilaster.v1.NodeService.Register:input_type -> pilaster.v1.RegisterRequest
-	7,  // 29: pilaster.v1.NodeService.Resolve:input_type -> pilaster.v1.ResolveRequest
-	9,  // 30: pilaster.v1.NodeService.Follow:input_type -> pilaster.v1.FollowRequest
-	14, // 31: pilaster.v1.OperatorService.CreateTenant:input_type -> pilaster.v1.CreateTenantRequest
-	16, // 32: pilaster.v1.OperatorService.GetTenant:input_type -> pilaster.v1.GetTenantRequest
-	18, // 33: pilaster.v1.OperatorService.ListTenants:input_type -> pilaster.v1.ListTenantsRequest
-	20, // 34: pilaster.v1.OperatorService.DeleteTenant:input_type -> pilaster.v1.DeleteTenantRequest
-	22, // 35: pilaster.v1.OperatorService.GetNode:input_type -> pilaster.v1.GetNodeRequest
-	24, // 36: pilaster.v1.OperatorService.ListNodes:input_type -> pilaster.v1.ListNodesRequest
-	26, // 37: pilaster.v1.OperatorService.DeleteNode:input_type -> pilaster.v1.DeleteNodeRequest
-	28, // 38: pilaster.v1.OperatorService.ClusterStatus:input_type -> pilaster.v1.ClusterStatusRequest
-	1,  // 39: pilaster.v1.NodeService.Join:output_type -> pilaster.v1.JoinResponse
-	3,  // 40: pilaster.v1.NodeService.Renew:output_type -> pilaster.v1.RenewResponse
-	6,  // 41: pilaster.v1.NodeService.Register:output_type -> pilaster.v1.RegisterResponse
-	8,  // 42: pilaster.v1.NodeService.Resolve:output_type -> pilaster.v1.ResolveResponse
-	10, // 43: pilaster.v1.NodeService.Follow:output_type -> pilaster.v1.FollowResponse
-	15, // 44: pilaster.v1.OperatorService.CreateTenant:output_type -> pilaster.v1.CreateTenantResponse
-	17, // 45: pilaster.v1.OperatorService.GetTenant:output_type -> pilaster.v1.GetTenantResponse
-	19, // 46: pilaster.v1.OperatorService.ListTenants:output_type -> pilaster.v1.ListTenantsResponse
-	21, // 47: pilaster.v1.OperatorService.DeleteTenant:output_type -> pilaster.v1.DeleteTenantResponse
-	23, // 48: pilaster.v1.OperatorService.GetNode:output_type -> pilaster.v1.GetNodeResponse
-	25, // 49: pilaster.v1.OperatorService.ListNodes:output_type -> pilaster.v1.ListNodesResponse
-	27, // 50: pilaster.v1.OperatorService.DeleteNode:output_type -> pilaster.v1.DeleteNodeResponse
-	29, // 51: pilaster.v1.OperatorService.ClusterStatus:output_type -> pilaster.v1.ClusterStatusResponse
-	39, // [39:52] is the sub-list for method output_type
-	26, // [26:39] is the sub-list for method input_type
-	26, // [26:26] is the sub-list for extension type_name
-	26, // [26:26] is the sub-list for extension extendee
-	0,  // [0:26] is the sub-list for field type_name
+	33, // 1: pilaster.v1.Held.tenants:type_name -> pilaster.v1.Tenant
+	34, // 2: pilaster.v1.Held.apps:type_name -> pilaster.v1.App
+	35, // 3: pilaster.v1.RegisterResponse.node:type_name -> pilaster.v1.Node
+	36, // 4: pilaster.v1.RegisterResponse.plan:type_name -> pilaster.v1.Plan
+	32, // 5: pilaster.v1.ResolveRequest.labels:type_name -> pilaster.v1.ResolveRequest.LabelsEntry
+	33, // 6: pilaster.v1.ResolveResponse.tenant:type_name -> pilaster.v1.Tenant
+	34, // 7: pilaster.v1.ResolveResponse.app:type_name -> pilaster.v1.App
+	37, // 8: pilaster.v1.FollowRequest.hosting:type_name -> pilaster.v1.Hosting
+	11, // 9: pilaster.v1.FollowResponse.snapshot:type_name -> pilaster.v1.Snapshot
+	12, // 10: pilaster.v1.FollowResponse.delta:type_name -> pilaster.v1.Delta
+	13, // 11: pilaster.v1.FollowResponse.heartbeat:type_name -> pilaster.v1.Heartbeat
+	35, // 12: pilaster.v1.Snapshot.node:type_name -> pilaster.v1.Node
+	33, // 13: pilaster.v1.Snapshot.tenants:type_name -> pilaster.v1.Tenant
+	34, // 14: pilaster.v1.Snapshot.apps:type_name -> pilaster.v1.App
+	35, // 15: pilaster.v1.Delta.node:type_name -> pilaster.v1.Node
+	33, // 16: pilaster.v1.Delta.tenants:type_name -> pilaster.v1.Tenant
+	34, // 17: pilaster.v1.Delta.apps:type_name -> pilaster.v1.App
+	38, // 18: pilaster.v1.CreateTenantRequest.addressing:type_name -> pilaster.v1.Addressing
+	33, // 19: pilaster.v1.CreateTenantResponse.tenant:type_name -> pilaster.v1.Tenant
+	33, // 20: pilaster.v1.GetTenantResponse.tenant:type_name -> pilaster.v1.Tenant
+	34, // 21: pilaster.v1.GetTenantResponse.apps:type_name -> pilaster.v1.App
+	37, // 22: pilaster.v1.GetTenantResponse.hosting:type_name -> pilaster.v1.Hosting
+	33, // 23: pilaster.v1.ListTenantsResponse.tenants:type_name -> pilaster.v1.Tenant
+	33, // 24: pilaster.v1.RotateKeyResponse.tenant:type_name -> pilaster.v1.Tenant
+	35, // 25: pilaster.v1.GetNodeResponse.node:type_name -> pilaster.v1.Node
+	35, // 26: pilaster.v1.ListNodesResponse.nodes:type_name -> pilaster.v1.Node
+	36, // 27: pilaster.v1.ClusterStatusResponse.plan:type_name -> pilaster.v1.Plan
+	39, // 28: pilaster.v1.ClusterStatusResponse.started:type_name -> google.protobuf.Timestamp
+	0,  // 29: pilaster.v1.NodeService.Join:input_type -> pilaster.v1.JoinRequest
+	2,  // 30: pilaster.v1.NodeService.Renew:input_type -> pilaster.v1.RenewRequest
+	4,  // 31: pilaster.v1.NodeService.Register:input_type -> pilaster.v1.RegisterRequest
+	7,  // 32: pilaster.v1.NodeService.Resolve:input_type -> pilaster.v1.ResolveRequest
+	9,  // 33: pilaster.v1.NodeService.Follow:input_type -> pilaster.v1.FollowRequest
+	14, // 34: pilaster.v1.OperatorService.CreateTenant:input_type -> pilaster.v1.CreateTenantRequest
+	16, // 35: pilaster.v1.OperatorService.GetTenant:input_type -> pilaster.v1.GetTenantRequest
+	18, // 36: pilaster.v1.OperatorService.ListTenants:input_type -> pilaster.v1.ListTenantsRequest
+	20, // 37: pilaster.v1.OperatorService.DeleteTenant:input_type -> pilaster.v1.DeleteTenantRequest
+	22, // 38: pilaster.v1.OperatorService.RotateKey:input_type -> pilaster.v1.RotateKeyRequest
+	24, // 39: pilaster.v1.OperatorService.GetNode:input_type -> pilaster.v1.GetNodeRequest
+	26, // 40: pilaster.v1.OperatorService.ListNodes:input_type -> pilaster.v1.ListNodesRequest
+	28, // 41: pilaster.v1.OperatorService.DeleteNode:input_type -> pilaster.v1.DeleteNodeRequest
+	30, // 42: pilaster.v1.OperatorService.ClusterStatus:input_type -> pilaster.v1.ClusterStatusRequest
+	1,  // 43: pilaster.v1.NodeService.Join:output_type -> pilaster.v1.JoinResponse
+	3,  // 44: pilaster.v1.NodeService.Renew:output_type -> pilaster.v1.RenewResponse
+	6,  // 45: pilaster.v1.NodeService.Register:output_type -> pilaster.v1.RegisterResponse
+	8,  // 46: pilaster.v1.NodeService.Resolve:output_type -> pilaster.v1.ResolveResponse
+	10, // 47: pilaster.v1.NodeService.Follow:output_type -> pilaster.v1.FollowResponse
+	15, // 48: pilaster.v1.OperatorService.CreateTenant:output_type -> pilaster.v1.CreateTenantResponse
+	17, // 49: pilaster.v1.OperatorService.GetTenant:output_type -> pilaster.v1.GetTenantResponse
+	19, // 50: pilaster.v1.OperatorService.ListTenants:output_type -> pilaster.v1.ListTenantsResponse
+	21, // 51: pilaster.v1.OperatorService.DeleteTenant:output_type -> pilaster.v1.DeleteTenantResponse
+	23, // 52: pilaster.v1.OperatorService.RotateKey:output_type -> pilaster.v1.RotateKeyResponse
+	25, // 53: pilaster.v1.OperatorService.GetNode:output_type -> pilaster.v1.GetNodeResponse
+	27, // 54: pilaster.v1.OperatorService.ListNodes:output_type -> pilaster.v1.ListNodesResponse
+	29, // 55: pilaster.v1.OperatorService.DeleteNode:output_type -> pilaster.v1.DeleteNodeResponse
+	31, // 56: pilaster.v1.OperatorService.ClusterStatus:output_type -> pilaster.v1.ClusterStatusResponse
+	43, // [43:57] is the sub-list for method output_type
+	29, // [29:43] is the sub-list for method input_type
+	29, // [29:29] is the sub-list for extension type_name
+	29, // [29:29] is the sub-list for extension extendee
+	0,  // [0:29] is the sub-list for field type_name
 }
 
 func init() { file_pilaster_v1_orchestrator_proto_init() }
@@ -1890,7 +2049,7 @@ func file_pilaster_v1_orchestrator_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pilaster_v1_orchestrator_proto_rawDesc), len(file_pilaster_v1_orchestrator_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   31,
+			NumMessages:   33,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

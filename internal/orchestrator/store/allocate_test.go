@@ -25,7 +25,7 @@ import (
 func TestStore(t *testing.T) {
 	parts := map[string]func(t *testing.T, etcd *clientv3.Client){
 		"plan": testPlan, "nodes": testNodes, "prefixes run out": testPrefixesRunOut, "tenants": testTenants, "apps": testApps,
-		"recall": testRecall, "recall refuses": testRecallRefuses, "recall is whole": testRecallIsWhole, "hosting": testHosting, "two stores": testTwoStores,
+		"recall": testRecall, "recall refuses": testRecallRefuses, "recall is whole": testRecallIsWhole, "hosting": testHosting, "rotation": testRotation, "recall of ids": testRecallOfIds, "two stores": testTwoStores,
 		"watch": testWatch, "sleeper": store.SleeperTest, "compacted": store.CompactedTest,
 		"hosted meanwhile": store.HostedMeanwhileTest, "large change": store.LargeChangeTest,
 	}
@@ -189,9 +189,12 @@ func testApps(t *testing.T, etcd *clientv3.Client) {
 	if _, err := s.CreateTenant(ctx, "blue", 0); err != nil {
 		t.Fatal(err)
 	}
+	_, _, err := s.Resolve(ctx, node(1), 1, "blue", nil)
+	refused(t, err, store.Refused, "not registered")
+	register(t, s, 1)
 	resolve := func(labels map[string]string) uint32 {
 		t.Helper()
-		tenant, app, err := s.Resolve(ctx, "blue", labels)
+		tenant, app, err := s.Resolve(ctx, node(1), 1, "blue", labels)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -204,14 +207,14 @@ func testApps(t *testing.T, etcd *clientv3.Client) {
 	if a, b, c := resolve(web), resolve(map[string]string{"app": "db"}), resolve(web); a != 1 || b != 2 || c != 1 {
 		t.Errorf("apps %d, %d, %d; want 1, 2, 1", a, b, c)
 	}
-	_, _, err := s.Resolve(ctx, "red", web)
+	_, _, err = s.Resolve(ctx, node(1), 1, "red", web)
 	refused(t, err, store.NotFound, "red", "tenant create")
 
 	last := &pilasterv1.App{Tenant: "blue", Id: 0xfeff, Labels: map[string]string{"app": "last"}}
 	if err := recall(s, nil, []*pilasterv1.App{last}); err != nil {
 		t.Fatal(err)
 	}
-	_, _, err = s.Resolve(ctx, "blue", map[string]string{"app": "one-more"})
+	_, _, err = s.Resolve(ctx, node(1), 1, "blue", map[string]string{"app": "one-more"})
 	refused(t, err, store.Full, "blue", "65279")
 	if got := resolve(web); got != 1 {
 		t.Errorf("a full tenant forgot app 1: %d", got)
@@ -242,10 +245,11 @@ func testRecall(t *testing.T, etcd *clientv3.Client) {
 	if red, err := s.CreateTenant(ctx, "red", 0); err != nil || red.Ids[0].Id != 42 {
 		t.Errorf("tenant after a held id: %v, %v", red, err)
 	}
-	if _, a, err := s.Resolve(ctx, "blue", app.Labels); err != nil || a.Id != 17 {
+	register(t, s, 1)
+	if _, a, err := s.Resolve(ctx, node(1), 1, "blue", app.Labels); err != nil || a.Id != 17 {
 		t.Errorf("held app: %v, %v", a, err)
 	}
-	if _, a, err := s.Resolve(ctx, "blue", map[string]string{"app": "db"}); err != nil || a.Id != 18 {
+	if _, a, err := s.Resolve(ctx, node(1), 1, "blue", map[string]string{"app": "db"}); err != nil || a.Id != 18 {
 		t.Errorf("app after a held one: %v, %v", a, err)
 	}
 }
@@ -287,11 +291,11 @@ func testRecallIsWhole(t *testing.T, etcd *clientv3.Client) {
 	if red, err := s.CreateTenant(ctx, "red", 0); err != nil || red.Ids[0].Id != 1150 {
 		t.Errorf("tenant after held ids: %v, %v", red, err)
 	}
-	if _, a, err := s.Resolve(ctx, "blue", map[string]string{"app": "new"}); err != nil || a.Id != 160 {
+	if _, a, err := s.Resolve(ctx, node(77), 1, "blue", map[string]string{"app": "new"}); err != nil || a.Id != 160 {
 		t.Errorf("app after held ones: %v, %v", a, err)
 	}
 	for i := range 150 {
-		if _, a, err := s.Resolve(ctx, "blue", map[string]string{"app": fmt.Sprint(i)}); err != nil || a.Id != uint32(10+i) {
+		if _, a, err := s.Resolve(ctx, node(77), 1, "blue", map[string]string{"app": fmt.Sprint(i)}); err != nil || a.Id != uint32(10+i) {
 			t.Fatalf("held app %d: %v, %v", i, a, err)
 		}
 		if owner, err := etcd.Get(ctx, fmt.Sprintf("/pilaster/1/tenant-ids/%d", 1000+i)); err != nil || owner.Count != 1 {
@@ -307,7 +311,8 @@ func testRecallRefuses(t *testing.T, etcd *clientv3.Client) {
 		t.Fatal(err)
 	}
 	labels := map[string]string{"app": "web"}
-	if _, _, err := s.Resolve(ctx, "blue", labels); err != nil {
+	register(t, s, 1)
+	if _, _, err := s.Resolve(ctx, node(1), 1, "blue", labels); err != nil {
 		t.Fatal(err)
 	}
 	older := timestamppb.New(blue.Created.AsTime().Add(-time.Second))
@@ -352,16 +357,17 @@ func testHosting(t *testing.T, etcd *clientv3.Client) {
 			t.Fatal(err)
 		}
 	}
-	refused(t, s.Hosts(ctx, node(1), names[:1], nil), store.Refused, "not registered")
+	_, err := s.Hosts(ctx, node(1), 1, said(names[0]), nil)
+	refused(t, err, store.Refused, "not registered")
 	register(t, s, 1)
 	register(t, s, 2)
 	for n := range 2 {
-		if err := s.Hosts(ctx, node(n+1), append(names, "no-such-tenant"), nil); err != nil {
+		if _, err := s.Hosts(ctx, node(n+1), 1, said(append(names, "no-such-tenant")...), nil); err != nil {
 			t.Fatal(err)
 		}
 	}
 	refused(t, s.DeleteTenant(ctx, "t0"), store.Refused, "n1, n2")
-	if err := s.Hosts(ctx, node(1), nil, names[:1]); err != nil {
+	if _, err := s.Hosts(ctx, node(1), 2, nil, names[:1]); err != nil {
 		t.Fatal(err)
 	}
 	refused(t, s.DeleteTenant(ctx, "t0"), store.Refused, "on n2;")
@@ -372,4 +378,13 @@ func testHosting(t *testing.T, etcd *clientv3.Client) {
 		t.Errorf("nobody hosts it any more: %v", err)
 	}
 	refused(t, s.DeleteTenant(ctx, "t129"), store.Refused, "on n1;")
+}
+
+// said is what a node says that has not drawn from any id.
+func said(tenants ...string) []*pilasterv1.Hosting {
+	var all []*pilasterv1.Hosting
+	for _, name := range tenants {
+		all = append(all, &pilasterv1.Hosting{Tenant: name})
+	}
+	return all
 }

@@ -24,7 +24,7 @@
 //	tenant-ids/ID            name of the tenant that has or had it
 //	apps/TENANT/HASH         App
 //	app-ids/TENANT/ID        HASH of the app's labels
-//	hosting/TENANT/NODE      the node hosts containers of the tenant
+//	hosting/TENANT/NODE      Hosting: which of the tenant's ids the node accepts and holds
 //	deletions                written with whatever is deleted: a range compare sees what came, not what went
 //	marks/…                  the lowest number never handed out
 package store

@@ -88,20 +88,26 @@ func (t *txn) recallTenant(held *pilasterv1.Tenant) error {
 			return refuse(Invalid, "held tenant id %d is out of range", id.Id)
 		}
 		owner, err := t.get(tenantIDKey(id.Id))
-		switch {
-		case err != nil:
+		if err != nil {
 			return err
-		case owner == "" && exists:
-			return refuse(Refused, "this node holds id %d of tenant %s, but the cluster's tenant %s never had it; %s", id.Id, held.Name, held.Name, heldAdvice)
+		}
+		has := func(k *pilasterv1.TenantId) bool { return k.Id == id.Id }
+		switch {
+		case owner != "" && owner != held.Name:
+			return refuse(Refused, "this node holds id %d of tenant %s, but in the cluster it belongs to tenant %s; %s", id.Id, held.Name, owner, heldAdvice)
+		case exists && !id.OnlyAccepted && !slices.ContainsFunc(known.Ids, has):
+			return refuse(Refused, "this node holds id %d of tenant %s, but the cluster's tenant %s does not have it; %s", id.Id, held.Name, held.Name, heldAdvice)
 		case owner == "":
 			t.put(tenantIDKey(id.Id), held.Name)
 			raised = max(raised, uint64(id.Id)+1)
-		case owner != held.Name:
-			return refuse(Refused, "this node holds id %d of tenant %s, but in the cluster it belongs to tenant %s; %s", id.Id, held.Name, owner, heldAdvice)
 		}
 	}
 	if raised > mark {
 		t.setMark(keyTenantMark, raised)
+	}
+	if exists && held.Changes > known.Changes {
+		known.Changes = held.Changes // else the node would take the next list for an old one
+		return t.saveIDs(known)
 	}
 	return nil
 }

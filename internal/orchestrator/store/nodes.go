@@ -189,38 +189,3 @@ func (t *txn) deleteNode(name string) error {
 	t.put(dirDeleted+node.Uuid, name)
 	return nil
 }
-
-// Hosts notes that a node hosts containers of some tenants, and none of some others any more.
-// Tenants that do not exist are passed over.
-func (s *Store) Hosts(ctx context.Context, n pki.Node, add, remove []string) error {
-	if len(add)+len(remove) == 0 {
-		return nil
-	}
-	return s.change(ctx, func(t *txn) error { return t.hosts(n, add, remove) })
-}
-
-func (t *txn) hosts(n pki.Node, add, remove []string) error {
-	if record, err := t.identify(n); err != nil {
-		return err
-	} else if record == nil {
-		return refuse(Refused, "node %s is not registered", n.Name)
-	}
-	for _, tenant := range add {
-		key := dirHosting + tenant + "/" + n.Name
-		noted, err := t.get(key)
-		if err != nil {
-			return err
-		}
-		exists, err := t.get(dirTenants + tenant)
-		if err != nil {
-			return err
-		}
-		if noted == "" && exists != "" {
-			t.put(key, n.UUID)
-		}
-	}
-	for _, tenant := range remove {
-		t.delete(dirHosting + tenant + "/" + n.Name)
-	}
-	return nil
-}

@@ -9,6 +9,9 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"google.golang.org/protobuf/proto"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/orchestrator/store"
 )
@@ -84,17 +87,12 @@ func testWatch(t *testing.T, etcd *clientv3.Client) {
 	if b := <-batches; b.Whole || b.Revision <= whole.Revision || b.Events[0].Node.GetName() != "n1" {
 		t.Fatalf("new node: %+v", b)
 	}
-	if _, _, err := s.Resolve(ctx, "before", nil); err != nil {
+	if _, _, err := s.Resolve(ctx, node(1), 1, "before", nil); err != nil {
 		t.Fatal(err)
 	}
-	if b := <-batches; len(b.Events) != 1 || b.Events[0].App.GetId() != 1 {
+	want := &pilasterv1.Hosting{Tenant: "before", Node: "n1", Accepts: []uint32{1}, Holds: []uint32{1}, Sequence: 1}
+	if b := <-batches; len(b.Events) != 2 || !proto.Equal(b.Events[0].Hosting, want) || b.Events[1].App.GetId() != 1 {
 		t.Fatalf("new app: %+v", b)
-	}
-	if err := s.Hosts(ctx, node(1), []string{"before"}, nil); err != nil {
-		t.Fatal(err)
-	}
-	if b := <-batches; *b.Events[0].Hosting != (store.Hosting{Tenant: "before", Node: "n1"}) {
-		t.Fatalf("hosting: %+v", b.Events[0].Hosting)
 	}
 	if err := s.DeleteNode(ctx, "n1"); err != nil {
 		t.Fatal(err)

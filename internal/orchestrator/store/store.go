@@ -173,10 +173,9 @@ func (t *txn) load(key string, m proto.Message) (bool, error) {
 	return true, decode(key, []byte(value), m)
 }
 
-// names lists what is below a directory, without the directory. The commit fails if more has come
-// since.
+// names lists what is below a directory, without the directory.
 func (t *txn) names(dir string) ([]string, error) {
-	resp, err := t.read(dir, clientv3.WithPrefix(), clientv3.WithKeysOnly())
+	resp, err := t.list(dir, clientv3.WithKeysOnly())
 	if err != nil {
 		return nil, err
 	}
@@ -184,8 +183,16 @@ func (t *txn) names(dir string) ([]string, error) {
 	for i, kv := range resp.Kvs {
 		names[i] = strings.TrimPrefix(string(kv.Key), dir)
 	}
-	t.compares = append(t.compares, clientv3.Compare(clientv3.ModRevision(dir), "<", t.revision+1).WithPrefix())
 	return names, nil
+}
+
+// list reads what is below a directory. The commit fails if more has come since.
+func (t *txn) list(dir string, opts ...clientv3.OpOption) (*clientv3.GetResponse, error) {
+	resp, err := t.read(dir, append(opts, clientv3.WithPrefix())...)
+	if err == nil {
+		t.compares = append(t.compares, clientv3.Compare(clientv3.ModRevision(dir), "<", t.revision+1).WithPrefix())
+	}
+	return resp, err
 }
 
 func (t *txn) put(key, value string) { t.write(key, clientv3.OpPut(key, value)) }

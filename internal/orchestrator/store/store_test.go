@@ -10,6 +10,7 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/orchestrator/pki"
 )
 
@@ -118,7 +119,8 @@ func testHostedMeanwhile(t *testing.T, etcd *clientv3.Client) {
 			return err
 		}
 		if tries++; tries == 2 { // the first decision never waits for its turn
-			return other.Hosts(ctx, n, []string{"blue"}, nil)
+			_, err := other.Hosts(ctx, n, 1, []*pilasterv1.Hosting{{Tenant: "blue"}}, nil)
+			return err
 		}
 		return nil
 	})
@@ -126,12 +128,12 @@ func testHostedMeanwhile(t *testing.T, etcd *clientv3.Client) {
 	if !errors.As(err, &e) || e.Reason != Refused || tries != 2 {
 		t.Errorf("%d tries, %v; want a refusal at the third", tries, err)
 	}
-	if _, _, err := s.Resolve(ctx, "blue", nil); err != nil {
+	if _, _, err := s.Resolve(ctx, n, 1, "blue", nil); err != nil {
 		t.Errorf("blue is gone: %v", err)
 	}
 
 	// Nor does a node go and leave behind what it begins to host meanwhile.
-	if err := s.Hosts(ctx, n, nil, []string{"blue"}); err != nil {
+	if _, err := s.Hosts(ctx, n, 1, nil, []string{"blue"}); err != nil {
 		t.Fatal(err)
 	}
 	tries = 0
@@ -140,7 +142,8 @@ func testHostedMeanwhile(t *testing.T, etcd *clientv3.Client) {
 			return err
 		}
 		if tries++; tries == 2 {
-			return other.Hosts(ctx, n, []string{"blue"}, nil)
+			_, err := other.Hosts(ctx, n, 1, []*pilasterv1.Hosting{{Tenant: "blue"}}, nil)
+			return err
 		}
 		return nil
 	})

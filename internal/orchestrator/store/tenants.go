@@ -2,7 +2,6 @@ package store
 
 import (
 	"context"
-	"crypto/rand"
 	"crypto/sha256"
 	"fmt"
 	"strings"
@@ -12,6 +11,7 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/orchestrator/pki"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -33,19 +33,17 @@ func (s *Store) CreateTenant(ctx context.Context, name string, addressing pilast
 		} else if value != "" {
 			return refuse(Exists, "tenant %s exists already; nothing was changed", name)
 		}
-		id, err := t.takeTenantID(name)
+		id, err := t.newTenantID(name)
 		if err != nil {
 			return err
 		}
-		key := make([]byte, len(address.Key{}))
-		rand.Read(key)
 		made = &pilasterv1.Tenant{
 			Name:       name,
 			Addressing: addressing,
-			Ids:        []*pilasterv1.TenantId{{Id: id, Key: key}},
+			Ids:        []*pilasterv1.TenantId{id},
 			Created:    timestamppb.New(time.Now()),
 		}
-		return t.save(dirTenants+name, made)
+		return t.saveIDs(made)
 	})
 	if err != nil {
 		return nil, err
@@ -83,10 +81,8 @@ func (s *Store) DeleteTenant(ctx context.Context, name string) error {
 }
 
 func (t *txn) deleteTenant(name string) error {
-	if value, err := t.get(dirTenants + name); err != nil {
+	if err := t.loadTenant(name, new(pilasterv1.Tenant)); err != nil {
 		return err
-	} else if value == "" {
-		return refuse(NotFound, "there is no tenant %q; `pilaster tenant list` shows those there are", name)
 	}
 	hosts, err := t.names(dirHosting + name + "/")
 	if err != nil {
@@ -102,8 +98,9 @@ func (t *txn) deleteTenant(name string) error {
 	return nil
 }
 
-// Resolve finds a tenant and the app of a label set, making the app when it is new.
-func (s *Store) Resolve(ctx context.Context, name string, labels map[string]string) (*pilasterv1.Tenant, *pilasterv1.App, error) {
+// Resolve finds a tenant and the app of a label set, making the app when it is new. From then on the
+// node counts as one that hosts the tenant: the answer is all it needs to make a container.
+func (s *Store) Resolve(ctx context.Context, n pki.Node, sequence uint64, name string, labels map[string]string) (*pilasterv1.Tenant, *pilasterv1.App, error) {
 	if err := checkTenant(name); err != nil {
 		return nil, nil, err
 	}
@@ -117,6 +114,9 @@ func (s *Store) Resolve(ctx context.Context, name string, labels map[string]stri
 			return err
 		} else if !exists {
 			return refuse(NotFound, "there is no tenant %q; make it with `pilaster tenant create %s`", name, name)
+		}
+		if err := t.expect(n, sequence, found); err != nil {
+			return err
 		}
 		if exists, err := t.load(dirApps+name+"/"+hash, app); err != nil || exists {
 			return err

@@ -27,13 +27,8 @@ type Event struct {
 	Tenant        *pilasterv1.Tenant
 	DeletedTenant string // its apps went with it
 	App           *pilasterv1.App
-	Hosting       *Hosting
-}
-
-// Hosting says that a node hosts a tenant, or no more.
-type Hosting struct {
-	Tenant, Node string
-	Ended        bool
+	Hosting       *pilasterv1.Hosting
+	EndedHosting  *pilasterv1.Hosting
 }
 
 // Watch calls apply with the whole state and then with every change, in order, from one
@@ -136,9 +131,12 @@ func (b *Batch) add(raw *clientv3.Event) (err error) {
 	} else if strings.HasPrefix(key, dirApps) && !gone {
 		e.App = new(pilasterv1.App)
 		err = decode(key, raw.Kv.Value, e.App)
-	} else if path, ok := strings.CutPrefix(key, dirHosting); ok {
-		e.Hosting = &Hosting{Ended: gone}
-		e.Hosting.Tenant, e.Hosting.Node, _ = strings.Cut(path, "/")
+	} else if strings.HasPrefix(key, dirHosting) {
+		to := &e.Hosting
+		if gone {
+			to = &e.EndedHosting
+		}
+		*to, err = decodeHosting(key, raw.Kv.Value)
 	} else {
 		return nil
 	}

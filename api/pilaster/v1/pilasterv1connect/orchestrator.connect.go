@@ -57,6 +57,9 @@ const (
 	// OperatorServiceDeleteTenantProcedure is the fully-qualified name of the OperatorService's
 	// DeleteTenant RPC.
 	OperatorServiceDeleteTenantProcedure = "/pilaster.v1.OperatorService/DeleteTenant"
+	// OperatorServiceRotateKeyProcedure is the fully-qualified name of the OperatorService's RotateKey
+	// RPC.
+	OperatorServiceRotateKeyProcedure = "/pilaster.v1.OperatorService/RotateKey"
 	// OperatorServiceGetNodeProcedure is the fully-qualified name of the OperatorService's GetNode RPC.
 	OperatorServiceGetNodeProcedure = "/pilaster.v1.OperatorService/GetNode"
 	// OperatorServiceListNodesProcedure is the fully-qualified name of the OperatorService's ListNodes
@@ -260,6 +263,8 @@ type OperatorServiceClient interface {
 	GetTenant(context.Context, *connect.Request[v1.GetTenantRequest]) (*connect.Response[v1.GetTenantResponse], error)
 	ListTenants(context.Context, *connect.Request[v1.ListTenantsRequest]) (*connect.Response[v1.ListTenantsResponse], error)
 	DeleteTenant(context.Context, *connect.Request[v1.DeleteTenantRequest]) (*connect.Response[v1.DeleteTenantResponse], error)
+	// RotateKey gives a tenant a new id with a new key, or finds the one that is only accepted yet.
+	RotateKey(context.Context, *connect.Request[v1.RotateKeyRequest]) (*connect.Response[v1.RotateKeyResponse], error)
 	GetNode(context.Context, *connect.Request[v1.GetNodeRequest]) (*connect.Response[v1.GetNodeResponse], error)
 	ListNodes(context.Context, *connect.Request[v1.ListNodesRequest]) (*connect.Response[v1.ListNodesResponse], error)
 	DeleteNode(context.Context, *connect.Request[v1.DeleteNodeRequest]) (*connect.Response[v1.DeleteNodeResponse], error)
@@ -301,6 +306,12 @@ func NewOperatorServiceClient(httpClient connect.HTTPClient, baseURL string, opt
 			connect.WithSchema(operatorServiceMethods.ByName("DeleteTenant")),
 			connect.WithClientOptions(opts...),
 		),
+		rotateKey: connect.NewClient[v1.RotateKeyRequest, v1.RotateKeyResponse](
+			httpClient,
+			baseURL+OperatorServiceRotateKeyProcedure,
+			connect.WithSchema(operatorServiceMethods.ByName("RotateKey")),
+			connect.WithClientOptions(opts...),
+		),
 		getNode: connect.NewClient[v1.GetNodeRequest, v1.GetNodeResponse](
 			httpClient,
 			baseURL+OperatorServiceGetNodeProcedure,
@@ -334,6 +345,7 @@ type operatorServiceClient struct {
 	getTenant     *connect.Client[v1.GetTenantRequest, v1.GetTenantResponse]
 	listTenants   *connect.Client[v1.ListTenantsRequest, v1.ListTenantsResponse]
 	deleteTenant  *connect.Client[v1.DeleteTenantRequest, v1.DeleteTenantResponse]
+	rotateKey     *connect.Client[v1.RotateKeyRequest, v1.RotateKeyResponse]
 	getNode       *connect.Client[v1.GetNodeRequest, v1.GetNodeResponse]
 	listNodes     *connect.Client[v1.ListNodesRequest, v1.ListNodesResponse]
 	deleteNode    *connect.Client[v1.DeleteNodeRequest, v1.DeleteNodeResponse]
@@ -358,6 +370,11 @@ func (c *operatorServiceClient) ListTenants(ctx context.Context, req *connect.Re
 // DeleteTenant calls pilaster.v1.OperatorService.DeleteTenant.
 func (c *operatorServiceClient) DeleteTenant(ctx context.Context, req *connect.Request[v1.DeleteTenantRequest]) (*connect.Response[v1.DeleteTenantResponse], error) {
 	return c.deleteTenant.CallUnary(ctx, req)
+}
+
+// RotateKey calls pilaster.v1.OperatorService.RotateKey.
+func (c *operatorServiceClient) RotateKey(ctx context.Context, req *connect.Request[v1.RotateKeyRequest]) (*connect.Response[v1.RotateKeyResponse], error) {
+	return c.rotateKey.CallUnary(ctx, req)
 }
 
 // GetNode calls pilaster.v1.OperatorService.GetNode.
@@ -386,6 +403,8 @@ type OperatorServiceHandler interface {
 	GetTenant(context.Context, *connect.Request[v1.GetTenantRequest]) (*connect.Response[v1.GetTenantResponse], error)
 	ListTenants(context.Context, *connect.Request[v1.ListTenantsRequest]) (*connect.Response[v1.ListTenantsResponse], error)
 	DeleteTenant(context.Context, *connect.Request[v1.DeleteTenantRequest]) (*connect.Response[v1.DeleteTenantResponse], error)
+	// RotateKey gives a tenant a new id with a new key, or finds the one that is only accepted yet.
+	RotateKey(context.Context, *connect.Request[v1.RotateKeyRequest]) (*connect.Response[v1.RotateKeyResponse], error)
 	GetNode(context.Context, *connect.Request[v1.GetNodeRequest]) (*connect.Response[v1.GetNodeResponse], error)
 	ListNodes(context.Context, *connect.Request[v1.ListNodesRequest]) (*connect.Response[v1.ListNodesResponse], error)
 	DeleteNode(context.Context, *connect.Request[v1.DeleteNodeRequest]) (*connect.Response[v1.DeleteNodeResponse], error)
@@ -423,6 +442,12 @@ func NewOperatorServiceHandler(svc OperatorServiceHandler, opts ...connect.Handl
 		connect.WithSchema(operatorServiceMethods.ByName("DeleteTenant")),
 		connect.WithHandlerOptions(opts...),
 	)
+	operatorServiceRotateKeyHandler := connect.NewUnaryHandler(
+		OperatorServiceRotateKeyProcedure,
+		svc.RotateKey,
+		connect.WithSchema(operatorServiceMethods.ByName("RotateKey")),
+		connect.WithHandlerOptions(opts...),
+	)
 	operatorServiceGetNodeHandler := connect.NewUnaryHandler(
 		OperatorServiceGetNodeProcedure,
 		svc.GetNode,
@@ -457,6 +482,8 @@ func NewOperatorServiceHandler(svc OperatorServiceHandler, opts ...connect.Handl
 			operatorServiceListTenantsHandler.ServeHTTP(w, r)
 		case OperatorServiceDeleteTenantProcedure:
 			operatorServiceDeleteTenantHandler.ServeHTTP(w, r)
+		case OperatorServiceRotateKeyProcedure:
+			operatorServiceRotateKeyHandler.ServeHTTP(w, r)
 		case OperatorServiceGetNodeProcedure:
 			operatorServiceGetNodeHandler.ServeHTTP(w, r)
 		case OperatorServiceListNodesProcedure:
@@ -488,6 +515,10 @@ func (UnimplementedOperatorServiceHandler) ListTenants(context.Context, *connect
 
 func (UnimplementedOperatorServiceHandler) DeleteTenant(context.Context, *connect.Request[v1.DeleteTenantRequest]) (*connect.Response[v1.DeleteTenantResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.OperatorService.DeleteTenant is not implemented"))
+}
+
+func (UnimplementedOperatorServiceHandler) RotateKey(context.Context, *connect.Request[v1.RotateKeyRequest]) (*connect.Response[v1.RotateKeyResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.OperatorService.RotateKey is not implemented"))
 }
 
 func (UnimplementedOperatorServiceHandler) GetNode(context.Context, *connect.Request[v1.GetNodeRequest]) (*connect.Response[v1.GetNodeResponse], error) {

@@ -1,0 +1,134 @@
+package agent
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+// learnIDs takes a list of ids that is not older than the one known. Those that endpoints here
+// have stay, whatever it says.
+func (h *hosted) learnIDs(news tenant.Tenant) error {
+	if len(news.IDs) == 0 || news.Changes < h.Tenant.Changes {
+		return nil
+	}
+	ids := slices.Clone(news.IDs)
+	for _, had := range h.Tenant.IDs {
+		i := slices.IndexFunc(ids, func(id tenant.ID) bool { return id.ID == had.ID })
+		if i >= 0 && ids[i].Key != had.Key {
+			return fmt.Errorf("tenant %s: id %d has one key here and another in the cluster\n  nothing was changed; remove this node's containers of the tenant, or restore the cluster's newer store", h.Tenant.Name, had.ID)
+		}
+		if i < 0 && h.endpoints[had.ID] > 0 {
+			ids = slices.Insert(ids, 0, had)
+		}
+	}
+	h.Tenant.IDs, h.Tenant.Changes = ids, news.Changes
+	return nil
+}
+
+// holds are the ids of the tenant's endpoints here, and the one that the next is drawn from: that
+// asks nobody.
+func (h *hosted) holds(id tenant.ID) bool {
+	return h.endpoints[id.ID] > 0 || id == h.Tenant.Current()
+}
+
+// Report fills in what a node says of its tenants on its stream.
+func (t *Tenants) Report(to *pilasterv1.FollowRequest) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	to.HostedTenants = slices.Sorted(maps.Keys(t.m))
+	to.ResolvingTenants = slices.Sorted(maps.Keys(t.resolving))
+	for _, name := range to.HostedTenants {
+		h := t.m[name]
+		if !h.Whole {
+			to.IncompleteTenants = append(to.IncompleteTenants, name)
+		}
+		said := &pilasterv1.Hosting{Tenant: name}
+		for _, id := range h.put {
+			said.Accepts = append(said.Accepts, uint32(id.ID))
+		}
+		for _, id := range h.Tenant.IDs {
+			if h.holds(id) {
+				said.Holds = append(said.Holds, uint32(id.ID))
+			}
+		}
+		to.Hosting = append(to.Hosting, said)
+	}
+}
+
+// resolve marks a tenant as one that is asked for, until done is called.
+func (t *Tenants) resolve(name string) (done func()) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.resolving[name]++
+	return func() {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		if t.resolving[name]--; t.resolving[name] == 0 {
+			delete(t.resolving, name)
+		}
+		t.signal() // the store has noted more than the last report said
+	}
+}
+
+// held is what this node uses, without keys.
+func (t *Tenants) held() *pilasterv1.Held {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	held := &pilasterv1.Held{}
+	for _, name := range slices.Sorted(maps.Keys(t.m)) {
+		h := t.m[name]
+		said := tenantToProto(h.Tenant)
+		for _, id := range h.Tenant.IDs {
+			said.Ids = append(said.Ids, &pilasterv1.TenantId{Id: uint32(id.ID), OnlyAccepted: !h.holds(id)})
+		}
+		held.Tenants = append(held.Tenants, said)
+		for _, a := range h.Apps {
+			held.Apps = append(held.Apps, appToProto(name, a))
+		}
+	}
+	return held
+}
+
+// count changes how many endpoints an id of a tenant has and returns how many the tenant has.
+func (t *Tenants) count(name string, id address.TenantID, by int) int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	h := t.m[name]
+	if h.endpoints[id] += by; h.endpoints[id] == 0 {
+		delete(h.endpoints, id)
+		t.signal()
+	}
+	return h.count()
+}
+
+func (t *Tenants) endpoints(name string) int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.m[name].count()
+}
+
+func (h *hosted) count() (n int) {
+	for _, of := range h.endpoints {
+		n += of
+	}
+	return n
+}
+
+// put is what the driver knows of a tenant.
+func (t *Tenants) put(name string) []tenant.ID {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.m[name].put
+}
+
+func (t *Tenants) setPut(name string, ids []tenant.ID) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.m[name].put = ids
+	t.signal()
+}

@@ -1,0 +1,127 @@
+package agent
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+// heardIDs makes the node hear of blue's ids; one after a plus is only accepted.
+func (b *bed) heardIDs(changes uint64, ids ...int) error {
+	blue := b.orchestrator.tenants["blue"]
+	blue.IDs, blue.Changes = nil, changes
+	for _, id := range ids {
+		only := id < 0
+		id = max(id, -id)
+		blue.IDs = append(blue.IDs, tenant.ID{ID: address.TenantID(id), Key: address.Key{byte(id)}, OnlyAccepted: only})
+	}
+	return b.Apply(b.t.Context(), []Known{{Tenant: blue}}, nil)
+}
+
+// said is what the node reports of blue: accepted, held.
+func (b *bed) said() string {
+	var report pilasterv1.FollowRequest
+	b.tenants.Report(&report)
+	for _, h := range report.Hosting {
+		if h.Tenant == "blue" {
+			return fmt.Sprint(h.Accepts, h.Holds)
+		}
+	}
+	return "nothing"
+}
+
+// A new id is accepted, then drawn from; the old one is held as long as its containers live, over
+// restarts too, and goes when the cluster has retired it.
+func TestIdsComeAndGo(t *testing.T) {
+	b := newBed(t)
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	says := func(want string) {
+		t.Helper()
+		for range 2 {
+			if got := b.said(); got != want {
+				t.Errorf("the node says %s, want %s", got, want)
+			}
+			b.reopen()
+		}
+	}
+	must(b.heardIDs(1, 1))
+	says("nothing")
+	old := b.add("old")
+	says("[1] [1]")
+	must(b.heardIDs(2, 1, -8))
+	says("[1 8] [1]")
+	if r := b.add("between"); r.TenantID != 1 {
+		t.Errorf("drawn from id %d, which is only accepted", r.TenantID)
+	}
+	must(b.heardIDs(3, 1, 8))
+	says("[1 8] [1 8]")
+	if r := b.add("new"); r.TenantID != 8 {
+		t.Errorf("drawn from id %d, not from the current one", r.TenantID)
+	}
+	must(b.heardIDs(2, 1, -8)) // overtaken on its way
+	says("[1 8] [1 8]")
+	must(b.Delete(t.Context(), "between", "eth0"))
+	says("[1 8] [1 8]")
+	must(b.Delete(t.Context(), "old", "eth0"))
+	says("[1 8] [8]")
+	must(b.heardIDs(4, 8))
+	says("[8] [8]")
+	if ids := b.driver.ids("blue"); len(ids) != 1 || ids[0].ID != 8 {
+		t.Errorf("the kernel has %v", ids)
+	}
+	must(b.heardIDs(3, 1, 8)) // overtaken: a retired key does not come back
+	says("[8] [8]")
+	if r := b.add("last"); r.TenantID != 8 || old.TenantID != 1 {
+		t.Errorf("drawn from id %d", r.TenantID)
+	}
+}
+
+// What the cluster forgot of what containers here use stays, and nothing else is put in its place.
+func TestIdsInUseStay(t *testing.T) {
+	b := newBed(t)
+	b.add("c1")
+	if err := b.heardIDs(5, 8); err != nil {
+		t.Fatal(err)
+	}
+	if got := b.said(); got != "[1 8] [1 8]" {
+		t.Errorf("the node says %s", got)
+	}
+	b.orchestrator.tenants["blue"] = tenant.Tenant{Name: "blue"}
+	other := tenant.Tenant{Name: "blue", Changes: 6, IDs: []tenant.ID{{ID: 1, Key: address.Key{99}}}}
+	if err := b.Apply(t.Context(), []Known{{Tenant: other}}, nil); err == nil || !strings.Contains(err.Error(), "id 1 has one key here and another") {
+		t.Errorf("another key under a known id: %v", err)
+	}
+}
+
+// A retired id that the kernel would not let go of is tried again.
+func TestRetiredIdIsTakenAwayAgain(t *testing.T) {
+	b := newBed(t)
+	b.add("c1")
+	if err := b.heardIDs(2, 1, 8); err != nil {
+		t.Fatal(err)
+	}
+	b.add("c2")
+	if err := b.Delete(t.Context(), "c1", "eth0"); err != nil {
+		t.Fatal(err)
+	}
+	b.driver.fail["DeleteTenant"] = errFake
+	if err := b.heardIDs(3, 8); err == nil {
+		t.Error("a key stays in the kernel and nobody is told")
+	}
+	delete(b.driver.fail, "DeleteTenant")
+	if err := b.heardIDs(3, 8); err != nil {
+		t.Fatal(err)
+	}
+	if ids := b.driver.ids("blue"); len(ids) != 1 || ids[0].ID != 8 {
+		t.Errorf("the kernel has %v", ids)
+	}
+}

@@ -1,0 +1,180 @@
+package cli
+
+import (
+	"context"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/spf13/cobra"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
+)
+
+// States of a tenant's id.
+const (
+	idCurrent  = "current"  // new containers are drawn from it
+	idAccepted = "accepted" // nodes take its packets; it becomes current when all that host the tenant do
+	idRetiring = "retiring" // until its last container is gone
+)
+
+// tenantIDView is an id as JSON; who holds or lacks it is told by tenant get and rotate-key.
+type tenantIDView struct {
+	ID      uint32   `json:"id"`
+	State   string   `json:"state"`
+	HeldBy  []string `json:"heldBy,omitzero"`  // nodes with containers of it, or that would draw the next from it
+	Lacking []string `json:"lacking,omitzero"` // nodes that host the tenant and do not accept it yet
+	Key     string   `json:"key,omitempty"`    // hexadecimal; with --show-key
+}
+
+// hostView is a node that hosts a tenant.
+type hostView struct {
+	Name      string `json:"name"`
+	Connected bool   `json:"connected"`
+}
+
+func viewIDs(ids []*pilasterv1.TenantId) []tenantIDView {
+	var views []tenantIDView
+	state := idRetiring
+	for i, id := range ids {
+		if id.OnlyAccepted {
+			state = idAccepted
+		} else if i == len(ids)-1 || ids[i+1].OnlyAccepted {
+			state = idCurrent
+		}
+		views = append(views, tenantIDView{ID: id.Id, State: state, Key: hex.EncodeToString(id.Key)})
+	}
+	return views
+}
+
+// viewHosted is a tenant with what the nodes that host it say.
+func viewHosted(r *pilasterv1.GetTenantResponse) tenantView {
+	v := viewTenant(r.Tenant)
+	v.Apps, v.Nodes = []appView{}, []hostView{}
+	for _, a := range r.Apps {
+		v.Apps = append(v.Apps, appView{a.Id, a.Labels})
+	}
+	for _, h := range r.Hosting {
+		v.Nodes = append(v.Nodes, hostView{h.Node, h.Connected})
+	}
+	for i := range v.IDs {
+		id := &v.IDs[i]
+		id.HeldBy, id.Lacking = []string{}, []string{}
+		for _, h := range r.Hosting {
+			if len(h.Holds) == 0 || slices.Contains(h.Holds, id.ID) {
+				id.HeldBy = append(id.HeldBy, h.Node)
+			}
+			if !slices.Contains(h.Accepts, id.ID) {
+				id.Lacking = append(id.Lacking, h.Node)
+			}
+		}
+	}
+	return v
+}
+
+func (v tenantIDView) describe() string {
+	words := v.State
+	switch {
+	case v.State == idAccepted && len(v.Lacking) > 0:
+		words += ", not yet by " + strings.Join(v.Lacking, ", ")
+	case v.State != idAccepted && len(v.HeldBy) > 0:
+		words += ", held by " + strings.Join(v.HeldBy, ", ")
+	}
+	if v.State == idCurrent && len(v.Lacking) > 0 {
+		words += "; not known to " + strings.Join(v.Lacking, ", ")
+	}
+	if v.Key != "" {
+		words += ", key " + v.Key
+	}
+	return words
+}
+
+func describeNodes(nodes []hostView) string {
+	var words []string
+	for _, n := range nodes {
+		if n.Connected {
+			words = append(words, n.Name)
+		} else {
+			words = append(words, n.Name+" (away)")
+		}
+	}
+	return strings.Join(words, ", ")
+}
+
+func newTenantRotateKey(env Env) *cobra.Command {
+	var socket orchestratorSocket
+	var out output
+	var wait time.Duration
+	var force bool
+	cmd := &cobra.Command{
+		Use:   "rotate-key NAME",
+		Short: "Give a tenant a new id with a new key for new containers",
+		Long: `Give a tenant a new id with a new key for new containers.
+
+Every node that hosts the tenant accepts the new id first; then new containers are drawn from it.
+Old containers keep id, key and address, and talk with new ones. The old id and its key retire
+with its last container.
+
+A node that is away does not accept the id before it is back. Until then containers go on under
+the old id, and the command may be repeated: it finds the rotation that is under way.`,
+		Example: "  pilaster tenant rotate-key blue\n  pilaster tenant rotate-key blue --wait 5m --force",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			v, err := rotateKey(cmd.Context(), socket.client(), args[0], wait, force)
+			if err != nil {
+				return err
+			}
+			return out.print(env.Stdout, v, func(w io.Writer) {
+				fmt.Fprintf(w, "tenant %s: new containers are drawn from id %d\n", v.Name, v.IDs[len(v.IDs)-1].ID)
+				for _, id := range v.IDs {
+					fmt.Fprintf(w, "id\t%d\t%s\n", id.ID, id.describe())
+				}
+			})
+		},
+	}
+	socket.bind(cmd)
+	out.bind(cmd)
+	cmd.Flags().DurationVar(&wait, "wait", 30*time.Second, "how long nodes may take to accept the new id")
+	cmd.Flags().BoolVar(&force, "force", false, "then use it even so; nodes that do not know it cannot talk with new containers until they are back")
+	return cmd
+}
+
+// rotateKey returns the tenant when containers are drawn from the new id.
+func rotateKey(ctx context.Context, client pilasterv1connect.OperatorServiceClient, name string, wait time.Duration, force bool) (tenantView, error) {
+	made, err := client.RotateKey(ctx, connect.NewRequest(&pilasterv1.RotateKeyRequest{Name: name}))
+	if err != nil {
+		return tenantView{}, err
+	}
+	id := made.Msg.Id
+	for end := time.Now().Add(wait); ; {
+		got, err := client.GetTenant(ctx, connect.NewRequest(&pilasterv1.GetTenantRequest{Name: name}))
+		if err != nil {
+			return tenantView{}, fmt.Errorf("%w\n  id %d of tenant %s is made and goes on its way; `pilaster tenant get %s` shows how far it is", err, id, name, name)
+		}
+		v := viewHosted(got.Msg)
+		i := slices.IndexFunc(v.IDs, func(has tenantIDView) bool { return has.ID == id && has.State == idAccepted })
+		if i < 0 {
+			return v, nil
+		}
+		if time.Now().After(end) {
+			if !force {
+				return v, fmt.Errorf("id %d of tenant %s is accepted, but not yet by %s; new containers are drawn from the id before it until it is\n  nothing is lost: bring the nodes back, delete them if they are gone for good, or repeat the command, with --force to do without them",
+					id, name, strings.Join(v.IDs[i].Lacking, ", "))
+			}
+			if _, err := client.RotateKey(ctx, connect.NewRequest(&pilasterv1.RotateKeyRequest{Name: name, Force: id})); err != nil {
+				return v, err
+			}
+			continue
+		}
+		select {
+		case <-time.After(100 * time.Millisecond):
+		case <-ctx.Done():
+			return v, ctx.Err()
+		}
+	}
+}

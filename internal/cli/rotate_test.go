@@ -1,0 +1,49 @@
+package cli
+
+import (
+	"strings"
+	"testing"
+
+	"connectrpc.com/connect"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+)
+
+// rotate gives blue, which node n1 hosts at the other end of the stream, a new key.
+func rotate(t *testing.T, stream *connect.BidiStreamForClient[pilasterv1.FollowRequest, pilasterv1.FollowResponse]) {
+	t.Helper()
+	says := func(sequence uint64, accepts, holds []uint32) {
+		t.Helper()
+		err := stream.Send(&pilasterv1.FollowRequest{HostedTenants: []string{"blue"}, Sequence: sequence,
+			Hosting: []*pilasterv1.Hosting{{Tenant: "blue", Accepts: accepts, Holds: holds}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	says(1, []uint32{1}, []uint32{1})
+	for v := ask[tenantView](t, "tenant", "get", "blue"); len(v.IDs[0].Lacking) > 0; v = ask[tenantView](t, "tenant", "get", "blue") {
+	}
+	refused(t, ExitFailed, "no tenant \"none\"", "tenant", "rotate-key", "none")
+	refused(t, ExitFailed, "id 3 of tenant blue is accepted, but not yet by n1", "tenant", "rotate-key", "blue", "--wait", "0s")
+	if r := command(t, "tenant", "get", "blue"); !strings.Contains(r.stdout, "3   accepted, not yet by n1\n") || !strings.Contains(r.stdout, "1   current, held by n1\n") {
+		t.Errorf("tenant get: %s", r.stdout)
+	}
+	done := make(chan tenantView)
+	go func() { done <- ask[tenantView](t, "tenant", "rotate-key", "blue", "--wait", "1m") }()
+	says(2, []uint32{1, 3}, []uint32{1})
+	if v := <-done; len(v.IDs) != 2 || v.IDs[1].ID != 3 || v.IDs[1].State != "current" || v.IDs[0].State != "retiring" || v.IDs[0].HeldBy[0] != "n1" {
+		t.Errorf("rotated: %+v", v)
+	}
+	says(3, []uint32{1, 3}, []uint32{3})
+	if _, err := stream.Receive(); err != nil {
+		t.Fatal(err)
+	}
+	for v := ask[tenantView](t, "tenant", "get", "blue", "--show-key"); len(v.IDs) != 1; v = ask[tenantView](t, "tenant", "get", "blue", "--show-key") {
+		if len(v.IDs[0].Key) != 32 || v.IDs[0].Key == v.IDs[1].Key {
+			t.Fatalf("keys: %+v", v)
+		}
+	}
+	if r := command(t, "tenant", "rotate-key", "blue", "--wait", "0s", "--force"); r.code != ExitDone || !strings.Contains(r.stdout, "4   current; not known to n1\n") {
+		t.Errorf("forced: %+v", r)
+	}
+}

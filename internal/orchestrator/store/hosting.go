@@ -1,0 +1,131 @@
+package store
+
+import (
+	"context"
+	"slices"
+	"strings"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/orchestrator/pki"
+)
+
+// Hosts notes what a node says of some tenants it hosts, in the message with the sequence number,
+// and that it hosts some others no more. Tenants that do not exist are passed over. Those of which
+// a later message is noted already stay as they are and are returned.
+func (s *Store) Hosts(ctx context.Context, n pki.Node, sequence uint64, add []*pilasterv1.Hosting, remove []string) (overtaken []string, err error) {
+	if len(add)+len(remove) == 0 {
+		return nil, nil
+	}
+	err = s.change(ctx, func(t *txn) (err error) {
+		overtaken, err = t.hosts(n, sequence, add, remove)
+		return err
+	})
+	return overtaken, err
+}
+
+func (t *txn) hosts(n pki.Node, sequence uint64, add []*pilasterv1.Hosting, remove []string) (overtaken []string, err error) {
+	if record, err := t.identify(n); err != nil {
+		return nil, err
+	} else if record == nil {
+		return nil, refuse(Refused, "node %s is not registered", n.Name)
+	}
+	for _, said := range add {
+		noted, exists, err := t.hosting(said.Tenant, n.Name)
+		if err != nil {
+			return nil, err
+		}
+		if noted.Sequence > sequence {
+			overtaken = append(overtaken, said.Tenant)
+			continue
+		}
+		found := new(pilasterv1.Tenant)
+		if known, err := t.load(dirTenants+said.Tenant, found); err != nil {
+			return nil, err
+		} else if !known {
+			continue
+		}
+		// Of a single id nothing can be said that is soon no longer so: that needs no later sequence.
+		if exists && (len(found.Ids) == 1 || noted.Sequence == sequence) && slices.Equal(noted.Accepts, said.Accepts) && slices.Equal(noted.Holds, said.Holds) {
+			continue
+		}
+		if err := t.save(hostingKey(said.Tenant, n.Name), &pilasterv1.Hosting{Accepts: said.Accepts, Holds: said.Holds, Sequence: sequence}); err != nil {
+			return nil, err
+		}
+	}
+	for _, tenant := range remove {
+		noted, exists, err := t.hosting(tenant, n.Name)
+		if err != nil {
+			return nil, err
+		}
+		if exists && noted.Sequence <= sequence {
+			t.delete(hostingKey(tenant, n.Name))
+		}
+	}
+	return overtaken, nil
+}
+
+// expect makes a node one that hosts a tenant: it is about to accept all ids, before it draws from the
+// current one. What is noted of a node that hosts it already stays, and messages older than this no longer count.
+func (t *txn) expect(n pki.Node, sequence uint64, found *pilasterv1.Tenant) error {
+	if record, err := t.identify(n); err != nil {
+		return err
+	} else if record == nil {
+		return refuse(Refused, "node %s is not registered", n.Name)
+	}
+	noted, exists, err := t.hosting(found.Name, n.Name)
+	if err != nil || exists && noted.Sequence >= sequence {
+		return err
+	}
+	said := &pilasterv1.Hosting{Accepts: noted.Accepts, Holds: noted.Holds, Sequence: sequence}
+	if !exists {
+		for _, id := range found.Ids {
+			said.Accepts = append(said.Accepts, id.Id)
+			if !id.OnlyAccepted {
+				said.Holds = []uint32{id.Id}
+			}
+		}
+	}
+	return t.save(hostingKey(found.Name, n.Name), said)
+}
+
+// hosting is what is noted of a node and a tenant; blank where it is not there.
+func (t *txn) hosting(tenant, node string) (h *pilasterv1.Hosting, exists bool, err error) {
+	value, err := t.get(hostingKey(tenant, node))
+	if err != nil || value == "" {
+		return new(pilasterv1.Hosting), false, err
+	}
+	h, err = decodeHosting(hostingKey(tenant, node), []byte(value))
+	return h, true, err
+}
+
+// hostingOf is what the nodes that host a tenant have said, by node.
+func (t *txn) hostingOf(name string) ([]*pilasterv1.Hosting, error) {
+	dir := dirHosting + name + "/"
+	resp, err := t.list(dir)
+	if err != nil {
+		return nil, err
+	}
+	var all []*pilasterv1.Hosting
+	for _, kv := range resp.Kvs {
+		h, err := decodeHosting(string(kv.Key), kv.Value)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, h)
+	}
+	return all, nil
+}
+
+func hostingKey(tenant, node string) string { return dirHosting + tenant + "/" + node }
+
+// decodeHosting also knows the records that had a UUID only: such a node has said nothing.
+func decodeHosting(key string, value []byte) (*pilasterv1.Hosting, error) {
+	h := new(pilasterv1.Hosting)
+	if strings.HasPrefix(string(value), "{") {
+		if err := decode(key, value, h); err != nil {
+			return nil, err
+		}
+	}
+	h.Tenant, h.Node, _ = strings.Cut(strings.TrimPrefix(key, dirHosting), "/")
+	return h, nil
+}

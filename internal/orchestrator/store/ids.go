@@ -1,0 +1,162 @@
+package store
+
+import (
+	"context"
+	"crypto/rand"
+	"slices"
+	"strings"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+// A tenant's ids, in the order made, are: those whose containers live out their time, the current
+// one that containers are drawn from, and at most one that is only accepted. That one becomes
+// current when every node that hosts the tenant accepts it, so that nobody is met by an address it
+// cannot read; an old one goes when no node holds it.
+
+// RotateKey gives a tenant a new id with a new key, or returns the tenant as it is when an id is only
+// accepted yet: who does not know whether a call succeeded may repeat it.
+func (s *Store) RotateKey(ctx context.Context, name string) (*pilasterv1.Tenant, error) {
+	if err := checkTenant(name); err != nil {
+		return nil, err
+	}
+	found := new(pilasterv1.Tenant)
+	err := s.change(ctx, func(t *txn) error {
+		if err := t.loadTenant(name, found); err != nil {
+			return err
+		}
+		if n := len(found.Ids); found.Ids[n-1].OnlyAccepted {
+			return nil
+		} else if n >= tenant.MaxIDs {
+			hosting, err := t.hostingOf(name)
+			if err != nil {
+				return err
+			}
+			return refuse(Refused, "tenant %s has %d ids, and nodes take no more of one tenant; nothing was changed: an id retires with its last container, and id %d is held by %s",
+				name, n, found.Ids[0].Id, strings.Join(Holders(hosting, found.Ids[0].Id), ", "))
+		}
+		id, err := t.newTenantID(name)
+		if err != nil {
+			return err
+		}
+		id.OnlyAccepted = true
+		found.Ids = append(found.Ids, id)
+		return t.saveIDs(found)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return found, nil
+}
+
+// ForceKey has new containers drawn from an id that not all nodes accept.
+func (s *Store) ForceKey(ctx context.Context, name string, id uint32) (*pilasterv1.Tenant, error) {
+	if err := checkTenant(name); err != nil {
+		return nil, err
+	}
+	found := new(pilasterv1.Tenant)
+	err := s.change(ctx, func(t *txn) error {
+		if err := t.loadTenant(name, found); err != nil {
+			return err
+		}
+		i := slices.IndexFunc(found.Ids, func(has *pilasterv1.TenantId) bool { return has.Id == id })
+		if i < 0 {
+			return refuse(NotFound, "tenant %s has no id %d; `pilaster tenant get %s` shows those it has", name, id, name)
+		}
+		if !found.Ids[i].OnlyAccepted {
+			return nil
+		}
+		found.Ids[i].OnlyAccepted = false
+		return t.saveIDs(found)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return found, nil
+}
+
+// Settle takes the steps that are due for a tenant's ids. One that is gone has none.
+func (s *Store) Settle(ctx context.Context, name string) error {
+	return s.change(ctx, func(t *txn) error {
+		found := new(pilasterv1.Tenant)
+		if exists, err := t.load(dirTenants+name, found); err != nil || !exists {
+			return err
+		}
+		hosting, err := t.hostingOf(name)
+		if err != nil {
+			return err
+		}
+		ids := Due(found, hosting)
+		if ids == nil {
+			return nil
+		}
+		found.Ids = ids
+		return t.saveIDs(found)
+	})
+}
+
+// Due is the ids as they should be now, nil if they are.
+func Due(of *pilasterv1.Tenant, hosting []*pilasterv1.Hosting) []*pilasterv1.TenantId {
+	var ids []*pilasterv1.TenantId
+	last := len(of.Ids) - 1
+	for i, id := range of.Ids {
+		next := i < last && of.Ids[last].OnlyAccepted && i == last-1
+		if i == last || next || len(Holders(hosting, id.Id)) > 0 {
+			ids = append(ids, id)
+		}
+	}
+	if of.Ids[last].OnlyAccepted && len(Lacking(hosting, of.Ids[last].Id)) == 0 {
+		ids[len(ids)-1] = &pilasterv1.TenantId{Id: of.Ids[last].Id, Key: of.Ids[last].Key}
+	} else if len(ids) == len(of.Ids) {
+		return nil
+	}
+	return ids
+}
+
+// Holders are the nodes that have, or may make at any time, containers of an id. One that has not
+// said what it holds holds everything.
+func Holders(hosting []*pilasterv1.Hosting, id uint32) []string {
+	return nodesWhere(hosting, func(h *pilasterv1.Hosting) bool { return len(h.Holds) == 0 || slices.Contains(h.Holds, id) })
+}
+
+// Lacking are the nodes that do not accept an id yet.
+func Lacking(hosting []*pilasterv1.Hosting, id uint32) []string {
+	return nodesWhere(hosting, func(h *pilasterv1.Hosting) bool { return !slices.Contains(h.Accepts, id) })
+}
+
+func nodesWhere(hosting []*pilasterv1.Hosting, is func(*pilasterv1.Hosting) bool) []string {
+	var names []string
+	for _, h := range hosting {
+		if is(h) {
+			names = append(names, h.Node)
+		}
+	}
+	return names
+}
+
+func (t *txn) loadTenant(name string, to *pilasterv1.Tenant) error {
+	if exists, err := t.load(dirTenants+name, to); err != nil {
+		return err
+	} else if !exists {
+		return refuse(NotFound, "there is no tenant %q; `pilaster tenant list` shows those there are", name)
+	}
+	return nil
+}
+
+// newTenantID claims an id and draws its key.
+func (t *txn) newTenantID(owner string) (*pilasterv1.TenantId, error) {
+	id, err := t.takeTenantID(owner)
+	if err != nil {
+		return nil, err
+	}
+	key := make([]byte, len(address.Key{}))
+	rand.Read(key)
+	return &pilasterv1.TenantId{Id: id, Key: key}, nil
+}
+
+func (t *txn) saveIDs(of *pilasterv1.Tenant) error {
+	of.Changes++
+	return t.save(dirTenants+of.Name, of)
+}
