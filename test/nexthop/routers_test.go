@@ -44,6 +44,15 @@ func start(t *testing.T, containers int) (f *fabric, all []*traffic) {
 	return f, all
 }
 
+// settle waits until every flow delivers, and whatever was believed of next hops before is believed no longer.
+func settle(t *testing.T, all []*traffic) {
+	t.Helper()
+	now := time.Now()
+	for _, s := range all {
+		s.delivers(t, now.Add(calm), calm+slack)
+	}
+}
+
 // overcome is overcomes for all traffic.
 func overcome(t *testing.T, all []*traffic, event string, since time.Time, most time.Duration) map[flow]bool {
 	t.Helper()
@@ -111,6 +120,33 @@ func TestDeadBetterRouter(t *testing.T) {
 	}
 }
 
+// TestMovedRouter: a router gets another MAC. Where it says so, its packets are lost for as long as a next hop is
+// believed; where it does not, until the kernel has given the old MAC up and asked anew.
+func TestMovedRouter(t *testing.T) {
+	t.Parallel()
+	f, all := start(t, 1)
+	r1 := &f.routers[0]
+	f.ip(t, "-6 route add default via R1")
+	for i, c := range []struct {
+		event, notify string
+		most          time.Duration
+	}{
+		{"the router has another MAC and says so", "1", hopLife},
+		{"the router has another MAC and does not say so", "0", nud + hopLife + probes*retrans},
+	} {
+		f.paths(t, all)
+		r1.sysctl(t, "conf/lan/ndisc_notify", c.notify)
+		since := time.Now()
+		retry(t, func() error {
+			return r1.LinkSetHardwareAddr(r1.link(t, "lan"), net.HardwareAddr{2, 0, 0, 0, 0, byte(i + 1)})
+		})
+		losers := overcome(t, all, c.event, since, c.most)
+		if c.notify == "0" && len(losers) != flows {
+			t.Errorf("%s: only %d flows lost something: it did not move", c.event, len(losers))
+		}
+	}
+}
+
 // of lets r1 die and come back, and says on which router each flow was before.
 func (d death) of(t *testing.T, f *fabric, all []*traffic) (on map[flow]string) {
 	t.Helper()
@@ -136,10 +172,7 @@ func (d death) of(t *testing.T, f *fabric, all []*traffic) (on map[flow]string) 
 // paths looks on which router each flow is, which must be the same one for a while.
 func (f *fabric) paths(t *testing.T, all []*traffic) map[flow]string {
 	t.Helper()
-	now := time.Now()
-	for _, s := range all {
-		s.delivers(t, now.Add(calm), calm+slack) // whatever was known of next hops is known no longer
-	}
+	settle(t, all)
 	captures := map[string]*packet.Capture{}
 	for _, r := range f.routers {
 		c, err := packet.NewCapture(r.ns, "lan", packet.IncomingOnly)

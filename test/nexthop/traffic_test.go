@@ -164,6 +164,12 @@ func (s *traffic) silent(since time.Time) (int, error) {
 	return -1, s.failed
 }
 
+func (s *traffic) count() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.sent)
+}
+
 // flowsCalmly wants everything sent from now on for a while to arrive.
 func (s *traffic) flowsCalmly(t *testing.T) {
 	t.Helper()
