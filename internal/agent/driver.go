@@ -3,7 +3,6 @@ package agent
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/netip"
 	"time"
 
@@ -13,13 +12,6 @@ import (
 
 // ErrNoNamespace means that an endpoint's container is gone, and its device with it.
 var ErrNoNamespace = errors.New("its container's namespace is gone")
-
-// UnrecordedError names devices that carry containers of which there is no record.
-type UnrecordedError struct{ IDs []endpoint.ID }
-
-func (e *UnrecordedError) Error() string {
-	return fmt.Sprintf("devices of endpoints %v carry containers that have no record", e.IDs)
-}
 
 // Driver makes the kernel do what the core decided. Package datapath drives Linux; a simulation
 // counts. Every call may be repeated: the second one finds nothing to do.
@@ -43,10 +35,12 @@ type Driver interface {
 	// Check compares what exists with the record and names the first difference: link, address,
 	// route, neighbour, program or map entry.
 	Check(ctx context.Context, r endpoint.Record) error
+	// Carrying is the endpoints whose devices take packets now, read from the kernel.
+	Carrying() ([]endpoint.ID, error)
 	// Restore makes the packet path hold these endpoints and nothing else, and takes it over from
 	// whichever build left it, losing no packet. It comes after all tenants were put, and nothing else
 	// is called meanwhile. What cannot be brought back is told apart; an error wrapping ErrNoNamespace
-	// says that the container is gone too. An UnrecordedError leaves everything as it was.
+	// says that the container is gone too.
 	Restore(ctx context.Context, keep []endpoint.Record) (lost map[endpoint.ID]error, err error)
 
 	// Status is what the kernel holds and counts now, read from it.

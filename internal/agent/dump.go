@@ -37,7 +37,7 @@ type DiskTenant struct {
 // ReadDiskState reads what it can; the error names each file it could not use.
 func ReadDiskState(dir string) (DiskState, error) {
 	s := DiskState{Endpoints: endpoint.Peek(dir)}
-	errs := []error{durable.Read(filepath.Join(dir, nodeFileName), &s.Node)}
+	errs := []error{durable.Read(filepath.Join(dir, nodeFileName), stateVersion, &s.Node)}
 	names, err := durable.Names(filepath.Join(dir, tenantsFolder), ".json")
 	errs = append(errs, err)
 	for _, name := range names {

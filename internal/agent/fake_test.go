@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -126,6 +127,12 @@ func (d *fakeDriver) Remove(_ context.Context, r endpoint.Record) error {
 }
 
 func (d *fakeDriver) Check(_ context.Context, r endpoint.Record) error { return d.call("Check", r) }
+
+func (d *fakeDriver) Carrying() ([]endpoint.ID, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return slices.Collect(maps.Keys(d.active)), nil
+}
 
 func (d *fakeDriver) Restore(_ context.Context, keep []endpoint.Record) (map[endpoint.ID]error, error) {
 	if err := d.call("Restore", endpoint.Record{}); err != nil {

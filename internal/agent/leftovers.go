@@ -107,7 +107,7 @@ func (r *Remains) read(stateDir string) (err error) {
 		return err
 	}
 	var node nodeFile
-	if durable.Read(filepath.Join(stateDir, nodeFileName), &node) == nil && node.Cluster != nil {
+	if durable.Read(filepath.Join(stateDir, nodeFileName), stateVersion, &node) == nil && node.Cluster != nil {
 		r.Prefix = node.Cluster.Prefix
 	}
 	for path, record := range endpoint.Peek(stateDir) {

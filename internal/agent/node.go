@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"net/netip"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -25,6 +26,10 @@ type Node struct {
 }
 
 const nodeFileName = "node.json"
+
+// stateVersion is that of the agent's own files, raised when what they hold changes. A build that knows
+// a lower one then refuses them: there is no going back to it without another disk.
+const stateVersion = 1
 
 type nodeFile struct {
 	Version int          `json:"version"`
@@ -53,10 +58,13 @@ type Membership struct {
 // OpenNode reads <dir>/node.json, or makes a new UUID, and writes it with one start more.
 func OpenNode(dir, name string) (*Node, error) {
 	n := &Node{path: filepath.Join(dir, nodeFileName)}
-	err := durable.Read(n.path, &n.file)
+	err := durable.Read(n.path, stateVersion, &n.file)
 	fresh := errors.Is(err, fs.ErrNotExist)
 	if fresh {
-		n.file = nodeFile{Version: 1, Name: name, UUID: join.NewUUID()}
+		if err := n.lost(dir); err != nil {
+			return nil, err
+		}
+		n.file = nodeFile{Version: stateVersion, Name: name, UUID: join.NewUUID()}
 	} else if err != nil {
 		return nil, err
 	}
@@ -76,10 +84,29 @@ func OpenNode(dir, name string) (*Node, error) {
 	return nil, fmt.Errorf("%s belongs to node %s, not to %s\n  nothing was changed; keep the name, or delete the node and use an empty --state-dir", dir, n.file.Name, name)
 }
 
-func (f nodeFile) validate() error {
-	if f.Version != 1 {
-		return fmt.Errorf("version %d, this program knows 1", f.Version)
+// lost refuses to become another node over what belongs to the one before.
+func (n *Node) lost(dir string) error {
+	witness := ""
+	err := filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+		if err == nil && !entry.IsDir() && entry.Name() != durable.LockFile && !durable.IsUnfinished(entry.Name()) && isState(topOf(dir, path)) {
+			witness = path
+		}
+		return err
+	})
+	if err == nil && witness != "" {
+		err = &durable.CorruptError{Path: n.path, Err: fmt.Errorf("it is missing, though %s is there", witness)}
 	}
+	return err
+}
+
+// topOf is the name in dir of the file or folder that path is or is in.
+func topOf(dir, path string) string {
+	below, _ := filepath.Rel(dir, path)
+	top, _, _ := strings.Cut(below, string(filepath.Separator))
+	return top
+}
+
+func (f nodeFile) validate() error {
 	if f.Name == "" || f.UUID == "" {
 		return errors.New("name or UUID is missing")
 	}

@@ -100,7 +100,7 @@ func newDaemon(o Options) (*daemon, error) {
 	}
 	if err := d.load(); err != nil {
 		d.lock.Close()
-		return nil, err
+		return nil, stateError(err)
 	}
 	d.link = NewLink(LinkConfig{
 		URL: o.OrchestratorURL, Version: o.Version, Node: d.node, Tenants: d.tenants, WantedPrefix: o.NodePrefix,
@@ -109,6 +109,15 @@ func newDaemon(o Options) (*daemon, error) {
 	})
 	d.service = NewService(ServiceConfig{Node: d.node, Link: d.link, URL: o.OrchestratorURL, Uplink: o.Uplink, Version: o.Version})
 	return d, nil
+}
+
+// stateError adds what corruption means for the node.
+func stateError(err error) error {
+	var corrupt *durable.CorruptError
+	if errors.As(err, &corrupt) {
+		return fmt.Errorf("%w\n  packets of containers flow as before; where there is nothing to restore, move the containers away and run `pilaster node reset`", err)
+	}
+	return err
 }
 
 func (d *daemon) load() (err error) {
@@ -255,10 +264,10 @@ func (d *daemon) start(ctx context.Context, g *errgroup.Group) error {
 		Plan: m.Plan, MaxEndpoints: d.MaxEndpoints, MaxTenantIDs: d.MaxTenantIDs, Log: d.Log,
 	})
 	if err != nil {
-		return err
+		return stateError(err)
 	}
 	if err := core.Start(ctx); err != nil {
-		return err
+		return stateError(err)
 	}
 	d.service.Serve(core, overlap.problem)
 	d.Log.Info("agent is ready", "node", d.node.Name(), "prefix", m.Prefix, "endpoints", len(core.Endpoints()))

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"pilaster.io/pilaster/internal/durable"
@@ -15,6 +16,9 @@ import (
 // active is compared and repaired, containers that are gone are reaped, and what belongs to nobody is
 // swept away. The packet path may be another build's; it is taken over.
 func (c *Core) Start(ctx context.Context) error {
+	if err := c.allRecorded(); err != nil {
+		return err
+	}
 	for _, r := range c.store.List() {
 		if r.Lives() {
 			continue
@@ -29,10 +33,6 @@ func (c *Core) Start(ctx context.Context) error {
 	}
 	records := c.store.List()
 	lost, err := c.driver.Restore(ctx, records)
-	var unrecorded *UnrecordedError
-	if errors.As(err, &unrecorded) {
-		return c.missing(unrecorded.IDs)
-	}
 	if err != nil {
 		return fmt.Errorf("taking over the packet path: %w", err)
 	}
@@ -44,17 +44,21 @@ func (c *Core) Start(ctx context.Context) error {
 	return nil
 }
 
-// missing says whose records are not there. A driver would sweep the devices away, and with them the
-// network of containers that live.
-func (c *Core) missing(ids []endpoint.ID) error {
-	var errs []error
-	for _, id := range ids {
-		errs = append(errs, &durable.CorruptError{
-			Path: c.store.RecordPath(id),
-			Err:  fmt.Errorf("it is missing, though endpoint %d carries a container", id),
-		})
+// allRecorded refuses to start where a record was lost: records are written before devices are made and
+// removed after them. The container lives, and with its device it would lose the network.
+func (c *Core) allRecorded() error {
+	ids, err := c.driver.Carrying()
+	if err != nil {
+		return fmt.Errorf("looking for containers: %w", err)
 	}
-	return fmt.Errorf("%w\n  packets flow as before; to give the containers up instead, run `pilaster node reset`, or delete their devices pil<endpoint>", errors.Join(errs...))
+	ids = slices.DeleteFunc(ids, func(id endpoint.ID) bool { _, ok := c.store.Get(id); return ok })
+	if len(ids) == 0 {
+		return nil
+	}
+	return &durable.CorruptError{
+		Path: c.store.RecordPath(ids[0]),
+		Err:  fmt.Errorf("it is missing, though devices of endpoints without a record carry packets: %v", ids),
+	}
 }
 
 // settle notes how an endpoint is. After a reboot devices are gone, and containers with them; one whose

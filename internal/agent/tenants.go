@@ -111,7 +111,7 @@ func (t *Tenants) path(name string) string { return filepath.Join(t.dir, name+".
 
 func readTenant(path string) (*hosted, error) {
 	var f tenantFile
-	if err := durable.Read(path, &f); err != nil {
+	if err := durable.Read(path, stateVersion, &f); err != nil {
 		return nil, err
 	}
 	h, err := f.hosted()
@@ -124,9 +124,6 @@ func readTenant(path string) (*hosted, error) {
 func (f tenantFile) hosted() (*hosted, error) {
 	h := newHosted(Known{Tenant: tenant.Tenant{Name: f.Name, Addressing: f.Addressing, Created: f.Created, Changes: f.Changes}, Apps: f.Apps})
 	h.deleted = f.Deleted
-	if f.Version != 1 {
-		return nil, fmt.Errorf("version %d, this program knows 1", f.Version)
-	}
 	if f.Addressing != tenant.Encrypted && f.Addressing != tenant.Clear {
 		return nil, fmt.Errorf("addressing %q is unknown", f.Addressing)
 	}
@@ -152,7 +149,7 @@ func (f tenantFile) hosted() (*hosted, error) {
 }
 
 func (t *Tenants) write(h *hosted) error {
-	f := tenantFile{Version: 1, Name: h.Tenant.Name, Addressing: h.Tenant.Addressing, Created: h.Tenant.Created, Changes: h.Tenant.Changes, Apps: h.Apps, Deleted: h.deleted}
+	f := tenantFile{Version: stateVersion, Name: h.Tenant.Name, Addressing: h.Tenant.Addressing, Created: h.Tenant.Created, Changes: h.Tenant.Changes, Apps: h.Apps, Deleted: h.deleted}
 	for _, id := range h.Tenant.IDs {
 		f.IDs = append(f.IDs, idFile{id.ID, id.Key.String(), id.OnlyAccepted})
 	}

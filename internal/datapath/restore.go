@@ -23,9 +23,6 @@ import (
 // the tables of other builds go after the last hook has left them. Until then those are not written,
 // which is why nothing may be added or removed meanwhile.
 func (d *Datapath) Restore(_ context.Context, keep []endpoint.Record) (lost map[endpoint.ID]error, err error) {
-	if err := d.unrecorded(keep); err != nil {
-		return nil, err
-	}
 	var found []endpoint.Record
 	lost = map[endpoint.ID]error{}
 	for _, r := range keep {
@@ -60,32 +57,27 @@ func (d *Datapath) Restore(_ context.Context, keep []endpoint.Record) (lost map[
 	return lost, nil
 }
 
-// unrecorded refuses to take for nobody's a device that carries a container: records are written before
-// devices are made and removed after them, so a record that is missing was lost.
-func (d *Datapath) unrecorded(keep []endpoint.Record) error {
+// Carrying finds the endpoints whose devices have a program that takes packets, whichever build's.
+func (d *Datapath) Carrying() ([]endpoint.ID, error) {
 	links, err := netns.List(d.netlink.LinkList)
 	if err != nil {
-		return fmt.Errorf("list devices: %w", err)
+		return nil, fmt.Errorf("list devices: %w", err)
 	}
-	known := devices(keep)
 	var ids []endpoint.ID
 	for _, l := range links {
 		id, ours := deviceID(l)
-		if !ours || known[l.Attrs().Name] {
+		if !ours {
 			continue
 		}
 		program, err := d.containerProgram(l)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		if program != 0 {
 			ids = append(ids, id)
 		}
 	}
-	if len(ids) > 0 {
-		return &agent.UnrecordedError{IDs: ids}
-	}
-	return nil
+	return ids, nil
 }
 
 // exists says why an endpoint cannot be brought back.

@@ -23,7 +23,7 @@ type CorruptError struct {
 }
 
 func (e *CorruptError) Error() string {
-	return fmt.Sprintf("%s cannot be used: %v\n  nothing was changed and nothing is guessed from it; restore the file, or move it away", e.Path, e.Err)
+	return fmt.Sprintf("%s cannot be used: %v\n  nothing was changed and nothing is guessed from it; restore the file", e.Path, e.Err)
 }
 func (e *CorruptError) Unwrap() error { return e.Err }
 
@@ -45,6 +45,7 @@ func Write(path string, v any, mode os.FileMode) error {
 // WriteBytes replaces the file's content: a new file is filled, flushed and renamed over it.
 func WriteBytes(path string, b []byte, mode os.FileMode) (err error) {
 	dir := filepath.Dir(path)
+	defer func() { err = advise(dir, err) }()
 	f, err := os.CreateTemp(dir, tempPrefix+filepath.Base(path)+"-*")
 	if err != nil {
 		return err
@@ -73,13 +74,24 @@ func WriteBytes(path string, b []byte, mode os.FileMode) (err error) {
 	return SyncDir(dir)
 }
 
+// advise says what to do about a disk that takes nothing.
+func advise(dir string, err error) error {
+	switch {
+	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
+		return fmt.Errorf("%w; nothing was changed; make room on the disk of %s", err, dir)
+	case errors.Is(err, syscall.EROFS):
+		return fmt.Errorf("%w; nothing was changed; mount the disk of %s writable", err, dir)
+	}
+	return err
+}
+
 // Remove deletes the file for good; a file that is not there is no error.
 func Remove(path string) error {
 	if err := os.Remove(path); err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil
 		}
-		return err
+		return advise(filepath.Dir(path), err)
 	}
 	return SyncDir(filepath.Dir(path))
 }
@@ -94,20 +106,37 @@ func SyncDir(dir string) error {
 	return d.Sync()
 }
 
-// Read decodes the file into v. Unknown fields and trailing data are corruption: they were
+// Read decodes a file of a version into v. Unknown fields and trailing data are corruption: they were
 // written by something else, and leaving them out would be a guess.
-func Read(path string, v any) error {
+func Read(path string, version int, v any) error {
 	b, err := os.ReadFile(path)
 	if err != nil {
 		return err
 	}
-	if err := Decode(b, v); err != nil {
+	if err := DecodeVersion(b, version, v); err != nil {
 		return &CorruptError{path, err}
 	}
 	return nil
 }
 
-// Decode is Read without the file.
+// DecodeVersion is Read without the file. The version is looked at first: a later one may have any fields.
+func DecodeVersion(b []byte, version int, v any) error {
+	var has struct {
+		Version int `json:"version"`
+	}
+	if json.Unmarshal(b, &has) == nil && has.Version > version {
+		return fmt.Errorf("it has version %d and this build knows %d, so a later build wrote it; start that one", has.Version, version)
+	}
+	if err := Decode(b, v); err != nil {
+		return err
+	}
+	if has.Version != version {
+		return fmt.Errorf("it has version %d and this build knows %d", has.Version, version)
+	}
+	return nil
+}
+
+// Decode is the part of DecodeVersion that knows no version.
 func Decode(b []byte, v any) error {
 	d := json.NewDecoder(bytes.NewReader(b))
 	d.DisallowUnknownFields()
@@ -153,7 +182,7 @@ func Lock(dir string) (*os.File, error) {
 	path := filepath.Join(dir, LockFile)
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
-		return nil, err
+		return nil, advise(dir, err)
 	}
 	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
 		f.Close()

@@ -10,17 +10,18 @@ import (
 )
 
 type content struct {
-	N int `json:"n"`
+	Version int `json:"version"`
+	N       int `json:"n"`
 }
 
 func TestWriteReplacesWholeAndPrivate(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "x.json")
 	for n := range 3 {
-		if err := Write(path, content{n}, 0o600); err != nil {
+		if err := Write(path, content{1, n}, 0o600); err != nil {
 			t.Fatal(err)
 		}
 		var c content
-		if err := Read(path, &c); err != nil || c.N != n {
+		if err := Read(path, 1, &c); err != nil || c.N != n {
 			t.Fatalf("read back %+v, %v; want %d", c, err, n)
 		}
 	}
@@ -36,7 +37,7 @@ func TestWriteReplacesWholeAndPrivate(t *testing.T) {
 func TestWriteLeavesTheOldFileWhenItFails(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "x.json")
-	if err := Write(path, content{1}, 0o600); err != nil {
+	if err := Write(path, content{1, 1}, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if err := Write(path, func() {}, 0o600); err == nil {
@@ -47,11 +48,11 @@ func TestWriteLeavesTheOldFileWhenItFails(t *testing.T) {
 	if err := os.MkdirAll(filepath.Join(taken, "full"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := Write(taken, content{2}, 0o600); err == nil {
+	if err := Write(taken, content{1, 2}, 0o600); err == nil {
 		t.Fatal("a directory was replaced")
 	}
 	var c content
-	if err := Read(path, &c); err != nil || c.N != 1 {
+	if err := Read(path, 1, &c); err != nil || c.N != 1 {
 		t.Fatalf("old file says %+v, %v", c, err)
 	}
 	if names, err := Names(dir, ""); err != nil || !slices.Equal(names, []string{"x.json"}) {
@@ -62,22 +63,31 @@ func TestWriteLeavesTheOldFileWhenItFails(t *testing.T) {
 func TestReadNamesTheCorruptFile(t *testing.T) {
 	for name, text := range map[string]string{
 		"empty":     "",
-		"cut off":   `{"n": 1`,
-		"unknown":   `{"n": 1, "m": 2}`,
-		"trailing":  `{"n": 1} {"n": 2}`,
+		"cut off":   `{"version": 1, "n": 1`,
+		"unknown":   `{"version": 1, "n": 1, "m": 2}`,
+		"trailing":  `{"version": 1, "n": 1} {"n": 2}`,
 		"not JSON":  "\x00\x00\x00",
-		"wrong way": `{"n": "1"}`,
+		"wrong way": `{"version": 1, "n": "1"}`,
+		"no number": `{"n": 1}`,
 	} {
 		path := filepath.Join(t.TempDir(), "x.json")
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		var c content
-		err := Read(path, &c)
+		err := Read(path, 1, &c)
 		var corrupt *CorruptError
 		if !errors.As(err, &corrupt) || corrupt.Path != path || !strings.Contains(err.Error(), path) {
 			t.Errorf("%s: %v does not name %s", name, err, path)
 		}
+	}
+}
+
+// A later build may have written fields of which this one knows nothing: that is not what is wrong.
+func TestLaterVersionIsSaid(t *testing.T) {
+	err := DecodeVersion([]byte(`{"version": 2, "n": 1, "m": 2}`), 1, new(content))
+	if err == nil || !strings.Contains(err.Error(), "a later build wrote it; start that one") {
+		t.Errorf("said is %v", err)
 	}
 }
 

@@ -49,6 +49,8 @@ type cursor struct {
 	lines    int           // in the release log, void ones included
 }
 
+const cursorVersion = 1
+
 type cursorFile struct {
 	Version  int           `json:"version"`
 	Reserved address.Index `json:"reserved"`
@@ -142,7 +144,7 @@ func (c *cursor) reserve(i address.Index) error {
 }
 
 func (c *cursor) writeReserved(to address.Index) error {
-	if err := durable.Write(c.path+".json", cursorFile{1, to}, 0o600); err != nil {
+	if err := durable.Write(c.path+".json", cursorFile{cursorVersion, to}, 0o600); err != nil {
 		return fmt.Errorf("reserving indexes: %w", err)
 	}
 	c.reserved = to
@@ -215,11 +217,11 @@ func (s *Store) loadCursors() error {
 
 func loadCursor(path string, live map[address.Index]bool) (*cursor, error) {
 	var f cursorFile
-	if err := durable.Read(path+".json", &f); err != nil {
+	if err := durable.Read(path+".json", cursorVersion, &f); err != nil {
 		return nil, err
 	}
-	if f.Version != 1 || f.Reserved > address.MaxIndex {
-		return nil, &durable.CorruptError{Path: path + ".json", Err: fmt.Errorf("version %d, reserved %d", f.Version, f.Reserved)}
+	if f.Reserved > address.MaxIndex {
+		return nil, &durable.CorruptError{Path: path + ".json", Err: fmt.Errorf("it reserves index %d, beyond the last", f.Reserved)}
 	}
 	for i := range live {
 		if i > f.Reserved {

@@ -24,11 +24,8 @@ type recordFile struct {
 // guess about.
 func DecodeRecord(b []byte) (Record, error) {
 	var f recordFile
-	if err := durable.Decode(b, &f); err != nil {
+	if err := durable.DecodeVersion(b, recordVersion, &f); err != nil {
 		return Record{}, err
-	}
-	if f.Version != recordVersion {
-		return Record{}, fmt.Errorf("record version %d, this program knows %d", f.Version, recordVersion)
 	}
 	return f.Endpoint, f.Endpoint.validate()
 }

@@ -98,19 +98,24 @@ func load(dir string) (*member, error) {
 		ders = append(ders, b.Bytes)
 	}
 	if len(ders) != 3 {
-		return nil, fmt.Errorf("%s holds %d PEM blocks, not key, certificate and authority; move it away and join again with a token", path, len(ders))
+		return nil, unusable(path, fmt.Errorf("it holds %d PEM blocks, not key, certificate and authority", len(ders)))
 	}
 	parsed, err := x509.ParsePKCS8PrivateKey(ders[0])
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
+		return nil, unusable(path, err)
 	}
 	key, ok := parsed.(*ecdsa.PrivateKey)
 	if !ok {
-		return nil, fmt.Errorf("%s: key is a %T, not ECDSA", path, parsed)
+		return nil, unusable(path, fmt.Errorf("its key is a %T, not ECDSA", parsed))
 	}
 	m, err := newMember(key, ders[1], ders[2])
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
+		return nil, unusable(path, err)
 	}
 	return m, nil
+}
+
+// unusable says what to do: nothing but this file is needed to prove who the node is.
+func unusable(path string, err error) error {
+	return fmt.Errorf("%s cannot be used: %w\n  nothing was changed; restore the file, or move it away and give --token-file to join again under the same name", path, err)
 }
