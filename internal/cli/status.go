@@ -151,7 +151,7 @@ func (v statusView) text(w io.Writer, now time.Time) {
 	if v.Node.Prefix == "" {
 		row("node", v.Node.Name, "not ready", "no prefix yet")
 	} else {
-		row("node", v.Node.Name, choose(v.Ready, "ready", "not ready"), v.Node.Prefix+" on "+v.Node.Uplink)
+		row("node", v.Node.Name, choose(v.Ready, "ready", "not ready"), fmt.Sprintf("%s on %s, pilaster %s", v.Node.Prefix, v.Node.Uplink, v.Version))
 	}
 	for i, l := range v.Limits {
 		row(choose(i == 0, "limits", ""), "", l.Name, l.text())

@@ -86,7 +86,7 @@ func TestStatusText(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := `
-node n1        ready        fd70:696c:6100:1::/64 on eth0
+node n1        ready        fd70:696c:6100:1::/64 on eth0, pilaster v1
 limits         endpoints    2,000 of 4,096, most of them tenant blue's: 1,900
                tenant-ids   2 of 4,096
 orchestrator   connected    https://o:7070, revision 1,412, for 1m30s

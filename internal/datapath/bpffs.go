@@ -38,6 +38,29 @@ func isOn(dir string, filesystem int64) bool {
 	return unix.Statfs(dir, &fs) == nil && fs.Type == filesystem
 }
 
+// endsWithUs says so where pins in dir do not outlive this process: a bpffs mounted in a mount namespace of
+// its own goes with the last process in there. What the machine's first process sees outlives us; where that
+// cannot be told, nothing is said.
+func endsWithUs(dir string) string {
+	var fs unix.Stat_t
+	if unix.Stat(dir, &fs) != nil {
+		return ""
+	}
+	seen, err := os.ReadFile("/proc/1/mountinfo")
+	if err != nil {
+		return ""
+	}
+	device := fmt.Sprintf("%d:%d", unix.Major(fs.Dev), unix.Minor(fs.Dev))
+	for line := range strings.Lines(string(seen)) {
+		// proc_pid_mountinfo(5): the device is the third field.
+		if fields := strings.Fields(line); len(fields) > 2 && fields[2] == device {
+			return ""
+		}
+	}
+	return fmt.Sprintf("the bpffs of %s is mounted in this process's mount namespace alone: packets stop when the agent ends; "+
+		"mount bpffs on the machine and start the agent where it is seen", dir)
+}
+
 // ourMount is where mountBPFFS mounted a bpffs for dir; empty where it did not.
 func ourMount(dir string) (string, error) {
 	f, err := os.Open("/proc/thread-self/mountinfo")

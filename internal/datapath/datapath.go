@@ -37,6 +37,7 @@ type Datapath struct {
 	uplink  netlink.Link
 	objects pilasterObjects
 	counted []*ebpf.Map // drops counted by programs of other layouts
+	private string      // a problem, where pins do not outlive this process
 
 	// generation orders changes: tables first, then the count that voids the caches.
 	generation sync.Mutex
@@ -76,6 +77,9 @@ func Open(c Config) (_ *Datapath, err error) {
 	}
 	if err := mountBPFFS(c.BPFFS); err != nil {
 		return nil, err
+	}
+	if d.private = endsWithUs(c.BPFFS); d.private != "" {
+		d.log.Warn(d.private)
 	}
 	if err := d.load(); err != nil {
 		return nil, err

@@ -27,6 +27,9 @@ func (d *Datapath) Status() (agent.Status, error) {
 		return agent.Status{}, err
 	}
 	problems := append(missing, notFirst...)
+	if d.private != "" {
+		problems = append(problems, d.private)
+	}
 	if _, err := d.MTU(); err != nil {
 		problems = append(problems, err.Error())
 	}
