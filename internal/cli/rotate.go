@@ -28,7 +28,7 @@ type tenantIDView struct {
 	ID      uint32   `json:"id"`
 	State   string   `json:"state"`
 	HeldBy  []string `json:"heldBy,omitzero"`  // nodes with containers of it, or that would draw the next from it
-	Lacking []string `json:"lacking,omitzero"` // nodes that host the tenant and do not accept it yet
+	Lacking []string `json:"lacking,omitzero"` // nodes that host the tenant and do not accept it, or draw from it, yet
 	Key     string   `json:"key,omitempty"`    // hexadecimal; with --show-key
 }
 
@@ -69,7 +69,7 @@ func viewHosted(r *pilasterv1.GetTenantResponse) tenantView {
 			if len(h.Holds) == 0 || slices.Contains(h.Holds, id.ID) {
 				id.HeldBy = append(id.HeldBy, h.Node)
 			}
-			if !slices.Contains(h.Accepts, id.ID) {
+			if id.State == idAccepted && !slices.Contains(h.Accepts, id.ID) || id.State == idCurrent && !slices.Contains(h.Holds, id.ID) {
 				id.Lacking = append(id.Lacking, h.Node)
 			}
 		}
@@ -86,7 +86,7 @@ func (v tenantIDView) describe() string {
 		words += ", held by " + strings.Join(v.HeldBy, ", ")
 	}
 	if v.State == idCurrent && len(v.Lacking) > 0 {
-		words += "; not known to " + strings.Join(v.Lacking, ", ")
+		words += "; not yet drawn from by " + strings.Join(v.Lacking, ", ")
 	}
 	if v.Key != "" {
 		words += ", key " + v.Key
@@ -144,7 +144,8 @@ the old id, and the command may be repeated: it finds the rotation that is under
 	return cmd
 }
 
-// rotateKey returns the tenant when containers are drawn from the new id.
+// rotateKey returns the tenant when containers on all nodes are drawn from the new id, or when after
+// the wait they may be.
 func rotateKey(ctx context.Context, client pilasterv1connect.OperatorServiceClient, name string, wait time.Duration, force bool) (tenantView, error) {
 	made, err := client.RotateKey(ctx, connect.NewRequest(&pilasterv1.RotateKeyRequest{Name: name}))
 	if err != nil {
@@ -157,11 +158,14 @@ func rotateKey(ctx context.Context, client pilasterv1connect.OperatorServiceClie
 			return tenantView{}, fmt.Errorf("%w\n  id %d of tenant %s is made and goes on its way; `pilaster tenant get %s` shows how far it is", err, id, name, name)
 		}
 		v := viewHosted(got.Msg)
-		i := slices.IndexFunc(v.IDs, func(has tenantIDView) bool { return has.ID == id && has.State == idAccepted })
-		if i < 0 {
+		i := slices.IndexFunc(v.IDs, func(has tenantIDView) bool { return has.ID == id })
+		late := time.Now().After(end)
+		switch {
+		case i < 0: // it was followed by another meanwhile
 			return v, nil
-		}
-		if time.Now().After(end) {
+		case v.IDs[i].State != idAccepted && (late || len(v.IDs[i].Lacking) == 0):
+			return v, nil // a node that hears of it late draws from the id before until then
+		case late:
 			if !force {
 				return v, fmt.Errorf("id %d of tenant %s is accepted, but not yet by %s; new containers are drawn from the id before it until it is\n  nothing is lost: bring the nodes back, delete them if they are gone for good, or repeat the command, with --force to do without them",
 					id, name, strings.Join(v.IDs[i].Lacking, ", "))

@@ -31,10 +31,11 @@ func rotate(t *testing.T, stream *connect.BidiStreamForClient[pilasterv1.FollowR
 	done := make(chan tenantView)
 	go func() { done <- ask[tenantView](t, "tenant", "rotate-key", "blue", "--wait", "1m") }()
 	says(2, []uint32{1, 3}, []uint32{1})
+	says(3, []uint32{1, 3}, []uint32{1, 3})
 	if v := <-done; len(v.IDs) != 2 || v.IDs[1].ID != 3 || v.IDs[1].State != "current" || v.IDs[0].State != "retiring" || v.IDs[0].HeldBy[0] != "n1" {
 		t.Errorf("rotated: %+v", v)
 	}
-	says(3, []uint32{1, 3}, []uint32{3})
+	says(4, []uint32{1, 3}, []uint32{3})
 	if _, err := stream.Receive(); err != nil {
 		t.Fatal(err)
 	}
@@ -43,7 +44,7 @@ func rotate(t *testing.T, stream *connect.BidiStreamForClient[pilasterv1.FollowR
 			t.Fatalf("keys: %+v", v)
 		}
 	}
-	if r := command(t, "tenant", "rotate-key", "blue", "--wait", "0s", "--force"); r.code != ExitDone || !strings.Contains(r.stdout, "4   current; not known to n1\n") {
+	if r := command(t, "tenant", "rotate-key", "blue", "--wait", "0s", "--force"); r.code != ExitDone || !strings.Contains(r.stdout, "4   current; not yet drawn from by n1\n") {
 		t.Errorf("forced: %+v", r)
 	}
 }
