@@ -11,7 +11,7 @@ CLANG := clang-16
 # One line and exit status 2: what follows needs namespaces and eBPF.
 as_root = $(if $(filter 0,$(shell id -u)),,$(error make $@ needs root: it makes network namespaces and loads eBPF programs))
 
-.PHONY: help build demo test fuzz fuzz-long deps lint generate bench soak survive nexthop mutation
+.PHONY: help build demo test fuzz fuzz-long deps lint generate bench soak survive nexthop chaos mutation
 
 help: ## list these targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 20
@@ -80,6 +80,11 @@ nexthop: ## routers that die in every way, and advertisements of 30 s: the long 
 	@$(as_root)
 	@$(MAKE) build
 	@PILASTER_NEXTHOP_LONG=1 go test -v -count=1 ./test/nexthop
+
+chaos: ## CHANGES=10000 registrations and tenant changes while orchestrators and etcd are killed, stopped and cut off
+	@$(as_root)
+	@$(MAKE) deps
+	@PILASTER_CHAOS_CHANGES=$(or $(CHANGES),10000) go test -v -count=1 -timeout 0 ./test/registrations
 
 mutation: ## every check of the datapath taken away in turn: the tests written for it must notice
 	@$(as_root)

@@ -24,12 +24,18 @@ type operatorService struct {
 	started time.Time
 }
 
+// await waits for the revision and not for what changed, which somebody else may have changed back.
+func (s *operatorService) await(ctx context.Context) {
+	revision := s.store.Revision()
+	s.model.await(ctx, func() bool { return s.model.revision >= revision })
+}
+
 func (s *operatorService) CreateTenant(ctx context.Context, req *connect.Request[pilasterv1.CreateTenantRequest]) (*connect.Response[pilasterv1.CreateTenantResponse], error) {
 	tenant, err := s.store.CreateTenant(ctx, req.Msg.Name, req.Msg.Addressing)
 	if err != nil {
 		return nil, err
 	}
-	s.model.await(ctx, func() bool { return s.model.tenants[tenant.Name] != nil })
+	s.await(ctx)
 	return connect.NewResponse(&pilasterv1.CreateTenantResponse{Tenant: withoutKeys(tenant)}), nil
 }
 
@@ -64,7 +70,7 @@ func (s *operatorService) DeleteTenant(ctx context.Context, req *connect.Request
 	if err := s.store.DeleteTenant(ctx, req.Msg.Name); err != nil {
 		return nil, err
 	}
-	s.model.await(ctx, func() bool { return s.model.tenants[req.Msg.Name] == nil })
+	s.await(ctx)
 	return connect.NewResponse(&pilasterv1.DeleteTenantResponse{}), nil
 }
 
@@ -106,7 +112,7 @@ func (s *operatorService) DeleteNode(ctx context.Context, req *connect.Request[p
 	if err := s.store.DeleteNode(ctx, name); err != nil {
 		return nil, err
 	}
-	s.model.await(ctx, func() bool { return s.model.nodes[name] == nil })
+	s.await(ctx)
 	return connect.NewResponse(&pilasterv1.DeleteNodeResponse{}), nil
 }
 

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
@@ -18,8 +19,10 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
+	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/local"
 	"pilaster.io/pilaster/internal/orchestrator/store"
+	"pilaster.io/pilaster/internal/orchestrator/store/storetest"
 )
 
 func TestRestart(t *testing.T) {
@@ -138,5 +141,24 @@ func TestNodeThatReadsNothing(t *testing.T) {
 			t.Fatal("the handler still waits for the node")
 		case <-time.After(5 * time.Millisecond): // slowly enough for the writer to keep up
 		}
+	}
+}
+
+// A change that somebody else undid at once is answered as soon as it was seen: it may never be there to be seen.
+func TestChangeUndoneAtOnce(t *testing.T) {
+	st, err := store.Open(t.Context(), storetest.Embedded(t), address.Plan{}, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := newModel(func(string) {})
+	s := &operatorService{store: st, model: m}
+	m.apply(store.Batch{Whole: true, Revision: 1 << 20}) // later than what follows: it is made and gone
+	ctx, cancel := context.WithTimeout(t.Context(), callTimeout)
+	defer cancel()
+	if _, err := s.CreateTenant(ctx, connect.NewRequest(&pilasterv1.CreateTenantRequest{Name: "blue"})); err != nil {
+		t.Fatal(err)
+	}
+	if ctx.Err() != nil {
+		t.Error("the answer came only when the call had run out of time")
 	}
 }

@@ -16,12 +16,13 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/pki"
 )
 
-// Cluster is what is decided once, at the first start, and never changes.
+// Cluster is what is decided once, at the first start, and never changes but by a restore.
 type Cluster struct {
 	UUID      string
 	Plan      address.Plan
 	Authority *pki.Authority
 	Token     join.Token
+	Restores  int64 // how often the store was restored from a backup
 }
 
 // clusterRecord is Cluster as it is stored.
@@ -33,6 +34,7 @@ type clusterRecord struct {
 	CA            []byte       `json:"ca"`
 	CAKey         []byte       `json:"caKey"`
 	JoinSecret    []byte       `json:"joinSecret"`
+	Restores      int64        `json:"restores,omitempty"`
 }
 
 // Open finds the cluster in etcd, or makes it. Parts of the plan that are the zero Prefix take what
@@ -98,7 +100,7 @@ func (r clusterRecord) cluster() (Cluster, error) {
 	if err != nil {
 		return Cluster{}, fmt.Errorf("the store's cluster record: %w", err)
 	}
-	c := Cluster{UUID: r.UUID, Plan: address.Plan{Base: r.BasePrefix, Private: r.PrivatePrefix}, Authority: authority}
+	c := Cluster{UUID: r.UUID, Plan: address.Plan{Base: r.BasePrefix, Private: r.PrivatePrefix}, Authority: authority, Restores: r.Restores}
 	if err := c.Plan.Validate(); err != nil {
 		return Cluster{}, fmt.Errorf("the store's cluster record: %w", err)
 	}

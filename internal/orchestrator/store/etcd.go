@@ -55,13 +55,16 @@ func Dial(e External) (*clientv3.Client, error) {
 	return newClient(e.Endpoints, t)
 }
 
+// deadAfter is how long a member may leave what it was sent without a sign of having got it.
+const deadAfter = 2 * time.Second
+
 func newClient(endpoints []string, t *tls.Config) (*clientv3.Client, error) {
 	return clientv3.New(clientv3.Config{
 		Endpoints:            endpoints,
 		TLS:                  t,
 		DialTimeout:          requestTimeout,
 		DialKeepAliveTime:    10 * time.Second,
-		DialKeepAliveTimeout: requestTimeout,
+		DialKeepAliveTimeout: deadAfter,
 		Logger:               zap.NewNop(), // errors come back from calls
 	})
 }
@@ -74,6 +77,8 @@ type Embedded struct {
 	lock   *os.File
 	quiet  atomic.Bool
 }
+
+func socketIn(dir string) string { return filepath.Join(dir, "etcd.sock") }
 
 // maxSocketPath is what the kernel takes as the name of a unix socket.
 const maxSocketPath = 107
@@ -96,7 +101,7 @@ func Embed(ctx context.Context, dir string, log *slog.Logger) (_ *Embedded, err 
 	if e.lock, err = durable.Lock(dir); err != nil {
 		return nil, err
 	}
-	socket := filepath.Join(dir, "etcd.sock")
+	socket := socketIn(dir)
 	if len(socket) > maxSocketPath {
 		return nil, fmt.Errorf("%s is longer than the %d characters a unix socket's name may have; choose a shorter --data-dir", socket, maxSocketPath)
 	}

@@ -32,7 +32,8 @@ const (
 	keyPrefixMark  = root + "marks/prefix"
 	keyTenantMark  = root + "marks/tenant"
 	dirAppMarks    = root + "marks/app/"
-	requestTimeout = 5 * time.Second // of one etcd request
+	requestTimeout = 5 * time.Second        // of one etcd request
+	readTimeout    = 500 * time.Millisecond // of the first try of a read; each further one has twice as long
 )
 
 // Store hands out prefixes, ids, keys and apps. Its methods may be called by many.
@@ -44,6 +45,7 @@ type Store struct {
 	turn      chan struct{}
 	cluster   Cluster
 	conflicts atomic.Uint64
+	committed atomic.Int64 // etcd's revision of the last change; written in turn
 }
 
 // Cluster is what Open found or made.
@@ -51,6 +53,9 @@ func (s *Store) Cluster() Cluster { return s.cluster }
 
 // Conflicts is how many transactions were decided anew because another orchestrator was first.
 func (s *Store) Conflicts() uint64 { return s.conflicts.Load() }
+
+// Revision is that of the last change this process made: a follower that has it has them all.
+func (s *Store) Revision() int64 { return s.restored() + s.committed.Load() }
 
 // Ping reports whether a majority of the store answers.
 func (s *Store) Ping(ctx context.Context) error {
@@ -63,7 +68,7 @@ func (s *Store) Ping(ctx context.Context) error {
 type txn struct {
 	ctx      context.Context
 	etcd     *clientv3.Client
-	revision int64 // all reads are of this one; 0 before the first
+	revision int64 // all reads are of this one; 0 before the first; of the change when it was made
 	compares []clientv3.Cmp
 	writes   []clientv3.Op
 	at       map[string]int // of writes, by key
@@ -102,7 +107,10 @@ func (s *Store) change(ctx context.Context, decide func(*txn) error) error {
 			return unavailable(err)
 		case !done:
 			s.conflicts.Add(1)
-		case len(t.writes) <= maxOps:
+			continue
+		}
+		s.committed.Store(t.revision)
+		if len(t.writes) <= maxOps {
 			return nil
 		}
 	}
@@ -127,16 +135,15 @@ func (t *txn) commit() (done bool, err error) {
 	if err != nil {
 		return false, err
 	}
+	t.revision = resp.Header.Revision
 	return resp.Succeeded, nil
 }
 
 func (t *txn) read(key string, opts ...clientv3.OpOption) (*clientv3.GetResponse, error) {
-	ctx, cancel := context.WithTimeout(t.ctx, requestTimeout)
-	defer cancel()
 	if t.revision != 0 {
 		opts = append(opts, clientv3.WithRev(t.revision))
 	}
-	resp, err := t.etcd.Get(ctx, key, opts...)
+	resp, err := t.tryRead(key, opts)
 	if err != nil {
 		return nil, unavailable(err)
 	}
@@ -144,6 +151,22 @@ func (t *txn) read(key string, opts ...clientv3.OpOption) (*clientv3.GetResponse
 		t.revision = resp.Header.Revision
 	}
 	return resp, nil
+}
+
+// tryRead asks again when there was no answer, which makes the client turn to the next member: one that
+// vanished or was stopped is not missed at once.
+func (t *txn) tryRead(key string, opts []clientv3.OpOption) (*clientv3.GetResponse, error) {
+	ctx, cancel := context.WithTimeout(t.ctx, requestTimeout)
+	defer cancel()
+	for patience := readTimeout; ; patience *= 2 {
+		once, cancel := context.WithTimeout(ctx, patience)
+		resp, err := t.etcd.Get(once, key, opts...)
+		late := once.Err() != nil && ctx.Err() == nil
+		cancel()
+		if err == nil || !late {
+			return resp, err
+		}
+	}
 }
 
 // get returns "" for a key that is not there.

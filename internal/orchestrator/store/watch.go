@@ -15,8 +15,8 @@ import (
 
 // Batch is what happened at one revision, or the whole state at one.
 type Batch struct {
-	Revision int64
-	Whole    bool // Events make the state from nothing
+	Revision int64 // etcd's, above all that a store restored from a backup ever had
+	Whole    bool  // Events make the state from nothing
 	Events   []Event
 }
 
@@ -59,8 +59,9 @@ func (s *Store) watch(ctx context.Context, revision *int64, apply func(Batch)) e
 		if err != nil {
 			return err
 		}
-		apply(whole)
 		*revision = whole.Revision
+		whole.Revision += s.restored()
+		apply(whole)
 	}
 	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
 	defer cancel()
@@ -73,12 +74,16 @@ func (s *Store) watch(ctx context.Context, revision *int64, apply func(Batch)) e
 			return err
 		}
 		for _, b := range batches {
-			apply(b)
 			*revision = b.Revision
+			b.Revision += s.restored()
+			apply(b)
 		}
 	}
 	return errors.New("the watch ended")
 }
+
+// restored is what revisions begin at: etcd's begin anew with each restore, and never get that far.
+func (s *Store) restored() int64 { return s.cluster.Restores << 40 }
 
 func (s *Store) whole(ctx context.Context) (Batch, error) {
 	ctx, cancel := context.WithTimeout(ctx, 6*requestTimeout)

@@ -1,0 +1,101 @@
+package registrations_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+)
+
+// log numbers calls that follow each other, one a second.
+func log(calls ...entry) []entry {
+	for i := range calls {
+		calls[i].Asked, calls[i].Answered = time.Duration(2*i)*time.Second, time.Duration(2*i+1)*time.Second
+	}
+	return calls
+}
+
+func made(name string, id uint32) entry { return entry{Ask: create, Name: name, Outcome: done, ID: id} }
+func given(name string, id uint32) entry {
+	return entry{Ask: rotate, Name: name, Outcome: done, ID: id}
+}
+func gone(name string) entry      { return entry{Ask: destroy, Name: name, Outcome: done} }
+func lost(ask, name string) entry { return entry{Ask: ask, Name: name, Outcome: unknown} }
+func no(ask, name, code string) entry {
+	return entry{Ask: ask, Name: name, Outcome: refused, Code: code}
+}
+func node(of int, name, prefix string) entry {
+	return entry{Ask: register, Name: name, Of: of, Outcome: done, Prefix: prefix}
+}
+func app(tenant string, id uint32, label string, number uint32) entry {
+	return entry{Ask: resolve, Name: tenant, Label: label, Outcome: done, ID: id, App: number}
+}
+
+// store has a tenant of each name with its id, and whoever else had an id.
+func stored(tenants map[string]uint32, had map[uint32]string) final {
+	f := final{tenants: map[string]*pilasterv1.Tenant{}, tenantIDs: map[uint32]string{}, apps: map[string]map[string]uint32{}}
+	for id, name := range had {
+		f.tenantIDs[id] = name
+	}
+	for name, id := range tenants {
+		f.tenants[name] = &pilasterv1.Tenant{Name: name, Ids: []*pilasterv1.TenantId{{Id: id}}}
+		f.tenantIDs[id] = name
+	}
+	return f
+}
+
+// storedNode has machine 0 as node n1.
+func storedNode(prefix string) final {
+	id := machine(1, 0)
+	return final{
+		nodes:    map[string]*pilasterv1.Node{"n1": {Name: "n1", Uuid: id, Prefix: prefix}},
+		uuids:    map[string]string{id: "n1"},
+		prefixes: map[string]string{prefix: id},
+	}
+}
+
+// What the judge must see, and what it must let pass.
+func TestJudge(t *testing.T) {
+	type ids = map[string]uint32
+	type had = map[uint32]string
+	for _, c := range []struct {
+		name string
+		log  []entry
+		final
+		says string // empty: nothing is wrong
+	}{
+		{"made, deleted, made again", log(made("t1", 1), gone("t1"), made("t1", 2)), stored(ids{"t1": 2}, had{1: "t1"}), ""},
+		{"id given twice", log(made("t1", 1), made("t2", 1)), stored(ids{"t1": 1}, nil), "tenant id 1 was given"},
+		{"id given again later", log(made("t1", 1), gone("t1"), made("t1", 1)), stored(ids{"t1": 1}, nil), "tenant id 1 was given"},
+		{"acknowledged tenant lost", log(made("t1", 1)), stored(nil, had{1: "t1"}), "no order"},
+		{"acknowledged deletion lost", log(made("t1", 1), gone("t1")), stored(ids{"t1": 1}, nil), "no order"},
+		{"claim lost", log(made("t1", 1), gone("t1")), stored(nil, nil), "lost: id 1"},
+		{"refused because it exists, yet it did not", log(no(create, "t1", "already_exists")), stored(nil, nil), "no order"},
+		{"unknown, and it happened", log(lost(create, "t1"), gone("t1")), stored(nil, had{1: "t1"}), ""},
+		{"unknown, and it did not happen", log(lost(create, "t1"), no(destroy, "t1", "not_found")), stored(nil, nil), ""},
+		{"unknown, and it happened late", log(lost(create, "t1"), no(destroy, "t1", "not_found"), gone("t1")), stored(nil, had{1: "t1"}), ""},
+		{"unknown, and it happened twice", log(lost(create, "t1"), gone("t1"), gone("t1")), stored(nil, had{1: "t1", 2: "t1"}), "only 1 of the calls"},
+		{"unknown deletion, and it was there again", log(made("t1", 1), lost(destroy, "t1"), no(destroy, "t1", "not_found"), no(create, "t1", "already_exists")), stored(ids{"t1": 1}, nil), "no order"},
+		{"deleted although a node hosts it", log(made("t1", 1), app("t1", 1, "a", 1), gone("t1")), stored(nil, had{1: "t1"}), "no order"},
+		{"not deleted although no node hosts it", log(made("t1", 1), no(destroy, "t1", "failed_precondition")), stored(ids{"t1": 1}, nil), "no order"},
+		{"key given to two", log(made("k1", 1), made("k2", 2), given("k1", 3), given("k2", 3)), stored(ids{"k1": 3, "k2": 2}, had{1: "k1"}), "tenant id 3 was given"},
+		{"key lost", log(made("k1", 1), given("k1", 2)), stored(ids{"k1": 1}, had{2: "k1"}), "given id 2"},
+		{"key", log(made("k1", 1), given("k1", 2)), stored(ids{"k1": 2}, had{1: "k1"}), ""},
+		{"app given twice", log(made("t1", 1), app("t1", 1, "a", 1), app("t1", 1, "b", 1), gone("t1")), stored(nil, had{1: "t1"}), "app (of tenant id)"},
+		{"app lost", log(made("t1", 1), app("t1", 1, "a", 1)), stored(ids{"t1": 1}, nil), "lost: app 1"},
+		{"app changed", log(made("t1", 1), app("t1", 1, "a", 1), app("t1", 1, "a", 2), gone("t1")), stored(nil, had{1: "t1"}), "different apps"},
+		{"node", log(node(0, "n1", "p"), node(0, "n1", "p")), storedNode("p"), ""},
+		{"prefix given twice", log(node(0, "n1", "p"), node(0, "n2", "p")), storedNode("p"), "prefix p was given"},
+		{"prefix changed", log(node(0, "n1", "q"), node(0, "n1", "p")), storedNode("p"), "more than one prefix"},
+		{"node lost", log(node(0, "n1", "p")), final{prefixes: map[string]string{"p": machine(1, 0)}}, "no order"},
+		{"name given to two machines", log(node(0, "n1", "p"), node(1, "n1", "q")), storedNode("p"), "no order"},
+		{"deleted, and back", log(node(0, "n1", "p"), entry{Ask: remove, Name: "n1", Outcome: done}, node(0, "n1", "p")), storedNode("p"), "no order"},
+		{"nobody asked for it", log(no(remove, "n1", "not_found")), storedNode("p"), "nobody asked for"},
+	} {
+		wrong := strings.Join(judge(c.log, c.final), "\n")
+		if c.says == "" && wrong != "" || !strings.Contains(wrong, c.says) {
+			t.Errorf("%s: the judge says %q, want %q", c.name, wrong, c.says)
+		}
+	}
+}
