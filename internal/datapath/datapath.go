@@ -42,7 +42,8 @@ type Datapath struct {
 	// generation orders changes: tables first, then the count that voids the caches.
 	generation sync.Mutex
 
-	devices sync.Mutex // held by alone
+	devices  sync.Mutex // held by alone
+	removals removals
 }
 
 var _ agent.Driver = (*Datapath)(nil)

@@ -241,21 +241,6 @@ func (d *Datapath) attachContainer(r endpoint.Record) error {
 	return nil
 }
 
-func (d *Datapath) deleteDevice(name string) error {
-	link, err := d.netlink.LinkByName(name)
-	if err == nil {
-		err = d.alone(func() error { return netns.Retry(func() error { return d.netlink.LinkDel(link) }) })
-	}
-	var notFound netlink.LinkNotFoundError
-	if errors.As(err, &notFound) || errors.Is(err, unix.ENODEV) {
-		return nil // gone with the container's namespace
-	}
-	if err != nil {
-		return fmt.Errorf("remove device %s: %w", name, err)
-	}
-	return nil
-}
-
 func setMTU(h *netlink.Handle, l netlink.Link, mtu int) error {
 	if l.Attrs().MTU == mtu {
 		return nil

@@ -1,0 +1,114 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"pilaster.io/pilaster/internal/endpoint"
+)
+
+// removeTogether has all of them wait for the devices before the first is removed.
+func (n *testNode) removeTogether(t testing.TB, records []endpoint.Record) error {
+	t.Helper()
+	errs := make([]error, len(records))
+	var group sync.WaitGroup
+	must(t, n.datapath.alone(func() error {
+		for i, r := range records {
+			group.Go(func() { errs[i] = n.datapath.Remove(t.Context(), r) })
+		}
+		for n.datapath.removals.waitingNow() < len(records) {
+			time.Sleep(time.Millisecond)
+		}
+		return nil
+	}))
+	group.Wait()
+	return errors.Join(errs...)
+}
+
+func (q *removals) waitingNow() int {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return len(q.waiting)
+}
+
+// TestRemoveTogether: what is asked for at once goes at once, and nothing else does.
+func TestRemoveTogether(t *testing.T) {
+	w := newWire(t)
+	n := w.nodes[0]
+	stays := n.add(t, blue, 1)
+	var records []endpoint.Record
+	for range 4 {
+		records = append(records, n.create(t, blue, 1).record)
+	}
+	bystander := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "bystander", TxQLen: -1}, PeerName: "peer"}
+	must(t, n.datapath.netlink.LinkAdd(bystander))
+	before := n.devices(t)
+	// One of them goes with its namespace while it waits.
+	lost := records[3]
+	gone, err := n.datapath.netlink.LinkByName(lost.Device.HostName)
+	must(t, err)
+	left := n.datapath.removals.add(gone)
+	must(t, n.datapath.netlink.LinkDel(gone))
+	must(t, n.removeTogether(t, records[:3]))
+	if err := <-left.done; err == nil {
+		t.Error("a device that was gone was removed")
+	}
+	after := n.devices(t)
+	for _, r := range records {
+		if after[r.Device.HostName] {
+			t.Errorf("%s is left", r.Device.HostName)
+		}
+		delete(before, r.Device.HostName)
+	}
+	if fmt.Sprint(after) != fmt.Sprint(before) {
+		t.Errorf("devices %v, want %v", after, before)
+	}
+	must(t, n.datapath.Check(t.Context(), stays.record))
+}
+
+func (n *testNode) devices(t testing.TB) map[string]bool {
+	t.Helper()
+	links, err := n.datapath.netlink.LinkList()
+	must(t, err)
+	names := map[string]bool{}
+	for _, l := range links {
+		names[l.Attrs().Name] = true
+	}
+	return names
+}
+
+// BenchmarkRemove is why devices are removed as a group: what ten take one by one, and together.
+func BenchmarkRemove(b *testing.B) {
+	w := newWire(b)
+	n := w.nodes[0]
+	ten := func() []endpoint.Record {
+		var records []endpoint.Record
+		for range 10 {
+			records = append(records, n.create(b, blue, 1).record)
+		}
+		return records
+	}
+	b.Run("one by one", func(b *testing.B) {
+		for range b.N {
+			b.StopTimer()
+			records := ten()
+			b.StartTimer()
+			for _, r := range records {
+				must(b, n.datapath.Remove(b.Context(), r))
+			}
+		}
+	})
+	b.Run("together", func(b *testing.B) {
+		for range b.N {
+			b.StopTimer()
+			records := ten()
+			b.StartTimer()
+			must(b, n.removeTogether(b, records))
+		}
+	})
+}
