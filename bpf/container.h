@@ -2,7 +2,7 @@
 /* From a container: NETPILA §6.1's first table, with the drops of §6.2. */
 #pragma once
 #include "crypto.h"
-#include "forward.h"
+#include "node.h"
 
 /* decrypt tries the keys of the tenant's ids. A made-up or foreign ciphertext turns into noise under each;
  * 2^-64 of that has our base prefix and the id whose key it was. */
@@ -30,14 +30,10 @@ static __always_inline int decrypt(const struct tenant *own, struct addr *dst)
 }
 
 /* resolve turns the destination a container wrote into a plaintext address of its own tenant. */
-static __always_inline int resolve(const struct source *from, struct addr *dst)
+static __always_inline int resolve(const struct tenant *own, struct addr *dst)
 {
-	__u32 id = from->tenant_id;
-	struct tenant *own = bpf_map_lookup_elem(&pil_tenants_v2, &id);
 	int why;
 
-	if (!own)
-		return REASON_NO_KEY;
 	if (own->clear) {
 		if (!in_base(dst))
 			return REASON_DST_NOT_PRIVATE;
@@ -90,16 +86,21 @@ static __always_inline int find_next_hop(struct __sk_buff *skb, const struct pac
 static __always_inline int from_container_slow(struct __sk_buff *skb, struct frame *h, const struct packet *p,
 					       const struct flow_key *key, struct flow *f)
 {
-	struct source_key source_key = {.address = key->src, .ifindex = key->device};
 	struct addr next_hop = {}, wanted = key->dst, *hop = NULL;
 	enum way way = WAY_NEIGHBOUR;
+	struct tenant *own;
 	struct source *from;
 	int why;
 
-	from = bpf_map_lookup_elem(&pil_sources_v1, &source_key);
-	if (!from)
+	from = bpf_map_lookup_elem(&pil_sources_v2, &key->src);
+	if (!from || from->ifindex != key->device)
 		return drop(skb, REASON_SRC_NOT_OWN, HOOK_CONTAINER);
-	why = resolve(from, &wanted);
+	own = bpf_map_lookup_elem(&pil_tenants_v2, &from->tenant_id);
+	if (!own)
+		return drop(skb, REASON_NO_KEY, HOOK_CONTAINER);
+	if (same_addr(&key->dst, &own->gateway))
+		return to_node(skb, h, p, key, f);
+	why = resolve(own, &wanted);
 	if (why)
 		return drop(skb, why, HOOK_CONTAINER);
 

@@ -6,7 +6,8 @@
 enum hook {
 	HOOK_CONTAINER = 1,
 	HOOK_UPLINK_IN = 2,
-	HOOK_UPLINK_OUT = 3
+	HOOK_UPLINK_OUT = 3,
+	HOOK_NODE = 4
 };
 
 struct drop_event {

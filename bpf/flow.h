@@ -10,6 +10,7 @@ enum way {
 	WAY_LOCAL = 1, /* into the namespace of a container here */
 	WAY_UPLINK,    /* out, to a next hop whose MAC is known */
 	WAY_NEIGHBOUR, /* out, through the kernel's neighbour table */
+	WAY_DEVICE,    /* over a device pair of ours, between the node's stack and a container */
 };
 
 struct flow_key {

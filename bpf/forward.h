@@ -142,7 +142,7 @@ static __always_inline int redirect_to_neighbour(struct flow *f, struct addr *ne
 static __always_inline int forward(struct __sk_buff *skb, struct frame *h, const struct packet *p, struct flow *f,
 				   enum way way, struct addr *next_hop, enum hook hook)
 {
-	bool out = way != WAY_LOCAL;
+	bool out = way != WAY_LOCAL && way != WAY_DEVICE;
 
 	if (is_error(p)) {
 		int why = check_quote(skb, p, f);
@@ -160,7 +160,7 @@ static __always_inline int forward(struct __sk_buff *skb, struct frame *h, const
 			return answer(skb, p, f, REASON_TOO_BIG);
 		h->hop_limit--;
 	}
-	if (way == WAY_LOCAL) {
+	if (!out) {
 		/* Whatever MAC the sender wrote, the packet is for this container. */
 		if (skb->pkt_type != PACKET_HOST)
 			bpf_skb_change_type(skb, PACKET_HOST);
@@ -185,10 +185,10 @@ static __always_inline int forward(struct __sk_buff *skb, struct frame *h, const
 				return drop(skb, REASON_MALFORMED, hook);
 		}
 	}
-	if (way == WAY_LOCAL) {
+	if (!out) {
 		skb->mark = 0;
 		skb->tstamp = 0;
-		return bpf_redirect_peer(f->ifindex, 0);
+		return way == WAY_LOCAL ? bpf_redirect_peer(f->ifindex, 0) : bpf_redirect(f->ifindex, 0);
 	}
 	skb->mark = packet_mark;
 	if (way == WAY_UPLINK)

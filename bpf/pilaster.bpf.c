@@ -25,6 +25,12 @@ int pil_uplink_out(struct __sk_buff *skb)
 	return to_fabric(skb);
 }
 
+SEC("tc")
+int pil_node(struct __sk_buff *skb)
+{
+	return from_node(skb);
+}
+
 /* Giving a tenant id its key, and trying the cipher: run by the agent, never by a packet. */
 struct key_request {
 	__u32 tenant_id;

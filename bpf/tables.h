@@ -5,29 +5,23 @@
 #include "address.h"
 #include <bpf/bpf_helpers.h>
 
-/* Where a container's own packets come from: its device and an address it may use there. */
-struct source_key {
-	struct addr address; /* as the container sees it */
-	__u32 ifindex;	     /* host side of its device */
-	__u32 zero;
-};
+/* Whose an address is; the key is the address as its container sees it. */
 struct source {
 	struct addr plain;
+	__u32 ifindex; /* host side of the container's device: its packets come from there alone */
 	__u32 endpoint;
 	__u32 tenant_id;
 	__u32 checksum; /* difference address -> plain */
-	__u32 zero;
 };
-_Static_assert(sizeof(struct source_key) == 24, "no padding in a key");
 _Static_assert(sizeof(struct source) == 32, "no implicit padding");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct source_key);
+	__type(key, struct addr);
 	__type(value, struct source);
 	__uint(max_entries, 1); /* set at load */
-} pil_sources_v1 SEC(".maps");
+} pil_sources_v2 SEC(".maps");
 
 /* Where a packet for an address of this node goes; the key is the low half, the high half is own_node. */
 struct local {

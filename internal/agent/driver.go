@@ -13,6 +13,9 @@ import (
 // ErrNoNamespace means that an endpoint's container is gone, and its device with it.
 var ErrNoNamespace = errors.New("its container's namespace is gone")
 
+// NodeDevice leads from the node's own stack to its containers.
+const NodeDevice = "pilaster0"
+
 // Driver makes the kernel do what the core decided. Package datapath drives Linux; a simulation
 // counts. Every call may be repeated: the second one finds nothing to do.
 type Driver interface {
@@ -78,7 +81,7 @@ type Event struct {
 	Time                time.Time
 	Type                string // "drop"
 	Reason              string
-	Hook                string // "container", "uplink-in", "uplink-out"
+	Hook                string // "container", "uplink-in", "uplink-out", "node"
 	Count               uint64 // packets this event stands for
 	Source, Destination netip.Addr
 	Protocol            uint8

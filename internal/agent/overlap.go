@@ -33,7 +33,7 @@ func checkOverlap(private netip.Prefix, present []found) error {
 }
 
 // present lists the IPv6 prefixes of the node's addresses and routes, of every table. Routes
-// that only refuse are left out.
+// that only refuse are left out, and those to its containers.
 func present() ([]found, error) {
 	links, err := netns.List(netlink.LinkList)
 	if err != nil {
@@ -61,7 +61,7 @@ func present() ([]found, error) {
 	}
 	for _, r := range routes {
 		refuses := r.Type == unix.RTN_UNREACHABLE || r.Type == unix.RTN_BLACKHOLE || r.Type == unix.RTN_PROHIBIT
-		if p := prefixOf(r.Dst); p.IsValid() && !refuses {
+		if p := prefixOf(r.Dst); p.IsValid() && !refuses && names[r.LinkIndex] != NodeDevice {
 			all = append(all, found{p, names[r.LinkIndex]})
 		}
 	}
@@ -135,6 +135,9 @@ func (w *overlapWatch) watch(ctx context.Context, log *slog.Logger) error {
 		case u, ok := <-routes:
 			if !ok {
 				return nil
+			}
+			if l, err := netlink.LinkByIndex(u.LinkIndex); err == nil && l.Attrs().Name == NodeDevice {
+				continue
 			}
 			dst = u.Dst
 		}

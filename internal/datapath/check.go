@@ -25,6 +25,7 @@ func (d *Datapath) Check(_ context.Context, r endpoint.Record) error {
 		func() error { return d.checkHostSide(r) },
 		func() error { return d.checkContainerSide(r, inside) },
 		func() error { return d.checkEntries(r) },
+		func() error { return d.checkNodeRoutes(r) },
 	} {
 		if err := check(); err != nil {
 			return fmt.Errorf("endpoint %d: %w", r.ID, err)
@@ -50,27 +51,29 @@ func (d *Datapath) checkHostSide(r endpoint.Record) error {
 	if err := d.node.Do(func() error { return checkSettings(r.Device.HostName, hostSettings()) }); err != nil {
 		return err
 	}
-	program, err := d.containerProgram(host)
+	return d.checkProgram(host, netlink.HANDLE_MIN_INGRESS, d.objects.PilContainer, pilasterProgPilContainer)
+}
+
+func (d *Datapath) checkProgram(l netlink.Link, hook uint32, program *ebpf.Program, name string) error {
+	there, err := d.programOn(l, hook)
 	if err != nil {
 		return err
 	}
-	info, err := d.objects.PilContainer.Info()
+	info, err := program.Info()
 	if err != nil {
 		return fmt.Errorf("program: %w", err)
 	}
-	if id, _ := info.ID(); program != id {
-		return fmt.Errorf("program %s is not on %s", pilasterProgPilContainer, r.Device.HostName)
+	if id, _ := info.ID(); there != id {
+		return fmt.Errorf("program %s is not on %s", name, l.Attrs().Name)
 	}
 	return nil
 }
 
-// containerProgram is the id of the program that stands on a host side in the place of ours; 0 without one.
-func (d *Datapath) containerProgram(host netlink.Link) (ebpf.ProgramID, error) {
-	filters, err := netns.List(func() ([]netlink.Filter, error) {
-		return d.netlink.FilterList(host, netlink.HANDLE_MIN_INGRESS)
-	})
+// programOn is the id of the program that stands on a device in the place of ours; 0 without one.
+func (d *Datapath) programOn(l netlink.Link, hook uint32) (ebpf.ProgramID, error) {
+	filters, err := netns.List(func() ([]netlink.Filter, error) { return d.netlink.FilterList(l, hook) })
 	if err != nil {
-		return 0, fmt.Errorf("program: list the filters of %s: %w", host.Attrs().Name, err)
+		return 0, fmt.Errorf("program: list the filters of %s: %w", l.Attrs().Name, err)
 	}
 	for _, f := range filters {
 		if b, ok := f.(*netlink.BpfFilter); ok && b.DirectAction && b.Handle == filterHandle && b.Priority == filterPriority {
@@ -170,11 +173,11 @@ func (d *Datapath) checkEntries(r endpoint.Record) error {
 			return fmt.Errorf("map entry %s of %v says %v on device %d for endpoint %d", pilasterMapPilLocalsV1, a.Plaintext, local.Address.netip(), local.Ifindex, local.Endpoint)
 		}
 		var source pilasterSource
-		if err := d.objects.PilSourcesV1.Lookup(sourceKey(r, a), &source); err != nil {
-			return fmt.Errorf("map entry %s of %v: %w", pilasterMapPilSourcesV1, a.Address, err)
+		if err := d.objects.PilSourcesV2.Lookup(words(a.Address), &source); err != nil {
+			return fmt.Errorf("map entry %s of %v: %w", pilasterMapPilSourcesV2, a.Address, err)
 		}
 		if source != sourceEntry(r, a) {
-			return fmt.Errorf("map entry %s of %v says %v, tenant id %d, endpoint %d", pilasterMapPilSourcesV1, a.Address, source.Plain.netip(), source.TenantId, source.Endpoint)
+			return fmt.Errorf("map entry %s of %v says %v on device %d, tenant id %d, endpoint %d", pilasterMapPilSourcesV2, a.Address, source.Plain.netip(), source.Ifindex, source.TenantId, source.Endpoint)
 		}
 	}
 	var t pilasterTenant

@@ -44,6 +44,8 @@ type Datapath struct {
 
 	devices  sync.Mutex // held by alone
 	removals removals
+
+	nodeNear, nodeFar int // ifindexes of the pair between the node and its containers
 }
 
 var _ agent.Driver = (*Datapath)(nil)
@@ -82,14 +84,11 @@ func Open(c Config) (_ *Datapath, err error) {
 	if d.private = endsWithUs(c.BPFFS); d.private != "" {
 		d.log.Warn(d.private)
 	}
-	if err := d.load(); err != nil {
-		return nil, err
-	}
-	if err := d.tryCipher(); err != nil {
-		return nil, err
-	}
-	if err := d.guardPrefix(); err != nil {
-		return nil, err
+	// The programs know the node's device by its index.
+	for _, step := range []func() error{d.makeNodeDevice, d.load, d.tryCipher, d.guardPrefix} {
+		if err := step(); err != nil {
+			return nil, err
+		}
 	}
 	return d, nil
 }

@@ -79,9 +79,9 @@ func DumpTables(bpffs string) (Tables, error) {
 				t.Locals = append(t.Locals, LocalEntry{low.String(), v.Address.netip(), v.Ifindex, v.Endpoint})
 			})
 		}),
-		pinned(pilasterMapPilSourcesV1, func(m *ebpf.Map) error {
-			return each(m, func(k pilasterSourceKey, v pilasterSource) {
-				t.Sources = append(t.Sources, SourceEntry{k.Address.netip(), k.Ifindex, v.Plain.netip(), v.Endpoint, v.TenantId})
+		pinned(pilasterMapPilSourcesV2, func(m *ebpf.Map) error {
+			return each(m, func(k pilasterAddr, v pilasterSource) {
+				t.Sources = append(t.Sources, SourceEntry{k.netip(), v.Ifindex, v.Plain.netip(), v.Endpoint, v.TenantId})
 			})
 		}),
 		pinned(pilasterMapPilTenantsV2, func(m *ebpf.Map) error {

@@ -111,7 +111,10 @@ func (d *Datapath) writeEntries(r endpoint.Record) error {
 	for _, a := range r.Attachments {
 		err := d.objects.PilLocalsV1.Put(words(a.Plaintext).Lo, localEntry(r, a))
 		if err == nil {
-			err = d.objects.PilSourcesV1.Put(sourceKey(r, a), sourceEntry(r, a))
+			err = d.objects.PilSourcesV2.Put(words(a.Address), sourceEntry(r, a))
+		}
+		if err == nil {
+			err = d.addNodeRoute(a)
 		}
 		if err != nil {
 			return fmt.Errorf("endpoint %d: write its entries: %w", r.ID, err)
@@ -129,7 +132,7 @@ func localEntry(r endpoint.Record, a endpoint.Attachment) pilasterLocal {
 
 func sourceEntry(r endpoint.Record, a endpoint.Attachment) pilasterSource {
 	return pilasterSource{
-		Plain: words(a.Plaintext), Endpoint: uint32(r.ID), TenantId: uint32(r.TenantID),
+		Plain: words(a.Plaintext), Ifindex: uint32(r.Device.HostIfindex), Endpoint: uint32(r.ID), TenantId: uint32(r.TenantID),
 		Checksum: difference(a.Address, a.Plaintext),
 	}
 }
@@ -137,7 +140,7 @@ func sourceEntry(r endpoint.Record, a endpoint.Attachment) pilasterSource {
 // deactivate takes the endpoint's map entries away: from now on nothing flows.
 func (d *Datapath) deactivate(r endpoint.Record) error {
 	for _, a := range r.Attachments {
-		err := d.objects.PilSourcesV1.Delete(sourceKey(r, a))
+		err := d.objects.PilSourcesV2.Delete(words(a.Address))
 		if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 			return fmt.Errorf("endpoint %d: remove its source entry: %w", r.ID, err)
 		}
@@ -145,12 +148,11 @@ func (d *Datapath) deactivate(r endpoint.Record) error {
 		if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 			return fmt.Errorf("endpoint %d: remove its entry: %w", r.ID, err)
 		}
+		if err := d.deleteNodeRoute(hostNet(a.Address)); err != nil {
+			return fmt.Errorf("endpoint %d: %w", r.ID, err)
+		}
 	}
 	return d.changed()
-}
-
-func sourceKey(r endpoint.Record, a endpoint.Attachment) pilasterSourceKey {
-	return pilasterSourceKey{Address: words(a.Address), Ifindex: uint32(r.Device.HostIfindex)}
 }
 
 // Remove takes away the entries first, then the device.

@@ -29,7 +29,7 @@ func Leftovers(prefix netip.Prefix, bpffs string) ([]agent.Leftover, error) {
 	bpffs = filepath.Clean(bpffs)
 	var all []agent.Leftover
 	for _, find := range []func() ([]agent.Leftover, error){
-		leftDevices,
+		leftDevices, leftNodeDevice,
 		func() ([]agent.Leftover, error) { return leftPins(bpffs) },
 		func() ([]agent.Leftover, error) { return leftPrefixes(prefix) },
 	} {
@@ -56,6 +56,21 @@ func leftDevices() ([]agent.Leftover, error) {
 		}
 	}
 	return all, nil
+}
+
+// leftNodeDevice finds the pair between the node and its containers. Its routes go with it.
+func leftNodeDevice() ([]agent.Leftover, error) {
+	l, err := netlink.LinkByName(nodeDevice)
+	var notFound netlink.LinkNotFoundError
+	if errors.As(err, &notFound) || err == nil && l.Type() != "veth" {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("find %s: %w", nodeDevice, err)
+	}
+	return []agent.Leftover{{Kind: "pair", Name: nodeDevice, Remove: func() error {
+		return gone(netns.Retry(func() error { return netlink.LinkDel(l) }))
+	}}}, nil
 }
 
 // leftPins finds pins, their folders, and the bpffs where that is ours.

@@ -43,7 +43,7 @@ func (t table) pin() string {
 // tables are the pinned maps; another one is a line here.
 func (d *Datapath) tables() []table {
 	return []table{
-		{pilasterMapPilSourcesV1, d.config.MaxEndpoints},
+		{pilasterMapPilSourcesV2, d.config.MaxEndpoints},
 		{pilasterMapPilLocalsV1, d.config.MaxEndpoints},
 		{pilasterMapPilTenantsV2, d.config.MaxTenantIDs + 1}, // tryCipher's, also on a full node
 		{pilasterMapPilKeysV1, d.config.MaxTenantIDs + 1},
@@ -101,6 +101,7 @@ func (d *Datapath) setConstants(spec *ebpf.CollectionSpec) error {
 		pilasterVarPrivatePrefix: private, pilasterVarPrivateMask: privateMask,
 		pilasterVarOwnNode:       own,
 		pilasterVarUplinkIfindex: uint32(d.uplink.Attrs().Index),
+		pilasterVarNodeIfindex:   uint32(d.nodeFar),
 		// Programs of two loads run side by side during an upgrade, so they must agree on the mark.
 		pilasterVarPacketMark: uint32(mark[0])<<24 | uint32(mark[1])<<16 | uint32(mark[2])<<8 | 1,
 	} {

@@ -88,17 +88,10 @@ type pilasterLocal struct {
 type pilasterSource struct {
 	_        structs.HostLayout
 	Plain    pilasterAddr
+	Ifindex  uint32
 	Endpoint uint32
 	TenantId uint32
 	Checksum uint32
-	Zero     uint32
-}
-
-type pilasterSourceKey struct {
-	_       structs.HostLayout
-	Address pilasterAddr
-	Ifindex uint32
-	Zero    uint32
 }
 
 type pilasterTenant struct {
@@ -121,15 +114,17 @@ const (
 	pilasterMapPilGenerationV1 = "pil_generation_v1"
 	pilasterMapPilKeysV1       = "pil_keys_v1"
 	pilasterMapPilLocalsV1     = "pil_locals_v1"
-	pilasterMapPilSourcesV1    = "pil_sources_v1"
+	pilasterMapPilSourcesV2    = "pil_sources_v2"
 	pilasterMapPilTenantsV2    = "pil_tenants_v2"
 	pilasterProgPilContainer   = "pil_container"
+	pilasterProgPilNode        = "pil_node"
 	pilasterProgPilSetKey      = "pil_set_key"
 	pilasterProgPilTryCipher   = "pil_try_cipher"
 	pilasterProgPilUplinkIn    = "pil_uplink_in"
 	pilasterProgPilUplinkOut   = "pil_uplink_out"
 	pilasterVarBaseMask        = "base_mask"
 	pilasterVarBasePrefix      = "base_prefix"
+	pilasterVarNodeIfindex     = "node_ifindex"
 	pilasterVarOwnNode         = "own_node"
 	pilasterVarPacketMark      = "packet_mark"
 	pilasterVarPrivateMask     = "private_mask"
@@ -181,6 +176,7 @@ type pilasterSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type pilasterProgramSpecs struct {
 	PilContainer *ebpf.ProgramSpec `ebpf:"pil_container"`
+	PilNode      *ebpf.ProgramSpec `ebpf:"pil_node"`
 	PilSetKey    *ebpf.ProgramSpec `ebpf:"pil_set_key"`
 	PilTryCipher *ebpf.ProgramSpec `ebpf:"pil_try_cipher"`
 	PilUplinkIn  *ebpf.ProgramSpec `ebpf:"pil_uplink_in"`
@@ -199,7 +195,7 @@ type pilasterMapSpecs struct {
 	PilGenerationV1 *ebpf.MapSpec `ebpf:"pil_generation_v1"`
 	PilKeysV1       *ebpf.MapSpec `ebpf:"pil_keys_v1"`
 	PilLocalsV1     *ebpf.MapSpec `ebpf:"pil_locals_v1"`
-	PilSourcesV1    *ebpf.MapSpec `ebpf:"pil_sources_v1"`
+	PilSourcesV2    *ebpf.MapSpec `ebpf:"pil_sources_v2"`
 	PilTenantsV2    *ebpf.MapSpec `ebpf:"pil_tenants_v2"`
 }
 
@@ -209,6 +205,7 @@ type pilasterMapSpecs struct {
 type pilasterVariableSpecs struct {
 	BaseMask        *ebpf.VariableSpec `ebpf:"base_mask"`
 	BasePrefix      *ebpf.VariableSpec `ebpf:"base_prefix"`
+	NodeIfindex     *ebpf.VariableSpec `ebpf:"node_ifindex"`
 	OwnNode         *ebpf.VariableSpec `ebpf:"own_node"`
 	PacketMark      *ebpf.VariableSpec `ebpf:"packet_mark"`
 	PrivateMask     *ebpf.VariableSpec `ebpf:"private_mask"`
@@ -245,7 +242,7 @@ type pilasterMaps struct {
 	PilGenerationV1 *ebpf.Map `ebpf:"pil_generation_v1"`
 	PilKeysV1       *ebpf.Map `ebpf:"pil_keys_v1"`
 	PilLocalsV1     *ebpf.Map `ebpf:"pil_locals_v1"`
-	PilSourcesV1    *ebpf.Map `ebpf:"pil_sources_v1"`
+	PilSourcesV2    *ebpf.Map `ebpf:"pil_sources_v2"`
 	PilTenantsV2    *ebpf.Map `ebpf:"pil_tenants_v2"`
 }
 
@@ -259,7 +256,7 @@ func (m *pilasterMaps) Close() error {
 		m.PilGenerationV1,
 		m.PilKeysV1,
 		m.PilLocalsV1,
-		m.PilSourcesV1,
+		m.PilSourcesV2,
 		m.PilTenantsV2,
 	)
 }
@@ -270,6 +267,7 @@ func (m *pilasterMaps) Close() error {
 type pilasterVariables struct {
 	BaseMask        *ebpf.Variable `ebpf:"base_mask"`
 	BasePrefix      *ebpf.Variable `ebpf:"base_prefix"`
+	NodeIfindex     *ebpf.Variable `ebpf:"node_ifindex"`
 	OwnNode         *ebpf.Variable `ebpf:"own_node"`
 	PacketMark      *ebpf.Variable `ebpf:"packet_mark"`
 	PrivateMask     *ebpf.Variable `ebpf:"private_mask"`
@@ -283,6 +281,7 @@ type pilasterVariables struct {
 // It can be passed to loadPilasterObjects or ebpf.CollectionSpec.LoadAndAssign.
 type pilasterPrograms struct {
 	PilContainer *ebpf.Program `ebpf:"pil_container"`
+	PilNode      *ebpf.Program `ebpf:"pil_node"`
 	PilSetKey    *ebpf.Program `ebpf:"pil_set_key"`
 	PilTryCipher *ebpf.Program `ebpf:"pil_try_cipher"`
 	PilUplinkIn  *ebpf.Program `ebpf:"pil_uplink_in"`
@@ -292,6 +291,7 @@ type pilasterPrograms struct {
 func (p *pilasterPrograms) Close() error {
 	return _PilasterClose(
 		p.PilContainer,
+		p.PilNode,
 		p.PilSetKey,
 		p.PilTryCipher,
 		p.PilUplinkIn,

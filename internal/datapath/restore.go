@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
 
 	"pilaster.io/pilaster/internal/agent"
 	"pilaster.io/pilaster/internal/endpoint"
@@ -43,10 +44,10 @@ func (d *Datapath) Restore(_ context.Context, keep []endpoint.Record) (lost map[
 			lost[r.ID] = err
 		}
 	}
-	if err := d.attachUplink(); err != nil {
+	if err := errors.Join(d.attachNode(), d.attachUplink()); err != nil {
 		return nil, err
 	}
-	if err := errors.Join(d.sweepDevices(keep), d.sweepPins()); err != nil {
+	if err := errors.Join(d.sweepNodeRoutes(found), d.sweepDevices(keep), d.sweepPins()); err != nil {
 		return nil, err
 	}
 	for _, r := range found {
@@ -69,7 +70,7 @@ func (d *Datapath) Carrying() ([]endpoint.ID, error) {
 		if !ours {
 			continue
 		}
-		program, err := d.containerProgram(l)
+		program, err := d.programOn(l, netlink.HANDLE_MIN_INGRESS)
 		if err != nil {
 			return nil, err
 		}
@@ -94,7 +95,7 @@ func (d *Datapath) exists(r endpoint.Record) error {
 
 // fillTables makes them hold the endpoints found, and the tenants of all that are recorded.
 func (d *Datapath) fillTables(recorded, found []endpoint.Record) error {
-	sources, locals, ids := map[pilasterSourceKey]bool{}, map[uint64]bool{}, map[uint32]bool{}
+	sources, locals, ids := map[pilasterAddr]bool{}, map[uint64]bool{}, map[uint32]bool{}
 	for _, r := range recorded {
 		ids[uint32(r.TenantID)] = true
 	}
@@ -106,12 +107,12 @@ func (d *Datapath) fillTables(recorded, found []endpoint.Record) error {
 			return err
 		}
 		for _, a := range r.Attachments {
-			sources[sourceKey(r, a)] = true
+			sources[words(a.Address)] = true
 			locals[words(a.Plaintext).Lo] = true
 		}
 	}
 	err := errors.Join(
-		deleteOthers(d.objects.PilSourcesV1, sources),
+		deleteOthers(d.objects.PilSourcesV2, sources),
 		deleteOthers(d.objects.PilLocalsV1, locals),
 		deleteOthers(d.objects.PilTenantsV2, ids),
 		deleteOthers(d.objects.PilKeysV1, ids),

@@ -108,13 +108,14 @@ func breakages() []breakage {
 			return b.datapath().objects.PilLocalsV1.Put(words(b.plain()).Lo, other)
 		}},
 		{"source entry", "map entry pil_sources", func(b *broken) error {
-			return b.datapath().objects.PilSourcesV1.Delete(sourceKey(b.record, b.record.Attachments[0]))
+			return b.datapath().objects.PilSourcesV2.Delete(words(b.seen()))
 		}},
 		{"altered source entry", "map entry pil_sources", func(b *broken) error {
 			other := sourceEntry(b.record, b.record.Attachments[0])
 			other.TenantId++
-			return b.datapath().objects.PilSourcesV1.Put(sourceKey(b.record, b.record.Attachments[0]), other)
+			return b.datapath().objects.PilSourcesV2.Put(words(b.seen()), other)
 		}},
+		{"node's route", "the node has no route", func(b *broken) error { return b.datapath().deleteNodeRoute(hostNet(b.seen())) }},
 		{"tenant entry", "map entry pil_tenants", func(b *broken) error { return b.datapath().objects.PilTenantsV2.Delete(id) }},
 		{"key", "map entry pil_keys", func(b *broken) error { return b.datapath().objects.PilKeysV1.Delete(id) }},
 	}
@@ -216,7 +217,7 @@ func TestRestoreSweeps(t *testing.T) {
 	links, err := netns.List(n.datapath.netlink.LinkList)
 	must(t, err)
 	for _, l := range links {
-		if name := l.Attrs().Name; strings.HasPrefix(name, devicePrefix) && name != kept.record.Device.HostName {
+		if name := l.Attrs().Name; strings.HasPrefix(name, devicePrefix) && name != kept.record.Device.HostName && name != nodeDevice && name != nodeFar {
 			t.Errorf("device %s is left", name)
 		}
 	}

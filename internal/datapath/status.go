@@ -18,6 +18,10 @@ func (d *Datapath) Status() (agent.Status, error) {
 	if err != nil {
 		return agent.Status{}, err
 	}
+	cutOff, err := d.nodeProblems()
+	if err != nil {
+		return agent.Status{}, err
+	}
 	entries, err := d.entries()
 	if err != nil {
 		return agent.Status{}, err
@@ -26,7 +30,7 @@ func (d *Datapath) Status() (agent.Status, error) {
 	if err != nil {
 		return agent.Status{}, err
 	}
-	problems := append(missing, notFirst...)
+	problems := slices.Concat(missing, notFirst, cutOff)
 	if d.private != "" {
 		problems = append(problems, d.private)
 	}
@@ -52,7 +56,7 @@ func (d *Datapath) entries() ([]agent.Entries, error) {
 		used func() (int, error)
 	}{
 		{"locals", d.objects.PilLocalsV1, func() (int, error) { return used[uint64](d.objects.PilLocalsV1) }},
-		{"sources", d.objects.PilSourcesV1, func() (int, error) { return used[pilasterSourceKey](d.objects.PilSourcesV1) }},
+		{"sources", d.objects.PilSourcesV2, func() (int, error) { return used[pilasterAddr](d.objects.PilSourcesV2) }},
 		{"tenants", d.objects.PilTenantsV2, func() (int, error) { return used[uint32](d.objects.PilTenantsV2) }},
 		{"keys", d.objects.PilKeysV1, func() (int, error) { return used[uint32](d.objects.PilKeysV1) }},
 	} {

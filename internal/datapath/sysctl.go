@@ -31,6 +31,27 @@ func containerSettings() []sysctl {
 	}
 }
 
+// nodeSettings are of the near end of the node's device, and farSettings of its far end, where nobody listens.
+func nodeSettings() []sysctl {
+	return []sysctl{
+		{"ipv6", "addr_gen_mode", "1"}, // no link-local address
+		{"ipv6", "accept_ra", "0"},
+		{"ipv6", "accept_dad", "0"},
+		{"ipv6", "router_solicitations", "0"},
+		{"ipv6", "forwarding", "0"},
+		{"ipv4", "rp_filter", "1"},
+		{"ipv4", "forwarding", "0"},
+	}
+}
+
+func farSettings() []sysctl {
+	return []sysctl{
+		{"ipv6", "disable_ipv6", "1"},
+		{"ipv4", "rp_filter", "1"},
+		{"ipv4", "forwarding", "0"},
+	}
+}
+
 func (s sysctl) path(device string) string {
 	return filepath.Join("/proc/sys/net", s.family, "conf", device, s.name)
 }

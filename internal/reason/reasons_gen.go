@@ -30,10 +30,10 @@ const (
 var reasons = [...]struct{ name, text string }{
 	1:  {"not-ip6", "The frame is not untagged IPv6. Only IPv6 leaves a container; use the container's IPv6 address."},
 	2:  {"malformed", "A header is cut short or contradicts the packet's length. The sender builds broken packets."},
-	3:  {"src-not-own", "The source is not an address of the endpoint on this device. A container may only use the address it was given."},
+	3:  {"src-not-own", "The source is not an address of the endpoint on this device. A container may only use the address it was given; towards its containers the node is its `prefix::1`."},
 	4:  {"dst-not-private", "The destination lies outside the prefix the tenant's containers can reach. There is no way to the outside yet."},
 	5:  {"dst-undecryptable", "The destination decrypts to something outside the base prefix: it was made up, or belongs to another tenant."},
-	6:  {"to-node", "The destination is a node itself (tenant id 0). Containers do not reach nodes yet."},
+	6:  {"to-node", "The packet is for a node, and is no answer to what the node of the container began. Containers begin nothing towards nodes."},
 	7:  {"tenant-mismatch", "Source and destination do not belong to one tenant."},
 	8:  {"app-reserved", "The app of an address lies in 0xff00–0xffff, where no container is."},
 	9:  {"no-endpoint", "No endpoint of the destination's node has this address: it was released, or never given out."},

@@ -99,11 +99,14 @@ var breakages = []struct {
 	}, "map entry pil_locals_v1 of fd70:696c:61"},
 	{"source entry", func(v victim) error {
 		a := netip.MustParseAddr(v.attachment().Address).As16()
-		key := binary.NativeEndian.AppendUint32(a[:], v.endpoint.HostIfindex)
-		return v.forget("pil_sources_v1", append(key, 0, 0, 0, 0))
-	}, "map entry pil_sources_v1 of fc"},
+		return v.forget("pil_sources_v2", a[:])
+	}, "map entry pil_sources_v2 of fc"},
 	{"tenant entry", func(v victim) error { return v.forgetTenant("pil_tenants_v2") }, "map entry pil_tenants_v2 of tenant id "},
 	{"key entry", func(v victim) error { return v.forgetTenant("pil_keys_v1") }, "map entry pil_keys_v1 of tenant id "},
+	{"node's route", func(v victim) error {
+		a := netip.MustParseAddr(v.attachment().Address)
+		return v.host.RouteDel(&netlink.Route{Dst: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(128, 128)}})
+	}, "the node has no route fc"},
 }
 
 // testCheck breaks one thing after the other; DEL takes away whatever is left.

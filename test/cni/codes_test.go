@@ -237,7 +237,7 @@ func testGarbage(t *testing.T, n *node) {
 			ids = append(ids, e.ContainerId)
 		}
 		slices.Sort(ids)
-		if d := n.devices(t); len(d) != 2+len(ids) {
+		if d := n.devices(t); len(d) != len(withoutContainers)+len(ids) {
 			t.Errorf("%v are left, with devices %v", ids, d)
 		}
 		return ids

@@ -193,13 +193,16 @@ func (n *node) devices(t *testing.T) []string {
 	return names
 }
 
+// withoutContainers are a node's devices when it has none.
+var withoutContainers = []string{lab.Uplink, "lo", "pilaster0", "pilaster1"}
+
 // empty fails the test if the node holds anything of a container.
 func (n *node) empty(ctx context.Context, t *testing.T) {
 	t.Helper()
 	if left := n.endpoints(ctx, t); len(left) > 0 {
 		t.Errorf("endpoints are left on %s: %v", n.name, left)
 	}
-	if d := n.devices(t); !slices.Equal(d, []string{lab.Uplink, "lo"}) {
+	if d := n.devices(t); !slices.Equal(d, withoutContainers) {
 		t.Errorf("devices are left on %s: %v", n.name, d)
 	}
 }

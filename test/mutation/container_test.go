@@ -4,8 +4,8 @@ func container() []mutation {
 	return []mutation{
 		{
 			name:  "tenant of the source",
-			old:   "if (!own)\n\t\treturn REASON_NO_KEY;",
-			new:   "if (!own)\n\t\treturn 0;",
+			old:   "return drop(skb, REASON_NO_KEY, HOOK_CONTAINER);",
+			new:   "return TCX_NEXT;",
 			test:  "TestCacheAnswersOnlyItsKey",
 			cases: []string{"from a tenant that was removed"},
 		},
@@ -103,6 +103,12 @@ func container() []mutation {
 			new:   "return TCX_NEXT;",
 			test:  "TestFromContainer",
 			cases: []string{"foreign source", "no source", "own plaintext as source", "own source from another device"},
+		},
+		{
+			name:  "device of the source",
+			old:   " || from->ifindex != key->device",
+			test:  "TestFromContainer",
+			cases: []string{"own source from another device"},
 		},
 		{
 			name:  "unfinished entries",

@@ -35,7 +35,7 @@ type mutation struct {
 // table has the mutations of each file.
 func table() map[string][]mutation {
 	return map[string][]mutation{
-		"container.h": container(), "uplink.h": uplink(), "packet.h": packet(),
+		"container.h": container(), "node.h": node(), "uplink.h": uplink(), "packet.h": packet(),
 		"forward.h": forward(), "flow.h": flow(), "crypto.h": crypto(), "tables.h": tables(),
 		"answer.h": answer(),
 	}

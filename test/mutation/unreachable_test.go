@@ -13,6 +13,11 @@ func unreachable() map[string]map[string]string {
 			"return drop(skb, REASON_MULTICAST, HOOK_CONTAINER);\n\th = frame_of(skb);\n\tif (!h)\n\t\treturn drop(skb, REASON_MALFORMED, HOOK_CONTAINER);": again,
 			"if (!f)\n\t\treturn drop(skb, REASON_MALFORMED, HOOK_CONTAINER);":                                                                              verifier,
 		},
+		"node.h": {
+			"if (bpf_skb_load_bytes(skb, p->l4, &t.ipv6.sport, 2 * sizeof(t.ipv6.sport)))\n\t\treturn REASON_MALFORMED;": within,
+			"if (bpf_skb_load_bytes(skb, p->l4 + TCP_FLAGS, &flags, sizeof(flags)))\n\t\t\treturn REASON_MALFORMED;":     within,
+			"if (!h || !f)\n\t\treturn drop(skb, REASON_MALFORMED, HOOK_NODE);":                                          again,
+		},
 		"uplink.h": {
 			"if (fix_checksum(skb, p, address_difference(source, &peer)) ||\n\t    bpf_skb_store_bytes(skb, offsetof(struct frame, src), &peer, sizeof(peer), 0))\n\t\treturn REASON_MALFORMED;": within,
 			"if (!h || !f)\n\t\treturn drop(skb, REASON_MALFORMED, HOOK_UPLINK_IN);": again,

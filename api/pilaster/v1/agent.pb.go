@@ -1647,7 +1647,7 @@ type MonitorResponse struct {
 	Type            string                 `protobuf:"bytes,2,opt,name=type,proto3" json:"type,omitempty"` // "drop"
 	Reason          string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
 	Count           uint64                 `protobuf:"varint,4,opt,name=count,proto3" json:"count,omitempty"`  // packets this event stands for
-	Hook            string                 `protobuf:"bytes,5,opt,name=hook,proto3" json:"hook,omitempty"`     // where: container, uplink-in, uplink-out
+	Hook            string                 `protobuf:"bytes,5,opt,name=hook,proto3" json:"hook,omitempty"`     // where: container, uplink-in, uplink-out, node
 	Source          string                 `protobuf:"bytes,6,opt,name=source,proto3" json:"source,omitempty"` // as seen at the hook
 	Destination     string                 `protobuf:"bytes,7,opt,name=destination,proto3" json:"destination,omitempty"`
 	Protocol        uint32                 `protobuf:"varint,8,opt,name=protocol,proto3" json:"protocol,omitempty"`
