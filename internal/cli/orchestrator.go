@@ -13,6 +13,8 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/store"
 )
 
+const defaultDataDir = "/var/lib/pilaster/orchestrator"
+
 func newOrchestratorCommand(env Env) *cobra.Command {
 	var c orchestrator.Config
 	var etcd, base, private string
@@ -50,8 +52,9 @@ may share that one. Nodes join with the token in <data-dir>/join-token.`,
 			return err
 		},
 	}
+	cmd.AddCommand(newOrchestratorBackup(env), newOrchestratorRestore(env))
 	f := cmd.Flags()
-	f.StringVar(&c.DataDir, "data-dir", "/var/lib/pilaster/orchestrator", "where the join token and the embedded etcd live")
+	f.StringVar(&c.DataDir, "data-dir", defaultDataDir, "where the join token and the embedded etcd live")
 	f.StringVar(&c.RunDir, "run-dir", "/run/pilaster", "where the operator's socket orchestrator.sock is made")
 	f.StringVar(&c.Listen, "listen", "[::]:7070", "address for nodes, with TLS; also /healthz and /readyz")
 	f.StringSliceVar(&c.Advertise, "advertise", nil, "more host names and addresses for the TLS certificate")

@@ -1,0 +1,107 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+	"log/slog"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"pilaster.io/pilaster/internal/orchestrator/store"
+)
+
+// backupView is a backup as JSON.
+type backupView struct {
+	File     string    `json:"file"`
+	Cluster  string    `json:"cluster"`
+	Made     time.Time `json:"made"`
+	Revision int64     `json:"revision"`
+	Records  int       `json:"records"`
+	DataDir  string    `json:"dataDir"`
+	Skip     *uint64   `json:"skip,omitempty"` // of restore
+}
+
+func viewBackup(file, dataDir string, h store.BackupHeader) backupView {
+	return backupView{File: file, Cluster: h.Cluster, Made: h.Made, Revision: h.Revision, Records: h.Records, DataDir: dataDir}
+}
+
+func newOrchestratorBackup(env Env) *cobra.Command {
+	var dataDir string
+	var out output
+	cmd := &cobra.Command{
+		Use:   "backup FILE",
+		Short: "Write what the embedded etcd has to a file",
+		Long: `Write what the embedded etcd has, at one moment, to a new file, whether the orchestrator runs or not.
+
+The file holds every tenant's key, the key of the cluster's authority and the join token. Only its owner
+may read it; keep it as you keep those. An etcd cluster of your own is backed up with etcdctl snapshot save.`,
+		Example: "  pilaster orchestrator backup /backup/pilaster-$(date +%F).backup",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			header, err := store.Backup(cmd.Context(), dataDir, args[0], slog.New(slog.NewTextHandler(env.Stderr, nil)))
+			if err != nil {
+				return err
+			}
+			v := viewBackup(args[0], dataDir, header)
+			return out.print(env.Stdout, v, func(w io.Writer) {
+				fmt.Fprintf(w, "%s has %d records of cluster %s at revision %d\n", v.File, v.Records, v.Cluster, v.Revision)
+				fmt.Fprintln(w, "It holds every tenant's key, the authority's key and the join token: keep it secret.")
+			})
+		},
+	}
+	cmd.Flags().StringVar(&dataDir, "data-dir", defaultDataDir, "the orchestrator's --data-dir")
+	out.bind(cmd)
+	embeddedOnly(cmd, "back it up with `etcdctl snapshot save`")
+	return cmd
+}
+
+func newOrchestratorRestore(env Env) *cobra.Command {
+	var dataDir string
+	var skip uint64
+	var out output
+	cmd := &cobra.Command{
+		Use:   "restore FILE",
+		Short: "Make an orchestrator's data directory out of a backup",
+		Long: `Make an orchestrator's data directory out of a backup, with the cluster's identity: nodes go on with the
+certificates and the join token they have.
+
+What was handed out after the backup was made is not in it. So that it is not handed out to somebody else, the
+next --skip node prefixes, tenant ids, and apps of each tenant are left out. A node that has one of them
+brings it along when it registers. Say a greater number when more may have been handed out.`,
+		Example: `  pilaster orchestrator restore /backup/pilaster-2026-11-21.backup --data-dir /var/lib/pilaster/orchestrator
+  pilaster orchestrator restore /backup/pilaster-2026-11-21.backup --data-dir /var/lib/pilaster/orchestrator --skip 5000`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			header, err := store.Restore(cmd.Context(), args[0], dataDir, skip, slog.New(slog.NewTextHandler(env.Stderr, nil)))
+			if err != nil {
+				return err
+			}
+			v := viewBackup(args[0], dataDir, header)
+			v.Skip = &skip
+			return out.print(env.Stdout, v, func(w io.Writer) {
+				fmt.Fprintf(w, "cluster %s is in %s as it was at %s: %d records\n", v.Cluster, v.DataDir, v.Made.Format(time.DateTime), v.Records)
+				fmt.Fprintf(w, "The next %d node prefixes, tenant ids, and apps of each tenant are left out: a node that has one brings it along.\n", skip)
+			})
+		},
+	}
+	cmd.Flags().StringVar(&dataDir, "data-dir", "", "the data directory to make: empty or not there")
+	cmd.Flags().Uint64Var(&skip, "skip", store.DefaultSkip, "how many of each kind to leave out, at least as many as were handed out since the backup")
+	_ = cmd.MarkFlagRequired("data-dir")
+	out.bind(cmd)
+	embeddedOnly(cmd, "restore it with `etcdctl snapshot restore`")
+	return cmd
+}
+
+// embeddedOnly takes the orchestrator's --etcd to say what to do instead.
+func embeddedOnly(cmd *cobra.Command, instead string) {
+	var etcd string
+	cmd.Flags().StringVar(&etcd, "etcd", "", "")
+	_ = cmd.Flags().MarkHidden("etcd")
+	cmd.PreRunE = func(*cobra.Command, []string) error {
+		if etcd != "" {
+			return usage("this is for the etcd inside the orchestrator, and %s is one of your own: %s\n  nothing was changed", etcd, instead)
+		}
+		return nil
+	}
+}

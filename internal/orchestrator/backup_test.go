@@ -1,0 +1,248 @@
+package orchestrator
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/join"
+	"pilaster.io/pilaster/internal/orchestrator/store"
+)
+
+// startAndStop also gives a way to stop it before the test ends.
+func startAndStop(t *testing.T, c Config) (s *Server, stop func()) {
+	t.Helper()
+	s, err := Start(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stop = sync.OnceFunc(s.Close)
+	t.Cleanup(stop)
+	return s, stop
+}
+
+func backup(t *testing.T, c Config) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "backup")
+	if _, err := store.Backup(t.Context(), c.DataDir, file, slog.New(slog.DiscardHandler)); err != nil {
+		t.Fatal(err)
+	}
+	if fi, err := os.Stat(file); err != nil || fi.Mode().Perm() != 0o600 {
+		t.Errorf("backup on disk: %v, %v", fi.Mode(), err)
+	}
+	return file
+}
+
+// restored is an orchestrator of a restored backup, at another place.
+func restored(t *testing.T, file string, skip uint64) *Server {
+	t.Helper()
+	c := testConfig(t)
+	if _, err := store.Restore(t.Context(), file, c.DataDir, skip, c.Log); err != nil {
+		t.Fatal(err)
+	}
+	return start(t, c)
+}
+
+// everything that people can ask for.
+func everything(t *testing.T, s *Server) (all []proto.Message) {
+	t.Helper()
+	people := operator(s.config.RunDir)
+	nodes, err := people.ListNodes(t.Context(), connect.NewRequest(&pilasterv1.ListNodesRequest{}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	all = append(all, nodes.Msg)
+	for _, name := range []string{"blue", "red"} {
+		tenant, err := people.GetTenant(t.Context(), connect.NewRequest(&pilasterv1.GetTenantRequest{Name: name, ShowKey: true}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, tenant.Msg)
+	}
+	return all
+}
+
+// The same cluster comes back, from a backup made while it ran and from one made while it did not.
+func TestBackupAndRestore(t *testing.T) {
+	c := testConfig(t)
+	s, stop := startAndStop(t, c)
+	createTenant(t, s, "blue")
+	createTenant(t, s, "red")
+	n1 := registered(t, s, testNode(1))
+	resolve(t, n1, "blue", "web")
+	for i := range 45 { // 3 records each: more than a transaction holds
+		resolve(t, n1, "red", testNode(i).Name)
+	}
+	await(t, s, func() bool { return len(s.model.apps["red"]) == 45 && len(s.model.hosting) == 2 })
+	want, cluster := everything(t, s), s.store.Cluster()
+	running := backup(t, c)
+	n1.Close()
+	stop()
+	for name, file := range map[string]string{"running": running, "stopped": backup(t, c)} {
+		s := restored(t, file, store.DefaultSkip)
+		for i, got := range everything(t, s) {
+			if !proto.Equal(got, want[i]) {
+				t.Errorf("%s: restored %v, want %v", name, got, want[i])
+			}
+		}
+		if now := s.store.Cluster(); now.UUID != cluster.UUID || s.Token() != cluster.Token.String() || now.Restores != 1 {
+			t.Errorf("%s: restored as cluster %s", name, now.UUID)
+		}
+	}
+	again := c
+	if _, err := store.Restore(t.Context(), running, again.DataDir, 1, c.Log); err == nil {
+		t.Error("restored over an orchestrator's data")
+	}
+	if s = start(t, again); s.store.Cluster().Restores != 0 {
+		t.Error("a refused restore changed something")
+	}
+}
+
+func await(t *testing.T, s *Server, condition func() bool) {
+	t.Helper()
+	if err := s.model.await(t.Context(), condition); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// away is what a node has that was given it after the backup.
+type away struct {
+	config join.Config // its certificate is on its disk
+	prefix string
+	tenant *pilasterv1.Tenant
+	app    *pilasterv1.App
+}
+
+func (a away) register(t *testing.T, s *Server) error {
+	t.Helper()
+	a.config.URL = s.url()
+	client, err := join.Dial(t.Context(), a.config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	resp, err := client.Register(t.Context(), connect.NewRequest(&pilasterv1.RegisterRequest{
+		Version: "test", WantedPrefix: a.prefix, ClusterUuid: s.store.Cluster().UUID,
+		Held: &pilasterv1.Held{Tenants: []*pilasterv1.Tenant{withoutKeys(a.tenant)}, Apps: []*pilasterv1.App{a.app}},
+	}))
+	if err == nil && resp.Msg.Node.Prefix != a.prefix {
+		t.Errorf("it had %s and is given %s", a.prefix, resp.Msg.Node.Prefix)
+	}
+	return err
+}
+
+// goesOn gives nodes of a cluster what a backup does not know of.
+func goesOn(t *testing.T, s *Server, n int) away {
+	t.Helper()
+	a := away{config: join.Config{URL: s.url(), Token: s.Token(), StateDir: t.TempDir(), NodeName: testNode(n).Name, NodeUUID: testNode(n).UUID, Log: s.config.Log}}
+	client, err := join.Dial(t.Context(), a.config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	resp, err := client.Register(t.Context(), connect.NewRequest(&pilasterv1.RegisterRequest{Version: "test"}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.prefix = resp.Msg.Node.Prefix
+	a.tenant = createTenant(t, s, "late-"+testNode(n).Name)
+	a.app = resolve(t, client, "blue", "late-"+testNode(n).Name)
+	return a
+}
+
+// A backup is restored that knows nothing of two nodes. One is there at once and one stays away; in
+// between others are given prefixes, tenants and apps, and none that the two have.
+func TestRestoreOfAnOldBackup(t *testing.T) {
+	for name, c := range map[string]struct {
+		skip  uint64
+		twice bool
+	}{"with a margin": {store.DefaultSkip, false}, "without": {0, true}} {
+		t.Run(name, func(t *testing.T) {
+			s, stop := startAndStop(t, testConfig(t))
+			createTenant(t, s, "blue")
+			registered(t, s, testNode(1)).Close()
+			file := backup(t, s.config)
+			here, gone := goesOn(t, s, 2), goesOn(t, s, 3)
+			stop()
+
+			s = restored(t, file, c.skip)
+			if err := here.register(t, s); err != nil {
+				t.Errorf("the node that is there: %v", err)
+			}
+			var others []away
+			for n := range 3 {
+				others = append(others, goesOn(t, s, 10+n))
+			}
+			twice := false
+			for _, o := range others {
+				for _, a := range []away{here, gone} {
+					twice = twice || o.prefix == a.prefix || o.tenant.Ids[0].Id == a.tenant.Ids[0].Id || o.app.Id == a.app.Id
+				}
+			}
+			if twice != c.twice {
+				t.Errorf("something was handed out twice: %v, want %v", twice, c.twice)
+			}
+			if err := gone.register(t, s); (err != nil) != c.twice {
+				t.Errorf("the node that was away: %v", err)
+			}
+		})
+	}
+}
+
+// A node that follows from a revision before the restore is told everything, also when the restored store has
+// got past that number: it counted other changes.
+func TestFollowAcrossARestore(t *testing.T) {
+	s, stop := startAndStop(t, testConfig(t))
+	createTenant(t, s, "blue")
+	n1 := registered(t, s, testNode(1))
+	file := backup(t, s.config)
+	before := follow(t, n1, hosting("blue")).next(t).Revision
+	n1.Close()
+	stop()
+
+	s = restored(t, file, 1)
+	n1 = registered(t, s, testNode(1))
+	for i := range before { // at least as many changes as there were
+		resolve(t, n1, "blue", fmt.Sprint("made-after-", i))
+	}
+	first := hosting("blue")
+	first.ResumeRevision = before
+	if next := follow(t, n1, first).next(t); next.GetSnapshot() == nil || next.Revision <= before {
+		t.Errorf("resumed at %d with %v", before, next)
+	}
+}
+
+func TestBackupRefuses(t *testing.T) {
+	dir := t.TempDir()
+	log := slog.New(slog.DiscardHandler)
+	if _, err := store.Backup(t.Context(), dir, filepath.Join(dir, "file"), log); err == nil {
+		t.Error("a backup of nothing")
+	}
+	if err := os.WriteFile(filepath.Join(dir, "join-token"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, err := store.Backup(t.Context(), dir, filepath.Join(dir, "file"), log)
+	wantText(t, err, "etcdctl snapshot save")
+	_, err = store.Backup(t.Context(), dir, filepath.Join(dir, "join-token"), log)
+	wantText(t, err, "exists already")
+	if _, err := os.Stat(filepath.Join(dir, "file")); !errors.Is(err, fs.ErrNotExist) {
+		t.Error("a refused backup left a file")
+	}
+}
+
+func wantText(t *testing.T, err error, text string) {
+	t.Helper()
+	if err == nil || !strings.Contains(err.Error(), text) {
+		t.Errorf("got %v, want %q", err, text)
+	}
+}

@@ -1,0 +1,187 @@
+package store
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"pilaster.io/pilaster/internal/durable"
+)
+
+// BackupHeader is the first line of a backup, as JSON. The records follow, a line each, and the SHA-256
+// of all of that. Who can read a backup can read every tenant's key and the authority's.
+type BackupHeader struct {
+	Format     string       `json:"format"`  // backupFormat
+	Version    int          `json:"version"` // of the format
+	Cluster    string       `json:"cluster"` // UUID
+	BasePrefix netip.Prefix `json:"basePrefix"`
+	Made       time.Time    `json:"made"`
+	Revision   int64        `json:"revision"` // of the store
+	Records    int          `json:"records"`
+}
+
+const (
+	backupFormat  = "pilaster orchestrator backup"
+	backupVersion = 1
+	sumPrefix     = "sha256 "
+	pageSize      = 1000 // records read at a time
+)
+
+// backupRecord is one key of the store.
+type backupRecord struct {
+	Key   string `json:"key"`
+	Value string `json:"value"`
+}
+
+// Backup writes what the embedded etcd of a data directory has at one moment to a file that must not
+// exist, whether an orchestrator runs there or not.
+func Backup(ctx context.Context, dataDir, file string, log *slog.Logger) (BackupHeader, error) {
+	if _, err := os.Lstat(file); !errors.Is(err, fs.ErrNotExist) {
+		return BackupHeader{}, fmt.Errorf("%s exists already; it was left as it was: name a new file", file)
+	}
+	client, end, err := openDataDir(ctx, dataDir, log)
+	if err != nil {
+		return BackupHeader{}, err
+	}
+	defer end()
+	text, header, err := dump(ctx, client)
+	if err != nil {
+		return BackupHeader{}, err
+	}
+	return header, durable.WriteBytes(file, text, 0o600)
+}
+
+// openDataDir is a client of the etcd of the orchestrator that runs there, or of one started for this.
+func openDataDir(ctx context.Context, dataDir string, log *slog.Logger) (*clientv3.Client, func(), error) {
+	if _, err := os.Stat(filepath.Join(dataDir, "etcd")); errors.Is(err, fs.ErrNotExist) {
+		if _, err := os.Stat(filepath.Join(dataDir, "join-token")); err == nil {
+			return nil, nil, fmt.Errorf("the orchestrator of %s keeps nothing there: its store is an etcd cluster of its own\n  back that up with `etcdctl snapshot save`", dataDir)
+		}
+		return nil, nil, fmt.Errorf("%s holds no orchestrator's store; name the orchestrator's --data-dir", dataDir)
+	} else if err != nil {
+		return nil, nil, err
+	}
+	lock, err := durable.Lock(dataDir)
+	if err == nil {
+		lock.Close() // nobody runs there
+		e, err := Embed(ctx, dataDir, log)
+		if err != nil {
+			return nil, nil, err
+		}
+		return e.Client, e.Close, nil
+	}
+	client, err := newClient([]string{"unix://" + socketIn(dataDir)}, nil)
+	if err != nil {
+		return nil, nil, err
+	}
+	return client, func() { client.Close() }, nil
+}
+
+// dump reads all records at one revision.
+func dump(ctx context.Context, client *clientv3.Client) ([]byte, BackupHeader, error) {
+	header := BackupHeader{Format: backupFormat, Version: backupVersion, Made: time.Now().UTC().Truncate(time.Second)}
+	var lines bytes.Buffer
+	next, end := root, clientv3.GetPrefixRangeEnd(root)
+	for more := true; more; {
+		once, cancel := context.WithTimeout(ctx, requestTimeout)
+		resp, err := client.Get(once, next, clientv3.WithRange(end), clientv3.WithLimit(pageSize), clientv3.WithRev(header.Revision))
+		cancel()
+		if err != nil {
+			return nil, header, fmt.Errorf("the store did not answer; no backup was made: %w", err)
+		}
+		if header.Revision == 0 {
+			header.Revision = resp.Header.Revision
+		}
+		for _, kv := range resp.Kvs {
+			next = string(kv.Key) + "\x00"
+			header.Records++
+			if !utf8.Valid(kv.Value) {
+				return nil, header, fmt.Errorf("the store's %s is not readable; no backup was made", kv.Key)
+			}
+			line, err := json.Marshal(backupRecord{string(kv.Key), string(kv.Value)})
+			if err != nil {
+				return nil, header, err
+			}
+			lines.Write(append(line, '\n'))
+			if string(kv.Key) == keyCluster {
+				var r clusterRecord
+				if err := json.Unmarshal(kv.Value, &r); err != nil {
+					return nil, header, fmt.Errorf("the store's cluster record is not readable; no backup was made: %w", err)
+				}
+				header.Cluster, header.BasePrefix = r.UUID, r.BasePrefix
+			}
+		}
+		more = resp.More
+	}
+	if header.Cluster == "" {
+		return nil, header, errors.New("the store holds no cluster yet; no backup was made")
+	}
+	first, err := json.Marshal(header)
+	if err != nil {
+		return nil, header, err
+	}
+	text := append(append(first, '\n'), lines.Bytes()...)
+	return fmt.Appendf(text, "%s%x\n", sumPrefix, sha256.Sum256(text)), header, nil
+}
+
+// ReadBackup checks the whole file before it returns anything of it.
+func ReadBackup(file string) (BackupHeader, map[string]string, error) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return BackupHeader{}, nil, err
+	}
+	header, records, err := parseBackup(text)
+	if err != nil {
+		err = fmt.Errorf("%s cannot be restored: %w\n  nothing was changed", file, err)
+	}
+	return header, records, err
+}
+
+func parseBackup(text []byte) (header BackupHeader, records map[string]string, err error) {
+	first, _, _ := bytes.Cut(text, []byte("\n"))
+	if json.Unmarshal(first, &header) != nil || header.Format != backupFormat {
+		return header, nil, errors.New("it is not a backup of `pilaster orchestrator backup`")
+	}
+	if header.Version != backupVersion {
+		return header, nil, fmt.Errorf("it has version %d of the format, and this program knows version %d: use the pilaster that made it", header.Version, backupVersion)
+	}
+	at := bytes.LastIndex(bytes.TrimSuffix(text, []byte("\n")), []byte("\n")) + 1
+	body, sum := text[:at], string(text[at:])
+	if !strings.HasPrefix(sum, sumPrefix) {
+		return header, nil, errors.New("its end is missing")
+	}
+	if sum != fmt.Sprintf("%s%x\n", sumPrefix, sha256.Sum256(body)) {
+		return header, nil, errors.New("it was changed or damaged since it was made: its checksum is another")
+	}
+	records = map[string]string{}
+	lines := bufio.NewScanner(bytes.NewReader(body[len(first)+1:]))
+	lines.Buffer(nil, len(body))
+	for lines.Scan() {
+		var r backupRecord
+		if err := json.Unmarshal(lines.Bytes(), &r); err != nil {
+			return header, nil, err
+		}
+		if !strings.HasPrefix(r.Key, root) {
+			return header, nil, fmt.Errorf("it has a record %q, which is no orchestrator's", r.Key)
+		}
+		records[r.Key] = r.Value
+	}
+	if len(records) != header.Records || lines.Err() != nil {
+		return header, nil, fmt.Errorf("it has %d records of %d", len(records), header.Records)
+	}
+	return header, records, lines.Err()
+}

@@ -1,0 +1,104 @@
+package store_test
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/orchestrator/store"
+)
+
+// A damaged backup, and one of another program, restores nothing.
+func TestRestoreRefuses(t *testing.T) {
+	log := slog.New(slog.DiscardHandler)
+	whole := someBackup(t)
+	sealed := func(text string) string { // with a checksum that fits
+		body := text[:strings.LastIndex(strings.TrimSuffix(text, "\n"), "\n")+1]
+		return fmt.Sprintf("%ssha256 %x\n", body, sha256.Sum256([]byte(body)))
+	}
+	lines := strings.SplitAfter(whole, "\n")
+	cases := map[string]struct{ text, says string }{
+		"empty":            {"", "is not a backup"},
+		"something else":   {"{}\n", "is not a backup"},
+		"newer":            {sealed(strings.Replace(whole, `"version":1`, `"version":2`, 1)), "version 2"},
+		"a key changed":    {strings.Replace(whole, "caKey", "caKez", 1), "checksum"},
+		"a line missing":   {strings.Join(append(lines[:2:2], lines[3:]...), ""), "checksum"},
+		"a record missing": {sealed(strings.Join(append(lines[:2:2], lines[3:]...), "")), "records of"},
+		"not ours":         {sealed(strings.Replace(whole, "/pilaster/1/cluster", "/elsewhere/cluster", 1)), "no orchestrator's"},
+	}
+	for _, at := range []int{1, len(lines[0]), len(whole) / 2, len(whole) - 70, len(whole) - 1} {
+		cases[fmt.Sprintf("cut off after %d bytes", at)] = struct{ text, says string }{whole[:at], "cannot be restored"}
+	}
+	for name, c := range cases {
+		dir := t.TempDir()
+		file, data := filepath.Join(dir, "backup"), filepath.Join(dir, "data")
+		if err := os.WriteFile(file, []byte(c.text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		_, err := store.Restore(t.Context(), file, data, 1, log)
+		if err == nil || !strings.Contains(err.Error(), c.says) || !strings.Contains(err.Error(), "nothing was changed") {
+			t.Errorf("%s: %v, want %q", name, err, c.says)
+		}
+		if _, err := os.Stat(data); !os.IsNotExist(err) {
+			t.Errorf("%s: a data directory was made", name)
+		}
+	}
+
+	dir := t.TempDir()
+	file := filepath.Join(dir, "backup")
+	if err := os.WriteFile(file, []byte(whole), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, err := store.Restore(t.Context(), file, dir, 1, log)
+	if err == nil || !strings.Contains(err.Error(), "is not empty: it has backup") {
+		t.Errorf("into a folder that holds something: %v", err)
+	}
+	// The base prefix has 16,777,216 nodes.
+	_, err = store.Restore(t.Context(), file, filepath.Join(dir, "data"), 1<<24, log)
+	if err == nil || !strings.Contains(err.Error(), "nothing would be left") {
+		t.Errorf("leaving out everything: %v", err)
+	}
+	// What an interrupted restore left does not count, and goes.
+	data := filepath.Join(dir, "data")
+	if err := os.MkdirAll(filepath.Join(data, ".restoring", "etcd"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := store.Restore(t.Context(), file, data, 1, log); err != nil {
+		t.Error(err)
+	}
+	if entries, err := os.ReadDir(data); err != nil || len(entries) != 1 || entries[0].Name() != "etcd" {
+		t.Errorf("the restored data directory has %v, %v", entries, err)
+	}
+}
+
+func someBackup(t *testing.T) string {
+	t.Helper()
+	log, dir := slog.New(slog.DiscardHandler), t.TempDir()
+	e, err := store.Embed(t.Context(), dir, log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	s := open(t, e.Client, address.Plan{})
+	for _, name := range []string{"blue", "red"} {
+		if _, err := s.CreateTenant(t.Context(), name, 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	file := filepath.Join(t.TempDir(), "backup")
+	header, err := store.Backup(t.Context(), dir, file, log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(file)
+	if err != nil || bytes.Count(text, []byte("\n")) != header.Records+2 || header.Cluster != s.Cluster().UUID {
+		t.Fatalf("%+v in %d bytes, %v", header, len(text), err)
+	}
+	return string(text)
+}

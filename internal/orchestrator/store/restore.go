@@ -1,0 +1,149 @@
+package store
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/durable"
+)
+
+// DefaultSkip is how many numbers of each kind a restore leaves out unless it is told another number.
+const DefaultSkip = 1024
+
+// unfinished is the folder in a data directory in which a restore works. It never counts.
+const unfinished = ".restoring"
+
+// Restore makes the embedded etcd of a new data directory out of a backup.
+//
+// What was handed out after the backup is not in it. So the next skip prefixes, tenant ids, and apps of each
+// tenant are not handed out: a node that has one of them and is away finds it free when it comes back,
+// and Register takes it in. And revisions begin above all there were, so that no node goes on
+// from one that means something else now.
+func Restore(ctx context.Context, file, dataDir string, skip uint64, log *slog.Logger) (BackupHeader, error) {
+	header, records, err := ReadBackup(file)
+	if err != nil {
+		return header, err
+	}
+	if err := skipAhead(records, skip); err != nil {
+		return header, fmt.Errorf("%w\n  nothing was changed", err)
+	}
+	if err := checkEmpty(dataDir); err != nil {
+		return header, err
+	}
+	if err := os.MkdirAll(dataDir, 0o700); err != nil {
+		return header, err
+	}
+	work := filepath.Join(dataDir, unfinished)
+	defer os.RemoveAll(work)
+	if err := os.RemoveAll(work); err != nil { // of one that was interrupted
+		return header, err
+	}
+	if err := fill(ctx, work, records, log); err != nil {
+		return header, err
+	}
+	if err := os.Rename(filepath.Join(work, "etcd"), filepath.Join(dataDir, "etcd")); err != nil {
+		return header, err
+	}
+	return header, durable.SyncDir(dataDir)
+}
+
+func checkEmpty(dataDir string) error {
+	entries, err := os.ReadDir(dataDir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	for _, e := range entries {
+		if e.Name() != unfinished {
+			return fmt.Errorf("%s is not empty: it has %s\n  nothing was changed; move what is there away, or name another --data-dir", dataDir, e.Name())
+		}
+	}
+	return err
+}
+
+func fill(ctx context.Context, dir string, records map[string]string, log *slog.Logger) error {
+	e, err := Embed(ctx, dir, log)
+	if err != nil {
+		return err
+	}
+	defer e.Close()
+	for keys := range slices.Chunk(slices.Sorted(maps.Keys(records)), maxOps) {
+		var puts []clientv3.Op
+		for _, key := range keys {
+			puts = append(puts, clientv3.OpPut(key, records[key]))
+		}
+		once, cancel := context.WithTimeout(ctx, requestTimeout)
+		_, err := e.Client.Txn(once).Then(puts...).Commit()
+		cancel()
+		if err != nil {
+			return fmt.Errorf("the new store did not take the records: %w", err)
+		}
+	}
+	return nil
+}
+
+// skipAhead changes the records of a backup to those of a restored cluster.
+func skipAhead(records map[string]string, skip uint64) error {
+	var r clusterRecord
+	if err := json.Unmarshal([]byte(records[keyCluster]), &r); err != nil {
+		return fmt.Errorf("the backup's cluster record is not readable: %w", err)
+	}
+	r.Restores++
+	text, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	records[keyCluster] = string(text)
+	c, err := r.cluster()
+	if err != nil {
+		return err
+	}
+	for _, m := range []struct {
+		key, what string
+		end       uint64 // the first number that does not exist
+	}{{keyPrefixMark, "node prefixes", c.Plan.Nodes()}, {keyTenantMark, "tenant ids", uint64(address.MaxTenantID) + 1}} {
+		if err := raise(records, m.key, skip, m.end); err != nil {
+			return fmt.Errorf("leaving out %d of %d %s: %w; say with --skip how many were handed out since the backup, at most", skip, m.end-1, m.what, err)
+		}
+	}
+	for key := range records {
+		if tenant, ok := strings.CutPrefix(key, dirTenants); ok {
+			// A tenant that runs out this way has the apps it has; making a new tenant helps it.
+			if err := raise(records, dirAppMarks+tenant, skip, uint64(address.FirstReservedApp)); err != nil && !errors.Is(err, errNoneLeft) {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+var errNoneLeft = errors.New("nothing would be left to hand out")
+
+// raise leaves out skip numbers, or all there are.
+func raise(records map[string]string, mark string, skip, end uint64) error {
+	next := uint64(1)
+	if text := records[mark]; text != "" {
+		var err error
+		if next, err = strconv.ParseUint(text, 10, 64); err != nil {
+			return fmt.Errorf("the backup's %s is not readable: %w", mark, err)
+		}
+	}
+	left := end - min(next, end)
+	records[mark] = strconv.FormatUint(next+min(skip, left), 10)
+	if left > 0 && skip >= left {
+		return errNoneLeft
+	}
+	return nil
+}
