@@ -1,7 +1,12 @@
 package agent
 
 import (
+	"context"
 	"net/http"
+	"runtime"
+	"time"
+
+	"connectrpc.com/connect"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -18,11 +23,13 @@ type collector struct {
 	service                                *Service
 	ready, tenants, connected, rev, health *prometheus.Desc
 	entries, capacity, largest, drops      *prometheus.Desc
+	build                                  *prometheus.Desc
 }
 
 func newCollector(s *Service) *collector {
 	return &collector{
 		service:   s,
+		build:     metric("build_info", "1, labelled by the versions of this agent and of the programs that packets meet.", "version", "programs", "goversion"),
 		ready:     metric("agent_ready", "1 when an endpoint would be added now."),
 		tenants:   metric("tenants_hosted", "Tenants with endpoints on this node."),
 		connected: metric("orchestrator_connected", "1 while the stream from the orchestrator is open."),
@@ -42,6 +49,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 	}
 	s := c.service.status()
+	gauge(c.build, 1, s.Version, s.Datapath.GetPrograms(), runtime.Version())
 	gauge(c.ready, number(s.Ready))
 	gauge(c.tenants, float64(s.Tenants))
 	gauge(c.connected, number(s.Orchestrator.Connected))
@@ -76,7 +84,7 @@ func number(b bool) float64 {
 // added now; otherwise 503 and why not).
 func (s *Service) ObserveHandler() http.Handler {
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(newCollector(s), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	registry.MustRegister(newCollector(s), s.calls, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	mux := http.NewServeMux()
 	mux.Handle("/metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { w.Write([]byte("ok\n")) })
@@ -93,4 +101,26 @@ func (s *Service) ObserveHandler() http.Handler {
 		}
 	})
 	return mux
+}
+
+func newCalls() *prometheus.HistogramVec {
+	return prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Name: "pilaster_agent_call_duration_seconds", Help: "Calls of the CNI plugin and of people, by procedure and code.",
+		Buckets: []float64{.002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5, 10, 30},
+	}, []string{"procedure", "code"})
+}
+
+// Timed measures calls; streams last as long as somebody watches.
+func (s *Service) Timed() connect.Interceptor {
+	return connect.UnaryInterceptorFunc(func(next connect.UnaryFunc) connect.UnaryFunc {
+		return func(ctx context.Context, req connect.AnyRequest) (connect.AnyResponse, error) {
+			start, code := time.Now(), "ok"
+			resp, err := next(ctx, req)
+			if err != nil {
+				code = connect.CodeOf(err).String()
+			}
+			s.calls.WithLabelValues(req.Spec().Procedure, code).Observe(time.Since(start).Seconds())
+			return resp, err
+		}
+	})
 }

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 
 	"connectrpc.com/connect"
+	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
@@ -23,6 +24,7 @@ type Service struct {
 	config ServiceConfig
 	core   atomic.Pointer[running]
 	events eventHub
+	calls  *prometheus.HistogramVec
 	drops  dropWindow
 }
 
@@ -41,7 +43,7 @@ type running struct {
 	blocked func() error // why no ADD may be taken now, or nil
 }
 
-func NewService(c ServiceConfig) *Service { return &Service{config: c} }
+func NewService(c ServiceConfig) *Service { return &Service{config: c, calls: newCalls()} }
 
 // Serve lets calls through to the core. blocked tells what forbids new endpoints; nil means
 // nothing ever does.

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/netip"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -52,7 +53,7 @@ func newServiceBed(t *testing.T) *serviceBed {
 		t.Fatal(err)
 	}
 	mux := http.NewServeMux()
-	mux.Handle(pilasterv1connect.NewAgentServiceHandler(b.service))
+	mux.Handle(pilasterv1connect.NewAgentServiceHandler(b.service, connect.WithInterceptors(b.service.Timed())))
 	mux.Handle("/", b.service.ObserveHandler())
 	server := local.Server(mux)
 	server.ConnContext = withPeer
@@ -231,6 +232,7 @@ func TestStatusTellsAll(t *testing.T) {
 	for _, want := range []string{
 		`pilaster_table_entries{table="endpoints"} 1`, `pilaster_table_capacity{table="endpoints"} 4096`, `pilaster_table_entries{table="locals"} 1`,
 		`pilaster_table_largest_tenant_entries{table="tenant-ids",tenant="blue"} 1`, `pilaster_datapath_drops_total{reason="src-not-own"} 7`,
+		`pilaster_agent_call_duration_seconds_count{code="ok",procedure="/pilaster.v1.AgentService/Status"} 2`, `pilaster_build_info{goversion="` + runtime.Version() + `",programs="p1",version="v1"} 1`,
 	} {
 		if !strings.Contains(metrics, want+"\n") {
 			t.Errorf("/metrics lacks %s", want)

@@ -10,6 +10,7 @@ import (
 	"io"
 	"strings"
 	"text/tabwriter"
+	"time"
 
 	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
@@ -96,6 +97,9 @@ func message(err error) string {
 	}
 	return err.Error()
 }
+
+// moment is a time as all output has it: RFC 3339, UTC, so that what nodes say can be compared.
+func moment(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
 // output is the -o flag of a command that shows something. It refuses what it does not know while
 // flags are read, before the command does anything.

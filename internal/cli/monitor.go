@@ -91,7 +91,7 @@ func printEvent(env Env, format string, e eventView) error {
 func (e eventView) line() string {
 	at := e.Time
 	if t, err := time.Parse(time.RFC3339Nano, e.Time); err == nil {
-		at = t.Format("15:04:05.000")
+		at = t.Format("2006-01-02T15:04:05.000Z07:00")
 	}
 	who := e.Hook
 	if e.EndpointID != 0 {

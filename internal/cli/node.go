@@ -68,7 +68,7 @@ func newNodeGet(env Env) *cobra.Command {
 			return out.print(env.Stdout, v, func(w io.Writer) {
 				fmt.Fprintf(w, "name\t%s\nuuid\t%s\nprefix\t%s\nstate\t%s\nroute\t%s\nversion\t%s\nregistered\t%s\ntenants\t%s\n",
 					v.Name, v.UUID, v.Prefix, v.State, orNone(v.Route), v.Version,
-					v.Registered.Local().Format(time.DateTime), orNone(strings.Join(v.Tenants, ", ")))
+					moment(v.Registered), orNone(strings.Join(v.Tenants, ", ")))
 			})
 		},
 	}

@@ -170,7 +170,7 @@ func (v statusView) text(w io.Writer, now time.Time) {
 		fmt.Fprintf(w, "drops\t%s\n", v.dropText())
 	}
 	for _, p := range v.Problems {
-		fmt.Fprintf(w, "problem\t%s\n", p)
+		fmt.Fprintf(w, "problem\t%s\n", strings.ReplaceAll(p, "\n  ", "\n\t"))
 	}
 }
 
@@ -183,7 +183,7 @@ func (l linkView) text(now time.Time) string {
 	if l.Connected {
 		return fmt.Sprintf("%s, revision %s, for %v", l.URL, thousands(uint64(l.Revision)), age)
 	}
-	return fmt.Sprintf("%s, for %v: %s; what this node knows goes on working", l.URL, age, l.LastError)
+	return fmt.Sprintf("%s, for %v: %s; what this node knows goes on working", l.URL, age, strings.ReplaceAll(l.LastError, "\n  ", "; "))
 }
 
 // dropText names the reasons that occurred, most packets first.
@@ -228,5 +228,5 @@ func timeText(t *timestamppb.Timestamp) string {
 	if t == nil {
 		return ""
 	}
-	return t.AsTime().Format(time.RFC3339)
+	return moment(t.AsTime())
 }

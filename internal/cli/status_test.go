@@ -102,12 +102,12 @@ drops          last minute 12; since start 100,002 (dst-undecryptable 100,001, s
 
 func TestStatusOfANodeThatWaits(t *testing.T) {
 	w := &witness{status: &pilasterv1.StatusResponse{
-		Node: &pilasterv1.Node{Name: "n1"}, Problems: []string{"this node has no prefix yet"},
-		Orchestrator: &pilasterv1.OrchestratorLink{Url: "https://o:7070", Since: timestamppb.New(noon), LastError: "connection refused"},
+		Node: &pilasterv1.Node{Name: "n1"}, Problems: []string{"this node has no prefix yet\n  start the orchestrator"},
+		Orchestrator: &pilasterv1.OrchestratorLink{Url: "https://o:7070", Since: timestamppb.New(noon), LastError: "connection refused\n  start it"},
 	}}
 	socket := serve(t, w)
 	code, out, errs := run(t, "", "status", "--agent-socket", socket)
-	if code != ExitFailed || errs != "" || !strings.Contains(out, "not ready") || !strings.Contains(out, "connection refused") || !strings.Contains(out, "problem") {
+	if code != ExitFailed || errs != "" || !strings.Contains(out, "not ready") || !strings.Contains(out, "connection refused; start it; what this node knows") || !strings.Contains(out, "\nproblem        this node has no prefix yet\n               start the orchestrator\n") {
 		t.Errorf("exit %d\n%s%s", code, out, errs)
 	}
 	w.status = theStatus()
@@ -162,7 +162,7 @@ since       2026-11-01T12:00:00Z
 func TestMonitorLines(t *testing.T) {
 	socket := serve(t, &witness{})
 	code, out, errs := run(t, "", "monitor", "--type", "drop", "--agent-socket", socket)
-	want := "12:00:00.000  drop  src-not-own         [fc00::9]:4000 → [fc00::8]:53  UDP  80 bytes  at container of endpoint 3 default/web-0  ×1,200  (5 events lost before)\n"
+	want := "2026-11-01T12:00:00.000Z  drop  src-not-own         [fc00::9]:4000 → [fc00::8]:53  UDP  80 bytes  at container of endpoint 3 default/web-0  ×1,200  (5 events lost before)\n"
 	if out != want || code != ExitUnreachable || !strings.Contains(errs, "stopping") {
 		t.Errorf("exit %d, %s\n%s\nwant\n%s", code, errs, out, want)
 	}

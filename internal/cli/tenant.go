@@ -117,7 +117,7 @@ func newTenantGet(env Env) *cobra.Command {
 }
 
 func printTenant(w io.Writer, v tenantView) {
-	fmt.Fprintf(w, "name\t%s\naddressing\t%s\ncreated\t%s\n", v.Name, v.Addressing, v.Created.Local().Format(time.DateTime))
+	fmt.Fprintf(w, "name\t%s\naddressing\t%s\ncreated\t%s\n", v.Name, v.Addressing, moment(v.Created))
 	for _, id := range v.IDs {
 		fmt.Fprintf(w, "id\t%d\t%s\n", id.ID, id.describe())
 	}
@@ -154,7 +154,7 @@ func newTenantList(env Env) *cobra.Command {
 			return out.print(env.Stdout, views, func(w io.Writer) {
 				fmt.Fprintln(w, "NAME\tADDRESSING\tIDS\tCREATED")
 				for _, v := range views {
-					fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", v.Name, v.Addressing, v.ids(), v.Created.Local().Format(time.DateTime))
+					fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", v.Name, v.Addressing, v.ids(), moment(v.Created))
 				}
 			})
 		},

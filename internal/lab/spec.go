@@ -92,6 +92,9 @@ func (s Spec) Validate() error {
 		if !tenants[c.Tenant] {
 			v.fail(at+".tenant", "no tenant is called %q", c.Tenant)
 		}
+		if err := tenant.CheckLabels(c.Labels); err != nil {
+			v.fail(at+".labels", "%v", err)
+		}
 	}
 	if v.err == nil {
 		return nil

@@ -55,6 +55,7 @@ func TestParseSpecNamesTheLine(t *testing.T) {
 		{"unknown node", strings.Replace(good, "node: n2", "node: n7", 1), `lab.yaml:8: no node is called "n7"`},
 		{"missing node", strings.Replace(good, "    node: n2\n", "", 1), `lab.yaml:7: no node is called ""`},
 		{"unknown tenant", strings.Replace(good, "tenant: red", "tenant: green", 1), `lab.yaml:9: no tenant is called "green"`},
+		{"labels", strings.Replace(good, "app: web", "app: 'we b'", 1), `lab.yaml:6: label app: value "we b"`},
 		{"addressing", strings.Replace(good, "clear", "secret", 1), `lab.yaml:4: addressing "secret"`},
 		{"bad name", strings.Replace(good, "name: r1", "name: R_1", 1), `lab.yaml:7: name "R_1"`},
 		{"bad lab name", strings.Replace(good, "name: demo", "name: Demo", 1), `lab.yaml:2: name "Demo"`},

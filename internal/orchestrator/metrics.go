@@ -2,6 +2,7 @@ package orchestrator
 
 import (
 	"net/http"
+	"runtime"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -19,7 +20,7 @@ type metrics struct {
 	sent     *prometheus.CounterVec
 }
 
-func newMetrics() *metrics {
+func newMetrics(version string) *metrics {
 	m := &metrics{
 		registry: prometheus.NewRegistry(),
 		calls: prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -35,7 +36,12 @@ func newMetrics() *metrics {
 	for _, event := range []string{"snapshot", "delta", "heartbeat"} {
 		m.sent.WithLabelValues(event) // there from the start, at 0
 	}
-	m.registry.MustRegister(m.calls, m.dropped, m.sent, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	build := prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "pilaster_build_info", Help: "1, labelled by the version of this orchestrator.",
+		ConstLabels: prometheus.Labels{"version": version, "goversion": runtime.Version()},
+	})
+	build.Set(1)
+	m.registry.MustRegister(build, m.calls, m.dropped, m.sent, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
 

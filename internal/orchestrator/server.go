@@ -84,7 +84,7 @@ func Run(ctx context.Context, c Config) error {
 
 // Start returns when the orchestrator has read the store and serves.
 func Start(ctx context.Context, c Config) (_ *Server, err error) {
-	s := &Server{config: c, metrics: newMetrics(), failed: make(chan error, 8), closeEtcd: func() {}}
+	s := &Server{config: c, metrics: newMetrics(c.Version), failed: make(chan error, 8), closeEtcd: func() {}}
 	s.model = newModel(s.metrics.countDropped)
 	background, stop := context.WithCancel(context.Background())
 	s.stop = stop

@@ -101,7 +101,7 @@ func TestNodeThatReadsNothing(t *testing.T) {
 	registered(t, s, testNode(1))
 	m, ended := newTestModel()
 	mux := http.NewServeMux()
-	mux.Handle(pilasterv1connect.NewNodeServiceHandler(&nodeService{store: s.store, model: m, timeout: 300 * time.Millisecond, sent: newMetrics().countSent}))
+	mux.Handle(pilasterv1connect.NewNodeServiceHandler(&nodeService{store: s.store, model: m, timeout: 300 * time.Millisecond, sent: newMetrics("").countSent}))
 	returned := make(chan struct{})
 	path := filepath.Join(t.TempDir(), "s")
 	l, err := local.Listen(path)

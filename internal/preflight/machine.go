@@ -130,7 +130,7 @@ func ownClock() Result {
 	if err != nil {
 		return unknown(err)
 	}
-	now := time.Now().Format(time.RFC3339)
+	now := time.Now().UTC().Format(time.RFC3339)
 	if state == unix.TIME_ERROR {
 		return warn("synchronise it, or compare it by --orchestrator and --token-file", "it is %s here, by a clock that nobody synchronises", now)
 	}

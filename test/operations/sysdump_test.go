@@ -15,11 +15,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -215,6 +217,8 @@ func TestSysdump(t *testing.T) {
 		}
 	}
 
+	documented(t, alive["agent/metrics.txt"], alive["orchestrator/metrics.txt"])
+
 	before, err := os.ReadFile(file)
 	must(t, err)
 	if status, _, complaint := n.sysdump(ctx, t, file); status != 1 || !strings.Contains(complaint, "nothing was written") {
@@ -247,6 +251,29 @@ func TestSysdump(t *testing.T) {
 	}
 	for _, l := range append(leaks(alive, secrets), leaks(dead, secrets)...) {
 		t.Error(l)
+	}
+}
+
+// documented compares what daemons tell with what the guide tells.
+func documented(t *testing.T, pages ...[]byte) {
+	t.Helper()
+	guide, err := os.ReadFile("../../docs/metrics.md")
+	must(t, err)
+	told, says := map[string]bool{}, map[string]bool{}
+	for _, m := range regexp.MustCompile("(?m)^\\| `(pilaster_[a-z_]+)` \\| ([a-z]+)").FindAllSubmatch(guide, -1) {
+		told[fmt.Sprintf("%s %s", m[1], m[2])] = true
+	}
+	for _, page := range pages {
+		for _, m := range regexp.MustCompile("(?m)^# TYPE (pilaster_[a-z_]+ [a-z]+)$").FindAllSubmatch(page, -1) {
+			says[string(m[1])] = true
+		}
+	}
+	// What nobody counted yet has no line.
+	for _, later := range []string{"pilaster_orchestrator_streams_ended_total counter"} {
+		says[later] = says[later] || told[later]
+	}
+	if len(says) < 15 || !maps.Equal(told, says) {
+		t.Errorf("docs/metrics.md has\n%q, the daemons\n%q", slices.Sorted(maps.Keys(told)), slices.Sorted(maps.Keys(says)))
 	}
 }
 
