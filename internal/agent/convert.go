@@ -77,12 +77,17 @@ func appFromProto(a *pilasterv1.App) (App, error) {
 }
 
 func tenantFromProto(t *pilasterv1.Tenant) (tenant.Tenant, error) {
-	out := tenant.Tenant{Name: t.GetName(), Addressing: tenant.Encrypted, Changes: t.GetChanges()}
+	out := tenant.Tenant{Name: t.GetName(), Changes: t.GetChanges()}
 	if t.GetCreated() != nil {
 		out.Created = t.Created.AsTime()
 	}
-	if t.GetAddressing() == pilasterv1.Addressing_ADDRESSING_CLEAR {
+	switch a := t.GetAddressing(); a {
+	case pilasterv1.Addressing_ADDRESSING_UNSPECIFIED, pilasterv1.Addressing_ADDRESSING_ENCRYPTED:
+		out.Addressing = tenant.Encrypted
+	case pilasterv1.Addressing_ADDRESSING_CLEAR:
 		out.Addressing = tenant.Clear
+	default:
+		return out, fmt.Errorf("tenant %s has addressing %d, which this build does not know; upgrade the agent", t.GetName(), a)
 	}
 	for _, id := range t.GetIds() {
 		if id.Id < 1 || id.Id > uint32(address.MaxTenantID) || len(id.Key) != len(address.Key{}) {

@@ -359,11 +359,12 @@ func TestUnusableAnswersAreRefused(t *testing.T) {
 	key := make([]byte, 16)
 	app := &pilasterv1.App{Id: 1}
 	for name, r := range map[string]*pilasterv1.ResolveResponse{
-		"empty":        {},
-		"no id":        {Tenant: &pilasterv1.Tenant{Name: "blue"}, App: app},
-		"short key":    {Tenant: &pilasterv1.Tenant{Name: "blue", Ids: []*pilasterv1.TenantId{{Id: 1, Key: key[:8]}}}, App: app},
-		"tenant id 0":  {Tenant: &pilasterv1.Tenant{Name: "blue", Ids: []*pilasterv1.TenantId{{Id: 0, Key: key}}}, App: app},
-		"reserved app": {Tenant: &pilasterv1.Tenant{Name: "blue", Ids: []*pilasterv1.TenantId{{Id: 1, Key: key}}}, App: &pilasterv1.App{Id: 0xff00}},
+		"empty":                       {},
+		"no id":                       {Tenant: &pilasterv1.Tenant{Name: "blue"}, App: app},
+		"short key":                   {Tenant: &pilasterv1.Tenant{Name: "blue", Ids: []*pilasterv1.TenantId{{Id: 1, Key: key[:8]}}}, App: app},
+		"tenant id 0":                 {Tenant: &pilasterv1.Tenant{Name: "blue", Ids: []*pilasterv1.TenantId{{Id: 0, Key: key}}}, App: app},
+		"addressing of a later build": {Tenant: &pilasterv1.Tenant{Name: "blue", Addressing: 7, Ids: []*pilasterv1.TenantId{{Id: 1, Key: key}}}, App: app},
+		"reserved app":                {Tenant: &pilasterv1.Tenant{Name: "blue", Ids: []*pilasterv1.TenantId{{Id: 1, Key: key}}}, App: &pilasterv1.App{Id: 0xff00}},
 	} {
 		b := newLinkBed(t)
 		b.cluster.resolve = func(*pilasterv1.ResolveRequest) (*pilasterv1.ResolveResponse, error) { return r, nil }

@@ -92,6 +92,9 @@ func exitCode(err error) int {
 // message is an error without the transport's code in front of a peer's own sentence.
 func message(err error) string {
 	var remote *connect.Error
+	if errors.As(err, &remote) && remote.Code() == connect.CodeUnimplemented {
+		return "the daemon does not know this command, so it is older; nothing was changed; upgrade it, or use the pilaster of its build"
+	}
 	if errors.As(err, &remote) && strings.HasPrefix(err.Error(), remote.Code().String()) {
 		return remote.Message()
 	}

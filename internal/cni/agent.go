@@ -55,6 +55,9 @@ func (a agent) call(ctx context.Context, method string, req, resp proto.Message)
 	}
 	refusal := &agentError{}
 	if json.Unmarshal(answer, refusal) != nil || refusal.Code == "" {
+		if status == 404 {
+			return fmt.Errorf("the agent on %s does not know %s, so it is older than this plugin; nothing was changed; upgrade the agent", a.socket, method)
+		}
 		return fmt.Errorf("%s answers %s with HTTP status %d; is it Pilaster's agent?", a.socket, method, status)
 	}
 	return refusal

@@ -15,6 +15,7 @@ import (
 	"connectrpc.com/connect"
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
+	"google.golang.org/protobuf/proto"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
@@ -109,6 +110,27 @@ func TestCodes(t *testing.T) {
 		if got := cniCode(t, verbs.Check(cmdArgs(socket, prevResult))); got != want.check {
 			t.Errorf("CHECK, %v: code %d, want %d", code, got, want.check)
 		}
+	}
+}
+
+// An agent of an earlier build lacks methods; one of a later build says more.
+func TestAgentsOfOtherBuilds(t *testing.T) {
+	verbs := Funcs(&bytes.Buffer{})
+	earlier := serve(t, http.NotFoundHandler())
+	for name, call := range map[string]func(*skel.CmdArgs) error{"ADD": verbs.Add, "DEL": verbs.Del, "CHECK": verbs.Check, "GC": verbs.GC, "STATUS": verbs.Status} {
+		if err := call(cmdArgs(earlier, prevResult)); err == nil || !strings.Contains(err.Error(), "older than this plugin; nothing was changed; upgrade the agent") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	later := &pilasterv1.StatusResponse{Ready: true}
+	later.ProtoReflect().SetUnknown([]byte{0xc2, 0x3e, 5, 'l', 'a', 't', 'e', 'r'})
+	body, err := proto.Marshal(later)
+	if err != nil {
+		t.Fatal(err)
+	}
+	socket := serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.Write(body) }))
+	if err := verbs.Status(cmdArgs(socket)); err != nil {
+		t.Errorf("STATUS of a later agent: %v", err)
 	}
 }
 

@@ -138,7 +138,7 @@ func (k *killer) young(node string) {
 func (k *killer) duringUpgrade(node string) {
 	k.builds.choose(k.T, 1-k.running[node])
 	k.crash(node, "at rest, for another build")
-	age := k.wait(youth)
+	age := k.wait(youth / 2) // most starts are over by then
 	before := k.taken(node)
 	if k.random.IntN(2) == 0 {
 		k.builds.choose(k.T, 1-k.running[node])

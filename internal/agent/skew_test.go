@@ -1,0 +1,89 @@
+package agent
+
+import (
+	"net/http"
+	"strings"
+	"testing"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/local"
+)
+
+// later adds a field to a message that only a later build knows: number 1000, "later".
+func later[M proto.Message](m M) M {
+	m.ProtoReflect().SetUnknown([]byte{0xc2, 0x3e, 5, 'l', 'a', 't', 'e', 'r'})
+	return m
+}
+
+// What a later plugin or command says beside what this agent knows is left out, and what it asks beyond
+// that is refused as unknown.
+func TestLaterPluginsAreAnswered(t *testing.T) {
+	b := newServiceBed(t)
+	b.service.Serve(b.Core, func() error { return nil })
+	add := later(&pilasterv1.AddEndpointRequest{ContainerId: "c1", Interface: "eth0", Netns: b.netns, Tenant: "blue", Labels: map[string]string{"app": "web"}})
+	if _, err := b.client.AddEndpoint(t.Context(), connect.NewRequest(add)); err != nil {
+		t.Errorf("ADD: %v", err)
+	}
+	del := later(&pilasterv1.DeleteEndpointRequest{ContainerId: "c1", Interface: "eth0"})
+	if _, err := b.client.DeleteEndpoint(t.Context(), connect.NewRequest(del)); err != nil {
+		t.Errorf("DEL: %v", err)
+	}
+	client := local.Client(b.socket)
+	defer client.CloseIdleConnections()
+	said, err := client.Post(local.URL+"/pilaster.v1.AgentService/Later", "application/proto", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	said.Body.Close()
+	if said.StatusCode != http.StatusNotFound {
+		t.Errorf("an unknown method: %s", said.Status)
+	}
+}
+
+// A later orchestrator may tell more than this agent knows: that is passed over, and the rest is taken.
+func TestLaterOrchestratorIsFollowed(t *testing.T) {
+	core := newBed(t)
+	core.add("c1")
+	b := newLinkBed(t)
+	later(b.cluster.answer)
+	if err := b.link.Register(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	stop := b.run(core)
+	defer stop()
+	go func() {
+		for { // its reports are not what is looked at
+			select {
+			case <-b.cluster.hosted:
+			case <-t.Context().Done():
+				return
+			}
+		}
+	}()
+	blue := &pilasterv1.Tenant{Name: "blue", Ids: []*pilasterv1.TenantId{later(&pilasterv1.TenantId{Id: 1, Key: blueKey[:]}), {Id: 9, Key: make([]byte, 16)}}}
+	b.cluster.events <- later(&pilasterv1.FollowResponse{Revision: 5}) // of a kind this build does not know
+	b.cluster.events <- later(&pilasterv1.FollowResponse{Revision: 6, Event: &pilasterv1.FollowResponse_Delta{
+		Delta: later(&pilasterv1.Delta{Tenants: []*pilasterv1.Tenant{later(blue)}}),
+	}})
+	for len(core.driver.ids("blue")) != 2 {
+		b.cluster.events <- later(&pilasterv1.FollowResponse{Revision: 7})
+	}
+	if s := b.link.Status(); !s.Connected || s.LastError != "" {
+		t.Errorf("link %+v", s)
+	}
+}
+
+// An earlier orchestrator does not know what a later agent asks for; what is known goes on.
+func TestEarlierOrchestratorIsNamed(t *testing.T) {
+	b := newLinkBed(t)
+	b.cluster.resolve = func(*pilasterv1.ResolveRequest) (*pilasterv1.ResolveResponse, error) {
+		return nil, connect.NewError(connect.CodeUnimplemented, nil)
+	}
+	_, _, err := b.link.Resolve(t.Context(), "blue", nil)
+	if err == nil || !strings.Contains(err.Error(), "nothing was changed; try again") {
+		t.Errorf("said is %v", err)
+	}
+}
