@@ -40,10 +40,10 @@ type fuzzBench struct {
 
 func newFuzzBench(f *testing.F) *fuzzBench {
 	b := &fuzzBench{progBench: newProgBench(f), jobs: make(chan func())}
-	clear := b.add(f, plain, 1)
-	b.model = model{b.prefix, []*testContainer{b.b1, b.b2, b.r1, clear}, map[string]netip.Addr{}}
-	for _, of := range []tenant.Tenant{blue, red, plain} {
-		b.gateways[of.Name] = clear.gateway(f, of)
+	// Blue's key is being renewed: it has containers of two ids.
+	b.model = model{b.prefix, []*testContainer{b.b1, b.b2, b.r1, b.add(f, plain, 1), b.add(f, renewed, 1)}, map[string]tenant.Tenant{}}
+	for _, of := range []tenant.Tenant{renewed, red, plain} {
+		b.tenants[of.Name] = of
 	}
 	for _, c := range b.containers {
 		// Its kernel has nothing to say between our packets.
@@ -70,9 +70,19 @@ func newFuzzBench(f *testing.F) *fuzzBench {
 				p, _, err = c.cipher.Draw(address.DefaultPlan().Private, p)
 				must(f, err)
 			}
-			b.addresses = append(b.addresses, p.Addr(), c.sees(p.Addr()))
+			b.addresses = append(b.addresses, p.Addr())
+			if c.cipher != nil {
+				b.addresses = append(b.addresses, c.cipher.Encrypt(p.Addr()))
+			}
 		}
 		b.addresses = append(b.addresses, c.plain(), c.seen())
+		for _, id := range b.tenants[c.record.Tenant].IDs {
+			if c.cipher != nil && id.ID != c.record.TenantID { // an address under the key of another id
+				crossed, seen, err := address.NewCipher(id.Key).Draw(address.DefaultPlan().Private, other)
+				must(f, err)
+				b.addresses = append(b.addresses, crossed.Addr(), seen)
+			}
+		}
 	}
 	b.addresses = append(b.addresses, b.underlay, b.far.underlay, b.prefix.Addr().Next(), b.far.prefix.Addr().Next(),
 		netip.MustParseAddr("2001:db8:99::1"), netip.MustParseAddr("ff02::1"))

@@ -8,6 +8,7 @@ import (
 
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/packet"
+	"pilaster.io/pilaster/internal/tenant"
 )
 
 // What fuzzing holds the programs to: what the design promises of any packet, read from the packet
@@ -224,7 +225,7 @@ func put(b []byte, source, destination netip.Addr) {
 type model struct {
 	node       netip.Prefix
 	containers []*testContainer
-	gateways   map[string]netip.Addr // the node as the tenants' containers see it
+	tenants    map[string]tenant.Tenant
 }
 
 // container is the one with this plaintext address.
@@ -240,22 +241,31 @@ func (m model) container(plain netip.Addr) *testContainer {
 // peer splits a plaintext address and reports whether a container of the same tenant may have it.
 func (m model) peer(of *testContainer, plain netip.Addr) bool {
 	p := address.Split(plain)
-	return address.DefaultPlan().Base.Contains(plain) && p.Tenant == of.record.TenantID && p.App < firstReserved
+	return address.DefaultPlan().Base.Contains(plain) && m.tenants[of.record.Tenant].Has(p.Tenant) && p.App < firstReserved
 }
 
-// plaintext is what an address means that a container wrote.
-func (c *testContainer) plaintext(a netip.Addr) netip.Addr {
+// plaintext is what an address means that a container wrote: of the ids of its tenant, one whose key makes it an
+// address of that very id. Without one it is the zero Addr, which nothing contains.
+func (m model) plaintext(c *testContainer, a netip.Addr) netip.Addr {
 	if c.cipher == nil {
 		return a
 	}
-	return c.cipher.Decrypt(a)
+	for _, id := range m.tenants[c.record.Tenant].IDs {
+		if p := address.NewCipher(id.Key).Decrypt(a); address.DefaultPlan().Base.Contains(p) && address.Split(p).Tenant == id.ID {
+			return p
+		}
+	}
+	return netip.Addr{}
 }
 
-func (c *testContainer) sees(plain netip.Addr) netip.Addr {
-	if c.cipher == nil {
-		return plain
+// sees is what a container sees of a peer: the address under the key of the peer's own id.
+func (m model) sees(c *testContainer, plain netip.Addr) netip.Addr {
+	for _, id := range m.tenants[c.record.Tenant].IDs {
+		if c.cipher != nil && id.ID == address.Split(plain).Tenant {
+			return address.NewCipher(id.Key).Encrypt(plain)
+		}
 	}
-	return c.cipher.Encrypt(plain)
+	return plain
 }
 
 // outward says what is wrong with a packet that left the device of c (nil: of nobody) by the fabric or,
@@ -271,7 +281,7 @@ func (m model) outward(c *testContainer, in, out []byte, segments bool) (local b
 	if c == nil || a.source != c.seen() {
 		return false, fmt.Errorf("source %v is not of this device", a.source)
 	}
-	to := c.plaintext(a.destination)
+	to := m.plaintext(c, a.destination)
 	if !m.peer(c, to) || c.cipher != nil && !address.DefaultPlan().Private.Contains(a.destination) {
 		return false, fmt.Errorf("destination %v is %v, no container of the tenant", a.destination, to)
 	}
@@ -298,7 +308,7 @@ func (m model) told(c *testContainer, in, out []byte) error {
 	if err := a.mayPass(in); err != nil {
 		return err
 	}
-	if to := c.plaintext(a.destination); !m.peer(c, to) || m.node.Contains(to) {
+	if to := m.plaintext(c, a.destination); !m.peer(c, to) || m.node.Contains(to) {
 		return fmt.Errorf("it was for %v, to where there are no hops", to)
 	}
 	if a.isError(in) || a.later && a.protocol == packet.ProtocolICMPv6 || in[0] == 0xff || in[0] == 0x33 && in[1] == 0x33 {
@@ -310,11 +320,22 @@ func (m model) told(c *testContainer, in, out []byte) error {
 	} else if len(in)-ipv6At <= 1500 {
 		return fmt.Errorf("it was short enough and had hops left")
 	}
-	want := packet.Packet{Source: m.gateways[c.record.Tenant], Destination: c.seen(), Body: errorAbout(kind, mtu, in[ipv6At:])}
+	want := packet.Packet{Source: m.gateway(c), Destination: c.seen(), Body: errorAbout(kind, mtu, in[ipv6At:])}
 	if want := want.Frame(containerMAC, gatewayMAC); !bytes.Equal(want, out) {
 		return fmt.Errorf("the answer should be\n%x", want)
 	}
 	return nil
+}
+
+// gateway is the node as a container sees it.
+func (m model) gateway(c *testContainer) netip.Addr {
+	of := m.tenants[c.record.Tenant]
+	for _, id := range of.IDs {
+		if guest, err := of.Gateway(address.DefaultPlan(), m.node, id); err == nil && id.ID == c.record.TenantID {
+			return guest.Address
+		}
+	}
+	return netip.Addr{}
 }
 
 // inward says what is wrong with a packet from the fabric that went to a container.
@@ -336,7 +357,7 @@ func (m model) inward(in, out []byte, segments bool) error {
 	if !m.peer(c, source) || m.node.Contains(a.source) || m.node.Contains(source) {
 		return fmt.Errorf("source %v is of no container elsewhere of the tenant", source)
 	}
-	w := passage{source: source, destination: a.destination, newSource: c.sees(source), newDestination: c.seen()}
+	w := passage{source: source, destination: a.destination, newSource: m.sees(c, source), newDestination: c.seen()}
 	return joinMACs(w.check(in, out, a), out)
 }
 

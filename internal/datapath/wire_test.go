@@ -47,6 +47,9 @@ var (
 	blue  = tenant.Tenant{Name: "blue", Addressing: tenant.Encrypted, IDs: []tenant.ID{{ID: 1, Key: address.Key{1, 2, 3}}}}
 	red   = tenant.Tenant{Name: "red", Addressing: tenant.Encrypted, IDs: []tenant.ID{{ID: 2, Key: address.Key{4, 5, 6}}}}
 	plain = tenant.Tenant{Name: "plain", Addressing: tenant.Clear, IDs: []tenant.ID{{ID: 3}}}
+
+	// renewed is blue with another key, and the old one still accepted.
+	renewed = tenant.Tenant{Name: "blue", Addressing: tenant.Encrypted, IDs: []tenant.ID{blue.IDs[0], {ID: 9, Key: address.Key{7, 8, 9}}}}
 )
 
 func namespace(t testing.TB, name string) *netns.Namespace {
@@ -231,8 +234,6 @@ func TestWhoReachesWhom(t *testing.T) {
 func TestIdsOfOneTenant(t *testing.T) {
 	w := newWire(t)
 	n1, n2 := w.nodes[0], w.nodes[1]
-	renewed := blue
-	renewed.IDs = append(slices.Clone(blue.IDs), tenant.ID{ID: 9, Key: address.Key{7, 8, 9}})
 	old1, new1, new2, old2 := n1.add(t, blue, 1), n1.add(t, renewed, 1), n2.add(t, renewed, 1), n2.add(t, blue, 1)
 	must(t, n2.datapath.PutTenant(renewed))
 	all := []*testContainer{old1, new1, new2, old2}
@@ -256,8 +257,9 @@ func TestIdsOfOneTenant(t *testing.T) {
 		t.Errorf("an address under the key of another id: %d drops", got)
 	}
 
-	renewed.IDs = append(renewed.IDs, tenant.ID{ID: 10}, tenant.ID{ID: 11}, tenant.ID{ID: 12})
-	if err := n1.datapath.PutTenant(renewed); err == nil || !strings.Contains(err.Error(), "nothing was changed") {
+	five := renewed
+	five.IDs = append(slices.Clone(five.IDs), tenant.ID{ID: 10}, tenant.ID{ID: 11}, tenant.ID{ID: 12})
+	if err := n1.datapath.PutTenant(five); err == nil || !strings.Contains(err.Error(), "nothing was changed") {
 		t.Errorf("a tenant of five ids: %v", err)
 	}
 }
