@@ -39,12 +39,7 @@ type fuzzBench struct {
 }
 
 func newFuzzBench(f *testing.F) *fuzzBench {
-	b := &fuzzBench{progBench: newProgBench(f), jobs: make(chan func())}
-	// Blue's key is being renewed: it has containers of two ids.
-	b.model = model{b.prefix, []*testContainer{b.b1, b.b2, b.r1, b.add(f, plain, 1), b.add(f, renewed, 1)}, map[string]tenant.Tenant{}}
-	for _, of := range []tenant.Tenant{renewed, red, plain} {
-		b.tenants[of.Name] = of
-	}
+	b := newModelBench(f)
 	for _, c := range b.containers {
 		// Its kernel has nothing to say between our packets.
 		must(f, c.ns.Do(func() error {
@@ -59,6 +54,20 @@ func newFuzzBench(f *testing.F) *fuzzBench {
 			}
 			return h.LinkSetDown(eth0)
 		}))
+	}
+	b.counted = b.drops(f)
+	return b
+}
+
+// newModelBench is a bench whose containers run.
+func newModelBench(f testing.TB) *fuzzBench {
+	b := &fuzzBench{progBench: newProgBench(f), jobs: make(chan func())}
+	// Blue's key is being renewed: it has containers of two ids.
+	b.model = model{b.prefix, []*testContainer{b.b1, b.b2, b.r1, b.add(f, plain, 1), b.add(f, renewed, 1)}, map[string]tenant.Tenant{}}
+	for _, of := range []tenant.Tenant{renewed, red, plain} {
+		b.tenants[of.Name] = of
+	}
+	for _, c := range b.containers {
 		other := address.Split(c.plain())
 		other.Node = b.far.prefix
 		reserved, nobody, foreign := other, other, other
@@ -100,7 +109,6 @@ func newFuzzBench(f *testing.F) *fuzzBench {
 		close(b.jobs)
 		must(f, <-done)
 	})
-	b.counted = b.drops(f)
 	return b
 }
 

@@ -150,12 +150,8 @@ func pathMTU(t *testing.T, ns *netns.Namespace, to netip.Addr) int {
 func TestTimeExceeded(t *testing.T) {
 	w := newRoutedWire(t, 1500)
 	a, b := w.nodes[0].add(t, blue, 1), w.nodes[1].add(t, blue, 1)
-	inA, err := packet.NewCapture(a.ns, "eth0", packet.IncomingOnly)
-	must(t, err)
-	defer inA.Close()
-	send, err := packet.NewInjector(a.ns, "eth0")
-	must(t, err)
-	defer send.Close()
+	inA := capture(t, a.ns)
+	send := injector(t, a.ns)
 	sent := packet.Packet{Source: a.seen(), Destination: b.seen(), HopLimit: 2, Body: gram}
 	must(t, send.Send(sent.Frame(gatewayMAC, containerMAC)))
 

@@ -102,12 +102,8 @@ func TestMissingProgramDrops(t *testing.T) {
 	must(t, n1.ns.Do(func() error { return os.WriteFile("/proc/sys/net/ipv6/conf/eth0/forwarding", []byte("1"), 0) }))
 	mustReach(t, a, b, "with every program")
 
-	onWire, err := packet.NewCapture(n2.ns, "eth0", packet.IncomingOnly)
-	must(t, err)
-	defer onWire.Close()
-	inB, err := packet.NewCapture(b.ns, "eth0", packet.IncomingOnly)
-	must(t, err)
-	defer inB.Close()
+	onWire := capture(t, n2.ns)
+	inB := capture(t, b.ns)
 
 	must(t, n1.detachContainer(a.record))
 	if r := a.ping(t, b.seen(), 56, impatience); r.Received != 0 {
@@ -166,9 +162,7 @@ func TestMissingProgramDropsIPv4(t *testing.T) {
 	onHost, err := packet.NewCapture(n.ns, a.record.Device.HostName)
 	must(t, err)
 	defer onHost.Close()
-	raw, err := packet.NewInjector(a.ns, "eth0")
-	must(t, err)
-	defer raw.Close()
+	raw := injector(t, a.ns)
 	// UDP from 192.0.2.2, which nobody has, and the question who has the node's address.
 	must(t, raw.Send(packet.Frame(gatewayMAC, containerMAC, packet.EtherTypeIPv4, []byte{
 		0x45, 0, 0, 32, 0, 0, 0, 0, 64, 17, 0xf6, 0xc9, 192, 0, 2, 2, 192, 0, 2, 1,
@@ -262,9 +256,7 @@ func TestEventsNameTheDrop(t *testing.T) {
 	events, err := n.datapath.Events(ctx)
 	must(t, err)
 	spoofs := 0
-	spoof, err := packet.NewInjector(r.ns, "eth0")
-	must(t, err)
-	defer spoof.Close()
+	spoof := injector(t, r.ns)
 	must(t, spoof.Send(packet.Packet{Source: a.seen(), Destination: a.seen(), Body: echo}.Frame(gatewayMAC, containerMAC)))
 	must(t, a.ns.Do(func() error { return sendUDP(r.seen(), []byte("hello")) }))
 	for e := range events {

@@ -35,13 +35,34 @@ func newOffloadSocket(t *testing.T, c *testContainer) offloadSocket {
 	return offloadSocket(fd)
 }
 
-// send leaves to a device the checksum from start on, to be written offset bytes behind it.
-func (s offloadSocket) send(frame []byte, start, offset int) error {
-	header := []byte{1, 0, 0, 0, 0, 0} // VIRTIO_NET_HDR_F_NEEDS_CSUM, no segmentation
-	header = binary.NativeEndian.AppendUint16(header, uint16(start))
-	header = binary.NativeEndian.AppendUint16(header, uint16(offset))
+// offload is what a virtio_net_hdr says of a frame; the zero value asks for nothing.
+type offload struct {
+	sum           bool // left to a device: of all from start on, to be written offset bytes behind it
+	start, offset int
+	kind          byte // of the segments it is to be cut into: gsoTCP, gsoUDP or none
+	size          int  // of each segment
+}
+
+const (
+	gsoTCP = 4 // VIRTIO_NET_HDR_GSO_TCPV6
+	gsoUDP = 5 // VIRTIO_NET_HDR_GSO_UDP_L4
+)
+
+func (s offloadSocket) sendOffloaded(frame []byte, o offload) error {
+	header := []byte{0, o.kind}
+	if o.sum {
+		header[0] = 1 // VIRTIO_NET_HDR_F_NEEDS_CSUM
+	}
+	for _, v := range []int{0, o.size, o.start, o.offset} {
+		header = binary.NativeEndian.AppendUint16(header, uint16(v))
+	}
 	_, err := unix.Write(int(s), append(header, frame...))
 	return err
+}
+
+// send leaves to a device the checksum from start on, to be written offset bytes behind it.
+func (s offloadSocket) send(frame []byte, start, offset int) error {
+	return s.sendOffloaded(frame, offload{sum: true, start: start, offset: offset})
 }
 
 const l4 = 14 + 40 // where the transport header stands behind Ethernet and IPv6
@@ -86,9 +107,7 @@ func TestChecksumsLeftToADevice(t *testing.T) {
 	w := newWire(t)
 	a, b := w.nodes[0].add(t, blue, 1), w.nodes[1].add(t, blue, 1)
 	socket := newOffloadSocket(t, a)
-	wire, err := packet.NewCapture(w.nodes[1].ns, "eth0", packet.IncomingOnly)
-	must(t, err)
-	defer wire.Close()
+	wire := capture(t, w.nodes[1].ns)
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	sent := func(body packet.Body, extensions ...packet.Extension) packet.Packet {

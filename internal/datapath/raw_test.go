@@ -22,12 +22,8 @@ func tag(frame []byte) []byte {
 func TestTaggedFramesStayOut(t *testing.T) {
 	w := newWire(t)
 	a, b := w.nodes[0].add(t, blue, 1), w.nodes[1].add(t, blue, 1)
-	inB, err := packet.NewCapture(b.ns, "eth0", packet.IncomingOnly)
-	must(t, err)
-	defer inB.Close()
-	eth0, err := packet.NewInjector(a.ns, "eth0")
-	must(t, err)
-	defer eth0.Close()
+	inB := capture(t, b.ns)
+	eth0 := injector(t, a.ns)
 	inside := packet.Packet{Source: a.seen(), Destination: b.seen(), Body: gram}
 	must(t, eth0.Send(tag(inside.Frame(gatewayMAC, containerMAC))))
 	mustReach(t, a, b, "after a tagged frame")
@@ -36,9 +32,7 @@ func TestTaggedFramesStayOut(t *testing.T) {
 	}
 
 	// From the fabric it is the business of whoever has that VLAN: our tcx program lets it pass.
-	fabric, err := packet.NewInjector(w.nodes[0].ns, "eth0")
-	must(t, err)
-	defer fabric.Close()
+	fabric := injector(t, w.nodes[0].ns)
 	outside := packet.Packet{Source: a.plain(), Destination: b.plain(), Body: gram}
 	must(t, fabric.Send(tag(outside.Frame(w.nodes[1].mac(t), fabric.MAC()))))
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
@@ -58,9 +52,7 @@ func TestTaggedFramesStayOut(t *testing.T) {
 func TestHalfAHeaderStaysIn(t *testing.T) {
 	w := newWire(t)
 	a, b := w.nodes[0].add(t, blue, 1), w.nodes[1].add(t, blue, 1)
-	raw, err := packet.NewInjector(a.ns, "eth0")
-	must(t, err)
-	defer raw.Close()
+	raw := injector(t, a.ns)
 	must(t, raw.Send(packet.Packet{Source: a.seen(), Destination: b.seen()}.Frame(gatewayMAC, containerMAC)[:14+20]))
 	mustReach(t, a, b, "after half a header")
 	if got := w.nodes[0].drops(t)["malformed"]; got != 1 {
@@ -112,12 +104,8 @@ func TestNodeCannotLieAboutTheProtocol(t *testing.T) {
 func TestMACsSayNothing(t *testing.T) {
 	w := newWire(t)
 	a, b := w.nodes[0].add(t, blue, 1), w.nodes[0].add(t, blue, 1)
-	inA, err := packet.NewCapture(a.ns, "eth0", packet.IncomingOnly)
-	must(t, err)
-	defer inA.Close()
-	raw, err := packet.NewInjector(a.ns, "eth0")
-	must(t, err)
-	defer raw.Close()
+	inA := capture(t, a.ns)
+	raw := injector(t, a.ns)
 	odd := net.HardwareAddr{0x02, 1, 2, 3, 4, 5}
 	must(t, raw.Send(packet.Packet{Source: a.seen(), Destination: b.seen(), Body: echo}.Frame(odd, odd)))
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)

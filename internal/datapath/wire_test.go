@@ -173,6 +173,24 @@ func (n *testNode) create(t testing.TB, of tenant.Tenant, app address.AppID) *te
 func (c *testContainer) seen() netip.Addr  { return c.record.Attachments[0].Address }
 func (c *testContainer) plain() netip.Addr { return c.record.Attachments[0].Plaintext }
 
+// capture sees what comes in by eth0 from now on.
+func capture(t testing.TB, ns *netns.Namespace) *packet.Capture {
+	t.Helper()
+	c, err := packet.NewCapture(ns, "eth0", packet.IncomingOnly)
+	must(t, err)
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// injector sends by eth0.
+func injector(t testing.TB, ns *netns.Namespace) *packet.Injector {
+	t.Helper()
+	i, err := packet.NewInjector(ns, "eth0")
+	must(t, err)
+	t.Cleanup(func() { i.Close() })
+	return i
+}
+
 // How long to wait for an answer that must come, however busy the machine, and for one that must not.
 const (
 	patience   = 3 * time.Second
