@@ -63,11 +63,11 @@ bench: ## the datapath beside native and routed, in one run
 	@$(MAKE) build
 	@bin/pilaster bench datapath --quick -o dist/bench
 
-# SOAK is how long, as Go writes durations.
-soak: ## a lab under churn for SOAK=5m
+# SOAK is how long, as Go writes durations; SEED=N makes the choices of the run that printed it.
+soak: ## a lab under churn, kills, rotations, flaps, resets and attacks against a model, for SOAK=30m
 	@$(as_root)
 	@$(MAKE) build
-	@PILASTER_SOAK=$(or $(SOAK),5m) go test -v -count=1 -timeout 0 ./test/soak
+	@PILASTER_SOAK=$(or $(SOAK),30m) $(if $(SEED),PILASTER_SOAK_SEED=$(SEED)) go test -v -count=1 -timeout 0 ./test/soak
 
 # On a machine with nothing else to do: it judges times too.
 survive: ## 100 kills of agents under traffic; 1,000 containers on a node, 20 times

@@ -1,37 +1,73 @@
-// Package soak_test keeps a lab under churn and compares it with a model of what it must be.
+// Package soak_test keeps a lab under churn, kills, rotations, flaps, partitions, resets and
+// attacks at random, and compares every answer with a model of what it must be: who reaches whom,
+// what nodes keep, which ids tenants have, which drops are counted.
+//
+// What happens is chosen by a seed: the same seed makes the same events in the same order.
 package soak_test
 
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"os"
+	"slices"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
-	"connectrpc.com/connect"
-
-	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/lab"
 	"pilaster.io/pilaster/internal/lab/labtest"
-	"pilaster.io/pilaster/internal/packet"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
 const (
-	containers = 8 // that may be up at once
-	rounds     = 3 // at least
+	containers = 8                // that may be up at once
+	rounds     = 3                // at least
+	long       = 5 * time.Minute  // a run in which everything must have happened
+	patience   = 90 * time.Second // for what comes by itself: agents that connect again, ids that settle
+	remembered = 40               // events that are printed with a disagreement
 )
 
-// churn is a lab and what it must be like.
-type churn struct {
+var (
+	nodes   = []string{"n1", "n2", "n3"}
+	tenants = []string{"blue", "glass", "red"} // glass is clear
+)
+
+// soak is a lab and what it must be like.
+type soak struct {
 	*testing.T
-	lab      *lab.Lab
-	random   *rand.Rand
-	up       map[string]lab.Container
-	released map[string]netip.Addr // address of the container that last had the name
+	lab    *lab.Lab
+	random *rand.Rand
+	seed   uint64
+	binary string
+	start  time.Time
+
+	up       map[string]*container
+	released map[string]netip.Addr // by name, what the last container of it was called by its tenant
+	gone     map[string]grave      // by name, what it was
+	current  map[string]uint32     // by tenant, the id that is drawn from
+	live     map[string][]uint32   // by tenant, ids in the order made
+	retired  map[string][]uint32
+	unheard  []string // nodes that the fabric does not carry
+	away     []string // nodes that do not reach the orchestrator
+
+	history []string
+	events  map[string]int
+	answers map[string]int
+}
+
+// container is one that is up.
+type container struct {
+	lab.ContainerStatus
+	id uint32 // of its tenant
+}
+
+type grave struct {
+	node, tenant string
+	plaintext    netip.Addr
 }
 
 // TestSoak runs for PILASTER_SOAK (a Go duration; a few rounds without it), with the choices of
@@ -45,120 +81,120 @@ func TestSoak(t *testing.T) {
 	if err != nil {
 		t.Fatalf("PILASTER_SOAK_SEED: %v", err)
 	}
-	t.Logf("PILASTER_SOAK_SEED=%d", seed)
-	c := &churn{
-		T: t, random: rand.New(rand.NewPCG(seed, 0)),
-		up: map[string]lab.Container{}, released: map[string]netip.Addr{},
+	t.Logf("SEED=%d", seed)
+	s := &soak{
+		T: t, random: rand.New(rand.NewPCG(seed, 0)), seed: seed, start: time.Now(), binary: labtest.Binary(t),
+		up: map[string]*container{}, released: map[string]netip.Addr{}, gone: map[string]grave{},
+		current: map[string]uint32{}, live: map[string][]uint32{}, retired: map[string][]uint32{},
+		events: map[string]int{}, answers: map[string]int{},
 		lab: labtest.New(t, lab.Spec{
-			Nodes:   []string{"n1", "n2", "n3"},
+			Nodes:   nodes,
 			Tenants: []lab.Tenant{{Name: "blue"}, {Name: "red"}, {Name: "glass", Addressing: tenant.Clear}},
 		}),
 	}
-	end := time.Now().Add(length)
-	for round := 1; !t.Failed() && (round <= rounds || time.Now().Before(end)); round++ {
-		done := c.round()
-		t.Logf("round %d: %s; %d containers are up", round, done, len(c.up))
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("SEED=%d; the last events:\n%s", seed, strings.Join(s.history, "\n"))
+		}
+	})
+	for _, name := range tenants {
+		s.live[name] = []uint32{s.tenant(name).Tenant.Ids[0].Id}
+		s.current[name] = s.live[name][0]
 	}
+	for round := 1; !t.Failed() && (round <= rounds || time.Since(s.start) < length); round++ {
+		s.round()
+	}
+	s.summary(length)
 }
 
-// round makes one change of each kind and compares.
-func (c *churn) round() string {
-	var done string
-	for range 1 + c.random.IntN(3) {
-		done += c.turnOver() + ", "
+// round makes some changes and compares.
+func (s *soak) round() {
+	for range 1 + s.random.IntN(3) {
+		s.turnOver()
 	}
-	victims := []string{lab.Orchestrator, lab.AgentProcess("n1"), lab.AgentProcess("n2"), lab.AgentProcess("n3")}
-	victim := victims[c.random.IntN(len(victims))]
-	_, err := c.lab.Kill(c.Context(), victim)
-	c.must(err)
-	c.compareReach()
-	c.compareReleased()
-	c.compareEntries()
-	return done + "killed " + victim
+	s.happen()
+	s.compare()
 }
 
-// turnOver picks a name: the container of that name goes, or comes.
-func (c *churn) turnOver() string {
-	name := fmt.Sprint("c", c.random.IntN(containers))
-	if _, up := c.up[name]; up {
-		status, err := c.lab.Container(name)
-		c.must(err)
-		c.must(c.lab.RemoveContainer(c.Context(), name))
-		c.released[name] = status.Address
-		delete(c.up, name)
-		return "removed " + name
+// happen picks an event: those that take long come less often.
+func (s *soak) happen() {
+	choices := []struct {
+		weight int
+		event  func()
+	}{
+		{6, s.killAgent}, {3, s.killOrchestrator}, {5, s.rotate}, {8, s.attack},
+		{2, s.flap}, {2, s.cutOff}, {2, s.partition}, {1, s.reset},
 	}
-	one := lab.Container{
-		Name:   name,
-		Node:   fmt.Sprint("n", 1+c.random.IntN(3)),
-		Tenant: []string{"blue", "red", "glass"}[c.random.IntN(3)],
-		Labels: map[string]string{"app": fmt.Sprint("app", c.random.IntN(4))},
+	sum := 0
+	for _, c := range choices {
+		sum += c.weight
 	}
-	c.must(c.lab.AddContainer(c.Context(), one))
-	c.up[name] = one
-	return fmt.Sprintf("added %s of %s on %s", name, one.Tenant, one.Node)
-}
-
-// compareReach pings between all containers: those of one tenant answer each other, and no others.
-func (c *churn) compareReach() {
-	echoes, err := c.lab.PingAll(c.Context(), packet.PingOptions{Timeout: time.Second})
-	c.must(err)
-	if want := len(c.up) * (len(c.up) - 1); len(echoes) != want {
-		c.Errorf("%d pairs of containers, want %d", len(echoes), want)
-	}
-	for _, e := range echoes {
-		if must := c.up[e.From].Tenant == c.up[e.To].Tenant; e.Reached() != must {
-			c.Errorf("%+v reaches %+v: %v, must be %v", c.up[e.From], c.up[e.To], e.Reached(), must)
+	at := s.random.IntN(sum)
+	for _, c := range choices {
+		if at -= c.weight; at < 0 {
+			c.event()
+			return
 		}
 	}
 }
 
-// compareReleased pings addresses that were given back. They rest for longer than a round takes.
-func (c *churn) compareReleased() {
-	for from := range c.up {
-		ns, err := c.lab.Namespace(from)
-		c.must(err)
-		defer ns.Close()
-		for name, a := range c.released {
-			// A container of another addressing has no route there, which is as good.
-			r, err := packet.Ping(c.Context(), ns, a, packet.PingOptions{Timeout: 50 * time.Millisecond})
-			if err == nil && r.Received > 0 {
-				c.Errorf("%s is answered by %v, which %s gave back", from, a, name)
-			}
-		}
-		return // one container asks
+// did notes an event of a kind.
+func (s *soak) did(kind, format string, args ...any) {
+	s.events[kind]++
+	line := fmt.Sprintf("%v: %s: ", time.Since(s.start).Round(time.Millisecond), kind) + fmt.Sprintf(format, args...)
+	if s.history = append(s.history, line); len(s.history) > remembered {
+		s.history = s.history[1:]
 	}
 }
 
-// compareEntries reads what nodes keep: as much as their own containers need (NP2, NP10).
-func (c *churn) compareEntries() {
-	for _, node := range []string{"n1", "n2", "n3"} {
-		here := uint32(0)
-		for _, one := range c.up {
-			if one.Node == node {
-				here++
-			}
-		}
-		status, err := c.lab.Agent(node).Status(c.Context(), connect.NewRequest(&pilasterv1.StatusRequest{}))
-		c.must(err)
-		if status.Msg.Endpoints != here {
-			c.Errorf("%s has %d endpoints, want %d", node, status.Msg.Endpoints, here)
-		}
-		tables := map[string]uint32{}
-		for _, e := range status.Msg.Datapath.Entries {
-			tables[e.Table] = e.Used
-		}
-		for _, table := range []string{"sources", "locals"} {
-			if used, ok := tables[table]; !ok || used != here {
-				c.Errorf("%s keeps %d %s for %d containers; it has %v", node, used, table, here, tables)
-			}
-		}
+// answered compares what was answered with what the model says.
+func (s *soak) answered(kind string, got, want any, format string, args ...any) {
+	s.Helper()
+	s.answers[kind]++
+	if fmt.Sprint(got) != fmt.Sprint(want) {
+		s.Errorf("%s: the network says %v, the model %v: %s", kind, got, want, fmt.Sprintf(format, args...))
 	}
 }
 
-func (c *churn) must(err error) {
-	c.Helper()
+// kinds of events, all of which a long run must have had.
+var kinds = []string{
+	"add", "remove", "kill agent", "kill orchestrator", "rotate", "rotate refused", "rotate held up", "id retired",
+	"flap", "cut off", "partition", "reset",
+	"attack: another tenant", "attack: retired id", "attack: own prefix", "attack: released address", "attack: stolen source",
+}
+
+func (s *soak) summary(length time.Duration) {
+	count := func(of map[string]int) string {
+		var words []string
+		for _, kind := range slices.Sorted(maps.Keys(of)) {
+			words = append(words, fmt.Sprintf("%d %s", of[kind], kind))
+		}
+		return strings.Join(words, ", ")
+	}
+	for _, kind := range kinds {
+		if length >= long && s.events[kind] == 0 {
+			s.Errorf("%s never happened", kind)
+		}
+	}
+	s.Logf("SEED=%d, %v; events: %s; answers checked: %s; disagreements: %v", s.seed, time.Since(s.start).Round(time.Second), count(s.events), count(s.answers), s.Failed())
+}
+
+func (s *soak) pick(from []string) string { return from[s.random.IntN(len(from))] }
+
+// names of the containers that are, in order.
+func (s *soak) names(is func(*container) bool) []string {
+	var names []string
+	for _, name := range slices.Sorted(maps.Keys(s.up)) {
+		if is(s.up[name]) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+func (s *soak) must(err error) {
+	s.Helper()
 	if err != nil {
-		c.Fatal(err)
+		s.Fatal(err)
 	}
 }

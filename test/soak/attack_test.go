@@ -1,0 +1,114 @@
+package soak_test
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/lab"
+	"pilaster.io/pilaster/internal/packet"
+)
+
+const forgeries = 20 // frames an attack
+
+// attack sends what nobody may send; each frame is counted under the reason it must be dropped for.
+func (s *soak) attack() {
+	everyone := s.names(func(*container) bool { return true })
+	if len(everyone) == 0 {
+		return
+	}
+	victim := s.up[s.pick(everyone)]
+	p := packet.Packet{Source: victim.Plaintext, Destination: victim.Plaintext, Body: packet.UDP{SourcePort: 7, DestinationPort: 7, Payload: []byte("forged")}}
+	elsewhere := netip.MustParsePrefix(s.prefix(s.pick(slices.DeleteFunc(slices.Clone(nodes), func(n string) bool { return n == victim.Node }))))
+	from := func(tenant uint32) netip.Addr {
+		return address.Plain{Node: elsewhere, Tenant: address.TenantID(tenant), App: 1, Index: 1}.Addr()
+	}
+	others := slices.DeleteFunc(slices.Clone(tenants), func(t string) bool { return t == victim.Tenant })
+	graves := slices.DeleteFunc(slices.Sorted(maps.Keys(s.gone)), func(name string) bool {
+		g := s.gone[name]
+		return !netip.MustParsePrefix(s.prefix(g.node)).Contains(g.plaintext)
+	})
+	switch s.random.IntN(5) {
+	case 0:
+		p.Source = from(s.current[s.pick(others)])
+		s.forge("another tenant", "tenant-mismatch", victim.Node, p)
+	case 1:
+		retired := s.retired[victim.Tenant]
+		if len(retired) == 0 {
+			return
+		}
+		p.Source = from(retired[s.random.IntN(len(retired))])
+		s.forge("retired id", "tenant-mismatch", victim.Node, p)
+	case 2:
+		s.forge("own prefix", "own-source", victim.Node, p)
+	case 3:
+		if len(graves) == 0 {
+			return
+		}
+		g := s.gone[s.pick(graves)]
+		p.Source, p.Destination = from(s.current[g.tenant]), g.plaintext
+		if netip.MustParsePrefix(s.prefix(g.node)).Contains(p.Source) {
+			return // elsewhere is here
+		}
+		s.forge("released address", "no-endpoint", g.node, p)
+	case 4:
+		s.steal(victim, p)
+	}
+}
+
+// forge sends out of the fabric's port to a node, behind the fabric's own check.
+func (s *soak) forge(kind, reason, node string, p packet.Packet) {
+	s.did("attack: "+kind, "%v to %v on %s", p.Source, p.Destination, node)
+	s.inject(lab.Router, node, node, lab.Uplink, reason, node, p)
+}
+
+// steal sends with another's source out of a container.
+func (s *soak) steal(thief *container, p packet.Packet) {
+	p.Source, p.Destination = netip.MustParseAddr("fc00::1"), thief.Address
+	s.did("attack: stolen source", "%s on %s", thief.Name, thief.Node)
+	gateway, err := s.lab.Gateway(thief.Name)
+	s.must(err)
+	ns, err := s.lab.Namespace(thief.Name)
+	s.must(err)
+	defer ns.Close()
+	out, err := packet.NewInjector(ns, lab.Interface)
+	s.must(err)
+	defer out.Close()
+	s.counted("src-not-own", thief.Node, func() error { return out.Send(p.Frame(gateway, out.MAC())) })
+}
+
+// inject sends from a device to the one at its other end.
+func (s *soak) inject(in, device, receiver, receiving, reason, at string, p packet.Packet) {
+	ns, err := s.lab.Namespace(in)
+	s.must(err)
+	defer ns.Close()
+	out, err := packet.NewInjector(ns, device)
+	s.must(err)
+	defer out.Close()
+	far, err := s.lab.Namespace(receiver)
+	s.must(err)
+	defer far.Close()
+	to, err := packet.NewInjector(far, receiving)
+	s.must(err)
+	defer to.Close()
+	s.counted(reason, at, func() error { return out.Send(p.Frame(to.MAC(), out.MAC())) })
+}
+
+// counted wants as many drops more of a reason as were sent.
+func (s *soak) counted(reason, node string, send func() error) {
+	drops := func() uint64 {
+		all, err := s.lab.Drops(s.Context(), node)
+		s.must(err)
+		return all[reason]
+	}
+	before := drops()
+	for range forgeries {
+		s.must(send())
+	}
+	for end := time.Now().Add(5 * time.Second); drops() < before+forgeries && time.Now().Before(end); {
+		time.Sleep(20 * time.Millisecond)
+	}
+	s.answered("drops of an attack", drops()-before, forgeries, "%s on %s", reason, node)
+}

@@ -1,0 +1,160 @@
+package soak_test
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"connectrpc.com/connect"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/packet"
+)
+
+// compare asks everything there is to ask.
+func (s *soak) compare() {
+	s.compareIDs()
+	s.compareReach()
+	s.compareReleased()
+	s.compareEntries()
+}
+
+// reaches is the model of the packet path: containers of one tenant answer each other, and no
+// others, unless the fabric does not carry one of their nodes and they are on two.
+func (s *soak) reaches(a, b *container) bool {
+	carried := !slices.Contains(s.unheard, a.Node) && !slices.Contains(s.unheard, b.Node)
+	return a.Tenant == b.Tenant && (a.Node == b.Node || carried)
+}
+
+func (s *soak) compareReach() {
+	echoes, err := s.lab.PingAll(s.Context(), packet.PingOptions{Timeout: 500 * time.Millisecond})
+	s.must(err)
+	if want := len(s.up) * (len(s.up) - 1); len(echoes) != want {
+		s.Errorf("%d pairs of containers, want %d", len(echoes), want)
+	}
+	for _, e := range echoes {
+		from, to := s.up[e.From], s.up[e.To]
+		s.answered("reach", e.Reached(), s.reaches(from, to), "%+v to %+v", *from, *to)
+	}
+}
+
+// compareReleased pings addresses that were given back. They rest for longer than a round takes.
+func (s *soak) compareReleased() {
+	asking := s.names(func(*container) bool { return true })
+	if len(asking) == 0 {
+		return
+	}
+	ns, err := s.lab.Namespace(asking[0])
+	s.must(err)
+	defer ns.Close()
+	for name, a := range s.released {
+		// A container of another addressing has no route there, which is as good.
+		r, err := packet.Ping(s.Context(), ns, a, packet.PingOptions{Timeout: 50 * time.Millisecond})
+		s.answered("released address", err == nil && r.Received > 0, false, "%s asks %v, which %s gave back", asking[0], a, name)
+	}
+}
+
+// compareIDs waits until tenants have the ids that the model says, and all nodes that host them
+// know which to draw from. An id of a living container is never missing.
+func (s *soak) compareIDs() {
+	for _, name := range tenants {
+		s.eventually(func() string {
+			now := s.tenant(name)
+			var ids []uint32
+			accepted := false
+			for _, id := range now.Tenant.Ids {
+				ids = append(ids, id.Id)
+				accepted = id.OnlyAccepted
+			}
+			for _, c := range s.up {
+				if c.Tenant == name && !slices.Contains(ids, c.id) {
+					s.Fatalf("%s of %s lives under id %d, and the tenant has %v", c.Name, name, c.id, ids)
+				}
+			}
+			if accepted || !slices.Equal(ids, s.live[name]) {
+				return fmt.Sprintf("%s has ids %v, the last only accepted: %v; the model says %v", name, ids, accepted, s.live[name])
+			}
+			return s.heard(name, now.Hosting)
+		})
+		s.answers["ids of a tenant"]++
+	}
+}
+
+// heard says who that can does not know yet what to accept or to draw from.
+func (s *soak) heard(tenant string, hosting []*pilasterv1.Hosting) string {
+	hosts := map[string]bool{}
+	for _, c := range s.up {
+		hosts[c.Node] = hosts[c.Node] || c.Tenant == tenant
+	}
+	for _, h := range hosting {
+		if !hosts[h.Node] {
+			return fmt.Sprintf("%s hosts %s, the model says it does not", h.Node, tenant)
+		}
+		delete(hosts, h.Node)
+		if slices.Contains(s.away, h.Node) {
+			continue
+		}
+		if !slices.Contains(h.Holds, s.current[tenant]) || !slices.Equal(h.Accepts, s.live[tenant]) {
+			return fmt.Sprintf("%s accepts %v and holds %v of %s, the model says %v and at least %d", h.Node, h.Accepts, h.Holds, tenant, s.live[tenant], s.current[tenant])
+		}
+	}
+	for node, is := range hosts {
+		if is && !slices.Contains(s.away, node) {
+			return fmt.Sprintf("%s does not host %s, the model says it does", node, tenant)
+		}
+	}
+	return ""
+}
+
+// compareEntries reads what nodes keep: as much as their own containers need (NP2, NP10), and an
+// entry for each id of their tenants.
+func (s *soak) compareEntries() {
+	for _, node := range nodes {
+		here, ids, keys := 0, 0, 0
+		for _, tenant := range tenants {
+			n := len(s.names(func(c *container) bool { return c.Node == node && c.Tenant == tenant }))
+			if here += n; n > 0 {
+				ids += len(s.live[tenant])
+				if tenant != "glass" {
+					keys += len(s.live[tenant])
+				}
+			}
+		}
+		status, err := s.lab.Agent(node).Status(s.Context(), connect.NewRequest(&pilasterv1.StatusRequest{}))
+		s.must(err)
+		used := map[string]uint32{"endpoints": status.Msg.Endpoints}
+		for _, e := range status.Msg.Datapath.Entries {
+			used[e.Table] = e.Used
+		}
+		for table, want := range map[string]int{"endpoints": here, "sources": here, "locals": here, "tenants": ids, "keys": keys} {
+			s.answered("entries", used[table], want, "%s of %s; it has %v", table, node, used)
+		}
+	}
+}
+
+// tenant is what the orchestrator says of one.
+func (s *soak) tenant(name string) *pilasterv1.GetTenantResponse {
+	got, err := s.lab.Operator().GetTenant(s.Context(), connect.NewRequest(&pilasterv1.GetTenantRequest{Name: name}))
+	s.must(err)
+	return got.Msg
+}
+
+// eventually waits until nothing is wrong any more.
+func (s *soak) eventually(wrong func() string) {
+	s.Helper()
+	for end := time.Now().Add(patience); ; time.Sleep(50 * time.Millisecond) {
+		what := wrong()
+		if what == "" {
+			return
+		}
+		if time.Now().After(end) {
+			s.Fatalf("after %v: %s", patience, what)
+		}
+	}
+}
+
+// farSide is the address of a node's uplink.
+func farSide(link int) netip.Addr {
+	return netip.MustParseAddr(fmt.Sprintf("2001:db8:70:%x::2", link))
+}
