@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
+	"golang.org/x/sync/errgroup"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/packet"
@@ -36,6 +37,48 @@ func (s *soak) compareReach() {
 	for _, e := range echoes {
 		from, to := s.up[e.From], s.up[e.To]
 		s.answered("reach", e.Reached(), s.reaches(from, to), "%+v to %+v", *from, *to)
+	}
+	s.compareNodes()
+}
+
+// compareNodes pings from nodes to containers: a node reaches its own and no others. The way back
+// is closed: no container reaches the node at the address that it sees of it.
+func (s *soak) compareNodes() {
+	type echo struct {
+		from string
+		to   netip.Addr
+		must bool
+		got  bool
+	}
+	var echoes []*echo
+	for _, name := range s.names(func(*container) bool { return true }) {
+		c := s.up[name]
+		for _, node := range nodes {
+			echoes = append(echoes, &echo{from: node, to: c.Address, must: node == c.Node})
+		}
+		echoes = append(echoes, &echo{from: name, to: c.node})
+	}
+	group, ctx := errgroup.WithContext(s.Context())
+	group.SetLimit(16)
+	for _, e := range echoes {
+		group.Go(func() error {
+			ns, err := s.lab.Namespace(e.from)
+			if err != nil {
+				return err
+			}
+			defer ns.Close()
+			wait := 300 * time.Millisecond
+			if e.must {
+				wait = 2 * time.Second
+			}
+			r, err := packet.Ping(ctx, ns, e.to, packet.PingOptions{Timeout: wait})
+			e.got = err == nil && r.Received > 0 // without a route nothing is sent, which is as good
+			return nil
+		})
+	}
+	s.must(group.Wait())
+	for _, e := range echoes {
+		s.answered("reach of nodes", e.got, e.must, "%s to %v", e.from, e.to)
 	}
 }
 

@@ -2,6 +2,7 @@ package soak_test
 
 import (
 	"fmt"
+	"net/netip"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -37,7 +38,9 @@ func (s *soak) add(c lab.Container) {
 	s.must(err)
 	s.did("add", "%s of %s on %s", c.Name, c.Tenant, c.Node)
 	s.answered("id of a new container", got.Msg.Endpoint.TenantId, s.current[c.Tenant], "%+v", status)
-	s.up[c.Name] = &container{status, got.Msg.Endpoint.TenantId}
+	node, err := netip.ParseAddr(got.Msg.Endpoint.NodeAddress)
+	s.must(err)
+	s.up[c.Name] = &container{status, got.Msg.Endpoint.TenantId, node}
 }
 
 func (s *soak) remove(name string) {

@@ -62,7 +62,8 @@ type soak struct {
 // container is one that is up.
 type container struct {
 	lab.ContainerStatus
-	id uint32 // of its tenant
+	id   uint32     // of its tenant
+	node netip.Addr // what it sees of its node
 }
 
 type grave struct {
