@@ -76,11 +76,16 @@ static __always_inline int from_fabric(struct __sk_buff *skb)
 	/* Our own /64 is behind us; from the fabric it is a forgery, whomever it is for. */
 	if (h->src.hi == own_node)
 		return drop(skb, REASON_OWN_SOURCE, HOOK_UPLINK_IN);
-	if (h->dst.hi != own_node)
-		return TCX_NEXT;
 	key.src = h->src;
 	key.dst = h->dst;
+	if (key.dst.hi != own_node) {
+		if (in_private(&key.src) || in_private(&key.dst))
+			return drop(skb, REASON_PRIVATE_OUTSIDE, HOOK_UPLINK_IN);
+		return TCX_NEXT;
+	}
 	if (!tenant_id(&key.dst)) {
+		if (in_private(&key.src))
+			return drop(skb, REASON_PRIVATE_OUTSIDE, HOOK_UPLINK_IN);
 		if (in_base(&key.src) && tenant_id(&key.src))
 			return drop(skb, REASON_TENANT_TO_NODE, HOOK_UPLINK_IN);
 		return TCX_NEXT;
@@ -102,12 +107,12 @@ static __always_inline int from_fabric(struct __sk_buff *skb)
 	return from_fabric_slow(skb, h, &p, &key, f);
 }
 
-/* The host's own stack must not speak as a container. Our packets carry the mark, and they came in through
- * a device, which nothing that starts on the node can claim. */
+/* The host's own stack must not speak as a container, nor tell the fabric what only containers see. Our
+ * packets carry the mark, and they came in through a device, which nothing that starts on the node can claim. */
 static __always_inline int to_fabric(struct __sk_buff *skb)
 {
+	struct addr src, dst;
 	struct frame *h;
-	struct addr src;
 
 	if (skb->mark == packet_mark && skb->ingress_ifindex) {
 		skb->mark = 0;
@@ -118,7 +123,10 @@ static __always_inline int to_fabric(struct __sk_buff *skb)
 	if (!h || h->eth.h_proto != bpf_htons(ETH_P_IPV6))
 		return TCX_NEXT;
 	src = h->src;
+	dst = h->dst;
 	if (in_base(&src) && tenant_id(&src))
 		return drop(skb, REASON_HOST_CLAIMS_TENANT, HOOK_UPLINK_OUT);
+	if (in_private(&src) || in_private(&dst))
+		return drop(skb, REASON_PRIVATE_OUTSIDE, HOOK_UPLINK_OUT);
 	return TCX_NEXT;
 }

@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 )
@@ -19,13 +20,17 @@ type dropWindow struct {
 	samples []map[string]uint64 // oldest first, at most samplesKept
 }
 
-// run samples the driver's counters at every tick until ctx ends.
+// run samples the driver's counters at every tick until ctx ends, and says when something begins or
+// ceases to be wrong with the packet path.
 func (w *dropWindow) run(ctx context.Context, d Driver, tick <-chan time.Time, log *slog.Logger) {
+	var known []string
 	for {
 		if s, err := d.Status(); err != nil {
-			log.Warn("drop counters cannot be read", "error", err)
+			log.Warn("the packet path cannot be read", "error", err)
 		} else {
 			w.add(s.Drops)
+			tellNews(known, s.Problems, log)
+			known = s.Problems
 		}
 		select {
 		case <-tick:
@@ -61,4 +66,17 @@ func (w *dropWindow) since(d Drops) uint64 {
 		return 0
 	}
 	return d.Packets - before
+}
+
+func tellNews(known, problems []string, log *slog.Logger) {
+	for _, p := range problems {
+		if !slices.Contains(known, p) {
+			log.Error("the packet path is not as it should be", "problem", p)
+		}
+	}
+	for _, p := range known {
+		if !slices.Contains(problems, p) {
+			log.Info("the packet path is right again", "problem", p)
+		}
+	}
 }

@@ -20,10 +20,10 @@ func metric(name, help string, labels ...string) *prometheus.Desc {
 
 // collector tells the service's status as metrics.
 type collector struct {
-	service                                *Service
-	ready, tenants, connected, rev, health *prometheus.Desc
-	entries, capacity, largest, drops      *prometheus.Desc
-	build                                  *prometheus.Desc
+	service                           *Service
+	ready, tenants, connected, rev    *prometheus.Desc
+	health, first, build              *prometheus.Desc
+	entries, capacity, largest, drops *prometheus.Desc
 }
 
 func newCollector(s *Service) *collector {
@@ -35,6 +35,7 @@ func newCollector(s *Service) *collector {
 		connected: metric("orchestrator_connected", "1 while the stream from the orchestrator is open."),
 		rev:       metric("orchestrator_revision", "Revision of the last event from the orchestrator."),
 		health:    metric("datapath_healthy", "1 while every program is where it should be."),
+		first:     metric("datapath_first_in_chain", "1 while no other program stands before ours on the uplink."),
 		entries:   metric("table_entries", "Used entries: endpoints and tenant-ids, by which an ADD is refused, and the kernel's tables.", "table"),
 		capacity:  metric("table_capacity", "Entries a table can hold.", "table"),
 		largest:   metric("table_largest_tenant_entries", "Entries of the tenant that uses most of a table.", "table", "tenant"),
@@ -55,6 +56,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	gauge(c.connected, number(s.Orchestrator.Connected))
 	gauge(c.rev, float64(s.Orchestrator.Revision))
 	gauge(c.health, number(s.Datapath.GetHealthy()))
+	gauge(c.first, number(s.Datapath.GetFirstInChain()))
 	for _, l := range s.Limits {
 		gauge(c.entries, float64(l.Used), l.Name)
 		gauge(c.capacity, float64(l.Capacity), l.Name)

@@ -245,6 +245,9 @@ func TestStatusTellsAll(t *testing.T) {
 	if s := status(); !s.Ready || s.Datapath.FirstInChain || len(s.Problems) != 1 {
 		t.Errorf("behind another program: %v", s)
 	}
+	if _, metrics := get("/metrics"); !strings.Contains(metrics, "pilaster_datapath_first_in_chain 0\n") {
+		t.Error("/metrics does not say that another program stands before ours")
+	}
 	b.driver.status.Problems, b.driver.status.Healthy = []string{"the uplink has no program"}, false
 	if s := status(); s.Ready || s.Problems[0] != "the uplink has no program" {
 		t.Errorf("with a problem: %v", s)

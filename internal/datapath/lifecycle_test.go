@@ -51,6 +51,39 @@ func TestWorksWithoutAgent(t *testing.T) {
 	}
 }
 
+// TestSeesWhoStandsBeforeIt: somebody else's program sees packets first, and ours can be taken off.
+func TestSeesWhoStandsBeforeIt(t *testing.T) {
+	n := newWire(t).nodes[0]
+	says := func(healthy, first bool, problem string) {
+		t.Helper()
+		s, err := n.datapath.Status()
+		must(t, err)
+		if s.Healthy != healthy || s.FirstInChain != first || !strings.Contains(strings.Join(s.Problems, "\n"), problem) {
+			t.Errorf("healthy %v, first %v, %q; want %v, %v, %q", s.Healthy, s.FirstInChain, s.Problems, healthy, first, problem)
+		}
+	}
+	says(true, true, "")
+	for _, h := range n.datapath.uplinkHooks() {
+		var other link.Link
+		must(t, n.ns.Do(func() (err error) {
+			other, err = link.AttachTCX(link.TCXOptions{
+				Interface: n.datapath.uplink.Attrs().Index, Program: n.datapath.objects.PilTryCipher, Attach: h.attach, Anchor: link.Head(),
+			})
+			return err
+		}))
+		says(true, false, "1 other programs stand before "+h.name)
+		must(t, other.Close())
+		says(true, true, "")
+		ours, err := link.LoadPinnedLink(filepath.Join(n.datapath.linksDir(), h.name), nil)
+		must(t, err)
+		must(t, ours.Detach())
+		must(t, ours.Close())
+		says(false, false, "program "+h.name+" is not on eth0")
+		n.restore(t)
+		says(true, true, "")
+	}
+}
+
 // TestOnePacketPathOnAnUplink: an agent started with another state directory by mistake must not
 // sweep away the containers it does not know, whether the one that does runs or not.
 func TestOnePacketPathOnAnUplink(t *testing.T) {

@@ -314,6 +314,9 @@ func (b *progBench) fromFabric() []progCase {
 		{name: "the node itself, from a node", frame: frame(packet.Packet{Source: b.far.prefix.Addr().Next(), Destination: b.prefix.Addr().Next(), Body: echo}), next: true},
 		{name: "for another machine on the link", frame: packet.Packet{Source: b3, Destination: b.b1.plain(), Body: echo}.Frame(containerMAC, gatewayMAC), next: true},
 
+		{name: "a ciphertext for the node itself", frame: frame(packet.Packet{Source: sees(b3), Destination: b.prefix.Addr().Next(), Body: echo}), reason: "private-outside"},
+		{name: "a ciphertext for the underlay", frame: frame(packet.Packet{Source: sees(b3), Destination: b.underlay, Body: echo}), reason: "private-outside"},
+		{name: "for a ciphertext", frame: frame(packet.Packet{Source: b.far.underlay, Destination: b.b1.seen(), Body: echo}), reason: "private-outside"},
 		{name: "the node itself, from a container", frame: to(b.prefix.Addr().Next()), reason: "tenant-to-node"},
 		{name: "our own /64 as source", frame: from(b.b2.plain(), echo), reason: "own-source"},
 		{name: "our own /64 as source, for the node's underlay", frame: frame(packet.Packet{Source: b.b2.plain(), Destination: b.underlay, Body: echo}), reason: "own-source"},
@@ -361,6 +364,8 @@ func TestToFabric(t *testing.T) {
 		{progCase{name: "a process with a container's address", frame: frame(b.b1.plain()), reason: "host-claims-tenant"}, skb{}},
 		{progCase{name: "a process that knows the mark", frame: frame(b.b1.plain()), reason: "host-claims-tenant"}, skb{Mark: mark}},
 		{progCase{name: "forwarded from another device", frame: frame(b.b1.plain()), reason: "host-claims-tenant"}, skb{IngressIfindex: b.uplinkIfindex()}},
+		{progCase{name: "a ciphertext as source", frame: frame(b.b1.seen()), reason: "private-outside"}, skb{}},
+		{progCase{name: "a ciphertext as destination", frame: packet.Packet{Source: b.prefix.Addr().Next(), Destination: sees(b.b3.Addr()), Body: echo}.Frame(containerMAC, b.uplinkMAC), reason: "private-outside"}, skb{}},
 		{progCase{name: "another node's container", frame: frame(b.b3.Addr()), reason: "host-claims-tenant"}, skb{}},
 	} {
 		c.ctx.Ifindex = b.uplinkIfindex()

@@ -25,6 +25,7 @@ const (
 	HostClaimsTenant Reason = 20
 	IcmpQuote        Reason = 21
 	TooBig           Reason = 22
+	PrivateOutside   Reason = 23
 )
 
 var reasons = [...]struct{ name, text string }{
@@ -50,4 +51,5 @@ var reasons = [...]struct{ name, text string }{
 	20: {"host-claims-tenant", "The node's own stack sends with a container's address as source. A process on the node forges addresses."},
 	21: {"icmp-quote", "An ICMPv6 error quotes a packet that is not of the conversation it belongs to."},
 	22: {"too-big", "A packet, or a segment of one, is longer than the MTU to the destination's node. The node says so to the container (packet too big), which then sends shorter ones."},
+	23: {"private-outside", "An address of the private prefix, which only containers and their node see, was on the fabric or on its way there. Somebody forges it, or the node asks for a container that is gone."},
 }

@@ -70,14 +70,14 @@ func (b *bed) fabric(t *testing.T) []attack {
 			quoting(b1.Plaintext, b2.Plaintext, datagram(b2.Plaintext, r1.Plaintext).Marshal()),
 			quoting(b1.Plaintext, b2.Plaintext, datagram(b1.Plaintext, b2.Plaintext).Marshal())),
 		raw("cut short", reason.Malformed, cutShort(b1.Plaintext, b2.Plaintext)...),
-		// Not for this node, whatever tables say: its stack forwards nothing.
-		try("ciphertext on the fabric", 0, datagram(b1.Plaintext, b2.Address), datagram(b1.Address, b2.Address)),
+		try("ciphertext on the fabric", reason.PrivateOutside,
+			datagram(b1.Plaintext, b2.Address), datagram(b1.Address, b2.Address), datagram(b1.Address, n2.Addr().Next())),
 	}
 }
 
 // nodes are attacks by processes on a node and by machines that are none.
 func (b *bed) nodes(t *testing.T) []attack {
-	b1, b2, r2 := b.container(t, "b1"), b.container(t, "b2"), b.container(t, "r2")
+	b1, b2, r2, n2 := b.container(t, "b1"), b.container(t, "b2"), b.container(t, "r2"), b.prefix(t, "n2")
 	out := func(name, sender, receiver string, why reason.Reason, at string, ports int, packets ...packet.Packet) attack {
 		a := attack{name: name, from: sender, why: why, at: at, ports: ports}
 		for _, p := range packets {
@@ -91,6 +91,8 @@ func (b *bed) nodes(t *testing.T) []attack {
 	return []attack{
 		out("process claims a container's address", onNode+"n3", onRouter+"n3", reason.HostClaimsTenant, "n3", 0,
 			datagram(b1.Plaintext, b2.Plaintext), datagram(b.container(t, "b3").Plaintext, b2.Plaintext), datagram(r2.Plaintext, b2.Plaintext)),
+		out("process speaks to a ciphertext, and as one", onNode+"n3", onRouter+"n3", reason.PrivateOutside, "n3", 0,
+			datagram(b.prefix(t, "n3").Addr().Next(), b2.Address), datagram(b.container(t, "b3").Address, n2.Addr().Next())),
 		out("outsider claims a container's address", outsider, onRouter+outsider, 0, "", 0, datagram(b1.Plaintext, b2.Plaintext)),
 		out("outsider speaks to a container", outsider, onRouter+outsider, reason.TenantMismatch, "n2", 1,
 			datagram(underlay, b2.Plaintext), datagram(underlay, r2.Plaintext)),

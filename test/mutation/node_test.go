@@ -54,7 +54,7 @@ func node() []mutation {
 		{
 			name:  "what sockets tell",
 			old:   "return answer ? 0 : REASON_TO_NODE;",
-			new:   "return 0;",
+			new:   "return answer ? 0 : 0;",
 			test:  "TestToNode",
 			cases: []string{"segment for a listener", "datagram to an open socket"},
 		},
@@ -71,7 +71,7 @@ func node() []mutation {
 		{
 			name:  "other sources of the node",
 			old:   "if (!same_addr(&key->src, &node))\n\t\treturn drop(skb, REASON_SRC_NOT_OWN, HOOK_NODE);",
-			new:   "",
+			new:   "if (!same_addr(&node, &node))\n\t\treturn drop(skb, REASON_SRC_NOT_OWN, HOOK_NODE);",
 			test:  "TestFromNode",
 			cases: []string{"underlay address", "address of a container", "gateway", "another of the node"},
 		},
