@@ -28,7 +28,7 @@ _Static_assert(sizeof(struct drop_event) == 80, "no implicit padding");
 const struct drop_event *unused_drop_event __attribute__((unused));
 
 struct drop_state {
-	__u64 packets; /* exact */
+	__u64 packets; /* exact, and first in every layout: later builds go on adding it up */
 	__u64 pace;    /* when the next event would be due at one in EVENT_INTERVAL */
 	__u64 pending; /* drops since the last event */
 	__u64 lost;
