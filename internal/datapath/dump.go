@@ -269,17 +269,23 @@ func DumpHooks() ([]Hook, error) {
 				all = append(all, h)
 			}
 		}
-		if _, ours := deviceID(l); ours {
-			h, err := filters(l)
-			errs, all = append(errs, err), append(all, h)
+		if isOurs(l) {
+			in, err := filters(l, "clsact ingress", netlink.HANDLE_MIN_INGRESS)
+			out, err2 := filters(l, "clsact egress", netlink.HANDLE_MIN_EGRESS)
+			errs, all = append(errs, err, err2), append(all, in, out)
 		}
 	}
 	return all, errors.Join(errs...)
 }
 
-func filters(l netlink.Link) (Hook, error) {
-	h := Hook{Device: l.Attrs().Name, Hook: "clsact ingress", Programs: []HookedProgram{}}
-	list, err := netns.List(func() ([]netlink.Filter, error) { return netlink.FilterList(l, netlink.HANDLE_MIN_INGRESS) })
+func isOurs(l netlink.Link) bool {
+	_, container := deviceID(l)
+	return container || l.Attrs().Name == nodeDevice || l.Attrs().Name == nodeFar
+}
+
+func filters(l netlink.Link, hook string, parent uint32) (Hook, error) {
+	h := Hook{Device: l.Attrs().Name, Hook: hook, Programs: []HookedProgram{}}
+	list, err := netns.List(func() ([]netlink.Filter, error) { return netlink.FilterList(l, parent) })
 	if err != nil {
 		return h, fmt.Errorf("filters of %s: %w", h.Device, err)
 	}
@@ -298,7 +304,7 @@ func DumpSysctls(others ...string) (map[string]string, error) {
 		return nil, fmt.Errorf("list devices: %w", err)
 	}
 	for _, l := range links {
-		if _, ours := deviceID(l); ours {
+		if isOurs(l) {
 			others = append(others, l.Attrs().Name)
 		}
 	}

@@ -105,6 +105,7 @@ func TestResetLeavesTheMachineAsItWasFound(t *testing.T) {
 			if made := n.pristine.differences(look(ctx, t, n.ns, n.folders...)); len(made) < 20 {
 				t.Fatalf("an agent with two containers makes only %d differences: %q", len(made), made)
 			}
+			n.live(ctx, t)
 			programs, maps := n.objects(t)
 
 			n.refuses(t, "an agent runs", "", "--yes", "--force")
@@ -132,6 +133,22 @@ func TestResetLeavesTheMachineAsItWasFound(t *testing.T) {
 			}
 			n.joinsAgain(ctx, t)
 		})
+	}
+}
+
+// live is what happens to a node before it is taken apart.
+func (n *node) live(ctx context.Context, t *testing.T) {
+	t.Helper()
+	_, err := n.Operator().RotateKey(ctx, connect.NewRequest(&pilasterv1.RotateKeyRequest{Name: "blue"}))
+	must(t, err)
+	must(t, n.AddContainer(ctx, lab.Container{Name: "b3", Node: name, Tenant: "blue", Labels: map[string]string{"app": "late"}}))
+	must(t, n.RemoveContainer(ctx, "b3"))
+	say(ctx, t, n.ns, "ip link set eth0 mtu 1400")
+	_, err = n.Kill(ctx, lab.AgentProcess(name))
+	must(t, err)
+	say(ctx, t, n.ns, "ip link set eth0 mtu 1500")
+	if status, d, complaint := n.sysdump(ctx, t, filepath.Join(t.TempDir(), "before.tar.gz")); status != 0 || d.Failed != 0 {
+		t.Errorf("sysdump: exit %d\n%s", status, complaint)
 	}
 }
 
