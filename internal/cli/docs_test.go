@@ -13,10 +13,10 @@ import (
 	"pilaster.io/pilaster/internal/reason"
 )
 
-// words splits a command line as a shell does where nothing is substituted, up to a comment.
+// words splits a command line as a shell does, up to a comment.
 func words(line string) []string {
 	var all []string
-	for _, w := range regexp.MustCompile(`'[^']*'|"[^"]*"|[^\s'"]+`).FindAllString(line, -1) {
+	for _, w := range regexp.MustCompile(`'[^']*'|"[^"]*"|(?:\$\([^)]*\)|[^\s'"])+`).FindAllString(line, -1) {
 		if w == "#" || w == "|" || w == ">" || w == "&&" {
 			break
 		}
