@@ -1,12 +1,15 @@
 package agent
 
 import (
+	"errors"
 	"fmt"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/durable"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -123,5 +126,67 @@ func TestRetiredIdIsTakenAwayAgain(t *testing.T) {
 	}
 	if ids := b.driver.ids("blue"); len(ids) != 1 || ids[0].ID != 8 {
 		t.Errorf("the kernel has %v", ids)
+	}
+}
+
+// While the cluster is asked for a tenant, reports say so: what it has noted must not be taken back.
+func TestReportsSayWhatIsAskedFor(t *testing.T) {
+	b := newBed(t)
+	report := func() string {
+		var r pilasterv1.FollowRequest
+		b.tenants.Report(&r)
+		return fmt.Sprint(r.HostedTenants, r.ResolvingTenants)
+	}
+	first, second := b.tenants.resolve("blue"), b.tenants.resolve("blue")
+	first()
+	if got := report(); got != "[] [blue]" {
+		t.Errorf("reported %s", got)
+	}
+	<-b.tenants.Changed()
+	second()
+	if got := report(); got != "[] []" {
+		t.Errorf("reported %s", got)
+	}
+	select {
+	case <-b.tenants.Changed(): // the next report takes back what came of neither
+	default:
+		t.Error("no report follows")
+	}
+}
+
+func TestSequenceGrowsOverRestarts(t *testing.T) {
+	dir := t.TempDir()
+	last := uint64(0)
+	for range 3 {
+		n, err := OpenNode(dir, "n1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 3 {
+			now := n.Sequence()
+			if now <= last {
+				t.Fatalf("%d after %d", now, last)
+			}
+			last = now
+		}
+	}
+}
+
+// A node that has no address left under an id says what helps, and it does.
+func TestRotationGivesFreshAddresses(t *testing.T) {
+	b := newBed(t)
+	if err := durable.Write(filepath.Join(b.dir, "cursors", "1-1.json"), map[string]address.Index{"version": 1, "reserved": address.MaxIndex}, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	b.reopen()
+	if _, err := b.Add(t.Context(), b.request("c1")); !errors.Is(err, ErrExhausted) || !strings.Contains(err.Error(), "pilaster tenant rotate-key blue") {
+		t.Errorf("without addresses: %v", err)
+	}
+	b.clean()
+	blue := b.orchestrator.tenants["blue"]
+	blue.IDs = append(blue.IDs, tenant.ID{ID: 8, Key: address.Key{8}})
+	b.orchestrator.tenants["blue"] = blue
+	if r := b.add("c1"); r.TenantID != 8 {
+		t.Errorf("drawn from id %d", r.TenantID)
 	}
 }

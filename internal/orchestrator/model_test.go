@@ -176,3 +176,28 @@ func TestIncompleteTenantsComeWhole(t *testing.T) {
 		t.Errorf("got %v", d)
 	}
 }
+
+// What a Resolve under way has noted stays, until a report says that nothing came of it.
+func TestReportsLeaveWhatIsAskedFor(t *testing.T) {
+	m, _ := newTestModel()
+	f, _ := testFollow(m, 0, "blue")
+	for i, c := range []struct {
+		hosted, resolving string
+		add, remove       int
+	}{
+		{"blue", "", 1, 0},
+		{"", "blue red", 0, 0},
+		{"", "red", 0, 1},
+		{"blue red", "red", 2, 0}, // blue was taken back before
+		{"blue red", "", 0, 0},
+	} {
+		add, remove := m.rehost(f, &pilasterv1.FollowRequest{HostedTenants: strings.Fields(c.hosted), ResolvingTenants: strings.Fields(c.resolving)})
+		if len(add) != c.add || len(remove) != c.remove {
+			t.Errorf("report %d: add %v, remove %v; want %d and %d", i, add, remove, c.add, c.remove)
+		}
+	}
+	m.unnote(f, []string{"red"})
+	if add, _ := m.rehost(f, &pilasterv1.FollowRequest{HostedTenants: []string{"blue", "red"}}); len(add) != 1 || add[0].Tenant != "red" {
+		t.Errorf("an overtaken report is repeated as %v", add)
+	}
+}
