@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os/exec"
+	"strings"
 	"testing"
 	"time"
 
@@ -133,6 +135,13 @@ func TestPathMTU(t *testing.T) {
 	transfer(t, a, b, 1<<20)
 	if mtu := pathMTU(t, a.ns, b.seen()); mtu != 1280 {
 		t.Errorf("the container believes in an MTU of %d", mtu)
+	}
+	// The same as a person looks for it.
+	show := exec.CommandContext(t.Context(), "ip", "-6", "route", "get", b.seen().String())
+	var said bytes.Buffer
+	show.Stdout, show.Stderr = &said, &said
+	if err := a.ns.Run(show); err != nil || !strings.Contains(said.String(), " mtu 1280 ") {
+		t.Errorf("ip -6 route get: %v\n%s", err, &said)
 	}
 }
 
