@@ -129,7 +129,8 @@ func (n *node) secrets(ctx context.Context, t *testing.T) map[string][]byte {
 	block, _ := pem.Decode(member)
 	key, err := x509.ParsePKCS8PrivateKey(block.Bytes)
 	must(t, err)
-	all["the node's private key"] = key.(*ecdsa.PrivateKey).D.Bytes()
+	all["the node's private key"], err = key.(*ecdsa.PrivateKey).Bytes()
+	must(t, err)
 	stable := netip.MustParseAddr("2001:db8:5ec:12e7:1:2:3:4")
 	must(t, n.ns.Do(func() error {
 		return os.WriteFile("/proc/sys/net/ipv6/conf/eth0/stable_secret", []byte(stable.String()), 0)
