@@ -149,6 +149,9 @@ func TestCheckNamesAndRestoreRepairs(t *testing.T) {
 			}
 		})
 	}
+	// The kernel notices a carrier, and makes an address local, some time after it was told.
+	must(t, c.ns.WaitUp(t.Context(), "eth0"))
+	must(t, waitForAddresses(t.Context(), c.record, c.ns))
 	mustReach(t, c, peer, "repaired")
 }
 
