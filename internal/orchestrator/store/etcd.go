@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/url"
@@ -13,6 +14,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
@@ -85,7 +88,12 @@ const maxSocketPath = 107
 
 // Embed starts it on <dir>/etcd, for the owner of the process only. Writes reach the disk before they
 // are answered.
-func Embed(ctx context.Context, dir string, log *slog.Logger) (_ *Embedded, err error) {
+func Embed(ctx context.Context, dir string, log *slog.Logger) (*Embedded, error) {
+	return embedWith(ctx, dir, 0, log)
+}
+
+// embedWith takes the most bytes that etcd may have; 0 means its default, 2 GiB.
+func embedWith(ctx context.Context, dir string, quota int64, log *slog.Logger) (_ *Embedded, err error) {
 	if dir, err = filepath.Abs(dir); err != nil {
 		return nil, err
 	}
@@ -111,6 +119,7 @@ func Embed(ctx context.Context, dir string, log *slog.Logger) (_ *Embedded, err 
 	c.InitialCluster = c.InitialClusterFromName(c.Name)
 	c.ListenPeerUrls = nil // one member has no peers
 	c.ListenClientUrls = []url.URL{{Scheme: "unix", Path: socket}}
+	c.QuotaBackendBytes = quota
 	c.AutoCompactionMode, c.AutoCompactionRetention = embed.CompactorModePeriodic, "1h"
 	c.TickMs, c.ElectionMs = 50, 250 // alone it need not wait for others' votes
 	c.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.New(slogCore{log, &e.quiet}))
@@ -128,8 +137,39 @@ func Embed(ctx context.Context, dir string, log *slog.Logger) (_ *Embedded, err 
 	case <-ctx.Done():
 		return nil, fmt.Errorf("embedded etcd in %s did not become ready: %w", c.Dir, ctx.Err())
 	}
-	e.Client, err = newClient([]string{"unix://" + socket}, nil)
-	return e, err
+	if e.Client, err = newClient([]string{"unix://" + socket}, nil); err != nil {
+		return nil, err
+	}
+	return e, e.makeRoom(ctx, log)
+}
+
+// makeRoom takes away all but the present state when etcd has reached its size and takes no more.
+func (e *Embedded) makeRoom(ctx context.Context, log *slog.Logger) error {
+	alarms, err := e.Client.AlarmList(ctx)
+	if err != nil {
+		return unavailable(err)
+	}
+	for _, alarm := range alarms.Alarms {
+		if alarm.Alarm != etcdserverpb.AlarmType_NOSPACE {
+			continue
+		}
+		now, err := e.Client.Get(ctx, keyCluster, clientv3.WithKeysOnly())
+		if err != nil {
+			return unavailable(err)
+		}
+		_, err = e.Client.Compact(ctx, now.Header.Revision, clientv3.WithCompactPhysical())
+		if err != nil && !errors.Is(err, rpctypes.ErrCompacted) {
+			return fmt.Errorf("make room in the embedded etcd: %w", err)
+		}
+		if _, err := e.Client.Defragment(ctx, e.Client.Endpoints()[0]); err != nil {
+			return fmt.Errorf("make room in the embedded etcd: %w", err)
+		}
+		if _, err := e.Client.AlarmDisarm(ctx, (*clientv3.AlarmMember)(alarm)); err != nil {
+			return fmt.Errorf("make room in the embedded etcd: %w", err)
+		}
+		log.Warn("the embedded etcd had reached its size; its old revisions were taken away")
+	}
+	return nil
 }
 
 // Close stops it and waits until it has.

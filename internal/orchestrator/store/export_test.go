@@ -17,4 +17,5 @@ var (
 	CompactedTest       = testCompacted
 	HostedMeanwhileTest = testHostedMeanwhile
 	LargeChangeTest     = testLargeChange
+	EmbedWith           = embedWith
 )

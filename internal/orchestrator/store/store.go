@@ -286,5 +286,9 @@ func unavailable(err error) error {
 	if errors.As(err, &e) {
 		return err
 	}
+	if errors.Is(err, rpctypes.ErrNoSpace) {
+		return &Error{Full, "the store has reached its size and takes no change; nothing was changed: restart the orchestrator, which makes room in its embedded etcd" +
+			" (in an etcd cluster of your own, compact and defragment it and disarm the alarm with etcdctl)", err}
+	}
 	return &Error{Unavailable, fmt.Sprintf("the store did not answer, so it is not known whether anything changed; try again: %v", err), err}
 }

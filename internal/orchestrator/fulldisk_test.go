@@ -1,0 +1,87 @@
+package orchestrator
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"connectrpc.com/connect"
+	"golang.org/x/sys/unix"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+)
+
+// A disk that fills up ends the orchestrator, which says so; every tenant that was acknowledged is
+// there when there is room again.
+func TestFullDisk(t *testing.T) {
+	c := testConfig(t)
+	disk := t.TempDir()
+	if err := unix.Mount("tmpfs", disk, "tmpfs", 0, "size=200m"); err != nil { // etcd takes 64 MB at once
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(disk, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	c.DataDir, c.Log = filepath.Join(disk, "data"), nil
+	text, err := json.Marshal(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ready, notify := notifySocket(t)
+	var said bytes.Buffer
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), asProcess+"="+string(text), "NOTIFY_SOCKET="+notify)
+	cmd.Stderr = &said
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	go func() { defer close(ended); err = cmd.Wait() }()
+	t.Cleanup(func() { cmd.Process.Kill(); <-ended })
+	ready()
+
+	people, acknowledged := operator(c.RunDir), []string{"first"}
+	if _, err := people.CreateTenant(t.Context(), connect.NewRequest(&pilasterv1.CreateTenantRequest{Name: "first"})); err != nil {
+		t.Fatal(err)
+	}
+	junk := filepath.Join(disk, "junk")
+	if f, full := os.Create(junk); full == nil {
+		for full == nil {
+			_, full = f.Write(make([]byte, 1<<20))
+		}
+		f.Close()
+	}
+	for i := 0; ; i++ {
+		name := fmt.Sprint("t", i)
+		if _, err := people.CreateTenant(t.Context(), connect.NewRequest(&pilasterv1.CreateTenantRequest{Name: name})); err != nil {
+			wantCode(t, err, connect.CodeUnavailable)
+			break
+		}
+		acknowledged = append(acknowledged, name)
+	}
+	<-ended
+	if err == nil || !strings.Contains(said.String(), "no space left on device") || !strings.Contains(said.String(), "mend what it said, and start it again") {
+		t.Errorf("it ended with %v and said\n%s", err, said.String())
+	}
+
+	if err := os.Remove(junk); err != nil {
+		t.Fatal(err)
+	}
+	c.Log = testConfig(t).Log
+	s := start(t, c)
+	for _, name := range acknowledged {
+		if tenant, _, _ := s.model.tenant(name); tenant == nil {
+			t.Errorf("lost: tenant %s of %d that were acknowledged", name, len(acknowledged))
+		}
+	}
+	createTenant(t, s, "after")
+}
