@@ -126,7 +126,7 @@ func TestTwoOrchestratorsOneStopped(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	numbers := make(chan int)
 	stopped := make(chan struct{}) // closed when one was stopped and has woken

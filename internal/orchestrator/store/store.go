@@ -154,11 +154,15 @@ func (t *txn) read(key string, opts ...clientv3.OpOption) (*clientv3.GetResponse
 }
 
 // tryRead asks again when there was no answer, which makes the client turn to the next member: one that
-// vanished or was stopped is not missed at once.
+// vanished or was stopped is not missed at once. A single member is given the whole time.
 func (t *txn) tryRead(key string, opts []clientv3.OpOption) (*clientv3.GetResponse, error) {
 	ctx, cancel := context.WithTimeout(t.ctx, requestTimeout)
 	defer cancel()
-	for patience := readTimeout; ; patience *= 2 {
+	patience := readTimeout
+	if len(t.etcd.Endpoints()) == 1 {
+		patience = requestTimeout
+	}
+	for ; ; patience *= 2 {
 		once, cancel := context.WithTimeout(ctx, patience)
 		resp, err := t.etcd.Get(once, key, opts...)
 		late := once.Err() != nil && ctx.Err() == nil
