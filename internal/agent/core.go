@@ -96,11 +96,6 @@ func New(c Config) (*Core, error) {
 			return nil, err
 		}
 	}
-	for _, l := range core.Limits() {
-		if l.Used > l.Capacity {
-			return nil, fmt.Errorf("this node has %d %s, and %s allows %d\n  nothing was changed and packets flow as before; allow as many, or go on as before and remove containers first", l.Used, l.Table, flags[l.Table], l.Capacity)
-		}
-	}
 	return core, nil
 }
 

@@ -137,7 +137,7 @@ func (d *daemon) load() (err error) {
 	return d.fits()
 }
 
-// fits refuses settings that have no room for what is there.
+// fits refuses settings that have no room for what is there, before the packet path is opened with them.
 func (d *daemon) fits() error {
 	ids := 0
 	for _, k := range d.tenants.All() {
@@ -151,7 +151,7 @@ func (d *daemon) fits() error {
 		{"--max-tenant-ids", "tenant ids", cmp.Or(d.MaxTenantIDs, DefaultMaxTenantIDs), ids},
 	} {
 		if c.has > c.max {
-			return fmt.Errorf("%s %d is less than the %d %s of this node\n  nothing was changed; allow at least as many, or remove containers before", c.flag, c.max, c.has, c.what)
+			return fmt.Errorf("%s %d is less than the %d %s of this node\n  nothing was changed and packets flow as before; allow at least as many, or remove containers first", c.flag, c.max, c.has, c.what)
 		}
 	}
 	return nil
