@@ -9,6 +9,12 @@ import (
 // MinUsable is the least number of addresses a node must have for each tenant id and app.
 const MinUsable = 16384
 
+// Lengths of a private prefix: the longest leaves MinUsable addresses.
+const (
+	MinPrivateBits = 4
+	MaxPrivateBits = 10
+)
+
 // Plan is a cluster's use of the address space. It never changes while the cluster lives.
 type Plan struct {
 	Base    netip.Prefix // node /64s are cut from it
@@ -46,7 +52,7 @@ func (p Plan) Validate() error {
 			return fmt.Errorf("%s prefix %v is not an IPv6 prefix", q.name, q.prefix)
 		case q.prefix != q.prefix.Masked():
 			return fmt.Errorf("%s prefix %v has host bits set; write %v", q.name, q.prefix, q.prefix.Masked())
-		case q.prefix.Bits() < 4:
+		case q.prefix.Bits() < MinPrivateBits:
 			return fmt.Errorf("%s prefix %v is wider than /4 and would swallow addresses that are not ours", q.name, q.prefix)
 		case q.prefix.Overlaps(netip.MustParsePrefix("ff00::/8")), q.prefix.Overlaps(netip.MustParsePrefix("fe80::/10")),
 			q.prefix.Overlaps(netip.MustParsePrefix("::/8")):

@@ -181,9 +181,14 @@ func leftPrefixes(own netip.Prefix) ([]agent.Leftover, error) {
 			hasAddress[node] = hasAddress[node] || p.Addr() == node.Addr().Next()
 		}
 	}
+	var private []agent.Leftover
 	for _, r := range routes {
-		if p := prefixOf(r.Dst); p.IsValid() && p.Bits() == address.NodeBits && isGuard(r) {
+		switch p := prefixOf(r.Dst); {
+		case !p.IsValid() || !isGuard(r):
+		case p.Bits() == address.NodeBits:
 			guarded[p] = true
+		case p.Bits() >= address.MinPrivateBits && p.Bits() <= address.MaxPrivateBits:
+			private = append(private, leftRoute(p))
 		}
 	}
 	var all []agent.Leftover
@@ -198,7 +203,10 @@ func leftPrefixes(own netip.Prefix) ([]agent.Leftover, error) {
 	if guarded[own] {
 		all = append(all, leftRoute(own))
 	}
-	return all, nil
+	if len(all) == 0 {
+		return nil, nil // where no node is, a guard of the private prefix is somebody else's
+	}
+	return append(private, all...), nil
 }
 
 func isGuard(r netlink.Route) bool {

@@ -43,7 +43,7 @@ func TestLeftoversWithoutState(t *testing.T) {
 	must(t, n.ns.Do(func() error {
 		all, err := Leftovers(netip.Prefix{}, dir)
 		must(t, err)
-		if got := kinds(all); got != "device pair link map folder address route" {
+		if got := kinds(all); got != "device pair link map folder route address route" {
 			t.Errorf("found %s", got)
 		}
 		for _, l := range all {

@@ -174,7 +174,7 @@ func TestNodeClaimsNobody(t *testing.T) {
 	a, b := n.add(t, blue, 1), n.add(t, blue, 1)
 	for _, source := range []netip.Addr{a.seen(), n.gateway(t, blue), n.underlay, a.plain()} {
 		before := n.drops(t)["src-not-own"]
-		must(t, n.ns.Do(func() error { return sendFrom(source, b.seen()) }))
+		must(t, n.ns.Do(func() error { return sendFrom(unix.IPV6_FREEBIND, source, b.seen()) }))
 		if got := n.drops(t)["src-not-own"] - before; got != 1 {
 			t.Errorf("from %v: %d drops for src-not-own, want 1", source, got)
 		}
@@ -188,11 +188,11 @@ func TestNodeClaimsNobody(t *testing.T) {
 }
 
 // sendFrom sends a datagram as any process may: IPV6_FREEBIND asks for no privilege.
-func sendFrom(source, to netip.Addr) error {
+func sendFrom(option int, source, to netip.Addr) error {
 	d := net.Dialer{
 		LocalAddr: net.UDPAddrFromAddrPort(netip.AddrPortFrom(source, 0)),
 		Control: func(_, _ string, raw syscall.RawConn) (err error) {
-			return errors.Join(raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_IPV6, unix.IPV6_FREEBIND, 1) }), err)
+			return errors.Join(raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_IPV6, option, 1) }), err)
 		},
 	}
 	conn, err := d.Dial("udp6", netip.AddrPortFrom(to, 9).String())

@@ -150,8 +150,8 @@ func (d *Datapath) isOurLink(h uplinkHook, p link.AttachedProgram) bool {
 	return err == nil && ok && id == info.ID
 }
 
-// guardPrefix gives the node its own address, prefix::1, and makes the rest of its /64 unreachable:
-// what no program takes must not find the default route.
+// guardPrefix gives the node its own address, prefix::1, and makes the rest of its /64 unreachable, and
+// the private prefix: what no program takes, and what no container has, must not find the default route.
 func (d *Datapath) guardPrefix() error {
 	lo, err := d.netlink.LinkByName("lo")
 	if err != nil {
@@ -161,9 +161,10 @@ func (d *Datapath) guardPrefix() error {
 	if err := netns.Retry(func() error { return d.netlink.AddrReplace(lo, self) }); err != nil {
 		return fmt.Errorf("give lo the node address %v: %w", self.IPNet, err)
 	}
-	guard := guardRoute(d.config.NodePrefix)
-	if err := netns.Retry(func() error { return d.netlink.RouteReplace(guard) }); err != nil {
-		return fmt.Errorf("make the rest of %v unreachable: %w", d.config.NodePrefix, err)
+	for _, p := range []netip.Prefix{d.config.NodePrefix, d.config.Plan.Private} {
+		if err := netns.Retry(func() error { return d.netlink.RouteReplace(guardRoute(p)) }); err != nil {
+			return fmt.Errorf("make the rest of %v unreachable: %w", p, err)
+		}
 	}
 	return nil
 }

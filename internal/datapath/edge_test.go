@@ -1,0 +1,207 @@
+package datapath
+
+import (
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/netns"
+	"pilaster.io/pilaster/internal/packet"
+)
+
+// side is another way into a node than its uplink.
+type side struct {
+	ns     *netns.Namespace // where somebody sends
+	device string
+	to     net.HardwareAddr
+}
+
+// secondNIC gives the node another one, with a machine at its other end.
+func (n *testNode) secondNIC(t *testing.T) side {
+	t.Helper()
+	stranger := namespace(t, "stranger")
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.Index = "eth1", 200
+	pair := netlink.NewVeth(attrs)
+	pair.PeerName, pair.PeerNamespace = "eth0", netlink.NsFd(stranger.FD())
+	must(t, n.datapath.netlink.LinkAdd(pair))
+	h, err := stranger.Netlink()
+	must(t, err)
+	defer h.Close()
+	far, err := h.LinkByName("eth0")
+	must(t, err)
+	must(t, h.LinkSetUp(far))
+	return side{stranger, "eth0", n.up(t, "eth1", "2001:db8:99::1")}
+}
+
+func (n *testNode) up(t *testing.T, device, address string) net.HardwareAddr {
+	t.Helper()
+	l, err := n.datapath.netlink.LinkByName(device)
+	must(t, err)
+	must(t, n.datapath.netlink.AddrAdd(l, &netlink.Addr{IPNet: ipNet(netip.PrefixFrom(netip.MustParseAddr(address), 64)), Flags: unix.IFA_F_NODAD}))
+	must(t, n.datapath.netlink.LinkSetUp(l))
+	must(t, n.ns.WaitUp(t.Context(), device))
+	return l.Attrs().HardwareAddr
+}
+
+// forwards makes a router of the node, which is the hardest case: its stack passes on what it can.
+func (n *testNode) forwards(t *testing.T) {
+	t.Helper()
+	for _, device := range []string{"all", "eth0"} {
+		must(t, n.ns.Do(func() error {
+			return os.WriteFile(filepath.Join("/proc/sys/net/ipv6/conf", device, "forwarding"), []byte("1"), 0)
+		}))
+	}
+}
+
+// defaultRoute leads out whatever nothing else stops.
+func (n *testNode) defaultRoute(t *testing.T, via *testNode) {
+	t.Helper()
+	must(t, n.datapath.netlink.RouteAdd(&netlink.Route{Dst: ipNet(netip.MustParsePrefix("::/0")), Gw: via.underlay.AsSlice()}))
+}
+
+// claims are packets for a node's containers from anywhere but the fabric, all forged one way or another.
+func (n *testNode) claims(t *testing.T, c, sibling, far *testContainer) (all []packet.Packet) {
+	t.Helper()
+	for _, source := range []netip.Addr{
+		far.plain(), far.seen(), sibling.plain(), sibling.seen(), n.address(), n.gateway(t, blue), far.node.address(), netip.MustParseAddr("2001:db8:99::2"),
+	} {
+		for _, to := range []netip.Addr{c.plain(), c.seen()} {
+			all = append(all, packet.Packet{Source: source, Destination: to, Body: gram})
+		}
+	}
+	return all
+}
+
+// TestOtherWaysIn: a packet for a container comes in by the uplink, from the fabric, or not at all. (Tags
+// on the uplink: TestTaggedFramesStayOut.)
+func TestOtherWaysIn(t *testing.T) {
+	w := newWire(t)
+	n := w.nodes[0]
+	c, sibling, far := n.add(t, blue, 1), n.add(t, blue, 1), w.nodes[1].add(t, blue, 1)
+	s := n.secondNIC(t)
+	n.forwards(t)
+	inside, err := packet.NewCapture(c.ns, "eth0", packet.IncomingOnly)
+	must(t, err)
+	defer inside.Close()
+	arrived, err := packet.NewCapture(n.ns, "eth1", packet.IncomingOnly)
+	must(t, err)
+	defer arrived.Close()
+	raw, err := packet.NewInjector(s.ns, s.device)
+	must(t, err)
+	defer raw.Close()
+	for _, p := range n.claims(t, c, sibling, far) {
+		must(t, raw.Send(p.Frame(s.to, raw.MAC())))
+	}
+	sentinelAfter(t, arrived, func(last packet.Sentinel) {
+		must(t, raw.Send(packet.Packet{Source: netip.MustParseAddr("2001:db8:99::2"), Destination: netip.MustParseAddr("2001:db8:99::3"),
+			Body: packet.Raw{Proto: 253, Data: last[:]}}.Frame(s.to, raw.MAC())))
+	})
+	if seen := drain(t, inside, c); len(seen) != 1 {
+		t.Errorf("%d packets came in", len(seen)-1)
+	}
+	// Those for the address that containers see were routed to them, and ended there.
+	if got := n.drops(t)["src-not-own"]; got != 8 {
+		t.Errorf("%d drops for src-not-own, want 8", got)
+	}
+	mustReach(t, far, c, "after all of it")
+	transfer(t, n.self(), c, 100000)
+}
+
+// TestHostNetworkProcess: a process of the node without privileges, or root with transparent sockets,
+// speaks for no container.
+func TestHostNetworkProcess(t *testing.T) {
+	w := newWire(t)
+	n, peer := w.nodes[0], w.nodes[1]
+	c, far := n.add(t, blue, 1), peer.add(t, blue, 1)
+	n.defaultRoute(t, peer)
+	for _, option := range []int{unix.IPV6_FREEBIND, unix.IPV6_TRANSPARENT} {
+		for _, a := range []struct {
+			source, to netip.Addr
+			why        string
+		}{
+			{c.plain(), far.plain(), "host-claims-tenant"},
+			{c.plain(), peer.underlay, "host-claims-tenant"},
+			{c.seen(), peer.underlay, "private-outside"},
+			{n.gateway(t, blue), peer.underlay, "private-outside"},
+			{far.plain(), far.plain(), "host-claims-tenant"},
+			{far.plain(), c.seen(), "src-not-own"},
+		} {
+			before := n.drops(t)[a.why]
+			must(t, n.ns.Do(func() error { return sendFrom(option, a.source, a.to) }))
+			if got := n.drops(t)[a.why] - before; got != 1 {
+				t.Errorf("option %d, from %v to %v: %d drops for %s, want 1", option, a.source, a.to, got, a.why)
+			}
+		}
+	}
+	// The private prefix leads nowhere but to its own containers.
+	for _, to := range []netip.Addr{far.seen(), c.plain(), n.gateway(t, blue)} {
+		if err := n.ns.Do(func() error { return sendUDP(to, []byte("anyone?")) }); err == nil {
+			t.Errorf("a packet for %v was sent", to)
+		}
+	}
+	// What a node says as itself goes on: its own services, and a router's.
+	for _, to := range []*testContainer{peer.self(), peer.under()} {
+		transfer(t, n.self(), to, 100000)
+		transfer(t, n.under(), to, 100000)
+	}
+}
+
+// under is the node's stack by its address on the fabric.
+func (n *testNode) under() *testContainer {
+	c := n.self()
+	c.record.Attachments[0].Address = n.underlay
+	return c
+}
+
+// TestEachProgramMissing: whichever is gone, packets of containers end where it stood and reach nobody
+// they should not. A program that is missing on the way out of the node leaks nothing of the others.
+func TestEachProgramMissing(t *testing.T) {
+	for _, hook := range []string{"uplink_in", "uplink_out"} {
+		t.Run(hook, func(t *testing.T) {
+			w := newWire(t)
+			n, peer := w.nodes[0], w.nodes[1]
+			c, far, red1, red2 := n.add(t, blue, 1), peer.add(t, blue, 1), n.add(t, red, 1), peer.add(t, red, 1)
+			n.forwards(t)
+			n.defaultRoute(t, peer)
+			mustReach(t, c, far, "before")
+			l, err := link.LoadPinnedLink(filepath.Join(n.datapath.linksDir(), hook), nil)
+			must(t, err)
+			must(t, l.Detach())
+			must(t, l.Close())
+			onWire, err := packet.NewCapture(peer.ns, "eth0", packet.IncomingOnly)
+			must(t, err)
+			defer onWire.Close()
+			// Out of the uplink containers go as before; into the node nothing comes for them.
+			got := c.ping(t, far.seen(), 56, map[string]time.Duration{"uplink_in": impatience, "uplink_out": patience}[hook])
+			if want := map[string]int{"uplink_in": 0, "uplink_out": got.Sent}[hook]; got.Received != want {
+				t.Errorf("%d of %d answered, want %d", got.Received, got.Sent, want)
+			}
+			for _, pair := range [][2]*testContainer{{c, red1}, {c, red2}, {red2, c}, {far, red1}} {
+				if r := pair[0].ping(t, pair[1].seen(), 56, impatience); r.Received != 0 {
+					t.Errorf("%v reached %v", pair[0].seen(), pair[1].seen())
+				}
+			}
+			if err := n.ns.Do(func() error { return sendUDP(far.seen(), []byte("anyone?")) }); err == nil {
+				t.Error("the node asked the fabric for a ciphertext")
+			}
+			for _, s := range sentinelAfter(t, onWire, func(s packet.Sentinel) {
+				must(t, n.ns.Do(func() error { return sendUDP(peer.underlay, s[:]) }))
+			}) {
+				if p, err := s.Packet(); err == nil && (address.DefaultPlan().Private.Contains(p.Source) || address.DefaultPlan().Private.Contains(p.Destination)) {
+					t.Errorf("leaked to the wire: %+v", p)
+				}
+			}
+			n.restore(t, c, red1)
+			mustReach(t, c, far, "attached again")
+		})
+	}
+}
