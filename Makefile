@@ -86,7 +86,7 @@ chaos: ## CHANGES=10000 registrations and tenant changes while orchestrators and
 	@$(MAKE) deps
 	@PILASTER_CHAOS_CHANGES=$(or $(CHANGES),10000) go test -v -count=1 -timeout 0 ./test/registrations
 
-mutation: ## every check of the datapath taken away in turn: the tests written for it must notice
+mutation: ## every check of the datapath taken away in turn, a bug planted for every fuzz target: tests must notice
 	@$(as_root)
 	@$(MAKE) deps
 	@MUTATION=all go test -v -count=1 -timeout 0 ./test/mutation

@@ -199,7 +199,8 @@ func frames(cases []progCase) (all [][]byte) {
 	return all
 }
 
-// FuzzFromContainer: whatever a container sends, only its own packets to its own tenant leave it.
+// FuzzFromContainer: whatever a container sends, only its own packets to its own tenant leave it. Tags, checksums left
+// to a device and true segments do not fit into a run of a program: TestAnyFrameOfAContainer sends those.
 func FuzzFromContainer(f *testing.F) {
 	b := newFuzzBench(f)
 	b.program = b.datapath.objects.PilContainer

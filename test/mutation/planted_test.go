@@ -1,0 +1,150 @@
+package mutation_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+const tree = "../.."
+
+// fuzzTime is what a target gets to find its bug, most of which are found in the first seconds.
+const fuzzTime = 5 * time.Minute
+
+// A planted bug is one that a fuzz target has to find. Where the target's rules and seeds leave any, it is one that
+// no seed shows.
+type planted struct {
+	target   string
+	file     string // below the source tree
+	old, new string // the file has old exactly once
+}
+
+func bugs() []planted {
+	return []planted{
+		{"FuzzSplit", "internal/address/address.go", "Index(low) & MaxIndex", "Index(low) & (MaxIndex >> 1)"},
+		{"FuzzParse", "internal/address/address.go", `case a.Zone() != "":`, `case a.Zone() == "eth0":`},
+		{"FuzzParseKey", "internal/address/cipher.go", "case len(s) != 2*len(Key{}):", "case len(s) < 2*len(Key{}):"},
+		{"FuzzCipher", "internal/address/cipher.go", "c.block.Decrypt(b[:], b[:])", "if b[0] != 'a' {\n\t\tc.block.Decrypt(b[:], b[:])\n\t}"},
+		{"FuzzPlanValidate", "internal/address/plan.go", "if p.Base.Overlaps(p.Private) {", "if p.Base == p.Private {"},
+		{"FuzzTenantFile", "internal/agent/tenants.go", "if a.ID == 0 || a.ID >= address.FirstReservedApp {", "if a.ID == 0 || a.ID > address.FirstReservedApp {"},
+		{"FuzzNodeFile", "internal/agent/node.go", `if f.Name == "" || f.UUID == "" {`, `if f.Name == "" {`},
+		{"FuzzParseConfig", "internal/cni/config.go", "if err := tenant.CheckName(name); err != nil {", "if err := tenant.CheckName(name); err != nil && len(name) > 63 {"},
+		{"FuzzAnswer", "internal/cni/result.go", "addr, err := netip.ParseAddr(a.Address)\n\t\tif err != nil {", "addr, err := netip.ParseAddr(a.Address)\n\t\tif err != nil && a.Address == \"\" {"},
+		{"FuzzFromContainer", "bpf/container.h", "if (tenant_id(&plain) == id)", "if (owns(own, tenant_id(&plain)))"},
+		{"FuzzFromFabric", "bpf/uplink.h", "crypt(from_id, &source, ENCRYPT)", "crypt(to_id, &source, ENCRYPT)"},
+		{"FuzzToFabric", "bpf/uplink.h", "if (in_base(&src) && tenant_id(&src))", "if (in_base(&src) && tenant_id(&src) && tenant_id(&src) != 9)"},
+		{"FuzzDecodeEvent", "internal/datapath/events.go", "Count: e.Count,", "Count: e.Count & (1<<63 - 1),"},
+		{"FuzzDeviceID", "internal/datapath/device.go", "name == deviceName(endpoint.ID(id))", `!strings.HasPrefix(number, "00")`},
+		{"FuzzCursor", "internal/endpoint/cursor.go", "if i > f.Reserved {", "if i > f.Reserved+1 {"},
+		{"FuzzDecodeRecord", "internal/endpoint/record.go", "d.HostMAC.String(), d.ContainerMAC.String(), d.MTU}", "d.ContainerMAC.String(), d.HostMAC.String(), d.MTU}"},
+		{"FuzzMember", "internal/join/member.go", "if err := cert.CheckSignatureFrom(ca); err != nil {", "if err := cert.CheckSignatureFrom(ca); err != nil && len(certDER) == 0 {"},
+		{"FuzzToken", "internal/join/token.go", `parts[0] != "pilaster"`, `!strings.HasPrefix(parts[0], "pilaster")`},
+		{"FuzzParseSpec", "internal/lab/parse.go", "if err := s.Validate(); err != nil {", "if err := s.Validate(); err != nil && len(s.Nodes) > 0 {"},
+		{"FuzzParseAuthority", "internal/orchestrator/pki/pki.go", "!ok || !public.Equal(cert.PublicKey)", "!ok || public.Equal(nil)"},
+		{"FuzzSignNode", "internal/orchestrator/pki/pki.go", "!ok || k.Curve != elliptic.P256()", "!ok || k.Curve == elliptic.P224()"},
+		{"FuzzCheckNode", "internal/orchestrator/store/names.go", "ok = ok && labelForm.MatchString(label)", "ok = ok && (label == \"\" || labelForm.MatchString(label))"},
+		{"FuzzEvent", "internal/orchestrator/store/watch.go", "strings.CutPrefix(key, dirTenants)", `strings.CutPrefix(key, strings.TrimSuffix(dirTenants, "s/"))`},
+		{"FuzzCluster", "internal/orchestrator/store/cluster.go", "len(r.JoinSecret) != len(c.Token.Secret)", "len(r.JoinSecret) > len(c.Token.Secret)"},
+		{"FuzzDecode", "internal/packet/decode.go", "if len(b) < icmpHeaderLen {", "if len(b) < icmpHeaderLen-4 {"},
+		{"FuzzKernelVersion", "internal/preflight/machine.go", "minor < wantMinor", "minor+1 < wantMinor"},
+		{"FuzzParseLabels", "internal/tenant/identity.go", `k + "=" + labels[k]`, `strings.ToLower(k) + "=" + labels[k]`},
+	}
+}
+
+// TestEveryFuzzTargetFindsABug plants each bug and fuzzes until it is found.
+func TestEveryFuzzTargetFindsABug(t *testing.T) {
+	all := os.Getenv("MUTATION") == "all"
+	tried := []string{"FuzzSplit"} // when nobody asks for all
+	for _, b := range bugs() {
+		if all || slices.Contains(tried, b.target) {
+			t.Run(b.target, b.mustBeFound)
+		}
+	}
+}
+
+func (b planted) mustBeFound(t *testing.T) {
+	folder, binary := filepath.Dir(b.file), filepath.Join(t.TempDir(), "fuzz")
+	bad := strings.Replace(b.text(t), b.old, b.new, 1)
+	overlay := ""
+	if folder == "bpf" {
+		folder, overlay = "internal/datapath", compile(t, filepath.Base(b.file), bad)
+	} else {
+		overlay = overlayOf(t, filepath.Join(tree, b.file), bad)
+	}
+	// A binary, because what `go test -fuzz` finds goes into the source tree, and here into the folder it runs in.
+	build := exec.CommandContext(t.Context(), "go", "test", "-c", "-fuzz", "^"+b.target+"$", "-vet=off", "-overlay", overlay, "-o", binary, "./"+folder)
+	build.Dir = tree
+	if said, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("with the bug it does not compile: %v\n%s", err, said)
+	}
+	start := time.Now()
+	run := exec.CommandContext(t.Context(), binary, "-test.run=^$", "-test.fuzz=^"+b.target+"$", "-test.fuzztime="+fuzzTime.String(), "-test.fuzzminimizetime=10x", "-test.fuzzcachedir="+t.TempDir())
+	run.Dir = t.TempDir()
+	said, err := run.CombinedOutput()
+	var failed *exec.ExitError
+	if !errors.As(err, &failed) || !bytes.Contains(said, []byte("--- FAIL: "+b.target)) {
+		t.Fatalf("not found in %v: %v\n%s", time.Since(start).Round(time.Second), err, said)
+	}
+	seed := ""
+	if bytes.Contains(said, []byte("failure while testing seed corpus entry")) {
+		seed = ", by a seed"
+	}
+	t.Logf("found in %v%s", time.Since(start).Round(100*time.Millisecond), seed)
+}
+
+// overlayOf has go build another text in place of a file.
+func overlayOf(t *testing.T, file, text string) string {
+	t.Helper()
+	file, err := filepath.Abs(file)
+	must(t, err)
+	dir := t.TempDir()
+	instead, overlay := filepath.Join(dir, filepath.Base(file)), filepath.Join(dir, "overlay.json")
+	must(t, os.WriteFile(instead, []byte(text), 0o600))
+	replace, err := json.Marshal(map[string]map[string]string{"Replace": {file: instead}})
+	must(t, err)
+	must(t, os.WriteFile(overlay, replace, 0o600))
+	return overlay
+}
+
+func (b planted) text(t *testing.T) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(tree, b.file))
+	must(t, err)
+	return string(text)
+}
+
+// TestEveryFuzzTargetHasABug: each target of the tree is in the table, and each bug can be planted.
+func TestEveryFuzzTargetHasABug(t *testing.T) {
+	var known []string
+	for _, b := range bugs() {
+		if n := strings.Count(b.text(t), b.old); n != 1 {
+			t.Errorf("%s: found %d times in %s, must be once:\n%s", b.target, n, b.file, b.old)
+		}
+		known = append(known, b.target)
+	}
+	target := regexp.MustCompile(`(?m)^func (Fuzz\w*)\(`)
+	var there []string
+	must(t, filepath.WalkDir(tree, func(path string, _ os.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		for _, found := range target.FindAllSubmatch(text, -1) {
+			there = append(there, string(found[1]))
+		}
+		return err
+	}))
+	slices.Sort(known)
+	slices.Sort(there)
+	if !slices.Equal(known, there) {
+		t.Errorf("the table has bugs for\n%q, the fuzz targets are\n%q", known, there)
+	}
+}
