@@ -54,6 +54,7 @@ type LinkStatus struct {
 	Since     time.Time
 	Revision  int64
 	LastError string
+	Refused   bool // by an orchestrator that knows this node: LastError says why
 }
 
 func NewLink(c LinkConfig) *Link {
@@ -109,6 +110,22 @@ func retriable(err error) bool {
 		return true
 	}
 	return false
+}
+
+// refused tells whether trying again helps only after somebody has done something: the node was
+// deleted, its identity is used by another machine, or what it holds is not what the cluster knows.
+func refused(err error) bool {
+	var remote *connect.Error
+	return errors.As(err, &remote) && (remote.Code() == connect.CodeFailedPrecondition || remote.Code() == connect.CodeAlreadyExists)
+}
+
+// problem says why this node takes no new endpoints. Without an orchestrator it does; one that the
+// cluster refuses may have lost its addresses to others.
+func (l *Link) problem() error {
+	if s := l.Status(); s.Refused {
+		return fmt.Errorf("the orchestrator refuses this node: %s\n  no endpoint is added; those there are keep working and can be removed", s.LastError)
+	}
+	return nil
 }
 
 func (l *Link) register(ctx context.Context) (pilasterv1connect.NodeServiceClient, error) {
@@ -170,6 +187,7 @@ func (l *Link) lost(err error, n int) {
 		l.status.Connected, l.status.Since = false, time.Now()
 	}
 	l.status.LastError = sentence(err)
+	l.status.Refused = refused(err)
 	l.config.Log.Warn("no connection to the orchestrator", "url", l.config.URL, "failures", n+1, "error", l.status.LastError)
 }
 
@@ -261,6 +279,7 @@ func (l *Link) apply(ctx context.Context, core *Core, event *pilasterv1.FollowRe
 	defer l.mu.Unlock()
 	if !l.status.Connected {
 		l.status.Connected, l.status.Since, l.status.LastError = true, time.Now(), ""
+		l.status.Refused = false
 	}
 	if event.Revision > 0 {
 		l.status.Revision = event.Revision

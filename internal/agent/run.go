@@ -270,7 +270,7 @@ func (d *daemon) start(ctx context.Context, g *errgroup.Group) error {
 	if err := core.Start(ctx); err != nil {
 		return stateError(err)
 	}
-	d.service.Serve(core, overlap.problem)
+	d.service.Serve(core, func() error { return cmp.Or(overlap.problem(), d.link.problem()) })
 	d.Log.Info("agent is ready", "node", d.node.Name(), "prefix", m.Prefix, "endpoints", len(core.Endpoints()))
 	if err := observe.Notify(observe.Ready); err != nil {
 		d.Log.Warn("the supervisor was not told", "error", err)

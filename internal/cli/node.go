@@ -17,7 +17,7 @@ type nodeView struct {
 	Name            string    `json:"name"`
 	UUID            string    `json:"uuid"`
 	Prefix          string    `json:"prefix"`
-	State           string    `json:"state"` // connected or away, as this orchestrator sees it
+	State           string    `json:"state"` // connected (to any orchestrator) or away
 	Route           string    `json:"route"` // what the fabric must have; empty if the node named no next hop
 	UplinkAddresses []string  `json:"uplinkAddresses"`
 	Version         string    `json:"version"`

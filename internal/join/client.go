@@ -1,6 +1,7 @@
 package join
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -27,6 +28,7 @@ type Config struct {
 	StateDir string // where the certificate is kept, in a file of mode 0600
 	NodeName string
 	NodeUUID string // lower-case, with dashes
+	Instance string // of the calling process, which tells it from one on a copy of this disk; empty means a new one
 	Log      *slog.Logger
 }
 
@@ -48,6 +50,7 @@ func Dial(ctx context.Context, c Config) (*Client, error) {
 	if err := checkURL(c.URL); err != nil {
 		return nil, err
 	}
+	c.Instance = cmp.Or(c.Instance, NewUUID())
 	m, err := c.membership(ctx)
 	if err != nil {
 		return nil, err
@@ -64,7 +67,7 @@ func Dial(ctx context.Context, c Config) (*Client, error) {
 			return client.member.Load().tlsCertificate(), nil
 		},
 	})
-	client.NodeServiceClient = newService(client.transport, c.URL)
+	client.NodeServiceClient = newService(client.transport, c)
 	return client, nil
 }
 
@@ -74,6 +77,9 @@ func checkURL(s string) error {
 	}
 	return nil
 }
+
+// Instance is the process that the client calls as.
+func (c *Client) Instance() string { return c.config.Instance }
 
 // Close ends idle connections.
 func (c *Client) Close() { c.transport.CloseIdleConnections() }
@@ -114,7 +120,7 @@ func (c Config) join(ctx context.Context, token Token) (*member, error) {
 	if err != nil {
 		return nil, err
 	}
-	resp, err := newService(transport, c.URL).Join(ctx, connect.NewRequest(&pilasterv1.JoinRequest{
+	resp, err := newService(transport, c).Join(ctx, connect.NewRequest(&pilasterv1.JoinRequest{
 		Secret:   fmt.Sprintf("%x", token.Secret),
 		NodeName: c.NodeName,
 		NodeUuid: c.NodeUUID,
@@ -194,13 +200,19 @@ func newTransport(t *tls.Config) *http.Transport {
 	}
 }
 
-func newService(t *http.Transport, baseURL string) pilasterv1connect.NodeServiceClient {
-	return pilasterv1connect.NewNodeServiceClient(&http.Client{Transport: t}, baseURL,
-		connect.WithInterceptors(connect.UnaryInterceptorFunc(withDeadline)))
+// InstanceHeader names the process that calls, on each call.
+const InstanceHeader = "Pilaster-Instance"
+
+func newService(t *http.Transport, c Config) pilasterv1connect.NodeServiceClient {
+	return pilasterv1connect.NewNodeServiceClient(&http.Client{Transport: t}, c.URL, connect.WithInterceptors(calls{c}))
 }
 
-func withDeadline(next connect.UnaryFunc) connect.UnaryFunc {
+// calls gives each call what all have in common.
+type calls struct{ Config }
+
+func (c calls) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 	return func(ctx context.Context, req connect.AnyRequest) (connect.AnyResponse, error) {
+		req.Header().Set(InstanceHeader, c.Instance)
 		if _, ok := ctx.Deadline(); !ok {
 			var cancel context.CancelFunc
 			ctx, cancel = context.WithTimeout(ctx, callTimeout)
@@ -208,4 +220,16 @@ func withDeadline(next connect.UnaryFunc) connect.UnaryFunc {
 		}
 		return next(ctx, req)
 	}
+}
+
+func (c calls) WrapStreamingClient(next connect.StreamingClientFunc) connect.StreamingClientFunc {
+	return func(ctx context.Context, spec connect.Spec) connect.StreamingClientConn {
+		conn := next(ctx, spec)
+		conn.RequestHeader().Set(InstanceHeader, c.Instance)
+		return conn
+	}
+}
+
+func (c calls) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
+	return next
 }

@@ -9,6 +9,7 @@ import (
 	"connectrpc.com/connect"
 
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
+	"pilaster.io/pilaster/internal/join"
 	"pilaster.io/pilaster/internal/orchestrator/pki"
 )
 
@@ -16,6 +17,7 @@ type contextKey int
 
 const (
 	callerKey contextKey = iota
+	instanceKey
 	controllerKey
 )
 
@@ -39,6 +41,7 @@ func authenticate(next http.Handler) http.Handler {
 				ctx = context.WithValue(ctx, callerKey, n)
 			}
 		}
+		ctx = context.WithValue(ctx, instanceKey, r.Header.Get(join.InstanceHeader))
 		_, known := caller(ctx)
 		if !known {
 			r.Body = http.MaxBytesReader(w, r.Body, maxStranger)
@@ -61,6 +64,12 @@ func authenticate(next http.Handler) http.Handler {
 func caller(ctx context.Context) (pki.Node, bool) {
 	n, ok := ctx.Value(callerKey).(pki.Node)
 	return n, ok
+}
+
+// instance is the process of the agent that makes the call.
+func instance(ctx context.Context) string {
+	s, _ := ctx.Value(instanceKey).(string)
+	return s
 }
 
 // controller sets deadlines on the call's reads and writes.

@@ -95,7 +95,11 @@ func TestFollow(t *testing.T) {
 	if err != nil || !got.Msg.Node.Connected || len(got.Msg.Tenants) != 1 {
 		t.Errorf("node get: %v, %v", got, err)
 	}
-	if err := s.store.DeleteNode(t.Context(), "n1"); err != nil { // as by another orchestrator, which cannot know
+	// As when this orchestrator was away from the store for so long that its sessions are forgotten.
+	if err := s.store.Disconnect(t.Context(), "n1", s.model.followers["n1"].session); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.store.DeleteNode(t.Context(), "n1"); err != nil {
 		t.Fatal(err)
 	}
 	again.ended(t, connect.CodeFailedPrecondition)

@@ -17,21 +17,22 @@ const maxQueue = 256
 
 // follower is one node's stream. Everything in it but queue belongs to the model's lock.
 type follower struct {
-	node   pki.Node
-	hosted map[string]bool                // what the stream carries
-	noted  map[string]*pilasterv1.Hosting // what this stream has had noted in the store
-	queue  chan *pilasterv1.FollowResponse
-	end    context.CancelCauseFunc
+	node    pki.Node
+	session store.Session
+	hosted  map[string]bool                // what the stream carries
+	noted   map[string]*pilasterv1.Hosting // what this stream has had noted in the store
+	queue   chan *pilasterv1.FollowResponse
+	end     context.CancelCauseFunc
 }
 
 // follow starts a stream by its first message: its queue begins with what the node has missed
 // since the revision it knows, or with a snapshot. A stream that the node had before is ended.
-func (m *model) follow(n pki.Node, first *pilasterv1.FollowRequest, end context.CancelCauseFunc) *follower {
+func (m *model) follow(n pki.Node, session store.Session, first *pilasterv1.FollowRequest, end context.CancelCauseFunc) *follower {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	f := &follower{node: n, hosted: set(first.HostedTenants), queue: make(chan *pilasterv1.FollowResponse, maxQueue), end: end}
+	f := &follower{node: n, session: session, hosted: set(first.HostedTenants), queue: make(chan *pilasterv1.FollowResponse, maxQueue), end: end}
 	if old := m.followers[n.Name]; old != nil {
-		m.endOne(old, connect.CodeAborted, "replaced", "the node opened another stream")
+		m.endReplaced(old)
 	}
 	m.followers[n.Name] = f
 	if !m.knows(n) {
@@ -209,6 +210,10 @@ func (m *model) endOne(f *follower, code connect.Code, word, reason string) {
 	m.dropped(word)
 }
 
+func (m *model) endReplaced(f *follower) {
+	m.endOne(f, connect.CodeAborted, "replaced", "the node opened another stream")
+}
+
 func (m *model) endDeleted(f *follower) {
 	m.endOne(f, connect.CodeFailedPrecondition, "deleted", fmt.Sprintf("node %s was deleted", f.node.Name))
 }
@@ -217,6 +222,13 @@ func (m *model) endAll(code connect.Code, word, reason string) {
 	for _, f := range m.followers {
 		m.endOne(f, code, word, reason)
 	}
+}
+
+// restart ends all streams, which nodes open anew.
+func (m *model) restart() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.endAll(connect.CodeAborted, "restart", "the store forgot this stream; follow again")
 }
 
 // stop ends all streams.

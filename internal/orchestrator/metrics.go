@@ -66,7 +66,7 @@ func (m *metrics) observe(model *model, s *store.Store) {
 			func() float64 { return float64(value(model.size())) }))
 	}
 	gauge("nodes", "Registered nodes.", func(s size) int64 { return int64(s.nodes) })
-	gauge("nodes_connected", "Nodes with a stream to this orchestrator.", func(s size) int64 { return int64(s.connected) })
+	gauge("nodes_connected", "Nodes with a stream to this orchestrator.", func(s size) int64 { return int64(s.streams) })
 	gauge("tenants", "Tenants.", func(s size) int64 { return int64(s.tenants) })
 	gauge("apps", "Apps of all tenants.", func(s size) int64 { return int64(s.apps) })
 	gauge("revision", "Revision of the store that this orchestrator has seen.", func(s size) int64 { return s.revision })

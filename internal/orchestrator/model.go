@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"time"
 
 	"connectrpc.com/connect"
 	"google.golang.org/protobuf/proto"
@@ -28,6 +29,9 @@ type model struct {
 	apps      map[string]map[uint32]*pilasterv1.App     // by tenant
 	hosting   map[string]map[string]*pilasterv1.Hosting // tenant, node
 	unsettled map[string]bool                           // tenants whose ids may be due for a step
+	sessions  map[string]store.Session                  // by node, of all orchestrators
+	self      string                                    // this orchestrator in a session
+	lag       time.Duration                             // maxLag
 
 	past      []store.Batch // everything after the revision forgotten, oldest first
 	forgotten int64
@@ -36,8 +40,8 @@ type model struct {
 	dropped   func(reason string)  // counts streams ended by us
 }
 
-func newModel(dropped func(reason string)) *model {
-	return &model{changed: make(chan struct{}), unsettled: map[string]bool{}, followers: map[string]*follower{}, dropped: dropped}
+func newModel(self string, dropped func(reason string)) *model {
+	return &model{self: self, lag: maxLag, changed: make(chan struct{}), unsettled: map[string]bool{}, followers: map[string]*follower{}, dropped: dropped}
 }
 
 // apply is for store.Watch.
@@ -49,6 +53,7 @@ func (m *model) apply(b store.Batch) {
 		m.tenants = map[string]*pilasterv1.Tenant{}
 		m.apps = map[string]map[uint32]*pilasterv1.App{}
 		m.hosting = map[string]map[string]*pilasterv1.Hosting{}
+		m.sessions = map[string]store.Session{}
 		m.past, m.forgotten = nil, b.Revision
 		// What happened in between is not known, so each stream starts over.
 		m.endAll(connect.CodeAborted, "restart", "the orchestrator has read the store anew; follow again")
@@ -57,7 +62,7 @@ func (m *model) apply(b store.Batch) {
 		m.take(e)
 	}
 	m.revision = b.Revision
-	if !b.Whole {
+	if !b.Whole && slices.ContainsFunc(b.Events, func(e store.Event) bool { return e.Session == nil }) {
 		m.past = append(m.past, b)
 		if len(m.past) > maxPast {
 			m.forgotten = m.past[0].Revision
@@ -104,6 +109,13 @@ func (m *model) take(e store.Event) {
 			delete(m.hosting, e.EndedHosting.Tenant)
 		}
 		m.unsettle(e.EndedHosting.Tenant)
+	case e.Session != nil && e.Session.None():
+		delete(m.sessions, e.Session.Node)
+	case e.Session != nil:
+		m.sessions[e.Session.Node] = e.Session.Session
+		if f := m.followers[e.Session.Node]; f != nil && f.session != e.Session.Session {
+			m.endReplaced(f)
+		}
 	}
 }
 
@@ -143,8 +155,14 @@ func (m *model) nodeLocked(name string) *pilasterv1.Node {
 		return nil
 	}
 	record = proto.CloneOf(record)
-	record.Connected = m.followers[name] != nil
+	record.Connected = m.connected(name)
 	return record
+}
+
+// connected believes itself of its own streams, and the store of those of other orchestrators.
+func (m *model) connected(name string) bool {
+	s := m.sessions[name]
+	return m.followers[name] != nil || !s.None() && s.Orchestrator != m.self
 }
 
 // allNodes is sorted by name.
@@ -179,7 +197,7 @@ func (m *model) tenant(name string) (*pilasterv1.Tenant, []*pilasterv1.App, []*p
 	hosting := m.hostingOf(name)
 	for i, h := range hosting {
 		hosting[i] = proto.CloneOf(h)
-		hosting[i].Connected = m.followers[h.Node] != nil
+		hosting[i].Connected = m.connected(h.Node)
 	}
 	return m.tenants[name], m.appsOf(name), hosting
 }
@@ -214,14 +232,19 @@ func (m *model) appsOf(tenant string) []*pilasterv1.App {
 
 // size is what there is to count.
 type size struct {
-	revision                        int64
-	nodes, connected, tenants, apps int
+	revision                                 int64
+	nodes, connected, streams, tenants, apps int
 }
 
 func (m *model) size() size {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	s := size{m.revision, len(m.nodes), len(m.followers), len(m.tenants), 0}
+	s := size{revision: m.revision, nodes: len(m.nodes), streams: len(m.followers), tenants: len(m.tenants)}
+	for name := range m.nodes {
+		if m.connected(name) {
+			s.connected++
+		}
+	}
 	for _, apps := range m.apps {
 		s.apps += len(apps)
 	}

@@ -15,7 +15,7 @@ import (
 // newTestModel has node n1, tenants blue (hosted by n1) and red, at revision 10.
 func newTestModel() (*model, map[string]int) {
 	ended := map[string]int{}
-	m := newModel(func(reason string) { ended[reason]++ })
+	m := newModel("self", func(reason string) { ended[reason]++ })
 	n := testNode(1)
 	m.apply(store.Batch{Revision: 10, Whole: true, Events: []store.Event{
 		{Node: &pilasterv1.Node{Name: n.Name, Uuid: n.UUID}},
@@ -31,7 +31,7 @@ func app(m *model, revision int64, tenant string) {
 
 func testFollow(m *model, resume int64, hosted ...string) (*follower, context.Context) {
 	ctx, end := context.WithCancelCause(context.Background())
-	return m.follow(testNode(1), &pilasterv1.FollowRequest{HostedTenants: hosted, ResumeRevision: resume}, end), ctx
+	return m.follow(testNode(1), store.Session{}, &pilasterv1.FollowRequest{HostedTenants: hosted, ResumeRevision: resume}, end), ctx
 }
 
 func TestResume(t *testing.T) {
@@ -58,7 +58,7 @@ func TestResume(t *testing.T) {
 			app(m, 11, "blue")
 			app(m, 12, "red")
 			app(m, 13, "blue")
-			f := m.follow(testNode(1), &pilasterv1.FollowRequest{HostedTenants: c.hosted, ResumeRevision: c.resume, IncompleteTenants: c.incomplete}, func(error) {})
+			f := m.follow(testNode(1), store.Session{}, &pilasterv1.FollowRequest{HostedTenants: c.hosted, ResumeRevision: c.resume, IncompleteTenants: c.incomplete}, func(error) {})
 			deltas, tenants, last := 0, 0, int64(0)
 			for len(f.queue) > 0 {
 				r := <-f.queue
@@ -112,8 +112,8 @@ func TestSlowFollowerIsEnded(t *testing.T) {
 		t.Fatal("ended by what it does not hear")
 	}
 	app(m, 1001, "blue")
-	if connect.CodeOf(context.Cause(ctx)) != connect.CodeResourceExhausted || ended["slow"] != 1 || m.size().connected != 0 {
-		t.Errorf("cause %v, ended %v, connected %d", context.Cause(ctx), ended, m.size().connected)
+	if connect.CodeOf(context.Cause(ctx)) != connect.CodeResourceExhausted || ended["slow"] != 1 || m.size().streams != 0 {
+		t.Errorf("cause %v, ended %v, connected %d", context.Cause(ctx), ended, m.size().streams)
 	}
 }
 
@@ -124,7 +124,7 @@ func TestStoreReadAnewEndsStreams(t *testing.T) {
 	if connect.CodeOf(context.Cause(ctx)) != connect.CodeAborted || ended["restart"] != 1 {
 		t.Errorf("cause %v, ended %v", context.Cause(ctx), ended)
 	}
-	if got := fmt.Sprint(m.size()); got != "{500 0 0 0 0}" {
+	if got := fmt.Sprint(m.size()); got != "{500 0 0 0 0 0}" {
 		t.Errorf("what is gone is still there: %s", got)
 	}
 }

@@ -15,6 +15,7 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/join"
 	"pilaster.io/pilaster/internal/orchestrator/pki"
 	"pilaster.io/pilaster/internal/orchestrator/store"
 	"pilaster.io/pilaster/internal/tenant"
@@ -28,6 +29,7 @@ type nodeService struct {
 	model   *model
 	timeout time.Duration // for one message of a stream to be written, or the first to be read
 	sent    func(*pilasterv1.FollowResponse)
+	later   func(func(context.Context)) // does something that outlasts the call
 }
 
 func (s *nodeService) Join(ctx context.Context, req *connect.Request[pilasterv1.JoinRequest]) (*connect.Response[pilasterv1.JoinResponse], error) {
@@ -74,6 +76,7 @@ func (s *nodeService) Register(ctx context.Context, req *connect.Request[pilaste
 	if err != nil {
 		return nil, connect.NewError(connect.CodeInvalidArgument, err)
 	}
+	s.awaitPredecessor(ctx, r.Node, r.Instance)
 	node, err := s.store.Register(ctx, r)
 	if err != nil {
 		return nil, err
@@ -83,6 +86,7 @@ func (s *nodeService) Register(ctx context.Context, req *connect.Request[pilaste
 
 func registration(ctx context.Context, m *pilasterv1.RegisterRequest) (r store.Registration, err error) {
 	r.Node, _ = caller(ctx)
+	r.Instance = instance(ctx)
 	r.Version, r.Tenants, r.Apps = m.Version, m.Held.GetTenants(), m.Held.GetApps()
 	if m.WantedPrefix != "" {
 		if r.Prefix, err = netip.ParsePrefix(m.WantedPrefix); err != nil {
@@ -108,6 +112,9 @@ func (s *nodeService) Resolve(ctx context.Context, req *connect.Request[pilaster
 		return nil, err
 	}
 	node, _ := caller(ctx)
+	if err := s.store.CheckSession(ctx, node, instance(ctx)); err != nil {
+		return nil, err
+	}
 	tenant, app, err := s.store.Resolve(ctx, node, req.Msg.Sequence, req.Msg.Tenant, req.Msg.Labels)
 	if err != nil {
 		return nil, err
@@ -143,7 +150,12 @@ func (s *nodeService) Follow(ctx context.Context, stream *connect.BidiStream[pil
 	ctx, end := context.WithCancelCause(ctx)
 	defer end(nil)
 	node, _ := caller(ctx)
-	f := s.model.follow(node, first, end)
+	session := store.Session{Orchestrator: s.model.self, Instance: instance(ctx), Stream: join.NewUUID()}
+	defer s.later(func(ctx context.Context) { s.disconnect(ctx, node, session) })
+	if err := s.connect(ctx, node, session); err != nil {
+		return err
+	}
+	f := s.model.follow(node, session, first, end)
 	defer s.model.unfollow(f)
 
 	requests := make(chan *pilasterv1.FollowRequest)

@@ -106,8 +106,8 @@ func (s *operatorService) ListNodes(context.Context, *connect.Request[pilasterv1
 
 func (s *operatorService) DeleteNode(ctx context.Context, req *connect.Request[pilasterv1.DeleteNodeRequest]) (*connect.Response[pilasterv1.DeleteNodeResponse], error) {
 	name := req.Msg.Name
-	if node := s.model.node(name); node != nil && node.Connected {
-		return nil, connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("node %s is connected; it was left as it was: stop its agent first", name))
+	if node := s.model.node(name); node != nil && !node.Connected { // the end of its stream may not be noted yet
+		s.model.awaitSession(ctx, name, store.Session.None)
 	}
 	if err := s.store.DeleteNode(ctx, name); err != nil {
 		return nil, err

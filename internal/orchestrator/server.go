@@ -20,6 +20,7 @@ import (
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/durable"
+	"pilaster.io/pilaster/internal/join"
 	"pilaster.io/pilaster/internal/local"
 	"pilaster.io/pilaster/internal/observe"
 	"pilaster.io/pilaster/internal/orchestrator/store"
@@ -52,8 +53,10 @@ type Server struct {
 	servers   []*http.Server
 	closeEtcd func()
 	failed    chan error
-	running   sync.WaitGroup
-	stop      context.CancelFunc
+
+	running    sync.WaitGroup
+	background context.Context // of what runs
+	stop       context.CancelFunc
 }
 
 const (
@@ -85,9 +88,9 @@ func Run(ctx context.Context, c Config) error {
 // Start returns when the orchestrator has read the store and serves.
 func Start(ctx context.Context, c Config) (_ *Server, err error) {
 	s := &Server{config: c, metrics: newMetrics(c.Version), failed: make(chan error, 8), closeEtcd: func() {}}
-	s.model = newModel(s.metrics.countDropped)
+	s.model = newModel(join.NewUUID(), s.metrics.countDropped)
 	background, stop := context.WithCancel(context.Background())
-	s.stop = stop
+	s.background, s.stop = background, stop
 	defer func() {
 		if err != nil {
 			s.Close()
@@ -112,6 +115,7 @@ func Start(ctx context.Context, c Config) (_ *Server, err error) {
 	s.running.Go(func() { s.store.Watch(background, s.model.apply) })
 	s.running.Go(func() { s.pinged.keep(background, s.store) })
 	s.running.Go(func() { s.settle(background) })
+	s.running.Go(func() { s.store.KeepSessions(background, s.model.restart) })
 	if err := s.model.await(ctx, func() bool { return s.model.revision != 0 }); err != nil {
 		return nil, fmt.Errorf("the store was not read in time: %w", err)
 	}
@@ -162,7 +166,10 @@ func (s *Server) serve() error {
 	}
 	mux := http.NewServeMux()
 	health(mux)
-	mux.Handle(pilasterv1connect.NewNodeServiceHandler(&nodeService{s.store, s.model, streamTimeout, s.metrics.countSent}, options...))
+	mux.Handle(pilasterv1connect.NewNodeServiceHandler(&nodeService{
+		store: s.store, model: s.model, timeout: streamTimeout, sent: s.metrics.countSent,
+		later: func(work func(context.Context)) { s.running.Go(func() { work(s.background) }) },
+	}, options...))
 	var both http.Protocols
 	both.SetHTTP1(true)
 	both.SetHTTP2(true)
@@ -239,6 +246,9 @@ func (s *Server) Close() {
 		if h.Shutdown(ctx) != nil {
 			h.Close()
 		}
+	}
+	if s.store != nil {
+		s.store.EndSessions(ctx) // or they end by themselves
 	}
 	s.stop()
 	s.running.Wait()

@@ -100,8 +100,24 @@ func TestNodeThatReadsNothing(t *testing.T) {
 	s := start(t, testConfig(t))
 	registered(t, s, testNode(1))
 	m, ended := newTestModel()
+	stopped, stop := context.WithCancel(t.Context())
+	defer stop()
+	watching := make(chan struct{})
+	go func() { // what this orchestrator notes it must hear of; the rest is made up
+		defer close(watching)
+		s.store.Watch(stopped, func(b store.Batch) {
+			for _, e := range b.Events {
+				if e.Session != nil {
+					m.apply(store.Batch{Revision: 11, Events: []store.Event{e}})
+				}
+			}
+		})
+	}()
+	defer func() { stop(); <-watching }()
 	mux := http.NewServeMux()
-	mux.Handle(pilasterv1connect.NewNodeServiceHandler(&nodeService{store: s.store, model: m, timeout: 300 * time.Millisecond, sent: newMetrics("").countSent}))
+	mux.Handle(pilasterv1connect.NewNodeServiceHandler(&nodeService{
+		store: s.store, model: m, timeout: 300 * time.Millisecond, sent: newMetrics("").countSent, later: func(func(context.Context)) {},
+	}))
 	returned := make(chan struct{})
 	path := filepath.Join(t.TempDir(), "s")
 	l, err := local.Listen(path)
@@ -129,7 +145,7 @@ func TestNodeThatReadsNothing(t *testing.T) {
 	noise := make([]byte, 60<<10) // does not compress
 	rand.Read(noise)
 	big := map[string]string{"app": fmt.Sprintf("%x", noise)}
-	for revision := int64(11); ; revision++ {
+	for revision := int64(12); ; revision++ {
 		m.apply(store.Batch{Revision: revision, Events: []store.Event{{App: &pilasterv1.App{Tenant: "blue", Id: 1, Labels: big}}}})
 		select {
 		case <-returned:
@@ -150,7 +166,7 @@ func TestChangeUndoneAtOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := newModel(func(string) {})
+	m := newModel("self", func(string) {})
 	s := &operatorService{store: st, model: m}
 	m.apply(store.Batch{Whole: true, Revision: 1 << 20}) // later than what follows: it is made and gone
 	ctx, cancel := context.WithTimeout(t.Context(), callTimeout)

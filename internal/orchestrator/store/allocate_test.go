@@ -28,6 +28,7 @@ func TestStore(t *testing.T) {
 		"recall": testRecall, "recall refuses": testRecallRefuses, "recall is whole": testRecallIsWhole, "hosting": testHosting, "rotation": testRotation, "recall of ids": testRecallOfIds, "two stores": testTwoStores,
 		"watch": testWatch, "sleeper": store.SleeperTest, "compacted": store.CompactedTest,
 		"hosted meanwhile": store.HostedMeanwhileTest, "large change": store.LargeChangeTest,
+		"sessions": testSessions, "sessions lost": testSessionsLost,
 	}
 	storetest.Each(t, func(t *testing.T, etcd *clientv3.Client) {
 		for name, part := range parts {
@@ -66,6 +67,19 @@ func refused(t *testing.T, err error, want store.Reason, words ...string) {
 }
 
 func node(n int) pki.Node { return pki.Node{Name: fmt.Sprintf("n%d", n), UUID: storetest.UUID(n)} }
+
+// session is a stream of a node.
+func session(n int) store.Session {
+	return store.Session{Orchestrator: "o", Instance: fmt.Sprint("i", n), Stream: fmt.Sprint("s", n)}
+}
+
+func connect(t *testing.T, s *store.Store, n int) {
+	t.Helper()
+	register(t, s, n)
+	if err := s.Connect(t.Context(), node(n), session(n)); err != nil {
+		t.Fatal(err)
+	}
+}
 
 func register(t *testing.T, s *store.Store, n int) *pilasterv1.Node {
 	t.Helper()

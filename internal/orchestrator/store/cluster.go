@@ -69,8 +69,10 @@ func Open(ctx context.Context, etcd *clientv3.Client, wanted address.Plan, log *
 				p.flag, p.has, p.wanted)
 		}
 	}
-	s.cluster, err = r.cluster()
-	return s, err
+	if s.cluster, err = r.cluster(); err != nil {
+		return nil, err
+	}
+	return s, s.grant(ctx)
 }
 
 func newCluster(wanted address.Plan) (clusterRecord, error) {

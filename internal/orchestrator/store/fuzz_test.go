@@ -20,6 +20,7 @@ func FuzzEvent(f *testing.F) {
 		dirTenants + "blue":     `{"name":"blue","addressing":"ADDRESSING_ENCRYPTED","ids":[{"id":1,"key":"AAAAAAAAAAAAAAAAAAAAAA=="}]}`,
 		dirApps + "blue/00ff":   `{"tenant":"blue","id":1,"labels":{"app":"web"}}`,
 		dirHosting + "blue/n1":  `u1`,
+		dirSessions + "n1":      `o1 i1 s1`,
 		dirTenantIDs + "1":      `blue`,
 		dirAppIDs + "blue/1":    `00ff`,
 		dirNodes + "n2":         `{"registered":"never"}`,
@@ -48,7 +49,7 @@ func FuzzEvent(f *testing.F) {
 		said := 0
 		for name, is := range map[string]bool{
 			dirNodes: e.Node != nil || e.DeletedNode != "", dirTenants: e.Tenant != nil || e.DeletedTenant != "",
-			dirApps: e.App != nil, dirHosting: e.Hosting != nil,
+			dirApps: e.App != nil, dirHosting: e.Hosting != nil, dirSessions: e.Session != nil,
 		} {
 			if is {
 				said++

@@ -21,6 +21,8 @@ type Registration struct {
 	Uplinks []netip.Addr // next hops the fabric can use, best first
 	Version string       // of the agent
 
+	Instance string // process of the agent
+
 	// What the node uses already, without keys.
 	Tenants []*pilasterv1.Tenant
 	Apps    []*pilasterv1.App
@@ -90,6 +92,9 @@ func (s *Store) Register(ctx context.Context, r Registration) (*pilasterv1.Node,
 func (s *Store) register(t *txn, r Registration) (*pilasterv1.Node, error) {
 	node, err := t.identify(r.Node)
 	if err != nil {
+		return nil, err
+	}
+	if _, err := t.session(r.Node.Name, r.Instance); err != nil {
 		return nil, err
 	}
 	fresh := node == nil
@@ -174,6 +179,11 @@ func (t *txn) deleteNode(name string) error {
 		return err
 	} else if !found {
 		return refuse(NotFound, "there is no node %q; `pilaster node list` shows those there are", name)
+	}
+	if session, err := t.get(dirSessions + name); err != nil {
+		return err
+	} else if session != "" {
+		return refuse(Refused, "node %s is connected; it was left as it was: stop its agent first", name)
 	}
 	hosting, err := t.names(dirHosting)
 	if err != nil {

@@ -28,6 +28,7 @@ const (
 	dirApps        = root + "apps/"
 	dirAppIDs      = root + "app-ids/"
 	dirHosting     = root + "hosting/"
+	dirSessions    = root + "sessions/"
 	keyDeletions   = root + "deletions"
 	keyPrefixMark  = root + "marks/prefix"
 	keyTenantMark  = root + "marks/tenant"
@@ -44,6 +45,7 @@ type Store struct {
 	// instead of undoing each other's transactions.
 	turn      chan struct{}
 	cluster   Cluster
+	lease     atomic.Int64 // that sessions live under
 	conflicts atomic.Uint64
 	committed atomic.Int64 // etcd's revision of the last change; written in turn
 }

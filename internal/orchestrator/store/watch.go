@@ -29,6 +29,13 @@ type Event struct {
 	App           *pilasterv1.App
 	Hosting       *pilasterv1.Hosting
 	EndedHosting  *pilasterv1.Hosting
+	Session       *NodeSession
+}
+
+// NodeSession says which session a node has, or that it has none.
+type NodeSession struct {
+	Node string
+	Session
 }
 
 // Watch calls apply with the whole state and then with every change, in order, from one
@@ -142,6 +149,8 @@ func (b *Batch) add(raw *clientv3.Event) (err error) {
 			to = &e.EndedHosting
 		}
 		*to, err = decodeHosting(key, raw.Kv.Value)
+	} else if name, ok := strings.CutPrefix(key, dirSessions); ok {
+		e.Session = &NodeSession{name, parseSession(string(raw.Kv.Value))}
 	} else {
 		return nil
 	}

@@ -1,0 +1,267 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/netip"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
+	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/join"
+	"pilaster.io/pilaster/internal/local"
+	"pilaster.io/pilaster/internal/network/netpila"
+	"pilaster.io/pilaster/internal/orchestrator"
+)
+
+// cluster is an orchestrator with its store, for agents without a kernel.
+type cluster struct {
+	t *testing.T
+	*orchestrator.Server
+	op pilasterv1connect.OperatorServiceClient
+}
+
+func newCluster(t *testing.T) *cluster {
+	t.Helper()
+	dir := t.TempDir()
+	s, err := orchestrator.Start(t.Context(), orchestrator.Config{
+		DataDir: filepath.Join(dir, "data"), RunDir: dir, Listen: "[::1]:0", Log: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Close)
+	return &cluster{t, s, pilasterv1connect.NewOperatorServiceClient(local.Client(orchestrator.Socket(dir)), local.URL)}
+}
+
+func (c *cluster) createTenant(name string) uint32 {
+	c.t.Helper()
+	resp, err := c.op.CreateTenant(c.t.Context(), connect.NewRequest(&pilasterv1.CreateTenantRequest{Name: name}))
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return resp.Msg.Tenant.Ids[0].Id
+}
+
+func (c *cluster) deleteTenant(name string) error {
+	_, err := c.op.DeleteTenant(c.t.Context(), connect.NewRequest(&pilasterv1.DeleteTenantRequest{Name: name}))
+	return err
+}
+
+func (c *cluster) deleteNode(name string) error {
+	_, err := c.op.DeleteNode(c.t.Context(), connect.NewRequest(&pilasterv1.DeleteNodeRequest{Name: name}))
+	return err
+}
+
+// member is a process of a node's agent over a kernel that counts.
+type member struct {
+	*bed
+	link *Link
+	stop func() // leaves the state on disk
+}
+
+// boot starts an agent on a disk. The driver is the machine's kernel.
+func (c *cluster) boot(dir, name string, driver *fakeDriver) *member {
+	c.t.Helper()
+	node, err := OpenNode(dir, name)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	tenants, err := OpenTenants(dir)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	link := NewLink(LinkConfig{
+		URL: "https://" + c.Addr().String(), Version: "v1", Node: node, Tenants: tenants,
+		UplinkAddresses: func() ([]netip.Addr, error) { return []netip.Addr{netip.MustParseAddr("2001:db8::2")}, nil },
+		Dial: func(ctx context.Context) (pilasterv1connect.NodeServiceClient, error) {
+			return join.Dial(ctx, join.Config{
+				URL: "https://" + c.Addr().String(), Token: c.Token(), StateDir: dir, NodeName: name, NodeUUID: node.UUID(), Log: slog.New(slog.DiscardHandler),
+			})
+		},
+		Log: slog.New(slog.DiscardHandler),
+	})
+	m := &member{bed: &bed{t: c.t, dir: dir, driver: driver, now: time.Now()}, link: link}
+	if _, ok := node.Membership(); !ok {
+		if err := link.Register(c.t.Context()); err != nil {
+			c.t.Fatal(err)
+		}
+	}
+	membership, _ := node.Membership()
+	store, err := endpoint.OpenStore(endpoint.StoreConfig{Dir: dir})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	network, err := netpila.New(membership.Plan, membership.Prefix, store)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	if m.Core, err = New(Config{
+		Store: store, Tenants: tenants, Network: network, Driver: driver, Resolver: link, Plan: membership.Plan, Log: slog.New(slog.DiscardHandler),
+	}); err != nil {
+		c.t.Fatal(err)
+	}
+	if err := m.Start(c.t.Context()); err != nil {
+		c.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	go func() { defer close(ended); link.Run(ctx, m.Core) }()
+	m.stop = func() { cancel(); <-ended; store.Close() }
+	c.t.Cleanup(m.stop)
+	return m
+}
+
+// until waits for the link to become what it should.
+func (m *member) until(should func(LinkStatus) bool) {
+	m.t.Helper()
+	for end := time.Now().Add(30 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		if should(m.link.Status()) {
+			return
+		}
+		if time.Now().After(end) {
+			m.t.Fatalf("the link is %+v", m.link.Status())
+		}
+	}
+}
+
+func connected(s LinkStatus) bool { return s.Connected }
+
+// eventually tries for a while, as an operator would: what an agent reports takes its way.
+func eventually(t *testing.T, try func() error) {
+	t.Helper()
+	var err error
+	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+		if err = try(); err == nil {
+			return
+		}
+	}
+	t.Fatal(err)
+}
+
+// A node cannot be asked when its tenant is to go: then the tenant stays, unless the node is given up. One that
+// was given up keeps its containers running, alone, takes no more, and comes back as another node.
+func TestPartitionedNodeWhoseTenantIsDeleted(t *testing.T) {
+	c := newCluster(t)
+	c.createTenant("blue")
+	dir, driver := t.TempDir(), newFakeDriver()
+	n1 := c.boot(dir, "n1", driver)
+	n1.until(connected)
+	old := n1.add("c1")
+	first, _ := n1.link.config.Node.Membership()
+
+	n1.stop() // for the orchestrator a partition is a stream that ends; the packet path goes on
+	if err := c.deleteTenant("blue"); err == nil || !strings.Contains(err.Error(), "has containers on n1") || !strings.Contains(err.Error(), "node delete") {
+		t.Fatalf("a tenant of a node that cannot be asked: %v", err)
+	}
+	if err := c.deleteNode("n1"); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.deleteTenant("blue"); err != nil {
+		t.Fatal(err)
+	}
+	if id := c.createTenant("blue"); id <= uint32(old.TenantID) {
+		t.Errorf("the new blue has id %d, the old one had %d", id, old.TenantID)
+	}
+
+	// The partition heals.
+	n1 = c.boot(dir, "n1", driver)
+	n1.until(func(s LinkStatus) bool { return s.Refused })
+	if why := n1.link.problem(); why == nil || !strings.Contains(why.Error(), "until it was deleted") || !strings.Contains(why.Error(), "state directory") {
+		t.Errorf("why it is refused: %v", why)
+	}
+	if _, ok := driver.active[old.ID]; !ok {
+		t.Error("its container was stopped")
+	}
+	q := n1.request("c2")
+	q.Tenant = "green"
+	if _, err := n1.Add(t.Context(), q); !errors.Is(err, ErrUnavailable) {
+		t.Errorf("a tenant new to a node that was deleted: %v", err)
+	}
+	if err := n1.Delete(t.Context(), "c1", "eth0"); err != nil {
+		t.Fatal(err)
+	}
+	n1.clean()
+	n1.stop()
+
+	n1 = c.boot(t.TempDir(), "n1", driver) // its state directory was emptied
+	n1.until(connected)
+	second, _ := n1.link.config.Node.Membership()
+	if second.Prefix == first.Prefix {
+		t.Errorf("prefix %v was given twice", second.Prefix)
+	}
+	if r := n1.add("c1"); r.TenantID <= old.TenantID || r.Attachments[0].Plaintext == old.Attachments[0].Plaintext {
+		t.Errorf("made anew: %+v, before: %+v", r, old)
+	}
+}
+
+// A new disk under the old name: the old node must be given up by a person, and its prefix is never used again.
+func TestReplacedNode(t *testing.T) {
+	c := newCluster(t)
+	n1 := c.boot(t.TempDir(), "n1", newFakeDriver())
+	n1.until(connected)
+	first, _ := n1.link.config.Node.Membership()
+
+	node, err := OpenNode(t.TempDir(), "n1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = join.Dial(t.Context(), join.Config{
+		URL: "https://" + c.Addr().String(), Token: c.Token(), StateDir: t.TempDir(), NodeName: "n1", NodeUUID: node.UUID(), Log: slog.New(slog.DiscardHandler),
+	})
+	if err == nil || !strings.Contains(err.Error(), "pilaster node delete n1") || !strings.Contains(err.Error(), n1.link.config.Node.UUID()) {
+		t.Errorf("another machine by the name of n1: %v", err)
+	}
+	if err := c.deleteNode("n1"); err == nil || !strings.Contains(err.Error(), "stop its agent first") {
+		t.Errorf("deleting a node that lives: %v", err)
+	}
+	n1.stop()
+	eventually(t, func() error { return c.deleteNode("n1") })
+	n1 = c.boot(t.TempDir(), "n1", newFakeDriver())
+	n1.until(connected)
+	if second, _ := n1.link.config.Node.Membership(); second.Prefix == first.Prefix {
+		t.Errorf("prefix %v was given twice", second.Prefix)
+	}
+}
+
+// While an ADD resolves a tenant, it cannot be deleted; when the ADD fails, it can, although the node has
+// never reported it.
+func TestTenantIsNotDeletedUnderAnADD(t *testing.T) {
+	c := newCluster(t)
+	c.createTenant("blue")
+	driver := newFakeDriver()
+	n1 := c.boot(t.TempDir(), "n1", driver)
+	n1.until(connected)
+	tried := 0
+	driver.during = func(call string, _ endpoint.Record) {
+		if call != "PutTenant" { // resolved, and not yet an endpoint
+			return
+		}
+		tried++
+		if err := c.deleteTenant("blue"); connect.CodeOf(err) != connect.CodeFailedPrecondition {
+			t.Errorf("deleted in the middle of an ADD: %v", err)
+		}
+	}
+	driver.fail["CreateDevice"] = errFake
+	if _, err := n1.Add(t.Context(), n1.request("c1")); !errors.Is(err, errFake) {
+		t.Fatal(err)
+	}
+	driver.fail["CreateDevice"] = nil
+	n1.add("c1")
+	if tried != 2 {
+		t.Fatalf("%d tries to delete, want 2", tried)
+	}
+	driver.during = nil
+	if err := n1.Delete(t.Context(), "c1", "eth0"); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, func() error { return c.deleteTenant("blue") })
+	n1.clean()
+}
