@@ -119,6 +119,9 @@ func skipAhead(records map[string]string, skip uint64) error {
 		}
 	}
 	for key := range records {
+		if strings.HasPrefix(key, dirSessions) { // streams of then, and no lease to end them
+			delete(records, key)
+		}
 		if tenant, ok := strings.CutPrefix(key, dirTenants); ok {
 			// A tenant that runs out this way has the apps it has; making a new tenant helps it.
 			if err := raise(records, dirAppMarks+tenant, skip, uint64(address.FirstReservedApp)); err != nil && !errors.Is(err, errNoneLeft) {

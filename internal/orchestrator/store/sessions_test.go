@@ -3,6 +3,8 @@ package store_test
 import (
 	"context"
 	"errors"
+	"log/slog"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -66,5 +68,32 @@ func testSessionsLost(t *testing.T, etcd *clientv3.Client) {
 	}
 	if err := s.Connect(ctx, node(1), session(1)); err != nil {
 		t.Errorf("connecting anew: %v", err)
+	}
+}
+
+// A backup is of a cluster in which nodes are connected; in the restored one nobody is, and no lease
+// would ever end such a session.
+func TestRestoreHasNoSessions(t *testing.T) {
+	log, dir := slog.New(slog.DiscardHandler), t.TempDir()
+	e, err := store.Embed(t.Context(), dir, log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	connect(t, open(t, e.Client, address.Plan{}), 1)
+	file, data := filepath.Join(t.TempDir(), "backup"), t.TempDir()
+	_, err = store.Backup(t.Context(), dir, file, log)
+	e.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := store.Restore(t.Context(), file, data, 1, log); err != nil {
+		t.Fatal(err)
+	}
+	if e, err = store.Embed(t.Context(), data, log); err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	if err := open(t, e.Client, address.Plan{}).DeleteNode(t.Context(), "n1"); err != nil {
+		t.Error(err)
 	}
 }
