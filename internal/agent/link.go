@@ -113,10 +113,14 @@ func retriable(err error) bool {
 }
 
 // refused tells whether trying again helps only after somebody has done something: the node was
-// deleted, its identity is used by another machine, or what it holds is not what the cluster knows.
-func refused(err error) bool {
+// deleted, what it holds is not what the cluster knows, or its identity is used by another machine. The
+// last may be the stream of a process before this one: for half a minute, of six tries, it is taken for that.
+func refused(err error, n int) bool {
 	var remote *connect.Error
-	return errors.As(err, &remote) && (remote.Code() == connect.CodeFailedPrecondition || remote.Code() == connect.CodeAlreadyExists)
+	if !errors.As(err, &remote) {
+		return false
+	}
+	return remote.Code() == connect.CodeFailedPrecondition || remote.Code() == connect.CodeAlreadyExists && n >= 5
 }
 
 // problem says why this node takes no new endpoints. Without an orchestrator it does; one that the
@@ -187,7 +191,7 @@ func (l *Link) lost(err error, n int) {
 		l.status.Connected, l.status.Since = false, time.Now()
 	}
 	l.status.LastError = sentence(err)
-	l.status.Refused = refused(err)
+	l.status.Refused = refused(err, n)
 	l.config.Log.Warn("no connection to the orchestrator", "url", l.config.URL, "failures", n+1, "error", l.status.LastError)
 }
 

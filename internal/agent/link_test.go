@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -370,6 +371,24 @@ func TestUnusableAnswersAreRefused(t *testing.T) {
 		b.cluster.resolve = func(*pilasterv1.ResolveRequest) (*pilasterv1.ResolveResponse, error) { return r, nil }
 		if _, _, err := b.link.Resolve(t.Context(), "blue", nil); err == nil {
 			t.Errorf("%s was taken", name)
+		}
+	}
+}
+
+// A refusal blocks new endpoints; one that may be the process before this one does when it lasts.
+func TestRefusals(t *testing.T) {
+	deleted := connect.NewError(connect.CodeFailedPrecondition, errors.New("was deleted"))
+	taken := connect.NewError(connect.CodeAlreadyExists, errors.New("is connected already"))
+	away := connect.NewError(connect.CodeUnavailable, errors.New("away"))
+	for _, c := range []struct {
+		err     error
+		n       int
+		refused bool
+	}{{deleted, 0, true}, {taken, 0, false}, {taken, 4, false}, {taken, 5, true}, {away, 9, false}, {errFake, 9, false}} {
+		b := newLinkBed(t)
+		b.link.lost(fmt.Errorf("registering: %w", c.err), c.n)
+		if why := b.link.problem(); (why != nil) != c.refused || why != nil && !strings.Contains(why.Error(), sentence(c.err)) {
+			t.Errorf("%v after %d failures: %v", c.err, c.n, why)
 		}
 	}
 }
