@@ -112,7 +112,7 @@ func (s *nodeService) Resolve(ctx context.Context, req *connect.Request[pilaster
 		return nil, err
 	}
 	node, _ := caller(ctx)
-	if err := s.store.CheckSession(ctx, node, instance(ctx)); err != nil {
+	if err := s.model.session(node.Name).Admit(node.Name, instance(ctx)); err != nil {
 		return nil, err
 	}
 	tenant, app, err := s.store.Resolve(ctx, node, req.Msg.Sequence, req.Msg.Tenant, req.Msg.Labels)

@@ -15,6 +15,12 @@ import (
 // is refused because of it.
 const maxLag = 5 * time.Second
 
+func (m *model) session(node string) store.Session {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.sessions[node]
+}
+
 // awaitSession waits a moment until the session of a node is as it should be.
 func (m *model) awaitSession(ctx context.Context, node string, should func(store.Session) bool) error {
 	ctx, cancel := context.WithTimeout(ctx, m.lag)

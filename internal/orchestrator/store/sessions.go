@@ -82,19 +82,16 @@ func (t *txn) session(node, instance string) (Session, error) {
 		return Session{}, err
 	}
 	is := parseSession(text)
-	if is.Instance != instance {
-		return is, refuse(Exists, "node %s is connected already, from another machine with the same identity; that one goes on and this one was refused: "+
-			"if its disk was copied, stop the agent here, run `pilaster node reset` and let it join as a new node (a machine that has just lost power is let in again within half a minute)", node)
-	}
-	return is, nil
+	return is, is.Admit(node, instance)
 }
 
-// CheckSession refuses a process of a node when another one is connected.
-func (s *Store) CheckSession(ctx context.Context, n pki.Node, instance string) error {
-	return s.change(ctx, func(t *txn) error {
-		_, err := t.session(n.Name, instance)
-		return err
-	})
+// Admit refuses a process of the node that is not the session's.
+func (s Session) Admit(node, instance string) error {
+	if s.None() || s.Instance == instance {
+		return nil
+	}
+	return refuse(Exists, "node %s is connected already, from another machine with the same identity; that one goes on and this one was refused: "+
+		"if its disk was copied, stop the agent here, run `pilaster node reset` and let it join as a new node (a machine that has just lost power is let in again within half a minute)", node)
 }
 
 // Connect notes that a registered node has a stream, in place of one that the same process had before.
