@@ -168,8 +168,9 @@ func container() []mutation {
 		{
 			name:  "MTU of a route",
 			old:   "fib.tot_len = length > 0xffff ? 0xffff : length;",
+			new:   "fib.tot_len = 0 * length;",
 			test:  "TestAnswers",
-			cases: []string{"1,401 bytes, by a narrow route"},
+			cases: []string{"1,401 bytes, by a narrow route", "1,500 bytes", "1,501 bytes"},
 		},
 		{
 			name:  "the FIB's word on the length",
