@@ -79,24 +79,55 @@ func (s *soak) kill(kind, process string) {
 // rotate gives a tenant a new key, often with a kill on top.
 func (s *soak) rotate() {
 	tenant := s.pick(tenants)
-	resp, err := s.lab.Operator().RotateKey(s.Context(), connect.NewRequest(&pilasterv1.RotateKeyRequest{Name: tenant}))
-	if len(s.live[tenant]) == 4 {
-		s.did("rotate refused", "%s", tenant)
-		s.answered("refusal", err != nil && strings.Contains(err.Error(), "has 4 ids"), true, "rotate %s with ids %v: %v", tenant, s.live[tenant], err)
+	id := s.newID(tenant)
+	if id == 0 {
 		return
 	}
-	s.must(err)
-	s.did("rotate", "%s to %d", tenant, resp.Msg.Id)
 	switch s.random.IntN(3) {
 	case 0:
 		s.killAgent()
 	case 1:
 		s.killOrchestrator()
 	}
-	if s.heldUp(tenant, resp.Msg.Id) {
-		return
+	s.rotated(tenant, id)
+}
+
+// newID asks for a new key and returns its id, or 0 where the tenant has as many as it may.
+func (s *soak) newID(tenant string) uint32 {
+	resp, err := s.lab.Operator().RotateKey(s.Context(), connect.NewRequest(&pilasterv1.RotateKeyRequest{Name: tenant}))
+	if len(s.live[tenant]) == 4 {
+		s.did("rotate refused", "%s", tenant)
+		s.answered("refusal", err != nil && strings.Contains(err.Error(), "has 4 ids"), true, "rotate %s with ids %v: %v", tenant, s.live[tenant], err)
+		return 0
 	}
-	s.rotated(tenant, resp.Msg.Id)
+	s.must(err)
+	s.did("rotate", "%s to %d", tenant, resp.Msg.Id)
+	return resp.Msg.Id
+}
+
+// exhaust gives a tenant containers under as many ids as it may have, and asks for one more.
+func (s *soak) exhaust() {
+	tenant := s.pick(tenants)
+	for {
+		if others := s.names(func(c *container) bool { return c.Tenant != tenant }); len(s.up) == containers && len(others) > 0 {
+			s.remove(others[0])
+		}
+		for i := range containers {
+			if name := fmt.Sprint("c", i); s.up[name] == nil {
+				s.add(lab.Container{Name: name, Node: s.pick(nodes), Tenant: tenant})
+				break
+			}
+		}
+		s.compareIDs()
+		id := s.newID(tenant)
+		if id == 0 {
+			return
+		}
+		s.rotated(tenant, id)
+		if len(s.names(func(c *container) bool { return c.Tenant == tenant })) == containers {
+			return // all are of it, under fewer ids
+		}
+	}
 }
 
 // heldUp wants an id not to be drawn from while a node that hosts the tenant cannot hear of it.
