@@ -36,15 +36,16 @@ func (h *hosted) holds(id tenant.ID) bool {
 	return h.endpoints[id.ID] > 0 || id == h.Tenant.Current()
 }
 
-// Report fills in what a node says of its tenants on its stream.
-func (t *Tenants) Report(to *pilasterv1.FollowRequest) {
+// Report fills in what a node says of its tenants on its stream; on a new one nothing has been asked for.
+func (t *Tenants) Report(to *pilasterv1.FollowRequest, newStream bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	to.HostedTenants = slices.Sorted(maps.Keys(t.m))
 	to.ResolvingTenants = slices.Sorted(maps.Keys(t.resolving))
 	for _, name := range to.HostedTenants {
 		h := t.m[name]
-		if !h.Whole {
+		if !h.Whole && (newStream || !h.asked) {
+			h.asked = true
 			to.IncompleteTenants = append(to.IncompleteTenants, name)
 		}
 		said := &pilasterv1.Hosting{Tenant: name}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -28,7 +29,7 @@ func (b *bed) heardIDs(changes uint64, ids ...int) error {
 // said is what the node reports of blue: accepted, held.
 func (b *bed) said() string {
 	var report pilasterv1.FollowRequest
-	b.tenants.Report(&report)
+	b.tenants.Report(&report, true)
 	for _, h := range report.Hosting {
 		if h.Tenant == "blue" {
 			return fmt.Sprint(h.Accepts, h.Holds)
@@ -134,7 +135,7 @@ func TestReportsSayWhatIsAskedFor(t *testing.T) {
 	b := newBed(t)
 	report := func() string {
 		var r pilasterv1.FollowRequest
-		b.tenants.Report(&r)
+		b.tenants.Report(&r, true)
 		return fmt.Sprint(r.HostedTenants, r.ResolvingTenants)
 	}
 	first, second := b.tenants.resolve("blue"), b.tenants.resolve("blue")
@@ -188,5 +189,28 @@ func TestRotationGivesFreshAddresses(t *testing.T) {
 	b.orchestrator.tenants["blue"] = blue
 	if r := b.add("c1"); r.TenantID != 8 {
 		t.Errorf("drawn from id %d", r.TenantID)
+	}
+}
+
+// Several reports may leave before the answer to the first arrives.
+func TestAsksOnceForTheWhole(t *testing.T) {
+	b := newBed(t)
+	b.add("c1")
+	asked := func(newStream bool) []string {
+		var r pilasterv1.FollowRequest
+		b.tenants.Report(&r, newStream)
+		return r.IncompleteTenants
+	}
+	for i, c := range []struct {
+		newStream bool
+		want      []string
+	}{{true, []string{"blue"}}, {false, nil}, {true, []string{"blue"}}, {false, nil}} {
+		if got := asked(c.newStream); !slices.Equal(got, c.want) {
+			t.Errorf("report %d asks for %v, want %v", i, got, c.want)
+		}
+	}
+	b.tenants.refuse("blue", errors.New("full"))
+	if got := asked(false); !slices.Equal(got, []string{"blue"}) {
+		t.Errorf("after it refused the answer, the node asks for %v", got)
 	}
 }

@@ -107,7 +107,8 @@ func (t *Tenants) refuse(name string, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if h := t.m[name]; h != nil {
-		h.refused, h.Whole = fmt.Errorf("tenant %s has an id this node did not take, so nothing is drawn from it unless it is forced: %w", name, err), false
+		h.refused = fmt.Errorf("tenant %s has an id this node did not take, so nothing is drawn from it unless it is forced: %w", name, err)
+		h.Whole, h.asked = false, false
 	}
 }
 

@@ -111,7 +111,7 @@ func TestNoRoomForANewKey(t *testing.T) {
 		t.Errorf("red has apps %v, blue ids %v", k.Apps, b.driver.ids("blue"))
 	}
 	var report pilasterv1.FollowRequest
-	b.tenants.Report(&report)
+	b.tenants.Report(&report, true)
 	if !slices.Equal(report.IncompleteTenants, []string{"blue"}) || !slices.Equal(report.Hosting[0].Accepts, []uint32{1}) {
 		t.Errorf("reported %v", &report)
 	}

@@ -245,13 +245,15 @@ func (l *Link) follow(ctx context.Context, core *Core) (heard bool, err error) {
 // reportHosted tells what this node hosts now and whenever it has changed.
 func (l *Link) reportHosted(ctx context.Context, stream *connect.BidiStreamForClient[pilasterv1.FollowRequest, pilasterv1.FollowResponse]) error {
 	known := l.Status().Revision
-	for {
-		report := &pilasterv1.FollowRequest{ResumeRevision: known, Sequence: l.config.Node.Sequence()}
-		l.config.Tenants.Report(report)
+	for first := true; ; first = false {
+		report := &pilasterv1.FollowRequest{Sequence: l.config.Node.Sequence()}
+		if first {
+			report.ResumeRevision = known
+		}
+		l.config.Tenants.Report(report, first)
 		if err := stream.Send(report); err != nil {
 			return err // Receive tells the reason
 		}
-		known = 0 // only the first message resumes
 		select {
 		case <-l.config.Tenants.Changed():
 		case <-ctx.Done():

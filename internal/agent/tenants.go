@@ -61,6 +61,7 @@ type hosted struct {
 	endpoints map[address.TenantID]int // those being made included
 	put       []tenant.ID              // what the driver knows
 	refused   error                    // why this node did not take what it heard last
+	asked     bool                     // the stream was asked for the whole of it, which is on its way
 }
 
 func newHosted(k Known) *hosted { return &hosted{Known: k, endpoints: map[address.TenantID]int{}} }
