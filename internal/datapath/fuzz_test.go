@@ -273,22 +273,25 @@ func FuzzFromFabric(f *testing.F) {
 }
 
 // isForUs reports whether a frame of the fabric concerns containers: it is for one, claims to be from
-// one here, or from any to the node itself.
+// one here, from any to the node itself, or has an address that only containers see.
 func (b *fuzzBench) isForUs(frame []byte) bool {
 	if len(frame) < ipv6At+40 || frame[12] != 0x86 || frame[13] != 0xdd || !toStation(frame, b.uplinkMAC) {
 		return false
 	}
 	source, destination := netip.AddrFrom16([16]byte(frame[ipv6At+8:])), netip.AddrFrom16([16]byte(frame[ipv6At+24:]))
-	if b.node.Contains(source) {
+	if b.node.Contains(source) || onlyInside(destination) {
 		return true
 	}
-	return b.node.Contains(destination) && (address.Split(destination).Tenant != 0 || claimsTenant(source))
+	if b.node.Contains(destination) {
+		return address.Split(destination).Tenant != 0 || claimsTenant(source) || onlyInside(source)
+	}
+	return onlyInside(source)
 }
 
 // toStation reports whether a network card without promiscuity would take a frame.
 func toStation(frame, mac []byte) bool { return frame[0]&1 != 0 || bytes.Equal(frame[:6], mac) }
 
-// FuzzToFabric: the host's own stack never leaves with a container's address, and is otherwise free.
+// FuzzToFabric: the host's own stack never leaves as a container or to one, and is otherwise free.
 func FuzzToFabric(f *testing.F) {
 	b := newFuzzBench(f)
 	b.program = b.datapath.objects.PilUplinkOut
@@ -313,8 +316,11 @@ func FuzzToFabric(f *testing.F) {
 		}
 		ours := ctx.Mark == mark && ctx.IngressIfindex != 0
 		verdict, _ := b.send(t, frame, &ctx)
-		forged := !ours && len(frame) >= ipv6At+40 && frame[12] == 0x86 && frame[13] == 0xdd &&
-			claimsTenant(netip.AddrFrom16([16]byte(frame[ipv6At+8:])))
+		forged := !ours && len(frame) >= ipv6At+40 && frame[12] == 0x86 && frame[13] == 0xdd
+		if forged {
+			source, destination := netip.AddrFrom16([16]byte(frame[ipv6At+8:])), netip.AddrFrom16([16]byte(frame[ipv6At+24:]))
+			forged = claimsTenant(source) || onlyInside(source) || onlyInside(destination)
+		}
 		if want := map[bool]uint32{true: verdictDrop, false: verdictNext}[forged]; verdict != want {
 			t.Fatalf("verdict %d, not %d: marked and forwarded %v\n%x", verdict, want, ours, frame)
 		}

@@ -366,6 +366,9 @@ func claimsTenant(a netip.Addr) bool {
 	return address.DefaultPlan().Base.Contains(a) && address.Split(a).Tenant != 0
 }
 
+// onlyInside reports whether an address is one that containers see and the fabric never does.
+func onlyInside(a netip.Addr) bool { return address.DefaultPlan().Private.Contains(a) }
+
 func joinMACs(err error, out []byte) error {
 	if err == nil && !bytes.HasPrefix(out, packet.Frame(containerMAC, gatewayMAC, packet.EtherTypeIPv6, nil)) {
 		return fmt.Errorf("it reached a container with MACs %x", out[:12])
