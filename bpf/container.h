@@ -121,8 +121,8 @@ static __always_inline int from_container_slow(struct __sk_buff *skb, struct fra
 		f->translate = !same_addr(&f->src, &f->key.src);
 		f->checksum = add_checksums(from->checksum, address_difference(&f->key.dst, &f->dst));
 		why = find_next_hop(skb, p, f, &next_hop);
-		if (why == REASON_TOO_BIG)
-			return answer(skb, p, f, why);
+		if (why == REASON_TOO_BIG) /* which a router asks after the hops */
+			return answer(skb, p, f, h->hop_limit <= 1 ? REASON_HOP_LIMIT : why);
 		if (why)
 			return drop(skb, why, HOOK_CONTAINER);
 		if (f->way == WAY_UPLINK)

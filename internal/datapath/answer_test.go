@@ -63,7 +63,9 @@ func TestAnswers(t *testing.T) {
 		Payload: packet.Packet{Source: far, Destination: b.b1.seen(), Body: gram}.Marshal()}))
 	everyone, group := net.HardwareAddr{255, 255, 255, 255, 255, 255}, net.HardwareAddr{0x33, 0x33, 0, 0, 0, 1}
 	tooLong := b.sent(far, long(1501))
+	tooFar := hops(tooLong)
 	for _, c := range []progCase{
+		{name: "1,501 bytes and a hop limit of 1", frame: b.frame(tooFar), reason: "hop-limit", out: b.told(packet.TimeExceeded, 0, tooFar)},
 		{name: "a hop limit of 1", frame: b.frame(udp), reason: "hop-limit", out: b.told(packet.TimeExceeded, 0, udp)},
 		{name: "a hop limit of 0", frame: used, reason: "hop-limit",
 			out: packet.Packet{Source: b.b1Gateway, Destination: b.b1.seen(), Body: errorAbout(packet.TimeExceeded, 0, quoted)}},

@@ -163,7 +163,7 @@ func container() []mutation {
 			name:  "length",
 			old:   "if (found == BPF_FIB_LKUP_RET_FRAG_NEEDED)\n\t\treturn REASON_TOO_BIG;",
 			test:  "TestAnswers",
-			cases: []string{"1,401 bytes, by a narrow route", "1,501 bytes"},
+			cases: []string{"1,401 bytes, by a narrow route", "1,501 bytes", "1,501 bytes and a hop limit of 1"},
 		},
 		{
 			name:  "MTU of a route",
@@ -174,9 +174,16 @@ func container() []mutation {
 		},
 		{
 			name:  "the FIB's word on the length",
-			old:   "if (why == REASON_TOO_BIG)\n\t\t\treturn answer(skb, p, f, why);",
+			old:   "if (why == REASON_TOO_BIG) /* which a router asks after the hops */\n\t\t\treturn answer(skb, p, f, h->hop_limit <= 1 ? REASON_HOP_LIMIT : why);",
 			test:  "TestAnswers",
-			cases: []string{"1,401 bytes, by a narrow route", "1,501 bytes"},
+			cases: []string{"1,401 bytes, by a narrow route", "1,501 bytes", "1,501 bytes and a hop limit of 1"},
+		},
+		{
+			name:  "hops before the length",
+			old:   "h->hop_limit <= 1 ? REASON_HOP_LIMIT : why",
+			new:   "why",
+			test:  "TestAnswers",
+			cases: []string{"1,501 bytes and a hop limit of 1"},
 		},
 	}
 }
