@@ -92,8 +92,8 @@ func container() []mutation {
 		},
 		{
 			name:  "nodes without a route",
-			old:   "return answer(skb, p, f, why);\n\t\tif (why)",
-			new:   "return answer(skb, p, f, why);\n\t\tif (why && 0)",
+			old:   "if (why)\n\t\t\treturn drop(skb, why, HOOK_CONTAINER);\n\t\tif (f->way == WAY_UPLINK)",
+			new:   "if (why && 0)\n\t\t\treturn drop(skb, why, HOOK_CONTAINER);\n\t\tif (f->way == WAY_UPLINK)",
 			test:  "TestFromContainer",
 			cases: []string{"a node without a route"},
 		},
