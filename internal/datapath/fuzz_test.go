@@ -40,6 +40,7 @@ type fuzzBench struct {
 
 func newFuzzBench(f *testing.F) *fuzzBench {
 	b := newModelBench(f)
+	b.converse(f)
 	for _, c := range b.containers {
 		// Its kernel has nothing to say between our packets.
 		must(f, c.ns.Do(func() error {
@@ -84,7 +85,7 @@ func newModelBench(f testing.TB) *fuzzBench {
 				b.addresses = append(b.addresses, c.cipher.Encrypt(p.Addr()))
 			}
 		}
-		b.addresses = append(b.addresses, c.plain(), c.seen())
+		b.addresses = append(b.addresses, c.plain(), c.seen(), b.gateway(c))
 		for _, id := range b.tenants[c.record.Tenant].IDs {
 			if c.cipher != nil && id.ID != c.record.TenantID { // an address under the key of another id
 				crossed, seen, err := address.NewCipher(id.Key).Draw(address.DefaultPlan().Private, other)
@@ -207,6 +208,7 @@ func FuzzFromContainer(f *testing.F) {
 	mark := b.mark(f)
 	seed(f, frames(b.fromContainer())...)
 	seed(f, b.frame(b.sent(sees(b.b3.Addr()), long(1501))))
+	seed(f, b.toNode()...)
 	f.Fuzz(func(t *testing.T, frame []byte, device, source, destination, how byte) {
 		if len(frame) < ipv6At+1 {
 			t.Skip("shorter than any frame")

@@ -281,6 +281,9 @@ func (m model) outward(c *testContainer, in, out []byte, segments bool) (local b
 	if c == nil || a.source != c.seen() {
 		return false, fmt.Errorf("source %v is not of this device", a.source)
 	}
+	if a.destination == m.gateway(c) {
+		return true, m.toNode(c, in, out, a)
+	}
 	to := m.plaintext(c, a.destination)
 	if !m.peer(c, to) || c.cipher != nil && !address.DefaultPlan().Private.Contains(a.destination) {
 		return false, fmt.Errorf("destination %v is %v, no container of the tenant", a.destination, to)

@@ -8,9 +8,8 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// TestFromNode: the node's stack reaches the containers here as their gateway, and nobody else does so.
-func TestFromNode(t *testing.T) {
-	b := newProgBench(t)
+// fromNode are packets of the node's stack to containers and every verdict on them.
+func (b *progBench) fromNode(t testing.TB) []progCase {
 	node, gateway := b.address(), b.gateway(t, blue)
 	frame := func(source, destination netip.Addr, body packet.Body, extensions ...packet.Extension) []byte {
 		return packet.Packet{Source: source, Destination: destination, Body: body, Extensions: extensions}.Frame(containerMAC, containerMAC)
@@ -22,8 +21,7 @@ func TestFromNode(t *testing.T) {
 		return packet.ICMP{Type: packet.DestinationUnreachable, Code: 4, Payload: packet.Packet{Source: from, Destination: to, Body: gram}.Marshal()}
 	}
 	later := packet.Raw{Proto: 17, Data: []byte("12345678")}
-	program, ctx := b.datapath.objects.PilNode, skb{Ifindex: uint32(b.datapath.nodeNear)}
-	for _, c := range []progCase{
+	return []progCase{
 		{name: "echo", frame: frame(node, b.b1.seen(), echo), out: inside(echo)},
 		{name: "echo from the cache", frame: frame(node, b.b1.seen(), echo), out: inside(echo)},
 		{name: "TCP", frame: frame(node, b.b1.seen(), segment), out: inside(segment)},
@@ -43,14 +41,22 @@ func TestFromNode(t *testing.T) {
 		{name: "container of another node", frame: frame(node, sees(b.b3.Addr()), gram), reason: "no-endpoint"},
 		{name: "plaintext address", frame: frame(node, b.b1.plain(), gram), reason: "no-endpoint"},
 		{name: "gateway as destination", frame: frame(node, gateway, gram), reason: "no-endpoint"},
-	} {
+	}
+}
+
+// TestFromNode: the node's stack reaches the containers here as their gateway, and nobody else does so.
+func TestFromNode(t *testing.T) {
+	b := newProgBench(t)
+	program, ctx := b.datapath.objects.PilNode, skb{Ifindex: uint32(b.datapath.nodeNear)}
+	for _, c := range b.fromNode(t) {
 		b.check(t, program, ctx, c)
 	}
+	ping := packet.Packet{Source: b.address(), Destination: b.b1.seen(), Body: echo}.Frame(containerMAC, containerMAC)
 	ctx.IngressIfindex = b.uplinkIfindex()
-	b.check(t, program, ctx, progCase{name: "forwarded", frame: frame(node, b.b1.seen(), echo), reason: "src-not-own"})
+	b.check(t, program, ctx, progCase{name: "forwarded", frame: ping, reason: "src-not-own"})
 	must(t, b.datapath.objects.PilTenantsV2.Delete(uint32(1)))
 	must(t, b.datapath.changed())
-	b.check(t, program, skb{Ifindex: uint32(b.datapath.nodeNear)}, progCase{name: "without its tenant", frame: frame(node, b.b1.seen(), echo), reason: "no-key"})
+	b.check(t, program, skb{Ifindex: uint32(b.datapath.nodeNear)}, progCase{name: "without its tenant", frame: ping, reason: "no-key"})
 }
 
 // TestToNode: containers answer their node, and begin nothing.

@@ -41,6 +41,7 @@ func bugs() []planted {
 		{"FuzzFromContainer", "bpf/container.h", "if (tenant_id(&plain) == id)", "if (owns(own, tenant_id(&plain)))"},
 		{"FuzzFromFabric", "bpf/uplink.h", "crypt(from_id, &source, ENCRYPT)", "crypt(to_id, &source, ENCRYPT)"},
 		{"FuzzToFabric", "bpf/uplink.h", "if (in_base(&src) && tenant_id(&src))", "if (in_base(&src) && tenant_id(&src) && tenant_id(&src) != 9)"},
+		{"FuzzFromNode", "bpf/node.h", "if (skb->ingress_ifindex)", "if (skb->ingress_ifindex == node_ifindex)"},
 		{"FuzzDecodeEvent", "internal/datapath/events.go", "Count: e.Count,", "Count: e.Count & (1<<63 - 1),"},
 		{"FuzzDeviceID", "internal/datapath/device.go", "name == deviceName(endpoint.ID(id))", `!strings.HasPrefix(number, "00")`},
 		{"FuzzCursor", "internal/endpoint/cursor.go", "if i > f.Reserved {", "if i > f.Reserved+1 {"},
