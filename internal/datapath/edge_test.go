@@ -123,22 +123,23 @@ func TestHostNetworkProcess(t *testing.T) {
 	n, peer := w.nodes[0], w.nodes[1]
 	c, far := n.add(t, blue, 1), peer.add(t, blue, 1)
 	n.defaultRoute(t, peer)
-	for _, option := range []int{unix.IPV6_FREEBIND, unix.IPV6_TRANSPARENT} {
-		for _, a := range []struct {
-			source, to netip.Addr
-			why        string
-		}{
-			{c.plain(), far.plain(), "host-claims-tenant"},
-			{c.plain(), peer.underlay, "host-claims-tenant"},
-			{c.seen(), peer.underlay, "private-outside"},
-			{n.gateway(t, blue), peer.underlay, "private-outside"},
-			{far.plain(), far.plain(), "host-claims-tenant"},
-			{far.plain(), c.seen(), "src-not-own"},
-		} {
+	for _, a := range []struct {
+		name       string
+		source, to netip.Addr
+		why        string
+	}{
+		{"own container to a container", c.plain(), far.plain(), "host-claims-tenant"},
+		{"own container to a node", c.plain(), peer.underlay, "host-claims-tenant"},
+		{"another node's container", far.plain(), far.plain(), "host-claims-tenant"},
+		{"ciphertext", c.seen(), peer.underlay, "private-outside"},
+		{"guest", n.gateway(t, blue), peer.underlay, "private-outside"},
+		{"plaintext inward", far.plain(), c.seen(), "src-not-own"},
+	} {
+		for _, option := range []int{unix.IPV6_FREEBIND, unix.IPV6_TRANSPARENT} {
 			before := n.drops(t)[a.why]
 			must(t, n.ns.Do(func() error { return sendFrom(option, a.source, a.to) }))
 			if got := n.drops(t)[a.why] - before; got != 1 {
-				t.Errorf("option %d, from %v to %v: %d drops for %s, want 1", option, a.source, a.to, got, a.why)
+				t.Errorf("%s: option %d, from %v to %v: %d drops for %s, want 1", a.name, option, a.source, a.to, got, a.why)
 			}
 		}
 	}
@@ -153,6 +154,60 @@ func TestHostNetworkProcess(t *testing.T) {
 		transfer(t, n.self(), to, 100000)
 		transfer(t, n.under(), to, 100000)
 	}
+}
+
+// TestAnotherNode: one that was broken into, without a program on its way out, is believed about its own containers
+// alone, and only towards theirs.
+func TestAnotherNode(t *testing.T) {
+	w := newWire(t)
+	n, peer := w.nodes[0], w.nodes[1]
+	c, sibling, other := n.add(t, blue, 1), n.add(t, blue, 1), n.add(t, red, 1)
+	far, farRed := peer.add(t, blue, 1), peer.add(t, red, 1)
+	peer.detach(t, "uplink_out")
+	raw, inside := injector(t, peer.ns), capture(t, c.ns)
+	keepOrder(t)
+	reserved, absent := address.Split(far.plain()), address.Split(c.plain())
+	reserved.App = firstReserved
+	absent.Index++
+	about := packet.ICMP{Type: packet.PacketTooBig, Rest: [4]byte{2: 5}, Payload: packet.Packet{Source: c.plain(), Destination: sibling.plain(), Body: gram}.Marshal()}
+	for _, a := range []struct {
+		name       string
+		source, to netip.Addr
+		body       packet.Body
+		why        string
+	}{
+		{"this node's container", sibling.plain(), c.plain(), gram, "own-source"},
+		{"this node", n.address(), c.plain(), gram, "own-source"},
+		{"this node, to the node", n.address(), n.underlay, gram, "own-source"},
+		{"another tenant's container", farRed.plain(), c.plain(), gram, "tenant-mismatch"},
+		{"its own container, to another tenant", far.plain(), other.plain(), gram, "tenant-mismatch"},
+		{"as itself", peer.address(), c.plain(), gram, "tenant-mismatch"},
+		{"guest", reserved.Addr(), c.plain(), gram, "app-reserved"},
+		{"its own container, to nobody", far.plain(), absent.Addr(), gram, "no-endpoint"},
+		{"its own container, to the node", far.plain(), n.address(), gram, "tenant-to-node"},
+		{"ciphertext, to the node", far.seen(), n.address(), gram, "private-outside"},
+		{"ciphertext, to the underlay", far.seen(), n.underlay, gram, "private-outside"},
+		{"as a router, about what never left", peer.address(), c.plain(), about, "icmp-quote"},
+	} {
+		before := n.drops(t)[a.why]
+		must(t, raw.Send(packet.Packet{Source: a.source, Destination: a.to, Body: a.body}.Frame(n.mac(t), raw.MAC())))
+		if seen := drain(t, inside, c); len(seen) != 1 {
+			t.Errorf("%s: the container got %x", a.name, seen[0].Frame)
+		}
+		if got := n.drops(t)[a.why] - before; got != 1 {
+			t.Errorf("%s: %d drops for %s, want 1", a.name, got, a.why)
+		}
+	}
+	mustReach(t, far, c, "after all of it")
+}
+
+// detach takes a program off the uplink.
+func (n *testNode) detach(t *testing.T, hook string) {
+	t.Helper()
+	l, err := link.LoadPinnedLink(filepath.Join(n.datapath.linksDir(), hook), nil)
+	must(t, err)
+	must(t, l.Detach())
+	must(t, l.Close())
 }
 
 // under is the node's stack by its address on the fabric.
@@ -173,10 +228,7 @@ func TestEachProgramMissing(t *testing.T) {
 			n.forwards(t)
 			n.defaultRoute(t, peer)
 			mustReach(t, c, far, "before")
-			l, err := link.LoadPinnedLink(filepath.Join(n.datapath.linksDir(), hook), nil)
-			must(t, err)
-			must(t, l.Detach())
-			must(t, l.Close())
+			n.detach(t, hook)
 			onWire, err := packet.NewCapture(peer.ns, "eth0", packet.IncomingOnly)
 			must(t, err)
 			defer onWire.Close()

@@ -186,6 +186,8 @@ func (b *progBench) fromContainer() []progCase {
 			out: packet.Packet{Source: b.b1.seen(), Destination: b.b2.seen(), Body: gram}},
 		{name: "port unreachable on the same node", frame: b.frame(b.sent(b.b2.seen(), unreachable(quote(b.b2.seen(), b.b1.seen())))),
 			out: packet.Packet{Source: b.b1.seen(), Destination: b.b2.seen(), Body: unreachable(quote(b.b2.seen(), b.b1.seen()))}},
+		{name: "UDP-Lite across", frame: b.frame(b.sent(far, summed(136, b.b1.seen(), far))), out: across(summed(136, b.b1.plain(), b.b3.Addr()))},
+		{name: "DCCP across", frame: b.frame(b.sent(far, summed(33, b.b1.seen(), far))), out: across(summed(33, b.b1.plain(), b.b3.Addr()))},
 
 		{name: "IPv4", frame: packet.Frame(gatewayMAC, containerMAC, packet.EtherTypeIPv4, make([]byte, 40)), reason: "not-ip6"},
 		{name: "ARP", frame: packet.Frame(gatewayMAC, containerMAC, packet.EtherTypeARP, make([]byte, 28)), reason: "not-ip6"},
@@ -417,6 +419,13 @@ func drawn(p address.Plain) address.Plain {
 		panic(err)
 	}
 	return p
+}
+
+// summed is the header of a protocol that has its checksum where UDP has it.
+func summed(protocol uint8, source, destination netip.Addr) packet.Raw {
+	header := []byte{0x03, 0xe8, 0, 53, 0, 0, 0, 0, 1, 2, 3, 4}
+	binary.BigEndian.PutUint16(header[6:], packet.Checksum(source, destination, protocol, header))
+	return packet.Raw{Proto: protocol, Data: header}
 }
 
 // padding is an options header that says nothing.

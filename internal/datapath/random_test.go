@@ -45,11 +45,7 @@ func TestAnyFrameOfAContainer(t *testing.T) {
 		{capture(t, other.ns), other.seen(), true},
 	}
 	strangers := map[*testContainer]*packet.Capture{b.r1: capture(t, b.r1.ns), clear: capture(t, clear.ns)}
-	// On one CPU, whose frames stay in order. The thread ends with the test.
-	runtime.LockOSThread()
-	var cpu unix.CPUSet
-	cpu.Set(0)
-	must(t, unix.SchedSetaffinity(0, &cpu))
+	keepOrder(t)
 
 	socket, base, came := newOffloadSocket(t, b.b1), frames(b.fromContainer()), map[string]int{}
 	for range randomFrames {
@@ -88,6 +84,15 @@ func TestAnyFrameOfAContainer(t *testing.T) {
 			t.Errorf("none came through that were %s: of those nothing was shown (%v)", kind, slices.Sorted(maps.Keys(came)))
 		}
 	}
+}
+
+// keepOrder keeps the test's thread, which ends with the test, on one CPU: its frames stay in order.
+func keepOrder(t *testing.T) {
+	t.Helper()
+	runtime.LockOSThread()
+	var cpu unix.CPUSet
+	cpu.Set(0)
+	must(t, unix.SchedSetaffinity(0, &cpu))
 }
 
 // randomFrame is one like those of the cases, mostly with other addresses, and often with work left to a device.

@@ -47,6 +47,18 @@ func packet() []mutation {
 			cases: []string{"an ICMPv6 header short of a byte"},
 		},
 		{
+			name:  "checksum of UDP-Lite",
+			old:   "\tcase NEXTHDR_UDPLITE:\n\tcase NEXTHDR_DCCP:\n\t\treturn 6;",
+			new:   "\tcase NEXTHDR_DCCP:\n\t\treturn 6;",
+			cases: []string{"UDP-Lite across"},
+		},
+		{
+			name:  "checksum of DCCP",
+			old:   "\tcase NEXTHDR_DCCP:\n\t\treturn 6;",
+			new:   "\t\treturn 6;",
+			cases: []string{"DCCP across"},
+		},
+		{
 			name:  "home address",
 			old:   "if (option[0] == OPTION_HOME_ADDRESS)\n\t\t\treturn REASON_ROUTING_HEADER;",
 			cases: []string{"home address", "home address behind a pad"},

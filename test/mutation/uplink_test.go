@@ -1,7 +1,7 @@
 package mutation_test
 
 func uplink() []mutation {
-	return []mutation{
+	return append(attackers(), []mutation{
 		{
 			name:  "errors without a quote",
 			old:   "sizeof(peer), &peer, sizeof(peer)))\n\t\treturn REASON_ICMP_QUOTE;",
@@ -121,8 +121,8 @@ func uplink() []mutation {
 		},
 		{
 			name:  "ciphertexts the host sends",
-			old:   "if (in_private(&src) || in_private(&dst))\n\t\treturn drop(skb, REASON_PRIVATE_OUTSIDE, HOOK_UPLINK_OUT);",
-			new:   "",
+			old:   "return drop(skb, REASON_PRIVATE_OUTSIDE, HOOK_UPLINK_OUT);",
+			new:   "return TCX_NEXT;",
 			test:  "TestToFabric",
 			cases: []string{"a ciphertext as source", "a ciphertext as destination"},
 		},
@@ -210,5 +210,5 @@ func uplink() []mutation {
 			test:  "TestToFabric",
 			cases: []string{"the node"},
 		},
-	}
+	}...)
 }

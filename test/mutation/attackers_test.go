@@ -1,0 +1,78 @@
+package mutation_test
+
+// attackers are the checks of the uplink as those meet them who are outside, on a wire of two nodes: a process of the
+// node, and a node that was broken into.
+func attackers() []mutation {
+	const process, node = "TestHostNetworkProcess", "TestAnotherNode"
+	return []mutation{
+		{
+			name:  "a process as a container",
+			old:   "return drop(skb, REASON_HOST_CLAIMS_TENANT, HOOK_UPLINK_OUT);",
+			new:   "return TCX_NEXT;",
+			test:  process,
+			cases: []string{"another node's container", "own container to a container", "own container to a node"},
+		},
+		{
+			name:  "a process as what containers see",
+			old:   "return drop(skb, REASON_PRIVATE_OUTSIDE, HOOK_UPLINK_OUT);",
+			new:   "return TCX_NEXT;",
+			test:  process,
+			cases: []string{"ciphertext", "guest"},
+		},
+		{
+			name:  "another node as this one",
+			old:   "if (h->src.hi == own_node)\n\t\treturn drop(skb, REASON_OWN_SOURCE, HOOK_UPLINK_IN);",
+			new:   "",
+			test:  node,
+			cases: []string{"this node", "this node's container", "this node, to the node"},
+		},
+		{
+			name:  "another node as another tenant",
+			old:   " || !owns(to, from_id)",
+			test:  node,
+			cases: []string{"another tenant's container", "as itself", "its own container, to another tenant"},
+		},
+		{
+			name:  "another node as a guest",
+			old:   "if (app_id(&source) >= FIRST_RESERVED_APP)\n\t\treturn drop(skb, REASON_APP_RESERVED, HOOK_UPLINK_IN);",
+			new:   "",
+			test:  node,
+			cases: []string{"guest"},
+		},
+		{
+			name:  "another node to nobody",
+			old:   "return drop(skb, REASON_NO_ENDPOINT, HOOK_UPLINK_IN);",
+			new:   "return TCX_NEXT;",
+			test:  node,
+			cases: []string{"its own container, to nobody"},
+		},
+		{
+			name:  "another node's containers to the node",
+			old:   "if (in_base(&key.src) && tenant_id(&key.src))\n\t\t\treturn drop(skb, REASON_TENANT_TO_NODE, HOOK_UPLINK_IN);",
+			new:   "",
+			test:  node,
+			cases: []string{"its own container, to the node"},
+		},
+		{
+			name:  "another node as a ciphertext, to the node",
+			old:   "\t\tif (in_private(&key.src))\n\t\t\treturn drop(skb, REASON_PRIVATE_OUTSIDE, HOOK_UPLINK_IN);",
+			new:   "",
+			test:  node,
+			cases: []string{"ciphertext, to the node"},
+		},
+		{
+			name:  "another node as a ciphertext",
+			old:   "if (in_private(&key.src) || in_private(&key.dst))",
+			new:   "if (in_private(&key.dst))",
+			test:  node,
+			cases: []string{"ciphertext, to the underlay"},
+		},
+		{
+			name:  "another node as a router, about what never left",
+			old:   "if (peer.hi == own_node)\n\t\treturn REASON_ICMP_QUOTE;",
+			new:   "",
+			test:  node,
+			cases: []string{"as a router, about what never left"},
+		},
+	}
+}
