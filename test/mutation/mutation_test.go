@@ -38,7 +38,7 @@ func table() map[string][]mutation {
 	return map[string][]mutation{
 		"container.h": container(), "node.h": node(), "uplink.h": uplink(), "packet.h": packet(),
 		"forward.h": forward(), "flow.h": flow(), "crypto.h": crypto(), "tables.h": tables(),
-		"answer.h": answer(),
+		"answer.h": answer(), "event.h": event(),
 	}
 }
 

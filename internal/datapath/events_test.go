@@ -1,0 +1,146 @@
+package datapath
+
+import (
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/ringbuf"
+
+	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/packet"
+	"pilaster.io/pilaster/internal/reason"
+)
+
+// eventBurst is of bpf/event.h.
+const eventBurst = 32
+
+// eventBench drops packets for one reason, on one CPU, and reads what is said of it.
+type eventBench struct {
+	*progBench
+	ring *ringbuf.Reader
+}
+
+func newEventBench(t *testing.T) eventBench {
+	b := newProgBench(t)
+	keepOrder(t)
+	ring, err := ringbuf.NewReader(b.datapath.objects.PilEventsV1)
+	must(t, err)
+	t.Cleanup(func() { ring.Close() })
+	return eventBench{b, ring}
+}
+
+// drop has n packets of nobody's dropped at once.
+func (b eventBench) drop(t *testing.T, n int, body packet.Body) {
+	t.Helper()
+	frame := b.frame(packet.Packet{Source: b.far.underlay, Destination: b.b1.seen(), Body: body})
+	verdict, err := b.datapath.objects.PilContainer.Run(&ebpf.RunOptions{Data: frame, Repeat: uint32(n)})
+	if must(t, err); verdict != verdictDrop {
+		t.Fatalf("verdict %d, not a drop", verdict)
+	}
+}
+
+// state is what the program keeps of the reason; nothing else counts there.
+func (b eventBench) state(t *testing.T) (sum pilasterDropState) {
+	t.Helper()
+	var all []pilasterDropState
+	must(t, b.datapath.objects.PilDropsV1.Lookup(uint32(reason.SrcNotOwn), &all))
+	for _, s := range all {
+		sum.Packets, sum.Pending, sum.Lost = sum.Packets+s.Packets, sum.Pending+s.Pending, sum.Lost+s.Lost
+	}
+	return sum
+}
+
+// later has the time pass that events are held back for.
+func (b eventBench) later(t *testing.T) {
+	t.Helper()
+	var all []pilasterDropState
+	must(t, b.datapath.objects.PilDropsV1.Lookup(uint32(reason.SrcNotOwn), &all))
+	for i := range all {
+		all[i].Pace = 0
+	}
+	must(t, b.datapath.objects.PilDropsV1.Put(uint32(reason.SrcNotOwn), all))
+}
+
+// events are those that nobody has read.
+func (b eventBench) events(t *testing.T) (all []agent.Event) {
+	t.Helper()
+	for b.ring.AvailableBytes() > 0 {
+		record, err := b.ring.Read()
+		must(t, err)
+		e, err := b.datapath.decodeEvent(record.RawSample)
+		if must(t, err); e.Reason == "src-not-own" {
+			all = append(all, e)
+		}
+	}
+	return all
+}
+
+// TestEventsAddUp: each drop is counted; a flood is few events, which say how many drops they stand for.
+func TestEventsAddUp(t *testing.T) {
+	b := newEventBench(t)
+	const flood = 2000
+	b.drop(t, flood, gram)
+	s, events := b.state(t), b.events(t)
+	if s.Packets != flood {
+		t.Errorf("counters: %d of %d drops", s.Packets, flood)
+	}
+	if len(events) < eventBurst || len(events) >= flood/2 {
+		t.Errorf("pace: %d events of a flood", len(events))
+	}
+	b.later(t)
+	b.drop(t, 1, gram)
+	told := uint64(0)
+	for _, e := range append(events, b.events(t)...) {
+		told += e.Count
+	}
+	if s := b.state(t); told != flood+1 || s.Pending != 0 {
+		t.Errorf("sum: the events stand for %d of %d drops, %d pending", told, flood+1, s.Pending)
+	}
+}
+
+// TestEventsAreLost and counted where nobody reads them; the next one says so, and stands for all.
+func TestEventsAreLost(t *testing.T) {
+	b := newEventBench(t)
+	sent := uint64(0)
+	for b.state(t).Lost == 0 {
+		if sent > 100000 {
+			t.Fatal("lost: nothing, of a ring nobody reads")
+		}
+		b.drop(t, eventBurst, gram)
+		b.later(t)
+		sent += eventBurst
+	}
+	told, lost := uint64(0), b.state(t).Lost
+	before := b.events(t)
+	b.drop(t, 1, gram)
+	last := b.events(t)
+	for _, e := range append(before, last...) {
+		told += e.Count
+	}
+	if told != sent+1 {
+		t.Errorf("sum: the events stand for %d of %d drops", told, sent+1)
+	}
+	if len(last) != 1 || last[0].Lost != lost {
+		t.Errorf("lost: %d events, and they say %+v", lost, last)
+	}
+}
+
+// TestEventsSayWhich ports a packet had, if it had any, and nothing of the event before.
+func TestEventsSayWhich(t *testing.T) {
+	b := newEventBench(t)
+	for _, c := range []struct {
+		name     string
+		body     packet.Body
+		from, to uint16
+	}{
+		{"TCP", segment, 1000, 80},
+		{"UDP", gram, 1000, 53},
+		{"ICMPv6", echo, 0, 0},
+	} {
+		b.drop(t, 1, c.body)
+		events := b.events(t)
+		if len(events) != 1 || events[0].SourcePort != c.from || events[0].DestinationPort != c.to || events[0].Source != b.far.underlay || events[0].Destination != b.b1.seen() {
+			t.Errorf("%s: %+v", c.name, events)
+		}
+	}
+}
