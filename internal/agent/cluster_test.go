@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -19,26 +20,31 @@ import (
 	"pilaster.io/pilaster/internal/local"
 	"pilaster.io/pilaster/internal/network/netpila"
 	"pilaster.io/pilaster/internal/orchestrator"
+	"pilaster.io/pilaster/internal/orchestrator/pki"
 )
 
 // cluster is an orchestrator with its store, for agents without a kernel.
 type cluster struct {
 	t *testing.T
 	*orchestrator.Server
-	op pilasterv1connect.OperatorServiceClient
+	op    pilasterv1connect.OperatorServiceClient
+	ahead atomic.Int64 // of its clock, in nanoseconds
 }
 
 func newCluster(t *testing.T) *cluster {
 	t.Helper()
 	dir := t.TempDir()
+	c := &cluster{t: t, op: pilasterv1connect.NewOperatorServiceClient(local.Client(orchestrator.Socket(dir)), local.URL)}
 	s, err := orchestrator.Start(t.Context(), orchestrator.Config{
 		DataDir: filepath.Join(dir, "data"), RunDir: dir, Listen: "[::1]:0", Log: slog.New(slog.DiscardHandler),
+		Now: func() time.Time { return time.Now().Add(time.Duration(c.ahead.Load())) },
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(s.Close)
-	return &cluster{t, s, pilasterv1connect.NewOperatorServiceClient(local.Client(orchestrator.Socket(dir)), local.URL)}
+	c.Server = s
+	return c
 }
 
 func (c *cluster) createTenant(name string) uint32 {
@@ -200,6 +206,32 @@ func TestPartitionedNodeWhoseTenantIsDeleted(t *testing.T) {
 	if r := n1.add("c1"); r.TenantID <= old.TenantID || r.Attachments[0].Plaintext == old.Attachments[0].Plaintext {
 		t.Errorf("made anew: %+v, before: %+v", r, old)
 	}
+}
+
+// A node that was cut off for longer than its certificate lives comes back as what it was.
+func TestCutOffBeyondItsCertificate(t *testing.T) {
+	c := newCluster(t)
+	c.createTenant("blue")
+	dir, driver := t.TempDir(), newFakeDriver()
+	n1 := c.boot(dir, "n1", driver)
+	n1.until(connected)
+	n1.add("c1")
+	first, _ := n1.link.config.Node.Membership()
+	was, err := join.Describe(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n1.stop()
+	c.ahead.Store(int64(pki.NodeLife + 24*time.Hour))
+	n1 = c.boot(dir, "n1", driver)
+	n1.until(connected)
+	if now, err := join.Describe(dir); err != nil || now[0].SHA256 == was[0].SHA256 {
+		t.Errorf("the certificate is %+v, %v", now, err)
+	}
+	if again, _ := n1.link.config.Node.Membership(); again.Prefix != first.Prefix {
+		t.Errorf("prefix %v, was %v", again.Prefix, first.Prefix)
+	}
+	n1.add("c2")
 }
 
 // A new disk under the old name: the old node must be given up by a person, and its prefix is never used again.

@@ -12,6 +12,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -30,45 +31,70 @@ type Config struct {
 	NodeUUID string // lower-case, with dashes
 	Instance string // of the calling process, which tells it from one on a copy of this disk; empty means a new one
 	Log      *slog.Logger
+
+	Now func() time.Time // nil means time.Now
 }
 
 // Client calls the orchestrator as this node. A call without a deadline gets one of 10 s;
-// streams have none and end when the peer has been silent for 20 s.
+// streams have none and end when the peer has been silent for 20 s. A call, not a stream, that is refused
+// because of the node's certificate gets a new one and is made again.
 type Client struct {
 	pilasterv1connect.NodeServiceClient
-	config    Config
-	transport *http.Transport
-	member    atomic.Pointer[member]
+	config   Config
+	renewing sync.Mutex
+	current  atomic.Pointer[identity]
+}
+
+// identity is a membership and the connections that were made with it.
+type identity struct {
+	*member
+	*http.Transport
+}
+
+// Do makes new connections with the newest certificate; streams go on with the one they began with.
+func (c *Client) Do(r *http.Request) (*http.Response, error) {
+	return (&http.Client{Transport: c.current.Load().Transport}).Do(r)
 }
 
 const callTimeout = 10 * time.Second
 
 // Dial returns a client that authenticates as the node, after joining the cluster where the disk
-// holds no valid certificate. It needs the orchestrator only for joining; the error is then
+// holds no certificate; whether one is still valid is for the orchestrator's clock to say. It needs the orchestrator only for joining; the error is then
 // that of the call (connect.CodeUnavailable when nobody answers).
 func Dial(ctx context.Context, c Config) (*Client, error) {
 	if err := checkURL(c.URL); err != nil {
 		return nil, err
 	}
 	c.Instance = cmp.Or(c.Instance, NewUUID())
+	if c.Now == nil {
+		c.Now = time.Now
+	}
 	m, err := c.membership(ctx)
 	if err != nil {
 		return nil, err
 	}
 	client := &Client{config: c}
-	client.member.Store(m)
+	client.use(m)
+	client.NodeServiceClient = newService(client, c, m.pin(), renewal{client})
+	return client, nil
+}
+
+// use makes the calls to come with this membership.
+func (c *Client) use(m *member) {
 	roots := x509.NewCertPool()
 	roots.AddCert(m.ca)
-	client.transport = newTransport(&tls.Config{
+	was := c.current.Swap(&identity{m, newTransport(&tls.Config{
 		MinVersion: tls.VersionTLS13,
 		RootCAs:    roots,
 		ServerName: ServerName,
+		Time:       c.config.Now,
 		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
-			return client.member.Load().tlsCertificate(), nil
+			return m.tlsCertificate(), nil
 		},
-	})
-	client.NodeServiceClient = newService(client.transport, c)
-	return client, nil
+	})})
+	if was != nil {
+		was.CloseIdleConnections() // those in use follow when they are idle
+	}
 }
 
 func checkURL(s string) error {
@@ -82,7 +108,7 @@ func checkURL(s string) error {
 func (c *Client) Instance() string { return c.config.Instance }
 
 // Close ends idle connections.
-func (c *Client) Close() { c.transport.CloseIdleConnections() }
+func (c *Client) Close() { c.current.Load().CloseIdleConnections() }
 
 // membership is the one on disk where it is still good, or else a new one.
 func (c Config) membership(ctx context.Context) (*member, error) {
@@ -104,23 +130,23 @@ func (c Config) membership(ctx context.Context) (*member, error) {
 	case !m.is(c.NodeName, c.NodeUUID):
 		return nil, fmt.Errorf("this node joined as %s, not as %s (%s); its state in %s was left as it was: keep the name, or delete the node and empty that directory",
 			m.cert.Subject.CommonName, c.NodeName, c.NodeUUID, c.StateDir)
-	case time.Now().Before(m.cert.NotAfter):
+	default:
 		return m, nil
 	}
 	if token == nil {
-		return nil, errors.New("this node has no valid certificate and no join token to buy one; copy the orchestrator's join-token file to this node and name it with --token-file")
+		return nil, errors.New("this node has no certificate and no join token to buy one; copy the orchestrator's join-token file to this node and name it with --token-file")
 	}
 	return c.join(ctx, *token)
 }
 
 func (c Config) join(ctx context.Context, token Token) (*member, error) {
-	transport := newTransport(token.tlsConfig())
+	transport := newTransport(token.tlsConfig(c.Now))
 	defer transport.CloseIdleConnections()
 	key, csr, err := request()
 	if err != nil {
 		return nil, err
 	}
-	resp, err := newService(transport, c).Join(ctx, connect.NewRequest(&pilasterv1.JoinRequest{
+	resp, err := newService(&http.Client{Transport: transport}, c, Token{CA: token.CA}).Join(ctx, connect.NewRequest(&pilasterv1.JoinRequest{
 		Secret:   fmt.Sprintf("%x", token.Secret),
 		NodeName: c.NodeName,
 		NodeUuid: c.NodeUUID,
@@ -140,52 +166,6 @@ func (c Config) join(ctx context.Context, token Token) (*member, error) {
 	return m, m.save(c.StateDir)
 }
 
-// KeepCertificate renews the certificate when a third of its life is left, until ctx ends.
-func (c *Client) KeepCertificate(ctx context.Context) error {
-	const retry = 10 * time.Minute
-	for {
-		cert := c.member.Load().cert
-		life := cert.NotAfter.Sub(cert.NotBefore)
-		wait := time.Until(cert.NotAfter.Add(-life / 3))
-		for ; ; wait = retry {
-			timer := time.NewTimer(wait)
-			select {
-			case <-ctx.Done():
-				timer.Stop()
-				return ctx.Err()
-			case <-timer.C:
-			}
-			err := c.RenewCertificate(ctx)
-			if err == nil {
-				break
-			}
-			c.config.Log.Warn("certificate of this node was not renewed", "error", err, "valid_until", cert.NotAfter, "next_try", retry)
-		}
-	}
-}
-
-// RenewCertificate buys a fresh certificate with the present one and uses it for new connections.
-func (c *Client) RenewCertificate(ctx context.Context) error {
-	key, csr, err := request()
-	if err != nil {
-		return err
-	}
-	resp, err := c.NodeServiceClient.Renew(ctx, connect.NewRequest(&pilasterv1.RenewRequest{Csr: csr}))
-	if err != nil {
-		return err
-	}
-	m, err := newMember(key, resp.Msg.Certificate, c.member.Load().ca.Raw)
-	if err != nil {
-		return err
-	}
-	if err := m.save(c.config.StateDir); err != nil {
-		return err
-	}
-	c.member.Store(m)
-	c.transport.CloseIdleConnections()
-	return nil
-}
-
 // newTransport speaks HTTP/2 only: streams in both directions need it.
 func newTransport(t *tls.Config) *http.Transport {
 	var p http.Protocols
@@ -196,6 +176,7 @@ func newTransport(t *tls.Config) *http.Transport {
 		TLSClientConfig:     t,
 		DialContext:         dialer.DialContext,
 		TLSHandshakeTimeout: 5 * time.Second,
+		IdleConnTimeout:     90 * time.Second,
 		HTTP2:               &http.HTTP2Config{SendPingTimeout: 10 * time.Second, PingTimeout: 10 * time.Second},
 	}
 }
@@ -203,12 +184,15 @@ func newTransport(t *tls.Config) *http.Transport {
 // InstanceHeader names the process that calls, on each call.
 const InstanceHeader = "Pilaster-Instance"
 
-func newService(t *http.Transport, c Config) pilasterv1connect.NodeServiceClient {
-	return pilasterv1connect.NewNodeServiceClient(&http.Client{Transport: t}, c.URL, connect.WithInterceptors(calls{c}))
+func newService(t connect.HTTPClient, c Config, pin Token, outer ...connect.Interceptor) pilasterv1connect.NodeServiceClient {
+	return pilasterv1connect.NewNodeServiceClient(t, c.URL, connect.WithInterceptors(append(outer, calls{c, pin})...))
 }
 
 // calls gives each call what all have in common.
-type calls struct{ Config }
+type calls struct {
+	Config
+	pin Token // of the authority; it has no secret
+}
 
 func (c calls) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 	return func(ctx context.Context, req connect.AnyRequest) (connect.AnyResponse, error) {
@@ -218,7 +202,8 @@ func (c calls) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 			ctx, cancel = context.WithTimeout(ctx, callTimeout)
 			defer cancel()
 		}
-		return next(ctx, req)
+		resp, err := next(ctx, req)
+		return resp, c.clocks(ctx, c.pin, err)
 	}
 }
 

@@ -62,6 +62,9 @@ func (m *member) tlsCertificate() *tls.Certificate {
 
 func (m *member) caSum() [sha256.Size]byte { return sha256.Sum256(m.ca.Raw) }
 
+// pin names the authority as a join token does.
+func (m *member) pin() Token { return Token{CA: m.caSum()} }
+
 // is reports whether the certificate is bound to this name and UUID.
 func (m *member) is(name, uuid string) bool {
 	return m.cert.Subject.CommonName == name && len(m.cert.URIs) == 1 && m.cert.URIs[0].String() == "urn:uuid:"+uuid

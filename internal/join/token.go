@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 )
 
 // ServerName is in every orchestrator's certificate and checked by every node. It stands for
@@ -46,24 +47,38 @@ func (t Token) String() string {
 	return fmt.Sprintf("pilaster.%x.%x", t.Secret, t.CA)
 }
 
-// verify accepts a server whose chain leads to the pinned authority. It takes the place of the
-// usual verification, which has no roots yet.
-func (t Token) verify(cs tls.ConnectionState) error {
-	roots := x509.NewCertPool()
-	found := false
-	for _, c := range cs.PeerCertificates {
+// authority is the pinned one, out of the chain of a server.
+func (t Token) authority(chain []*x509.Certificate) (*x509.Certificate, error) {
+	for _, c := range chain {
 		if c.IsCA && sha256.Sum256(c.Raw) == t.CA {
-			roots.AddCert(c)
-			found = true
+			return c, nil
 		}
 	}
-	if !found {
-		return errors.New("the server does not belong to the cluster of this join token; take the token from the join-token file in this orchestrator's data folder, or name the right orchestrator")
+	return nil, errors.New("the server does not belong to the cluster of this join token; take the token from the join-token file in this orchestrator's data folder, or name the right orchestrator")
+}
+
+// verify accepts a server whose chain leads to the pinned authority. It takes the place of the
+// usual verification, which has no roots yet. No time means any.
+func (t Token) verify(cs tls.ConnectionState, now time.Time) error {
+	ca, err := t.authority(cs.PeerCertificates)
+	if err != nil {
+		return err
 	}
-	_, err := cs.PeerCertificates[0].Verify(x509.VerifyOptions{
-		Roots:     roots,
-		DNSName:   ServerName,
-		KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-	})
+	o := x509.VerifyOptions{Roots: x509.NewCertPool(), CurrentTime: now, DNSName: ServerName, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}
+	if now.IsZero() {
+		return VerifyButTime(cs.PeerCertificates[0], ca, o)
+	}
+	o.Roots.AddCert(ca)
+	_, err = cs.PeerCertificates[0].Verify(o)
 	return err
+}
+
+// tlsConfig trusts the pinned authority, and shows no certificate: there is none yet.
+func (t Token) tlsConfig(now func() time.Time) *tls.Config {
+	return &tls.Config{
+		MinVersion:         tls.VersionTLS13,
+		ServerName:         ServerName,
+		InsecureSkipVerify: true, // verify does it, against the pinned authority
+		VerifyConnection:   func(cs tls.ConnectionState) error { return t.verify(cs, now()) },
+	}
 }

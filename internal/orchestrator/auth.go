@@ -2,7 +2,9 @@ package orchestrator
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
+	"fmt"
 	"net/http"
 	"time"
 
@@ -17,6 +19,7 @@ type contextKey int
 
 const (
 	callerKey contextKey = iota
+	formerKey
 	instanceKey
 	controllerKey
 )
@@ -25,9 +28,20 @@ const (
 // about 500.
 const maxStranger = 64 << 10
 
+// verifyNode accepts in the handshake what this cluster signed for a node, at whatever time, and no certificate
+// at all: what one that is not valid now is good for, authenticate decides by the call, and tells why.
+func verifyNode(authority *pki.Authority) func(tls.ConnectionState) error {
+	return func(cs tls.ConnectionState) error {
+		if len(cs.PeerCertificates) == 0 {
+			return nil
+		}
+		return authority.VerifyNode(cs.PeerCertificates[0])
+	}
+}
+
 // authenticate lets through who shows a node's certificate, and anybody to the calls that need
-// none. TLS has verified the certificate already.
-func authenticate(next http.Handler) http.Handler {
+// none. A certificate that ran out, or is not valid yet, is good for its own renewal and nothing else.
+func authenticate(now func() time.Time, next http.Handler) http.Handler {
 	open := map[string]bool{
 		pilasterv1connect.NodeServiceJoinProcedure: true, // needs the join token
 		"/healthz": true,
@@ -36,19 +50,23 @@ func authenticate(next http.Handler) http.Handler {
 	errorWriter := connect.NewErrorWriter()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		ctx := context.WithValue(r.Context(), controllerKey, http.NewResponseController(w))
-		if r.TLS != nil && len(r.TLS.VerifiedChains) > 0 {
-			if n, err := pki.NodeOf(r.TLS.VerifiedChains[0][0]); err == nil {
-				ctx = context.WithValue(ctx, callerKey, n)
-			}
-		}
 		ctx = context.WithValue(ctx, instanceKey, r.Header.Get(join.InstanceHeader))
-		_, known := caller(ctx)
-		if !known {
+		node, err := shown(r.TLS, now())
+		if err == nil {
+			ctx = context.WithValue(ctx, callerKey, node)
+		} else {
 			r.Body = http.MaxBytesReader(w, r.Body, maxStranger)
 			http.NewResponseController(w).SetReadDeadline(time.Now().Add(callTimeout))
+			known := node != pki.Node{}
+			switch {
+			case open[r.URL.Path]:
+				err = nil
+			case known && r.URL.Path == pilasterv1connect.NodeServiceRenewProcedure:
+				ctx, err = context.WithValue(ctx, formerKey, node), nil
+			}
 		}
-		if !known && !open[r.URL.Path] {
-			err := connect.NewError(connect.CodeUnauthenticated, errors.New("this call needs a node certificate; join first"))
+		if err != nil {
+			err := connect.NewError(connect.CodeUnauthenticated, err)
 			if errorWriter.IsSupported(r) {
 				errorWriter.Write(w, r, err)
 			} else {
@@ -60,9 +78,32 @@ func authenticate(next http.Handler) http.Handler {
 	})
 }
 
+// shown is whose certificate was shown, with an error where it is not valid now.
+func shown(state *tls.ConnectionState, now time.Time) (pki.Node, error) {
+	none := errors.New("this call needs a node certificate; join first")
+	if state == nil || len(state.PeerCertificates) == 0 {
+		return pki.Node{}, none
+	}
+	cert := state.PeerCertificates[0]
+	node, err := pki.NodeOf(cert)
+	if err != nil {
+		return pki.Node{}, none
+	}
+	if err := join.CheckTime(cert, now, "this orchestrator"); err != nil {
+		return node, fmt.Errorf("%w; it is good for nothing but its own renewal, which the node asks for by itself: set right the clock that is wrong, if one is", err)
+	}
+	return node, nil
+}
+
 // caller is the node that makes the call.
 func caller(ctx context.Context) (pki.Node, bool) {
 	n, ok := ctx.Value(callerKey).(pki.Node)
+	return n, ok
+}
+
+// former is the node that the caller was while its certificate was valid. Only Renew has one.
+func former(ctx context.Context) (pki.Node, bool) {
+	n, ok := ctx.Value(formerKey).(pki.Node)
 	return n, ok
 }
 

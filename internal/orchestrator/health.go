@@ -51,6 +51,7 @@ func (h *health) serve(w http.ResponseWriter, _ *http.Request) {
 type serverCertificate struct {
 	authority *pki.Authority
 	hosts     []string
+	now       func() time.Time
 	mu        sync.Mutex
 	current   *tls.Certificate
 }
@@ -58,8 +59,9 @@ type serverCertificate struct {
 func (c *serverCertificate) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	now := time.Now()
-	if c.current == nil || now.After(c.current.Leaf.NotAfter.Add(-pki.ServerLife/3)) {
+	now := c.now()
+	// Not yet valid is one made by a clock that was ahead.
+	if c.current == nil || now.Before(c.current.Leaf.NotBefore) || now.After(c.current.Leaf.NotAfter.Add(-pki.ServerLife/3)) {
 		made, err := c.authority.Server(append([]string{join.ServerName}, c.hosts...), now)
 		if err != nil {
 			return nil, err

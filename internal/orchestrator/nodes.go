@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/netip"
 	"time"
 
@@ -28,6 +29,8 @@ type nodeService struct {
 	store   *store.Store
 	model   *model
 	timeout time.Duration // for one message of a stream to be written, or the first to be read
+	now     func() time.Time
+	log     *slog.Logger
 	sent    func(*pilasterv1.FollowResponse)
 	later   func(func(context.Context)) // does something that outlasts the call
 }
@@ -39,7 +42,10 @@ func (s *nodeService) Join(ctx context.Context, req *connect.Request[pilasterv1.
 		return nil, connect.NewError(connect.CodeUnauthenticated, errors.New("the join token is not this cluster's; take it from the orchestrator's join-token file"))
 	}
 	node := pki.Node{Name: req.Msg.NodeName, UUID: req.Msg.NodeUuid}
-	certificate, err := s.certify(ctx, node, req.Msg.Csr)
+	if err := s.store.Admit(ctx, node); err != nil {
+		return nil, err
+	}
+	certificate, err := s.certify(node, req.Msg.Csr)
 	if err != nil {
 		return nil, err
 	}
@@ -47,19 +53,28 @@ func (s *nodeService) Join(ctx context.Context, req *connect.Request[pilasterv1.
 }
 
 func (s *nodeService) Renew(ctx context.Context, req *connect.Request[pilasterv1.RenewRequest]) (*connect.Response[pilasterv1.RenewResponse], error) {
-	node, _ := caller(ctx)
-	certificate, err := s.certify(ctx, node, req.Msg.Csr)
+	node, valid := caller(ctx)
+	admit := func() error { return s.store.Admit(ctx, node) }
+	if !valid {
+		node, _ = former(ctx)
+		s.awaitPredecessor(ctx, node, instance(ctx))
+		admit = func() error { return s.store.Readmit(ctx, node, instance(ctx)) }
+	}
+	if err := admit(); err != nil {
+		return nil, err
+	}
+	certificate, err := s.certify(node, req.Msg.Csr)
 	if err != nil {
 		return nil, err
+	}
+	if !valid {
+		s.log.Warn("a node came back with a certificate that is not valid now, and has a new one", "node", node.Name, "uuid", node.UUID)
 	}
 	return connect.NewResponse(&pilasterv1.RenewResponse{Certificate: certificate}), nil
 }
 
-func (s *nodeService) certify(ctx context.Context, n pki.Node, csr []byte) ([]byte, error) {
-	if err := s.store.Admit(ctx, n); err != nil {
-		return nil, err
-	}
-	certificate, err := s.store.Cluster().Authority.SignNode(csr, n, time.Now())
+func (s *nodeService) certify(n pki.Node, csr []byte) ([]byte, error) {
+	certificate, err := s.store.Cluster().Authority.SignNode(csr, n, s.now())
 	if err != nil {
 		return nil, connect.NewError(connect.CodeInvalidArgument, err)
 	}

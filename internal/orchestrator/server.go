@@ -37,6 +37,8 @@ type Config struct {
 	Plan          address.Plan   // zero prefixes mean what the cluster has
 	Version       string
 	Log           *slog.Logger
+
+	Now func() time.Time `json:"-"` // by which certificates are made and judged; nil means time.Now
 }
 
 // Socket is the operator's socket in a run directory.
@@ -87,6 +89,9 @@ func Run(ctx context.Context, c Config) error {
 
 // Start returns when the orchestrator has read the store and serves.
 func Start(ctx context.Context, c Config) (_ *Server, err error) {
+	if c.Now == nil {
+		c.Now = time.Now
+	}
 	s := &Server{config: c, metrics: newMetrics(c.Version), failed: make(chan error, 8), closeEtcd: func() {}}
 	s.model = newModel(join.NewUUID(), s.metrics.countDropped)
 	background, stop := context.WithCancel(context.Background())
@@ -167,22 +172,23 @@ func (s *Server) serve() error {
 	mux := http.NewServeMux()
 	health(mux)
 	mux.Handle(pilasterv1connect.NewNodeServiceHandler(&nodeService{
-		store: s.store, model: s.model, timeout: streamTimeout, sent: s.metrics.countSent,
+		store: s.store, model: s.model, timeout: streamTimeout, now: s.config.Now, log: s.config.Log, sent: s.metrics.countSent,
 		later: func(work func(context.Context)) { s.running.Go(func() { work(s.background) }) },
 	}, options...))
 	var both http.Protocols
 	both.SetHTTP1(true)
 	both.SetHTTP2(true)
-	certificate := &serverCertificate{authority: s.store.Cluster().Authority, hosts: s.hosts(nodes.Addr())}
+	certificate := &serverCertificate{authority: s.store.Cluster().Authority, hosts: s.hosts(nodes.Addr()), now: s.config.Now}
 	s.nodes = nodes
 	s.start(nodes, true, &http.Server{
-		Handler:   authenticate(mux),
+		Handler:   authenticate(s.config.Now, mux),
 		Protocols: &both,
 		TLSConfig: &tls.Config{
-			MinVersion:     tls.VersionTLS13,
-			ClientAuth:     tls.VerifyClientCertIfGiven,
-			ClientCAs:      s.store.Cluster().Authority.Pool(),
-			GetCertificate: certificate.get,
+			MinVersion:       tls.VersionTLS13,
+			ClientAuth:       tls.RequestClientCert, // verifyNode verifies it
+			ClientCAs:        certificate.authority.Pool(),
+			VerifyConnection: verifyNode(certificate.authority),
+			GetCertificate:   certificate.get,
 		},
 		HTTP2: &http.HTTP2Config{SendPingTimeout: 10 * time.Second, PingTimeout: 10 * time.Second},
 	})

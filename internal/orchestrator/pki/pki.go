@@ -20,6 +20,8 @@ import (
 	"net/url"
 	"strings"
 	"time"
+
+	"pilaster.io/pilaster/internal/join"
 )
 
 // How long certificates are valid. A node renews when a third of its time is left.
@@ -152,6 +154,11 @@ func (a *Authority) SignNode(csrDER []byte, n Node, now time.Time) ([]byte, erro
 		NotAfter:    now.Add(NodeLife),
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 	}, csr.PublicKey, now)
+}
+
+// VerifyNode accepts a certificate that this authority signed for a node, whether or not it is valid now.
+func (a *Authority) VerifyNode(c *x509.Certificate) error {
+	return join.VerifyButTime(c, a.cert, x509.VerifyOptions{KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
 }
 
 // NodeOf reads whom a verified node certificate is bound to.

@@ -41,6 +41,22 @@ func (s *Store) Admit(ctx context.Context, n pki.Node) error {
 	})
 }
 
+// Readmit says whether a node whose certificate is not valid now may have another: it is a known one that was
+// not deleted, and no other process is connected as it.
+func (s *Store) Readmit(ctx context.Context, n pki.Node, instance string) error {
+	return s.change(ctx, func(t *txn) error {
+		record, err := t.identify(n)
+		if err != nil {
+			return err
+		}
+		if record == nil {
+			return refuse(Refused, "node %s has no valid certificate and is not registered; give its agent the join token with --token-file", n.Name)
+		}
+		_, err = t.session(n.Name, instance)
+		return err
+	})
+}
+
 // identify finds the record of a node, nil if it is new, or says why it cannot be one.
 func (t *txn) identify(n pki.Node) (*pilasterv1.Node, error) {
 	if err := CheckNode(n.Name, n.UUID); err != nil {

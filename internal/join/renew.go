@@ -1,0 +1,112 @@
+package join
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"connectrpc.com/connect"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
+)
+
+// KeepCertificate renews the certificate when a third of its life is left, until ctx ends. It looks
+// at the clock time and again, which may be set meanwhile.
+func (c *Client) KeepCertificate(ctx context.Context) error {
+	const every = 10 * time.Minute
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	for {
+		cert := c.current.Load().cert
+		life := cert.NotAfter.Sub(cert.NotBefore)
+		if c.config.Now().After(cert.NotAfter.Add(-life / 3)) {
+			if err := c.RenewCertificate(ctx); err != nil {
+				c.config.Log.Warn("certificate of this node was not renewed", "error", err, "valid_until", cert.NotAfter, "next_try", every)
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-tick.C:
+		}
+	}
+}
+
+// RenewCertificate buys a fresh certificate with the present one and uses it for new connections.
+func (c *Client) RenewCertificate(ctx context.Context) error {
+	c.renewing.Lock()
+	defer c.renewing.Unlock()
+	return c.renew(ctx)
+}
+
+func (c *Client) renew(ctx context.Context) error {
+	key, csr, err := request()
+	if err != nil {
+		return err
+	}
+	resp, err := c.NodeServiceClient.Renew(ctx, connect.NewRequest(&pilasterv1.RenewRequest{Csr: csr}))
+	if err != nil {
+		return err
+	}
+	m, err := newMember(key, resp.Msg.Certificate, c.current.Load().ca.Raw)
+	if err != nil {
+		return err
+	}
+	if err := m.save(c.config.StateDir); err != nil {
+		return err
+	}
+	c.use(m)
+	return nil
+}
+
+// replace gets a certificate in place of one that the orchestrator does not accept: by that one, which it
+// takes for nothing else, or by the join token. Another call may have done so meanwhile.
+func (c *Client) replace(ctx context.Context, refused *identity) error {
+	c.renewing.Lock()
+	defer c.renewing.Unlock()
+	if c.current.Load() != refused {
+		return nil
+	}
+	err := c.renew(ctx)
+	if err == nil || c.config.Token == "" || connect.CodeOf(err) == connect.CodeUnavailable {
+		return err
+	}
+	token, second := ParseToken(c.config.Token)
+	var m *member
+	if second == nil {
+		m, second = c.config.join(ctx, token)
+	}
+	if second != nil {
+		return connect.NewError(connect.CodeOf(err), fmt.Errorf("%w\n  nor does the join token help: %w", err, second))
+	}
+	c.use(m)
+	return nil
+}
+
+// renewal makes a call again that was refused because of the certificate.
+type renewal struct{ *Client }
+
+func (r renewal) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
+	return func(ctx context.Context, req connect.AnyRequest) (connect.AnyResponse, error) {
+		used := r.current.Load()
+		resp, err := next(ctx, req)
+		if connect.CodeOf(err) != connect.CodeUnauthenticated || req.Spec().Procedure == pilasterv1connect.NodeServiceRenewProcedure {
+			return resp, err
+		}
+		r.config.Log.Warn("the orchestrator does not accept this node's certificate; it is replaced", "error", err)
+		if instead := r.replace(ctx, used); instead != nil {
+			return nil, connect.NewError(connect.CodeOf(instead), fmt.Errorf("%w\n  it was not replaced: %w", err, instead))
+		}
+		return next(ctx, req)
+	}
+}
+
+// WrapStreamingClient leaves streams alone: a node registers before each, which is a call.
+func (r renewal) WrapStreamingClient(next connect.StreamingClientFunc) connect.StreamingClientFunc {
+	return next
+}
+
+func (r renewal) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
+	return next
+}
