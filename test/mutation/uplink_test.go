@@ -201,14 +201,14 @@ func uplink() []mutation {
 			old:   "if (in_base(&src) && tenant_id(&src))",
 			new:   "if (tenant_id(&src))",
 			test:  "TestToFabric",
-			cases: []string{"an address that reads like a tenant's"},
+			cases: []string{"a ciphertext as source", "an address that reads like a tenant's"},
 		},
 		{
 			name:  "host's node address",
 			old:   "if (in_base(&src) && tenant_id(&src))",
 			new:   "if (in_base(&src))",
 			test:  "TestToFabric",
-			cases: []string{"the node"},
+			cases: []string{"a ciphertext as destination", "the node"},
 		},
 	}...)
 }
