@@ -35,7 +35,7 @@ func container() []mutation {
 			old:   "crypt(id, &plain, DECRYPT)",
 			new:   "crypt(id, &plain, ENCRYPT)",
 			test:  "TestCacheAnswersOnlyItsKey",
-			cases: []string{"a next hop that is too old", "a node without a route, again", "an entry that was not finished", "from before a change"},
+			cases: []string{"a next hop that is too old", "a node without a route, again", "another path", "an entry that was not finished", "from before a change"},
 		},
 		{
 			name:  "decrypted base",
@@ -108,7 +108,7 @@ func container() []mutation {
 			name:  "device of the source",
 			old:   " || from->ifindex != key->device",
 			test:  "TestFromContainer",
-			cases: []string{"own source from another device"},
+			cases: []string{"foreign source", "own source from another device"},
 		},
 		{
 			name:  "unfinished entries",
