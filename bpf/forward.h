@@ -113,11 +113,18 @@ __noinline __u32 wire_length(struct __sk_buff *skb, const struct packet *p)
 	at = p->pending ? p->pending : p->l4;
 	if (!size || !at)
 		return whole;
+	/* A stream's, which are most: with a hop-by-hop header they would be longer. */
+	if (at == sizeof(struct frame) && p->proto == NEXTHDR_TCP) {
+		__u8 *tcp = CTX_POINTER(skb, data) + sizeof(struct frame);
+
+		if ((void *)(tcp + TCP_OFFSET + 1) <= CTX_POINTER(skb, data_end))
+			return IPV6_HLEN + (tcp[TCP_OFFSET] >> 4 << 2) + size;
+	}
 	/* SCTP's segments are a list of packets, each of its own length. */
 	if (size == GSO_BY_FRAGS)
 		return bpf_check_mtu(skb, uplink_ifindex, &none, 0, BPF_MTU_CHK_SEGS) > 0 ? whole : 0;
 	if (at == p->l4 ? p->proto == NEXTHDR_TCP : kernel->csum_offset == 16) {
-		bpf_skb_load_bytes(skb, at + 12, &octet, sizeof(octet));
+		bpf_skb_load_bytes(skb, at + TCP_OFFSET, &octet, sizeof(octet));
 		header = octet >> 4 << 2;
 	}
 	/* BIG TCP's option says how long they are together, and none of them has it. */

@@ -37,7 +37,8 @@
 #define CHECKSUM_PARTIAL    3
 
 #define GSO_BY_FRAGS	    0xffff
-#define JUMBO_OPTION	    8 /* bytes of the header that holds it */
+#define JUMBO_OPTION	    8  /* bytes of the header that holds it */
+#define TCP_OFFSET	    12 /* in its header, the byte with its length in words */
 
 #define OPTION_PAD1	    0
 #define OPTION_HOME_ADDRESS 0xc9
