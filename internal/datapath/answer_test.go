@@ -132,6 +132,8 @@ func TestLengthOfSegments(t *testing.T) {
 		{"UDP, a byte more", b.frame(b.sent(far, packet.UDP{Payload: data})), 1453, false},
 		{"behind options", b.frame(b.sent(far, bare, padding(packet.DestinationOptions))), 1432, true},
 		{"behind options, a byte more", b.frame(b.sent(far, bare, padding(packet.DestinationOptions))), 1433, false},
+		{"TCP with options behind options", b.frame(b.sent(far, options, padding(packet.DestinationOptions))), 1420, true},
+		{"TCP with options behind options, a byte more", b.frame(b.sent(far, options, padding(packet.DestinationOptions))), 1421, false},
 		{"BIG TCP", big, 1440, true},
 		{"BIG TCP, a byte more", big, 1441, false},
 		{"a list of packets", b.frame(b.sent(far, packet.Raw{Proto: 132, Data: data})), math.MaxUint16, true},

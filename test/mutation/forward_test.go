@@ -90,10 +90,17 @@ func forward() []mutation {
 		},
 		{
 			name:  "length of TCP's header",
+			old:   "(tcp[TCP_OFFSET] >> 4 << 2)",
+			new:   "20",
+			test:  "TestLengthOfSegments",
+			cases: []string{"TCP with options, a byte more"},
+		},
+		{
+			name:  "length of TCP's header behind others",
 			old:   "header = octet >> 4 << 2;",
 			new:   "header = 20;",
 			test:  "TestLengthOfSegments",
-			cases: []string{"TCP with options, a byte more"},
+			cases: []string{"TCP with options behind options, a byte more"},
 		},
 		{
 			name:  "BIG TCP's option stays here",
