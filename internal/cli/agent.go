@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"net"
 	"net/netip"
 	"net/url"
 	"os"
@@ -43,15 +42,16 @@ from outside, because what it mounts there ends with it.`,
 			if err := completeAgent(&o, tokenFile, nodePrefix); err != nil {
 				return err
 			}
-			// Before the node joins: a name that was bought for nothing is in the way later.
-			if _, err := net.InterfaceByName(o.Uplink); err != nil {
-				return fmt.Errorf("--uplink %s: %w; nothing was changed: name the device to the fabric", o.Uplink, err)
+			config := datapath.Config{
+				Uplink: o.Uplink, BPFFS: bpffs, MaxEndpoints: o.MaxEndpoints, MaxTenantIDs: o.MaxTenantIDs, MTUReserve: mtuReserve, Log: o.Log,
+			}
+			// Before the node joins: a name and a prefix that were bought for nothing are in the way later.
+			if err := datapath.CheckUplink(config); err != nil {
+				return err
 			}
 			o.OpenDriver = func(m agent.Membership) (agent.DriverCloser, error) {
-				return datapath.Open(datapath.Config{
-					Uplink: o.Uplink, NodePrefix: m.Prefix, Plan: m.Plan, BPFFS: bpffs,
-					MaxEndpoints: o.MaxEndpoints, MaxTenantIDs: o.MaxTenantIDs, MTUReserve: mtuReserve, Log: o.Log,
-				})
+				config.NodePrefix, config.Plan = m.Prefix, m.Plan
+				return datapath.Open(config)
 			}
 			return agent.Run(c.Context(), o)
 		},

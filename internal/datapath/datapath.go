@@ -56,6 +56,42 @@ func Open(c Config) (_ *Datapath, err error) {
 	if err := c.validate(); err != nil {
 		return nil, err
 	}
+	d, err := stand(c)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			d.Close()
+		}
+	}()
+	if err := mountBPFFS(c.BPFFS); err != nil {
+		return nil, err
+	}
+	if d.private = endsWithUs(c.BPFFS); d.private != "" {
+		d.log.Warn(d.private)
+	}
+	// The programs know the node's device by its index.
+	for _, step := range []func() error{d.makeNodeDevice, d.load, d.tryCipher, d.guardPrefix} {
+		if err := step(); err != nil {
+			return nil, err
+		}
+	}
+	return d, nil
+}
+
+// CheckUplink refuses the uplink that Open would refuse, and changes nothing. It needs no prefix, so
+// that a node can ask before it joins.
+func CheckUplink(c Config) error {
+	d, err := stand(c)
+	if err != nil {
+		return err
+	}
+	return d.Close()
+}
+
+// stand finds the uplink in the namespace of the calling thread, where nobody else's packet path may be.
+func stand(c Config) (_ *Datapath, err error) {
 	c.MaxTenantIDs = cmp.Or(c.MaxTenantIDs, agent.DefaultMaxTenantIDs)
 	d := &Datapath{config: c, log: c.Log}
 	defer func() {
@@ -70,27 +106,12 @@ func Open(c Config) (_ *Datapath, err error) {
 		return nil, err
 	}
 	if d.uplink, err = d.netlink.LinkByName(c.Uplink); err != nil {
-		return nil, fmt.Errorf("uplink %s: %w; name the device to the fabric with --uplink", c.Uplink, err)
+		return nil, fmt.Errorf("--uplink %s: %w; nothing was changed: name the device to the fabric", c.Uplink, err)
 	}
 	if _, err := d.MTU(); err != nil {
 		return nil, fmt.Errorf("%w; nothing was changed", err)
 	}
-	if err := d.aloneOnUplink(); err != nil {
-		return nil, err
-	}
-	if err := mountBPFFS(c.BPFFS); err != nil {
-		return nil, err
-	}
-	if d.private = endsWithUs(c.BPFFS); d.private != "" {
-		d.log.Warn(d.private)
-	}
-	// The programs know the node's device by its index.
-	for _, step := range []func() error{d.makeNodeDevice, d.load, d.tryCipher, d.guardPrefix} {
-		if err := step(); err != nil {
-			return nil, err
-		}
-	}
-	return d, nil
+	return d, d.aloneOnUplink()
 }
 
 func (c Config) validate() error {

@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,11 +15,13 @@ import (
 	"syscall"
 	"testing"
 
+	"connectrpc.com/connect"
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/lab"
 	"pilaster.io/pilaster/internal/lab/labtest"
 	"pilaster.io/pilaster/internal/netns"
@@ -244,5 +248,37 @@ func TestPreflightOfAnyone(t *testing.T) {
 	out, err := cmd.CombinedOutput()
 	if status, _ := lab.ExitStatus(err); status != 1 || !strings.Contains(string(out), "fail   privileges") || !strings.Contains(string(out), "not tried; see privileges") {
 		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// TestSecondAgentIsRefusedBeforeItJoins: on the uplink of another, a new agent gets neither a name nor a prefix.
+func TestSecondAgentIsRefusedBeforeItJoins(t *testing.T) {
+	c, args := newCandidate(t)
+	ctx := labtest.Context(t)
+	nodes := func() (all []string) {
+		resp, err := c.Operator().ListNodes(ctx, connect.NewRequest(&pilasterv1.ListNodesRequest{}))
+		must(t, err)
+		for _, n := range resp.Msg.Nodes {
+			all = append(all, n.Name+" "+n.Prefix)
+		}
+		return all
+	}
+	before := nodes()
+	ns, err := c.Namespace(name)
+	must(t, err)
+	defer ns.Close()
+	var complaint bytes.Buffer
+	state := filepath.Join(t.TempDir(), "state")
+	cmd := exec.CommandContext(ctx, labtest.Binary(t), append([]string{"agent", "--node-name", "second", "--state-dir", state, "--run-dir", t.TempDir(),
+		"--bpffs", filepath.Join(t.TempDir(), "bpf")}, args...)...)
+	cmd.Stderr = &complaint
+	if status, ok := lab.ExitStatus(ns.Run(cmd)); !ok || status != 1 || !strings.Contains(complaint.String(), "of another agent") || !strings.Contains(complaint.String(), "nothing was changed") {
+		t.Errorf("exit %d\n%s", status, &complaint)
+	}
+	if is := nodes(); !slices.Equal(is, before) {
+		t.Errorf("nodes are %v, were %v", is, before)
+	}
+	if _, err := os.Stat(state); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a state directory was left: %v", err)
 	}
 }
