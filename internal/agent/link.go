@@ -26,7 +26,8 @@ const resolveTimeout = 5 * time.Second
 // goes on working.
 type Link struct {
 	config  LinkConfig
-	dialing keyLocks // joining twice at once would buy two certificates
+	dialing keyLocks     // joining twice at once would buy two certificates
+	uplink  []netip.Addr // as last registered; of the one registration that goes on
 
 	mu     sync.Mutex
 	client pilasterv1connect.NodeServiceClient // nil before the first success
@@ -41,6 +42,8 @@ type LinkConfig struct {
 	Tenants         *Tenants
 	WantedPrefix    netip.Prefix // brought by the operator; may be zero
 	UplinkAddresses func() ([]netip.Addr, error)
+	// AddressesChanged tells that they may be others than before.
+	AddressesChanged <-chan struct{}
 	// Dial gives a client that authenticates as the node, after joining where it has to.
 	Dial func(context.Context) (pilasterv1connect.NodeServiceClient, error)
 	// Wait pauses before try number n (from 0); nil means a jittered, growing pause.
@@ -158,6 +161,7 @@ func (l *Link) register(ctx context.Context) (pilasterv1connect.NodeServiceClien
 	if err != nil {
 		return nil, err
 	}
+	l.uplink = addrs
 	return client, l.config.Node.Join(m)
 }
 
@@ -218,17 +222,25 @@ func (l *Link) follow(ctx context.Context, core *Core) (heard bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	ctx, cancel := context.WithCancel(ctx)
+	ctx, end := context.WithCancelCause(ctx)
 	stream := client.Follow(ctx)
-	sender := make(chan error, 1)
-	go func() { sender <- l.reportHosted(ctx, stream) }()
+	var reports sync.WaitGroup
+	reports.Go(func() { l.reportHosted(ctx, stream) })
+	reports.Go(func() {
+		if err := l.reportUplink(ctx); err != nil {
+			end(err)
+		}
+	})
 	defer func() {
-		cancel()
-		<-sender
+		end(nil)
+		reports.Wait()
 		stream.CloseResponse()
 	}()
 	for {
 		event, err := stream.Receive()
+		if cause := context.Cause(ctx); cause != nil {
+			return heard, cause
+		}
 		if err != nil {
 			return heard, fmt.Errorf("following the orchestrator: %w", err)
 		}
@@ -243,7 +255,7 @@ func (l *Link) follow(ctx context.Context, core *Core) (heard bool, err error) {
 }
 
 // reportHosted tells what this node hosts now and whenever it has changed.
-func (l *Link) reportHosted(ctx context.Context, stream *connect.BidiStreamForClient[pilasterv1.FollowRequest, pilasterv1.FollowResponse]) error {
+func (l *Link) reportHosted(ctx context.Context, stream *connect.BidiStreamForClient[pilasterv1.FollowRequest, pilasterv1.FollowResponse]) {
 	known := l.Status().Revision
 	for first := true; ; first = false {
 		report := &pilasterv1.FollowRequest{Sequence: l.config.Node.Sequence()}
@@ -252,13 +264,34 @@ func (l *Link) reportHosted(ctx context.Context, stream *connect.BidiStreamForCl
 		}
 		l.config.Tenants.Report(report, first)
 		if err := stream.Send(report); err != nil {
-			return err // Receive tells the reason
+			return // Receive tells the reason
 		}
 		select {
 		case <-l.config.Tenants.Changed():
 		case <-ctx.Done():
-			return stream.CloseRequest()
+			stream.CloseRequest()
+			return
 		}
+	}
+}
+
+// reportUplink registers anew whenever the uplink has other addresses: the fabric's routes lead to them.
+// While there is no uplink they stay as they were.
+func (l *Link) reportUplink(ctx context.Context) error {
+	for {
+		select {
+		case <-l.config.AddressesChanged:
+		case <-ctx.Done():
+			return nil
+		}
+		addrs, err := l.config.UplinkAddresses()
+		if err != nil || slices.Equal(addrs, l.uplink) {
+			continue
+		}
+		if _, err := l.register(ctx); err != nil {
+			return err
+		}
+		l.config.Log.Info("the orchestrator knows the new addresses of the uplink", "addresses", addrs)
 	}
 }
 

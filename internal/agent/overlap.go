@@ -71,6 +71,7 @@ func present() ([]found, error) {
 // overlapWatch keeps looking after the start, because devices come later.
 type overlapWatch struct {
 	private netip.Prefix
+	changed chan<- struct{} // told, with room for one, when addresses have changed; may be nil
 	mu      sync.Mutex
 	err     error
 }
@@ -124,6 +125,7 @@ func (w *overlapWatch) watch(ctx context.Context, log *slog.Logger) error {
 		}
 	}()
 	w.recheck(log) // what came before anybody listened
+	w.tell()
 	for {
 		var dst *net.IPNet
 		select {
@@ -132,6 +134,7 @@ func (w *overlapWatch) watch(ctx context.Context, log *slog.Logger) error {
 				return nil
 			}
 			dst = &u.LinkAddress
+			w.tell()
 		case u, ok := <-routes:
 			if !ok {
 				return nil
@@ -145,6 +148,14 @@ func (w *overlapWatch) watch(ctx context.Context, log *slog.Logger) error {
 		if p := prefixOf(dst); p.IsValid() && p.Overlaps(w.private) {
 			w.recheck(log)
 		}
+	}
+}
+
+// tell never waits: who has not listened yet will see all changes at once.
+func (w *overlapWatch) tell() {
+	select {
+	case w.changed <- struct{}{}:
+	default:
 	}
 }
 

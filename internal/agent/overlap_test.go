@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 )
@@ -92,6 +93,46 @@ func TestOverlapOfARealNode(t *testing.T) {
 	}
 	if said := <-log; !strings.Contains(said, "free again") || w.problem() != nil {
 		t.Errorf("said %q, problem %v", said, w.problem())
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
+// Each change of an address is told of, whatever device it is on, and so is the beginning.
+func TestChangesOfAddressesAreTold(t *testing.T) {
+	ns := newNetns(t)
+	handle, err := ns.Netlink()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer handle.Close()
+	lo, err := handle.LinkByName("lo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	changed, ended := make(chan struct{}, 1), make(chan error, 1)
+	w := &overlapWatch{private: netip.MustParsePrefix("fc00::/8"), changed: changed}
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() { ended <- ns.Do(func() error { return w.run(ctx, slog.New(slog.DiscardHandler)) }) }()
+	a, err := netlink.ParseAddr("2001:db8::7/128")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, change := range []func() error{
+		func() error { return nil },
+		func() error { return handle.AddrReplace(lo, a) },
+		func() error { return handle.AddrDel(lo, a) },
+	} {
+		if err := change(); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case <-changed:
+		case <-time.After(20 * time.Second):
+			t.Fatalf("change %d was not told of", i)
+		}
 	}
 	cancel()
 	if err := <-ended; err != nil {

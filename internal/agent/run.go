@@ -87,6 +87,7 @@ type daemon struct {
 	link    *Link
 	service *Service
 	joined  chan *join.Client
+	changed chan struct{} // addresses of this node
 	driver  DriverCloser
 }
 
@@ -94,7 +95,7 @@ func newDaemon(o Options) (*daemon, error) {
 	if err := os.MkdirAll(o.StateDir, 0o700); err != nil {
 		return nil, err
 	}
-	d := &daemon{Options: o, joined: make(chan *join.Client, 1)}
+	d := &daemon{Options: o, joined: make(chan *join.Client, 1), changed: make(chan struct{}, 1)}
 	var err error
 	if d.lock, err = durable.Lock(o.StateDir); err != nil {
 		return nil, err
@@ -105,8 +106,8 @@ func newDaemon(o Options) (*daemon, error) {
 	}
 	d.link = NewLink(LinkConfig{
 		URL: o.OrchestratorURL, Version: o.Version, Node: d.node, Tenants: d.tenants, WantedPrefix: o.NodePrefix,
-		UplinkAddresses: func() ([]netip.Addr, error) { return d.uplinkAddresses() },
-		Dial:            d.dial, Log: o.Log,
+		UplinkAddresses:  func() ([]netip.Addr, error) { return d.uplinkAddresses() },
+		AddressesChanged: d.changed, Dial: d.dial, Log: o.Log,
 	})
 	d.service = NewService(ServiceConfig{Node: d.node, Link: d.link, URL: o.OrchestratorURL, Uplink: o.Uplink, Version: o.Version})
 	return d, nil
@@ -247,7 +248,7 @@ func (d *daemon) start(ctx context.Context, g *errgroup.Group) error {
 		}
 	}
 	m, _ := d.node.Membership()
-	overlap := &overlapWatch{private: m.Plan.Private}
+	overlap := &overlapWatch{private: m.Plan.Private, changed: d.changed}
 	if err := overlap.check(); err != nil {
 		return err
 	}
