@@ -16,6 +16,7 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/local"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -194,7 +195,7 @@ func (l *Link) lost(err error, n int) {
 	if l.status.Connected {
 		l.status.Connected, l.status.Since = false, time.Now()
 	}
-	l.status.LastError = sentence(err)
+	l.status.LastError = local.Words(err)
 	l.status.Refused = refused(err, n)
 	l.config.Log.Warn("no connection to the orchestrator", "url", l.config.URL, "failures", n+1, "error", l.status.LastError)
 }
@@ -350,7 +351,7 @@ func (l *Link) Resolve(ctx context.Context, name string, identity map[string]str
 		}
 	}
 	return tenant.Tenant{}, 0, refuse(ErrUnavailable, "%s, and the orchestrator at %s did not help: %s\n  nothing was changed; try again when it does",
-		l.missing(name, identity), l.config.URL, sentence(err))
+		l.missing(name, identity), l.config.URL, local.Words(err))
 }
 
 // missing names what this node would have to know.
@@ -371,13 +372,4 @@ func resolved(r *pilasterv1.ResolveResponse) (tenant.Tenant, address.AppID, erro
 		return t, 0, fmt.Errorf("the orchestrator's answer cannot be used: %w", err)
 	}
 	return t, a.ID, nil
-}
-
-// sentence is an error without the transport's code in front of the peer's own words.
-func sentence(err error) string {
-	var remote *connect.Error
-	if errors.As(err, &remote) {
-		return remote.Message()
-	}
-	return err.Error()
 }

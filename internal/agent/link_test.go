@@ -17,6 +17,7 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
+	"pilaster.io/pilaster/internal/local"
 )
 
 // fakeCluster is an orchestrator that does what a test tells it.
@@ -387,7 +388,7 @@ func TestRefusals(t *testing.T) {
 	}{{deleted, 0, true}, {taken, 0, false}, {taken, 4, false}, {taken, 5, true}, {away, 9, false}, {errFake, 9, false}} {
 		b := newLinkBed(t)
 		b.link.lost(fmt.Errorf("registering: %w", c.err), c.n)
-		if why := b.link.problem(); (why != nil) != c.refused || why != nil && !strings.Contains(why.Error(), sentence(c.err)) {
+		if why := b.link.problem(); (why != nil) != c.refused || why != nil && !strings.Contains(why.Error(), local.Words(c.err)) {
 			t.Errorf("%v after %d failures: %v", c.err, c.n, why)
 		}
 	}

@@ -14,6 +14,8 @@ import (
 
 	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
+
+	"pilaster.io/pilaster/internal/local"
 )
 
 // Env is what a command may touch of its surroundings, so that tests run it without a process.
@@ -80,7 +82,7 @@ func exitCode(err error) int {
 	var remote *connect.Error
 	if errors.As(err, &remote) {
 		switch remote.Code() {
-		case connect.CodeUnavailable:
+		case connect.CodeUnavailable, connect.CodeDeadlineExceeded:
 			return ExitUnreachable
 		case connect.CodeInvalidArgument:
 			return ExitUsage
@@ -89,16 +91,13 @@ func exitCode(err error) int {
 	return ExitFailed
 }
 
-// message is an error without the transport's code in front of a peer's own sentence.
+// message is an error as it is printed.
 func message(err error) string {
 	var remote *connect.Error
 	if errors.As(err, &remote) && remote.Code() == connect.CodeUnimplemented {
 		return "the daemon does not know this command, so it is older; nothing was changed; upgrade it, or use the pilaster of its build"
 	}
-	if errors.As(err, &remote) && strings.HasPrefix(err.Error(), remote.Code().String()) {
-		return remote.Message()
-	}
-	return err.Error()
+	return local.Words(err)
 }
 
 // moment is a time as all output has it: RFC 3339, UTC, so that what nodes say can be compared.

@@ -2,7 +2,11 @@ package cli
 
 import (
 	"cmp"
+	"context"
+	"errors"
+	"fmt"
 	"os"
+	"time"
 
 	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
@@ -11,28 +15,68 @@ import (
 	"pilaster.io/pilaster/internal/local"
 )
 
-// agentSocket is the flag of a command that asks this node's agent.
-type agentSocket struct{ path string }
+// daemonSocket is the flag of a command that asks a daemon of this machine.
+type daemonSocket struct {
+	path    string
+	command *cobra.Command
+}
+
+func (s *daemonSocket) bind(c *cobra.Command, flag, variable, path, whose string) {
+	s.command = c
+	c.Flags().StringVar(&s.path, flag, cmp.Or(os.Getenv(variable), path), "unix socket of the "+whose+" ("+variable+")")
+}
+
+// agentSocket is that of this node's agent.
+type agentSocket struct{ daemonSocket }
 
 func (s *agentSocket) bind(c *cobra.Command) {
-	c.Flags().StringVar(&s.path, "agent-socket",
-		cmp.Or(os.Getenv("PILASTER_AGENT_SOCKET"), "/run/pilaster/agent.sock"),
-		"unix socket of the agent (PILASTER_AGENT_SOCKET)")
+	s.daemonSocket.bind(c, "agent-socket", "PILASTER_AGENT_SOCKET", "/run/pilaster/agent.sock", "agent")
 }
 
 func (s *agentSocket) client() pilasterv1connect.AgentServiceClient {
-	return pilasterv1connect.NewAgentServiceClient(local.Client(s.path), local.URL, connect.WithGRPC())
+	return pilasterv1connect.NewAgentServiceClient(local.Client(s.path), local.URL, connect.WithGRPC(), s.bounded())
 }
 
-// orchestratorSocket is the flag of a command that asks the orchestrator on this machine.
-type orchestratorSocket struct{ path string }
+// orchestratorSocket is that of the orchestrator on this machine.
+type orchestratorSocket struct{ daemonSocket }
 
 func (s *orchestratorSocket) bind(c *cobra.Command) {
-	c.Flags().StringVar(&s.path, "orchestrator-socket",
-		cmp.Or(os.Getenv("PILASTER_ORCHESTRATOR_SOCKET"), "/run/pilaster/orchestrator.sock"),
-		"unix socket of the orchestrator (PILASTER_ORCHESTRATOR_SOCKET)")
+	s.daemonSocket.bind(c, "orchestrator-socket", "PILASTER_ORCHESTRATOR_SOCKET", "/run/pilaster/orchestrator.sock", "orchestrator")
 }
 
 func (s *orchestratorSocket) client() pilasterv1connect.OperatorServiceClient {
-	return pilasterv1connect.NewOperatorServiceClient(local.Client(s.path), local.URL, connect.WithGRPC())
+	return pilasterv1connect.NewOperatorServiceClient(local.Client(s.path), local.URL, connect.WithGRPC(), s.bounded())
+}
+
+const timeoutFlag = "timeout"
+
+// patience is the --timeout of all commands, more than 0.
+type patience time.Duration
+
+func (p *patience) String() string { return time.Duration(*p).String() }
+func (p *patience) Type() string   { return "duration" }
+func (p *patience) Set(text string) error {
+	d, err := time.ParseDuration(text)
+	if err != nil || d <= 0 {
+		return errors.New("say a duration such as 10s or 1m")
+	}
+	*p = patience(d)
+	return nil
+}
+
+// bounded gives each call that is not a stream its deadline.
+func (s *daemonSocket) bounded() connect.Option {
+	return connect.WithInterceptors(connect.UnaryInterceptorFunc(func(next connect.UnaryFunc) connect.UnaryFunc {
+		return func(ctx context.Context, req connect.AnyRequest) (connect.AnyResponse, error) {
+			limit := time.Duration(*s.command.Flag(timeoutFlag).Value.(*patience))
+			call, cancel := context.WithTimeout(ctx, limit)
+			defer cancel()
+			resp, err := next(call, req)
+			if err != nil && ctx.Err() == nil && call.Err() != nil {
+				err = &exitError{ExitUnreachable, fmt.Errorf("nobody answered on %s within %v; the daemon hangs, or is busy and may still do what was asked: look at its log, ask again, or allow more with --%s",
+					s.path, limit, timeoutFlag)}
+			}
+			return resp, err
+		}
+	}))
 }

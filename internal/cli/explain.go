@@ -8,7 +8,6 @@ import (
 	"io"
 	"net/netip"
 	"strings"
-	"time"
 
 	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
@@ -105,8 +104,6 @@ it knows and decrypts what was made under the key of a tenant that it hosts.`,
 
 // explain asks the agent for what it knows of an address, and for the plan it goes by.
 func (s *agentSocket) explain(ctx context.Context, a netip.Addr) (*pilasterv1.ExplainResponse, *address.Plan, error) {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
-	defer cancel()
 	agent := s.client()
 	status, err := agent.Status(ctx, connect.NewRequest(&pilasterv1.StatusRequest{}))
 	if err != nil {

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 )
@@ -15,6 +16,9 @@ func newRoot(env Env) *cobra.Command {
 		Args:          cobra.NoArgs,
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &exitError{ExitUsage, err} })
+	wait := patience(10 * time.Second)
+	root.PersistentFlags().Var(&wait, timeoutFlag, "how long an agent or orchestrator may take to answer a call; streams take as long as they last")
+	_ = root.RegisterFlagCompletionFunc(timeoutFlag, cobra.NoFileCompletions)
 	root.AddCommand(newAddressCommand(env))
 	root.AddCommand(newBenchCommand(env))
 	root.AddCommand(newExplainCommand(env))

@@ -8,6 +8,8 @@ import (
 	"errors"
 	"io"
 	"time"
+
+	"pilaster.io/pilaster/internal/local"
 )
 
 // Part is one file of the archive.
@@ -47,7 +49,7 @@ func Write(ctx context.Context, w io.Writer, folder string, parts []Part, told f
 		content, err := collect(ctx, p)
 		r := Result{Part: p.Name, Bytes: len(content)}
 		if err != nil {
-			r.Error = err.Error()
+			r.Error = local.Words(err)
 		}
 		results = append(results, r)
 		told(r)

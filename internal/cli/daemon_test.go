@@ -1,0 +1,84 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/http"
+	"path/filepath"
+	"testing"
+
+	"connectrpc.com/connect"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
+	"pilaster.io/pilaster/internal/local"
+)
+
+// stuck is a daemon that takes calls and answers none, and streams late.
+type stuck struct {
+	pilasterv1connect.UnimplementedAgentServiceHandler
+	pilasterv1connect.UnimplementedOperatorServiceHandler
+	end <-chan struct{} // then Monitor ends
+}
+
+func (*stuck) Status(ctx context.Context, _ *connect.Request[pilasterv1.StatusRequest]) (*connect.Response[pilasterv1.StatusResponse], error) {
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+func (*stuck) CreateTenant(ctx context.Context, _ *connect.Request[pilasterv1.CreateTenantRequest]) (*connect.Response[pilasterv1.CreateTenantResponse], error) {
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+func (*stuck) RotateKey(context.Context, *connect.Request[pilasterv1.RotateKeyRequest]) (*connect.Response[pilasterv1.RotateKeyResponse], error) {
+	return connect.NewResponse(&pilasterv1.RotateKeyResponse{Id: 2}), nil
+}
+
+func (*stuck) GetTenant(context.Context, *connect.Request[pilasterv1.GetTenantRequest]) (*connect.Response[pilasterv1.GetTenantResponse], error) {
+	return nil, connect.NewError(connect.CodeInternal, errors.New("the model is lost"))
+}
+
+func (s *stuck) Monitor(context.Context, *connect.Request[pilasterv1.MonitorRequest], *connect.ServerStream[pilasterv1.MonitorResponse]) error {
+	<-s.end
+	return nil
+}
+
+func TestDaemonsThatDoNotAnswer(t *testing.T) {
+	dir := t.TempDir()
+	// One that does not even read.
+	deaf, err := net.Listen("unix", filepath.Join(dir, "deaf.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer deaf.Close()
+	path := filepath.Join(dir, "stuck.sock")
+	l, err := local.Listen(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mux, ready := http.NewServeMux(), make(chan struct{})
+	mux.Handle(pilasterv1connect.NewAgentServiceHandler(&stuck{end: ready}))
+	mux.Handle(pilasterv1connect.NewOperatorServiceHandler(&stuck{}))
+	server := local.Server(mux)
+	go server.Serve(l)
+	defer server.Close()
+
+	const says = " within 50ms; the daemon hangs, or is busy"
+	refused(t, ExitUnreachable, deaf.Addr().String()+says, "status", "--agent-socket", deaf.Addr().String(), "--timeout", "50ms")
+	refused(t, ExitUnreachable, deaf.Addr().String()+says, "node", "list", "--orchestrator-socket", deaf.Addr().String(), "--timeout", "50ms")
+	refused(t, ExitUnreachable, path+says, "status", "--agent-socket", path, "--timeout", "50ms")
+	refused(t, ExitUnreachable, "may still do what was asked", "--timeout", "50ms", "tenant", "create", "blue", "--orchestrator-socket", path)
+	refused(t, ExitUsage, "say a duration", "status", "--timeout", "0s")
+	refused(t, ExitUsage, "say a duration", "status", "--timeout", "soon")
+	refused(t, ExitFailed, "error: the model is lost\n  id 2 of tenant blue is made", "tenant", "rotate-key", "blue", "--orchestrator-socket", path)
+
+	// A stream lasts as long as it likes.
+	ended := make(chan result)
+	go func() { ended <- command(t, "monitor", "--agent-socket", path, "--timeout", "1ns") }()
+	close(ready)
+	if r := <-ended; r.code != ExitDone {
+		t.Errorf("monitor: %+v", r)
+	}
+}
