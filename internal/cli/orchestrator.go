@@ -25,7 +25,8 @@ func newOrchestratorCommand(env Env) *cobra.Command {
 		Long: `Hand out prefixes, tenants, keys and apps, and tell each agent what concerns it.
 
 The store is an etcd inside this process, or one of your own with --etcd; several orchestrators
-may share that one. Nodes join with the token in <data-dir>/join-token.`,
+may share that one. Nodes join with the token in <data-dir>/join-token, which "pilaster orchestrator token rotate"
+replaces.`,
 		Example: `  pilaster orchestrator --data-dir /var/lib/pilaster/orchestrator --listen [::]:7070
   pilaster orchestrator --etcd https://a:2379,https://b:2379 --etcd-ca ca.pem --etcd-cert me.pem --etcd-key me.key`,
 		Args: cobra.NoArgs,
@@ -52,7 +53,7 @@ may share that one. Nodes join with the token in <data-dir>/join-token.`,
 			return err
 		},
 	}
-	cmd.AddCommand(newOrchestratorBackup(env), newOrchestratorRestore(env))
+	cmd.AddCommand(newOrchestratorBackup(env), newOrchestratorRestore(env), newOrchestratorToken(env))
 	f := cmd.Flags()
 	f.StringVar(&c.DataDir, "data-dir", defaultDataDir, "where the join token and the embedded etcd live")
 	f.StringVar(&c.RunDir, "run-dir", "/run/pilaster", "where the operator's socket orchestrator.sock is made")

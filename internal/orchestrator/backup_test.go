@@ -84,7 +84,7 @@ func TestBackupAndRestore(t *testing.T) {
 		resolve(t, n1, "red", testNode(i).Name)
 	}
 	await(t, s, func() bool { return len(s.model.apps["red"]) == 45 && len(s.model.hosting) == 2 })
-	want, cluster := everything(t, s), s.store.Cluster()
+	want, cluster, token := everything(t, s), s.store.Cluster(), s.Token()
 	running := backup(t, c)
 	n1.Close()
 	stop()
@@ -95,7 +95,7 @@ func TestBackupAndRestore(t *testing.T) {
 				t.Errorf("%s: restored %v, want %v", name, got, want[i])
 			}
 		}
-		if now := s.store.Cluster(); now.UUID != cluster.UUID || s.Token() != cluster.Token.String() || now.Restores != 1 {
+		if now := s.store.Cluster(); now.UUID != cluster.UUID || s.Token() != token || now.Restores != 1 {
 			t.Errorf("%s: restored as cluster %s", name, now.UUID)
 		}
 	}

@@ -2,7 +2,6 @@ package orchestrator
 
 import (
 	"context"
-	"crypto/subtle"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -28,6 +27,7 @@ const heartbeatEvery = 5 * time.Second
 type nodeService struct {
 	store   *store.Store
 	model   *model
+	token   *tokenFile
 	timeout time.Duration // for one message of a stream to be written, or the first to be read
 	now     func() time.Time
 	log     *slog.Logger
@@ -37,9 +37,8 @@ type nodeService struct {
 
 func (s *nodeService) Join(ctx context.Context, req *connect.Request[pilasterv1.JoinRequest]) (*connect.Response[pilasterv1.JoinResponse], error) {
 	secret, _ := hex.DecodeString(req.Msg.Secret)
-	token := s.store.Cluster().Token
-	if subtle.ConstantTimeCompare(secret, token.Secret[:]) != 1 {
-		return nil, connect.NewError(connect.CodeUnauthenticated, errors.New("the join token is not this cluster's; take it from the orchestrator's join-token file"))
+	if err := s.token.admit(ctx, secret); err != nil {
+		return nil, err
 	}
 	node := pki.Node{Name: req.Msg.NodeName, UUID: req.Msg.NodeUuid}
 	if err := s.store.Admit(ctx, node); err != nil {

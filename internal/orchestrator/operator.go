@@ -18,6 +18,7 @@ import (
 type operatorService struct {
 	store   *store.Store
 	model   *model
+	token   *tokenFile
 	version string
 	where   string // the store, in words
 	listen  string
@@ -130,4 +131,20 @@ func (s *operatorService) ClusterStatus(context.Context, *connect.Request[pilast
 		Store:          s.where,
 		Listen:         s.listen,
 	}), nil
+}
+
+func (s *operatorService) GetToken(ctx context.Context, _ *connect.Request[pilasterv1.GetTokenRequest]) (*connect.Response[pilasterv1.GetTokenResponse], error) {
+	token, err := s.store.Token(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&pilasterv1.GetTokenResponse{Token: token.String()}), nil
+}
+
+func (s *operatorService) RotateToken(ctx context.Context, _ *connect.Request[pilasterv1.RotateTokenRequest]) (*connect.Response[pilasterv1.RotateTokenResponse], error) {
+	token, err := s.token.rotate(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&pilasterv1.RotateTokenResponse{Token: token.String()}), nil
 }

@@ -19,7 +19,6 @@ import (
 
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
 	"pilaster.io/pilaster/internal/address"
-	"pilaster.io/pilaster/internal/durable"
 	"pilaster.io/pilaster/internal/join"
 	"pilaster.io/pilaster/internal/local"
 	"pilaster.io/pilaster/internal/observe"
@@ -49,6 +48,7 @@ type Server struct {
 	config    Config
 	store     *store.Store
 	model     *model
+	token     *tokenFile
 	metrics   *metrics
 	pinged    health
 	nodes     net.Listener
@@ -113,11 +113,13 @@ func Start(ctx context.Context, c Config) (_ *Server, err error) {
 	if s.store, err = store.Open(ctx, etcd, c.Plan, c.Log); err != nil {
 		return nil, err
 	}
-	if err := durable.WriteBytes(filepath.Join(c.DataDir, "join-token"), []byte(s.Token()+"\n"), 0o600); err != nil {
+	s.token = newTokenFile(s.store, c.DataDir)
+	if _, err := s.token.write(ctx); err != nil {
 		return nil, err
 	}
 	s.metrics.observe(s.model, s.store)
-	s.running.Go(func() { s.store.Watch(background, s.model.apply) })
+	s.running.Go(func() { s.store.Watch(background, s.apply) })
+	s.running.Go(func() { s.token.keep(background, c.Log) })
 	s.running.Go(func() { s.pinged.keep(background, s.store) })
 	s.running.Go(func() { s.settle(background) })
 	s.running.Go(func() { s.store.KeepSessions(background, s.model.restart) })
@@ -172,7 +174,7 @@ func (s *Server) serve() error {
 	mux := http.NewServeMux()
 	health(mux)
 	mux.Handle(pilasterv1connect.NewNodeServiceHandler(&nodeService{
-		store: s.store, model: s.model, timeout: streamTimeout, now: s.config.Now, log: s.config.Log, sent: s.metrics.countSent,
+		store: s.store, model: s.model, token: s.token, timeout: streamTimeout, now: s.config.Now, log: s.config.Log, sent: s.metrics.countSent,
 		later: func(work func(context.Context)) { s.running.Go(func() { work(s.background) }) },
 	}, options...))
 	var both http.Protocols
@@ -202,7 +204,7 @@ func (s *Server) serve() error {
 	mux.Handle("/metrics", s.metrics.handler())
 	mux.HandleFunc("/debug/goroutines", observe.Goroutines)
 	mux.Handle(pilasterv1connect.NewOperatorServiceHandler(&operatorService{
-		store: s.store, model: s.model, version: s.config.Version, where: s.where(), listen: s.Addr().String(), started: time.Now(),
+		store: s.store, model: s.model, token: s.token, version: s.config.Version, where: s.where(), listen: s.Addr().String(), started: time.Now(),
 	}, options...))
 	s.start(operator, false, local.Server(mux))
 
@@ -240,8 +242,13 @@ func (s *Server) start(l net.Listener, secure bool, h *http.Server) {
 // Addr is where nodes are served.
 func (s *Server) Addr() net.Addr { return s.nodes.Addr() }
 
-// Token is the text of the join token.
-func (s *Server) Token() string { return s.store.Cluster().Token.String() }
+// Token is the text of the join token, as the file has it.
+func (s *Server) Token() string { return s.token.current().String() }
+
+func (s *Server) apply(b store.Batch) {
+	s.model.apply(b)
+	s.token.hear(b)
+}
 
 // Close ends all streams with a reason, serving, and then the store.
 func (s *Server) Close() {

@@ -900,6 +900,166 @@ func (*Heartbeat) Descriptor() ([]byte, []int) {
 	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{13}
 }
 
+type GetTokenRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetTokenRequest) Reset() {
+	*x = GetTokenRequest{}
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetTokenRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetTokenRequest) ProtoMessage() {}
+
+func (x *GetTokenRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetTokenRequest.ProtoReflect.Descriptor instead.
+func (*GetTokenRequest) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{14}
+}
+
+type GetTokenResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Token         string                 `protobuf:"bytes,1,opt,name=token,proto3" json:"token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetTokenResponse) Reset() {
+	*x = GetTokenResponse{}
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetTokenResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetTokenResponse) ProtoMessage() {}
+
+func (x *GetTokenResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetTokenResponse.ProtoReflect.Descriptor instead.
+func (*GetTokenResponse) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *GetTokenResponse) GetToken() string {
+	if x != nil {
+		return x.Token
+	}
+	return ""
+}
+
+type RotateTokenRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RotateTokenRequest) Reset() {
+	*x = RotateTokenRequest{}
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RotateTokenRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RotateTokenRequest) ProtoMessage() {}
+
+func (x *RotateTokenRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RotateTokenRequest.ProtoReflect.Descriptor instead.
+func (*RotateTokenRequest) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{16}
+}
+
+type RotateTokenResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Token         string                 `protobuf:"bytes,1,opt,name=token,proto3" json:"token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RotateTokenResponse) Reset() {
+	*x = RotateTokenResponse{}
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RotateTokenResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RotateTokenResponse) ProtoMessage() {}
+
+func (x *RotateTokenResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RotateTokenResponse.ProtoReflect.Descriptor instead.
+func (*RotateTokenResponse) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *RotateTokenResponse) GetToken() string {
+	if x != nil {
+		return x.Token
+	}
+	return ""
+}
+
 type CreateTenantRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -910,7 +1070,7 @@ type CreateTenantRequest struct {
 
 func (x *CreateTenantRequest) Reset() {
 	*x = CreateTenantRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[14]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -922,7 +1082,7 @@ func (x *CreateTenantRequest) String() string {
 func (*CreateTenantRequest) ProtoMessage() {}
 
 func (x *CreateTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[14]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -935,7 +1095,7 @@ func (x *CreateTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTenantRequest.ProtoReflect.Descriptor instead.
 func (*CreateTenantRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{14}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *CreateTenantRequest) GetName() string {
@@ -961,7 +1121,7 @@ type CreateTenantResponse struct {
 
 func (x *CreateTenantResponse) Reset() {
 	*x = CreateTenantResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[15]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -973,7 +1133,7 @@ func (x *CreateTenantResponse) String() string {
 func (*CreateTenantResponse) ProtoMessage() {}
 
 func (x *CreateTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[15]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -986,7 +1146,7 @@ func (x *CreateTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTenantResponse.ProtoReflect.Descriptor instead.
 func (*CreateTenantResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{15}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *CreateTenantResponse) GetTenant() *Tenant {
@@ -1006,7 +1166,7 @@ type GetTenantRequest struct {
 
 func (x *GetTenantRequest) Reset() {
 	*x = GetTenantRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[16]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1018,7 +1178,7 @@ func (x *GetTenantRequest) String() string {
 func (*GetTenantRequest) ProtoMessage() {}
 
 func (x *GetTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[16]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1031,7 +1191,7 @@ func (x *GetTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTenantRequest.ProtoReflect.Descriptor instead.
 func (*GetTenantRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{16}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *GetTenantRequest) GetName() string {
@@ -1059,7 +1219,7 @@ type GetTenantResponse struct {
 
 func (x *GetTenantResponse) Reset() {
 	*x = GetTenantResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[17]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1071,7 +1231,7 @@ func (x *GetTenantResponse) String() string {
 func (*GetTenantResponse) ProtoMessage() {}
 
 func (x *GetTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[17]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1084,7 +1244,7 @@ func (x *GetTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTenantResponse.ProtoReflect.Descriptor instead.
 func (*GetTenantResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{17}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *GetTenantResponse) GetTenant() *Tenant {
@@ -1116,7 +1276,7 @@ type ListTenantsRequest struct {
 
 func (x *ListTenantsRequest) Reset() {
 	*x = ListTenantsRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[18]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1128,7 +1288,7 @@ func (x *ListTenantsRequest) String() string {
 func (*ListTenantsRequest) ProtoMessage() {}
 
 func (x *ListTenantsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[18]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1141,7 +1301,7 @@ func (x *ListTenantsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTenantsRequest.ProtoReflect.Descriptor instead.
 func (*ListTenantsRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{18}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{22}
 }
 
 type ListTenantsResponse struct {
@@ -1153,7 +1313,7 @@ type ListTenantsResponse struct {
 
 func (x *ListTenantsResponse) Reset() {
 	*x = ListTenantsResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[19]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1165,7 +1325,7 @@ func (x *ListTenantsResponse) String() string {
 func (*ListTenantsResponse) ProtoMessage() {}
 
 func (x *ListTenantsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[19]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1178,7 +1338,7 @@ func (x *ListTenantsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTenantsResponse.ProtoReflect.Descriptor instead.
 func (*ListTenantsResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{19}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ListTenantsResponse) GetTenants() []*Tenant {
@@ -1197,7 +1357,7 @@ type DeleteTenantRequest struct {
 
 func (x *DeleteTenantRequest) Reset() {
 	*x = DeleteTenantRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[20]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1209,7 +1369,7 @@ func (x *DeleteTenantRequest) String() string {
 func (*DeleteTenantRequest) ProtoMessage() {}
 
 func (x *DeleteTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[20]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1222,7 +1382,7 @@ func (x *DeleteTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTenantRequest.ProtoReflect.Descriptor instead.
 func (*DeleteTenantRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{20}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *DeleteTenantRequest) GetName() string {
@@ -1240,7 +1400,7 @@ type DeleteTenantResponse struct {
 
 func (x *DeleteTenantResponse) Reset() {
 	*x = DeleteTenantResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[21]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1252,7 +1412,7 @@ func (x *DeleteTenantResponse) String() string {
 func (*DeleteTenantResponse) ProtoMessage() {}
 
 func (x *DeleteTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[21]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1265,7 +1425,7 @@ func (x *DeleteTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTenantResponse.ProtoReflect.Descriptor instead.
 func (*DeleteTenantResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{21}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{25}
 }
 
 type RotateKeyRequest struct {
@@ -1278,7 +1438,7 @@ type RotateKeyRequest struct {
 
 func (x *RotateKeyRequest) Reset() {
 	*x = RotateKeyRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[22]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1290,7 +1450,7 @@ func (x *RotateKeyRequest) String() string {
 func (*RotateKeyRequest) ProtoMessage() {}
 
 func (x *RotateKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[22]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1303,7 +1463,7 @@ func (x *RotateKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateKeyRequest.ProtoReflect.Descriptor instead.
 func (*RotateKeyRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{22}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *RotateKeyRequest) GetName() string {
@@ -1330,7 +1490,7 @@ type RotateKeyResponse struct {
 
 func (x *RotateKeyResponse) Reset() {
 	*x = RotateKeyResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[23]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1342,7 +1502,7 @@ func (x *RotateKeyResponse) String() string {
 func (*RotateKeyResponse) ProtoMessage() {}
 
 func (x *RotateKeyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[23]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1355,7 +1515,7 @@ func (x *RotateKeyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateKeyResponse.ProtoReflect.Descriptor instead.
 func (*RotateKeyResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{23}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *RotateKeyResponse) GetTenant() *Tenant {
@@ -1381,7 +1541,7 @@ type GetNodeRequest struct {
 
 func (x *GetNodeRequest) Reset() {
 	*x = GetNodeRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[24]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1393,7 +1553,7 @@ func (x *GetNodeRequest) String() string {
 func (*GetNodeRequest) ProtoMessage() {}
 
 func (x *GetNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[24]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1406,7 +1566,7 @@ func (x *GetNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeRequest.ProtoReflect.Descriptor instead.
 func (*GetNodeRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{24}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *GetNodeRequest) GetName() string {
@@ -1426,7 +1586,7 @@ type GetNodeResponse struct {
 
 func (x *GetNodeResponse) Reset() {
 	*x = GetNodeResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[25]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1438,7 +1598,7 @@ func (x *GetNodeResponse) String() string {
 func (*GetNodeResponse) ProtoMessage() {}
 
 func (x *GetNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[25]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1451,7 +1611,7 @@ func (x *GetNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeResponse.ProtoReflect.Descriptor instead.
 func (*GetNodeResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{25}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *GetNodeResponse) GetNode() *Node {
@@ -1476,7 +1636,7 @@ type ListNodesRequest struct {
 
 func (x *ListNodesRequest) Reset() {
 	*x = ListNodesRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[26]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1488,7 +1648,7 @@ func (x *ListNodesRequest) String() string {
 func (*ListNodesRequest) ProtoMessage() {}
 
 func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[26]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1501,7 +1661,7 @@ func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesRequest.ProtoReflect.Descriptor instead.
 func (*ListNodesRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{26}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{30}
 }
 
 type ListNodesResponse struct {
@@ -1513,7 +1673,7 @@ type ListNodesResponse struct {
 
 func (x *ListNodesResponse) Reset() {
 	*x = ListNodesResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[27]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1525,7 +1685,7 @@ func (x *ListNodesResponse) String() string {
 func (*ListNodesResponse) ProtoMessage() {}
 
 func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[27]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1538,7 +1698,7 @@ func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesResponse.ProtoReflect.Descriptor instead.
 func (*ListNodesResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{27}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ListNodesResponse) GetNodes() []*Node {
@@ -1557,7 +1717,7 @@ type DeleteNodeRequest struct {
 
 func (x *DeleteNodeRequest) Reset() {
 	*x = DeleteNodeRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[28]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1569,7 +1729,7 @@ func (x *DeleteNodeRequest) String() string {
 func (*DeleteNodeRequest) ProtoMessage() {}
 
 func (x *DeleteNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[28]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1582,7 +1742,7 @@ func (x *DeleteNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNodeRequest.ProtoReflect.Descriptor instead.
 func (*DeleteNodeRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{28}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *DeleteNodeRequest) GetName() string {
@@ -1600,7 +1760,7 @@ type DeleteNodeResponse struct {
 
 func (x *DeleteNodeResponse) Reset() {
 	*x = DeleteNodeResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[29]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1612,7 +1772,7 @@ func (x *DeleteNodeResponse) String() string {
 func (*DeleteNodeResponse) ProtoMessage() {}
 
 func (x *DeleteNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[29]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1625,7 +1785,7 @@ func (x *DeleteNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNodeResponse.ProtoReflect.Descriptor instead.
 func (*DeleteNodeResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{29}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{33}
 }
 
 type ClusterStatusRequest struct {
@@ -1636,7 +1796,7 @@ type ClusterStatusRequest struct {
 
 func (x *ClusterStatusRequest) Reset() {
 	*x = ClusterStatusRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[30]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1648,7 +1808,7 @@ func (x *ClusterStatusRequest) String() string {
 func (*ClusterStatusRequest) ProtoMessage() {}
 
 func (x *ClusterStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[30]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1661,7 +1821,7 @@ func (x *ClusterStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterStatusRequest.ProtoReflect.Descriptor instead.
 func (*ClusterStatusRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{30}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{34}
 }
 
 type ClusterStatusResponse struct {
@@ -1682,7 +1842,7 @@ type ClusterStatusResponse struct {
 
 func (x *ClusterStatusResponse) Reset() {
 	*x = ClusterStatusResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[31]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1694,7 +1854,7 @@ func (x *ClusterStatusResponse) String() string {
 func (*ClusterStatusResponse) ProtoMessage() {}
 
 func (x *ClusterStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[31]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1707,7 +1867,7 @@ func (x *ClusterStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterStatusResponse.ProtoReflect.Descriptor instead.
 func (*ClusterStatusResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{31}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ClusterStatusResponse) GetClusterUuid() string {
@@ -1843,7 +2003,13 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\x04apps\x18\x03 \x03(\v2\x10.pilaster.v1.AppR\x04apps\x12'\n" +
 	"\x0fdeleted_tenants\x18\x04 \x03(\tR\x0edeletedTenants\x12#\n" +
 	"\rwhole_tenants\x18\x05 \x03(\tR\fwholeTenants\"\v\n" +
-	"\tHeartbeat\"b\n" +
+	"\tHeartbeat\"\x11\n" +
+	"\x0fGetTokenRequest\"(\n" +
+	"\x10GetTokenResponse\x12\x14\n" +
+	"\x05token\x18\x01 \x01(\tR\x05token\"\x14\n" +
+	"\x12RotateTokenRequest\"+\n" +
+	"\x13RotateTokenResponse\x12\x14\n" +
+	"\x05token\x18\x01 \x01(\tR\x05token\"b\n" +
 	"\x13CreateTenantRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x127\n" +
 	"\n" +
@@ -1899,7 +2065,7 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\x05Renew\x12\x19.pilaster.v1.RenewRequest\x1a\x1a.pilaster.v1.RenewResponse\x12G\n" +
 	"\bRegister\x12\x1c.pilaster.v1.RegisterRequest\x1a\x1d.pilaster.v1.RegisterResponse\x12D\n" +
 	"\aResolve\x12\x1b.pilaster.v1.ResolveRequest\x1a\x1c.pilaster.v1.ResolveResponse\x12E\n" +
-	"\x06Follow\x12\x1a.pilaster.v1.FollowRequest\x1a\x1b.pilaster.v1.FollowResponse(\x010\x012\xde\x05\n" +
+	"\x06Follow\x12\x1a.pilaster.v1.FollowRequest\x1a\x1b.pilaster.v1.FollowResponse(\x010\x012\xf9\x06\n" +
 	"\x0fOperatorService\x12S\n" +
 	"\fCreateTenant\x12 .pilaster.v1.CreateTenantRequest\x1a!.pilaster.v1.CreateTenantResponse\x12J\n" +
 	"\tGetTenant\x12\x1d.pilaster.v1.GetTenantRequest\x1a\x1e.pilaster.v1.GetTenantResponse\x12P\n" +
@@ -1910,7 +2076,9 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\tListNodes\x12\x1d.pilaster.v1.ListNodesRequest\x1a\x1e.pilaster.v1.ListNodesResponse\x12M\n" +
 	"\n" +
 	"DeleteNode\x12\x1e.pilaster.v1.DeleteNodeRequest\x1a\x1f.pilaster.v1.DeleteNodeResponse\x12V\n" +
-	"\rClusterStatus\x12!.pilaster.v1.ClusterStatusRequest\x1a\".pilaster.v1.ClusterStatusResponseB1Z/pilaster.io/pilaster/api/pilaster/v1;pilasterv1b\x06proto3"
+	"\rClusterStatus\x12!.pilaster.v1.ClusterStatusRequest\x1a\".pilaster.v1.ClusterStatusResponse\x12G\n" +
+	"\bGetToken\x12\x1c.pilaster.v1.GetTokenRequest\x1a\x1d.pilaster.v1.GetTokenResponse\x12P\n" +
+	"\vRotateToken\x12\x1f.pilaster.v1.RotateTokenRequest\x1a .pilaster.v1.RotateTokenResponseB1Z/pilaster.io/pilaster/api/pilaster/v1;pilasterv1b\x06proto3"
 
 var (
 	file_pilaster_v1_orchestrator_proto_rawDescOnce sync.Once
@@ -1924,7 +2092,7 @@ func file_pilaster_v1_orchestrator_proto_rawDescGZIP() []byte {
 	return file_pilaster_v1_orchestrator_proto_rawDescData
 }
 
-var file_pilaster_v1_orchestrator_proto_msgTypes = make([]protoimpl.MessageInfo, 33)
+var file_pilaster_v1_orchestrator_proto_msgTypes = make([]protoimpl.MessageInfo, 37)
 var file_pilaster_v1_orchestrator_proto_goTypes = []any{
 	(*JoinRequest)(nil),           // 0: pilaster.v1.JoinRequest
 	(*JoinResponse)(nil),          // 1: pilaster.v1.JoinResponse
@@ -1940,93 +2108,101 @@ var file_pilaster_v1_orchestrator_proto_goTypes = []any{
 	(*Snapshot)(nil),              // 11: pilaster.v1.Snapshot
 	(*Delta)(nil),                 // 12: pilaster.v1.Delta
 	(*Heartbeat)(nil),             // 13: pilaster.v1.Heartbeat
-	(*CreateTenantRequest)(nil),   // 14: pilaster.v1.CreateTenantRequest
-	(*CreateTenantResponse)(nil),  // 15: pilaster.v1.CreateTenantResponse
-	(*GetTenantRequest)(nil),      // 16: pilaster.v1.GetTenantRequest
-	(*GetTenantResponse)(nil),     // 17: pilaster.v1.GetTenantResponse
-	(*ListTenantsRequest)(nil),    // 18: pilaster.v1.ListTenantsRequest
-	(*ListTenantsResponse)(nil),   // 19: pilaster.v1.ListTenantsResponse
-	(*DeleteTenantRequest)(nil),   // 20: pilaster.v1.DeleteTenantRequest
-	(*DeleteTenantResponse)(nil),  // 21: pilaster.v1.DeleteTenantResponse
-	(*RotateKeyRequest)(nil),      // 22: pilaster.v1.RotateKeyRequest
-	(*RotateKeyResponse)(nil),     // 23: pilaster.v1.RotateKeyResponse
-	(*GetNodeRequest)(nil),        // 24: pilaster.v1.GetNodeRequest
-	(*GetNodeResponse)(nil),       // 25: pilaster.v1.GetNodeResponse
-	(*ListNodesRequest)(nil),      // 26: pilaster.v1.ListNodesRequest
-	(*ListNodesResponse)(nil),     // 27: pilaster.v1.ListNodesResponse
-	(*DeleteNodeRequest)(nil),     // 28: pilaster.v1.DeleteNodeRequest
-	(*DeleteNodeResponse)(nil),    // 29: pilaster.v1.DeleteNodeResponse
-	(*ClusterStatusRequest)(nil),  // 30: pilaster.v1.ClusterStatusRequest
-	(*ClusterStatusResponse)(nil), // 31: pilaster.v1.ClusterStatusResponse
-	nil,                           // 32: pilaster.v1.ResolveRequest.LabelsEntry
-	(*Tenant)(nil),                // 33: pilaster.v1.Tenant
-	(*App)(nil),                   // 34: pilaster.v1.App
-	(*Node)(nil),                  // 35: pilaster.v1.Node
-	(*Plan)(nil),                  // 36: pilaster.v1.Plan
-	(*Hosting)(nil),               // 37: pilaster.v1.Hosting
-	(Addressing)(0),               // 38: pilaster.v1.Addressing
-	(*timestamppb.Timestamp)(nil), // 39: google.protobuf.Timestamp
+	(*GetTokenRequest)(nil),       // 14: pilaster.v1.GetTokenRequest
+	(*GetTokenResponse)(nil),      // 15: pilaster.v1.GetTokenResponse
+	(*RotateTokenRequest)(nil),    // 16: pilaster.v1.RotateTokenRequest
+	(*RotateTokenResponse)(nil),   // 17: pilaster.v1.RotateTokenResponse
+	(*CreateTenantRequest)(nil),   // 18: pilaster.v1.CreateTenantRequest
+	(*CreateTenantResponse)(nil),  // 19: pilaster.v1.CreateTenantResponse
+	(*GetTenantRequest)(nil),      // 20: pilaster.v1.GetTenantRequest
+	(*GetTenantResponse)(nil),     // 21: pilaster.v1.GetTenantResponse
+	(*ListTenantsRequest)(nil),    // 22: pilaster.v1.ListTenantsRequest
+	(*ListTenantsResponse)(nil),   // 23: pilaster.v1.ListTenantsResponse
+	(*DeleteTenantRequest)(nil),   // 24: pilaster.v1.DeleteTenantRequest
+	(*DeleteTenantResponse)(nil),  // 25: pilaster.v1.DeleteTenantResponse
+	(*RotateKeyRequest)(nil),      // 26: pilaster.v1.RotateKeyRequest
+	(*RotateKeyResponse)(nil),     // 27: pilaster.v1.RotateKeyResponse
+	(*GetNodeRequest)(nil),        // 28: pilaster.v1.GetNodeRequest
+	(*GetNodeResponse)(nil),       // 29: pilaster.v1.GetNodeResponse
+	(*ListNodesRequest)(nil),      // 30: pilaster.v1.ListNodesRequest
+	(*ListNodesResponse)(nil),     // 31: pilaster.v1.ListNodesResponse
+	(*DeleteNodeRequest)(nil),     // 32: pilaster.v1.DeleteNodeRequest
+	(*DeleteNodeResponse)(nil),    // 33: pilaster.v1.DeleteNodeResponse
+	(*ClusterStatusRequest)(nil),  // 34: pilaster.v1.ClusterStatusRequest
+	(*ClusterStatusResponse)(nil), // 35: pilaster.v1.ClusterStatusResponse
+	nil,                           // 36: pilaster.v1.ResolveRequest.LabelsEntry
+	(*Tenant)(nil),                // 37: pilaster.v1.Tenant
+	(*App)(nil),                   // 38: pilaster.v1.App
+	(*Node)(nil),                  // 39: pilaster.v1.Node
+	(*Plan)(nil),                  // 40: pilaster.v1.Plan
+	(*Hosting)(nil),               // 41: pilaster.v1.Hosting
+	(Addressing)(0),               // 42: pilaster.v1.Addressing
+	(*timestamppb.Timestamp)(nil), // 43: google.protobuf.Timestamp
 }
 var file_pilaster_v1_orchestrator_proto_depIdxs = []int32{
 	5,  // 0: pilaster.v1.RegisterRequest.held:type_name -> pilaster.v1.Held
-	33, // 1: pilaster.v1.Held.tenants:type_name -> pilaster.v1.Tenant
-	34, // 2: pilaster.v1.Held.apps:type_name -> pilaster.v1.App
-	35, // 3: pilaster.v1.RegisterResponse.node:type_name -> pilaster.v1.Node
-	36, // 4: pilaster.v1.RegisterResponse.plan:type_name -> pilaster.v1.Plan
-	32, // 5: pilaster.v1.ResolveRequest.labels:type_name -> pilaster.v1.ResolveRequest.LabelsEntry
-	33, // 6: pilaster.v1.ResolveResponse.tenant:type_name -> pilaster.v1.Tenant
-	34, // 7: pilaster.v1.ResolveResponse.app:type_name -> pilaster.v1.App
-	37, // 8: pilaster.v1.FollowRequest.hosting:type_name -> pilaster.v1.Hosting
+	37, // 1: pilaster.v1.Held.tenants:type_name -> pilaster.v1.Tenant
+	38, // 2: pilaster.v1.Held.apps:type_name -> pilaster.v1.App
+	39, // 3: pilaster.v1.RegisterResponse.node:type_name -> pilaster.v1.Node
+	40, // 4: pilaster.v1.RegisterResponse.plan:type_name -> pilaster.v1.Plan
+	36, // 5: pilaster.v1.ResolveRequest.labels:type_name -> pilaster.v1.ResolveRequest.LabelsEntry
+	37, // 6: pilaster.v1.ResolveResponse.tenant:type_name -> pilaster.v1.Tenant
+	38, // 7: pilaster.v1.ResolveResponse.app:type_name -> pilaster.v1.App
+	41, // 8: pilaster.v1.FollowRequest.hosting:type_name -> pilaster.v1.Hosting
 	11, // 9: pilaster.v1.FollowResponse.snapshot:type_name -> pilaster.v1.Snapshot
 	12, // 10: pilaster.v1.FollowResponse.delta:type_name -> pilaster.v1.Delta
 	13, // 11: pilaster.v1.FollowResponse.heartbeat:type_name -> pilaster.v1.Heartbeat
-	35, // 12: pilaster.v1.Snapshot.node:type_name -> pilaster.v1.Node
-	33, // 13: pilaster.v1.Snapshot.tenants:type_name -> pilaster.v1.Tenant
-	34, // 14: pilaster.v1.Snapshot.apps:type_name -> pilaster.v1.App
-	35, // 15: pilaster.v1.Delta.node:type_name -> pilaster.v1.Node
-	33, // 16: pilaster.v1.Delta.tenants:type_name -> pilaster.v1.Tenant
-	34, // 17: pilaster.v1.Delta.apps:type_name -> pilaster.v1.App
-	38, // 18: pilaster.v1.CreateTenantRequest.addressing:type_name -> pilaster.v1.Addressing
-	33, // 19: pilaster.v1.CreateTenantResponse.tenant:type_name -> pilaster.v1.Tenant
-	33, // 20: pilaster.v1.GetTenantResponse.tenant:type_name -> pilaster.v1.Tenant
-	34, // 21: pilaster.v1.GetTenantResponse.apps:type_name -> pilaster.v1.App
-	37, // 22: pilaster.v1.GetTenantResponse.hosting:type_name -> pilaster.v1.Hosting
-	33, // 23: pilaster.v1.ListTenantsResponse.tenants:type_name -> pilaster.v1.Tenant
-	33, // 24: pilaster.v1.RotateKeyResponse.tenant:type_name -> pilaster.v1.Tenant
-	35, // 25: pilaster.v1.GetNodeResponse.node:type_name -> pilaster.v1.Node
-	35, // 26: pilaster.v1.ListNodesResponse.nodes:type_name -> pilaster.v1.Node
-	36, // 27: pilaster.v1.ClusterStatusResponse.plan:type_name -> pilaster.v1.Plan
-	39, // 28: pilaster.v1.ClusterStatusResponse.started:type_name -> google.protobuf.Timestamp
+	39, // 12: pilaster.v1.Snapshot.node:type_name -> pilaster.v1.Node
+	37, // 13: pilaster.v1.Snapshot.tenants:type_name -> pilaster.v1.Tenant
+	38, // 14: pilaster.v1.Snapshot.apps:type_name -> pilaster.v1.App
+	39, // 15: pilaster.v1.Delta.node:type_name -> pilaster.v1.Node
+	37, // 16: pilaster.v1.Delta.tenants:type_name -> pilaster.v1.Tenant
+	38, // 17: pilaster.v1.Delta.apps:type_name -> pilaster.v1.App
+	42, // 18: pilaster.v1.CreateTenantRequest.addressing:type_name -> pilaster.v1.Addressing
+	37, // 19: pilaster.v1.CreateTenantResponse.tenant:type_name -> pilaster.v1.Tenant
+	37, // 20: pilaster.v1.GetTenantResponse.tenant:type_name -> pilaster.v1.Tenant
+	38, // 21: pilaster.v1.GetTenantResponse.apps:type_name -> pilaster.v1.App
+	41, // 22: pilaster.v1.GetTenantResponse.hosting:type_name -> pilaster.v1.Hosting
+	37, // 23: pilaster.v1.ListTenantsResponse.tenants:type_name -> pilaster.v1.Tenant
+	37, // 24: pilaster.v1.RotateKeyResponse.tenant:type_name -> pilaster.v1.Tenant
+	39, // 25: pilaster.v1.GetNodeResponse.node:type_name -> pilaster.v1.Node
+	39, // 26: pilaster.v1.ListNodesResponse.nodes:type_name -> pilaster.v1.Node
+	40, // 27: pilaster.v1.ClusterStatusResponse.plan:type_name -> pilaster.v1.Plan
+	43, // 28: pilaster.v1.ClusterStatusResponse.started:type_name -> google.protobuf.Timestamp
 	0,  // 29: pilaster.v1.NodeService.Join:input_type -> pilaster.v1.JoinRequest
 	2,  // 30: pilaster.v1.NodeService.Renew:input_type -> pilaster.v1.RenewRequest
 	4,  // 31: pilaster.v1.NodeService.Register:input_type -> pilaster.v1.RegisterRequest
 	7,  // 32: pilaster.v1.NodeService.Resolve:input_type -> pilaster.v1.ResolveRequest
 	9,  // 33: pilaster.v1.NodeService.Follow:input_type -> pilaster.v1.FollowRequest
-	14, // 34: pilaster.v1.OperatorService.CreateTenant:input_type -> pilaster.v1.CreateTenantRequest
-	16, // 35: pilaster.v1.OperatorService.GetTenant:input_type -> pilaster.v1.GetTenantRequest
-	18, // 36: pilaster.v1.OperatorService.ListTenants:input_type -> pilaster.v1.ListTenantsRequest
-	20, // 37: pilaster.v1.OperatorService.DeleteTenant:input_type -> pilaster.v1.DeleteTenantRequest
-	22, // 38: pilaster.v1.OperatorService.RotateKey:input_type -> pilaster.v1.RotateKeyRequest
-	24, // 39: pilaster.v1.OperatorService.GetNode:input_type -> pilaster.v1.GetNodeRequest
-	26, // 40: pilaster.v1.OperatorService.ListNodes:input_type -> pilaster.v1.ListNodesRequest
-	28, // 41: pilaster.v1.OperatorService.DeleteNode:input_type -> pilaster.v1.DeleteNodeRequest
-	30, // 42: pilaster.v1.OperatorService.ClusterStatus:input_type -> pilaster.v1.ClusterStatusRequest
-	1,  // 43: pilaster.v1.NodeService.Join:output_type -> pilaster.v1.JoinResponse
-	3,  // 44: pilaster.v1.NodeService.Renew:output_type -> pilaster.v1.RenewResponse
-	6,  // 45: pilaster.v1.NodeService.Register:output_type -> pilaster.v1.RegisterResponse
-	8,  // 46: pilaster.v1.NodeService.Resolve:output_type -> pilaster.v1.ResolveResponse
-	10, // 47: pilaster.v1.NodeService.Follow:output_type -> pilaster.v1.FollowResponse
-	15, // 48: pilaster.v1.OperatorService.CreateTenant:output_type -> pilaster.v1.CreateTenantResponse
-	17, // 49: pilaster.v1.OperatorService.GetTenant:output_type -> pilaster.v1.GetTenantResponse
-	19, // 50: pilaster.v1.OperatorService.ListTenants:output_type -> pilaster.v1.ListTenantsResponse
-	21, // 51: pilaster.v1.OperatorService.DeleteTenant:output_type -> pilaster.v1.DeleteTenantResponse
-	23, // 52: pilaster.v1.OperatorService.RotateKey:output_type -> pilaster.v1.RotateKeyResponse
-	25, // 53: pilaster.v1.OperatorService.GetNode:output_type -> pilaster.v1.GetNodeResponse
-	27, // 54: pilaster.v1.OperatorService.ListNodes:output_type -> pilaster.v1.ListNodesResponse
-	29, // 55: pilaster.v1.OperatorService.DeleteNode:output_type -> pilaster.v1.DeleteNodeResponse
-	31, // 56: pilaster.v1.OperatorService.ClusterStatus:output_type -> pilaster.v1.ClusterStatusResponse
-	43, // [43:57] is the sub-list for method output_type
-	29, // [29:43] is the sub-list for method input_type
+	18, // 34: pilaster.v1.OperatorService.CreateTenant:input_type -> pilaster.v1.CreateTenantRequest
+	20, // 35: pilaster.v1.OperatorService.GetTenant:input_type -> pilaster.v1.GetTenantRequest
+	22, // 36: pilaster.v1.OperatorService.ListTenants:input_type -> pilaster.v1.ListTenantsRequest
+	24, // 37: pilaster.v1.OperatorService.DeleteTenant:input_type -> pilaster.v1.DeleteTenantRequest
+	26, // 38: pilaster.v1.OperatorService.RotateKey:input_type -> pilaster.v1.RotateKeyRequest
+	28, // 39: pilaster.v1.OperatorService.GetNode:input_type -> pilaster.v1.GetNodeRequest
+	30, // 40: pilaster.v1.OperatorService.ListNodes:input_type -> pilaster.v1.ListNodesRequest
+	32, // 41: pilaster.v1.OperatorService.DeleteNode:input_type -> pilaster.v1.DeleteNodeRequest
+	34, // 42: pilaster.v1.OperatorService.ClusterStatus:input_type -> pilaster.v1.ClusterStatusRequest
+	14, // 43: pilaster.v1.OperatorService.GetToken:input_type -> pilaster.v1.GetTokenRequest
+	16, // 44: pilaster.v1.OperatorService.RotateToken:input_type -> pilaster.v1.RotateTokenRequest
+	1,  // 45: pilaster.v1.NodeService.Join:output_type -> pilaster.v1.JoinResponse
+	3,  // 46: pilaster.v1.NodeService.Renew:output_type -> pilaster.v1.RenewResponse
+	6,  // 47: pilaster.v1.NodeService.Register:output_type -> pilaster.v1.RegisterResponse
+	8,  // 48: pilaster.v1.NodeService.Resolve:output_type -> pilaster.v1.ResolveResponse
+	10, // 49: pilaster.v1.NodeService.Follow:output_type -> pilaster.v1.FollowResponse
+	19, // 50: pilaster.v1.OperatorService.CreateTenant:output_type -> pilaster.v1.CreateTenantResponse
+	21, // 51: pilaster.v1.OperatorService.GetTenant:output_type -> pilaster.v1.GetTenantResponse
+	23, // 52: pilaster.v1.OperatorService.ListTenants:output_type -> pilaster.v1.ListTenantsResponse
+	25, // 53: pilaster.v1.OperatorService.DeleteTenant:output_type -> pilaster.v1.DeleteTenantResponse
+	27, // 54: pilaster.v1.OperatorService.RotateKey:output_type -> pilaster.v1.RotateKeyResponse
+	29, // 55: pilaster.v1.OperatorService.GetNode:output_type -> pilaster.v1.GetNodeResponse
+	31, // 56: pilaster.v1.OperatorService.ListNodes:output_type -> pilaster.v1.ListNodesResponse
+	33, // 57: pilaster.v1.OperatorService.DeleteNode:output_type -> pilaster.v1.DeleteNodeResponse
+	35, // 58: pilaster.v1.OperatorService.ClusterStatus:output_type -> pilaster.v1.ClusterStatusResponse
+	15, // 59: pilaster.v1.OperatorService.GetToken:output_type -> pilaster.v1.GetTokenResponse
+	17, // 60: pilaster.v1.OperatorService.RotateToken:output_type -> pilaster.v1.RotateTokenResponse
+	45, // [45:61] is the sub-list for method output_type
+	29, // [29:45] is the sub-list for method input_type
 	29, // [29:29] is the sub-list for extension type_name
 	29, // [29:29] is the sub-list for extension extendee
 	0,  // [0:29] is the sub-list for field type_name
@@ -2049,7 +2225,7 @@ func file_pilaster_v1_orchestrator_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pilaster_v1_orchestrator_proto_rawDesc), len(file_pilaster_v1_orchestrator_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   33,
+			NumMessages:   37,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

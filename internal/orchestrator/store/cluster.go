@@ -16,12 +16,12 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/pki"
 )
 
-// Cluster is what is decided once, at the first start, and never changes but by a restore.
+// Cluster is what is decided once, at the first start, and never changes but by a restore. The join
+// token can be rotated and is not in it.
 type Cluster struct {
 	UUID      string
 	Plan      address.Plan
 	Authority *pki.Authority
-	Token     join.Token
 	Restores  int64 // how often the store was restored from a backup
 }
 
@@ -109,10 +109,50 @@ func (r clusterRecord) cluster() (Cluster, error) {
 	if !join.IsUUID(r.UUID) {
 		return Cluster{}, fmt.Errorf("the store's cluster record: %q is not a UUID", r.UUID)
 	}
-	c.Token.CA = authority.Sum()
-	if len(r.JoinSecret) != len(c.Token.Secret) {
-		return Cluster{}, fmt.Errorf("the store's cluster record has no join secret")
+	_, err = r.token(authority)
+	return c, err
+}
+
+func (r clusterRecord) token(authority *pki.Authority) (join.Token, error) {
+	t := join.Token{CA: authority.Sum()}
+	if len(r.JoinSecret) != len(t.Secret) {
+		return t, fmt.Errorf("the store's cluster record has no join secret")
 	}
-	copy(c.Token.Secret[:], r.JoinSecret)
-	return c, nil
+	copy(t.Secret[:], r.JoinSecret)
+	return t, nil
+}
+
+// Token is the join token as the store has it now.
+func (s *Store) Token(ctx context.Context) (join.Token, error) {
+	return s.token(ctx, func(*txn, *clusterRecord) error { return nil })
+}
+
+// RotateToken makes another join token and returns it. The old one is nobody's from then on.
+func (s *Store) RotateToken(ctx context.Context) (join.Token, error) {
+	return s.token(ctx, func(t *txn, r *clusterRecord) error {
+		r.JoinSecret = make([]byte, len(join.Token{}.Secret))
+		rand.Read(r.JoinSecret)
+		text, err := json.Marshal(r)
+		t.put(keyCluster, string(text))
+		return err
+	})
+}
+
+func (s *Store) token(ctx context.Context, change func(*txn, *clusterRecord) error) (join.Token, error) {
+	var r clusterRecord
+	err := s.change(ctx, func(t *txn) error {
+		value, err := t.get(keyCluster)
+		if err != nil {
+			return err
+		}
+		r = clusterRecord{}
+		if err := json.Unmarshal([]byte(value), &r); err != nil {
+			return fmt.Errorf("the store's cluster record is not readable: %w", err)
+		}
+		return change(t, &r)
+	})
+	if err != nil {
+		return join.Token{}, err
+	}
+	return r.token(s.cluster.Authority)
 }

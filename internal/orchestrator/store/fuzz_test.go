@@ -111,8 +111,9 @@ func FuzzCluster(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if c.Plan.Validate() != nil || c.UUID == "" || string(c.Token.Secret[:]) != string(r.JoinSecret) || c.Token.CA != c.Authority.Sum() {
-			t.Fatalf("accepted %+v", c)
+		token, err := r.token(c.Authority)
+		if err != nil || c.Plan.Validate() != nil || c.UUID == "" || string(token.Secret[:]) != string(r.JoinSecret) || token.CA != c.Authority.Sum() {
+			t.Fatalf("accepted %+v, %v", c, err)
 		}
 	})
 }

@@ -17,6 +17,7 @@ import (
 type Batch struct {
 	Revision int64 // etcd's, above all that a store restored from a backup ever had
 	Whole    bool  // Events make the state from nothing
+	Cluster  bool  // the cluster's record is among what changed: its join token is another
 	Events   []Event
 }
 
@@ -152,6 +153,7 @@ func (b *Batch) add(raw *clientv3.Event) (err error) {
 	} else if name, ok := strings.CutPrefix(key, dirSessions); ok {
 		e.Session = &NodeSession{name, parseSession(string(raw.Kv.Value))}
 	} else {
+		b.Cluster = b.Cluster || key == keyCluster
 		return nil
 	}
 	b.Events = append(b.Events, e)

@@ -71,6 +71,12 @@ const (
 	// OperatorServiceClusterStatusProcedure is the fully-qualified name of the OperatorService's
 	// ClusterStatus RPC.
 	OperatorServiceClusterStatusProcedure = "/pilaster.v1.OperatorService/ClusterStatus"
+	// OperatorServiceGetTokenProcedure is the fully-qualified name of the OperatorService's GetToken
+	// RPC.
+	OperatorServiceGetTokenProcedure = "/pilaster.v1.OperatorService/GetToken"
+	// OperatorServiceRotateTokenProcedure is the fully-qualified name of the OperatorService's
+	// RotateToken RPC.
+	OperatorServiceRotateTokenProcedure = "/pilaster.v1.OperatorService/RotateToken"
 )
 
 // NodeServiceClient is a client for the pilaster.v1.NodeService service.
@@ -269,6 +275,10 @@ type OperatorServiceClient interface {
 	ListNodes(context.Context, *connect.Request[v1.ListNodesRequest]) (*connect.Response[v1.ListNodesResponse], error)
 	DeleteNode(context.Context, *connect.Request[v1.DeleteNodeRequest]) (*connect.Response[v1.DeleteNodeResponse], error)
 	ClusterStatus(context.Context, *connect.Request[v1.ClusterStatusRequest]) (*connect.Response[v1.ClusterStatusResponse], error)
+	// GetToken shows the join token.
+	GetToken(context.Context, *connect.Request[v1.GetTokenRequest]) (*connect.Response[v1.GetTokenResponse], error)
+	// RotateToken makes another join token; when it returns, no orchestrator takes the old one.
+	RotateToken(context.Context, *connect.Request[v1.RotateTokenRequest]) (*connect.Response[v1.RotateTokenResponse], error)
 }
 
 // NewOperatorServiceClient constructs a client for the pilaster.v1.OperatorService service. By
@@ -336,6 +346,18 @@ func NewOperatorServiceClient(httpClient connect.HTTPClient, baseURL string, opt
 			connect.WithSchema(operatorServiceMethods.ByName("ClusterStatus")),
 			connect.WithClientOptions(opts...),
 		),
+		getToken: connect.NewClient[v1.GetTokenRequest, v1.GetTokenResponse](
+			httpClient,
+			baseURL+OperatorServiceGetTokenProcedure,
+			connect.WithSchema(operatorServiceMethods.ByName("GetToken")),
+			connect.WithClientOptions(opts...),
+		),
+		rotateToken: connect.NewClient[v1.RotateTokenRequest, v1.RotateTokenResponse](
+			httpClient,
+			baseURL+OperatorServiceRotateTokenProcedure,
+			connect.WithSchema(operatorServiceMethods.ByName("RotateToken")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -350,6 +372,8 @@ type operatorServiceClient struct {
 	listNodes     *connect.Client[v1.ListNodesRequest, v1.ListNodesResponse]
 	deleteNode    *connect.Client[v1.DeleteNodeRequest, v1.DeleteNodeResponse]
 	clusterStatus *connect.Client[v1.ClusterStatusRequest, v1.ClusterStatusResponse]
+	getToken      *connect.Client[v1.GetTokenRequest, v1.GetTokenResponse]
+	rotateToken   *connect.Client[v1.RotateTokenRequest, v1.RotateTokenResponse]
 }
 
 // CreateTenant calls pilaster.v1.OperatorService.CreateTenant.
@@ -397,6 +421,16 @@ func (c *operatorServiceClient) ClusterStatus(ctx context.Context, req *connect.
 	return c.clusterStatus.CallUnary(ctx, req)
 }
 
+// GetToken calls pilaster.v1.OperatorService.GetToken.
+func (c *operatorServiceClient) GetToken(ctx context.Context, req *connect.Request[v1.GetTokenRequest]) (*connect.Response[v1.GetTokenResponse], error) {
+	return c.getToken.CallUnary(ctx, req)
+}
+
+// RotateToken calls pilaster.v1.OperatorService.RotateToken.
+func (c *operatorServiceClient) RotateToken(ctx context.Context, req *connect.Request[v1.RotateTokenRequest]) (*connect.Response[v1.RotateTokenResponse], error) {
+	return c.rotateToken.CallUnary(ctx, req)
+}
+
 // OperatorServiceHandler is an implementation of the pilaster.v1.OperatorService service.
 type OperatorServiceHandler interface {
 	CreateTenant(context.Context, *connect.Request[v1.CreateTenantRequest]) (*connect.Response[v1.CreateTenantResponse], error)
@@ -409,6 +443,10 @@ type OperatorServiceHandler interface {
 	ListNodes(context.Context, *connect.Request[v1.ListNodesRequest]) (*connect.Response[v1.ListNodesResponse], error)
 	DeleteNode(context.Context, *connect.Request[v1.DeleteNodeRequest]) (*connect.Response[v1.DeleteNodeResponse], error)
 	ClusterStatus(context.Context, *connect.Request[v1.ClusterStatusRequest]) (*connect.Response[v1.ClusterStatusResponse], error)
+	// GetToken shows the join token.
+	GetToken(context.Context, *connect.Request[v1.GetTokenRequest]) (*connect.Response[v1.GetTokenResponse], error)
+	// RotateToken makes another join token; when it returns, no orchestrator takes the old one.
+	RotateToken(context.Context, *connect.Request[v1.RotateTokenRequest]) (*connect.Response[v1.RotateTokenResponse], error)
 }
 
 // NewOperatorServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -472,6 +510,18 @@ func NewOperatorServiceHandler(svc OperatorServiceHandler, opts ...connect.Handl
 		connect.WithSchema(operatorServiceMethods.ByName("ClusterStatus")),
 		connect.WithHandlerOptions(opts...),
 	)
+	operatorServiceGetTokenHandler := connect.NewUnaryHandler(
+		OperatorServiceGetTokenProcedure,
+		svc.GetToken,
+		connect.WithSchema(operatorServiceMethods.ByName("GetToken")),
+		connect.WithHandlerOptions(opts...),
+	)
+	operatorServiceRotateTokenHandler := connect.NewUnaryHandler(
+		OperatorServiceRotateTokenProcedure,
+		svc.RotateToken,
+		connect.WithSchema(operatorServiceMethods.ByName("RotateToken")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/pilaster.v1.OperatorService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case OperatorServiceCreateTenantProcedure:
@@ -492,6 +542,10 @@ func NewOperatorServiceHandler(svc OperatorServiceHandler, opts ...connect.Handl
 			operatorServiceDeleteNodeHandler.ServeHTTP(w, r)
 		case OperatorServiceClusterStatusProcedure:
 			operatorServiceClusterStatusHandler.ServeHTTP(w, r)
+		case OperatorServiceGetTokenProcedure:
+			operatorServiceGetTokenHandler.ServeHTTP(w, r)
+		case OperatorServiceRotateTokenProcedure:
+			operatorServiceRotateTokenHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -535,4 +589,12 @@ func (UnimplementedOperatorServiceHandler) DeleteNode(context.Context, *connect.
 
 func (UnimplementedOperatorServiceHandler) ClusterStatus(context.Context, *connect.Request[v1.ClusterStatusRequest]) (*connect.Response[v1.ClusterStatusResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.OperatorService.ClusterStatus is not implemented"))
+}
+
+func (UnimplementedOperatorServiceHandler) GetToken(context.Context, *connect.Request[v1.GetTokenRequest]) (*connect.Response[v1.GetTokenResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.OperatorService.GetToken is not implemented"))
+}
+
+func (UnimplementedOperatorServiceHandler) RotateToken(context.Context, *connect.Request[v1.RotateTokenRequest]) (*connect.Response[v1.RotateTokenResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.OperatorService.RotateToken is not implemented"))
 }
