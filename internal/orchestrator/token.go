@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"connectrpc.com/connect"
@@ -23,8 +24,8 @@ type tokenFile struct {
 	path    string
 	changed chan struct{} // room for one
 
-	mu    sync.Mutex
-	token join.Token // as in the file
+	writing sync.Mutex
+	token   atomic.Pointer[join.Token] // as in the file
 }
 
 func newTokenFile(s *store.Store, dataDir string) *tokenFile {
@@ -33,21 +34,17 @@ func newTokenFile(s *store.Store, dataDir string) *tokenFile {
 
 // write is done by one at a time, so that the last to write has read last.
 func (f *tokenFile) write(ctx context.Context) (join.Token, error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
+	f.writing.Lock()
+	defer f.writing.Unlock()
 	token, err := f.store.Token(ctx)
 	if err != nil {
 		return token, err
 	}
-	f.token = token
+	f.token.Store(&token)
 	return token, durable.WriteBytes(f.path, []byte(token.String()+"\n"), 0o600)
 }
 
-func (f *tokenFile) current() join.Token {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.token
-}
+func (f *tokenFile) current() join.Token { return *f.token.Load() }
 
 // hear is told of every batch and never waits.
 func (f *tokenFile) hear(b store.Batch) {
@@ -68,7 +65,9 @@ func (f *tokenFile) keep(ctx context.Context, log *slog.Logger) {
 			return
 		}
 		for {
-			_, err := f.write(ctx)
+			once, cancel := context.WithTimeout(ctx, callTimeout)
+			_, err := f.write(once)
+			cancel()
 			if err == nil || ctx.Err() != nil {
 				break
 			}

@@ -46,9 +46,7 @@ func TestTokenIsRotated(t *testing.T) {
 	}
 	for s, told := range map[*Server]bool{a: true, b: false} {
 		if !told { // it has not heard yet
-			s.token.mu.Lock()
-			s.token.token = old
-			s.token.mu.Unlock()
+			s.token.token.Store(&old)
 		}
 		err := try(s, 2, before)
 		wantCode(t, err, connect.CodeUnauthenticated)
