@@ -42,7 +42,7 @@ func nodePair(t *testing.T, a *pki.Authority, n pki.Node, made time.Time) tls.Ce
 func TestWhoMayCall(t *testing.T) {
 	s := start(t, testConfig(t))
 	authority := s.store.Cluster().Authority
-	foreign, err := pki.NewAuthority(time.Now())
+	foreign, err := pki.NewAuthority()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -180,7 +180,7 @@ func TestJoinRefuses(t *testing.T) {
 func TestPinNeedsMoreThanTheAuthorityInTheChain(t *testing.T) {
 	s := start(t, testConfig(t))
 	authority := s.store.Cluster().Authority
-	impostor, err := pki.NewAuthority(time.Now())
+	impostor, err := pki.NewAuthority()
 	if err != nil {
 		t.Fatal(err)
 	}

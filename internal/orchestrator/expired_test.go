@@ -160,7 +160,7 @@ func TestOutdatedCertificateIsNotRenewed(t *testing.T) {
 		wantCode(t, register(t, back(t, s, n, stateWith(t, s, n, long), "")), connect.CodeFailedPrecondition)
 	})
 	t.Run("signed by another cluster", func(t *testing.T) {
-		foreign, err := pki.NewAuthority(time.Now())
+		foreign, err := pki.NewAuthority()
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -14,7 +14,7 @@ func FuzzParseAuthority(f *testing.F) {
 	now := time.Now()
 	var certs, keys [2][]byte
 	for i := range certs {
-		a, err := NewAuthority(now)
+		a, err := NewAuthority()
 		if err != nil {
 			f.Fatal(err)
 		}
@@ -40,7 +40,7 @@ func FuzzParseAuthority(f *testing.F) {
 // FuzzSignNode: whatever a machine asks for, it gets a certificate for its name and its own key, or none.
 func FuzzSignNode(f *testing.F) {
 	now := time.Now()
-	a, err := NewAuthority(now)
+	a, err := NewAuthority()
 	if err != nil {
 		f.Fatal(err)
 	}

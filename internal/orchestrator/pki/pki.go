@@ -24,11 +24,10 @@ import (
 	"pilaster.io/pilaster/internal/join"
 )
 
-// How long certificates are valid. A node renews when a third of its time is left.
+// How long certificates are valid, the authority's own aside. A node renews when a third of its time is left.
 const (
-	AuthorityLife = 20 * 365 * 24 * time.Hour
-	ServerLife    = 365 * 24 * time.Hour
-	NodeLife      = 90 * 24 * time.Hour
+	ServerLife = 365 * 24 * time.Hour
+	NodeLife   = 90 * 24 * time.Hour
 
 	// clockSkew is how far a node's clock may be behind the orchestrator's.
 	clockSkew = time.Hour
@@ -40,8 +39,9 @@ type Authority struct {
 	key  crypto.Signer
 }
 
-// NewAuthority makes a self-signed one.
-func NewAuthority(now time.Time) (*Authority, error) {
+// NewAuthority makes a self-signed one. It is valid at any time: its hash is in every join token, so it cannot be
+// replaced, and the clock may be wrong when it is made.
+func NewAuthority() (*Authority, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return nil, err
@@ -49,8 +49,8 @@ func NewAuthority(now time.Time) (*Authority, error) {
 	t := &x509.Certificate{
 		SerialNumber:          serial(),
 		Subject:               pkix.Name{CommonName: "Pilaster cluster"},
-		NotBefore:             now.Add(-clockSkew),
-		NotAfter:              now.Add(AuthorityLife),
+		NotBefore:             time.Unix(0, 0),
+		NotAfter:              time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC), // no end: RFC 5280, 4.1.2.5
 		IsCA:                  true,
 		MaxPathLenZero:        true,
 		BasicConstraintsValid: true,

@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"testing"
 	"time"
 )
@@ -37,7 +38,7 @@ func newKey(t *testing.T, c elliptic.Curve) *ecdsa.PrivateKey {
 
 func TestNodeCertificate(t *testing.T) {
 	now := time.Now()
-	made, err := NewAuthority(now)
+	made, err := NewAuthority()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -89,7 +90,7 @@ func TestNodeCertificate(t *testing.T) {
 }
 
 func TestServerCertificateIsNoNode(t *testing.T) {
-	a, err := NewAuthority(time.Now())
+	a, err := NewAuthority()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -113,10 +114,41 @@ func TestServerCertificateIsNoNode(t *testing.T) {
 	}
 }
 
+// The clock of a cluster's first start may be wrong by any number of years: once it is right, what is signed is valid.
+func TestAuthorityIsOfNoTime(t *testing.T) {
+	a, err := NewAuthority()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ca := filepath.Join(t.TempDir(), "ca.pem")
+	writePEM(t, ca, a.Certificate())
+	for _, at := range []time.Time{time.Unix(0, 0).Add(24 * time.Hour), time.Now(), time.Date(2200, 2, 29, 0, 0, 0, 0, time.UTC)} {
+		server, err := a.Server([]string{"orchestrator.pilaster"}, at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := server.Leaf.Verify(x509.VerifyOptions{Roots: a.Pool(), CurrentTime: at}); err != nil {
+			t.Errorf("%v: %v", at, err)
+		}
+		leaf := filepath.Join(t.TempDir(), "server.pem")
+		writePEM(t, leaf, server.Certificate[0])
+		if out, err := exec.Command("openssl", "verify", "-x509_strict", "-attime", strconv.FormatInt(at.Unix(), 10), "-CAfile", ca, leaf).CombinedOutput(); err != nil {
+			t.Errorf("OpenSSL at %v: %v\n%s", at, err, out)
+		}
+	}
+}
+
+func writePEM(t *testing.T, path string, der []byte) {
+	t.Helper()
+	if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // OpenSSL has its own idea of what a valid chain is.
 func TestOpenSSLVerifies(t *testing.T) {
 	now := time.Now()
-	a, err := NewAuthority(now)
+	a, err := NewAuthority()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -131,9 +163,7 @@ func TestOpenSSLVerifies(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name string, der []byte) string {
 		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		writePEM(t, path, der)
 		return path
 	}
 	ca, n, s := write("ca.pem", a.Certificate()), write("node.pem", leaf), write("server.pem", server.Certificate[0])

@@ -86,12 +86,11 @@ func newCluster(wanted address.Plan) (clusterRecord, error) {
 	if err := plan.Validate(); err != nil {
 		return clusterRecord{}, refuse(Invalid, "%v", err)
 	}
-	now := time.Now().UTC()
-	authority, err := pki.NewAuthority(now)
+	authority, err := pki.NewAuthority()
 	if err != nil {
 		return clusterRecord{}, err
 	}
-	r := clusterRecord{UUID: join.NewUUID(), BasePrefix: plan.Base, PrivatePrefix: plan.Private, Created: now, JoinSecret: make([]byte, 16)}
+	r := clusterRecord{UUID: join.NewUUID(), BasePrefix: plan.Base, PrivatePrefix: plan.Private, Created: time.Now().UTC(), JoinSecret: make([]byte, 16)}
 	rand.Read(r.JoinSecret)
 	r.CA, r.CAKey, err = authority.Marshal()
 	return r, err

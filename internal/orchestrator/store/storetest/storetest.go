@@ -110,7 +110,7 @@ func certify(t *testing.T, dir string) store.External {
 	t.Helper()
 	e := store.External{CA: filepath.Join(dir, "ca.pem"), Cert: filepath.Join(dir, "client.pem"), Key: filepath.Join(dir, "client.key")}
 	now := time.Now()
-	authority, err := pki.NewAuthority(now)
+	authority, err := pki.NewAuthority()
 	if err != nil {
 		t.Fatal(err)
 	}
