@@ -109,17 +109,21 @@ func newNodeList(env Env) *cobra.Command {
 
 func newNodeDelete(env Env) *cobra.Command {
 	var socket orchestratorSocket
+	var force bool
 	cmd := &cobra.Command{
 		Use:   "delete NAME",
 		Short: "Forget a node whose agent is stopped; its prefix is never used again",
 		Long: `Forget a node whose agent is stopped.
 
 Its name is free afterwards. Its prefix is never given to another node, and its certificate and
-UUID are refused from then on: the machine may join as a new node with an empty state directory.`,
-		Example: "  pilaster node delete n3",
+UUID are refused from then on: the machine may join as a new node with an empty state directory.
+
+--force deletes it although it is connected, and ends its connection: for a machine that was stolen, or whose key
+was copied by somebody who stays connected. Containers on it keep the network they have.`,
+		Example: "  pilaster node delete n3\n  pilaster node delete n3 --force",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if _, err := socket.client().DeleteNode(cmd.Context(), connect.NewRequest(&pilasterv1.DeleteNodeRequest{Name: args[0]})); err != nil {
+			if _, err := socket.client().DeleteNode(cmd.Context(), connect.NewRequest(&pilasterv1.DeleteNodeRequest{Name: args[0], Force: force})); err != nil {
 				return err
 			}
 			fmt.Fprintf(env.Stdout, "node %s deleted\n", args[0])
@@ -127,5 +131,6 @@ UUID are refused from then on: the machine may join as a new node with an empty 
 		},
 	}
 	socket.bind(cmd)
+	cmd.Flags().BoolVar(&force, "force", false, "also while it is connected: whoever it is loses the connection and every right of the node")
 	return cmd
 }

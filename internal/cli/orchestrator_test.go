@@ -91,17 +91,21 @@ func TestOperatorCommands(t *testing.T) {
 		t.Errorf("no nodes: %v", got)
 	}
 
-	client, err := join.Dial(t.Context(), join.Config{
-		URL: "https://" + s.Addr().String(), Token: s.Token(), StateDir: t.TempDir(),
-		NodeName: "n1", NodeUUID: "00000000-0000-4000-8000-000000000001", Log: slog.New(slog.DiscardHandler),
-	})
-	if err != nil {
-		t.Fatal(err)
+	joined := func(name, uuid string) *join.Client {
+		client, err := join.Dial(t.Context(), join.Config{
+			URL: "https://" + s.Addr().String(), Token: s.Token(), StateDir: t.TempDir(),
+			NodeName: name, NodeUUID: uuid, Log: slog.New(slog.DiscardHandler),
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(client.Close)
+		if _, err := client.Register(t.Context(), connect.NewRequest(&pilasterv1.RegisterRequest{UplinkAddresses: []string{"2001:db8:70:1::2", "2001:db8::2"}})); err != nil {
+			t.Fatal(err)
+		}
+		return client
 	}
-	defer client.Close()
-	if _, err := client.Register(t.Context(), connect.NewRequest(&pilasterv1.RegisterRequest{UplinkAddresses: []string{"2001:db8:70:1::2", "2001:db8::2"}})); err != nil {
-		t.Fatal(err)
-	}
+	client := joined("n1", "00000000-0000-4000-8000-000000000001")
 	stream := client.Follow(t.Context())
 	if err := stream.Send(&pilasterv1.FollowRequest{HostedTenants: []string{"blue"}}); err != nil {
 		t.Fatal(err)
@@ -145,6 +149,23 @@ func TestOperatorCommands(t *testing.T) {
 	if r := command(t, "node", "delete", "n1"); r.code != ExitDone {
 		t.Errorf("node delete: %+v", r)
 	}
+
+	// Somebody connected as n2 does not let go.
+	thief := joined("n2", "00000000-0000-4000-8000-000000000002")
+	taken := thief.Follow(t.Context())
+	if err := taken.Send(&pilasterv1.FollowRequest{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := taken.Receive(); err != nil {
+		t.Fatal(err)
+	}
+	refused(t, ExitFailed, "take --force", "node", "delete", "n2")
+	if r := command(t, "node", "delete", "n2", "--force"); r.code != ExitDone || r.stdout != "node n2 deleted\n" {
+		t.Errorf("node delete --force: %+v", r)
+	}
+	for ; err == nil; _, err = taken.Receive() {
+	}
+	taken.CloseResponse()
 }
 
 func TestOrchestratorFlags(t *testing.T) {

@@ -99,7 +99,7 @@ func TestFollow(t *testing.T) {
 	if err := s.store.Disconnect(t.Context(), "n1", s.model.followers["n1"].session); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.store.DeleteNode(t.Context(), "n1"); err != nil {
+	if err := s.store.DeleteNode(t.Context(), "n1", false); err != nil {
 		t.Fatal(err)
 	}
 	again.ended(t, connect.CodeFailedPrecondition)

@@ -107,10 +107,10 @@ func (s *operatorService) ListNodes(context.Context, *connect.Request[pilasterv1
 
 func (s *operatorService) DeleteNode(ctx context.Context, req *connect.Request[pilasterv1.DeleteNodeRequest]) (*connect.Response[pilasterv1.DeleteNodeResponse], error) {
 	name := req.Msg.Name
-	if node := s.model.node(name); node != nil && !node.Connected { // the end of its stream may not be noted yet
+	if node := s.model.node(name); !req.Msg.Force && node != nil && !node.Connected { // the end of its stream may not be noted yet
 		s.model.awaitSession(ctx, name, store.Session.None)
 	}
-	if err := s.store.DeleteNode(ctx, name); err != nil {
+	if err := s.store.DeleteNode(ctx, name, req.Msg.Force); err != nil {
 		return nil, err
 	}
 	s.await(ctx)

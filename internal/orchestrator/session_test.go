@@ -188,6 +188,38 @@ func TestClonedDisk(t *testing.T) {
 	}
 }
 
+// Who has a node's key and stays connected is put out by another orchestrator, at once and for good.
+func TestStolenKeyIsTakenBack(t *testing.T) {
+	etcd := storetest.Debian(t)
+	var both [2]*Server
+	for i := range both {
+		c := testConfig(t)
+		c.Etcd = etcd
+		both[i] = start(t, c)
+	}
+	createTenant(t, both[0], "blue")
+	thief := registered(t, both[0], testNode(1))
+	stream := follow(t, thief, hosting("blue"))
+	stream.next(t)
+
+	people := operator(both[1].config.RunDir)
+	_, err := people.DeleteNode(t.Context(), connect.NewRequest(&pilasterv1.DeleteNodeRequest{Name: "n1", Force: true}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	stream.ended(t, connect.CodeFailedPrecondition)
+	wantCode(t, register(t, thief), connect.CodeFailedPrecondition)
+	_, err = thief.Resolve(t.Context(), connect.NewRequest(&pilasterv1.ResolveRequest{Tenant: "blue"}))
+	wantCode(t, err, connect.CodeFailedPrecondition)
+	wantCode(t, thief.RenewCertificate(t.Context()), connect.CodeFailedPrecondition)
+	if _, err := people.DeleteTenant(t.Context(), connect.NewRequest(&pilasterv1.DeleteTenantRequest{Name: "blue"})); err != nil {
+		t.Errorf("the tenant that the thief said it hosts: %v", err)
+	}
+	if nodes := both[1].model.allNodes(); len(nodes) != 0 {
+		t.Errorf("left: %v", nodes)
+	}
+}
+
 // moveTo is the same process at another orchestrator.
 func moveTo(t *testing.T, c *join.Client, m machine, s *Server) *join.Client {
 	t.Helper()

@@ -1711,6 +1711,7 @@ func (x *ListNodesResponse) GetNodes() []*Node {
 type DeleteNodeRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Force         bool                   `protobuf:"varint,2,opt,name=force,proto3" json:"force,omitempty"` // also while it is connected: its stream ends
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1750,6 +1751,13 @@ func (x *DeleteNodeRequest) GetName() string {
 		return x.Name
 	}
 	return ""
+}
+
+func (x *DeleteNodeRequest) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
 }
 
 type DeleteNodeResponse struct {
@@ -2043,9 +2051,10 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\atenants\x18\x02 \x03(\tR\atenants\"\x12\n" +
 	"\x10ListNodesRequest\"<\n" +
 	"\x11ListNodesResponse\x12'\n" +
-	"\x05nodes\x18\x01 \x03(\v2\x11.pilaster.v1.NodeR\x05nodes\"'\n" +
+	"\x05nodes\x18\x01 \x03(\v2\x11.pilaster.v1.NodeR\x05nodes\"=\n" +
 	"\x11DeleteNodeRequest\x12\x12\n" +
-	"\x04name\x18\x01 \x01(\tR\x04name\"\x14\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
+	"\x05force\x18\x02 \x01(\bR\x05force\"\x14\n" +
 	"\x12DeleteNodeResponse\"\x16\n" +
 	"\x14ClusterStatusRequest\"\xd4\x02\n" +
 	"\x15ClusterStatusResponse\x12!\n" +

@@ -153,8 +153,8 @@ func testNodes(t *testing.T, etcd *clientv3.Client) {
 		t.Errorf("after those brought: %s", got)
 	}
 
-	refused(t, s.DeleteNode(ctx, "nobody"), store.NotFound, "nobody")
-	if err := s.DeleteNode(ctx, "n2"); err != nil {
+	refused(t, s.DeleteNode(ctx, "nobody", false), store.NotFound, "nobody")
+	if err := s.DeleteNode(ctx, "n2", false); err != nil {
 		t.Fatal(err)
 	}
 	_, err = s.Register(ctx, store.Registration{Node: node(2)})
@@ -394,7 +394,7 @@ func testHosting(t *testing.T, etcd *clientv3.Client) {
 		t.Fatal(err)
 	}
 	refused(t, s.DeleteTenant(ctx, "t0"), store.Refused, "on n2;")
-	if err := s.DeleteNode(ctx, "n2"); err != nil {
+	if err := s.DeleteNode(ctx, "n2", false); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.DeleteTenant(ctx, "t0"); err != nil {

@@ -176,7 +176,7 @@ func testRotation(t *testing.T, etcd *clientv3.Client) {
 	}
 
 	// A node that is gone for good holds nothing.
-	if err := s.DeleteNode(ctx, "n1"); err != nil {
+	if err := s.DeleteNode(ctx, "n1", false); err != nil {
 		t.Fatal(err)
 	}
 	report(2, 20, u{2, 3, 4, 5}, u{3, 5})

@@ -183,13 +183,14 @@ func (t *txn) mark(key string) (uint64, error) {
 
 func (t *txn) setMark(key string, n uint64) { t.put(key, strconv.FormatUint(n, 10)) }
 
-// DeleteNode forgets a node. Its prefix stays claimed and its UUID may not come back.
-func (s *Store) DeleteNode(ctx context.Context, name string) error {
-	return s.change(ctx, func(t *txn) error { return t.deleteNode(name) })
+// DeleteNode forgets a node. Its prefix stays claimed and its UUID may not come back. One that is connected is
+// refused, unless by force: who has its key may keep a stream open to prevent it.
+func (s *Store) DeleteNode(ctx context.Context, name string, force bool) error {
+	return s.change(ctx, func(t *txn) error { return t.deleteNode(name, force) })
 }
 
 // deleteNode writes the node itself last: it may take several transactions.
-func (t *txn) deleteNode(name string) error {
+func (t *txn) deleteNode(name string, force bool) error {
 	node := new(pilasterv1.Node)
 	if found, err := t.load(dirNodes+name, node); err != nil {
 		return err
@@ -198,8 +199,10 @@ func (t *txn) deleteNode(name string) error {
 	}
 	if session, err := t.get(dirSessions + name); err != nil {
 		return err
+	} else if session != "" && !force {
+		return refuse(Refused, "node %s is connected; it was left as it was: stop its agent first, or take --force when that is not in your power", name)
 	} else if session != "" {
-		return refuse(Refused, "node %s is connected; it was left as it was: stop its agent first", name)
+		t.delete(dirSessions + name)
 	}
 	hosting, err := t.names(dirHosting)
 	if err != nil {

@@ -24,9 +24,19 @@ func testSessions(t *testing.T, etcd *clientv3.Client) {
 	refused(t, other.Connect(ctx, node(1), clone), store.Exists, "node n1 is connected already", "disk was copied", "node reset")
 	_, err := other.Register(ctx, store.Registration{Node: node(1), Instance: "clone", Version: "its"})
 	refused(t, err, store.Exists, "n1")
-	refused(t, other.DeleteNode(ctx, "n1"), store.Refused, "n1 is connected")
+	refused(t, other.DeleteNode(ctx, "n1", false), store.Refused, "n1 is connected")
 	if _, err := s.Register(ctx, store.Registration{Node: node(1), Instance: "i1"}); err != nil {
 		t.Errorf("the first, after the second was refused: %v", err)
+	}
+
+	// By force, its session goes with it, and it does not come back.
+	connect(t, s, 2)
+	if err := other.DeleteNode(ctx, "n2", true); err != nil {
+		t.Fatal(err)
+	}
+	refused(t, s.Connect(ctx, node(2), session(2)), store.Refused, "was node n2 until it was deleted")
+	if left, err := etcd.Get(ctx, "/pilaster/1/sessions/n2"); err != nil || left.Count != 0 {
+		t.Errorf("a session of nobody is left: %v", err)
 	}
 
 	// The same process comes back before its old stream has ended: that one ends nothing any more.
@@ -92,7 +102,7 @@ func TestRestoreHasNoSessions(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer e.Close()
-	if err := open(t, e.Client, address.Plan{}).DeleteNode(t.Context(), "n1"); err != nil {
+	if err := open(t, e.Client, address.Plan{}).DeleteNode(t.Context(), "n1", false); err != nil {
 		t.Error(err)
 	}
 }

@@ -94,7 +94,7 @@ func testWatch(t *testing.T, etcd *clientv3.Client) {
 	if b := <-batches; len(b.Events) != 2 || !proto.Equal(b.Events[0].Hosting, want) || b.Events[1].App.GetId() != 1 {
 		t.Fatalf("new app: %+v", b)
 	}
-	if err := s.DeleteNode(ctx, "n1"); err != nil {
+	if err := s.DeleteNode(ctx, "n1", false); err != nil {
 		t.Fatal(err)
 	}
 	if b := <-batches; len(b.Events) != 2 {
