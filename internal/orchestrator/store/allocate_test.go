@@ -28,6 +28,7 @@ func TestStore(t *testing.T) {
 		"recall": testRecall, "recall refuses": testRecallRefuses, "recall is whole": testRecallIsWhole, "hosting": testHosting, "rotation": testRotation, "recall of ids": testRecallOfIds, "two stores": testTwoStores,
 		"watch": testWatch, "sleeper": store.SleeperTest, "compacted": store.CompactedTest,
 		"hosted meanwhile": store.HostedMeanwhileTest, "large change": store.LargeChangeTest,
+		"crash": store.CrashTest, "half a deletion": store.HalfDeletionTest,
 		"sessions": testSessions, "sessions lost": testSessionsLost,
 	}
 	storetest.Each(t, func(t *testing.T, etcd *clientv3.Client) {

@@ -26,6 +26,6 @@
 //	app-ids/TENANT/ID        HASH of the app's labels
 //	hosting/TENANT/NODE      Hosting: which of the tenant's ids the node accepts and holds
 //	sessions/NODE            the node's stream: process of the orchestrator, of the agent, stream; with a lease
-//	deletions                written with whatever is deleted: a range compare sees what came, not what went
+//	deletions                written in each transaction that deletes: a range compare sees what came, not what went
 //	marks/…                  the lowest number never handed out
 package store

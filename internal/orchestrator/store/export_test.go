@@ -17,5 +17,7 @@ var (
 	CompactedTest       = testCompacted
 	HostedMeanwhileTest = testHostedMeanwhile
 	LargeChangeTest     = testLargeChange
+	CrashTest           = testCrash
+	HalfDeletionTest    = testHalfDeletion
 	EmbedWith           = embedWith
 )

@@ -189,7 +189,8 @@ func (s *Store) DeleteNode(ctx context.Context, name string, force bool) error {
 	return s.change(ctx, func(t *txn) error { return t.deleteNode(name, force) })
 }
 
-// deleteNode writes the node itself last: it may take several transactions.
+// deleteNode may take several transactions: first the machine is shut out, and until the name goes, last, the
+// deletion can be asked for again.
 func (t *txn) deleteNode(name string, force bool) error {
 	node := new(pilasterv1.Node)
 	if found, err := t.load(dirNodes+name, node); err != nil {
@@ -208,13 +209,13 @@ func (t *txn) deleteNode(name string, force bool) error {
 	if err != nil {
 		return err
 	}
+	t.put(dirDeleted+node.Uuid, name)
 	for _, h := range hosting {
 		if strings.HasSuffix(h, "/"+name) {
 			t.delete(dirHosting + h)
 		}
 	}
-	t.delete(dirNodes + name)
 	t.delete(dirUUIDs + node.Uuid)
-	t.put(dirDeleted+node.Uuid, name)
+	t.delete(dirNodes + name)
 	return nil
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -82,7 +83,8 @@ const maxOps = 128
 // change runs decide, perhaps several times, and commits what it wrote; when it fails, nothing is
 // written. What decide finds may be kept even when it writes nothing: all its reads are of one
 // revision. What is too large for a transaction is made in several, in the order it was written and
-// each decided anew: the first was decided on the whole, and the later ones leave out what is there.
+// each decided anew: the first was decided on the whole, and the later ones leave out what is there. So
+// the order must be one that may end anywhere, to be gone on with when the change is asked for again.
 func (s *Store) change(ctx context.Context, decide func(*txn) error) error {
 	t := &txn{ctx: ctx, etcd: s.etcd}
 	if err := decide(t); !errors.Is(err, rpctypes.ErrCompacted) && (err != nil || len(t.writes) == 0) {
@@ -103,28 +105,28 @@ func (s *Store) change(ctx context.Context, decide func(*txn) error) error {
 		if err != nil || len(t.writes) == 0 {
 			return err
 		}
-		done, err := t.commit()
+		made, err := t.commit()
 		switch {
 		case err != nil:
 			return unavailable(err)
-		case !done:
+		case made == 0:
 			s.conflicts.Add(1)
 			continue
 		}
 		s.committed.Store(t.revision)
-		if len(t.writes) <= maxOps {
+		if made == len(t.writes) {
 			return nil
 		}
 	}
 }
 
-// commit makes the first maxOps writes.
-func (t *txn) commit() (done bool, err error) {
-	for _, op := range t.writes {
-		if op.IsDelete() {
-			t.put(keyDeletions, "")
-			break
-		}
+// commit makes the first writes, as many as a transaction takes, and none if what they were decided on has changed.
+func (t *txn) commit() (made int, err error) {
+	writes := t.writes[:min(len(t.writes), maxOps)]
+	ops := writes
+	if slices.ContainsFunc(writes, clientv3.Op.IsDelete) {
+		writes = writes[:min(len(writes), maxOps-1)]
+		ops = append([]clientv3.Op{clientv3.OpPut(keyDeletions, "")}, writes...)
 	}
 	compares := t.compares
 	if len(compares) > maxOps {
@@ -133,12 +135,12 @@ func (t *txn) commit() (done bool, err error) {
 	}
 	ctx, cancel := context.WithTimeout(t.ctx, requestTimeout)
 	defer cancel()
-	resp, err := t.etcd.Txn(ctx).If(compares...).Then(t.writes[:min(len(t.writes), maxOps)]...).Commit()
-	if err != nil {
-		return false, err
+	resp, err := t.etcd.Txn(ctx).If(compares...).Then(ops...).Commit()
+	if err != nil || !resp.Succeeded {
+		return 0, err
 	}
 	t.revision = resp.Header.Revision
-	return resp.Succeeded, nil
+	return len(writes), nil
 }
 
 func (t *txn) read(key string, opts ...clientv3.OpOption) (*clientv3.GetResponse, error) {

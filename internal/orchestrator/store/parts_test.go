@@ -1,0 +1,149 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"pilaster.io/pilaster/internal/orchestrator/pki"
+)
+
+// crashing makes some transactions and fails from then on, as an orchestrator that ends there.
+type crashing struct {
+	clientv3.KV
+	left int
+}
+
+type failed struct{ clientv3.Txn }
+
+func (failed) If(...clientv3.Cmp) clientv3.Txn        { return failed{} }
+func (failed) Then(...clientv3.Op) clientv3.Txn       { return failed{} }
+func (failed) Commit() (*clientv3.TxnResponse, error) { return nil, errors.New("crashed") }
+func (c *crashing) Txn(ctx context.Context) clientv3.Txn {
+	if c.left--; c.left < 0 {
+		return failed{}
+	}
+	return c.KV.Txn(ctx)
+}
+
+// openCrashing is a store that makes so many transactions.
+func openCrashing(t *testing.T, etcd *clientv3.Client, transactions int) *Store {
+	t.Helper()
+	c := clientv3.NewCtxClient(t.Context())
+	c.KV, c.Lease = &crashing{etcd.KV, transactions}, etcd.Lease
+	s, err := Open(t.Context(), c, noPlan, discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// hostsMany registers a node that hosts tenants.
+func hostsMany(t *testing.T, s *Store, n pki.Node, tenants ...string) {
+	t.Helper()
+	if _, err := s.Register(t.Context(), Registration{Node: n}); err != nil {
+		t.Fatal(err)
+	}
+	var puts []clientv3.Op
+	for _, name := range tenants {
+		puts = append(puts, clientv3.OpPut(hostingKey(name, n.Name), "{}"))
+	}
+	for part := range slices.Chunk(puts, maxOps) {
+		if _, err := s.etcd.Txn(t.Context()).Then(part...).Commit(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func manyNames(n int) []string {
+	names := make([]string, n)
+	for i := range names {
+		names[i] = fmt.Sprint("t", i)
+	}
+	return names
+}
+
+func count(t *testing.T, s *Store, key string, opts ...clientv3.OpOption) int64 {
+	t.Helper()
+	resp, err := s.etcd.Get(t.Context(), key, append(opts, clientv3.WithCountOnly())...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp.Count
+}
+
+// A node's deletion may end between any two of its transactions: the machine is out at once and for
+// ever, and the deletion can be gone on with.
+func testCrash(t *testing.T, etcd *clientv3.Client) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	s, err := Open(ctx, etcd, noPlan, discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// About as many as one transaction takes, so that each of the last writes is once the first of another.
+	for tenants := maxOps - 5; tenants <= maxOps+1; tenants++ {
+		done := false
+		for transactions := 0; !done; transactions++ {
+			n := pki.Node{Name: fmt.Sprintf("n%d-%d", tenants, transactions), UUID: fmt.Sprintf("00000000-0000-4000-8000-%06d%06d", tenants, transactions)}
+			hostsMany(t, s, n, manyNames(tenants)...)
+			done = openCrashing(t, etcd, transactions).DeleteNode(ctx, n.Name, false) == nil
+			if _, err := s.Register(ctx, Registration{Node: n}); transactions > 0 && err == nil {
+				t.Errorf("%d tenants, a crash after %d transactions: the machine came back", tenants, transactions)
+			}
+			if !done {
+				if err := s.DeleteNode(ctx, n.Name, false); err != nil {
+					t.Errorf("%d tenants, a crash after %d transactions: asked again: %v", tenants, transactions, err)
+				}
+			}
+			if left := count(t, s, dirHosting, clientv3.WithPrefix()) + count(t, s, dirNodes+n.Name) + count(t, s, dirUUIDs+n.UUID); left != 0 || count(t, s, dirDeleted+n.UUID) != 1 {
+				t.Fatalf("%d tenants, a crash after %d transactions: %d records are left", tenants, transactions, left)
+			}
+			if transactions > 3 {
+				t.Fatalf("%d tenants: not deleted by %d transactions", tenants, transactions)
+			}
+		}
+	}
+}
+
+// Who decided on what the first half of a deletion took away decides anew.
+func testHalfDeletion(t *testing.T, etcd *clientv3.Client) {
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	s, err := Open(ctx, etcd, noPlan, discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := pki.Node{Name: "n1", UUID: "00000000-0000-4000-8000-000000000001"}
+	tenants := manyNames(maxOps)
+	hostsMany(t, s, n, tenants...)
+	other := openCrashing(t, etcd, 1)
+	tries := 0
+	err = s.change(ctx, func(txn *txn) error {
+		for i := range maxOps { // more than can be compared one by one
+			if _, err := txn.get(fmt.Sprint(root, "nothing/", i)); err != nil {
+				return err
+			}
+		}
+		was, err := txn.get(hostingKey("t0", "n1"))
+		if err != nil {
+			return err
+		}
+		txn.put(root+"test", "was "+was)
+		if tries++; tries == 2 { // the first decision never waits for its turn
+			if _, err := other.Hosts(ctx, n, 1, nil, tenants); err == nil {
+				t.Error("the deletion was made in one transaction")
+			}
+		}
+		return nil
+	})
+	made, _ := etcd.Get(ctx, root+"test")
+	if err != nil || tries != 3 || string(made.Kvs[0].Value) != "was " {
+		t.Errorf("%d tries, %v: wrote %v", tries, err, made)
+	}
+}
