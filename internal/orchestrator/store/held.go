@@ -78,6 +78,9 @@ func (t *txn) recallTenant(held *pilasterv1.Tenant) error {
 		return refuse(Refused, "this node holds a tenant %s made at %v, but the cluster's was made at %v; %s",
 			held.Name, held.Created.AsTime(), known.Created.AsTime(), heldAdvice)
 	}
+	if exists && held.Changes > known.Changes+maxJump {
+		return refuse(Refused, "this node has heard of %d changes of tenant %s, and the cluster's has had %d; %s", held.Changes, held.Name, known.Changes, heldAdvice)
+	}
 	mark, err := t.mark(keyTenantMark)
 	if err != nil {
 		return err
@@ -99,7 +102,9 @@ func (t *txn) recallTenant(held *pilasterv1.Tenant) error {
 			return refuse(Refused, "this node holds id %d of tenant %s, but the cluster's tenant %s does not have it; %s", id.Id, held.Name, held.Name, heldAdvice)
 		case owner == "":
 			t.put(tenantIDKey(id.Id), held.Name)
-			raised = max(raised, uint64(id.Id)+1)
+			if uint64(id.Id) < mark+maxJump {
+				raised = max(raised, uint64(id.Id)+1)
+			}
 		}
 	}
 	if raised > mark {

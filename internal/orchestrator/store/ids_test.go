@@ -206,3 +206,21 @@ func testRecallOfIds(t *testing.T, etcd *clientv3.Client) {
 	}
 	refused(t, recall(s, held(9, 1, 7), nil), store.Refused, "id 7 of tenant blue", "does not have it")
 }
+
+// What one node makes up costs the cluster no more than what it names.
+func testRecallOfNonsense(t *testing.T, etcd *clientv3.Client) {
+	ctx, s := t.Context(), open(t, etcd, address.Plan{})
+	if _, err := s.CreateTenant(ctx, "blue", 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := recall(s, []*pilasterv1.Tenant{{Name: "lost", Ids: ids(3, 0xffffff)}}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if red, err := s.CreateTenant(ctx, "red", 0); err != nil || list(red.Ids) != "4" {
+		t.Errorf("a tenant after an id that nobody can have handed out: %v, %v", red, err)
+	}
+	refused(t, recall(s, []*pilasterv1.Tenant{{Name: "blue", Changes: 1<<64 - 1}}, nil), store.Refused, "changes of tenant blue", "nothing was changed")
+	if rotated, err := s.RotateKey(ctx, "blue"); err != nil || list(rotated.Ids) != "1 -5" || rotated.Changes != 2 {
+		t.Errorf("rotated %v, %v", rotated, err)
+	}
+}

@@ -28,9 +28,9 @@ type Registration struct {
 	Apps    []*pilasterv1.App
 }
 
-// maxJump is how far above the mark a claimed prefix may lie and still raise it. One that lies
-// further was chosen by a person, not handed out by an orchestrator this store has forgotten, and
-// raising the mark to it would waste everything below.
+// maxJump is how far above the mark a claimed prefix or tenant id may lie and still raise it. One that lies
+// further was not handed out by an orchestrator this store has forgotten: a person chose the prefix, or a node
+// makes the id up, and raising the mark to it would waste everything below. What is claimed is passed over anyway.
 const maxJump = 1 << 16
 
 // Admit says whether a node with this name and UUID may have a certificate.
