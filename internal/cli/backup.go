@@ -68,7 +68,8 @@ certificates and the join token they have.
 
 What was handed out after the backup was made is not in it. So that it is not handed out to somebody else, the
 next --skip node prefixes, tenant ids, and apps of each tenant are left out. A node that has one of them
-brings it along when it registers. Say a greater number when more may have been handed out.`,
+brings it along when it registers. Say a greater number when more may have been handed out, also by a store
+that was restored from the same file before.`,
 		Example: `  pilaster orchestrator restore /backup/pilaster-2026-11-21.backup --data-dir /var/lib/pilaster/orchestrator
   pilaster orchestrator restore /backup/pilaster-2026-11-21.backup --data-dir /var/lib/pilaster/orchestrator --skip 5000`,
 		Args: cobra.ExactArgs(1),

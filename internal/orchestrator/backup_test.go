@@ -46,11 +46,16 @@ func backup(t *testing.T, c Config) string {
 // restored is an orchestrator of a restored backup, at another place.
 func restored(t *testing.T, file string, skip uint64) *Server {
 	t.Helper()
+	return start(t, restoredConfig(t, file, skip))
+}
+
+func restoredConfig(t *testing.T, file string, skip uint64) Config {
+	t.Helper()
 	c := testConfig(t)
 	if _, err := store.Restore(t.Context(), file, c.DataDir, skip, c.Log); err != nil {
 		t.Fatal(err)
 	}
-	return start(t, c)
+	return c
 }
 
 // everything that people can ask for.
@@ -95,7 +100,7 @@ func TestBackupAndRestore(t *testing.T) {
 				t.Errorf("%s: restored %v, want %v", name, got, want[i])
 			}
 		}
-		if now := s.store.Cluster(); now.UUID != cluster.UUID || s.Token() != token || now.Restores != 1 {
+		if now := s.store.Cluster(); now.UUID != cluster.UUID || s.Token() != token || now.From == 0 {
 			t.Errorf("%s: restored as cluster %s", name, now.UUID)
 		}
 	}
@@ -103,7 +108,7 @@ func TestBackupAndRestore(t *testing.T) {
 	if _, err := store.Restore(t.Context(), running, again.DataDir, 1, c.Log); err == nil {
 		t.Error("restored over an orchestrator's data")
 	}
-	if s = start(t, again); s.store.Cluster().Restores != 0 {
+	if s = start(t, again); s.store.Cluster().From != 0 {
 		t.Error("a refused restore changed something")
 	}
 }
@@ -210,15 +215,21 @@ func TestFollowAcrossARestore(t *testing.T) {
 	n1.Close()
 	stop()
 
-	s = restored(t, file, 1)
-	n1 = registered(t, s, testNode(1))
-	for i := range before { // at least as many changes as there were
-		resolve(t, n1, "blue", fmt.Sprint("made-after-", i))
-	}
-	first := hosting("blue")
-	first.ResumeRevision = before
-	if next := follow(t, n1, first).next(t); next.GetSnapshot() == nil || next.Revision <= before {
-		t.Errorf("resumed at %d with %v", before, next)
+	for n := range 2 { // the second restore of the same file is another history than the first, too
+		s, stop := startAndStop(t, restoredConfig(t, file, 1))
+		n1 = registered(t, s, testNode(1))
+		for i := range 20 { // at least as many changes as there were
+			resolve(t, n1, "blue", fmt.Sprint("made-", n, "-", i))
+		}
+		first := hosting("blue")
+		first.ResumeRevision = before
+		next := follow(t, n1, first).next(t)
+		if next.GetSnapshot() == nil || next.Revision <= before || int64(float64(next.Revision)) != next.Revision {
+			t.Errorf("restored %d times, resumed at %d with %v", n+1, before, next)
+		}
+		before = next.Revision - 10
+		n1.Close()
+		stop()
 	}
 }
 

@@ -22,7 +22,7 @@ type Cluster struct {
 	UUID      string
 	Plan      address.Plan
 	Authority *pki.Authority
-	Restores  int64 // how often the store was restored from a backup
+	From      int64 // what revisions are counted from; each restore begins above all that were
 }
 
 // clusterRecord is Cluster as it is stored.
@@ -34,7 +34,7 @@ type clusterRecord struct {
 	CA            []byte       `json:"ca"`
 	CAKey         []byte       `json:"caKey"`
 	JoinSecret    []byte       `json:"joinSecret"`
-	Restores      int64        `json:"restores,omitempty"`
+	From          int64        `json:"revisionsFrom,omitempty"`
 }
 
 // Open finds the cluster in etcd, or makes it. Parts of the plan that are the zero Prefix take what
@@ -101,7 +101,7 @@ func (r clusterRecord) cluster() (Cluster, error) {
 	if err != nil {
 		return Cluster{}, fmt.Errorf("the store's cluster record: %w", err)
 	}
-	c := Cluster{UUID: r.UUID, Plan: address.Plan{Base: r.BasePrefix, Private: r.PrivatePrefix}, Authority: authority, Restores: r.Restores}
+	c := Cluster{UUID: r.UUID, Plan: address.Plan{Base: r.BasePrefix, Private: r.PrivatePrefix}, Authority: authority, From: r.From}
 	if err := c.Plan.Validate(); err != nil {
 		return Cluster{}, fmt.Errorf("the store's cluster record: %w", err)
 	}

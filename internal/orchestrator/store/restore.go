@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
@@ -37,7 +38,7 @@ func Restore(ctx context.Context, file, dataDir string, skip uint64, log *slog.L
 	if err != nil {
 		return header, err
 	}
-	if err := skipAhead(records, skip); err != nil {
+	if err := skipAhead(records, skip, revisionsFrom(header)); err != nil {
 		return header, fmt.Errorf("%w\n  nothing was changed", err)
 	}
 	if err := checkEmpty(dataDir); err != nil {
@@ -94,13 +95,20 @@ func fill(ctx context.Context, dir string, records map[string]string, log *slog.
 	return nil
 }
 
+// revisionsFrom is what a store that is restored now counts revisions from, above all there were: of the store that
+// the backup is of, and of others restored from the same file. A store makes fewer changes than 100 in a millisecond;
+// the sum is exact in a float64, as metrics are.
+func revisionsFrom(h BackupHeader) int64 {
+	return 100 * max(time.Now().UnixMilli(), h.Made.UnixMilli())
+}
+
 // skipAhead changes the records of a backup to those of a restored cluster.
-func skipAhead(records map[string]string, skip uint64) error {
+func skipAhead(records map[string]string, skip uint64, from int64) error {
 	var r clusterRecord
 	if err := json.Unmarshal([]byte(records[keyCluster]), &r); err != nil {
 		return fmt.Errorf("the backup's cluster record is not readable: %w", err)
 	}
-	r.Restores++
+	r.From = from
 	text, err := json.Marshal(r)
 	if err != nil {
 		return err

@@ -58,7 +58,7 @@ func (s *Store) Cluster() Cluster { return s.cluster }
 func (s *Store) Conflicts() uint64 { return s.conflicts.Load() }
 
 // Revision is that of the last change this process made: a follower that has it has them all.
-func (s *Store) Revision() int64 { return s.restored() + s.committed.Load() }
+func (s *Store) Revision() int64 { return s.cluster.From + s.committed.Load() }
 
 // Ping reports whether a majority of the store answers.
 func (s *Store) Ping(ctx context.Context) error {

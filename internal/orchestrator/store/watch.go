@@ -68,7 +68,7 @@ func (s *Store) watch(ctx context.Context, revision *int64, apply func(Batch)) e
 			return err
 		}
 		*revision = whole.Revision
-		whole.Revision += s.restored()
+		whole.Revision += s.cluster.From
 		apply(whole)
 	}
 	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
@@ -83,15 +83,12 @@ func (s *Store) watch(ctx context.Context, revision *int64, apply func(Batch)) e
 		}
 		for _, b := range batches {
 			*revision = b.Revision
-			b.Revision += s.restored()
+			b.Revision += s.cluster.From
 			apply(b)
 		}
 	}
 	return errors.New("the watch ended")
 }
-
-// restored is what revisions begin at: etcd's begin anew with each restore, and never get that far.
-func (s *Store) restored() int64 { return s.cluster.Restores << 40 }
 
 func (s *Store) whole(ctx context.Context) (Batch, error) {
 	ctx, cancel := context.WithTimeout(ctx, 6*requestTimeout)
