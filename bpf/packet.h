@@ -10,6 +10,9 @@
 #define TC_ACT_SHOT	    2
 
 #define ETH_P_IPV6	    0x86dd
+#define ETH_P_8021Q	    0x8100
+#define ETH_P_8021AD	    0x88a8
+#define VLAN_VID	    0x0fff
 #define ETH_HLEN	    14
 #define ETH_ALEN	    6
 #define IPV6_HLEN	    40
@@ -96,6 +99,21 @@ static __always_inline struct frame *frame_of(struct __sk_buff *skb)
 			return NULL;
 	}
 	return data;
+}
+
+/* Number 0 is no VLAN: a tag with it says how urgent a frame is (802.1Q), and Linux takes the frame as untagged. */
+static __always_inline bool in_vlan(struct __sk_buff *skb)
+{
+	return skb->vlan_present && skb->vlan_tci & VLAN_VID;
+}
+
+/* A tag of number 0 in the frame itself is one that Linux takes off behind our programs, here or where the
+ * frame arrives. Its number lies where the IPv6 header would begin. */
+static __always_inline bool hides_in_tag(const struct frame *f)
+{
+	__be16 proto = f->eth.h_proto, tag = *(const __be16 *)&f->priority_version;
+
+	return (proto == bpf_htons(ETH_P_8021Q) || proto == bpf_htons(ETH_P_8021AD)) && !(tag & bpf_htons(VLAN_VID));
 }
 
 /* Neighbour discovery and listener reports never cross a node: on a container's link everything is static. */

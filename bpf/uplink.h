@@ -68,10 +68,14 @@ static __always_inline int from_fabric(struct __sk_buff *skb)
 	struct flow *f;
 	int why;
 
-	if (skb->protocol != bpf_htons(ETH_P_IPV6) || skb->vlan_present || skb->pkt_type == PACKET_OTHERHOST)
+	if (in_vlan(skb) || skb->pkt_type == PACKET_OTHERHOST)
 		return TCX_NEXT;
 	h = frame_of(skb);
 	if (!h)
+		return TCX_NEXT;
+	if (hides_in_tag(h))
+		return drop(skb, REASON_MALFORMED, HOOK_UPLINK_IN);
+	if (skb->protocol != bpf_htons(ETH_P_IPV6))
 		return TCX_NEXT;
 	/* Our own /64 is behind us; from the fabric it is a forgery, whomever it is for. */
 	if (h->src.hi == own_node)
@@ -98,6 +102,8 @@ static __always_inline int from_fabric(struct __sk_buff *skb)
 		if (why)
 			return drop(skb, why, HOOK_UPLINK_IN);
 	}
+	if (skb->vlan_present)
+		bpf_skb_vlan_pop(skb); /* it is beside the frame, and of the uplink alone */
 	h = frame_of(skb);
 	f = flow_slot(&key);
 	if (!h || !f)
@@ -119,8 +125,12 @@ static __always_inline int to_fabric(struct __sk_buff *skb)
 		return TCX_NEXT;
 	}
 	h = frame_of(skb);
+	if (!h)
+		return TCX_NEXT;
+	if (hides_in_tag(h))
+		return drop(skb, REASON_MALFORMED, HOOK_UPLINK_OUT);
 	/* The frame's own word: a packet socket may say that it sends IPv4. */
-	if (!h || h->eth.h_proto != bpf_htons(ETH_P_IPV6))
+	if (h->eth.h_proto != bpf_htons(ETH_P_IPV6))
 		return TCX_NEXT;
 	src = h->src;
 	dst = h->dst;

@@ -275,9 +275,15 @@ func FuzzFromFabric(f *testing.F) {
 }
 
 // isForUs reports whether a frame of the fabric concerns containers: it is for one, claims to be from
-// one here, from any to the node itself, or has an address that only containers see.
+// one here, from any to the node itself, has an address that only containers see, or hides what it is.
 func (b *fuzzBench) isForUs(frame []byte) bool {
-	if len(frame) < ipv6At+40 || frame[12] != 0x86 || frame[13] != 0xdd || !toStation(frame, b.uplinkMAC) {
+	if len(frame) < ipv6At+40 || !toStation(frame, b.uplinkMAC) {
+		return false
+	}
+	if hidesInTag(frame) {
+		return true
+	}
+	if frame[12] != 0x86 || frame[13] != 0xdd {
 		return false
 	}
 	source, destination := netip.AddrFrom16([16]byte(frame[ipv6At+8:])), netip.AddrFrom16([16]byte(frame[ipv6At+24:]))
@@ -288,6 +294,12 @@ func (b *fuzzBench) isForUs(frame []byte) bool {
 		return address.Split(destination).Tenant != 0 || claimsTenant(source) || onlyInside(source)
 	}
 	return onlyInside(source)
+}
+
+// hidesInTag reports whether a tag of VLAN 0 stands before what a frame is.
+func hidesInTag(frame []byte) bool {
+	kind, tag := binary.BigEndian.Uint16(frame[12:]), binary.BigEndian.Uint16(frame[14:])
+	return (kind == 0x8100 || kind == 0x88a8) && tag&0xfff == 0
 }
 
 // toStation reports whether a network card without promiscuity would take a frame.
@@ -318,8 +330,9 @@ func FuzzToFabric(f *testing.F) {
 		}
 		ours := ctx.Mark == mark && ctx.IngressIfindex != 0
 		verdict, _ := b.send(t, frame, &ctx)
-		forged := !ours && len(frame) >= ipv6At+40 && frame[12] == 0x86 && frame[13] == 0xdd
-		if forged {
+		whole := !ours && len(frame) >= ipv6At+40
+		forged := whole && hidesInTag(frame)
+		if whole && frame[12] == 0x86 && frame[13] == 0xdd {
 			source, destination := netip.AddrFrom16([16]byte(frame[ipv6At+8:])), netip.AddrFrom16([16]byte(frame[ipv6At+24:]))
 			forged = claimsTenant(source) || onlyInside(source) || onlyInside(destination)
 		}

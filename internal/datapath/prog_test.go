@@ -314,6 +314,9 @@ func (b *progBench) fromFabric() []progCase {
 		{name: "the node itself", frame: frame(packet.Packet{Source: b.far.underlay, Destination: b.prefix.Addr().Next(), Body: echo}), next: true},
 		{name: "the node itself, from a host whose address reads like a tenant's", frame: frame(packet.Packet{Source: tenantLike, Destination: b.prefix.Addr().Next(), Body: echo}), next: true},
 		{name: "the node itself, from a node", frame: frame(packet.Packet{Source: b.far.prefix.Addr().Next(), Destination: b.prefix.Addr().Next(), Body: echo}), next: true},
+		{name: "a tag of VLAN 5", frame: tag(to(b.prefix.Addr().Next())), next: true},
+		{name: "a tag of VLAN 0", frame: priorityTag(to(b.prefix.Addr().Next())), reason: "malformed"},
+		{name: "a provider's tag of VLAN 0", frame: header8021(0x88a8, 0, to(b.prefix.Addr().Next())), reason: "malformed"},
 		{name: "for another machine on the link", frame: packet.Packet{Source: b3, Destination: b.b1.plain(), Body: echo}.Frame(containerMAC, gatewayMAC), next: true},
 
 		{name: "a ciphertext for the node itself", frame: frame(packet.Packet{Source: sees(b3), Destination: b.prefix.Addr().Next(), Body: echo}), reason: "private-outside"},
@@ -368,6 +371,8 @@ func TestToFabric(t *testing.T) {
 		{progCase{name: "forwarded from another device", frame: frame(b.b1.plain()), reason: "host-claims-tenant"}, skb{IngressIfindex: b.uplinkIfindex()}},
 		{progCase{name: "a ciphertext as source", frame: frame(b.b1.seen()), reason: "private-outside"}, skb{}},
 		{progCase{name: "a ciphertext as destination", frame: packet.Packet{Source: b.prefix.Addr().Next(), Destination: sees(b.b3.Addr()), Body: echo}.Frame(containerMAC, b.uplinkMAC), reason: "private-outside"}, skb{}},
+		{progCase{name: "a tag of VLAN 5", frame: tag(frame(b.b1.plain())), next: true}, skb{}},
+		{progCase{name: "a tag of VLAN 0", frame: priorityTag(frame(b.b1.plain())), reason: "malformed"}, skb{}},
 		{progCase{name: "another node's container", frame: frame(b.b3.Addr()), reason: "host-claims-tenant"}, skb{}},
 	} {
 		c.ctx.Ifindex = b.uplinkIfindex()

@@ -3,8 +3,10 @@ package datapath
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"net"
+	"net/netip"
 	"testing"
 	"time"
 
@@ -14,8 +16,14 @@ import (
 )
 
 // tag puts an 802.1Q header of VLAN 5 into a frame.
-func tag(frame []byte) []byte {
-	return append(append(append([]byte{}, frame[:12]...), 0x81, 0x00, 0, 5), frame[12:]...)
+func tag(frame []byte) []byte { return header8021(0x8100, 5, frame) }
+
+// priorityTag puts one in that says how urgent the frame is, and no VLAN.
+func priorityTag(frame []byte) []byte { return header8021(0x8100, 7<<13, frame) }
+
+func header8021(kind, tag uint16, frame []byte) []byte {
+	tagged := binary.BigEndian.AppendUint16(bytes.Clone(frame[:12]), kind)
+	return append(binary.BigEndian.AppendUint16(tagged, tag), frame[12:]...)
 }
 
 // TestTaggedFramesStayOut: a VLAN is another network; its frames neither leave a container nor reach one.
@@ -44,6 +52,49 @@ func TestTaggedFramesStayOut(t *testing.T) {
 	for _, c := range seen {
 		if p, err := c.Packet(); err != nil || p.Body.Protocol() == packet.ProtocolUDP {
 			t.Errorf("in the container: %+v, %v", p, err)
+		}
+	}
+}
+
+// TestPriorityTags: Linux takes a frame with a tag of VLAN 0 for one without, and so do we: it is judged, and
+// delivered without the tag. A second such tag would hide the frame from us and not from Linux.
+func TestPriorityTags(t *testing.T) {
+	w := newWire(t)
+	n, peer := w.nodes[0], w.nodes[1]
+	c, far, sibling := n.add(t, blue, 1), peer.add(t, blue, 1), n.add(t, blue, 1)
+	peer.detach(t, "uplink_out") // which takes the twice tagged
+	raw, inside := injector(t, peer.ns), capture(t, c.ns)
+	keepOrder(t)
+	twice := func(frame []byte) []byte { return priorityTag(priorityTag(frame)) }
+	for _, a := range []struct {
+		name       string
+		tag        func([]byte) []byte
+		source, to netip.Addr
+		why        string
+	}{
+		{"a container to the node", priorityTag, far.plain(), n.address(), "tenant-to-node"},
+		{"this node", priorityTag, n.address(), n.underlay, "own-source"},
+		{"this node's container", priorityTag, sibling.plain(), c.plain(), "own-source"},
+		{"ciphertext", priorityTag, far.seen(), n.underlay, "private-outside"},
+		{"a container to the node, tagged twice", twice, far.plain(), n.address(), "malformed"},
+		{"a container to a container, tagged twice", twice, far.plain(), c.plain(), "malformed"},
+		{"a container to the node, tagged by a provider", func(f []byte) []byte { return priorityTag(header8021(0x88a8, 0, f)) }, far.plain(), n.address(), "malformed"},
+	} {
+		before := n.drops(t)[a.why]
+		must(t, raw.Send(a.tag(packet.Packet{Source: a.source, Destination: a.to, Body: gram}.Frame(n.mac(t), raw.MAC()))))
+		if seen := drain(t, inside, c); len(seen) != 1 {
+			t.Errorf("%s: the container got %x", a.name, seen[0].Frame)
+		}
+		if got := n.drops(t)[a.why] - before; got != 1 {
+			t.Errorf("%s: %d drops for %s, want 1", a.name, got, a.why)
+		}
+	}
+	for range 2 { // the second time from the cache
+		must(t, raw.Send(priorityTag(packet.Packet{Source: far.plain(), Destination: c.plain(), Body: gram}.Frame(n.mac(t), raw.MAC()))))
+		seen := drain(t, inside, c)
+		want := packet.Packet{Source: far.seen(), Destination: c.seen(), Body: gram}.Frame(containerMAC, gatewayMAC)
+		if len(seen) != 2 || !bytes.Equal(seen[0].Frame, want) {
+			t.Errorf("a container to a container: %d frames, not %x", len(seen)-1, want)
 		}
 	}
 }

@@ -30,7 +30,7 @@ const (
 
 var reasons = [...]struct{ name, text string }{
 	1:  {"not-ip6", "The frame is not untagged IPv6. Only IPv6 leaves a container; use the container's IPv6 address."},
-	2:  {"malformed", "A header is cut short or contradicts the packet's length. The sender builds broken packets."},
+	2:  {"malformed", "A header is cut short, contradicts the packet's length, or hides behind a tag of VLAN 0. The sender builds broken packets."},
 	3:  {"src-not-own", "The source is not an address of the endpoint on this device. A container may only use the address it was given; towards its containers the node is its `prefix::1`."},
 	4:  {"dst-not-private", "The destination lies outside the prefix the tenant's containers can reach. There is no way to the outside yet."},
 	5:  {"dst-undecryptable", "The destination decrypts to something outside the base prefix: it was made up, or belongs to another tenant."},

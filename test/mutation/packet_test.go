@@ -136,6 +136,26 @@ func packet() []mutation {
 	const pending = "TestDeviceMayNotWriteOverWhatWasChecked"
 	return append(mutations,
 		mutation{
+			name:  "priority tags",
+			old:   "return skb->vlan_present && skb->vlan_tci & VLAN_VID;",
+			new:   "return skb->vlan_present;",
+			test:  "TestPriorityTags",
+			cases: []string{"a container to the node", "a container to a container", "this node", "this node's container", "ciphertext"},
+		},
+		mutation{
+			name:  "a provider's tags",
+			old:   "(proto == bpf_htons(ETH_P_8021Q) || proto == bpf_htons(ETH_P_8021AD))",
+			new:   "proto == bpf_htons(ETH_P_8021Q)",
+			test:  "TestFromFabric",
+			cases: []string{"a provider's tag of VLAN 0"},
+		},
+		mutation{
+			name:  "tags of VLANs",
+			old:   " && !(tag & bpf_htons(VLAN_VID))",
+			test:  "TestFromFabric",
+			cases: []string{"a tag of VLAN 5"},
+		},
+		mutation{
 			name:  "where a device may write",
 			old:   "p->pending < skb->len)\n\t\treturn 0;\n\treturn REASON_MALFORMED;",
 			new:   "p->pending < skb->len)\n\t\treturn 0;\n\treturn 0;",
