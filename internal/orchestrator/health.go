@@ -14,8 +14,11 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/store"
 )
 
-// health remembers when the store last answered, so that asking costs nothing.
-type health struct{ answered atomic.Int64 } // Unix seconds
+// health remembers when the store last answered, so that asking costs nothing. It goes by the monotonic clock: one
+// that is set back must not make a dead store look alive.
+type health struct{ answered atomic.Pointer[time.Time] } // nil: never
+
+func (h *health) note(at time.Time) { h.answered.Store(&at) }
 
 const (
 	pingEvery  = 3 * time.Second
@@ -28,7 +31,7 @@ func (h *health) keep(ctx context.Context, s *store.Store) {
 	for {
 		once, cancel := context.WithTimeout(ctx, pingEvery)
 		if s.Ping(once) == nil {
-			h.answered.Store(time.Now().Unix())
+			h.note(time.Now())
 		}
 		cancel()
 		select {
@@ -40,7 +43,7 @@ func (h *health) keep(ctx context.Context, s *store.Store) {
 }
 
 func (h *health) serve(w http.ResponseWriter, _ *http.Request) {
-	if silent := time.Since(time.Unix(h.answered.Load(), 0)); silent > staleAfter {
+	if last := h.answered.Load(); last == nil || time.Since(*last) > staleAfter {
 		http.Error(w, "the store does not answer", http.StatusServiceUnavailable)
 		return
 	}

@@ -85,13 +85,17 @@ func TestReadyOnlyWhileTheStoreAnswers(t *testing.T) {
 	if got := status(); got != http.StatusServiceUnavailable {
 		t.Errorf("before the store answered: %d", got)
 	}
-	h.answered.Store(time.Now().Unix())
+	h.note(time.Now())
 	if got := status(); got != http.StatusOK {
 		t.Errorf("after: %d", got)
 	}
-	h.answered.Store(time.Now().Add(-2 * staleAfter).Unix())
+	h.note(time.Now().Add(-2 * staleAfter))
 	if got := status(); got != http.StatusServiceUnavailable {
 		t.Errorf("long after: %d", got)
+	}
+	h.note(time.Now())
+	if kept := h.answered.Load(); *kept == kept.Round(0) { // which takes the monotonic clock's reading away
+		t.Error("what is remembered goes by the clock that people set")
 	}
 }
 
