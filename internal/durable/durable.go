@@ -85,6 +85,25 @@ func advise(dir string, err error) error {
 	return err
 }
 
+// Append adds a line to the file, all of it or nothing. Only a crash may leave a part, as the file's end.
+func Append(path, line string, mode os.FileMode) (err error) {
+	defer func() { err = advise(filepath.Dir(path), err) }()
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, mode)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	was, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	if _, err := f.WriteString(line); err != nil {
+		// A disk that is full takes what there is room for.
+		return errors.Join(err, f.Truncate(was.Size()))
+	}
+	return f.Sync()
+}
+
 // Remove deletes the file for good; a file that is not there is no error.
 func Remove(path string) error {
 	if err := os.Remove(path); err != nil {

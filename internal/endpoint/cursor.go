@@ -112,16 +112,11 @@ func (s *Store) ReleaseIndex(key CursorKey, i address.Index) error {
 	if c.lines > 2*len(c.resting)+compactAbove {
 		return c.compact()
 	}
-	f, err := os.OpenFile(c.path+".released", os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	if _, err := f.WriteString(r.line()); err != nil {
+	if err := durable.Append(c.path+".released", r.line(), 0o600); err != nil {
 		return err
 	}
 	c.lines++
-	return f.Sync()
+	return nil
 }
 
 func (s *Store) cursor(key CursorKey) *cursor {

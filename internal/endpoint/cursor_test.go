@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"pilaster.io/pilaster/internal/address"
 )
 
@@ -184,6 +186,48 @@ func TestTornLastLineOfTheReleaseLog(t *testing.T) {
 		t.Fatalf("log after the repair: %q, %v", text, err)
 	}
 	open(t, dir, c) // and it can be read
+}
+
+// A full disk takes part of a line. The lines after it, when there is room again, must be lines of their own.
+func TestReleaseLogOnAFullDisk(t *testing.T) {
+	dir, c := t.TempDir(), newClock()
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=64k"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Unmount(dir, unix.MNT_DETACH) })
+	s := open(t, dir, c)
+	var drawn []address.Index
+	for range 1000 {
+		drawn = append(drawn, draw(t, s))
+	}
+	released := 0
+	release := func() error {
+		err := s.ReleaseIndex(key, drawn[released])
+		released++
+		return err
+	}
+	if err := release(); err != nil {
+		t.Fatal(err)
+	}
+	filler := filepath.Join(dir, "filler")
+	if err := os.WriteFile(filler, make([]byte, 1<<20), 0o600); !errors.Is(err, unix.ENOSPC) {
+		t.Fatal(err)
+	}
+	for {
+		if err := release(); err != nil {
+			if !errors.Is(err, unix.ENOSPC) || !strings.Contains(err.Error(), "make room on the disk of "+dir) {
+				t.Error(err)
+			}
+			break
+		}
+	}
+	if err := os.Remove(filler); err != nil {
+		t.Fatal(err)
+	}
+	if err := release(); err != nil {
+		t.Error(err)
+	}
+	open(t, dir, c)
 }
 
 func TestReleaseLogStaysShort(t *testing.T) {
