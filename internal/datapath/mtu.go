@@ -42,9 +42,9 @@ func (d *Datapath) SetMTU(r endpoint.Record, mtu int) error {
 		return err
 	}
 	defer handle.Close()
-	container, err := handle.LinkByName(r.Interface)
+	container, err := d.containerSide(r, handle)
 	if err != nil {
-		return fmt.Errorf("link %s in the container: %w", r.Interface, err)
+		return err
 	}
 	set := func(h *netlink.Handle, l netlink.Link) error {
 		return netns.Retry(func() error { return h.LinkSetMTU(l, mtu) })

@@ -58,3 +58,21 @@ func TestMTUOfALiveDevice(t *testing.T) {
 		}
 	}
 }
+
+// TestMTUOfAnotherNamespace: a recorded path may meanwhile lead elsewhere, as /proc/<pid>/ns/net does when
+// a process of the node has the number; what is there keeps its MTU.
+func TestMTUOfAnotherNamespace(t *testing.T) {
+	n := newWire(t).nodes[0]
+	r := n.add(t, blue, 1).record
+	r.Netns = n.ns.Path()
+	if err := n.datapath.SetMTU(r, 1400); err == nil || !strings.Contains(err.Error(), "is not the other end of "+r.Device.HostName) {
+		t.Error(err)
+	}
+	for _, device := range []string{"eth0", r.Device.HostName} {
+		link, err := n.datapath.netlink.LinkByName(device)
+		must(t, err)
+		if got := link.Attrs().MTU; got != 1500 {
+			t.Errorf("%s has an MTU of %d", device, got)
+		}
+	}
+}
