@@ -90,6 +90,9 @@ func CheckUplink(c Config) error {
 	return d.Close()
 }
 
+// UplinkKind is what an uplink has to be: the programs look for addresses behind an Ethernet header.
+const UplinkKind = "ether"
+
 // stand finds the uplink in the namespace of the calling thread, where nobody else's packet path may be.
 func stand(c Config) (_ *Datapath, err error) {
 	c.MaxTenantIDs = cmp.Or(c.MaxTenantIDs, agent.DefaultMaxTenantIDs)
@@ -107,6 +110,9 @@ func stand(c Config) (_ *Datapath, err error) {
 	}
 	if d.uplink, err = d.netlink.LinkByName(c.Uplink); err != nil {
 		return nil, fmt.Errorf("--uplink %s: %w; nothing was changed: name the device to the fabric", c.Uplink, err)
+	}
+	if kind := d.uplink.Attrs().EncapType; kind != UplinkKind {
+		return nil, fmt.Errorf("uplink %s is no Ethernet device (%s); nothing was changed; name the device to the fabric with --uplink", c.Uplink, kind)
 	}
 	if _, err := d.MTU(); err != nil {
 		return nil, fmt.Errorf("%w; nothing was changed", err)

@@ -142,6 +142,9 @@ func (d *Datapath) setUpContainerSide(r endpoint.Record, inside *netns.Namespace
 	if err != nil {
 		return err
 	}
+	if err := routesAreFree(r, handle, container); err != nil {
+		return err
+	}
 	steps := []func() error{
 		func() error { return setMTU(handle, container, r.Device.MTU) },
 		func() error { return setMAC(handle, container, r.Device.ContainerMAC) },
@@ -160,6 +163,25 @@ func (d *Datapath) setUpContainerSide(r endpoint.Record, inside *netns.Namespace
 	for _, step := range steps {
 		if err := netns.Retry(step); err != nil {
 			return err
+		}
+	}
+	return nil
+}
+
+// routesAreFree refuses routes that another device of the container has: it would lose them to this one.
+func routesAreFree(r endpoint.Record, inside *netlink.Handle, container netlink.Link) error {
+	there, err := netns.List(func() ([]netlink.Route, error) { return inside.RouteList(nil, unix.AF_INET6) })
+	if err != nil {
+		return fmt.Errorf("list the container's routes: %w", err)
+	}
+	for _, a := range r.Attachments {
+		for _, wanted := range a.Routes {
+			for _, other := range there {
+				if other.LinkIndex != container.Attrs().Index && prefixOf(other.Dst) == wanted {
+					return fmt.Errorf("the container has a route %v by its device %d already, which would be cut off; nothing was changed: "+
+						"one interface of Pilaster is enough for a container; or take that route away", wanted, other.LinkIndex)
+				}
+			}
 		}
 	}
 	return nil

@@ -268,6 +268,14 @@ func TestRefuses(t *testing.T) {
 	if _, err := n.datapath.netlink.LinkByName(deviceName(again.ID)); err == nil {
 		t.Errorf("%s is left", deviceName(again.ID))
 	}
+	// Another interface of the same container, of whatever tenant, would take the routes of the first.
+	again.Interface = "net1"
+	if _, err := n.datapath.CreateDevice(t.Context(), again); err == nil || !strings.Contains(err.Error(), "has a route fc00::/8 by its device") {
+		t.Errorf("a second interface: %v", err)
+	}
+	if _, err := n.datapath.netlink.LinkByName(deviceName(again.ID)); err == nil {
+		t.Errorf("%s is left", deviceName(again.ID))
+	}
 	must(t, n.datapath.Check(t.Context(), taken.record))
 	if err := n.datapath.PutTenant(tenant.Tenant{Name: "nobody"}); err == nil {
 		t.Error("a tenant without ids was taken")
@@ -276,6 +284,13 @@ func TestRefuses(t *testing.T) {
 	wrong.Uplink = "nothing0"
 	if err := n.ns.Do(func() error { _, err := Open(wrong); return err }); err == nil || !strings.Contains(err.Error(), "--uplink") {
 		t.Errorf("an uplink that is not there: %v", err)
+	}
+	wrong.Uplink = "tun0" // whose packets begin where the programs look for MACs
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = wrong.Uplink
+	must(t, n.ns.Do(func() error { return netlink.LinkAdd(&netlink.Tuntap{LinkAttrs: attrs, Mode: netlink.TUNTAP_MODE_TUN}) }))
+	if err := n.ns.Do(func() error { _, err := Open(wrong); return err }); err == nil || !strings.Contains(err.Error(), "is no Ethernet device") {
+		t.Errorf("an uplink without MACs: %v", err)
 	}
 }
 

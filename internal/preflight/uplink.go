@@ -29,6 +29,9 @@ func findUplink(name string) (netlink.Link, Result) {
 	if uplink.Attrs().Flags&net.FlagUp == 0 || uplink.Attrs().OperState == netlink.OperDown {
 		return uplink, fail("set it up: ip link set "+name+" up; look at its cable or peer", "%s is down", name)
 	}
+	if kind := uplink.Attrs().EncapType; kind != datapath.UplinkKind {
+		return uplink, fail("name an Ethernet device with --uplink", "%s is no Ethernet device (%s)", name, kind)
+	}
 	if ipv6(name, "disable_ipv6") != "0" {
 		return uplink, fail("sysctl -w net.ipv6.conf."+name+".disable_ipv6=0", "%s has IPv6 switched off", name)
 	}

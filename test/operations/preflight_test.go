@@ -96,6 +96,7 @@ func TestPreflightNamesWhatIsWrong(t *testing.T) {
 			spoil: "ip link add v0 type veth peer name v1\nip link set v1 up\nip link set v0 up\nv0/disable_ipv6=1", mend: "ip link del v0",
 			args: []string{"--uplink", "v0"}, also: "way to nodes"},
 		{check: "uplink", state: "fail", says: "v0 is down", spoil: "ip link add v0 type veth peer name v1", mend: "ip link del v0", args: []string{"--uplink", "v0"}, also: "way to nodes"},
+		{check: "uplink", state: "fail", says: "lo is no Ethernet device", args: []string{"--uplink", "lo"}, also: "way to nodes"},
 		{check: "mtu", state: "fail", says: "under IPv6's 1280", args: []string{"--mtu-reserve", "300"}},
 		{check: "mtu", state: "warn", says: "announces 1400", spoil: "eth0/mtu=1400", mend: "eth0/mtu=1500"},
 		{check: "mtu", state: "todo", says: "containers get 9000 bytes; not checked", spoil: "ip link set eth0 mtu 9000", mend: "ip link set eth0 mtu 1500"},
