@@ -1,9 +1,11 @@
 package agent
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
@@ -34,6 +36,35 @@ func (h *hosted) learnIDs(news tenant.Tenant) error {
 // asks nobody.
 func (h *hosted) holds(id tenant.ID) bool {
 	return h.endpoints[id.ID] > 0 || id == h.Tenant.Current()
+}
+
+// tidyEvery is how often this node looks for what it keeps of ids that it has no more.
+const tidyEvery = time.Minute
+
+func (c *Core) tidy(ctx context.Context) {
+	tick := time.NewTicker(tidyEvery)
+	defer tick.Stop()
+	for {
+		if err := c.forgetIndexes(); err != nil {
+			c.log.Warn("cursors of tenant ids that are not here any more stay on disk; trying again", "error", err, "next_try", tidyEvery)
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// forgetIndexes takes what was kept of retired ids, and of tenants that are gone, off the disk.
+func (c *Core) forgetIndexes() error {
+	has := map[address.TenantID]bool{}
+	for _, known := range c.tenants.All() {
+		for _, id := range known.Tenant.IDs {
+			has[id.ID] = true
+		}
+	}
+	return c.store.Forget(func(id address.TenantID) bool { return has[id] })
 }
 
 // Report fills in what a node says of its tenants on its stream; on a new one nothing has been asked for.

@@ -11,6 +11,7 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/durable"
+	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -86,6 +87,30 @@ func TestIdsComeAndGo(t *testing.T) {
 	says("[8] [8]")
 	if r := b.add("last"); r.TenantID != 8 || old.TenantID != 1 {
 		t.Errorf("drawn from id %d", r.TenantID)
+	}
+
+	// Nor does the disk keep where its addresses were drawn, once they have rested.
+	cursors := func() string {
+		must(b.forgetIndexes())
+		files, err := filepath.Glob(filepath.Join(b.dir, "cursors", "*.json"))
+		must(err)
+		for i, file := range files {
+			files[i] = filepath.Base(file)
+		}
+		return fmt.Sprint(files)
+	}
+	if got := cursors(); got != "[1-1.json 8-1.json]" {
+		t.Errorf("before they have rested: %s", got)
+	}
+	b.now = b.now.Add(endpoint.MinRest)
+	if got := cursors(); got != "[8-1.json]" {
+		t.Errorf("of ids 1 and 8: %s", got)
+	}
+	must(b.Delete(t.Context(), "new", "eth0"))
+	must(b.Delete(t.Context(), "last", "eth0"))
+	b.now = b.now.Add(endpoint.MinRest)
+	if got := cursors(); got != "[]" {
+		t.Errorf("without the tenant: %s", got)
 	}
 }
 

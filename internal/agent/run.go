@@ -290,6 +290,7 @@ func (d *daemon) supply(ctx context.Context, g *errgroup.Group, core *Core, over
 		d.service.drops.run(ctx, d.driver, tick.C, d.Log)
 		return nil
 	})
+	g.Go(func() error { core.tidy(ctx); return nil })
 	g.Go(func() error { return overlap.run(ctx, d.Log) })
 	g.Go(func() error { return followUplink(ctx, d.Uplink, core, d.Log) })
 }

@@ -43,6 +43,7 @@ type cursor struct {
 	path string // without suffix
 
 	mu       sync.Mutex
+	used     time.Time     // an index was last drawn or given back, or all of it was read
 	next     address.Index // the first never tried
 	reserved address.Index // on disk: all up to here may be in use
 	resting  []released    // oldest first
@@ -65,9 +66,12 @@ type released struct {
 // index from the given one on, or address.ErrExhausted. The index is on disk as used before
 // DrawIndex returns; whoever does not put it into a record gives it back by ReleaseIndex.
 func (s *Store) DrawIndex(key CursorKey, find func(from address.Index) (address.Index, error)) (address.Index, error) {
+	s.forgetting.RLock()
+	defer s.forgetting.RUnlock()
 	c := s.cursor(key)
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.used = s.now()
 	if c.next <= address.MaxIndex {
 		i, err := find(c.next)
 		if err == nil {
@@ -99,10 +103,13 @@ func (s *Store) DrawIndex(key CursorKey, find func(from address.Index) (address.
 
 // ReleaseIndex gives an index back to rest. It is written before the record that held it goes.
 func (s *Store) ReleaseIndex(key CursorKey, i address.Index) error {
+	s.forgetting.RLock()
+	defer s.forgetting.RUnlock()
 	c := s.cursor(key)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	r := released{i, s.now()}
+	c.used = s.now()
+	r := released{i, c.used}
 	for _, old := range c.resting {
 		if old.index == i {
 			return nil // a repeated call
@@ -119,6 +126,7 @@ func (s *Store) ReleaseIndex(key CursorKey, i address.Index) error {
 	return nil
 }
 
+// cursor is used by one at a time, who locks it. The caller holds forgetting for reading.
 func (s *Store) cursor(key CursorKey) *cursor {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -128,6 +136,33 @@ func (s *Store) cursor(key CursorKey) *cursor {
 		s.cursors[key] = c
 	}
 	return c
+}
+
+// Forget removes the cursors of tenant ids that this node has no more, once every index has rested: an id may
+// come back with its tenant.
+func (s *Store) Forget(has func(address.TenantID) bool) error {
+	s.forgetting.Lock()
+	defer s.forgetting.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	live := s.live()
+	var errs []error
+	for key, c := range s.cursors {
+		if has(key.Tenant) || live[key] != nil || s.now().Sub(c.used) < s.rest {
+			continue
+		}
+		// The log first: without its cursor it would say that the cursor was lost.
+		err := durable.Remove(c.path + ".released")
+		if err == nil {
+			err = durable.Remove(c.path + ".json")
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("removing the cursor of tenant id %d, app %d: %w", key.Tenant, key.App, err))
+			continue
+		}
+		delete(s.cursors, key)
+	}
+	return errors.Join(errs...)
 }
 
 // reserve makes sure that the disk says i is used.
@@ -189,6 +224,7 @@ func (s *Store) loadCursors() error {
 		if err != nil {
 			return err
 		}
+		c.used = s.now()
 		s.cursors[key] = c
 	}
 	// Without its cursor file a key would start from 1 again.

@@ -37,6 +37,8 @@ type Store struct {
 	rest time.Duration
 	now  func() time.Time
 
+	forgetting sync.RWMutex // of cursors; those who use one hold it for reading
+
 	mu      sync.Mutex
 	records map[ID]Record
 	cursors map[CursorKey]*cursor
