@@ -50,7 +50,7 @@ may read it; keep it as you keep those. An etcd cluster of your own is backed up
 			})
 		},
 	}
-	cmd.Flags().StringVar(&dataDir, "data-dir", defaultDataDir, "the orchestrator's --data-dir")
+	folder(cmd, &dataDir, "data-dir", "PILASTER_DATA_DIR", defaultDataDir, "orchestrator")
 	out.bind(cmd)
 	embeddedOnly(cmd, "back it up with `etcdctl snapshot save`")
 	return cmd

@@ -48,6 +48,19 @@ func (s *orchestratorSocket) client() pilasterv1connect.OperatorServiceClient {
 	return pilasterv1connect.NewOperatorServiceClient(local.Client(s.path), local.URL, connect.WithGRPC(), s.bounded())
 }
 
+// folder is the flag of a command that looks at what a daemon of this machine keeps; a lab sets the variable.
+func folder(c *cobra.Command, into *string, flag, variable, path, whose string) {
+	c.Flags().StringVar(into, flag, cmp.Or(os.Getenv(variable), path), "the "+whose+"'s --"+flag+" ("+variable+")")
+}
+
+func agentState(c *cobra.Command, into *string) {
+	folder(c, into, "state-dir", "PILASTER_STATE_DIR", "/var/lib/pilaster", "agent")
+}
+
+func agentPins(c *cobra.Command, into *string) {
+	folder(c, into, "bpffs", "PILASTER_BPFFS", "/sys/fs/bpf/pilaster", "agent")
+}
+
 const timeoutFlag = "timeout"
 
 // patience is the --timeout of all commands, more than 0.

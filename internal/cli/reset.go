@@ -50,9 +50,9 @@ knows the node until 'pilaster node delete NAME' is run there.`,
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&o.stateDir, "state-dir", "/var/lib/pilaster", "the agent's --state-dir")
-	f.StringVar(&o.runDir, "run-dir", "/run/pilaster", "the agent's --run-dir")
-	f.StringVar(&o.bpffs, "bpffs", "/sys/fs/bpf/pilaster", "the agent's --bpffs")
+	agentState(c, &o.stateDir)
+	folder(c, &o.runDir, "run-dir", "PILASTER_RUN_DIR", "/run/pilaster", "agent")
+	agentPins(c, &o.bpffs)
 	f.BoolVar(&o.yes, "yes", false, "do not ask")
 	f.BoolVar(&o.force, "force", false, "go on although containers are attached")
 	o.out.bind(c)

@@ -18,8 +18,8 @@ import (
 )
 
 // Launch starts a command as if on a node or in a container: in its network namespace, with its
-// host name, and with an /etc/hosts that knows the names of the lab. On a node the environment
-// leads pilaster to its daemon.
+// host name, and with an /etc/hosts that knows the names of the lab. On a node and at the orchestrator the
+// environment leads pilaster to the lab's daemon and its folders, and not to the machine's.
 func (l *Lab) Launch(name string, cmd *exec.Cmd) error {
 	ns, err := l.Namespace(name)
 	if err != nil {
@@ -31,9 +31,11 @@ func (l *Lab) Launch(name string, cmd *exec.Cmd) error {
 	}
 	switch {
 	case name == Orchestrator:
-		cmd.Env = append(cmd.Env, "PILASTER_ORCHESTRATOR_SOCKET="+l.folder.orchestratorSocket())
+		cmd.Env = append(cmd.Env, "PILASTER_ORCHESTRATOR_SOCKET="+l.folder.orchestratorSocket(),
+			"PILASTER_DATA_DIR="+l.folder.orchestratorData())
 	case slices.Contains(l.state.Spec.Nodes, name):
-		cmd.Env = append(cmd.Env, "PILASTER_AGENT_SOCKET="+l.AgentSocket(name))
+		cmd.Env = append(cmd.Env, "PILASTER_AGENT_SOCKET="+l.AgentSocket(name), "PILASTER_RUN_DIR="+l.folder.nodeRun(name),
+			"PILASTER_STATE_DIR="+l.folder.nodeState(name), "PILASTER_BPFFS="+l.folder.nodeBPF(name))
 	}
 	return netns.OnThread(func() error {
 		if err := unix.Setns(ns.FD(), unix.CLONE_NEWNET); err != nil {

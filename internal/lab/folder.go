@@ -29,6 +29,7 @@ func (f folder) log(name string) string     { return f.path("log", name+".log") 
 
 func (f folder) nodeRun(name string) string     { return f.path("nodes", name, "run") }
 func (f folder) agentSocket(name string) string { return f.path("nodes", name, "run", "agent.sock") }
+func (f folder) nodeState(name string) string   { return f.path("nodes", name, "state") }
 func (f folder) nodeBPF(name string) string     { return f.path("bpf", name) }
 
 func (f folder) orchestratorRun() string  { return f.path("orchestrator", "run") }

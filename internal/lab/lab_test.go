@@ -176,6 +176,26 @@ func TestLab(t *testing.T) {
 		}
 	})
 
+	t.Run("pilaster finds the lab's folders, not the machine's", func(t *testing.T) {
+		said := func(name string, args ...string) string {
+			cmd := exec.CommandContext(ctx, labtest.Binary(t), args...)
+			var out strings.Builder
+			cmd.Stdout, cmd.Stderr = &out, &out
+			_ = l.Run(name, cmd) // what it said tells
+			return out.String()
+		}
+		if out := said("n1", "node", "reset", "--yes"); !strings.Contains(out, "an agent runs: it answers on "+l.AgentSocket("n1")) {
+			t.Errorf("node reset on n1: %s", out)
+		}
+		if out := said("n1", "sysdump", filepath.Join(t.TempDir(), "n1.tar.gz")); strings.Count(out, "agent/state.json             ok\n") != 1 ||
+			strings.Count(out, "datapath/pins.json           ok\n") != 1 {
+			t.Errorf("sysdump on n1: %s", out)
+		}
+		if out := said(lab.Orchestrator, "orchestrator", "backup", filepath.Join(t.TempDir(), "backup")); !strings.Contains(out, "records of cluster") {
+			t.Errorf("backup: %s", out)
+		}
+	})
+
 	t.Run("no plaintext address is in a container's hosts file", func(t *testing.T) {
 		out, err := l.Output(ctx, "b1", "cat", "/etc/hosts")
 		if err != nil {

@@ -167,7 +167,7 @@ func (l *Lab) agentProcess(node string) Process {
 		Argv: append([]string{
 			l.state.Binary, "agent", "--orchestrator", l.OrchestratorURL(), "--token-file", l.TokenFile(),
 			"--uplink", Uplink, "--node-name", node, "--run-dir", l.folder.nodeRun(node),
-			"--state-dir", l.folder.path("nodes", node, "state"), "--bpffs", l.folder.nodeBPF(node),
+			"--state-dir", l.folder.nodeState(node), "--bpffs", l.folder.nodeBPF(node),
 		}, l.state.AgentArgs...),
 	}
 }
