@@ -90,7 +90,7 @@ that was restored from the same file before.`,
 	cmd.Flags().Uint64Var(&skip, "skip", store.DefaultSkip, "how many of each kind to leave out, at least as many as were handed out since the backup")
 	_ = cmd.MarkFlagRequired("data-dir")
 	out.bind(cmd)
-	embeddedOnly(cmd, "restore it with `etcdctl snapshot restore`")
+	embeddedOnly(cmd, "restore it with `etcdutl snapshot restore`")
 	return cmd
 }
 

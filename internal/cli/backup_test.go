@@ -32,7 +32,7 @@ func TestOrchestratorBackupRestore(t *testing.T) {
 	}
 
 	refused(t, ExitUsage, "data-dir", "orchestrator", "restore", file)
-	refused(t, ExitUsage, "etcdctl snapshot restore", "orchestrator", "restore", file, "--data-dir", other, "--etcd", "https://a:2379")
+	refused(t, ExitUsage, "etcdutl snapshot restore", "orchestrator", "restore", file, "--data-dir", other, "--etcd", "https://a:2379")
 	refused(t, ExitFailed, "is not empty", "orchestrator", "restore", file, "--data-dir", data)
 	refused(t, ExitFailed, "no such file", "orchestrator", "restore", file+"3", "--data-dir", other)
 	back := ask[backupView](t, "orchestrator", "restore", file, "--data-dir", other, "--skip", "7")

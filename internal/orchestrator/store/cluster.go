@@ -40,7 +40,7 @@ type clusterRecord struct {
 // Open finds the cluster in etcd, or makes it. Parts of the plan that are the zero Prefix take what
 // the cluster has, or the default in a new one; others must be what the cluster has.
 func Open(ctx context.Context, etcd *clientv3.Client, wanted address.Plan, log *slog.Logger) (*Store, error) {
-	s := &Store{etcd: etcd, log: log, turn: make(chan struct{}, 1)}
+	s := &Store{etcd: etcd, log: log, turn: make(chan struct{}, 1), rewound: make(chan struct{}, 1)}
 	var r clusterRecord
 	err := s.change(ctx, func(t *txn) error {
 		value, err := t.get(keyCluster)

@@ -48,7 +48,9 @@ type Store struct {
 	cluster   Cluster
 	lease     atomic.Int64 // that sessions live under
 	conflicts atomic.Uint64
-	committed atomic.Int64 // etcd's revision of the last change; written in turn
+	committed atomic.Int64  // etcd's revision of the last change; written in turn
+	watched   atomic.Int64  // etcd's revision up to which Watch has told
+	rewound   chan struct{} // a reading was of an earlier one
 }
 
 // Cluster is what Open found or made.
@@ -62,8 +64,10 @@ func (s *Store) Revision() int64 { return s.cluster.From + s.committed.Load() }
 
 // Ping reports whether a majority of the store answers.
 func (s *Store) Ping(ctx context.Context) error {
-	_, err := s.etcd.Get(ctx, keyCluster, clientv3.WithKeysOnly())
-	return err
+	return s.change(ctx, func(t *txn) error {
+		_, err := t.get(keyCluster)
+		return err
+	})
 }
 
 // txn is one change being decided: it reads a single revision of the store and what it wrote itself,
@@ -86,8 +90,15 @@ const maxOps = 128
 // each decided anew: the first was decided on the whole, and the later ones leave out what is there. So
 // the order must be one that may end anywhere, to be gone on with when the change is asked for again.
 func (s *Store) change(ctx context.Context, decide func(*txn) error) error {
-	t := &txn{ctx: ctx, etcd: s.etcd}
-	if err := decide(t); !errors.Is(err, rpctypes.ErrCompacted) && (err != nil || len(t.writes) == 0) {
+	t, watched := &txn{ctx: ctx, etcd: s.etcd}, s.watched.Load()
+	err := decide(t)
+	if t.revision != 0 && t.revision < watched { // reads are linearised: it cannot be a member that lags
+		select {
+		case s.rewound <- struct{}{}:
+		default:
+		}
+	}
+	if !errors.Is(err, rpctypes.ErrCompacted) && (err != nil || len(t.writes) == 0) {
 		return err // most calls find everything as it should be, and need not wait for a turn
 	}
 	select {

@@ -40,8 +40,8 @@ type NodeSession struct {
 }
 
 // Watch calls apply with the whole state and then with every change, in order, from one
-// goroutine, until ctx ends. It outlives an absent etcd; when it slept through a compaction it starts over
-// with the whole state.
+// goroutine, until ctx ends. It outlives an absent etcd; when it slept through a compaction, or etcd was
+// restored from a snapshot meanwhile, it starts over with the whole state.
 func (s *Store) Watch(ctx context.Context, apply func(Batch)) error {
 	var revision int64 // up to which apply has been told
 	for {
@@ -49,7 +49,7 @@ func (s *Store) Watch(ctx context.Context, apply func(Batch)) error {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		if errors.Is(err, rpctypes.ErrCompacted) {
+		if errors.Is(err, rpctypes.ErrCompacted) || errors.Is(err, errRewound) {
 			revision = 0
 		}
 		s.log.Warn("not following the store; trying again", "error", err, "revision", revision)
@@ -61,6 +61,10 @@ func (s *Store) Watch(ctx context.Context, apply func(Batch)) error {
 	}
 }
 
+// errRewound is that of a watch in a history that etcd no longer has. By itself etcd would say nothing until it
+// has as many revisions again, and then go on from there.
+var errRewound = errors.New("etcd has an earlier revision than before: it was restored from a snapshot; everything is read anew")
+
 func (s *Store) watch(ctx context.Context, revision *int64, apply func(Batch)) error {
 	if *revision == 0 {
 		whole, err := s.whole(ctx)
@@ -68,26 +72,40 @@ func (s *Store) watch(ctx context.Context, revision *int64, apply func(Batch)) e
 			return err
 		}
 		*revision = whole.Revision
+		s.watched.Store(*revision)
+		select {
+		case <-s.rewound: // that was noticed more than once
+		default:
+		}
 		whole.Revision += s.cluster.From
 		apply(whole)
 	}
 	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
 	defer cancel()
-	for resp := range s.etcd.Watch(ctx, root, clientv3.WithPrefix(), clientv3.WithRev(*revision+1)) {
-		if err := resp.Err(); err != nil {
-			return err
-		}
-		batches, err := split(resp.Events)
-		if err != nil {
-			return err
-		}
-		for _, b := range batches {
-			*revision = b.Revision
-			b.Revision += s.cluster.From
-			apply(b)
+	responses := s.etcd.Watch(ctx, root, clientv3.WithPrefix(), clientv3.WithRev(*revision+1))
+	for {
+		select {
+		case resp, open := <-responses:
+			if !open {
+				return errors.New("the watch ended")
+			}
+			if err := resp.Err(); err != nil {
+				return err
+			}
+			batches, err := split(resp.Events)
+			if err != nil {
+				return err
+			}
+			for _, b := range batches {
+				*revision = b.Revision
+				b.Revision += s.cluster.From
+				apply(b)
+				s.watched.Store(*revision)
+			}
+		case <-s.rewound:
+			return errRewound
 		}
 	}
-	return errors.New("the watch ended")
 }
 
 func (s *Store) whole(ctx context.Context) (Batch, error) {

@@ -1,0 +1,94 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+// An old snapshot takes etcd's place while it is watched: what the watch tells is the old state, whole, and what
+// comes after it, although etcd has not got as far as it was.
+func TestRestoredWhileWatched(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	dir, snapshot := t.TempDir(), filepath.Join(t.TempDir(), "etcd")
+	e, err := Embed(ctx, dir, discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { e.Close() }()
+	again := func(between ...error) {
+		t.Helper()
+		if e, err = Embed(ctx, dir, discard); errors.Join(append(between, err)...) != nil {
+			t.Fatal(between, err)
+		}
+	}
+	client, err := newClient([]string{"unix://" + socketIn(dir)}, nil) // one that lasts
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	s, err := Open(ctx, client, noPlan, discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	create := func(name string) {
+		t.Helper()
+		for { // it may not have been noticed yet that etcd is there again
+			_, err := s.CreateTenant(ctx, name, 0)
+			if refusal := new(Error); err == nil || errors.As(err, &refusal) && refusal.Reason == Exists {
+				return
+			}
+			if ctx.Err() != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	create("blue")
+	e.Close()
+	again(os.CopyFS(snapshot, os.DirFS(filepath.Join(dir, "etcd"))))
+
+	batches, ended := make(chan Batch, 100), make(chan struct{})
+	go func() {
+		defer close(ended)
+		s.Watch(ctx, func(b Batch) { batches <- b })
+	}()
+	defer func() { cancel(); <-ended }()
+	told := func(is func(Batch) bool) Batch {
+		t.Helper()
+		for {
+			select {
+			case b := <-batches:
+				if is(b) {
+					return b
+				}
+			case <-time.After(100 * time.Millisecond):
+				s.Ping(ctx)
+			case <-ctx.Done():
+				t.Fatal("not told")
+			}
+		}
+	}
+	whole := func(b Batch) bool { return b.Whole }
+	tenant := func(name string) func(Batch) bool {
+		return func(b Batch) bool { return !b.Whole && b.Events[0].Tenant.GetName() == name }
+	}
+	told(whole)
+	for i := range 20 {
+		create(fmt.Sprint("lost-", i))
+	}
+	last := told(tenant("lost-19"))
+
+	e.Close()
+	again(os.RemoveAll(filepath.Join(dir, "etcd")), os.CopyFS(filepath.Join(dir, "etcd"), os.DirFS(snapshot)))
+	if b := told(whole); len(b.Events) != 1 || b.Events[0].Tenant.GetName() != "blue" || b.Revision >= last.Revision {
+		t.Errorf("told of %d things at revision %d, after %d", len(b.Events), b.Revision, last.Revision)
+	}
+	create("red")
+	told(tenant("red"))
+}
