@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -26,8 +27,8 @@ func newAgentCommand(env Env) *cobra.Command {
 		Short: "Run this node's agent",
 		Long: `Run this node's agent: it keeps the endpoints of this node and serves the CNI plugin and people on
 <run-dir>/agent.sock. Packets flow without it, also after it was killed: as long as the bpffs with its pins
-is mounted. In a mount namespace of its own ("ip netns exec", a container) it must find bpffs mounted
-from outside, because what it mounts there ends with it.`,
+is mounted. In a mount namespace of its own ("ip netns exec", a container) it must find the machine's bpffs
+and refuses to start without, because what it mounts there ends with it.`,
 		Example: `  pilaster agent --orchestrator https://[2001:db8::1]:7070 --token-file /etc/pilaster/join-token --uplink eth0`,
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -46,7 +47,7 @@ from outside, because what it mounts there ends with it.`,
 				Uplink: o.Uplink, BPFFS: bpffs, MaxEndpoints: o.MaxEndpoints, MaxTenantIDs: o.MaxTenantIDs, MTUReserve: mtuReserve, Log: o.Log,
 			}
 			// Before the node joins: a name and a prefix that were bought for nothing are in the way later.
-			if err := datapath.CheckUplink(config); err != nil {
+			if err := cmp.Or(datapath.CheckBPFFS(bpffs), datapath.CheckUplink(config)); err != nil {
 				return err
 			}
 			o.OpenDriver = func(m agent.Membership) (agent.DriverCloser, error) {

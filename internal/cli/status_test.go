@@ -12,11 +12,13 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
 	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/netns"
 )
 
 var noon = time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)
@@ -223,5 +225,27 @@ func TestAgentWithoutItsTokenFile(t *testing.T) {
 		"--token-file", "/nonexistent/join-token", "--run-dir", t.TempDir(), "--state-dir", t.TempDir())
 	if code != ExitFailed || !strings.Contains(errs, "no certificate and no join token") {
 		t.Errorf("exit %d, %q", code, errs)
+	}
+}
+
+// In a mount namespace of its own, without the machine's bpffs, an agent would take the network from containers when it ends.
+func TestAgentWithABPFFSOfItsOwn(t *testing.T) {
+	flags := []string{"--uplink", "lo", "--bpffs", filepath.Join(t.TempDir(), "bpf")}
+	err := netns.OnThread(func() error {
+		if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
+			return err
+		}
+		code, _, errs := run(t, "", append([]string{"agent", "--orchestrator", "https://[::1]:1", "--run-dir", t.TempDir(), "--state-dir", t.TempDir()}, flags...)...)
+		if code != ExitFailed || !strings.Contains(errs, "pins in "+flags[3]+" would end with the agent") {
+			t.Errorf("exit %d, %q", code, errs)
+		}
+		code, out, _ := run(t, "", append([]string{"preflight"}, flags...)...)
+		if code != ExitFailed || !strings.Contains(out, "fail   bpffs                   pins in "+flags[3]+" would end with the agent") {
+			t.Errorf("preflight: exit %d, %q", code, out)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
 }

@@ -38,27 +38,35 @@ func isOn(dir string, filesystem int64) bool {
 	return unix.Statfs(dir, &fs) == nil && fs.Type == filesystem
 }
 
-// endsWithUs says so where pins in dir do not outlive this process: a bpffs mounted in a mount namespace of
-// its own goes with the last process in there. What the machine's first process sees outlives us; where that
-// cannot be told, nothing is said.
-func endsWithUs(dir string) string {
-	var fs unix.Stat_t
-	if unix.Stat(dir, &fs) != nil {
-		return ""
+// CheckBPFFS refuses a place for pins that does not outlive this process: a bpffs that is mounted, or would be, in a
+// mount namespace of its own goes with the last process in there. What the machine's first process sees
+// outlives us; where that cannot be told, nothing is said.
+func CheckBPFFS(dir string) error {
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return err
+	}
+	at := dir
+	var fs unix.Statx_t
+	for unix.Statx(unix.AT_FDCWD, at, 0, unix.STATX_MNT_ID, &fs) != nil && at != "/" {
+		at = filepath.Dir(at)
+	}
+	// proc_pid_mountinfo(5): a mount's id, its parent's, and the device that other mounts of the same have too.
+	field, is := 0, fmt.Sprint(fs.Mnt_id)
+	if isOn(at, unix.BPF_FS_MAGIC) {
+		field, is = 2, fmt.Sprintf("%d:%d", fs.Dev_major, fs.Dev_minor)
 	}
 	seen, err := os.ReadFile("/proc/1/mountinfo")
 	if err != nil {
-		return ""
+		return nil
 	}
-	device := fmt.Sprintf("%d:%d", unix.Major(fs.Dev), unix.Minor(fs.Dev))
 	for line := range strings.Lines(string(seen)) {
-		// proc_pid_mountinfo(5): the device is the third field.
-		if fields := strings.Fields(line); len(fields) > 2 && fields[2] == device {
-			return ""
+		if fields := strings.Fields(line); len(fields) > field && fields[field] == is {
+			return nil
 		}
 	}
-	return fmt.Sprintf("the bpffs of %s is mounted in this process's mount namespace alone: packets stop when the agent ends; "+
-		"mount bpffs on the machine and start the agent where it is seen", dir)
+	return fmt.Errorf("pins in %s would end with the agent, and with them the network of containers: this mount namespace has no bpffs that the machine sees\n"+
+		"  nothing was changed; mount bpffs on the machine (mount -t bpf bpf /sys/fs/bpf) and start the agent where it is seen, or name it with --bpffs", dir)
 }
 
 // ourMount is where mountBPFFS mounted a bpffs for dir; empty where it did not.

@@ -1,41 +1,46 @@
 package datapath
 
 import (
+	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/netns"
 )
 
-// TestPrivateBPFFSIsSaid: pins in a mount namespace that nobody else is in end with the agent.
-func TestPrivateBPFFSIsSaid(t *testing.T) {
-	shared := bpffs(t)
+// TestPrivateBPFFSIsRefused: pins in a mount namespace that nobody else is in end with the agent.
+func TestPrivateBPFFSIsRefused(t *testing.T) {
+	shared, unmounted := bpffs(t), filepath.Join(t.TempDir(), "not", "yet")
 	must(t, mountBPFFS(shared))
-	if said := endsWithUs(shared); said != "" {
-		t.Errorf("of a bpffs that all see: %s", said)
+	outlives := func(dir, what string) {
+		if err := CheckBPFFS(dir); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
 	}
-	alone := filepath.Join(t.TempDir(), "bpf")
-	said := make(chan string)
-	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends, and with it its namespace
-		if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
-			said <- err.Error()
-			return
+	ends := func(dir, what string) {
+		if err := CheckBPFFS(dir); err == nil || !strings.Contains(err.Error(), dir) || !strings.Contains(err.Error(), "mount bpffs on the machine") {
+			t.Errorf("%s: %v", what, err)
 		}
-		if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
-			said <- err.Error()
-			return
-		}
-		if err := mountBPFFS(alone); err != nil {
-			said <- err.Error()
-			return
-		}
-		said <- endsWithUs(shared) + "|" + endsWithUs(alone)
-	}()
-	outside, inside, _ := strings.Cut(<-said, "|")
-	if outside != "" || !strings.Contains(inside, alone) || !strings.Contains(inside, "packets stop when the agent ends") {
-		t.Errorf("of the machine's: %q; of its own: %q", outside, inside)
 	}
+	outlives(shared, "the machine's")
+	outlives(unmounted, "none, in the machine's mount namespace")
+	must(t, netns.OnThread(func() error {
+		must(t, unix.Unshare(unix.CLONE_NEWNS))
+		must(t, unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""))
+		outlives(shared, "the machine's, in another mount namespace")
+		inside := t.TempDir()
+		must(t, unix.Mount(shared, inside, "", unix.MS_BIND, ""))
+		outlives(inside, "the machine's, in another place")
+		ends(unmounted, "none")
+		if _, err := os.Stat(filepath.Dir(unmounted)); !os.IsNotExist(err) {
+			t.Errorf("asking made %s: %v", unmounted, err)
+		}
+		alone := filepath.Join(t.TempDir(), "bpf")
+		must(t, mountBPFFS(alone))
+		ends(alone, "one of its own")
+		return nil
+	}))
 }

@@ -37,7 +37,6 @@ type Datapath struct {
 	uplink  netlink.Link
 	objects pilasterObjects
 	counted []*ebpf.Map // drops counted by programs of other layouts
-	private string      // a problem, where pins do not outlive this process
 
 	// generation orders changes: tables first, then the count that voids the caches.
 	generation sync.Mutex
@@ -67,9 +66,6 @@ func Open(c Config) (_ *Datapath, err error) {
 	}()
 	if err := mountBPFFS(c.BPFFS); err != nil {
 		return nil, err
-	}
-	if d.private = endsWithUs(c.BPFFS); d.private != "" {
-		d.log.Warn(d.private)
 	}
 	// The programs know the node's device by its index.
 	for _, step := range []func() error{d.makeNodeDevice, d.load, d.tryCipher, d.guardPrefix} {

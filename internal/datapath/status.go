@@ -31,9 +31,6 @@ func (d *Datapath) Status() (agent.Status, error) {
 		return agent.Status{}, err
 	}
 	problems := slices.Concat(missing, notFirst, cutOff)
-	if d.private != "" {
-		problems = append(problems, d.private)
-	}
 	if _, err := d.MTU(); err != nil {
 		problems = append(problems, err.Error())
 	}

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"pilaster.io/pilaster/internal/bench"
+	"pilaster.io/pilaster/internal/datapath"
 	"pilaster.io/pilaster/internal/packet"
 )
 
@@ -85,6 +86,9 @@ func bpffs(dir string) Result {
 	var fs unix.Statfs_t
 	for unix.Statfs(there, &fs) != nil && there != "/" {
 		there = filepath.Dir(there)
+	}
+	if err := datapath.CheckBPFFS(dir); err != nil {
+		return failed(err, "mount bpffs on the machine")
 	}
 	if fs.Type == unix.BPF_FS_MAGIC {
 		return ok("pins go to %s, on the bpffs that is there", dir)
