@@ -46,6 +46,10 @@ type Driver interface {
 	// says that the container is gone too.
 	Restore(ctx context.Context, keep []endpoint.Record) (lost map[endpoint.ID]error, err error)
 
+	// KeepSettings sets the devices again where somebody has overwritten what they need; it is called every
+	// few seconds.
+	KeepSettings() error
+
 	// Status is what the kernel holds and counts now, read from it.
 	Status() (Status, error)
 	// Events delivers what the packet path reports until ctx ends, then closes the channel.

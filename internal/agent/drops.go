@@ -21,10 +21,13 @@ type dropWindow struct {
 }
 
 // run samples the driver's counters at every tick until ctx ends, and says when something begins or
-// ceases to be wrong with the packet path.
+// ceases to be wrong with the packet path, after it was set again.
 func (w *dropWindow) run(ctx context.Context, d Driver, tick <-chan time.Time, log *slog.Logger) {
 	var known []string
 	for {
+		if err := d.KeepSettings(); err != nil {
+			log.Warn("devices are not set as they should be", "error", err)
+		}
 		if s, err := d.Status(); err != nil {
 			log.Warn("the packet path cannot be read", "error", err)
 		} else {

@@ -2,10 +2,31 @@ package agent
 
 import (
 	"bytes"
+	"context"
 	"log/slog"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 )
+
+// TestSettingsAreKept: at each tick, before anybody is told what is wrong.
+func TestSettingsAreKept(t *testing.T) {
+	d, ticks := newFakeDriver(), make(chan time.Time)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		new(dropWindow).run(ctx, d, ticks, slog.New(slog.DiscardHandler))
+	}()
+	ticks <- time.Time{}
+	ticks <- time.Time{}
+	cancel()
+	<-done
+	if want := []string{"KeepSettings", "Status"}; len(d.calls) < 4 || !slices.Equal(d.calls[:2], want) || !slices.Equal(d.calls[2:4], want) {
+		t.Errorf("called %v", d.calls)
+	}
+}
 
 // TestWhatIsWrongIsLoggedOnce: when it begins, and when it is over.
 func TestWhatIsWrongIsLoggedOnce(t *testing.T) {

@@ -171,6 +171,8 @@ func (d *fakeDriver) SetMTU(r endpoint.Record, mtu int) error {
 	return d.call("SetMTU", r)
 }
 
+func (d *fakeDriver) KeepSettings() error { return d.call("KeepSettings", endpoint.Record{}) }
+
 func (d *fakeDriver) Status() (Status, error) { return d.status, d.call("Status", endpoint.Record{}) }
 
 func (d *fakeDriver) Events(ctx context.Context) (<-chan Event, error) {

@@ -71,8 +71,7 @@ func (d *Datapath) nodePair() (near, far netlink.Link, err error) {
 }
 
 func (d *Datapath) setUpNodeDevice(near, far netlink.Link) error {
-	err := d.node.Do(func() error { return errors.Join(set(nodeFar, farSettings()), set(nodeDevice, nodeSettings())) })
-	if err != nil {
+	if err := d.setNodeDevice(); err != nil {
 		return err
 	}
 	for _, l := range []netlink.Link{near, far} {
@@ -87,6 +86,10 @@ func (d *Datapath) setUpNodeDevice(near, far netlink.Link) error {
 		}
 	}
 	return nil
+}
+
+func (d *Datapath) setNodeDevice() error {
+	return d.node.Do(func() error { return errors.Join(set(nodeDevice, nodeSettings()), set(nodeFar, farSettings())) })
 }
 
 // attachNode puts the node's program where its packets to containers leave the stack.

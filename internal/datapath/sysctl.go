@@ -1,10 +1,13 @@
 package datapath
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
+
+	"pilaster.io/pilaster/internal/netns"
 )
 
 // sysctl is a setting of one device.
@@ -44,9 +47,11 @@ func nodeSettings() []sysctl {
 	}
 }
 
+// farSettings tell of all our devices: who writes to net.*.conf.all overwrites theirs and these.
 func farSettings() []sysctl {
 	return []sysctl{
 		{"ipv6", "disable_ipv6", "1"},
+		{"ipv6", "forwarding", "1"},
 		{"ipv4", "rp_filter", "1"},
 		{"ipv4", "forwarding", "0"},
 	}
@@ -65,6 +70,34 @@ func set(device string, settings []sysctl) error {
 		}
 	}
 	return nil
+}
+
+// KeepSettings sets our devices again after somebody has set all devices of the machine: without forwarding
+// the FIB names no way for containers, with IPv6 a device without a program is a way into the node.
+func (d *Datapath) KeepSettings() error {
+	difference := d.node.Do(func() error { return checkSettings(nodeFar, farSettings()) })
+	if difference == nil {
+		return nil
+	}
+	links, err := netns.List(d.netlink.LinkList)
+	if err != nil {
+		return fmt.Errorf("list devices: %w", err)
+	}
+	for _, l := range links {
+		if _, ours := deviceID(l); !ours {
+			continue
+		}
+		name := l.Attrs().Name
+		err := d.alone(func() error { return d.node.Do(func() error { return set(name, hostSettings()) }) })
+		if err != nil && !errors.Is(err, os.ErrNotExist) { // else it went meanwhile
+			return err
+		}
+	}
+	// Last, so that what failed is tried again.
+	if err = d.alone(d.setNodeDevice); err == nil {
+		d.log.Warn("somebody set all devices of the machine; ours are as they were again", "difference", difference)
+	}
+	return err
 }
 
 // checkSettings names the first setting that is not as set.
