@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -221,10 +222,22 @@ func TestCompleteAgent(t *testing.T) {
 
 // A joined node needs no token any more, so a token file that is gone is no error by itself.
 func TestAgentWithoutItsTokenFile(t *testing.T) {
-	code, _, errs := run(t, "", "agent", "--orchestrator", "https://[::1]:1", "--uplink", "lo", "--node-name", "n1",
-		"--token-file", "/nonexistent/join-token", "--run-dir", t.TempDir(), "--state-dir", t.TempDir())
-	if code != ExitFailed || !strings.Contains(errs, "no certificate and no join token") {
-		t.Errorf("exit %d, %q", code, errs)
+	err := netns.OnThread(func() error {
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			return err
+		}
+		if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "up0"}, PeerName: "far0"}); err != nil {
+			return err
+		}
+		code, _, errs := run(t, "", "agent", "--orchestrator", "https://[::1]:1", "--uplink", "up0", "--node-name", "n1",
+			"--token-file", "/nonexistent/join-token", "--run-dir", t.TempDir(), "--state-dir", t.TempDir())
+		if code != ExitFailed || !strings.Contains(errs, "no certificate and no join token") {
+			t.Errorf("exit %d, %q", code, errs)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
 }
 
