@@ -94,11 +94,7 @@ func TestSoak(t *testing.T) {
 			Tenants: []lab.Tenant{{Name: "blue"}, {Name: "red"}, {Name: "glass", Addressing: tenant.Clear}},
 		}),
 	}
-	t.Cleanup(func() {
-		if t.Failed() {
-			t.Logf("SEED=%d; the last events:\n%s", seed, strings.Join(s.history, "\n"))
-		}
-	})
+	t.Cleanup(func() { s.report(length) })
 	for _, name := range tenants {
 		s.live[name] = []uint32{s.tenant(name).Tenant.Ids[0].Id}
 		s.current[name] = s.live[name][0]
@@ -106,7 +102,11 @@ func TestSoak(t *testing.T) {
 	for round := 1; !t.Failed() && (round <= rounds || time.Since(s.start) < length); round++ {
 		s.round()
 	}
-	s.summary(length)
+	for _, kind := range kinds {
+		if length >= long && s.events[kind] == 0 {
+			t.Errorf("%s never happened", kind)
+		}
+	}
 }
 
 // round makes some changes and compares.
@@ -166,20 +166,20 @@ var kinds = []string{
 	"attack: another tenant", "attack: retired id", "attack: own prefix", "attack: released address", "attack: stolen source",
 }
 
-func (s *soak) summary(length time.Duration) {
+// report says what was done, however it ended, and after a failure how to do it again.
+func (s *soak) report(length time.Duration) {
 	count := func(of map[string]int) string {
 		var words []string
 		for _, kind := range slices.Sorted(maps.Keys(of)) {
 			words = append(words, fmt.Sprintf("%d %s", of[kind], kind))
 		}
-		return strings.Join(words, ", ")
-	}
-	for _, kind := range kinds {
-		if length >= long && s.events[kind] == 0 {
-			s.Errorf("%s never happened", kind)
-		}
+		return cmp.Or(strings.Join(words, ", "), "none")
 	}
 	s.Logf("SEED=%d, %v; events: %s; answers checked: %s; disagreements: %d", s.seed, time.Since(s.start).Round(time.Second), count(s.events), count(s.answers), s.disagreements)
+	if s.Failed() {
+		// A longer run makes the same events first.
+		s.Logf("the last events:\n%s\nthe same events again: make soak SOAK=%v SEED=%d", strings.Join(s.history, "\n"), max(length, time.Since(s.start).Round(time.Second)), s.seed)
+	}
 }
 
 func (s *soak) pick(from []string) string { return from[s.random.IntN(len(from))] }
