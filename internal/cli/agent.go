@@ -16,6 +16,7 @@ import (
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/agent"
 	"pilaster.io/pilaster/internal/datapath"
+	"pilaster.io/pilaster/internal/join"
 )
 
 func newAgentCommand(env Env) *cobra.Command {
@@ -102,8 +103,8 @@ func completeAgent(o *agent.Options, tokenFile, nodePrefix string) error {
 	}
 	if tokenFile != "" {
 		b, err := os.ReadFile(tokenFile)
-		if err != nil && !errors.Is(err, fs.ErrNotExist) { // a node that has joined needs none
-			return fmt.Errorf("--token-file: %w", err)
+		if err != nil && !(errors.Is(err, fs.ErrNotExist) && join.Joined(o.StateDir)) { // a node that has joined needs none
+			return fmt.Errorf("--token-file: %w\n  nothing was changed; copy the orchestrator's join-token file there: this node has no certificate yet", err)
 		}
 		o.Token = string(b)
 	}

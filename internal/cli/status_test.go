@@ -12,13 +12,13 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
 	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/join"
 	"pilaster.io/pilaster/internal/netns"
 )
 
@@ -222,22 +222,15 @@ func TestCompleteAgent(t *testing.T) {
 
 // A joined node needs no token any more, so a token file that is gone is no error by itself.
 func TestAgentWithoutItsTokenFile(t *testing.T) {
-	err := netns.OnThread(func() error {
-		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			return err
-		}
-		if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "up0"}, PeerName: "far0"}); err != nil {
-			return err
-		}
-		code, _, errs := run(t, "", "agent", "--orchestrator", "https://[::1]:1", "--uplink", "up0", "--node-name", "n1",
-			"--token-file", "/nonexistent/join-token", "--run-dir", t.TempDir(), "--state-dir", t.TempDir())
-		if code != ExitFailed || !strings.Contains(errs, "no certificate and no join token") {
-			t.Errorf("exit %d, %q", code, errs)
-		}
-		return nil
-	})
-	if err != nil {
+	o := agent.Options{OrchestratorURL: "https://o:7070", MaxEndpoints: 10, MaxTenantIDs: 10, StateDir: t.TempDir()}
+	if err := completeAgent(&o, "/nonexistent/join-token", ""); err == nil || !strings.Contains(err.Error(), "/nonexistent/join-token: no such file") || exitCode(err) != ExitFailed {
+		t.Errorf("before it joined: %v", err)
+	}
+	if err := os.WriteFile(filepath.Join(o.StateDir, join.MemberFile), []byte("a certificate"), 0o600); err != nil {
 		t.Fatal(err)
+	}
+	if err := completeAgent(&o, "/nonexistent/join-token", ""); err != nil || o.Token != "" {
+		t.Errorf("when it had joined: %v, token %q", err, o.Token)
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -26,6 +27,12 @@ type member struct {
 
 // MemberFile is what a node's certificate, its key and the authority are kept in.
 const MemberFile = "member.pem"
+
+// Joined is whether a node's state holds a certificate, good or not.
+func Joined(stateDir string) bool {
+	_, err := os.Stat(filepath.Join(stateDir, MemberFile))
+	return !errors.Is(err, fs.ErrNotExist)
+}
 
 // request makes a key and the signing request for it.
 func request() (*ecdsa.PrivateKey, []byte, error) {
