@@ -85,7 +85,8 @@ func (s *daemonSocket) bounded() connect.Option {
 			call, cancel := context.WithTimeout(ctx, limit)
 			defer cancel()
 			resp, err := next(call, req)
-			if err != nil && ctx.Err() == nil && call.Err() != nil {
+			// The daemon knows the deadline too, and may be first to say that it is over.
+			if err != nil && ctx.Err() == nil && (call.Err() != nil || connect.CodeOf(err) == connect.CodeDeadlineExceeded) {
 				err = &exitError{ExitUnreachable, fmt.Errorf("nobody answered on %s within %v; the daemon hangs, or is busy and may still do what was asked: look at its log, ask again, or allow more with --%s",
 					s.path, limit, timeoutFlag)}
 			}

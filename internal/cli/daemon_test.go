@@ -40,6 +40,11 @@ func (*stuck) GetTenant(context.Context, *connect.Request[pilasterv1.GetTenantRe
 	return nil, connect.NewError(connect.CodeInternal, errors.New("the model is lost"))
 }
 
+// Its clock is ahead of ours.
+func (*stuck) DeleteTenant(context.Context, *connect.Request[pilasterv1.DeleteTenantRequest]) (*connect.Response[pilasterv1.DeleteTenantResponse], error) {
+	return nil, context.DeadlineExceeded
+}
+
 func (s *stuck) Monitor(context.Context, *connect.Request[pilasterv1.MonitorRequest], *connect.ServerStream[pilasterv1.MonitorResponse]) error {
 	<-s.end
 	return nil
@@ -70,6 +75,7 @@ func TestDaemonsThatDoNotAnswer(t *testing.T) {
 	refused(t, ExitUnreachable, deaf.Addr().String()+says, "node", "list", "--orchestrator-socket", deaf.Addr().String(), "--timeout", "50ms")
 	refused(t, ExitUnreachable, path+says, "status", "--agent-socket", path, "--timeout", "50ms")
 	refused(t, ExitUnreachable, "may still do what was asked", "--timeout", "50ms", "tenant", "create", "blue", "--orchestrator-socket", path)
+	refused(t, ExitUnreachable, path+" within 10s; the daemon hangs", "tenant", "delete", "blue", "--orchestrator-socket", path)
 	refused(t, ExitUsage, "say a duration", "status", "--timeout", "0s")
 	refused(t, ExitUsage, "say a duration", "status", "--timeout", "soon")
 	refused(t, ExitFailed, "error: the model is lost\n  id 2 of tenant blue is made", "tenant", "rotate-key", "blue", "--orchestrator-socket", path)
