@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -56,13 +55,11 @@ func usage(format string, args ...any) error {
 func Run(ctx context.Context, env Env) int {
 	root := newRoot(env)
 	root.SetArgs(env.Args)
-	root.SetIn(env.Stdin)
-	root.SetOut(env.Stdout)
-	root.SetErr(env.Stderr)
-	err := root.ExecuteContext(ctx)
+	c, err := root.ExecuteContextC(ctx)
 	if err == nil {
 		return ExitDone
 	}
+	err = missing(c, err)
 	code := exitCode(err)
 	var exit *exitError
 	if !errors.As(err, &exit) || exit.err != nil {
@@ -75,9 +72,6 @@ func exitCode(err error) int {
 	var exit *exitError
 	if errors.As(err, &exit) {
 		return exit.code
-	}
-	if said := err.Error(); strings.HasPrefix(said, "required flag") || strings.HasPrefix(said, "if any flags in the group") {
-		return ExitUsage
 	}
 	var remote *connect.Error
 	if errors.As(err, &remote) {

@@ -30,12 +30,35 @@ func TestExitCodes(t *testing.T) {
 		{"sysdump a b", ExitUsage, "the arguments do not fit; usage: pilaster sysdump [FILE.tar.gz]"},
 		{"explain --nonsense", ExitUsage, "unknown flag"},
 		{"explain fd70::1 -o yaml", ExitUsage, "text or json"},
+		{"help tenant", ExitDone, ""},
+		{"help tenant nonsense", ExitUsage, `there is no command "tenant nonsense"; see pilaster --help`},
+		{"completion bash", ExitDone, ""},
+		{"completion nonsense", ExitUsage, `unknown command "nonsense"`},
+		{"explain --nonsense", ExitUsage, "; see pilaster explain --help"},
+		{"preflight", ExitUsage, `"uplink" not set; see pilaster preflight --help`},
+		{"preflight --uplink lo --token-file x", ExitUsage, "missing [orchestrator]; see pilaster preflight --help"},
+		{"preflight --base-prefix x", ExitUsage, `--base-prefix "x": say a prefix such as`},
+		{"preflight --mtu-reserve x", ExitUsage, `--mtu-reserve "x": say a whole number`},
+		{"orchestrator restore x --skip -1", ExitUsage, `--skip "-1": say a whole number, 0 or more`},
+		{"tenant rotate-key blue --wait soon", ExitUsage, `--wait "soon": say a duration`},
 		{"tenant create blue -o yaml --orchestrator-socket /nonexistent/o.sock", ExitUsage, "text or json"},
 		{"explain fd70::1 --agent-socket /nonexistent/agent.sock", ExitUnreachable, "nobody answers on /nonexistent/agent.sock"},
 	} {
 		code, out, errs := run(t, "", strings.Fields(c.line)...)
 		if code != c.code || !strings.Contains(errs, c.says) || (errs == "") != (code == ExitDone) {
 			t.Errorf("pilaster %s: exit %d, stdout %q, stderr %q", c.line, code, out, errs)
+		}
+	}
+}
+
+// Names of files are offered where a command takes one, and nowhere else.
+func TestCompletionOfArguments(t *testing.T) {
+	for line, files := range map[string]bool{
+		"tenant get": false, "node delete": false, "endpoint get": false, "explain": false, "orchestrator backup": true, "sysdump": true,
+	} {
+		_, out, _ := run(t, "", append(append([]string{"__complete"}, strings.Fields(line)...), "")...)
+		if strings.Contains(out, ":0\n") != files || strings.Contains(out, ":4\n") == files {
+			t.Errorf("pilaster %s <TAB>: %q", line, out)
 		}
 	}
 }

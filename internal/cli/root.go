@@ -1,10 +1,12 @@
 package cli
 
 import (
+	"errors"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 func newRoot(env Env) *cobra.Command {
@@ -15,7 +17,10 @@ func newRoot(env Env) *cobra.Command {
 		SilenceErrors: true,
 		Args:          cobra.NoArgs,
 	}
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &exitError{ExitUsage, err} })
+	root.SetIn(env.Stdin)
+	root.SetOut(env.Stdout)
+	root.SetErr(env.Stderr)
+	root.SetFlagErrorFunc(badFlag)
 	wait := patience(10 * time.Second)
 	root.PersistentFlags().Var(&wait, timeoutFlag, "how long an agent or orchestrator may take to answer a call; streams take as long as they last")
 	_ = root.RegisterFlagCompletionFunc(timeoutFlag, cobra.NoFileCompletions)
@@ -34,8 +39,32 @@ func newRoot(env Env) *cobra.Command {
 	root.AddCommand(newStatusCommand(env))
 	root.AddCommand(newMonitorCommand(env))
 	root.AddCommand(newSysdumpCommand(env))
+	root.InitDefaultCompletionCmd() // now, so that they are strict too
+	root.InitDefaultHelpCmd()
 	strict(root)
 	return root
+}
+
+// badFlag says in our words which values a flag takes, not in those of the function that parses it.
+func badFlag(c *cobra.Command, err error) error {
+	var bad *pflag.InvalidValueError
+	if errors.As(err, &bad) { // pflag has no name for the type of a TextVar; ours are prefixes
+		takes := map[string]string{"int": "a whole number", "uint64": "a whole number, 0 or more", "duration": "a duration such as 10s or 1m",
+			"": "a prefix such as fd70:696c:6100::/40"}[bad.GetFlag().Value.Type()]
+		if takes != "" {
+			return usage("--%s %q: say %s", bad.GetFlag().Name, bad.GetValue(), takes)
+		}
+		return usage("%w", err)
+	}
+	return usage("%w; see %s --help", err, c.CommandPath())
+}
+
+// missing makes flags that are left out a usage error, as other mistakes are.
+func missing(c *cobra.Command, err error) error {
+	if said := err.Error(); strings.HasPrefix(said, "required flag") || strings.HasPrefix(said, "if any flags in the group") {
+		return usage("%w; see %s --help", err, c.CommandPath())
+	}
+	return err
 }
 
 // strict makes every mistake in arguments a usage error, also an unknown command of a family.
@@ -46,6 +75,19 @@ func strict(c *cobra.Command) {
 	if !c.Runnable() {
 		c.RunE = func(c *cobra.Command, _ []string) error { return c.Help() }
 		c.Args = cobra.NoArgs
+	}
+	if c.Name() == "help" {
+		c.Args = func(c *cobra.Command, args []string) error {
+			if _, rest, err := c.Root().Find(args); err != nil || len(rest) > 0 {
+				return usage("there is no command %q; see pilaster --help", strings.Join(args, " "))
+			}
+			return nil
+		}
+		return
+	}
+	// Names of files are offered where one is asked for.
+	if c.ValidArgsFunction == nil && !strings.Contains(c.Use, "FILE") && !strings.Contains(c.Use, "COMMAND") {
+		c.ValidArgsFunction = cobra.NoFileCompletions
 	}
 	if check := c.Args; check != nil {
 		c.Args = func(c *cobra.Command, args []string) error {

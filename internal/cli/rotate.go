@@ -140,7 +140,7 @@ the old id, and the command may be repeated: it finds the rotation that is under
 	socket.bind(cmd)
 	out.bind(cmd)
 	cmd.Flags().DurationVar(&wait, "wait", 30*time.Second, "how long nodes may take to accept the new id")
-	cmd.Flags().BoolVar(&force, "force", false, "then use it even so; nodes that do not know it cannot talk with new containers until they are back")
+	cmd.Flags().BoolVar(&force, "force", false, "then use it although some have not; nodes that do not know it cannot talk with new containers until they are back")
 	return cmd
 }
 
