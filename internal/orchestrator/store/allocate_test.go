@@ -25,7 +25,7 @@ import (
 func TestStore(t *testing.T) {
 	parts := map[string]func(t *testing.T, etcd *clientv3.Client){
 		"plan": testPlan, "nodes": testNodes, "prefixes run out": testPrefixesRunOut, "tenants": testTenants, "apps": testApps,
-		"recall": testRecall, "recall refuses": testRecallRefuses, "recall is whole": testRecallIsWhole, "hosting": testHosting, "rotation": testRotation, "recall of ids": testRecallOfIds, "recall of nonsense": testRecallOfNonsense, "two stores": testTwoStores,
+		"recall": testRecall, "recall refuses": testRecallRefuses, "recall is whole": testRecallIsWhole, "many in few requests": testManyInFewRequests, "hosting": testHosting, "rotation": testRotation, "recall of ids": testRecallOfIds, "recall of nonsense": testRecallOfNonsense, "two stores": testTwoStores,
 		"watch": testWatch, "sleeper": store.SleeperTest, "compacted": store.CompactedTest,
 		"hosted meanwhile": store.HostedMeanwhileTest, "large change": store.LargeChangeTest,
 		"crash": store.CrashTest, "half a deletion": store.HalfDeletionTest,

@@ -1,12 +1,7 @@
 package store
 
 import (
-	"maps"
 	"slices"
-	"strconv"
-	"strings"
-
-	clientv3 "go.etcd.io/etcd/client/v3"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
@@ -16,47 +11,26 @@ import (
 // restored from a backup, claims and marks are raised so that it is not handed out again; where the
 // store says otherwise, the node is refused.
 func (t *txn) recall(tenants []*pilasterv1.Tenant, apps []*pilasterv1.App) error {
+	var keys []string // a node may hold thousands, and mostly all are as it says
+	for _, held := range tenants {
+		keys = append(keys, dirTenants+held.Name)
+		for _, id := range held.Ids {
+			keys = append(keys, tenantIDKey(id.Id))
+		}
+	}
+	for _, held := range apps {
+		keys = append(keys, appIDKey(held.Tenant, held.Id))
+	}
+	if err := t.fetch(keys); err != nil {
+		return err
+	}
 	for _, held := range tenants {
 		if err := t.recallTenant(held); err != nil {
 			return err
 		}
 	}
-	byTenant := map[string][]*pilasterv1.App{}
 	for _, held := range apps {
-		byTenant[held.Tenant] = append(byTenant[held.Tenant], held)
-	}
-	for _, tenant := range slices.Sorted(maps.Keys(byTenant)) {
-		if err := t.recallApps(tenant, byTenant[tenant]); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// recallApps reads a tenant's apps at once, for a node may hold thousands and mostly all are
-// as it says: an app never changes while its tenant lives.
-func (t *txn) recallApps(tenant string, held []*pilasterv1.App) error {
-	if err := checkTenant(tenant); err != nil {
-		return err
-	}
-	dir := dirAppIDs + tenant + "/"
-	known := map[string]string{} // id: hash of labels
-	resp, err := t.read(dir, clientv3.WithPrefix())
-	if err != nil {
-		return err
-	}
-	for _, kv := range resp.Kvs {
-		known[strings.TrimPrefix(string(kv.Key), dir)] = string(kv.Value)
-	}
-	for _, app := range held {
-		hash, err := hashLabels(app.Labels)
-		if err != nil {
-			return err
-		}
-		if known[strconv.Itoa(int(app.Id))] == hash {
-			continue
-		}
-		if err := t.recallApp(app, hash); err != nil {
+		if err := t.recallApp(held); err != nil {
 			return err
 		}
 	}
@@ -117,7 +91,17 @@ func (t *txn) recallTenant(held *pilasterv1.Tenant) error {
 	return nil
 }
 
-func (t *txn) recallApp(held *pilasterv1.App, hash string) error {
+func (t *txn) recallApp(held *pilasterv1.App) error {
+	if err := checkTenant(held.Tenant); err != nil {
+		return err
+	}
+	hash, err := hashLabels(held.Labels)
+	if err != nil {
+		return err
+	}
+	if t.readings[appIDKey(held.Tenant, held.Id)].value == hash {
+		return nil // an app never changes while its tenant lives: nothing to compare at the commit
+	}
 	if held.Id == 0 || held.Id >= uint32(address.FirstReservedApp) {
 		return refuse(Invalid, "held app %d of tenant %s is out of range", held.Id, held.Tenant)
 	}

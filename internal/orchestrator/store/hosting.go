@@ -29,6 +29,16 @@ func (t *txn) hosts(n pki.Node, sequence uint64, add []*pilasterv1.Hosting, remo
 	} else if record == nil {
 		return nil, refuse(Refused, "node %s is not registered", n.Name)
 	}
+	var keys []string
+	for _, said := range add {
+		keys = append(keys, hostingKey(said.Tenant, n.Name), dirTenants+said.Tenant)
+	}
+	for _, tenant := range remove {
+		keys = append(keys, hostingKey(tenant, n.Name))
+	}
+	if err := t.fetch(keys); err != nil {
+		return nil, err
+	}
 	for _, said := range add {
 		noted, exists, err := t.hosting(said.Tenant, n.Name)
 		if err != nil {

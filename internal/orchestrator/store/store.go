@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/protobuf/encoding/protojson"
@@ -79,6 +80,18 @@ type txn struct {
 	compares []clientv3.Cmp
 	writes   []clientv3.Op
 	at       map[string]int // of writes, by key
+	readings map[string]reading
+}
+
+// reading is what a key has, and since which revision; both are zero when it is not there.
+type reading struct {
+	value    string
+	revision int64
+	compared bool // at the commit
+}
+
+func newTxn(ctx context.Context, etcd *clientv3.Client) *txn {
+	return &txn{ctx: ctx, etcd: etcd, at: map[string]int{}, readings: map[string]reading{}}
 }
 
 // maxOps is what etcd takes in one transaction unless its operator allows more.
@@ -90,7 +103,7 @@ const maxOps = 128
 // each decided anew: the first was decided on the whole, and the later ones leave out what is there. So
 // the order must be one that may end anywhere, to be gone on with when the change is asked for again.
 func (s *Store) change(ctx context.Context, decide func(*txn) error) error {
-	t, watched := &txn{ctx: ctx, etcd: s.etcd}, s.watched.Load()
+	t, watched := newTxn(ctx, s.etcd), s.watched.Load()
 	err := decide(t)
 	if t.revision != 0 && t.revision < watched { // reads are linearised: it cannot be a member that lags
 		select {
@@ -108,7 +121,7 @@ func (s *Store) change(ctx context.Context, decide func(*txn) error) error {
 		return unavailable(ctx.Err())
 	}
 	for {
-		t := &txn{ctx: ctx, etcd: s.etcd}
+		t := newTxn(ctx, s.etcd)
 		err := decide(t)
 		if errors.Is(err, rpctypes.ErrCompacted) {
 			continue // slept so long that the revision it reads is gone
@@ -158,7 +171,11 @@ func (t *txn) read(key string, opts ...clientv3.OpOption) (*clientv3.GetResponse
 	if t.revision != 0 {
 		opts = append(opts, clientv3.WithRev(t.revision))
 	}
-	resp, err := t.tryRead(key, opts)
+	var resp *clientv3.GetResponse
+	err := t.tryRead(func(ctx context.Context) (err error) {
+		resp, err = t.etcd.Get(ctx, key, opts...)
+		return err
+	})
 	if err != nil {
 		return nil, unavailable(err)
 	}
@@ -170,7 +187,7 @@ func (t *txn) read(key string, opts ...clientv3.OpOption) (*clientv3.GetResponse
 
 // tryRead asks again when there was no answer, which makes the client turn to the next member: one that
 // vanished or was stopped is not missed at once. A single member is given the whole time.
-func (t *txn) tryRead(key string, opts []clientv3.OpOption) (*clientv3.GetResponse, error) {
+func (t *txn) tryRead(ask func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(t.ctx, requestTimeout)
 	defer cancel()
 	patience := readTimeout
@@ -179,13 +196,42 @@ func (t *txn) tryRead(key string, opts []clientv3.OpOption) (*clientv3.GetRespon
 	}
 	for ; ; patience *= 2 {
 		once, cancel := context.WithTimeout(ctx, patience)
-		resp, err := t.etcd.Get(once, key, opts...)
+		err := ask(once)
 		late := once.Err() != nil && ctx.Err() == nil
 		cancel()
 		if err == nil || !late {
-			return resp, err
+			return err
 		}
 	}
+}
+
+// fetch reads many keys at the revision of the first read, in few requests, for get to find them.
+func (t *txn) fetch(keys []string) error {
+	for some := range slices.Chunk(keys, maxOps) {
+		var gets []clientv3.Op
+		for _, key := range some {
+			gets = append(gets, clientv3.OpGet(key, clientv3.WithRev(t.revision)))
+		}
+		var resp clientv3.OpResponse
+		err := t.tryRead(func(ctx context.Context) (err error) {
+			resp, err = t.etcd.Do(ctx, clientv3.OpTxn(nil, gets, nil))
+			return err
+		})
+		if err != nil {
+			return unavailable(err)
+		}
+		for i, key := range some {
+			t.readings[key] = readingOf(resp.Txn().Responses[i].GetResponseRange().Kvs)
+		}
+	}
+	return nil
+}
+
+func readingOf(kvs []*mvccpb.KeyValue) reading {
+	if len(kvs) == 0 {
+		return reading{}
+	}
+	return reading{value: string(kvs[0].Value), revision: kvs[0].ModRevision}
 }
 
 // get returns "" for a key that is not there.
@@ -193,17 +239,20 @@ func (t *txn) get(key string) (string, error) {
 	if i, ok := t.at[key]; ok {
 		return string(t.writes[i].ValueBytes()), nil
 	}
-	resp, err := t.read(key)
-	if err != nil {
-		return "", err
+	found, known := t.readings[key]
+	if !known {
+		resp, err := t.read(key)
+		if err != nil {
+			return "", err
+		}
+		found = readingOf(resp.Kvs)
 	}
-	var value string
-	var revision int64
-	if len(resp.Kvs) == 1 {
-		value, revision = string(resp.Kvs[0].Value), resp.Kvs[0].ModRevision
+	if !found.compared {
+		t.compares = append(t.compares, clientv3.Compare(clientv3.ModRevision(key), "=", found.revision))
+		found.compared = true
+		t.readings[key] = found
 	}
-	t.compares = append(t.compares, clientv3.Compare(clientv3.ModRevision(key), "=", revision))
-	return value, nil
+	return found.value, nil
 }
 
 // load reports whether the key is there.
@@ -244,9 +293,6 @@ func (t *txn) write(key string, op clientv3.Op) {
 	if i, ok := t.at[key]; ok {
 		t.writes[i] = op
 		return
-	}
-	if t.at == nil {
-		t.at = map[string]int{}
 	}
 	t.at[key] = len(t.writes)
 	t.writes = append(t.writes, op)
