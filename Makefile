@@ -30,18 +30,13 @@ test: ## every test, as root; a skipped test is a failed one
 	@$(MAKE) deps build
 	@go test -v -count=1 -timeout 15m ./... | awk -f .ci/test-output.awk
 
-# Seeds alone run in every `go test`. Of go's progress the last line is kept.
-fuzz: ## each fuzz target for FUZZTIME=5s
+# Seeds alone run in every `go test`. FUZZ=PATTERN runs those targets only.
+fuzz: ## each fuzz target for FUZZTIME=5s, FUZZ_PARALLEL=1 at once
 	@$(as_root)
-	@grep -ro --include='*_test.go' '^func Fuzz[A-Za-z]*' internal | sed -E 's,/[^/]*:func , ,' | sort | \
-	    while read -r folder target; do \
-	        echo "$$target in $$folder"; \
-	        go test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(or $(FUZZTIME),5s) "./$$folder" </dev/null | \
-	            awk '/^fuzz: elapsed/ { last = $$0; next } /^PASS/ { print last; next } { print }'; \
-	    done
+	@go run ./test/fuzz -time $(or $(FUZZTIME),5s) -parallel $(or $(FUZZ_PARALLEL),1) -only '$(FUZZ)'
 
-fuzz-long: ## each fuzz target for 10 minutes
-	@$(MAKE) fuzz FUZZTIME=10m
+fuzz-long: ## each fuzz target for FUZZTIME=10m
+	@$(MAKE) fuzz FUZZTIME=$(or $(FUZZTIME),10m)
 
 deps: ## the Debian packages that tests, lint and generate use (.ci/packages)
 	@.ci/deps

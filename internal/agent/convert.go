@@ -93,6 +93,9 @@ func tenantFromProto(t *pilasterv1.Tenant) (tenant.Tenant, error) {
 		if id.Id < 1 || id.Id > uint32(address.MaxTenantID) || len(id.Key) != len(address.Key{}) {
 			return out, fmt.Errorf("tenant %s: id %d with a key of %d bytes cannot be used", t.GetName(), id.Id, len(id.Key))
 		}
+		if out.Has(address.TenantID(id.Id)) {
+			return out, fmt.Errorf("tenant %s has id %d twice", t.GetName(), id.Id)
+		}
 		out.IDs = append(out.IDs, tenant.ID{ID: address.TenantID(id.Id), Key: address.Key(id.Key), OnlyAccepted: id.OnlyAccepted})
 	}
 	if out.Current().ID == 0 {

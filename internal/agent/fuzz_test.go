@@ -1,33 +1,44 @@
 package agent
 
 import (
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"reflect"
+	"strings"
 	"testing"
 
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/spoil"
+	"pilaster.io/pilaster/internal/tenant"
 )
 
-// FuzzTenantFile: a tenant that is accepted from disk is usable, and is the same when written again.
+const fuzzKey, otherKey = "000102030405060708090a0b0c0d0e0f", "f00102030405060708090a0b0c0d0e0f"
+
+// tenantFiles are good ones, at the limits of what they may hold.
+var tenantFiles = []string{
+	`{"version":1,"name":"blue","addressing":"encrypted","created":"2026-11-01T00:00:00Z","changes":3,"ids":[{"id":1,"key":"` + fuzzKey + `"},{"id":2,"key":"` + otherKey + `","onlyAccepted":true}],"apps":[{"id":1,"labels":{"app":"web"}},{"id":65279,"labels":{}}]}`,
+	`{"version":1,"name":"blue","addressing":"clear","ids":[{"id":16777215,"key":"` + fuzzKey + `"}],"apps":null,"deleted":true}`,
+}
+
+// FuzzTenantFile: a tenant that is accepted from disk is usable, is what the file says, and is the same when written again.
 func FuzzTenantFile(f *testing.F) {
-	const key = "000102030405060708090a0b0c0d0e0f"
-	for _, text := range []string{
-		`{"version":1,"name":"blue","addressing":"encrypted","created":"2026-11-01T00:00:00Z","ids":[{"id":1,"key":"` + key + `"}],"apps":[{"id":1,"labels":{"app":"web"}}]}`,
-		`{"version":1,"name":"blue","addressing":"clear","ids":[{"id":16777215,"key":"` + key + `"}],"apps":null,"deleted":true}`,
-		`{"version":1,"name":"blue","addressing":"clear","ids":[{"id":16777216,"key":"` + key + `"}]}`,
-		`{"version":1,"name":"blue","addressing":"clear","ids":[{"id":0,"key":"` + key + `"}]}`,
-		`{"version":1,"name":"blue","addressing":"clear","ids":[{"id":1,"key":"` + key + `"}],"apps":[{"id":65280}]}`,
-		`{"version":1,"name":"blue","addressing":"clear","ids":[]}`,
-	} {
-		f.Add([]byte(text))
+	for _, text := range tenantFiles {
+		f.Add([]byte(text), spoil.Nothing)
+	}
+	for _, twice := range []string{`"ids":[{"id":1,"key":"` + fuzzKey + `"},{"id":1,"key":"` + otherKey + `"}]`,
+		`"ids":[{"id":1,"key":"` + fuzzKey + `"}],"apps":[{"id":1,"labels":{}},{"id":2,"labels":{}}]`} {
+		f.Add([]byte(`{"version":1,"name":"blue","addressing":"clear",`+twice+`}`), spoil.Nothing)
 	}
 	tenants := &Tenants{dir: f.TempDir()}
 	path := filepath.Join(tenants.dir, "read")
-	f.Fuzz(func(t *testing.T, text []byte) {
-		if err := os.WriteFile(path, text, 0o600); err != nil {
-			t.Fatal(err)
-		}
+	f.Fuzz(func(t *testing.T, text, script []byte) {
+		text = spoil.JSON(text, script, tenantFiles...)
+		write(t, path, text)
 		h, err := readTenant(path)
 		if err != nil {
 			return
@@ -35,9 +46,22 @@ func FuzzTenantFile(f *testing.F) {
 		if c := h.Tenant.Current(); c.ID < 1 || c.ID > address.MaxTenantID {
 			t.Fatalf("draws from tenant id %d", c.ID)
 		}
-		for _, a := range h.Apps {
-			if a.ID == 0 || a.ID >= address.FirstReservedApp {
+		for i, a := range h.Apps {
+			if a.ID == 0 || a.ID >= 0xff00 {
 				t.Fatalf("app %#x", a.ID)
+			}
+			if id, ok := h.app(a.Labels); !ok || id != a.ID {
+				t.Fatalf("labels %v are app %#x and %#x, the %d.", a.Labels, id, a.ID, i)
+			}
+		}
+		keys := map[address.TenantID]address.Key{}
+		for _, id := range h.Tenant.IDs {
+			if _, twice := keys[id.ID]; twice {
+				t.Fatalf("id %d has two keys", id.ID)
+			}
+			keys[id.ID] = id.Key
+			if !strings.Contains(strings.ToLower(string(text)), id.Key.String()) {
+				t.Fatalf("key of id %d is not in %s", id.ID, text)
 			}
 		}
 		h.Tenant.Name = "written" // the file's name
@@ -55,22 +79,21 @@ func FuzzTenantFile(f *testing.F) {
 	})
 }
 
-// FuzzNodeFile: a node starts only from a file that leaves no doubt who it is.
+// FuzzNodeFile: a node starts only from a file that leaves no doubt who it is, and once more it is the same one.
 func FuzzNodeFile(f *testing.F) {
-	for _, text := range []string{
+	files := []string{
 		`{"version":1,"name":"n1","uuid":"u1"}`,
-		`{"version":1,"name":"n1","uuid":"u1","cluster":{"uuid":"c","prefix":"fd70:696c:6100:1::/64","basePrefix":"fd70:696c:6100::/40","privatePrefix":"fc00::/8"}}`,
+		`{"version":1,"name":"n1","uuid":"u1","starts":4294967294,"cluster":{"uuid":"c","prefix":"fd70:696c:6100:1::/64","basePrefix":"fd70:696c:6100::/40","privatePrefix":"fc00::/8"}}`,
 		`{"version":1,"name":"n1","uuid":"u1","cluster":{"uuid":"c","prefix":"fd70:696c:6200:1::/64","basePrefix":"fd70:696c:6100::/40","privatePrefix":"fc00::/8"}}`,
 		`{"version":2,"name":"n1","uuid":"u1"}`, ``,
-	} {
-		f.Add([]byte(text))
+	}
+	for _, text := range files {
+		f.Add([]byte(text), spoil.Nothing)
 	}
 	dir := f.TempDir()
 	path := filepath.Join(dir, nodeFileName)
-	f.Fuzz(func(t *testing.T, text []byte) {
-		if err := os.WriteFile(path, text, 0o600); err != nil {
-			t.Fatal(err)
-		}
+	f.Fuzz(func(t *testing.T, text, script []byte) {
+		write(t, path, spoil.JSON(text, script, files[:2]...))
 		n, err := OpenNode(dir, "n1")
 		if err != nil {
 			return
@@ -79,5 +102,178 @@ func FuzzNodeFile(f *testing.F) {
 		if n.Name() != "n1" || n.UUID() == "" || joined && (m.ClusterUUID == "" || m.Plan.Validate() != nil || !m.Plan.ContainsNode(m.Prefix)) {
 			t.Fatalf("node %q with UUID %q in %+v", n.Name(), n.UUID(), m)
 		}
+		again, err := OpenNode(dir, "n1")
+		if err != nil || again.UUID() != n.UUID() || again.file.Starts != n.file.Starts+1 {
+			t.Fatalf("the next start has %+v, %v; this one had %+v", again, err, &n.file)
+		}
+		if is, _ := again.Membership(); is != m {
+			t.Fatalf("the next start is in %+v, this one was in %+v", is, m)
+		}
 	})
+}
+
+// FuzzDiskState: what is told of a state directory, for people far away, has no key in it.
+func FuzzDiskState(f *testing.F) {
+	for _, text := range tenantFiles {
+		f.Add([]byte(text), spoil.Nothing)
+	}
+	dir := f.TempDir()
+	if err := os.Mkdir(filepath.Join(dir, tenantsFolder), 0o700); err != nil {
+		f.Fatal(err)
+	}
+	path := filepath.Join(dir, tenantsFolder, "blue.json")
+	f.Fuzz(func(t *testing.T, text, script []byte) {
+		write(t, path, spoil.JSON(text, script, tenantFiles...))
+		h, err := readTenant(path)
+		if err != nil {
+			return
+		}
+		s, _ := ReadDiskState(dir) // node.json is missing
+		said, err := json.Marshal(s)
+		if err != nil || len(s.Tenants) != 1 || len(s.Tenants[0].IDs) != len(h.Tenant.IDs) || len(s.Tenants[0].Apps) != len(h.Apps) {
+			t.Fatalf("of %+v is told %s, %v", h, said, err)
+		}
+		for _, id := range h.Tenant.IDs {
+			if strings.Contains(strings.ToLower(string(said)), id.Key.String()) && !strings.Contains(h.said(), id.Key.String()) {
+				t.Fatalf("a key is told: %s", said)
+			}
+		}
+	})
+}
+
+// said is what of a tenant may be told, in which somebody may have written a key.
+func (h *hosted) said() string {
+	text, _ := json.Marshal([]any{h.Tenant.Name, h.Apps})
+	return strings.ToLower(string(text))
+}
+
+// FuzzKnown: of what the orchestrator says, only what can be used is taken, and it is what was said. A tenant keeps the
+// key of an id, and the ids of its endpoints, whatever is said next.
+func FuzzKnown(f *testing.F) {
+	var deltas []string
+	for _, said := range []*pilasterv1.Delta{
+		{
+			Tenants: []*pilasterv1.Tenant{{Name: "blue", Ids: []*pilasterv1.TenantId{{Id: 7, Key: make([]byte, 16)}, {Id: 8, Key: make([]byte, 16), OnlyAccepted: true}}, Changes: 2}},
+			Apps:    []*pilasterv1.App{{Tenant: "blue", Id: 65279, Labels: map[string]string{"app": "web"}}, {Tenant: "red", Id: 1}},
+		},
+		{Tenants: []*pilasterv1.Tenant{{Name: "blue", Addressing: pilasterv1.Addressing_ADDRESSING_CLEAR, Ids: []*pilasterv1.TenantId{{Id: 16777215, Key: make([]byte, 16)}}, Changes: 9}}},
+		{Tenants: []*pilasterv1.Tenant{{Name: "blue", Ids: []*pilasterv1.TenantId{{Id: 8, Key: make([]byte, 16)}, {Id: 8, Key: make([]byte, 16)}}}}},
+	} {
+		text, err := protojson.Marshal(said)
+		if err != nil {
+			f.Fatal(err)
+		}
+		deltas = append(deltas, string(text))
+		f.Add(text, spoil.Nothing)
+	}
+	had := tenant.ID{ID: 7, Key: address.Key{}}
+	f.Fuzz(func(t *testing.T, text, script []byte) {
+		said := new(pilasterv1.Delta)
+		if protojson.Unmarshal(spoil.JSON(text, script, deltas...), said) != nil {
+			return
+		}
+		list, err := knownFromProto(said.Tenants, said.Apps, func(string) bool { return true })
+		if err != nil {
+			return
+		}
+		apps := 0
+		for _, k := range list {
+			apps += len(k.Apps)
+			for _, a := range k.Apps {
+				if a.ID == 0 || a.ID >= 0xff00 {
+					t.Fatalf("app %#x", a.ID)
+				}
+			}
+			if !k.Whole {
+				continue // apps without their tenant
+			}
+			checkIDs(t, k.Tenant.IDs)
+			h := newHosted(Known{Tenant: tenant.Tenant{Name: k.Tenant.Name, IDs: []tenant.ID{had}, Changes: 1}})
+			h.endpoints[had.ID] = 1
+			if err := h.learnIDs(k.Tenant); err == nil {
+				checkIDs(t, h.Tenant.IDs)
+				if id, _ := keyOf(h.Tenant.IDs, had.ID); id.Key != had.Key || !h.Tenant.Has(had.ID) {
+					t.Fatalf("the id of an endpoint is gone, or has another key: %+v", h.Tenant.IDs)
+				}
+			}
+		}
+		if apps != len(said.Apps) {
+			t.Fatalf("%d apps became %d", len(said.Apps), apps)
+		}
+	})
+}
+
+func keyOf(ids []tenant.ID, want address.TenantID) (tenant.ID, bool) {
+	for _, id := range ids {
+		if id.ID == want {
+			return id, true
+		}
+	}
+	return tenant.ID{}, false
+}
+
+// checkIDs: one can be drawn from, and each has one key.
+func checkIDs(t *testing.T, ids []tenant.ID) {
+	t.Helper()
+	seen, draws := map[address.TenantID]bool{}, false
+	for _, id := range ids {
+		if id.ID < 1 || id.ID > 1<<24-1 || seen[id.ID] {
+			t.Fatalf("id %d is none, or there twice: %+v", id.ID, ids)
+		}
+		seen[id.ID] = true
+		draws = draws || !id.OnlyAccepted
+	}
+	if !draws {
+		t.Fatalf("nothing to draw from: %+v", ids)
+	}
+}
+
+// FuzzMembership: a node joins a cluster by what the orchestrator answers only if that can be used and kept.
+func FuzzMembership(f *testing.F) {
+	text, err := protojson.Marshal(&pilasterv1.RegisterResponse{
+		Node: &pilasterv1.Node{Prefix: "fd70:696c:6100:1::/64"}, ClusterUuid: "c",
+		Plan: &pilasterv1.Plan{BasePrefix: "fd70:696c:6100::/40", PrivatePrefix: "fc00::/8"},
+	})
+	if err != nil {
+		f.Fatal(err)
+	}
+	good := string(text)
+	f.Add(text, spoil.Nothing)
+	dir := f.TempDir()
+	f.Fuzz(func(t *testing.T, text, script []byte) {
+		said := new(pilasterv1.RegisterResponse)
+		if protojson.Unmarshal(spoil.JSON(text, script, good), said) != nil {
+			return
+		}
+		m, err := membershipFromProto(proto.CloneOf(said))
+		if err != nil {
+			return
+		}
+		os.Remove(filepath.Join(dir, nodeFileName))
+		n, err := OpenNode(dir, "n1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := n.Join(m); err != nil {
+			if _, joined := n.Membership(); joined {
+				t.Fatalf("refused and joined: %v", err)
+			}
+			return
+		}
+		again, err := OpenNode(dir, "n1")
+		if err != nil {
+			t.Fatalf("joined by %v and does not start again: %v", said, err)
+		}
+		if is, joined := again.Membership(); !joined || is != m || is.Plan.Validate() != nil || !is.Plan.ContainsNode(is.Prefix) ||
+			is.ClusterUUID == "" || is.ClusterUUID != said.ClusterUuid || is.Prefix.String() != said.Node.Prefix && is.Prefix.Bits() != 64 {
+			t.Fatalf("%v became %+v", said, is)
+		}
+	})
+}
+
+func write(t *testing.T, path string, text []byte) {
+	t.Helper()
+	if err := os.WriteFile(path, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
 }

@@ -136,14 +136,21 @@ func (f tenantFile) hosted() (*hosted, error) {
 		if id.ID < 1 || id.ID > address.MaxTenantID {
 			return nil, fmt.Errorf("tenant id %d is not in 1..%d", id.ID, address.MaxTenantID)
 		}
+		if h.Tenant.Has(id.ID) {
+			return nil, fmt.Errorf("tenant id %d is there twice", id.ID)
+		}
 		h.Tenant.IDs = append(h.Tenant.IDs, tenant.ID{ID: id.ID, Key: k, OnlyAccepted: id.OnlyAccepted})
 	}
 	if h.Tenant.Current().ID == 0 {
 		return nil, errors.New("it has no tenant id to draw from")
 	}
-	for _, a := range f.Apps {
+	for i, a := range f.Apps {
 		if a.ID == 0 || a.ID >= address.FirstReservedApp {
 			return nil, fmt.Errorf("app %#x never belongs to a container", a.ID)
+		}
+		same := func(other App) bool { return other.ID == a.ID || maps.Equal(other.Labels, a.Labels) }
+		if slices.ContainsFunc(f.Apps[:i], same) {
+			return nil, fmt.Errorf("app %#x or its labels are there twice", a.ID)
 		}
 	}
 	return h, nil

@@ -2,12 +2,18 @@ package endpoint
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
+	"reflect"
+	"strings"
 	"testing"
+	"time"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/spoil"
 )
 
 // FuzzCursor: of what lies on disk, no index is given out that may be in use, and no line of the log is
@@ -52,6 +58,99 @@ func FuzzCursor(f *testing.F) {
 			t.Fatalf("a second start has %+v, %v; the first had %+v", again, err, c)
 		}
 	})
+}
+
+// FuzzDecodeRecord: a record that is accepted says what the file says, leaves nothing to guess, and is the same when
+// written again.
+func FuzzDecodeRecord(f *testing.F) {
+	var good []string
+	for _, r := range []Record{record(1, 5), record(MaxID, address.MaxIndex)} {
+		text, err := json.Marshal(recordFile{recordVersion, r})
+		if err != nil {
+			f.Fatal(err)
+		}
+		good = append(good, string(text))
+		f.Add(text, spoil.Nothing)
+		f.Add(bytes.Replace(text, []byte("02:00:00:00:00:01"), nil, 1), spoil.Nothing)
+		f.Add(bytes.Replace(text, []byte("fc00::1"), []byte("fc00::1%eth0"), 1), spoil.Nothing)
+		f.Add(bytes.Replace(text, []byte("fc00::1"), []byte("::ffff:192.0.2.1"), 1), spoil.Nothing)
+	}
+	f.Add([]byte(`{"version": 1, "endpoint": {}}`), spoil.Nothing)
+	dir := f.TempDir()
+	f.Fuzz(func(t *testing.T, text, script []byte) {
+		text = spoil.JSON(text, script, good...)
+		r, err := DecodeRecord(text)
+		if err != nil {
+			return
+		}
+		checkRecord(t, r)
+		var says struct {
+			Endpoint struct {
+				ID     uint64
+				Device struct{ HostMac, ContainerMac string }
+			}
+		}
+		if err := json.Unmarshal(text, &says); err != nil || says.Endpoint.ID != uint64(r.ID) ||
+			!strings.EqualFold(digits(says.Endpoint.Device.HostMac), digits(r.Device.HostMAC.String())) ||
+			!strings.EqualFold(digits(says.Endpoint.Device.ContainerMac), digits(r.Device.ContainerMAC.String())) {
+			t.Fatalf("%s was read as %+v, %v", text, r, err)
+		}
+		// What was accepted can be written, and is read back the same.
+		s := open(t, dir, newClock())
+		defer os.RemoveAll(filepath.Join(dir, "endpoints"))
+		if err := s.Put(r); err != nil {
+			t.Fatalf("accepted but not written: %v", err)
+		}
+		written, err := os.ReadFile(s.RecordPath(r.ID))
+		if err != nil {
+			t.Fatal(err)
+		}
+		back, err := DecodeRecord(written)
+		if err != nil {
+			t.Fatalf("written but not read: %v\n%s", err, written)
+		}
+		if !reflect.DeepEqual(normal(back), normal(r)) {
+			t.Fatalf("became %+v, was %+v", back, r)
+		}
+	})
+}
+
+// checkRecord holds what later steps rely on.
+func checkRecord(t *testing.T, r Record) {
+	t.Helper()
+	if r.ID < 1 || r.ID > 65535 || r.TenantID < 1 || r.TenantID > 1<<24-1 || r.App >= 0xff00 || len(r.Attachments) == 0 {
+		t.Fatalf("accepted %+v", r)
+	}
+	for _, a := range r.Attachments {
+		for _, addr := range []netip.Addr{a.Plaintext, a.Address, a.Gateway} {
+			if again, err := address.Parse(addr.String()); err != nil || again != addr {
+				t.Fatalf("accepted the address %v: %v", addr, err)
+			}
+		}
+		if b := a.Plaintext.As16(); uint32(b[8])<<16|uint32(b[9])<<8|uint32(b[10]) != uint32(r.TenantID) || uint16(b[11])<<8|uint16(b[12]) != uint16(r.App) {
+			t.Fatalf("%v is not of %d and %d", a.Plaintext, r.TenantID, r.App)
+		}
+	}
+}
+
+// digits are those of a MAC in any of its forms.
+func digits(mac string) string { return strings.NewReplacer(":", "", "-", "", ".", "").Replace(mac) }
+
+// normal makes empty and missing lists the same, which JSON does not tell apart.
+func normal(r Record) Record {
+	if len(r.Labels) == 0 {
+		r.Labels = nil
+	}
+	for i := range r.Attachments {
+		if len(r.Attachments[i].Routes) == 0 {
+			r.Attachments[i].Routes = nil
+		}
+	}
+	if r.Created.IsZero() {
+		r.Created = time.Time{}
+	}
+	r.Created = r.Created.UTC()
+	return r
 }
 
 func write(t *testing.T, path string, b []byte) {

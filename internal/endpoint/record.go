@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"slices"
 
 	"pilaster.io/pilaster/internal/address"
@@ -46,7 +47,7 @@ func (r Record) validate() error {
 		return errors.New("no attachment")
 	}
 	for _, a := range r.Attachments {
-		if a.Network == "" || !a.Plaintext.Is6() || !a.Address.Is6() || !a.Gateway.Is6() {
+		if a.Network == "" || !isPlain(a.Plaintext) || !isPlain(a.Address) || !isPlain(a.Gateway) {
 			return fmt.Errorf("attachment %+v is incomplete", a)
 		}
 		if p := address.Split(a.Plaintext); p.Tenant != r.TenantID || p.App != r.App || p.Index == 0 {
@@ -60,6 +61,9 @@ func (r Record) validate() error {
 	}
 	return nil
 }
+
+// isPlain reports whether an address is IPv6 and means the same on every interface.
+func isPlain(a netip.Addr) bool { return a.Is6() && !a.Is4In6() && a.Zone() == "" }
 
 // deviceFile is a Device with its MACs as people write them.
 type deviceFile struct {

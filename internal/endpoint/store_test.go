@@ -176,61 +176,6 @@ func TestCursorGoneWithOnlyReleasesLeft(t *testing.T) {
 	}
 }
 
-func FuzzDecodeRecord(f *testing.F) {
-	s := open(f, f.TempDir(), newClock())
-	if err := s.Put(record(1, 5)); err != nil {
-		f.Fatal(err)
-	}
-	b, err := os.ReadFile(s.RecordPath(1))
-	if err != nil {
-		f.Fatal(err)
-	}
-	f.Add(b)
-	f.Add([]byte(`{"version": 1, "endpoint": {}}`))
-	f.Add([]byte(strings.Replace(string(b), "02:00:00:00:00:01", "", 1)))
-	dir := f.TempDir()
-	f.Fuzz(func(t *testing.T, b []byte) {
-		r, err := DecodeRecord(b)
-		if err != nil {
-			return
-		}
-		// What was accepted can be written, and is read back the same.
-		s := open(t, dir, newClock())
-		defer os.RemoveAll(filepath.Join(dir, "endpoints"))
-		if err := s.Put(r); err != nil {
-			t.Fatalf("accepted but not written: %v", err)
-		}
-		written, err := os.ReadFile(s.RecordPath(r.ID))
-		if err != nil {
-			t.Fatal(err)
-		}
-		back, err := DecodeRecord(written)
-		if err != nil {
-			t.Fatalf("written but not read: %v\n%s", err, written)
-		}
-		if !reflect.DeepEqual(normal(back), normal(r)) {
-			t.Fatalf("became %+v, was %+v", back, r)
-		}
-	})
-}
-
-// normal makes empty and missing lists the same, which JSON does not tell apart.
-func normal(r Record) Record {
-	if len(r.Labels) == 0 {
-		r.Labels = nil
-	}
-	for i := range r.Attachments {
-		if len(r.Attachments[i].Routes) == 0 {
-			r.Attachments[i].Routes = nil
-		}
-	}
-	if r.Created.IsZero() {
-		r.Created = time.Time{}
-	}
-	r.Created = r.Created.UTC()
-	return r
-}
-
 func rewrite(t *testing.T, path string, change func(string) string) string {
 	t.Helper()
 	b, err := os.ReadFile(path)

@@ -70,6 +70,9 @@ func ParseAuthority(certDER, keyDER []byte) (*Authority, error) {
 	if err != nil {
 		return nil, fmt.Errorf("certificate of the authority: %w", err)
 	}
+	if err := cert.CheckSignatureFrom(cert); err != nil { // which looks whether it may sign, too
+		return nil, fmt.Errorf("certificate of the authority: %w", err)
+	}
 	key, err := x509.ParsePKCS8PrivateKey(keyDER)
 	if err != nil {
 		return nil, fmt.Errorf("key of the authority: %w", err)

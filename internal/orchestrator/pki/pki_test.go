@@ -18,16 +18,16 @@ import (
 
 var node = Node{Name: "n1", UUID: "00000000-0000-4000-8000-000000000001"}
 
-func csr(t *testing.T, key any) []byte {
+func csr(t testing.TB, key any) []byte {
 	t.Helper()
-	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{}, key)
+	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{DNSNames: []string{"n2"}}, key) // not its name
 	if err != nil {
 		t.Fatal(err)
 	}
 	return der
 }
 
-func newKey(t *testing.T, c elliptic.Curve) *ecdsa.PrivateKey {
+func newKey(t testing.TB, c elliptic.Curve) *ecdsa.PrivateKey {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(c, rand.Reader)
 	if err != nil {

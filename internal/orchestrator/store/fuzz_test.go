@@ -1,6 +1,7 @@
 package store
 
 import (
+	"cmp"
 	"encoding/json"
 	"strings"
 	"testing"
@@ -11,6 +12,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/spoil"
 )
 
 // FuzzEvent: an entry of etcd is refused, is of no interest, or says one thing, which lasts when written.
@@ -24,19 +26,21 @@ func FuzzEvent(f *testing.F) {
 		dirTenantIDs + "1":      `blue`,
 		dirAppIDs + "blue/1":    `00ff`,
 		dirNodes + "n2":         `{"registered":"never"}`,
+		dirHosting + "red/n1":   `{"accepts":[1,2],"holds":[2]}`,
 		root + "something-else": `x`,
 	} {
-		f.Add(key, []byte(value), false)
-		f.Add(key, []byte(value), true)
+		f.Add(key, []byte(value), spoil.Nothing, false)
+		f.Add(key, []byte(value), spoil.Nothing, true)
 	}
-	f.Fuzz(func(t *testing.T, key string, value []byte, gone bool) {
+	f.Fuzz(func(t *testing.T, key string, value, script []byte, gone bool) {
+		value = spoil.JSON(value, script)
 		raw := &clientv3.Event{Type: mvccpb.PUT, Kv: &mvccpb.KeyValue{Key: []byte(key), Value: value}}
 		if gone {
 			raw.Type, raw.Kv.Value = mvccpb.DELETE, nil
 		}
 		var b Batch
 		if err := b.add(raw); err != nil {
-			if !strings.HasPrefix(key, dirNodes) && !strings.HasPrefix(key, dirTenants) && !strings.HasPrefix(key, dirApps) {
+			if !strings.HasPrefix(key, dirNodes) && !strings.HasPrefix(key, dirTenants) && !strings.HasPrefix(key, dirApps) && !strings.HasPrefix(key, dirHosting) {
 				t.Fatalf("%q is of no interest, and stops all: %v", key, err)
 			}
 			return
@@ -67,7 +71,16 @@ func FuzzEvent(f *testing.F) {
 			record = e.Tenant
 		case e.App != nil:
 			record = e.App
+		case e.Session != nil && !gone:
+			// Of three words, and then it is written as it was read.
+			if is := e.Session.Session.String(); strings.Count(string(value), " ") >= 2 && is != string(value) {
+				t.Fatalf("%q was read as %q", value, is)
+			}
+			return
 		default:
+			if h := cmp.Or(e.Hosting, e.EndedHosting); h != nil && strings.Count(key, "/") > strings.Count(dirHosting, "/") && hostingKey(h.Tenant, h.Node) != key {
+				t.Fatalf("%q is hosting of %q by %q", key, h.Tenant, h.Node)
+			}
 			return
 		}
 		text, err := protojson.Marshal(record)
@@ -87,6 +100,10 @@ func FuzzCluster(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
+	good, err := json.Marshal(r)
+	if err != nil {
+		f.Fatal(err)
+	}
 	for _, change := range []func(*clusterRecord){
 		func(*clusterRecord) {},
 		func(r *clusterRecord) { r.BasePrefix = r.PrivatePrefix },
@@ -100,11 +117,11 @@ func FuzzCluster(f *testing.F) {
 		if err != nil {
 			f.Fatal(err)
 		}
-		f.Add(text)
+		f.Add(text, spoil.Nothing)
 	}
-	f.Fuzz(func(t *testing.T, text []byte) {
+	f.Fuzz(func(t *testing.T, text, script []byte) {
 		var r clusterRecord
-		if json.Unmarshal(text, &r) != nil {
+		if json.Unmarshal(spoil.JSON(text, script, string(good)), &r) != nil {
 			return
 		}
 		c, err := r.cluster()
@@ -118,20 +135,25 @@ func FuzzCluster(f *testing.F) {
 	})
 }
 
-// FuzzCheckNode: a node's name is fit for a certificate, a key and a file.
+// FuzzCheckNode: a node's name is accepted exactly when it is fit for a certificate, a key and a file, and a UUID when it is one.
 func FuzzCheckNode(f *testing.F) {
-	const uuid = "00000000-0000-4000-8000-000000000001"
+	const uuid = "00000000-0000-4000-8000-00000000000f"
 	f.Add("n1.example.org", uuid)
-	f.Add("a..b", uuid)
-	f.Add("a-", uuid)
-	f.Add("n1", "x")
+	f.Add(strings.Repeat("a", 62), uuid)
+	f.Add("a-b", "x")
 	f.Fuzz(func(t *testing.T, name, id string) {
-		if CheckNode(name, id) != nil {
-			return
+		const letters, digits = "abcdefghijklmnopqrstuvwxyz", "0123456789"
+		fit := len(name) <= 63
+		for _, label := range strings.Split(name, ".") {
+			fit = fit && label != "" && strings.Trim(label, letters+digits+"-") == "" && label[0] != '-' && label[len(label)-1] != '-'
 		}
-		if name == "" || len(name) > 63 || strings.Trim(name, "abcdefghijklmnopqrstuvwxyz0123456789-.") != "" || strings.Contains(name, "..") ||
-			strings.ContainsAny(name[:1]+name[len(name)-1:], "-.") || len(id) != len(uuid) || strings.ToLower(id) != id {
-			t.Fatalf("node %q with UUID %q was accepted", name, id)
+		groups := strings.Split(id, "-")
+		fit = fit && len(groups) == 5 && strings.Trim(id, "abcdef-"+digits) == ""
+		for i, n := range []int{8, 4, 4, 4, 12} {
+			fit = fit && len(groups[i]) == n
+		}
+		if err := CheckNode(name, id); (err == nil) != fit {
+			t.Fatalf("node %q with UUID %q, fit %v: %v", name, id, fit, err)
 		}
 	})
 }

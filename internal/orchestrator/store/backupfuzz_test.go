@@ -1,0 +1,115 @@
+package store
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"strconv"
+	"strings"
+	"testing"
+
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/spoil"
+)
+
+// FuzzBackup: of a backup everything is taken or nothing, nothing that its checksum does not cover, and what is restored hands
+// out nothing that the backup or the numbers left out have.
+func FuzzBackup(f *testing.F) {
+	r, err := newCluster(address.Plan{})
+	if err != nil {
+		f.Fatal(err)
+	}
+	cluster, err := json.Marshal(r)
+	if err != nil {
+		f.Fatal(err)
+	}
+	kept := []backupRecord{
+		{keyCluster, string(cluster)}, {dirTenants + "blue", `{"name":"blue"}`}, {dirAppMarks + "blue", "65270"}, {dirTenants + "red", `{"name":"red"}`},
+		{keyPrefixMark, "3"}, {keyTenantMark, "16777200"}, {dirSessions + "n1", "o1 i1 s1"}, {dirNodes + "n1", `{"name":"n1"}`},
+	}
+	header, err := json.Marshal(BackupHeader{Format: backupFormat, Version: backupVersion, Cluster: r.UUID, BasePrefix: r.BasePrefix, Revision: 9, Records: len(kept)})
+	if err != nil {
+		f.Fatal(err)
+	}
+	records, err := json.Marshal(kept)
+	if err != nil {
+		f.Fatal(err)
+	}
+	good := string(records)
+	f.Add(header, records, spoil.Nothing, []byte{}, uint16(0), byte(0), uint64(5))
+	f.Fuzz(func(t *testing.T, header, records, script, more []byte, at uint16, flip byte, skip uint64) {
+		var lines []json.RawMessage
+		if json.Unmarshal(spoil.JSON(records, script, good), &lines) != nil {
+			return
+		}
+		text := append(bytes.Clone(header), '\n')
+		for _, line := range lines {
+			text = append(append(text, line...), '\n')
+		}
+		text = fmt.Appendf(text, "%s%x\n", sumPrefix, sha256.Sum256(text))
+		text[int(at)%len(text)] ^= flip
+		text = append(text, more...)
+		h, got, err := parseBackup(text)
+		if err != nil {
+			return
+		}
+		if flip != 0 || len(more) > 0 {
+			t.Fatalf("damaged, and accepted: %q", text)
+		}
+		if h.Records != len(got) || h.Format != backupFormat || h.Version != backupVersion {
+			t.Fatalf("%d records of %+v", len(got), h)
+		}
+		for _, line := range lines {
+			var r backupRecord
+			if err := json.Unmarshal(line, &r); err != nil || got[r.Key] != r.Value || !strings.HasPrefix(r.Key, root) {
+				t.Fatalf("%s became %q, %v", line, got[r.Key], err)
+			}
+		}
+		restored := maps.Clone(got)
+		if skipAhead(restored, skip) == nil {
+			checkRestored(t, got, restored, skip)
+		}
+	})
+}
+
+// checkRestored compares the records of a backup with those of the cluster it becomes.
+func checkRestored(t *testing.T, was, is map[string]string, skip uint64) {
+	t.Helper()
+	var before, after clusterRecord
+	if json.Unmarshal([]byte(was[keyCluster]), &before) != nil || json.Unmarshal([]byte(is[keyCluster]), &after) != nil || after.Restores <= max(0, before.Restores) {
+		t.Fatalf("restored %d times, then %d", before.Restores, after.Restores)
+	}
+	plan := address.Plan{Base: after.BasePrefix, Private: after.PrivatePrefix}
+	marks := map[string]uint64{keyPrefixMark: plan.Nodes(), keyTenantMark: 1 << 24}
+	for key := range was {
+		if tenant, ok := strings.CutPrefix(key, dirTenants); ok {
+			marks[dirAppMarks+tenant] = 0xff00
+		}
+	}
+	for key, end := range marks {
+		next, err1 := strconv.ParseUint(is[key], 10, 64)
+		had := uint64(1)
+		if was[key] != "" {
+			had, _ = strconv.ParseUint(was[key], 10, 64)
+		}
+		full := next >= end && strings.HasPrefix(key, dirAppMarks)
+		if err1 != nil || next < had || next-had != skip && !full && had < end {
+			t.Fatalf("%s was %q and is %q after leaving out %d", key, was[key], is[key], skip)
+		}
+	}
+	for key, value := range is {
+		if strings.HasPrefix(key, dirSessions) {
+			t.Fatalf("%s is still there", key)
+		}
+		if _, mark := marks[key]; !mark && key != keyCluster && value != was[key] {
+			t.Fatalf("%s was %q and is %q", key, was[key], value)
+		}
+	}
+	for key := range was {
+		if _, there := is[key]; !there && !strings.HasPrefix(key, dirSessions) {
+			t.Fatalf("%s is gone", key)
+		}
+	}
+}

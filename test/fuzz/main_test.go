@@ -1,0 +1,57 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// The table tells a target that finds something from one that does not, counts, and says where the input lies.
+func TestTargetsAreRunAndJudged(t *testing.T) {
+	tree := t.TempDir()
+	folder := filepath.Join(tree, "internal", "x")
+	if err := os.MkdirAll(folder, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	// FUNC, or these would be taken for targets of this tree.
+	for name, text := range map[string]string{
+		"go.mod": "module x\n",
+		"internal/x/x_test.go": `package x
+import "testing"
+FUNC FuzzClean(f *testing.F) { f.Add(1); f.Fuzz(func(t *testing.T, n int) {}) }
+FUNC FuzzFinds(f *testing.F) { f.Add(1); f.Fuzz(func(t *testing.T, n int) { if n != 1 { t.Fatal("found") } }) }
+FUNC FuzzSeed(f *testing.F) { f.Add(1); f.Fuzz(func(t *testing.T, n int) { t.Fatal("seed") }) }
+`,
+	} {
+		if err := os.WriteFile(filepath.Join(tree, name), []byte(strings.ReplaceAll(text, "FUNC", "func")), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	found, err := targets(tree, "")
+	if err != nil || len(found) != 3 {
+		t.Fatalf("%d targets, %v", len(found), err)
+	}
+	var out bytes.Buffer
+	if failed := runAll(context.Background(), found, time.Second, 3, &out); failed != 2 {
+		t.Errorf("%d failed", failed)
+	}
+	clean, finds, seed := found[0], found[1], found[2]
+	if clean.err != nil || clean.runs == 0 {
+		t.Errorf("clean: %d runs, %v", clean.runs, clean.err)
+	}
+	if _, err := os.Stat(finds.input); err != nil {
+		t.Errorf("the input that failed is not there: %v", err)
+	}
+	if !strings.HasPrefix(seed.input, "FuzzSeed/seed#0") {
+		t.Errorf("the seed that failed is called %q", seed.input)
+	}
+	for _, want := range []string{"FuzzClean", "clean", "FAILED by " + finds.input, "3 targets, 2 failed"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("%q is missing from\n%s", want, &out)
+		}
+	}
+}
