@@ -52,7 +52,7 @@ func bugs() []planted {
 		{"FuzzSignNode", "internal/orchestrator/pki/pki.go", "!ok || k.Curve != elliptic.P256()", "!ok || k.Curve == elliptic.P224()"},
 		{"FuzzCheckNode", "internal/orchestrator/store/names.go", "ok = ok && labelForm.MatchString(label)", "ok = ok && (label == \"\" || labelForm.MatchString(label))"},
 		{"FuzzEvent", "internal/orchestrator/store/sessions.go", `s.Orchestrator, text, _ = strings.Cut(text, " ")`, `s.Orchestrator, text, _ = strings.Cut(strings.TrimSpace(text), " ")`},
-		{"FuzzCluster", "internal/orchestrator/store/cluster.go", "len(r.JoinSecret) != len(c.Token.Secret)", "len(r.JoinSecret) > len(c.Token.Secret)"},
+		{"FuzzCluster", "internal/orchestrator/store/cluster.go", "len(r.JoinSecret) != len(t.Secret)", "len(r.JoinSecret) > len(t.Secret)"},
 		{"FuzzDecode", "internal/packet/decode.go", "if len(b) < icmpHeaderLen {", "if len(b) < icmpHeaderLen-4 {"},
 		{"FuzzKernelVersion", "internal/preflight/machine.go", "minor < wantMinor", "minor+1 < wantMinor"},
 		{"FuzzParseLabels", "internal/tenant/identity.go", `k + "=" + labels[k]`, `strings.ToLower(k) + "=" + labels[k]`},
