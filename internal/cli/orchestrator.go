@@ -44,6 +44,9 @@ replaces.`,
 			if (c.Etcd.Cert == "") != (c.Etcd.Key == "") {
 				return usage("--etcd-cert and --etcd-key go together")
 			}
+			if min(c.Limits.Connections, c.Limits.Strangers, c.Limits.Joins) < 1 {
+				return usage("--max-connections, --max-strangers and --max-joins are at least 1")
+			}
 			c.Version = programVersion()
 			c.Log = slog.New(slog.NewTextHandler(env.Stderr, nil))
 			err = orchestrator.Run(cmd.Context(), c)
@@ -60,6 +63,10 @@ replaces.`,
 	f.StringVar(&c.Listen, "listen", "[::]:7070", "address for nodes, with TLS; also /healthz and /readyz")
 	f.StringSliceVar(&c.Advertise, "advertise", nil, "more host names and addresses for the TLS certificate")
 	f.StringVar(&c.MetricsListen, "metrics-listen", "", "address for Prometheus, without TLS (always on the operator's socket)")
+	c.Limits = orchestrator.DefaultLimits
+	f.IntVar(&c.Limits.Connections, "max-connections", c.Limits.Connections, "connections of nodes and all others; a node needs one, and two while its certificate is renewed")
+	f.IntVar(&c.Limits.Strangers, "max-strangers", c.Limits.Strangers, "connections from one source (IPv4 address, IPv6 /64) that have shown no node's certificate")
+	f.IntVar(&c.Limits.Joins, "max-joins", c.Limits.Joins, "tries to join that one source may make a second; ten times as many at once")
 	f.StringVar(&etcd, "etcd", "", "endpoints of an etcd cluster, instead of the embedded one")
 	f.StringVar(&c.Etcd.CA, "etcd-ca", "", "file with the authority of that etcd")
 	f.StringVar(&c.Etcd.Cert, "etcd-cert", "", "file with our certificate for that etcd")

@@ -178,6 +178,9 @@ func TestOrchestratorFlags(t *testing.T) {
 		{"--private-prefix", []string{"--private-prefix", "x"}},
 		{"--etcd", []string{"--etcd-ca", "ca.pem"}},
 		{"go together", []string{"--etcd", "https://[::1]:1", "--etcd-cert", "c.pem"}},
+		{"at least 1", []string{"--max-connections", "0"}},
+		{"at least 1", []string{"--max-strangers", "-1"}},
+		{"at least 1", []string{"--max-joins", "0"}},
 		{"unknown flag", []string{"--nonsense"}},
 		{"", []string{"argument"}},
 	} {

@@ -12,6 +12,7 @@ import (
 
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
 	"pilaster.io/pilaster/internal/join"
+	"pilaster.io/pilaster/internal/local"
 	"pilaster.io/pilaster/internal/orchestrator/pki"
 )
 
@@ -22,11 +23,9 @@ const (
 	formerKey
 	instanceKey
 	controllerKey
+	guestKey
+	bodyKey
 )
-
-// maxStranger is how much of a request is read from who shows no certificate, in bytes: a Join has
-// about 500.
-const maxStranger = 64 << 10
 
 // verifyNode accepts in the handshake what this cluster signed for a node, at whatever time, and no certificate
 // at all: what one that is not valid now is good for, authenticate decides by the call, and tells why.
@@ -40,42 +39,60 @@ func verifyNode(authority *pki.Authority) func(tls.ConnectionState) error {
 }
 
 // authenticate lets through who shows a node's certificate, and anybody to the calls that need
-// none. A certificate that ran out, or is not valid yet, is good for its own renewal and nothing else.
-func authenticate(now func() time.Time, next http.Handler) http.Handler {
+// none, within their limits. A certificate that ran out, or is not valid yet, is good for its own renewal
+// and nothing else.
+func authenticate(now func() time.Time, guard *guard, next http.Handler) http.Handler {
 	open := map[string]bool{
 		pilasterv1connect.NodeServiceJoinProcedure: true, // needs the join token
 		"/healthz": true,
 		"/readyz":  true,
 	}
-	errorWriter := connect.NewErrorWriter()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		ctx := context.WithValue(r.Context(), controllerKey, http.NewResponseController(w))
 		ctx = context.WithValue(ctx, instanceKey, r.Header.Get(join.InstanceHeader))
+		by := client{from: source(r.RemoteAddr)}
 		node, err := shown(r.TLS, now())
-		if err == nil {
-			ctx = context.WithValue(ctx, callerKey, node)
-		} else {
-			r.Body = http.MaxBytesReader(w, r.Body, maxStranger)
-			http.NewResponseController(w).SetReadDeadline(time.Now().Add(callTimeout))
-			known := node != pki.Node{}
-			switch {
-			case open[r.URL.Path]:
-				err = nil
-			case known && r.URL.Path == pilasterv1connect.NodeServiceRenewProcedure:
-				ctx, err = context.WithValue(ctx, formerKey, node), nil
+		switch {
+		case err == nil:
+			if err := guestOf(ctx).is(node); err != nil {
+				w.Header().Set("Connection", "close")
+				refuse(w, r, err)
+				return
 			}
-		}
-		if err != nil {
-			err := connect.NewError(connect.CodeUnauthenticated, err)
-			if errorWriter.IsSupported(r) {
-				errorWriter.Write(w, r, err)
-			} else {
-				http.Error(w, err.Message(), http.StatusUnauthorized)
-			}
+			ctx, by = context.WithValue(ctx, callerKey, node), client{node: node}
+		case open[r.URL.Path]:
+		case node != pki.Node{} && r.URL.Path == pilasterv1connect.NodeServiceRenewProcedure:
+			ctx, by = context.WithValue(ctx, formerKey, node), client{node: node}
+		default:
+			refuse(w, r, connect.NewError(connect.CodeUnauthenticated, err))
 			return
 		}
-		next.ServeHTTP(w, r.WithContext(ctx))
+		done, err := guard.admit(r, by)
+		if err != nil {
+			refuse(w, r, err)
+			return
+		}
+		defer done()
+		body := guard.bound(r)
+		r = r.WithContext(context.WithValue(ctx, bodyKey, body))
+		r.Body = body
+		next.ServeHTTP(w, r)
 	})
+}
+
+var errorWriter = connect.NewErrorWriter()
+
+// refuse answers in the protocol of the request.
+func refuse(w http.ResponseWriter, r *http.Request, err error) {
+	if errorWriter.IsSupported(r) {
+		errorWriter.Write(w, r, err)
+		return
+	}
+	status := http.StatusServiceUnavailable
+	if connect.CodeOf(err) == connect.CodeUnauthenticated {
+		status = http.StatusUnauthorized
+	}
+	http.Error(w, local.Words(err), status)
 }
 
 // shown is whose certificate was shown, with an error where it is not valid now.

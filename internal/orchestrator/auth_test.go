@@ -88,7 +88,7 @@ func TestWhoMayCall(t *testing.T) {
 
 	t.Run("much from a stranger", func(t *testing.T) {
 		client := raw(t, s, &http.Transport{TLSClientConfig: &tls.Config{RootCAs: authority.Pool(), ServerName: join.ServerName}})
-		_, err := client.Join(t.Context(), connect.NewRequest(&pilasterv1.JoinRequest{Csr: make([]byte, maxStranger)}))
+		_, err := client.Join(t.Context(), connect.NewRequest(&pilasterv1.JoinRequest{Csr: make([]byte, 65<<10)}))
 		wantCode(t, err, connect.CodeResourceExhausted)
 	})
 	t.Run("old TLS", func(t *testing.T) {

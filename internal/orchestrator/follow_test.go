@@ -1,6 +1,8 @@
 package orchestrator
 
 import (
+	"slices"
+	"strings"
 	"testing"
 
 	"connectrpc.com/connect"
@@ -149,6 +151,8 @@ func TestRegisterRefuses(t *testing.T) {
 		"another cluster": {&pilasterv1.RegisterRequest{ClusterUuid: "x"}, connect.CodeFailedPrecondition},
 		"no prefix":       {&pilasterv1.RegisterRequest{WantedPrefix: "x"}, connect.CodeInvalidArgument},
 		"foreign prefix":  {&pilasterv1.RegisterRequest{WantedPrefix: "2001:db8::/64"}, connect.CodeInvalidArgument},
+		"long version":    {&pilasterv1.RegisterRequest{Version: strings.Repeat("x", maxVersion+1)}, connect.CodeInvalidArgument},
+		"many addresses":  {&pilasterv1.RegisterRequest{UplinkAddresses: slices.Repeat([]string{"2001:db8::2"}, maxUplinks+1)}, connect.CodeInvalidArgument},
 		"no address":      {&pilasterv1.RegisterRequest{UplinkAddresses: []string{"x"}}, connect.CodeInvalidArgument},
 		"held app": {&pilasterv1.RegisterRequest{Held: &pilasterv1.Held{
 			Tenants: []*pilasterv1.Tenant{{Name: "blue", Ids: []*pilasterv1.TenantId{{}}}}}}, connect.CodeInvalidArgument},

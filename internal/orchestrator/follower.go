@@ -3,6 +3,7 @@ package orchestrator
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"connectrpc.com/connect"
 	"google.golang.org/protobuf/proto"
@@ -208,6 +209,15 @@ func (m *model) endOne(f *follower, code connect.Code, word, reason string) {
 	f.end(connect.NewError(code, fmt.Errorf("%s", reason)))
 	delete(m.followers, f.node.Name)
 	m.dropped(word)
+}
+
+// stalled ends a stream of which nothing was read for so long.
+func (m *model) stalled(f *follower, long time.Duration) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.followers[f.node.Name] == f {
+		m.endOne(f, connect.CodeResourceExhausted, "stalled", fmt.Sprintf("the node read nothing for %v; follow again", long))
+	}
 }
 
 func (m *model) endReplaced(f *follower) {

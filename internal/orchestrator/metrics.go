@@ -18,6 +18,7 @@ type metrics struct {
 	calls    *prometheus.CounterVec
 	dropped  *prometheus.CounterVec
 	sent     *prometheus.CounterVec
+	refused  *prometheus.CounterVec
 }
 
 func newMetrics(version string) *metrics {
@@ -32,6 +33,12 @@ func newMetrics(version string) *metrics {
 		sent: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "pilaster_orchestrator_messages_total", Help: "Messages to nodes on their streams, by what they carry.",
 		}, []string{"event"}),
+		refused: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "pilaster_orchestrator_refused_total", Help: "Connections and calls refused because of a limit, by limit.",
+		}, []string{"limit"}),
+	}
+	for _, limit := range limitWords {
+		m.refused.WithLabelValues(limit)
 	}
 	for _, event := range []string{"snapshot", "delta", "heartbeat"} {
 		m.sent.WithLabelValues(event) // there from the start, at 0
@@ -41,12 +48,14 @@ func newMetrics(version string) *metrics {
 		ConstLabels: prometheus.Labels{"version": version, "goversion": runtime.Version()},
 	})
 	build.Set(1)
-	m.registry.MustRegister(build, m.calls, m.dropped, m.sent, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	m.registry.MustRegister(build, m.calls, m.dropped, m.sent, m.refused, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
 
 func (m *metrics) countCall(procedure, code string) { m.calls.WithLabelValues(procedure, code).Inc() }
 func (m *metrics) countDropped(reason string)       { m.dropped.WithLabelValues(reason).Inc() }
+
+func (m *metrics) countRefused(limit string) { m.refused.WithLabelValues(limit).Inc() }
 
 func (m *metrics) countSent(r *pilasterv1.FollowResponse) {
 	event := "heartbeat"

@@ -115,6 +115,10 @@ func TestSlowFollowerIsEnded(t *testing.T) {
 	if connect.CodeOf(context.Cause(ctx)) != connect.CodeResourceExhausted || ended["slow"] != 1 || m.size().streams != 0 {
 		t.Errorf("cause %v, ended %v, connected %d", context.Cause(ctx), ended, m.size().streams)
 	}
+	again, _ := testFollow(m, 11, "blue")
+	if r := <-again.queue; r.GetSnapshot() == nil || len(again.queue) != 0 {
+		t.Errorf("followed again it hears %v, and more", r)
+	}
 }
 
 func TestStoreReadAnewEndsStreams(t *testing.T) {

@@ -23,6 +23,12 @@ import (
 
 const heartbeatEvery = 5 * time.Second
 
+// What a node says of itself is kept in the store.
+const (
+	maxVersion = 256 // bytes
+	maxUplinks = 64
+)
+
 // nodeService serves agents. A node acts as itself only: who it is comes from its certificate.
 type nodeService struct {
 	store   *store.Store
@@ -32,6 +38,7 @@ type nodeService struct {
 	now     func() time.Time
 	log     *slog.Logger
 	sent    func(*pilasterv1.FollowResponse)
+	guard   *guard
 	later   func(func(context.Context)) // does something that outlasts the call
 }
 
@@ -101,6 +108,9 @@ func (s *nodeService) Register(ctx context.Context, req *connect.Request[pilaste
 func registration(ctx context.Context, m *pilasterv1.RegisterRequest) (r store.Registration, err error) {
 	r.Node, _ = caller(ctx)
 	r.Instance = instance(ctx)
+	if len(m.Version) > maxVersion || len(m.UplinkAddresses) > maxUplinks {
+		return r, fmt.Errorf("a version of %d bytes and %d uplink addresses; at most %d and %d are kept", len(m.Version), len(m.UplinkAddresses), maxVersion, maxUplinks)
+	}
 	r.Version, r.Tenants, r.Apps = m.Version, m.Held.GetTenants(), m.Held.GetApps()
 	if m.WantedPrefix != "" {
 		if r.Prefix, err = netip.ParsePrefix(m.WantedPrefix); err != nil {
@@ -216,8 +226,17 @@ func (s *nodeService) tell(ctx context.Context, f *follower, stream *connect.Bid
 				continue
 			}
 		}
-		deadlines.SetWriteDeadline(time.Now().Add(s.timeout))
+		if size := proto.Size(next); size > maxAnswer {
+			return s.guard.refuse(limitAnswer, connect.CodeResourceExhausted, "what the tenants of this node have makes a message of %d bytes, and %d are the most; nothing was changed on this node: have it host fewer tenants", size, maxAnswer)
+		}
+		began := time.Now()
+		deadlines.SetWriteDeadline(began.Add(s.timeout))
 		if err := stream.Send(next); err != nil {
+			if time.Since(began) >= s.timeout {
+				s.model.stalled(f, s.timeout)
+				s.log.Warn("a node reads nothing; its stream is ended, and begins with what it missed when it follows again", "node", f.node.Name)
+				return context.Cause(ctx)
+			}
 			return err
 		}
 		s.sent(next)
@@ -237,6 +256,7 @@ func (s *nodeService) host(ctx context.Context, f *follower, req *pilasterv1.Fol
 
 func receive(ctx context.Context, stream *connect.BidiStream[pilasterv1.FollowRequest, pilasterv1.FollowResponse], to chan<- *pilasterv1.FollowRequest) error {
 	for {
+		nextMessage(ctx)
 		req, err := stream.Receive()
 		if err != nil {
 			return err

@@ -1,6 +1,7 @@
 package orchestrator
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -34,10 +35,12 @@ type Config struct {
 	MetricsListen string         // address for Prometheus, without TLS; empty means none
 	Etcd          store.External // no endpoints means embedded
 	Plan          address.Plan   // zero prefixes mean what the cluster has
+	Limits        Limits         // of what nodes and strangers may take
 	Version       string
 	Log           *slog.Logger
 
-	Now func() time.Time `json:"-"` // by which certificates are made and judged; nil means time.Now
+	Now      func() time.Time `json:"-"` // by which certificates are made and judged; nil means time.Now
+	patience time.Duration    // for a request, or one message of a stream; 0 means callTimeout
 }
 
 // Socket is the operator's socket in a run directory.
@@ -51,6 +54,8 @@ type Server struct {
 	token     *tokenFile
 	metrics   *metrics
 	pinged    health
+	door      *door
+	guard     *guard
 	nodes     net.Listener
 	servers   []*http.Server
 	closeEtcd func()
@@ -62,9 +67,9 @@ type Server struct {
 }
 
 const (
-	startTimeout  = 30 * time.Second
-	stopTimeout   = 5 * time.Second
-	streamTimeout = 10 * time.Second
+	startTimeout = 30 * time.Second
+	stopTimeout  = 5 * time.Second
+	pingTimeout  = 10 * time.Second
 )
 
 // Run starts an orchestrator, tells the supervisor when it is ready, and stops it when ctx ends.
@@ -92,6 +97,7 @@ func Start(ctx context.Context, c Config) (_ *Server, err error) {
 	if c.Now == nil {
 		c.Now = time.Now
 	}
+	c.patience = cmp.Or(c.patience, callTimeout)
 	s := &Server{config: c, metrics: newMetrics(c.Version), failed: make(chan error, 8), closeEtcd: func() {}}
 	s.model = newModel(join.NewUUID(), s.metrics.countDropped)
 	background, stop := context.WithCancel(context.Background())
@@ -161,7 +167,15 @@ func (s *Server) where() string {
 }
 
 func (s *Server) serve() error {
-	options := []connect.HandlerOption{connect.WithInterceptors(calls{s.metrics.countCall}), connect.WithReadMaxBytes(16 << 20)}
+	limits, err := s.config.Limits.orDefault().withinFiles()
+	if err != nil {
+		return err
+	}
+	if want := s.config.Limits.orDefault().Connections; limits.Connections < want {
+		s.config.Log.Warn("this process may not open files enough for --max-connections; raise its limit (LimitNOFILE of the unit)", "wanted", want, "connections", limits.Connections)
+	}
+	s.door = newDoor(limits, s.metrics.countRefused, s.config.Log)
+	options := connect.WithInterceptors(calls{s.metrics.countCall})
 	health := func(mux *http.ServeMux) {
 		mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 		mux.HandleFunc("/readyz", s.pinged.serve)
@@ -173,18 +187,20 @@ func (s *Server) serve() error {
 	}
 	mux := http.NewServeMux()
 	health(mux)
+	s.guard = newGuard(limits, s.metrics.countRefused)
 	mux.Handle(pilasterv1connect.NewNodeServiceHandler(&nodeService{
-		store: s.store, model: s.model, token: s.token, timeout: streamTimeout, now: s.config.Now, log: s.config.Log, sent: s.metrics.countSent,
-		later: func(work func(context.Context)) { s.running.Go(func() { work(s.background) }) },
-	}, options...))
+		store: s.store, model: s.model, token: s.token, timeout: s.config.patience, now: s.config.Now, log: s.config.Log, sent: s.metrics.countSent,
+		guard: s.guard, later: func(work func(context.Context)) { s.running.Go(func() { work(s.background) }) },
+	}, options))
 	var both http.Protocols
 	both.SetHTTP1(true)
 	both.SetHTTP2(true)
 	certificate := &serverCertificate{authority: s.store.Cluster().Authority, hosts: s.hosts(nodes.Addr()), now: s.config.Now}
 	s.nodes = nodes
-	s.start(nodes, true, &http.Server{
-		Handler:   authenticate(s.config.Now, mux),
-		Protocols: &both,
+	s.start(doorListener{nodes, s.door}, true, s.patient(&http.Server{
+		Handler:     authenticate(s.config.Now, s.guard, mux),
+		ConnContext: withGuest,
+		Protocols:   &both,
 		TLSConfig: &tls.Config{
 			MinVersion:       tls.VersionTLS13,
 			ClientAuth:       tls.RequestClientCert, // verifyNode verifies it
@@ -192,8 +208,8 @@ func (s *Server) serve() error {
 			VerifyConnection: verifyNode(certificate.authority),
 			GetCertificate:   certificate.get,
 		},
-		HTTP2: &http.HTTP2Config{SendPingTimeout: 10 * time.Second, PingTimeout: 10 * time.Second},
-	})
+		HTTP2: &http.HTTP2Config{SendPingTimeout: pingTimeout, PingTimeout: pingTimeout, WriteByteTimeout: pingTimeout},
+	}))
 
 	operator, err := local.Listen(Socket(s.config.RunDir))
 	if err != nil {
@@ -205,7 +221,7 @@ func (s *Server) serve() error {
 	mux.HandleFunc("/debug/goroutines", observe.Goroutines)
 	mux.Handle(pilasterv1connect.NewOperatorServiceHandler(&operatorService{
 		store: s.store, model: s.model, token: s.token, version: s.config.Version, where: s.where(), listen: s.Addr().String(), started: time.Now(),
-	}, options...))
+	}, options, connect.WithReadMaxBytes(16<<20)))
 	s.start(operator, false, local.Server(mux))
 
 	if s.config.MetricsListen == "" {
@@ -217,13 +233,21 @@ func (s *Server) serve() error {
 	}
 	mux = http.NewServeMux()
 	mux.Handle("/metrics", s.metrics.handler())
-	s.start(metrics, false, &http.Server{Handler: mux})
+	s.start(doorListener{metrics, s.door}, false, s.patient(&http.Server{Handler: mux}))
 	return nil
 }
 
+// patient bounds how long anything may take that is not a stream, and what is kept of a header.
+func (s *Server) patient(h *http.Server) *http.Server {
+	h.ReadHeaderTimeout = s.config.patience / 2 // and the handshake
+	h.ReadTimeout = s.config.patience
+	h.WriteTimeout = 2 * s.config.patience // from the end of the header, so the call is in it
+	h.IdleTimeout = 2 * s.config.patience
+	h.MaxHeaderBytes = maxHeader
+	return h
+}
+
 func (s *Server) start(l net.Listener, secure bool, h *http.Server) {
-	h.ReadHeaderTimeout = 5 * time.Second
-	h.IdleTimeout = 2 * time.Minute
 	h.ErrorLog = slog.NewLogLogger(s.config.Log.Handler(), slog.LevelDebug)
 	s.servers = append(s.servers, h)
 	s.running.Go(func() {

@@ -120,7 +120,7 @@ func TestNodeThatReadsNothing(t *testing.T) {
 	defer func() { stop(); <-watching }()
 	mux := http.NewServeMux()
 	mux.Handle(pilasterv1connect.NewNodeServiceHandler(&nodeService{
-		store: s.store, model: m, timeout: 300 * time.Millisecond, sent: newMetrics("").countSent, later: func(func(context.Context)) {},
+		store: s.store, model: m, timeout: 300 * time.Millisecond, sent: newMetrics("").countSent, log: s.config.Log, later: func(func(context.Context)) {},
 	}))
 	returned := make(chan struct{})
 	path := filepath.Join(t.TempDir(), "s")
@@ -155,6 +155,9 @@ func TestNodeThatReadsNothing(t *testing.T) {
 		case <-returned:
 			if ended["slow"] != 0 {
 				t.Error("its queue was full before its connection was: this proved nothing")
+			}
+			if ended["stalled"] != 1 {
+				t.Errorf("ended %v", ended)
 			}
 			return
 		case <-ctx.Done():

@@ -1,0 +1,147 @@
+package orchestrator
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"sync"
+	"time"
+
+	"connectrpc.com/connect"
+	"golang.org/x/time/rate"
+
+	"pilaster.io/pilaster/internal/orchestrator/pki"
+)
+
+// door counts connections and closes at once those beyond a limit. Who comes is a stranger until it
+// shows a node's certificate in a call; strangers have an eighth of all places, so that nodes find theirs.
+type door struct {
+	limits  Limits
+	refused func(limit string)
+	log     *slog.Logger
+	seldom  rate.Sometimes
+
+	mu        sync.Mutex
+	all       int
+	strangers int
+	sources   map[netip.Prefix]int // strangers
+	nodes     map[pki.Node]int
+}
+
+func newDoor(l Limits, refused func(string), log *slog.Logger) *door {
+	return &door{limits: l, refused: refused, log: log, seldom: rate.Sometimes{First: 1, Interval: time.Minute},
+		sources: map[netip.Prefix]int{}, nodes: map[pki.Node]int{}}
+}
+
+// guest is a connection that was let in.
+type guest struct {
+	net.Conn
+	door  *door
+	from  netip.Prefix
+	known pki.Node // none while it is a stranger
+	gone  bool
+}
+
+type doorListener struct {
+	net.Listener
+	door *door
+}
+
+func (l doorListener) Accept() (net.Conn, error) {
+	for {
+		c, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		if g, limit := l.door.enter(c); limit == "" {
+			return g, nil
+		} else {
+			l.door.refuse(c, limit)
+		}
+	}
+}
+
+// refuse can say nothing to who has not begun to speak TLS.
+func (d *door) refuse(c net.Conn, limit string) {
+	d.refused(limit)
+	c.Close()
+	d.seldom.Do(func() {
+		d.log.Warn("connections are refused; more are allowed with --max-connections and --max-strangers", "limit", limit, "last_from", c.RemoteAddr())
+	})
+}
+
+func (d *door) enter(c net.Conn) (_ *guest, limit string) {
+	g := &guest{Conn: c, door: d, from: source(c.RemoteAddr().String())}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	switch {
+	case d.all >= d.limits.Connections:
+		return nil, limitConnections
+	case d.strangers >= max(1, d.limits.Connections/8), d.sources[g.from] >= d.limits.Strangers:
+		return nil, limitStrangers
+	}
+	d.all++
+	d.strangers++
+	d.sources[g.from]++
+	return g, ""
+}
+
+// is makes a stranger a node, unless that has connections enough.
+func (g *guest) is(n pki.Node) error {
+	d := g.door
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if g.gone || g.known == n {
+		return nil
+	}
+	if d.nodes[n] >= maxNodeConnections {
+		d.refused(limitNodeConnections)
+		return connect.NewError(connect.CodeUnavailable, fmt.Errorf("node %s has %d connections, as many as it may, and this one is ended; nothing was changed: see what else calls with this node's certificate",
+			n.Name, maxNodeConnections))
+	}
+	d.leave(g)
+	g.known = n
+	d.nodes[n]++
+	return nil
+}
+
+// leave forgets what a guest was counted as.
+func (d *door) leave(g *guest) {
+	if g.known != (pki.Node{}) {
+		less(d.nodes, g.known)
+		return
+	}
+	d.strangers--
+	less(d.sources, g.from)
+}
+
+func less[K comparable](count map[K]int, k K) {
+	if count[k]--; count[k] == 0 {
+		delete(count, k)
+	}
+}
+
+func (g *guest) Close() error {
+	d := g.door
+	d.mu.Lock()
+	if !g.gone {
+		g.gone = true
+		d.all--
+		d.leave(g)
+	}
+	d.mu.Unlock()
+	return g.Conn.Close()
+}
+
+// withGuest is for http.Server.ConnContext.
+func withGuest(ctx context.Context, c net.Conn) context.Context {
+	if t, ok := c.(*tls.Conn); ok {
+		c = t.NetConn()
+	}
+	return context.WithValue(ctx, guestKey, c)
+}
+
+func guestOf(ctx context.Context) *guest { return ctx.Value(guestKey).(*guest) }

@@ -1,0 +1,189 @@
+package orchestrator
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"net/netip"
+	"sync"
+	"syscall"
+
+	"connectrpc.com/connect"
+
+	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
+	"pilaster.io/pilaster/internal/orchestrator/pki"
+)
+
+// Limits are what an operator may set of what clients may take. Zero means the default.
+type Limits struct {
+	Connections int // of nodes and strangers together
+	Strangers   int // connections of one source that have not shown a node's certificate
+	Joins       int // tries of one source to join, a second; ten times as many at once
+}
+
+// DefaultLimits suit 100,000 nodes, each with the connection it has and one that replaces it.
+var DefaultLimits = Limits{Connections: 200_000, Strangers: 256, Joins: 100}
+
+func (l Limits) orDefault() Limits {
+	return Limits{
+		Connections: cmp.Or(l.Connections, DefaultLimits.Connections),
+		Strangers:   cmp.Or(l.Strangers, DefaultLimits.Strangers),
+		Joins:       cmp.Or(l.Joins, DefaultLimits.Joins),
+	}
+}
+
+// withinFiles leaves an eighth of the files this process may open to the store and the rest.
+func (l Limits) withinFiles() (Limits, error) {
+	var files syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &files); err != nil {
+		return l, err
+	}
+	if room := files.Cur - files.Cur/8; room < uint64(l.Connections) {
+		l.Connections = int(room)
+	}
+	return l, nil
+}
+
+const (
+	maxNodeConnections = 16       // of one node; it needs two while its certificate is renewed
+	maxHeader          = 32 << 10 // bytes
+	maxAnswer          = 64 << 20 // bytes of one message to a node
+)
+
+// allowance is what one caller may have of a procedure: a node, or the source of who has no certificate.
+type allowance struct {
+	atOnce int   // calls or streams
+	bytes  int64 // of a request, or of each message of a stream
+}
+
+// allowances have room for a node that hosts 65,535 tenants, and after a restart asks for what all its
+// containers need at once.
+var allowances = map[string]allowance{
+	pilasterv1connect.NodeServiceJoinProcedure:     {64, 64 << 10}, // has about 500 bytes
+	pilasterv1connect.NodeServiceRenewProcedure:    {4, 64 << 10},
+	pilasterv1connect.NodeServiceRegisterProcedure: {4, 16 << 20},
+	pilasterv1connect.NodeServiceResolveProcedure:  {256, 64 << 10},
+	pilasterv1connect.NodeServiceFollowProcedure:   {4, 16 << 20},
+}
+
+// Words for the counter of refusals, one a limit.
+const (
+	limitConnections     = "connections"
+	limitStrangers       = "strangers"
+	limitNodeConnections = "node-connections"
+	limitAtOnce          = "calls"
+	limitJoins           = "joins"
+	limitRequest         = "request-size"
+	limitAnswer          = "answer-size"
+	limitCompressed      = "compressed"
+)
+
+var limitWords = []string{limitConnections, limitStrangers, limitNodeConnections, limitAtOnce, limitJoins, limitRequest, limitAnswer, limitCompressed}
+
+// guard refuses calls for which their caller has no allowance left, before anything of them is read.
+type guard struct {
+	joins   *joinRate
+	refused func(limit string)
+
+	mu    sync.Mutex
+	going map[call]int
+}
+
+// call is a procedure and who makes it.
+type call struct {
+	procedure string
+	by        client
+}
+
+// client is a node wherever it calls from, or the source of a stranger.
+type client struct {
+	node pki.Node
+	from netip.Prefix
+}
+
+func (c client) String() string {
+	if c.node != (pki.Node{}) {
+		return "node " + c.node.Name
+	}
+	return c.from.String()
+}
+
+func newGuard(l Limits, refused func(string)) *guard {
+	return &guard{joins: newJoinRate(l.Joins), refused: refused, going: map[call]int{}}
+}
+
+// admit takes a place for the call until done.
+func (g *guard) admit(r *http.Request, by client) (done func(), err error) {
+	may, ok := allowances[r.URL.Path]
+	if !ok {
+		return func() {}, nil // answered at once, and the body is not read
+	}
+	// A few bytes may become very many.
+	for _, header := range []string{"Content-Encoding", "Connect-Content-Encoding", "Grpc-Encoding"} {
+		if e := r.Header.Get(header); e != "" && e != "identity" {
+			return nil, g.refuse(limitCompressed, connect.CodeUnimplemented, "requests are not taken compressed (%s: %s); nothing was changed: send it as it is", header, e)
+		}
+	}
+	if from := source(r.RemoteAddr); r.URL.Path == pilasterv1connect.NodeServiceJoinProcedure && !g.joins.allow(from) {
+		return nil, g.refuse(limitJoins, connect.CodeUnavailable, "%v tries to join more than %d times a second; nothing was changed: try again in a few seconds, or allow more with the orchestrator's --max-joins",
+			from, g.joins.rate)
+	}
+	c := call{r.URL.Path, by}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.going[c] >= may.atOnce {
+		return nil, g.refuse(limitAtOnce, connect.CodeUnavailable, "%v has %d calls of %s going on, as many as it may; nothing was changed: try again when one has ended",
+			by, may.atOnce, c.procedure)
+	}
+	g.going[c]++
+	return func() { g.end(c) }, nil
+}
+
+func (g *guard) end(c call) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	less(g.going, c)
+}
+
+func (g *guard) refuse(limit string, code connect.Code, format string, args ...any) error {
+	g.refused(limit)
+	return connect.NewError(code, fmt.Errorf(format, args...))
+}
+
+// body bounds what is read of a call between two calls of next: all of it, or a message of a stream.
+type body struct {
+	io.ReadCloser
+	guard     *guard
+	max, left int64
+}
+
+func (g *guard) bound(r *http.Request) *body {
+	// A message comes with up to five bytes of framing.
+	max := allowances[r.URL.Path].bytes + 5
+	return &body{r.Body, g, max, max}
+}
+
+func (b *body) Read(p []byte) (int, error) {
+	if b.left == 0 && len(p) > 0 {
+		// It may be the end.
+		n, err := b.ReadCloser.Read(make([]byte, 1))
+		if n > 0 {
+			err = b.guard.refuse(limitRequest, connect.CodeResourceExhausted, "a request of this kind may have %d bytes, and this one has more; nothing was changed: no agent has reason to send so much, see what the node runs", b.max-5)
+		}
+		return 0, err
+	}
+	n, err := b.ReadCloser.Read(p[:min(int64(len(p)), b.left)])
+	b.left -= int64(n)
+	return n, err
+}
+
+func (b *body) next() { b.left = b.max }
+
+// nextMessage lets a stream have another message, as long as the one before.
+func nextMessage(ctx context.Context) {
+	if b, ok := ctx.Value(bodyKey).(*body); ok {
+		b.next()
+	}
+}
