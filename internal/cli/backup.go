@@ -81,7 +81,7 @@ that was restored from the same file before.`,
 			v := viewBackup(args[0], dataDir, header)
 			v.Skip = &skip
 			return out.print(env.Stdout, v, func(w io.Writer) {
-				fmt.Fprintf(w, "cluster %s is in %s as it was at %s: %d records\n", v.Cluster, v.DataDir, v.Made.Format(time.DateTime), v.Records)
+				fmt.Fprintf(w, "cluster %s is in %s as it was at %s: %d records\n", v.Cluster, v.DataDir, moment(v.Made), v.Records)
 				fmt.Fprintf(w, "The next %d node prefixes, tenant ids, and apps of each tenant are left out: a node that has one brings it along.\n", skip)
 			})
 		},

@@ -42,7 +42,7 @@ func TestOrchestratorBackupRestore(t *testing.T) {
 	if err := os.RemoveAll(other); err != nil {
 		t.Fatal(err)
 	}
-	if r := command(t, "orchestrator", "restore", file, "--data-dir", other); r.code != ExitDone || !strings.Contains(r.stdout, "The next 1024 node prefixes") {
+	if r := command(t, "orchestrator", "restore", file, "--data-dir", other); r.code != ExitDone || !strings.Contains(r.stdout, "The next 1024 node prefixes") || !strings.Contains(r.stdout, " as it was at "+moment(made.Made)+":") {
 		t.Errorf("restore: %+v", r)
 	}
 	for _, sub := range []string{"backup", "restore"} {

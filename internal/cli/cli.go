@@ -64,6 +64,9 @@ func Run(ctx context.Context, env Env) int {
 	var exit *exitError
 	if !errors.As(err, &exit) || exit.err != nil {
 		fmt.Fprintf(env.Stderr, "error: %s\n", message(err))
+		if errors.Is(err, local.ErrSilent) {
+			fmt.Fprint(env.Stderr, whereTo(c))
+		}
 	}
 	return code
 }

@@ -42,7 +42,8 @@ func TestExitCodes(t *testing.T) {
 		{"orchestrator restore x --skip -1", ExitUsage, `--skip "-1": say a whole number, 0 or more`},
 		{"tenant rotate-key blue --wait soon", ExitUsage, `--wait "soon": say a duration`},
 		{"tenant create blue -o yaml --orchestrator-socket /nonexistent/o.sock", ExitUsage, "text or json"},
-		{"explain fd70::1 --agent-socket /nonexistent/agent.sock", ExitUnreachable, "nobody answers on /nonexistent/agent.sock"},
+		{"explain fd70::1 --agent-socket /nonexistent/agent.sock", ExitUnreachable, "nobody answers on /nonexistent/agent.sock (connect: no such file or directory)\n  run this where an agent runs; if that is here"},
+		{"tenant list --orchestrator-socket /nonexistent/o.sock", ExitUnreachable, "where an orchestrator runs; if that is here, see that it does, or name its socket with --orchestrator-socket"},
 	} {
 		code, out, errs := run(t, "", strings.Fields(c.line)...)
 		if code != c.code || !strings.Contains(errs, c.says) || (errs == "") != (code == ExitDone) {

@@ -48,6 +48,16 @@ func (s *orchestratorSocket) client() pilasterv1connect.OperatorServiceClient {
 	return pilasterv1connect.NewOperatorServiceClient(local.Client(s.path), local.URL, connect.WithGRPC(), s.bounded())
 }
 
+// whereTo says where a command finds its daemon.
+func whereTo(c *cobra.Command) string {
+	for _, whose := range []string{"orchestrator", "agent"} {
+		if flag := c.Flag(whose + "-socket"); flag != nil {
+			return fmt.Sprintf("  run this where an %s runs; if that is here, see that it does, or name its socket with --%s\n", whose, flag.Name)
+		}
+	}
+	return ""
+}
+
 // folder is the flag of a command that looks at what a daemon of this machine keeps; a lab sets the variable.
 func folder(c *cobra.Command, into *string, flag, variable, path, whose string) {
 	c.Flags().StringVar(into, flag, cmp.Or(os.Getenv(variable), path), "the "+whose+"'s --"+flag+" ("+variable+")")

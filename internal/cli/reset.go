@@ -103,6 +103,9 @@ func confirmed(env Env, all []agent.Leftover, prefix netip.Prefix) bool {
 	}
 	fmt.Fprint(env.Stderr, "Remove all of it? [y/N] ")
 	answer, _ := bufio.NewReader(env.Stdin).ReadString('\n') // the end of input is no yes
+	if !strings.HasSuffix(answer, "\n") {
+		fmt.Fprintln(env.Stderr)
+	}
 	answer = strings.ToLower(strings.TrimSpace(answer))
 	return answer == "y" || answer == "yes"
 }

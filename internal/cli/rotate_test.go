@@ -48,3 +48,11 @@ func rotate(t *testing.T, stream *connect.BidiStreamForClient[pilasterv1.FollowR
 		t.Errorf("forced: %+v", r)
 	}
 }
+
+func TestTenantTextOfAnAppWithoutLabels(t *testing.T) {
+	var out strings.Builder
+	printTenant(&out, tenantView{Name: "blue", Apps: []appView{{ID: 2}}})
+	if !strings.Contains(out.String(), "app\t2\twithout labels\n") {
+		t.Errorf("%q", out.String())
+	}
+}

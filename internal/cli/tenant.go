@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"strings"
@@ -122,7 +123,7 @@ func printTenant(w io.Writer, v tenantView) {
 		fmt.Fprintf(w, "id\t%d\t%s\n", id.ID, id.describe())
 	}
 	for _, a := range v.Apps {
-		fmt.Fprintf(w, "app\t%d\t%s\n", a.ID, orNone(tenant.Canonical(a.Labels)))
+		fmt.Fprintf(w, "app\t%d\t%s\n", a.ID, cmp.Or(tenant.Canonical(a.Labels), "without labels"))
 	}
 	fmt.Fprintf(w, "nodes\t%s\n", orNone(describeNodes(v.Nodes)))
 }

@@ -205,7 +205,10 @@ func Lock(dir string) (*os.File, error) {
 	}
 	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
 		f.Close()
-		return nil, fmt.Errorf("%s is in use by another process: %w\n  nothing was changed; stop that process, or choose another directory", dir, err)
+		if errors.Is(err, syscall.EWOULDBLOCK) {
+			return nil, fmt.Errorf("%s is in use by another process\n  nothing was changed; stop that process, or choose another directory", dir)
+		}
+		return nil, fmt.Errorf("%s cannot be locked: %w\n  nothing was changed; choose a directory that can", dir, err)
 	}
 	return f, nil
 }

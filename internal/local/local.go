@@ -56,6 +56,9 @@ func (l *listener) Close() error {
 	return l.Listener.Close()
 }
 
+// ErrSilent is that a socket is not there, or nobody takes connections on it.
+var ErrSilent = errors.New("nobody answers")
+
 // Client speaks HTTP/2 without TLS, so that also streams in both directions work.
 func Client(path string) *http.Client {
 	var p http.Protocols
@@ -66,7 +69,7 @@ func Client(path string) *http.Client {
 			d := net.Dialer{Timeout: 5 * time.Second}
 			c, err := d.DialContext(ctx, "unix", path)
 			if err != nil {
-				return nil, fmt.Errorf("nobody answers on %s (%w); is the daemon running, with this socket?", path, errors.Unwrap(err))
+				return nil, fmt.Errorf("%w on %s (%w)", ErrSilent, path, errors.Unwrap(err))
 			}
 			return c, nil
 		},

@@ -72,7 +72,7 @@ func page(name, socket, path string) Part {
 		}
 		resp, err := local.Client(socket).Do(req)
 		if err != nil {
-			return nil, err
+			return nil, errors.Unwrap(err) // without the URL, which names no machine
 		}
 		defer resp.Body.Close()
 		b, err := io.ReadAll(resp.Body)
