@@ -238,7 +238,13 @@ func testApps(t *testing.T, etcd *clientv3.Client) {
 	if err := recall(s, nil, []*pilasterv1.App{last}); err != nil {
 		t.Fatal(err)
 	}
-	_, _, err = s.Resolve(ctx, node(1), 1, "blue", map[string]string{"app": "one-more"})
+	if _, err := etcd.Put(ctx, "/pilaster/1/marks/app/blue", "65278"); err != nil { // as if all others had been handed out
+		t.Fatal(err)
+	}
+	if got := resolve(map[string]string{"app": "last-but-one"}); got != 0xfefe {
+		t.Errorf("the last free app is %d", got)
+	}
+	_, _, err = s.Resolve(ctx, node(1), 1, "blue", map[string]string{"app": "one-more"}) // the held one is passed over
 	refused(t, err, store.Full, "blue", "65279")
 	if got := resolve(web); got != 1 {
 		t.Errorf("a full tenant forgot app 1: %d", got)

@@ -128,5 +128,8 @@ func (t *txn) recallApp(held *pilasterv1.App) error {
 	if err != nil {
 		return err
 	}
-	return t.putApp(&pilasterv1.App{Tenant: held.Tenant, Id: held.Id, Labels: held.Labels}, hash, max(mark, uint64(held.Id)+1))
+	if uint64(held.Id) < mark+maxAppJump {
+		mark = max(mark, uint64(held.Id)+1)
+	}
+	return t.putApp(&pilasterv1.App{Tenant: held.Tenant, Id: held.Id, Labels: held.Labels}, hash, mark)
 }

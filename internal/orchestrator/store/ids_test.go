@@ -219,6 +219,14 @@ func testRecallOfNonsense(t *testing.T, etcd *clientv3.Client) {
 	if red, err := s.CreateTenant(ctx, "red", 0); err != nil || list(red.Ids) != "4" {
 		t.Errorf("a tenant after an id that nobody can have handed out: %v, %v", red, err)
 	}
+	for i, id := range []uint32{2, uint32(address.FirstReservedApp) - 1} {
+		if err := recall(s, nil, []*pilasterv1.App{{Tenant: "blue", Id: id, Labels: map[string]string{"held": fmt.Sprint(i)}}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, app, err := s.Resolve(ctx, node(77), 1, "blue", nil); err != nil || app.Id != 3 {
+		t.Errorf("an app after one that nobody can have handed out: %v, %v", app, err)
+	}
 	refused(t, recall(s, []*pilasterv1.Tenant{{Name: "blue", Changes: 1<<64 - 1}}, nil), store.Refused, "changes of tenant blue", "nothing was changed")
 	if rotated, err := s.RotateKey(ctx, "blue"); err != nil || list(rotated.Ids) != "1 -5" || rotated.Changes != 2 {
 		t.Errorf("rotated %v, %v", rotated, err)

@@ -33,6 +33,9 @@ type Registration struct {
 // makes the id up, and raising the mark to it would waste everything below. What is claimed is passed over anyway.
 const maxJump = 1 << 16
 
+// maxAppJump is the same of an app, of which a tenant has 65,279.
+const maxAppJump = 1 << 12
+
 // Admit says whether a node with this name and UUID may have a certificate.
 func (s *Store) Admit(ctx context.Context, n pki.Node) error {
 	return s.change(ctx, func(t *txn) error {

@@ -121,12 +121,9 @@ func (s *Store) Resolve(ctx context.Context, n pki.Node, sequence uint64, name s
 		if exists, err := t.load(dirApps+name+"/"+hash, app); err != nil || exists {
 			return err
 		}
-		n, err := t.mark(dirAppMarks + name)
+		n, err := t.freeApp(name)
 		if err != nil {
 			return err
-		}
-		if n >= uint64(address.FirstReservedApp) {
-			return refuse(Full, "tenant %s has used all %d apps, one for each set of identity labels", name, address.FirstReservedApp-1)
 		}
 		app = &pilasterv1.App{Tenant: name, Id: uint32(n), Labels: labels}
 		return t.putApp(app, hash, n+1)
@@ -135,6 +132,21 @@ func (s *Store) Resolve(ctx context.Context, n pki.Node, sequence uint64, name s
 		return nil, nil, err
 	}
 	return found, app, nil
+}
+
+// freeApp passes over what nodes hold that said so to a store that had forgotten it.
+func (t *txn) freeApp(tenant string) (uint64, error) {
+	n, err := t.mark(dirAppMarks + tenant)
+	for ; err == nil && n < uint64(address.FirstReservedApp); n++ {
+		var claimed string
+		if claimed, err = t.get(appIDKey(tenant, uint32(n))); err == nil && claimed == "" {
+			return n, nil
+		}
+	}
+	if err != nil {
+		return 0, err
+	}
+	return 0, refuse(Full, "tenant %s has used all %d apps, one for each set of identity labels", tenant, address.FirstReservedApp-1)
 }
 
 // putApp writes the claim on the id last: who finds it finds the rest.
