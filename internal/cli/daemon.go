@@ -11,6 +11,7 @@ import (
 	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
 	"pilaster.io/pilaster/internal/local"
 )
@@ -46,6 +47,48 @@ func (s *orchestratorSocket) bind(c *cobra.Command) {
 
 func (s *orchestratorSocket) client() pilasterv1connect.OperatorServiceClient {
 	return pilasterv1connect.NewOperatorServiceClient(local.Client(s.path), local.URL, connect.WithGRPC(), s.bounded())
+}
+
+// names completes a command's one argument with what a daemon knows; of a silent daemon there is nothing to offer.
+func names(ask func(context.Context) ([]string, error)) cobra.CompletionFunc {
+	return func(c *cobra.Command, args []string, _ string) (all []string, _ cobra.ShellCompDirective) {
+		if len(args) == 0 {
+			ctx, cancel := context.WithTimeout(c.Context(), 3*time.Second) // somebody waits at a terminal
+			defer cancel()
+			all, _ = ask(ctx)
+		}
+		return all, cobra.ShellCompDirectiveNoFileComp
+	}
+}
+
+func (s *orchestratorSocket) tenants(ctx context.Context) (all []string, err error) {
+	resp, err := s.client().ListTenants(ctx, connect.NewRequest(&pilasterv1.ListTenantsRequest{}))
+	if err == nil {
+		for _, t := range resp.Msg.Tenants {
+			all = append(all, t.Name)
+		}
+	}
+	return all, err
+}
+
+func (s *orchestratorSocket) nodes(ctx context.Context) (all []string, err error) {
+	resp, err := s.client().ListNodes(ctx, connect.NewRequest(&pilasterv1.ListNodesRequest{}))
+	if err == nil {
+		for _, n := range resp.Msg.Nodes {
+			all = append(all, n.Name)
+		}
+	}
+	return all, err
+}
+
+func (s *agentSocket) endpoints(ctx context.Context) (all []string, err error) {
+	resp, err := s.client().ListEndpoints(ctx, connect.NewRequest(&pilasterv1.ListEndpointsRequest{}))
+	if err == nil {
+		for _, e := range resp.Msg.Endpoints {
+			all = append(all, viewEndpoint(e).name())
+		}
+	}
+	return all, err
 }
 
 // whereTo says where a command finds its daemon.

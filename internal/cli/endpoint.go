@@ -69,6 +69,7 @@ func newEndpointGetCommand(env Env) *cobra.Command {
 		},
 	}
 	socket.bind(c)
+	c.ValidArgsFunction = names(socket.endpoints)
 	out.bind(c)
 	return c
 }

@@ -73,6 +73,7 @@ func newNodeGet(env Env) *cobra.Command {
 		},
 	}
 	socket.bind(cmd)
+	cmd.ValidArgsFunction = names(socket.nodes)
 	out.bind(cmd)
 	return cmd
 }
@@ -131,6 +132,7 @@ was copied by somebody who stays connected. Containers on it keep the network th
 		},
 	}
 	socket.bind(cmd)
+	cmd.ValidArgsFunction = names(socket.nodes)
 	cmd.Flags().BoolVar(&force, "force", false, "also while it is connected: whoever it is loses the connection and every right of the node")
 	return cmd
 }

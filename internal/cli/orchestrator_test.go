@@ -129,6 +129,14 @@ func TestOperatorCommands(t *testing.T) {
 	if r := command(t, "tenant", "get", "blue"); !strings.Contains(r.stdout, "app=web\n") || strings.Contains(r.stdout, "key") || !strings.Contains(r.stdout, "id           1   current, held by n1") {
 		t.Errorf("tenant get: %s", r.stdout)
 	}
+	for _, c := range []struct{ says, line string }{
+		{"n1\n:4\n", "node get"}, {"n1\n:4\n", "node delete"}, {":4\n", "node get n1"},
+		{"blue\n", "tenant get"}, {"blue\n", "tenant delete"}, {"blue\n", "tenant rotate-key"},
+	} {
+		if r := command(t, append(append([]string{"__complete"}, strings.Fields(c.line)...), "")...); !strings.HasPrefix(r.stdout, c.says) {
+			t.Errorf("%s <TAB>: %q", c.line, r.stdout)
+		}
+	}
 	rotate(t, stream)
 	refused(t, ExitFailed, "has containers on n1", "tenant", "delete", "blue")
 	refused(t, ExitFailed, "stop its agent first", "node", "delete", "n1")

@@ -131,6 +131,9 @@ ID   CONTAINER       TENANT   APP   STATE    ADDRESS   PLAINTEXT
 	if code != ExitDone || out != want {
 		t.Errorf("exit %d\n%s\nwant\n%s", code, out, want)
 	}
+	if _, out, _ := run(t, "", "__complete", "endpoint", "get", "--agent-socket", socket, ""); !strings.HasPrefix(out, "default/web-0\n:4\n") {
+		t.Errorf("endpoint get <TAB>: %q", out)
+	}
 	code, out, _ = run(t, "", "endpoint", "get", "default/web-0", "--agent-socket", socket)
 	want = `
 endpoint    3, active

@@ -112,6 +112,7 @@ func newTenantGet(env Env) *cobra.Command {
 		},
 	}
 	socket.bind(cmd)
+	cmd.ValidArgsFunction = names(socket.tenants)
 	out.bind(cmd)
 	cmd.Flags().BoolVar(&showKey, "show-key", false, "show the keys; who has them can tell where the tenant's containers are")
 	return cmd
@@ -181,5 +182,6 @@ func newTenantDelete(env Env) *cobra.Command {
 		},
 	}
 	socket.bind(cmd)
+	cmd.ValidArgsFunction = names(socket.tenants)
 	return cmd
 }
