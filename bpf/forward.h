@@ -12,12 +12,13 @@ volatile const __u32 packet_mark;
 /* corrected is what a checksum field that held sum must hold after the addresses changed. */
 static __always_inline __u16 corrected(struct __sk_buff *skb, const struct packet *p, __u16 sum, __u32 difference)
 {
+	/* None, as a tunnel may have it (RFC 6935), also for segments that are still to be cut. */
+	if (p->proto == NEXTHDR_UDP && !sum)
+		return 0;
 	/* Before a device fills it in, the field holds the pseudo header's sum and not its complement. So
 	 * it does in the outer header of a tunnel's segments; in a tunnel's single packet it is complete. */
 	if (p->pending && (p->pending == p->l4 || skb->gso_size))
 		return fold(add_checksums(difference, sum));
-	if (p->proto == NEXTHDR_UDP && !sum)
-		return 0; /* none, though RFC 8200 forbids that; the receiver will drop it */
 	sum = ~fold(add_checksums(difference, (__u16)~sum));
 	return p->proto == NEXTHDR_UDP && !sum ? 0xffff : sum;
 }

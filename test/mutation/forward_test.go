@@ -156,6 +156,13 @@ func forward() []mutation {
 			cases: []string{"UDP without a checksum"},
 		},
 		{
+			name:  "segments of a tunnel without a checksum",
+			old:   "	 * it does in the outer header of a tunnel's segments; in a tunnel's single packet it is complete. */",
+			new:   "	 */ if (skb->gso_size && p->pending != p->l4) return fold(add_checksums(difference, sum));",
+			test:  "TestTunnelOfContainers",
+			cases: []string{"uplink that cuts", "uplink without checksums"},
+		},
+		{
 			name:  "unfinished checksums",
 			old:   "if (p->pending && (p->pending == p->l4 || skb->gso_size))",
 			new:   "if (0)",

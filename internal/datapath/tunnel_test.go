@@ -1,0 +1,130 @@
+package datapath
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"net"
+	"net/netip"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/netns"
+	"pilaster.io/pilaster/internal/packet"
+)
+
+// tunnel joins two containers by a VXLAN of their own, and returns its ends.
+func tunnel(t *testing.T, from, to *testContainer, id int, noSum bool) (ends [2]*testContainer) {
+	t.Helper()
+	for i, c := range []*testContainer{from, to} {
+		h, err := c.ns.Netlink()
+		must(t, err)
+		defer h.Close()
+		eth0, err := h.LinkByName("eth0")
+		must(t, err)
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = fmt.Sprint("vx", id)
+		far := []*testContainer{to, from}[i]
+		device := &netlink.Vxlan{
+			LinkAttrs: attrs, VxlanId: id, VtepDevIndex: eth0.Attrs().Index, Port: 4700 + id, Learning: true,
+			SrcAddr: c.seen().AsSlice(), Group: far.seen().AsSlice(), UDP6ZeroCSumTx: noSum, UDP6ZeroCSumRx: noSum,
+		}
+		must(t, h.LinkAdd(device))
+		inner := netip.MustParseAddr(fmt.Sprintf("2001:db8:%d::%d", id, i+1))
+		must(t, h.AddrAdd(device, &netlink.Addr{IPNet: ipNet(netip.PrefixFrom(inner, 64)), Flags: unix.IFA_F_NODAD}))
+		must(t, h.LinkSetUp(device))
+		ends[i] = &testContainer{ns: c.ns, record: endpoint.Record{Attachments: []endpoint.Attachment{{Address: inner}}}}
+	}
+	return ends
+}
+
+// sent is what a container's device has counted; a packet of many segments is one.
+func sent(t *testing.T, c *testContainer) (packets, bytes uint64) {
+	t.Helper()
+	h, err := c.ns.Netlink()
+	must(t, err)
+	defer h.Close()
+	eth0, err := h.LinkByName("eth0")
+	must(t, err)
+	return eth0.Attrs().Statistics.TxPackets, eth0.Attrs().Statistics.TxBytes
+}
+
+// noneOnTheWire: where a tunnel has no checksum its segments get none.
+func noneOnTheWire(t *testing.T, name string, from, to *testContainer, ends [2]*testContainer) bool {
+	t.Helper()
+	wire := capture(t, to.node.ns)
+	var listener net.Listener
+	must(t, ends[1].ns.Do(func() (err error) {
+		listener, err = net.Listen("tcp6", netip.AddrPortFrom(ends[1].seen(), 0).String())
+		return err
+	}))
+	defer listener.Close()
+	var conn net.Conn
+	must(t, ends[0].ns.Do(func() (err error) {
+		conn, err = net.DialTimeout("tcp6", listener.Addr().String(), patience)
+		return err
+	}))
+	defer conn.Close()
+	_, err := conn.Write(make([]byte, 10000))
+	must(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	long := func(c packet.Captured) bool {
+		p, err := c.Packet()
+		return err == nil && p.Source == from.plain() && len(c.Frame) > 1400
+	}
+	seen, err := wire.Until(ctx, long)
+	must(t, err)
+	if sum := binary.BigEndian.Uint16(seen[len(seen)-1].Frame[l4+6:]); sum != 0 {
+		t.Errorf("%s: segments of a tunnel without checksums have %#04x", name, sum)
+		return false
+	}
+	return true
+}
+
+// TestTunnelOfContainers: a stream inside a tunnel leaves a container as packets of many segments with two
+// checksums, of which a device is to make both. They arrive whole, and all sums are right, where the uplink cuts them itself
+// and where the kernel does.
+func TestTunnelOfContainers(t *testing.T) {
+	for name, prepare := range map[string]func(n *testNode) error{
+		"uplink that cuts":         func(*testNode) error { return nil },
+		"uplink without checksums": func(*testNode) error { return sumsInSoftware("eth0") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWire(t)
+			a, b := w.nodes[0].add(t, blue, 1), w.nodes[1].add(t, blue, 1)
+			for _, n := range w.nodes {
+				must(t, n.ns.Do(func() error { return prepare(n) }))
+			}
+			for id, noSum := range map[int]bool{71: false, 72: true} {
+				ends := tunnel(t, a, b, id, noSum)
+				if noSum && !noneOnTheWire(t, name, a, b, ends) {
+					return // nothing gets through
+				}
+				packetsBefore, bytesBefore := sent(t, a)
+				transfer(t, ends[0], ends[1], 4<<20)
+				packets, bytes := sent(t, a)
+				if mean := (bytes - bytesBefore) / (packets - packetsBefore); mean < 3000 {
+					t.Errorf("without outer sums %v: packets have %d bytes on average, so few are of many segments", noSum, mean)
+				}
+				transfer(t, ends[1], ends[0], 1<<20)
+				datagram(t, ends[0], ends[1], 1000)
+				datagram(t, ends[0], ends[1], 20000)
+			}
+			for _, ns := range []*netns.Namespace{a.ns, b.ns, w.nodes[0].ns, w.nodes[1].ns} {
+				must(t, ns.Do(wrongSums))
+			}
+			for i, n := range w.nodes {
+				for reason, count := range n.drops(t) {
+					if reason == "nd-ignored" || reason == "mld-ignored" {
+						continue
+					}
+					t.Errorf("node %d dropped %d: %s", i, count, reason)
+				}
+			}
+		})
+	}
+}
