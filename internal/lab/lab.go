@@ -84,7 +84,7 @@ func (l *Lab) Folder() string { return string(l.folder) }
 func (l *Lab) Namespace(name string) (*netns.Namespace, error) {
 	ns, err := netns.Open(l.folder.netns(name))
 	if errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("lab %s has no node or container %q", l.Name(), name)
+		return nil, fmt.Errorf("lab %s has no node or container %q; pilaster lab status shows those there are", l.Name(), name)
 	}
 	return ns, err
 }
@@ -128,7 +128,7 @@ func (l *Lab) Address(name string) (netip.Addr, error) {
 	}
 	p, err := l.Prefix(name)
 	if err != nil {
-		return netip.Addr{}, fmt.Errorf("lab %s has no node or container %q", l.Name(), name)
+		return netip.Addr{}, fmt.Errorf("lab %s has no node or container %q; pilaster lab status shows those there are", l.Name(), name)
 	}
 	return p.Addr().Next(), nil
 }
