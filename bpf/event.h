@@ -7,7 +7,9 @@ enum hook {
 	HOOK_CONTAINER = 1,
 	HOOK_UPLINK_IN = 2,
 	HOOK_UPLINK_OUT = 3,
-	HOOK_NODE = 4
+	HOOK_NODE = 4,
+	HOOK_EDGE_IN = 5,
+	HOOK_EDGE_OUT = 6
 };
 
 struct drop_event {
@@ -57,6 +59,7 @@ __noinline int drop(struct __sk_buff *skb, __u32 reason, __u32 hook)
 	__u64 now = bpf_ktime_get_ns();
 	struct drop_event *event;
 	struct frame header = {};
+	__u32 at = ip_offset(skb);
 
 	if (!state)
 		return TC_ACT_SHOT;
@@ -72,7 +75,7 @@ __noinline int drop(struct __sk_buff *skb, __u32 reason, __u32 hook)
 		state->lost++;
 		return TC_ACT_SHOT;
 	}
-	bpf_skb_load_bytes(skb, 0, &header, sizeof(header));
+	bpf_skb_load_bytes(skb, at, &header.priority_version, IPV6_HLEN);
 	event->time = now;
 	event->count = state->pending;
 	event->lost = state->lost;
@@ -81,13 +84,13 @@ __noinline int drop(struct __sk_buff *skb, __u32 reason, __u32 hook)
 	event->reason = reason;
 	event->hook = hook;
 	event->ifindex = skb->ifindex;
-	event->length = skb->len - ETH_HLEN;
+	event->length = skb->len - at;
 	event->proto = header.nexthdr;
 	event->sport = event->dport = 0;
 	__builtin_memset(event->zero, 0, sizeof(event->zero));
 	if (header.nexthdr == NEXTHDR_TCP || header.nexthdr == NEXTHDR_UDP) {
-		bpf_skb_load_bytes(skb, sizeof(header), &event->sport, 2);
-		bpf_skb_load_bytes(skb, sizeof(header) + 2, &event->dport, 2);
+		bpf_skb_load_bytes(skb, at + IPV6_HLEN, &event->sport, 2);
+		bpf_skb_load_bytes(skb, at + IPV6_HLEN + 2, &event->dport, 2);
 	}
 	bpf_ringbuf_submit(event, 0);
 	state->pace += EVENT_INTERVAL;

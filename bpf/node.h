@@ -2,6 +2,7 @@
 /* Between this node's own stack and its containers: the node reaches them, as a guest among its tenant's
  * containers, and they answer. A container can begin nothing. */
 #pragma once
+#include "edge.h"
 #include "forward.h"
 
 /* Leads to the node's stack. */
@@ -12,11 +13,6 @@ volatile const __u32 node_ifindex;
 #define FLAG_ACK      0x10
 #define ICMPV6_REPLY  129
 #define CURRENT_NETNS ((__u64)-1)
-
-static __always_inline struct addr node_address(void)
-{
-	return (struct addr){.hi = own_node, .lo = bpf_cpu_to_be64(1)};
-}
 
 /* check_answer drops what is no answer to something the node began. The sockets of the node tell: one that a
  * container could have had made does not exist, because what would make it is dropped here. */

@@ -15,6 +15,7 @@
 #define VLAN_VID	    0x0fff
 #define ETH_HLEN	    14
 #define ETH_ALEN	    6
+#define ARPHRD_ETHER	    1
 #define IPV6_HLEN	    40
 #define PACKET_HOST	    0
 #define PACKET_OTHERHOST    3
@@ -72,6 +73,24 @@ struct packet {
 	__u8 proto;
 	__u8 icmp_type; /* if proto is ICMPv6 */
 };
+
+void *bpf_cast_to_kern_ctx(void *ctx) __ksym;
+
+static __always_inline bool has_ethernet(struct __sk_buff *skb)
+{
+	struct sk_buff *kernel = bpf_cast_to_kern_ctx(skb);
+
+	return kernel->dev->type == ARPHRD_ETHER;
+}
+
+/* Where the IPv6 header begins: a tunnel's device has none before it. An Ethernet header is as long as it is,
+ * whatever a packet socket has made the kernel believe. */
+static __always_inline __u32 ip_offset(struct __sk_buff *skb)
+{
+	struct sk_buff *kernel = bpf_cast_to_kern_ctx(skb);
+
+	return has_ethernet(skb) ? ETH_HLEN : (__u16)(kernel->network_header - kernel->mac_header);
+}
 
 /* The compiler likes to keep the address of a context field in a register; the verifier takes only a
  * constant offset, so the load is written out. */
@@ -263,8 +282,6 @@ static __always_inline __u32 checksum_offset(__u8 proto)
 	}
 	return 0; /* no pseudo header in its checksum, or no checksum */
 }
-
-void *bpf_cast_to_kern_ctx(void *ctx) __ksym;
 
 /* A device that fills in a checksum writes it after our checks, to a place the sender named: a raw socket
  * could have it written over the addresses. It may be the transport's own field, or, in a tunnel, one of a

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* Entry points of the packet path. What they do is in one header per concern:
- * container.h and uplink.h decide, flow.h remembers, forward.h sends. */
+ * container.h, node.h, uplink.h and edge.h decide, flow.h remembers, forward.h sends. */
 #include "vmlinux.h"
 #include <bpf/bpf_helpers.h>
 
@@ -23,6 +23,18 @@ SEC("tc")
 int pil_uplink_out(struct __sk_buff *skb)
 {
 	return to_fabric(skb);
+}
+
+SEC("tc")
+int pil_edge_in(struct __sk_buff *skb)
+{
+	return from_edge(skb);
+}
+
+SEC("tc")
+int pil_edge_out(struct __sk_buff *skb)
+{
+	return to_edge(skb);
 }
 
 SEC("tc")

@@ -3,6 +3,7 @@
  * everything else is the node's own business. */
 #pragma once
 #include "crypto.h"
+#include "edge.h"
 #include "forward.h"
 
 /* speak_for_peer gives an error of the fabric (too big, time exceeded, unreachable) the peer's address as
@@ -83,21 +84,17 @@ static __always_inline int from_fabric(struct __sk_buff *skb)
 	key.src = h->src;
 	key.dst = h->dst;
 	if (key.dst.hi != own_node) {
-		if (in_private(&key.src) || in_private(&key.dst))
-			return drop(skb, REASON_PRIVATE_OUTSIDE, HOOK_UPLINK_IN);
-		return TCX_NEXT;
+		why = check_private(&key.src, &key.dst);
+		return why ? drop(skb, why, HOOK_UPLINK_IN) : TCX_NEXT;
 	}
 	if (!tenant_id(&key.dst)) {
-		if (in_private(&key.src))
-			return drop(skb, REASON_PRIVATE_OUTSIDE, HOOK_UPLINK_IN);
-		if (in_base(&key.src) && tenant_id(&key.src))
-			return drop(skb, REASON_TENANT_TO_NODE, HOOK_UPLINK_IN);
-		return TCX_NEXT;
+		why = claims_tenant(&key.src) ? REASON_TENANT_TO_NODE : check_private(&key.src, &key.dst);
+		return why ? drop(skb, why, HOOK_UPLINK_IN) : TCX_NEXT;
 	}
 	why = parse(skb, h, &p);
 	if (why)
 		return drop(skb, why, HOOK_UPLINK_IN);
-	if (is_error(&p) && !(in_base(&key.src) && tenant_id(&key.src))) {
+	if (is_error(&p) && !claims_tenant(&key.src)) {
 		why = speak_for_peer(skb, &p, &key.src);
 		if (why)
 			return drop(skb, why, HOOK_UPLINK_IN);
@@ -119,6 +116,7 @@ static __always_inline int to_fabric(struct __sk_buff *skb)
 {
 	struct addr src, dst;
 	struct frame *h;
+	int why;
 
 	if (skb->mark == packet_mark && skb->ingress_ifindex) {
 		skb->mark = 0;
@@ -134,9 +132,6 @@ static __always_inline int to_fabric(struct __sk_buff *skb)
 		return TCX_NEXT;
 	src = h->src;
 	dst = h->dst;
-	if (in_base(&src) && tenant_id(&src))
-		return drop(skb, REASON_HOST_CLAIMS_TENANT, HOOK_UPLINK_OUT);
-	if (in_private(&src) || in_private(&dst))
-		return drop(skb, REASON_PRIVATE_OUTSIDE, HOOK_UPLINK_OUT);
-	return TCX_NEXT;
+	why = check_outward(&src, &dst);
+	return why ? drop(skb, why, HOOK_UPLINK_OUT) : TCX_NEXT;
 }

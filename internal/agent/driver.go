@@ -6,6 +6,8 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/vishvananda/netlink"
+
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/tenant"
 )
@@ -50,6 +52,10 @@ type Driver interface {
 	// few seconds.
 	KeepSettings() error
 
+	// GuardEdge checks packets on every interface of the node beside the uplink, and no longer where there is
+	// none. After a change it is given the interface, as it was then; nil means all of them.
+	GuardEdge(changed netlink.Link) error
+
 	// Status is what the kernel holds and counts now, read from it.
 	Status() (Status, error)
 	// Events delivers what the packet path reports until ctx ends, then closes the channel.
@@ -62,6 +68,7 @@ type Status struct {
 	Programs     string // version tag of the loaded programs
 	Healthy      bool   // packets flow; if not, the first of Problems says why
 	FirstInChain bool
+	Guarded      []string // interfaces beside the uplink where packets are checked
 	Problems     []string // each with what to do
 	Entries      []Entries
 	Drops        []Drops // every reason, also those at 0
@@ -85,7 +92,7 @@ type Event struct {
 	Time                time.Time
 	Type                string // "drop"
 	Reason              string
-	Hook                string // "container", "uplink-in", "uplink-out", "node"
+	Hook                string // "container", "uplink-in", "uplink-out", "edge-in", "edge-out", "node"
 	Count               uint64 // packets this event stands for
 	Source, Destination netip.Addr
 	Protocol            uint8

@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
+
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/network/netpila"
@@ -172,6 +174,8 @@ func (d *fakeDriver) SetMTU(r endpoint.Record, mtu int) error {
 }
 
 func (d *fakeDriver) KeepSettings() error { return d.call("KeepSettings", endpoint.Record{}) }
+
+func (d *fakeDriver) GuardEdge(netlink.Link) error { return d.call("GuardEdge", endpoint.Record{}) }
 
 func (d *fakeDriver) Status() (Status, error) { return d.status, d.call("Status", endpoint.Record{}) }
 

@@ -4,9 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
-
-	"github.com/vishvananda/netlink"
 
 	"pilaster.io/pilaster/internal/endpoint"
 )
@@ -48,44 +45,5 @@ func (c *Core) setMTU(ctx context.Context, containerID, iface string, mtu int) e
 		return fmt.Errorf("endpoint %d has an MTU of %d and is shown with %d: %w", r.ID, mtu, was, err)
 	}
 	c.log.Info("endpoint has another MTU", "endpoint", r.ID, "container", r.ContainerID, "was", was, "mtu", mtu)
-	return nil
-}
-
-// followUplink keeps the endpoints' MTU that of the uplink until ctx ends. A subscription ends when the
-// kernel has more to tell than its buffer holds; then it begins anew.
-func followUplink(ctx context.Context, uplink string, core *Core, log *slog.Logger) error {
-	for ctx.Err() == nil {
-		if err := followUplinkOnce(ctx, uplink, core, log); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func followUplinkOnce(ctx context.Context, uplink string, core *Core, log *slog.Logger) error {
-	ctx, cancel := context.WithCancel(ctx)
-	links := make(chan netlink.LinkUpdate)
-	if err := netlink.LinkSubscribe(links, ctx.Done()); err != nil {
-		cancel()
-		return fmt.Errorf("watching devices: %w", err)
-	}
-	defer func() {
-		cancel()
-		for range links { // it ends once it has noticed
-		}
-	}()
-	follow := func() {
-		if err := core.FollowMTU(ctx); err != nil && ctx.Err() == nil {
-			log.Error("endpoints do not have the uplink's MTU", "uplink", uplink, "error", err)
-		}
-	}
-	follow() // what came before anybody listened
-	known := 0
-	for u := range links {
-		if a := u.Attrs(); a.Name == uplink && a.MTU != known {
-			known = a.MTU
-			follow()
-		}
-	}
 	return nil
 }

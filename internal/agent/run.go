@@ -292,5 +292,5 @@ func (d *daemon) supply(ctx context.Context, g *errgroup.Group, core *Core, over
 	})
 	g.Go(func() error { core.tidy(ctx); return nil })
 	g.Go(func() error { return overlap.run(ctx, d.Log) })
-	g.Go(func() error { return followUplink(ctx, d.Uplink, core, d.Log) })
+	g.Go(func() error { return followDevices(ctx, d.Uplink, core, d.Log) })
 }

@@ -80,6 +80,7 @@ type datapathView struct {
 	Programs     string      `json:"programs"`
 	Healthy      bool        `json:"healthy"`
 	FirstInChain bool        `json:"firstInChain"`
+	Guarded      []string    `json:"guarded"` // interfaces beside the uplink where packets are checked
 	Entries      []entryView `json:"entries"`
 }
 
@@ -126,7 +127,7 @@ func viewStatus(s *pilasterv1.StatusResponse) statusView {
 		Drops: []dropView{}, Version: s.GetVersion(), PID: s.GetPid(),
 	}
 	if d := s.GetDatapath(); d != nil {
-		v.Datapath = &datapathView{d.DeviceKind, d.Programs, d.Healthy, d.FirstInChain, []entryView{}}
+		v.Datapath = &datapathView{d.DeviceKind, d.Programs, d.Healthy, d.FirstInChain, append([]string{}, d.Guarded...), []entryView{}}
 		for _, e := range d.Entries {
 			v.Datapath.Entries = append(v.Datapath.Entries, entryView{e.Table, e.Used, e.Capacity, e.Cache})
 		}
@@ -160,6 +161,9 @@ func (v statusView) text(w io.Writer, now time.Time) {
 	if d := v.Datapath; d != nil {
 		row("datapath", "", choose(d.Healthy, "healthy", "broken"), fmt.Sprintf("%s, programs %s, %s",
 			d.DeviceKind, d.Programs, choose(d.FirstInChain, "first in chain", "not first in chain")))
+		if len(d.Guarded) > 0 {
+			row("", "", "guarded", strings.Join(d.Guarded, ", "))
+		}
 		for _, e := range d.Entries {
 			of := thousands(uint64(e.Used)) + " of " + thousands(uint64(e.Capacity)) + " entries"
 			if e.Cache {

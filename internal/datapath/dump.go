@@ -160,6 +160,11 @@ type Pin struct {
 	Program    uint32 `json:"program,omitempty"`    // a link runs
 }
 
+// OnUplink reports whether it is a link on the uplink, and not on another interface.
+func (p Pin) OnUplink() bool {
+	return p.Kind == "link" && strings.HasPrefix(filepath.Base(p.Path), "uplink_")
+}
+
 // DumpPins lists what is pinned below bpffs.
 func DumpPins(bpffs string) ([]Pin, error) {
 	var all []Pin

@@ -81,8 +81,8 @@ func (n *testNode) claims(t *testing.T, c, sibling, far *testContainer) (all []p
 	return all
 }
 
-// TestOtherWaysIn: a packet for a container comes in by the uplink, from the fabric, or not at all. (Tags
-// on the uplink: TestTaggedFramesStayOut.)
+// TestOtherWaysIn: a packet for a container comes in by the uplink, from the fabric, or not at all, also where no
+// agent has put programs on the interface yet. (With them: TestStranger. Tags on the uplink: TestTaggedFramesStayOut.)
 func TestOtherWaysIn(t *testing.T) {
 	w := newWire(t)
 	n := w.nodes[0]

@@ -117,6 +117,8 @@ const (
 	pilasterMapPilSourcesV2    = "pil_sources_v2"
 	pilasterMapPilTenantsV2    = "pil_tenants_v2"
 	pilasterProgPilContainer   = "pil_container"
+	pilasterProgPilEdgeIn      = "pil_edge_in"
+	pilasterProgPilEdgeOut     = "pil_edge_out"
 	pilasterProgPilNode        = "pil_node"
 	pilasterProgPilSetKey      = "pil_set_key"
 	pilasterProgPilTryCipher   = "pil_try_cipher"
@@ -176,6 +178,8 @@ type pilasterSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type pilasterProgramSpecs struct {
 	PilContainer *ebpf.ProgramSpec `ebpf:"pil_container"`
+	PilEdgeIn    *ebpf.ProgramSpec `ebpf:"pil_edge_in"`
+	PilEdgeOut   *ebpf.ProgramSpec `ebpf:"pil_edge_out"`
 	PilNode      *ebpf.ProgramSpec `ebpf:"pil_node"`
 	PilSetKey    *ebpf.ProgramSpec `ebpf:"pil_set_key"`
 	PilTryCipher *ebpf.ProgramSpec `ebpf:"pil_try_cipher"`
@@ -281,6 +285,8 @@ type pilasterVariables struct {
 // It can be passed to loadPilasterObjects or ebpf.CollectionSpec.LoadAndAssign.
 type pilasterPrograms struct {
 	PilContainer *ebpf.Program `ebpf:"pil_container"`
+	PilEdgeIn    *ebpf.Program `ebpf:"pil_edge_in"`
+	PilEdgeOut   *ebpf.Program `ebpf:"pil_edge_out"`
 	PilNode      *ebpf.Program `ebpf:"pil_node"`
 	PilSetKey    *ebpf.Program `ebpf:"pil_set_key"`
 	PilTryCipher *ebpf.Program `ebpf:"pil_try_cipher"`
@@ -291,6 +297,8 @@ type pilasterPrograms struct {
 func (p *pilasterPrograms) Close() error {
 	return _PilasterClose(
 		p.PilContainer,
+		p.PilEdgeIn,
+		p.PilEdgeOut,
 		p.PilNode,
 		p.PilSetKey,
 		p.PilTryCipher,

@@ -286,11 +286,6 @@ func (b *progBench) fromFabric() []progCase {
 	to := func(destination netip.Addr) []byte {
 		return frame(packet.Packet{Source: b.b3.Addr(), Destination: destination, Body: echo})
 	}
-	changed := func(a netip.Addr, change func(*address.Plain)) netip.Addr {
-		p := address.Split(a)
-		change(&p)
-		return p.Addr()
-	}
 	inside := func(body packet.Body, extensions ...packet.Extension) packet.Packet {
 		return packet.Packet{Source: sees(b.b3.Addr()), Destination: b.b1.seen(), Body: body, Extensions: extensions}
 	}
@@ -431,6 +426,12 @@ func summed(protocol uint8, source, destination netip.Addr) packet.Raw {
 	header := []byte{0x03, 0xe8, 0, 53, 0, 0, 0, 0, 1, 2, 3, 4}
 	binary.BigEndian.PutUint16(header[6:], packet.Checksum(source, destination, protocol, header))
 	return packet.Raw{Proto: protocol, Data: header}
+}
+
+func changed(a netip.Addr, change func(*address.Plain)) netip.Addr {
+	p := address.Split(a)
+	change(&p)
+	return p.Addr()
 }
 
 // padding is an options header that says nothing.

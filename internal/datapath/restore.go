@@ -47,7 +47,10 @@ func (d *Datapath) Restore(_ context.Context, keep []endpoint.Record) (lost map[
 	if err := errors.Join(d.attachNode(), d.attachUplink()); err != nil {
 		return nil, err
 	}
-	if err := errors.Join(d.sweepNodeRoutes(found), d.sweepDevices(keep), d.sweepPins()); err != nil {
+	if err := d.GuardEdge(nil); err != nil {
+		d.log.Error("not every interface beside the uplink is guarded", "error", err) // as Status says
+	}
+	if err := errors.Join(d.sweepNodeRoutes(found), d.sweepDevices(keep), d.sweepMaps()); err != nil {
 		return nil, err
 	}
 	for _, r := range found {
@@ -148,19 +151,22 @@ func (d *Datapath) sweepDevices(keep []endpoint.Record) error {
 	return errors.Join(errs...)
 }
 
-// sweepPins removes what other builds and settings pinned, except counters.
-func (d *Datapath) sweepPins() error {
-	links, tables := map[string]bool{}, map[string]bool{}
-	for _, h := range d.uplinkHooks() {
-		links[h.name] = true
-	}
+// sweepMaps removes what other builds and settings pinned, except counters.
+func (d *Datapath) sweepMaps() error {
+	tables := map[string]bool{}
 	for _, t := range d.tables() {
 		tables[t.pin()] = true
 	}
-	return errors.Join(
-		d.sweepFolder(d.linksDir(), detach, func(name string) bool { return links[name] }),
-		d.sweepFolder(d.mapsDir(), os.Remove, func(name string) bool { return tables[name] || strings.HasPrefix(name, countersPrefix) }),
-	)
+	return d.sweepFolder(d.mapsDir(), os.Remove, func(name string) bool { return tables[name] || strings.HasPrefix(name, countersPrefix) })
+}
+
+// sweepLinks takes away programs at other hooks than these: other builds', and on interfaces that are gone.
+func (d *Datapath) sweepLinks(hooks []hook) error {
+	pins := map[string]bool{}
+	for _, h := range hooks {
+		pins[h.pin] = true
+	}
+	return d.sweepFolder(d.linksDir(), detach, func(name string) bool { return pins[name] })
 }
 
 func (d *Datapath) sweepFolder(dir string, remove func(string) error, wanted func(name string) bool) error {
@@ -173,7 +179,7 @@ func (d *Datapath) sweepFolder(dir string, remove func(string) error, wanted fun
 			continue
 		}
 		pin := filepath.Join(dir, e.Name())
-		d.log.Info("pin of another build or size is removed", "pin", pin)
+		d.log.Info("pin of another build, size or interface is removed", "pin", pin)
 		if err := remove(pin); err != nil {
 			return fmt.Errorf("remove pin %s: %w", pin, err)
 		}

@@ -229,7 +229,7 @@ func TestRestoreSweeps(t *testing.T) {
 			t.Errorf("%s is left: %v", pin, err)
 		}
 	}
-	if got, err := n.datapath.onUplink(n.datapath.uplinkHooks()[1]); err != nil || len(got.Programs) != 1 {
+	if got, err := n.datapath.onHook(n.datapath.uplinkHooks()[1]); err != nil || len(got.Programs) != 1 {
 		t.Errorf("on the uplink stand %+v, %v", got.Programs, err)
 	}
 	must(t, n.datapath.DeleteTenant(blue))

@@ -14,7 +14,11 @@ import (
 
 // Status reads from the kernel what it holds and counts now.
 func (d *Datapath) Status() (agent.Status, error) {
-	missing, notFirst, err := d.uplinkProblems()
+	missing, notFirst, err := d.problems(d.uplinkHooks())
+	if err != nil {
+		return agent.Status{}, err
+	}
+	guarded, unguarded, err := d.guarded()
 	if err != nil {
 		return agent.Status{}, err
 	}
@@ -30,7 +34,7 @@ func (d *Datapath) Status() (agent.Status, error) {
 	if err != nil {
 		return agent.Status{}, err
 	}
-	problems := slices.Concat(missing, notFirst, cutOff)
+	problems := slices.Concat(missing, notFirst, cutOff, unguarded)
 	if _, err := d.MTU(); err != nil {
 		problems = append(problems, err.Error())
 	}
@@ -39,6 +43,7 @@ func (d *Datapath) Status() (agent.Status, error) {
 		Programs:     objectVersion(),
 		Healthy:      len(missing) == 0,
 		FirstInChain: len(missing) == 0 && len(notFirst) == 0,
+		Guarded:      guarded,
 		Problems:     problems,
 		Entries:      entries,
 		Drops:        drops,

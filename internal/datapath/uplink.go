@@ -15,17 +15,19 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// uplinkHook is one of the two places where our programs stand on the uplink.
-type uplinkHook struct {
+// hook is a place on an interface of the node where a program of ours stands first.
+type hook struct {
 	name    string
+	pin     string // its file in linksDir
+	device  netlink.Link
 	attach  ebpf.AttachType
 	program *ebpf.Program
 }
 
-func (d *Datapath) uplinkHooks() []uplinkHook {
-	return []uplinkHook{
-		{"uplink_in", ebpf.AttachTCXIngress, d.objects.PilUplinkIn},
-		{"uplink_out", ebpf.AttachTCXEgress, d.objects.PilUplinkOut},
+func (d *Datapath) uplinkHooks() []hook {
+	return []hook{
+		{"uplink_in", "uplink_in", d.uplink, ebpf.AttachTCXIngress, d.objects.PilUplinkIn},
+		{"uplink_out", "uplink_out", d.uplink, ebpf.AttachTCXEgress, d.objects.PilUplinkOut},
 	}
 }
 
@@ -35,9 +37,13 @@ func (d *Datapath) attachUplink() error {
 	if err := os.MkdirAll(d.linksDir(), 0o700); err != nil {
 		return fmt.Errorf("make the folder for links: %w", err)
 	}
-	for _, h := range d.uplinkHooks() {
+	return d.attachHooks(d.uplinkHooks())
+}
+
+func (d *Datapath) attachHooks(hooks []hook) error {
+	for _, h := range hooks {
 		if err := d.node.Do(func() error { return d.attachHook(h) }); err != nil {
-			return fmt.Errorf("attach %s to %s: %w", h.name, d.config.Uplink, err)
+			return fmt.Errorf("attach %s to %s: %w", h.name, h.device.Attrs().Name, err)
 		}
 	}
 	return nil
@@ -47,7 +53,7 @@ func (d *Datapath) attachUplink() error {
 // would look like nobody's, and be swept away with the network of their containers.
 func (d *Datapath) aloneOnUplink() error {
 	for _, h := range d.uplinkHooks() { // their programs are not loaded yet
-		result, err := d.onUplink(h)
+		result, err := d.onHook(h)
 		if err != nil {
 			return nil // a kernel without tcx: load says what is missing
 		}
@@ -72,31 +78,35 @@ func isUplinkProgram(id ebpf.ProgramID) bool {
 	return err == nil && (info.Name == pilasterProgPilUplinkIn || info.Name == pilasterProgPilUplinkOut)
 }
 
-// onUplink lists what stands at a hook, first to last.
-func (d *Datapath) onUplink(h uplinkHook) (result *link.QueryResult, err error) {
+// onHook lists what stands at a hook, first to last.
+func (d *Datapath) onHook(h hook) (result *link.QueryResult, err error) {
 	err = d.node.Do(func() (err error) {
-		result, err = link.QueryPrograms(link.QueryOptions{Target: d.uplink.Attrs().Index, Attach: h.attach})
+		result, err = link.QueryPrograms(link.QueryOptions{Target: h.device.Attrs().Index, Attach: h.attach})
 		return err
 	})
 	return result, err
 }
 
-func (d *Datapath) attachHook(h uplinkHook) error {
-	pin := filepath.Join(d.linksDir(), h.name)
+func (d *Datapath) attachHook(h hook) error {
+	pin := filepath.Join(d.linksDir(), h.pin)
 	if old, err := link.LoadPinnedLink(pin, nil); err == nil {
 		defer old.Close()
-		if d.linkIsOnUplink(old) {
+		place, err := d.place(h)
+		if err != nil {
+			return err
+		}
+		if place >= 0 {
 			return old.Update(h.program)
 		}
-		// The device the link belonged to is gone, and the link with it.
-		if err := old.Unpin(); err != nil {
+		// The device the link belonged to is gone, and the link with it, or it is in another namespace.
+		if err := detach(pin); err != nil {
 			return err
 		}
 	} else if !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
 	l, err := link.AttachTCX(link.TCXOptions{
-		Interface: d.uplink.Attrs().Index,
+		Interface: h.device.Attrs().Index,
 		Program:   h.program,
 		Attach:    h.attach,
 		Anchor:    link.Head(),
@@ -108,39 +118,39 @@ func (d *Datapath) attachHook(h uplinkHook) error {
 	return l.Pin(pin)
 }
 
-func (d *Datapath) linkIsOnUplink(l link.Link) bool {
-	info, err := l.Info()
-	if err != nil || info.TCX() == nil {
-		return false
+// place is how many programs stand before ours at a hook; -1 where ours is not there.
+func (d *Datapath) place(h hook) (int, error) {
+	result, err := d.onHook(h)
+	if err != nil {
+		return 0, fmt.Errorf("ask %s for its programs: %w", h.device.Attrs().Name, err)
 	}
-	return int(info.TCX().Ifindex) == d.uplink.Attrs().Index
+	for i, p := range result.Programs {
+		if d.isOurLink(h, p) {
+			return i, nil
+		}
+	}
+	return -1, nil
 }
 
-// uplinkProblems says what is wrong with our place on the uplink: a program missing, or not first.
-func (d *Datapath) uplinkProblems() (missing, notFirst []string, err error) {
-	for _, h := range d.uplinkHooks() {
-		result, err := d.onUplink(h)
-		if err != nil {
-			return nil, nil, fmt.Errorf("ask %s for its programs: %w", d.config.Uplink, err)
-		}
-		place := -1
-		for i, p := range result.Programs {
-			if d.isOurLink(h, p) {
-				place = i
-			}
-		}
+// problems says what is wrong with our place at hooks: a program missing, or not first.
+func (d *Datapath) problems(hooks []hook) (missing, notFirst []string, err error) {
+	for _, h := range hooks {
+		place, err := d.place(h)
+		device := h.device.Attrs().Name
 		switch {
+		case err != nil:
+			return nil, nil, err
 		case place < 0:
-			missing = append(missing, fmt.Sprintf("program %s is not on %s; restart the agent to attach it", h.name, d.config.Uplink))
+			missing = append(missing, fmt.Sprintf("program %s is not on %s; restart the agent to attach it", h.name, device))
 		case place > 0:
-			notFirst = append(notFirst, fmt.Sprintf("%d other programs stand before %s on %s; attach them after ours", place, h.name, d.config.Uplink))
+			notFirst = append(notFirst, fmt.Sprintf("%d other programs stand before %s on %s; attach them after ours", place, h.name, device))
 		}
 	}
 	return missing, notFirst, nil
 }
 
-func (d *Datapath) isOurLink(h uplinkHook, p link.AttachedProgram) bool {
-	l, err := link.LoadPinnedLink(filepath.Join(d.linksDir(), h.name), nil)
+func (d *Datapath) isOurLink(h hook, p link.AttachedProgram) bool {
+	l, err := link.LoadPinnedLink(filepath.Join(d.linksDir(), h.pin), nil)
 	if err != nil {
 		return false
 	}

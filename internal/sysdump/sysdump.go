@@ -140,6 +140,9 @@ func (c Config) orchestrator() []Part {
 func pinnedUplink(bpffs string) string {
 	pins, _ := datapath.DumpPins(bpffs) // what is wrong with them, their own part says
 	for _, p := range pins {
+		if !p.OnUplink() {
+			continue
+		}
 		if device, err := net.InterfaceByIndex(int(p.Ifindex)); err == nil {
 			return device.Name
 		}

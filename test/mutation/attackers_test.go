@@ -6,18 +6,11 @@ func attackers() []mutation {
 	const process, node = "TestHostNetworkProcess", "TestAnotherNode"
 	return []mutation{
 		{
-			name:  "a process as a container",
-			old:   "return drop(skb, REASON_HOST_CLAIMS_TENANT, HOOK_UPLINK_OUT);",
-			new:   "return TCX_NEXT;",
+			name:  "a process",
+			old:   "why = check_outward(&src, &dst);",
+			new:   "why = 0;",
 			test:  process,
-			cases: []string{"another node's container", "own container to a container", "own container to a node"},
-		},
-		{
-			name:  "a process as what containers see",
-			old:   "return drop(skb, REASON_PRIVATE_OUTSIDE, HOOK_UPLINK_OUT);",
-			new:   "return TCX_NEXT;",
-			test:  process,
-			cases: []string{"ciphertext", "guest"},
+			cases: []string{"another node's container", "own container to a container", "own container to a node", "ciphertext", "guest"},
 		},
 		{
 			name:  "another node as this one",
@@ -48,22 +41,22 @@ func attackers() []mutation {
 		},
 		{
 			name:  "another node's containers to the node",
-			old:   "if (in_base(&key.src) && tenant_id(&key.src))\n\t\t\treturn drop(skb, REASON_TENANT_TO_NODE, HOOK_UPLINK_IN);",
-			new:   "",
+			old:   "why = claims_tenant(&key.src) ? REASON_TENANT_TO_NODE : check_private(&key.src, &key.dst);",
+			new:   "why = true ? check_private(&key.src, &key.dst) : 0;",
 			test:  node,
 			cases: []string{"its own container, to the node"},
 		},
 		{
 			name:  "another node as a ciphertext, to the node",
-			old:   "\t\tif (in_private(&key.src))\n\t\t\treturn drop(skb, REASON_PRIVATE_OUTSIDE, HOOK_UPLINK_IN);",
-			new:   "",
+			old:   "why = claims_tenant(&key.src) ? REASON_TENANT_TO_NODE : check_private(&key.src, &key.dst);",
+			new:   "why = claims_tenant(&key.src) ? REASON_TENANT_TO_NODE : 0;",
 			test:  node,
 			cases: []string{"ciphertext, to the node"},
 		},
 		{
 			name:  "another node as a ciphertext",
-			old:   "if (in_private(&key.src) || in_private(&key.dst))",
-			new:   "if (in_private(&key.dst))",
+			old:   "why = check_private(&key.src, &key.dst);",
+			new:   "why = 0;",
 			test:  node,
 			cases: []string{"ciphertext, to the underlay"},
 		},

@@ -36,7 +36,7 @@ type mutation struct {
 // table has the mutations of each file.
 func table() map[string][]mutation {
 	return map[string][]mutation{
-		"container.h": container(), "node.h": node(), "uplink.h": uplink(), "packet.h": packet(),
+		"container.h": container(), "node.h": node(), "uplink.h": uplink(), "edge.h": edge(), "packet.h": packet(),
 		"forward.h": forward(), "flow.h": flow(), "crypto.h": crypto(), "tables.h": tables(),
 		"answer.h": answer(), "event.h": event(),
 	}
@@ -45,7 +45,7 @@ func table() map[string][]mutation {
 // few are tried when nobody asks for all.
 func few() []string {
 	return []string{
-		"container.h/source", "uplink.h/own source", "packet.h/routing header",
+		"container.h/source", "uplink.h/own source", "edge.h/strangers as the node", "packet.h/routing header",
 		"forward.h/quoted destination", "flow.h/source", "crypto.h/keys",
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -33,7 +34,7 @@ func look(ctx context.Context, t *testing.T, ns *netns.Namespace, folders ...str
 	} {
 		m[command] = say(ctx, t, ns, command)
 	}
-	must(t, ns.Do(func() error { return m.addPrograms(2) }))
+	must(t, ns.Do(m.addPrograms))
 	must(t, ns.Do(func() error { return m.addFiles("/proc/sys/net/ipv6/conf", true) }))
 	must(t, ns.Do(func() error { return m.addFiles("/proc/sys/net/core", true) }))
 	for _, folder := range folders {
@@ -66,13 +67,19 @@ func say(ctx context.Context, t *testing.T, ns *netns.Namespace, command string)
 	return age.ReplaceAllString(out.String(), "")
 }
 
-func (m machine) addPrograms(device int) error {
-	for _, hook := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
-		r, err := link.QueryPrograms(link.QueryOptions{Target: device, Attach: hook})
-		if err != nil {
-			return err
+func (m machine) addPrograms() error {
+	devices, err := net.Interfaces()
+	if err != nil {
+		return err
+	}
+	for _, device := range devices {
+		for _, hook := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
+			r, err := link.QueryPrograms(link.QueryOptions{Target: device.Index, Attach: hook})
+			if err != nil {
+				return err
+			}
+			m[fmt.Sprintf("programs at %v of %s", hook, device.Name)] = fmt.Sprint(len(r.Programs))
 		}
-		m[fmt.Sprintf("programs at %v of device %d", hook, device)] = fmt.Sprint(len(r.Programs))
 	}
 	return nil
 }

@@ -64,6 +64,7 @@ func newNode(t *testing.T, mounted bool) *node {
 			var err error
 			n.ns, err = netns.Open(filepath.Join(folder, "netns", name))
 			must(t, err)
+			say(ctx, t, n.ns, "ip link add eth1 type veth peer name eth2") // other interfaces of it
 			n.pristine = look(ctx, t, n.ns, n.folders...)
 		}
 	})

@@ -1208,6 +1208,7 @@ type DatapathStatus struct {
 	Healthy       bool                   `protobuf:"varint,3,opt,name=healthy,proto3" json:"healthy,omitempty"`
 	FirstInChain  bool                   `protobuf:"varint,4,opt,name=first_in_chain,json=firstInChain,proto3" json:"first_in_chain,omitempty"`
 	Entries       []*Entries             `protobuf:"bytes,5,rep,name=entries,proto3" json:"entries,omitempty"` // what this node keeps, read from the kernel
+	Guarded       []string               `protobuf:"bytes,6,rep,name=guarded,proto3" json:"guarded,omitempty"` // interfaces beside the uplink where packets are checked
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1273,6 +1274,13 @@ func (x *DatapathStatus) GetFirstInChain() bool {
 func (x *DatapathStatus) GetEntries() []*Entries {
 	if x != nil {
 		return x.Entries
+	}
+	return nil
+}
+
+func (x *DatapathStatus) GetGuarded() []string {
+	if x != nil {
+		return x.Guarded
 	}
 	return nil
 }
@@ -1647,7 +1655,7 @@ type MonitorResponse struct {
 	Type            string                 `protobuf:"bytes,2,opt,name=type,proto3" json:"type,omitempty"` // "drop"
 	Reason          string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
 	Count           uint64                 `protobuf:"varint,4,opt,name=count,proto3" json:"count,omitempty"`  // packets this event stands for
-	Hook            string                 `protobuf:"bytes,5,opt,name=hook,proto3" json:"hook,omitempty"`     // where: container, uplink-in, uplink-out, node
+	Hook            string                 `protobuf:"bytes,5,opt,name=hook,proto3" json:"hook,omitempty"`     // where: container, uplink-in, uplink-out, edge-in, edge-out, node
 	Source          string                 `protobuf:"bytes,6,opt,name=source,proto3" json:"source,omitempty"` // as seen at the hook
 	Destination     string                 `protobuf:"bytes,7,opt,name=destination,proto3" json:"destination,omitempty"`
 	Protocol        uint32                 `protobuf:"varint,8,opt,name=protocol,proto3" json:"protocol,omitempty"`
@@ -1955,14 +1963,15 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\brevision\x18\x03 \x01(\x03R\brevision\x120\n" +
 	"\x05since\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x1d\n" +
 	"\n" +
-	"last_error\x18\x05 \x01(\tR\tlastError\"\xbd\x01\n" +
+	"last_error\x18\x05 \x01(\tR\tlastError\"\xd7\x01\n" +
 	"\x0eDatapathStatus\x12\x1f\n" +
 	"\vdevice_kind\x18\x01 \x01(\tR\n" +
 	"deviceKind\x12\x1a\n" +
 	"\bprograms\x18\x02 \x01(\tR\bprograms\x12\x18\n" +
 	"\ahealthy\x18\x03 \x01(\bR\ahealthy\x12$\n" +
 	"\x0efirst_in_chain\x18\x04 \x01(\bR\ffirstInChain\x12.\n" +
-	"\aentries\x18\x05 \x03(\v2\x14.pilaster.v1.EntriesR\aentries\"e\n" +
+	"\aentries\x18\x05 \x03(\v2\x14.pilaster.v1.EntriesR\aentries\x12\x18\n" +
+	"\aguarded\x18\x06 \x03(\tR\aguarded\"e\n" +
 	"\aEntries\x12\x14\n" +
 	"\x05table\x18\x01 \x01(\tR\x05table\x12\x12\n" +
 	"\x04used\x18\x02 \x01(\rR\x04used\x12\x1a\n" +

@@ -96,6 +96,7 @@ func names(all []reason) ([]byte, error) {
 func page(all []reason) ([]byte, error) {
 	sides := map[string]string{
 		"container": "from a container", "uplink": "from the fabric", "node": "from the node's own stack",
+		"edge": "by an interface of the node",
 		"both": "from a container, or at its destination's node",
 	}
 	var b bytes.Buffer

@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* The other interfaces of the node. Nothing of containers comes in or leaves by them, so no packet there may
+ * claim to be of one, nor to be the node when it comes in. All else is not ours. Nothing is delivered here. */
+#pragma once
+#include "event.h"
+
+static __always_inline bool claims_tenant(const struct addr *a)
+{
+	return in_base(a) && tenant_id(a);
+}
+
+static __always_inline struct addr node_address(void)
+{
+	return (struct addr){.hi = own_node, .lo = bpf_cpu_to_be64(1)};
+}
+
+/* Only containers and their node see the private prefix: on a wire it is wrong as either address. */
+static __always_inline int check_private(const struct addr *src, const struct addr *dst)
+{
+	return in_private(src) || in_private(dst) ? REASON_PRIVATE_OUTSIDE : 0;
+}
+
+/* What the host's own stack may not send, by whichever device. */
+static __always_inline int check_outward(const struct addr *src, const struct addr *dst)
+{
+	return claims_tenant(src) ? REASON_HOST_CLAIMS_TENANT : check_private(src, dst);
+}
+
+/* What may not come in where no container's packets do. Other addresses with tenant id 0 in our /64 may be of
+ * services behind this very device. */
+static __always_inline int check_inward(const struct addr *src, const struct addr *dst)
+{
+	struct addr node = node_address();
+
+	if (src->hi == own_node && (tenant_id(src) || same_addr(src, &node)))
+		return REASON_OWN_SOURCE;
+	if (claims_tenant(src))
+		return REASON_TENANT_TO_NODE;
+	return check_private(src, dst);
+}
+
+/* headers_of reads what the packet says itself, for a packet socket may call it anything. Without Ethernet that
+ * is the IP header alone. */
+static __always_inline bool headers_of(struct __sk_buff *skb, struct frame *f)
+{
+	if (has_ethernet(skb))
+		return !bpf_skb_load_bytes(skb, 0, f, sizeof(*f));
+	f->eth.h_proto = bpf_htons(ETH_P_IPV6);
+	return !bpf_skb_load_bytes(skb, ip_offset(skb), &f->priority_version, IPV6_HLEN) &&
+	       f->priority_version >> 4 == 6;
+}
+
+static __always_inline int at_edge(struct __sk_buff *skb, bool inward, __u32 hook)
+{
+	struct frame f = {};
+	struct addr src, dst;
+	int why;
+
+	/* A VLAN has a device of its own, where its frames are looked at. */
+	if (in_vlan(skb) || !headers_of(skb, &f))
+		return TCX_NEXT;
+	if (hides_in_tag(&f))
+		return drop(skb, REASON_MALFORMED, hook);
+	if (f.eth.h_proto != bpf_htons(ETH_P_IPV6))
+		return TCX_NEXT;
+	src = f.src;
+	dst = f.dst;
+	why = inward ? check_inward(&src, &dst) : check_outward(&src, &dst);
+	return why ? drop(skb, why, hook) : TCX_NEXT;
+}
+
+static __always_inline int from_edge(struct __sk_buff *skb)
+{
+	return skb->pkt_type == PACKET_OTHERHOST ? TCX_NEXT : at_edge(skb, true, HOOK_EDGE_IN);
+}
+
+static __always_inline int to_edge(struct __sk_buff *skb)
+{
+	return at_edge(skb, false, HOOK_EDGE_OUT);
+}

@@ -1,0 +1,57 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+
+	"github.com/vishvananda/netlink"
+)
+
+// followDevices keeps the endpoints' MTU that of the uplink, and the node's other interfaces guarded, until ctx
+// ends. A subscription ends when the kernel has more to tell than its buffer holds; then it begins anew.
+func followDevices(ctx context.Context, uplink string, core *Core, log *slog.Logger) error {
+	for ctx.Err() == nil {
+		if err := followDevicesOnce(ctx, uplink, core, log); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func followDevicesOnce(ctx context.Context, uplink string, core *Core, log *slog.Logger) error {
+	ctx, cancel := context.WithCancel(ctx)
+	links := make(chan netlink.LinkUpdate)
+	if err := netlink.LinkSubscribe(links, ctx.Done()); err != nil {
+		cancel()
+		return fmt.Errorf("watching devices: %w", err)
+	}
+	defer func() {
+		cancel()
+		for range links { // it ends once it has noticed
+		}
+	}()
+	follow := func() {
+		if err := core.FollowMTU(ctx); err != nil && ctx.Err() == nil {
+			log.Error("endpoints do not have the uplink's MTU", "uplink", uplink, "error", err)
+		}
+	}
+	guard := func(changed netlink.Link) {
+		if err := core.driver.GuardEdge(changed); err != nil && ctx.Err() == nil {
+			log.Error("an interface beside the uplink is not guarded", "error", err)
+		}
+	}
+	follow() // what came before anybody listened
+	guard(nil)
+	known := 0
+	for u := range links {
+		switch a := u.Attrs(); {
+		case a.Name != uplink:
+			guard(u.Link)
+		case a.MTU != known:
+			known = a.MTU
+			follow()
+		}
+	}
+	return nil
+}

@@ -1,0 +1,158 @@
+package datapath
+
+import (
+	"bytes"
+	"net"
+	"net/netip"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/packet"
+)
+
+// everybody takes a frame, whatever MAC the device has.
+var everybody = net.HardwareAddr{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
+
+// edgeDevices are an interface with Ethernet beside the uplink, and one without.
+func (b *progBench) edgeDevices(t testing.TB) map[string]uint32 {
+	t.Helper()
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = "eth1"
+	must(t, b.datapath.netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "eth2"}))
+	b.tun(t, "tun1")
+	all := map[string]uint32{}
+	for _, name := range []string{"eth1", "tun1"} {
+		l, err := b.datapath.netlink.LinkByName(name)
+		must(t, err)
+		all[name] = uint32(l.Attrs().Index)
+	}
+	return all
+}
+
+// fromEdge are packets that come in by an interface beside the uplink and every verdict on them.
+func (b *progBench) fromEdge() []progCase {
+	stranger, node := netip.MustParseAddr("2001:db8:99::2"), b.address()
+	from := func(source, to netip.Addr) []byte {
+		return packet.Packet{Source: source, Destination: to, Body: gram}.Frame(everybody, containerMAC)
+	}
+	ours := func(change func(*address.Plain)) netip.Addr { return changed(b.b1.plain(), change) }
+	service := ours(func(p *address.Plain) { p.Tenant, p.App, p.Index = 0, 0, 53 })
+	return []progCase{
+		{name: "a stranger to the node", frame: from(stranger, node), next: true},
+		{name: "a stranger to another", frame: from(stranger, b.far.underlay), next: true},
+		{name: "a stranger to a container, which the route refuses", frame: from(stranger, b.b1.plain()), next: true},
+		{name: "another node", frame: from(b.far.address(), node), next: true},
+		{name: "a service in our /64", frame: from(service, node), next: true},
+		{name: "an address that reads like a tenant's", frame: from(tenantLike, node), next: true},
+		{name: "neighbour discovery", frame: packet.Packet{Source: netip.MustParseAddr("fe80::2"), Destination: netip.MustParseAddr("ff02::1:ff00:1"), Body: packet.ICMP{Type: packet.NeighborSolicitation}}.Frame(everybody, containerMAC), next: true},
+
+		{name: "a container here", frame: from(b.b1.plain(), node), reason: "own-source"},
+		{name: "nobody here", frame: from(ours(func(p *address.Plain) { p.Index++ }), b.far.underlay), reason: "own-source"},
+		{name: "the node itself", frame: from(node, b.underlay), reason: "own-source"},
+		{name: "another node's container", frame: from(b.b3.Addr(), node), reason: "tenant-to-node"},
+		{name: "another node's container, to the underlay", frame: from(b.b3.Addr(), b.underlay), reason: "tenant-to-node"},
+		{name: "another node's container, to a container", frame: from(b.b3.Addr(), b.b1.plain()), reason: "tenant-to-node"},
+		{name: "what containers see", frame: from(b.b1.seen(), node), reason: "private-outside"},
+		{name: "to what containers see", frame: from(stranger, b.b1.seen()), reason: "private-outside"},
+	}
+}
+
+// toEdge are packets that leave by an interface beside the uplink and every verdict on them.
+func (b *progBench) toEdge() []progCase {
+	stranger := netip.MustParseAddr("2001:db8:99::2")
+	to := func(source, to netip.Addr) []byte {
+		return packet.Packet{Source: source, Destination: to, Body: gram}.Frame(containerMAC, b.uplinkMAC)
+	}
+	return []progCase{
+		{name: "the node", frame: to(b.address(), stranger), next: true},
+		{name: "the underlay", frame: to(b.underlay, stranger), next: true},
+		{name: "an address that reads like a tenant's", frame: to(tenantLike, stranger), next: true},
+
+		{name: "a container here", frame: to(b.b1.plain(), stranger), reason: "host-claims-tenant"},
+		{name: "another node's container", frame: to(b.b3.Addr(), b.b3.Addr()), reason: "host-claims-tenant"},
+		{name: "what containers see", frame: to(b.b1.seen(), stranger), reason: "private-outside"},
+		{name: "to what containers see", frame: to(b.address(), sees(b.b3.Addr())), reason: "private-outside"},
+	}
+}
+
+// TestFromEdge: by another interface nobody comes in as a container or as the node, and everybody else does.
+func TestFromEdge(t *testing.T) {
+	b := newProgBench(t)
+	devices := b.edgeDevices(t)
+	for device, index := range devices {
+		for _, c := range b.fromEdge() {
+			c.name += ", by " + device
+			b.check(t, b.datapath.objects.PilEdgeIn, skb{Ifindex: index}, c)
+		}
+	}
+	own := b.fromEdge()[7].frame
+	version := append(append(bytes.Clone(own[:14]), 0x40), own[15:]...)
+	for _, c := range []struct {
+		device string
+		progCase
+	}{
+		{"eth1", progCase{name: "IPv4 that reads like our own /64", frame: packet.Frame(everybody, containerMAC, packet.EtherTypeIPv4, own[14:]), next: true}},
+		{"eth1", progCase{name: "for another machine on the link", frame: append(bytes.Clone(gatewayMAC), own[6:]...), next: true}},
+		{"tun1", progCase{name: "IPv4 without Ethernet that reads like our own /64", frame: version, next: true}},
+	} {
+		b.check(t, b.datapath.objects.PilEdgeIn, skb{Ifindex: devices[c.device]}, c.progCase)
+	}
+}
+
+// TestToEdge: by another interface the host's stack says nothing that it may not say to the fabric, and our mark
+// is no excuse there.
+func TestToEdge(t *testing.T) {
+	b := newProgBench(t)
+	for device, index := range b.edgeDevices(t) {
+		for _, c := range b.toEdge() {
+			c.name += ", by " + device
+			b.check(t, b.datapath.objects.PilEdgeOut, skb{Ifindex: index}, c)
+			c.name += ", marked"
+			b.check(t, b.datapath.objects.PilEdgeOut, skb{Ifindex: index, IngressIfindex: b.b1.ifindex(), Mark: b.mark(t)}, c)
+		}
+	}
+}
+
+// FuzzFromEdge: whatever comes in by another interface, it claims no container and not the node, and all else goes on.
+func FuzzFromEdge(f *testing.F) {
+	b := newFuzzBench(f)
+	b.program = b.datapath.objects.PilEdgeIn
+	b.fuzzEdge(f, b.fromEdge(), func(frame []byte, source, destination netip.Addr) bool {
+		here := b.node.Contains(source) && (address.Split(source).Tenant != 0 || source == b.address())
+		return frame[0]&1 != 0 && (here || claimsTenant(source) || onlyInside(source) || onlyInside(destination))
+	})
+}
+
+// FuzzToEdge: the host's own stack leaves by no interface as a container or to one.
+func FuzzToEdge(f *testing.F) {
+	b := newFuzzBench(f)
+	b.program = b.datapath.objects.PilEdgeOut
+	b.fuzzEdge(f, b.toEdge(), func(_ []byte, source, destination netip.Addr) bool {
+		return claimsTenant(source) || onlyInside(source) || onlyInside(destination)
+	})
+}
+
+// fuzzEdge has an interface whose MAC no frame is for, unless it is for everybody.
+func (b *fuzzBench) fuzzEdge(f *testing.F, cases []progCase, forged func(frame []byte, source, destination netip.Addr) bool) {
+	eth1 := b.edgeDevices(f)["eth1"]
+	for _, frame := range frames(cases) {
+		f.Add(frame, byte(0), byte(0), byte(0))
+	}
+	f.Fuzz(func(t *testing.T, frame []byte, source, destination, how byte) {
+		if len(frame) < ipv6At+1 {
+			t.Skip("shorter than any frame")
+		}
+		frame = b.shape(frame, source, destination, how)
+		verdict, _ := b.send(t, frame, &skb{Ifindex: eth1})
+		want := uint32(verdictNext)
+		if len(frame) >= ipv6At+40 && frame[12] == 0x86 && frame[13] == 0xdd &&
+			forged(frame, netip.AddrFrom16([16]byte(frame[ipv6At+8:])), netip.AddrFrom16([16]byte(frame[ipv6At+24:]))) {
+			want = verdictDrop
+		}
+		if verdict != want {
+			t.Fatalf("verdict %d, not %d:\n%x", verdict, want, frame)
+		}
+	})
+}

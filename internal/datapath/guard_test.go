@@ -1,0 +1,454 @@
+package datapath
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/netns"
+	"pilaster.io/pilaster/internal/packet"
+)
+
+// strangerAddress is a machine's on the link of a second NIC.
+var strangerAddress = netip.MustParseAddr("2001:db8:99::2")
+
+// guardedNIC is a second one that carries ordinary traffic, and a machine that lives there.
+func (n *testNode) guardedNIC(t *testing.T, peer *testNode) (side, *testContainer) {
+	t.Helper()
+	s := n.secondNIC(t)
+	must(t, n.datapath.GuardEdge(nil))
+	h, err := s.ns.Netlink()
+	must(t, err)
+	defer h.Close()
+	eth0, err := h.LinkByName(s.device)
+	must(t, err)
+	must(t, h.AddrAdd(eth0, &netlink.Addr{IPNet: ipNet(netip.PrefixFrom(strangerAddress, 64)), Flags: unix.IFA_F_NODAD}))
+	for _, to := range []netip.Prefix{n.prefix, netip.PrefixFrom(peer.underlay, 128)} {
+		must(t, h.RouteAdd(&netlink.Route{Dst: ipNet(to), Gw: netip.MustParseAddr("2001:db8:99::1").AsSlice()}))
+	}
+	must(t, s.ns.WaitUp(t.Context(), s.device))
+	stranger := n.self()
+	stranger.ns = s.ns
+	stranger.record.Attachments[0].Address = strangerAddress
+	return s, stranger
+}
+
+// tagAs puts 802.1Q headers in front of what a frame carries.
+func tagAs(frame []byte, vlans ...uint16) []byte {
+	for _, v := range slices.Backward(vlans) {
+		frame = tag(frame)
+		frame[14], frame[15] = 0x60|byte(v>>8), byte(v) // with a priority
+	}
+	return frame
+}
+
+// TestStranger: by another interface nobody is believed to be a container or the node, and everybody else goes on.
+func TestStranger(t *testing.T) {
+	w := newWire(t)
+	n, peer := w.nodes[0], w.nodes[1]
+	c, far := n.add(t, blue, 1), peer.add(t, blue, 1)
+	s, _ := n.guardedNIC(t, peer)
+	raw, err := packet.NewInjector(s.ns, s.device)
+	must(t, err)
+	defer raw.Close()
+	arrived, err := packet.NewCapture(n.ns, "eth1", packet.IncomingOnly)
+	must(t, err)
+	defer arrived.Close()
+	keepOrder(t)
+	here := netip.MustParseAddr("2001:db8:99::1")
+	for _, a := range []struct {
+		name       string
+		source, to netip.Addr
+		vlans      []uint16
+		why        string // "" for what is let through
+	}{
+		{"container here", c.plain(), n.address(), nil, "own-source"},
+		{"container here, to its sibling", c.plain(), c.plain(), nil, "own-source"},
+		{"container here, to the interface", c.plain(), here, nil, "own-source"},
+		{"the node itself", n.address(), here, nil, "own-source"},
+		{"container elsewhere", far.plain(), n.address(), nil, "tenant-to-node"},
+		{"container elsewhere, to the interface", far.plain(), here, nil, "tenant-to-node"},
+		{"container elsewhere, to a container", far.plain(), c.plain(), nil, "tenant-to-node"},
+		{"answer of a container", c.seen(), n.address(), nil, "private-outside"},
+		{"to a container", strangerAddress, c.seen(), nil, "private-outside"},
+		{"behind a priority", c.seen(), n.address(), []uint16{0}, "private-outside"},
+		{"behind two priorities", c.seen(), n.address(), []uint16{0, 0}, "malformed"},
+		{"in a VLAN", c.seen(), n.address(), []uint16{5}, ""},
+		{"in a VLAN, behind a priority", c.seen(), n.address(), []uint16{0, 5}, ""},
+	} {
+		before := n.drops(t)
+		frame := packet.Packet{Source: a.source, Destination: a.to, Body: gram}.Frame(s.to, raw.MAC())
+		must(t, raw.Send(tagAs(frame, a.vlans...)))
+		sentinelAfter(t, arrived, func(last packet.Sentinel) {
+			must(t, raw.Send(packet.Packet{Source: strangerAddress, Destination: netip.MustParseAddr("2001:db8:99::3"),
+				Body: packet.Raw{Proto: 253, Data: last[:]}}.Frame(s.to, raw.MAC())))
+		})
+		if got := droppedSince(before, n.drops(t)); !slices.Equal(got, named(a.why)) {
+			t.Errorf("%s: dropped for %q, want %q", a.name, got, named(a.why))
+		}
+	}
+	mustReach(t, far, c, "after all of it")
+}
+
+func named(why string) []string {
+	if why == "" {
+		return nil
+	}
+	return []string{why}
+}
+
+// droppedSince names the reasons that have counted since, each as often as it has. What a kernel says by itself is
+// not counted.
+func droppedSince(before, after map[string]uint64) (reasons []string) {
+	for why, n := range after {
+		for range n - before[why] {
+			if why != "nd-ignored" && why != "mld-ignored" {
+				reasons = append(reasons, why)
+			}
+		}
+	}
+	slices.Sort(reasons)
+	return reasons
+}
+
+// TestProcessBySecondNIC: a process of the node speaks for no container by any interface.
+func TestProcessBySecondNIC(t *testing.T) {
+	w := newWire(t)
+	n, peer := w.nodes[0], w.nodes[1]
+	c, far := n.add(t, blue, 1), peer.add(t, blue, 1)
+	s, _ := n.guardedNIC(t, peer)
+	raw, err := packet.NewInjector(n.ns, "eth1")
+	must(t, err)
+	defer raw.Close()
+	eth1, err := n.datapath.netlink.LinkByName("eth1")
+	must(t, err)
+	// So that nothing waits until the neighbour is found.
+	must(t, n.datapath.netlink.NeighSet(&netlink.Neigh{
+		LinkIndex: eth1.Attrs().Index, Family: unix.AF_INET6, State: unix.NUD_PERMANENT, IP: strangerAddress.AsSlice(), HardwareAddr: s.to,
+	}))
+	for _, a := range []struct {
+		name   string
+		source netip.Addr
+		why    string
+	}{
+		{"own container", c.plain(), "host-claims-tenant"},
+		{"another node's container", far.plain(), "host-claims-tenant"},
+		{"ciphertext", c.seen(), "private-outside"},
+		{"guest", n.gateway(t, blue), "private-outside"},
+	} {
+		before := n.drops(t)
+		for _, option := range []int{unix.IPV6_FREEBIND, unix.IPV6_TRANSPARENT} {
+			must(t, n.ns.Do(func() error { return sendFrom(option, a.source, strangerAddress) }))
+		}
+		if err := raw.Send(packet.Packet{Source: a.source, Destination: strangerAddress, Body: gram}.Frame(s.to, raw.MAC())); err == nil {
+			t.Errorf("%s: a packet socket was not told", a.name)
+		}
+		if got, want := droppedSince(before, n.drops(t)), []string{a.why, a.why, a.why}; !slices.Equal(got, want) {
+			t.Errorf("%s: dropped for %q, want %q", a.name, got, want)
+		}
+	}
+}
+
+// TestOrdinaryTrafficBySecondNIC: neighbours are found, connections made both ways, and a router routes.
+func TestOrdinaryTrafficBySecondNIC(t *testing.T) {
+	w := newWire(t)
+	n, peer := w.nodes[0], w.nodes[1]
+	s, stranger := n.guardedNIC(t, peer)
+	n.forwards(t)
+	must(t, n.ns.Do(func() error { return set("eth1", []sysctl{{"ipv6", "forwarding", "1"}}) }))
+	h, err := peer.ns.Netlink()
+	must(t, err)
+	defer h.Close()
+	must(t, h.RouteAdd(&netlink.Route{Dst: ipNet(netip.PrefixFrom(strangerAddress, 128)), Gw: n.underlay.AsSlice()}))
+	before := n.drops(t)
+	for name, pair := range map[string][2]*testContainer{
+		"to the node": {stranger, n.self()}, "from the node": {n.self(), stranger}, "through the node": {stranger, peer.under()}, "back through the node": {peer.under(), stranger},
+	} {
+		transfer(t, pair[0], pair[1], 1<<20)
+		datagram(t, pair[0], pair[1], 4000) // in fragments
+		if t.Failed() {
+			t.Fatalf("%s, by %s", name, s.device)
+		}
+	}
+	if got := droppedSince(before, n.drops(t)); len(got) > 0 {
+		t.Errorf("dropped for %q", got)
+	}
+}
+
+// tun makes a device without Ethernet; what is written to it comes in, and what goes out is read.
+func (n *testNode) tun(t testing.TB, name string) *os.File {
+	t.Helper()
+	var fd int
+	must(t, n.ns.Do(func() (err error) {
+		if fd, err = unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0); err != nil {
+			return err
+		}
+		request, err := unix.NewIfreq(name)
+		if err != nil {
+			return err
+		}
+		request.SetUint16(unix.IFF_TUN | unix.IFF_NO_PI)
+		return unix.IoctlIfreq(fd, unix.TUNSETIFF, request)
+	}))
+	file := os.NewFile(uintptr(fd), name)
+	t.Cleanup(func() { file.Close() })
+	l, err := n.datapath.netlink.LinkByName(name)
+	must(t, err)
+	must(t, n.datapath.netlink.AddrAdd(l, &netlink.Addr{IPNet: ipNet(netip.MustParsePrefix("2001:db8:98::/64")), Flags: unix.IFA_F_NODAD}))
+	must(t, n.datapath.netlink.LinkSetUp(l))
+	return file
+}
+
+// TestWithoutEthernet: a tunnel's device is an interface like any other, and events tell of its packets.
+func TestWithoutEthernet(t *testing.T) {
+	n := newWire(t).nodes[0]
+	c := n.add(t, blue, 1)
+	tun := n.tun(t, "tun1")
+	must(t, n.datapath.GuardEdge(nil))
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	events, err := n.datapath.Events(ctx)
+	must(t, err)
+	there := netip.MustParseAddr("2001:db8:98::2")
+	next := func(hook, why string, source, to netip.Addr) {
+		t.Helper()
+		for e := range events {
+			if e.Reason == "nd-ignored" || e.Reason == "mld-ignored" {
+				continue
+			}
+			if e.Hook != hook || e.Reason != why || e.Source != source || e.Destination != to || e.Protocol != packet.ProtocolUDP || e.DestinationPort == 0 || e.Length != 40+8+len("it is me") {
+				t.Errorf("%s: %+v, want a drop for %s from %v to %v", hook, e, why, source, to)
+			}
+			return
+		}
+		t.Fatalf("%s: nothing was told", hook)
+	}
+	forged := packet.Packet{Source: c.seen(), Destination: n.address(), Body: packet.UDP{SourcePort: 1, DestinationPort: 9, Payload: []byte("it is me")}}.Marshal()
+	_, err = tun.Write(forged)
+	must(t, err)
+	next("edge-in", "private-outside", c.seen(), n.address())
+	must(t, n.ns.Do(func() error { return sendFrom(unix.IPV6_FREEBIND, c.plain(), there) }))
+	next("edge-out", "host-claims-tenant", c.plain(), there)
+
+	must(t, n.ns.Do(func() error { return sendFrom(unix.IPV6_FREEBIND, n.address(), there) }))
+	buf := make([]byte, 2000)
+	must(t, tun.SetReadDeadline(deadline()))
+	for {
+		size, err := tun.Read(buf)
+		must(t, err)
+		if source := netip.AddrFrom16([16]byte(buf[8:24])); source == n.address() {
+			break
+		} else if source == c.plain() {
+			t.Fatalf("it left: %x", buf[:size])
+		}
+	}
+	var ordinary *net.UDPConn
+	must(t, n.ns.Do(func() (err error) {
+		ordinary, err = net.ListenUDP("udp6", &net.UDPAddr{IP: n.address().AsSlice(), Port: 9})
+		return err
+	}))
+	defer ordinary.Close()
+	must(t, ordinary.SetDeadline(deadline()))
+	_, err = tun.Write(packet.Packet{Source: there, Destination: n.address(), Body: packet.UDP{SourcePort: 1, DestinationPort: 9, Payload: []byte("hello")}}.Marshal())
+	must(t, err)
+	if size, from, err := ordinary.ReadFromUDPAddrPort(buf); err != nil || from.Addr() != there || string(buf[:size]) != "hello" {
+		t.Errorf("%q from %v, %v", buf[:size], from, err)
+	}
+}
+
+// programs counts those of ours at both hooks of a device of a namespace.
+func programs(t *testing.T, ns *netns.Namespace, device string) (all []string) {
+	t.Helper()
+	must(t, ns.Do(func() error {
+		l, err := netlink.LinkByName(device)
+		if err != nil {
+			return err
+		}
+		for _, hook := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
+			chain, err := Chain(l, hook)
+			if err != nil {
+				return err
+			}
+			for _, p := range chain.Programs {
+				all = append(all, p.Name)
+			}
+		}
+		return nil
+	}))
+	return all
+}
+
+func (n *testNode) edgePins(t *testing.T) int {
+	t.Helper()
+	pins, err := filepath.Glob(filepath.Join(n.datapath.linksDir(), "edge_*"))
+	must(t, err)
+	return len(pins)
+}
+
+// TestGuardFollowsInterfaces: wherever packets meet the stack stand programs, and nowhere else, whether an agent
+// sees the change or finds it at its start.
+func TestGuardFollowsInterfaces(t *testing.T) {
+	w := newWire(t)
+	n := w.nodes[0]
+	d := func() *Datapath { return n.datapath }
+	c := n.add(t, blue, 1)
+	elsewhere := namespace(t, "elsewhere")
+	for name, take := range map[string]func(l netlink.Link){
+		"told": func(l netlink.Link) { must(t, d().GuardEdge(l)) },
+		"at the next start": func(netlink.Link) {
+			n.reopen(t, d().config)
+			n.restore(t, c)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			expect := func(when string, guarded ...string) {
+				t.Helper()
+				status, err := d().Status()
+				must(t, err)
+				if slices.Sort(status.Guarded); !slices.Equal(status.Guarded, guarded) || n.edgePins(t) != 2*len(guarded) || len(status.Problems) > 0 {
+					t.Errorf("%s: guarded %q with %d pins, want %q; %q", when, status.Guarded, n.edgePins(t), guarded, status.Problems)
+				}
+			}
+			attrs := netlink.NewLinkAttrs()
+			attrs.Name = "eth1"
+			must(t, d().netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "eth2"}))
+			eth1, err := d().netlink.LinkByName("eth1")
+			must(t, err)
+			eth2, err := d().netlink.LinkByName("eth2")
+			must(t, err)
+			if status, err := d().Status(); err != nil || !status.Healthy || !says(status, "program edge_in is not on eth1") || !says(status, "program edge_out is not on eth2") {
+				t.Errorf("before: %+v, %v", status.Problems, err)
+			}
+			take(eth1)
+			take(eth2)
+			expect("new ones", "eth1", "eth2")
+			if got := programs(t, n.ns, "eth1"); !slices.Equal(got, []string{"pil_edge_in", "pil_edge_out"}) {
+				t.Errorf("on eth1 stand %q", got)
+			}
+
+			attrs.Name = "br0"
+			must(t, d().netlink.LinkAdd(&netlink.Bridge{LinkAttrs: attrs}))
+			br0, err := d().netlink.LinkByName("br0")
+			must(t, err)
+			must(t, d().netlink.LinkSetMaster(eth1, br0))
+			take(br0)
+			take(eth1)
+			expect("a bridge and its port", "br0", "eth2")
+			must(t, d().netlink.LinkSetNoMaster(eth1))
+			must(t, d().netlink.LinkSetName(eth1, "other"))
+			take(eth1)
+			expect("a port no more", "br0", "eth2", "other")
+			must(t, d().netlink.LinkSetNsFd(eth2, elsewhere.FD()))
+			take(eth2)
+			expect("one in another namespace", "br0", "other")
+			if got := programs(t, elsewhere, "eth2"); len(got) > 0 {
+				t.Errorf("it keeps %q", got)
+			}
+			must(t, d().netlink.LinkDel(eth1))
+			must(t, d().netlink.LinkDel(br0))
+			take(eth1)
+			take(br0)
+			expect("none left")
+		})
+	}
+}
+
+// says reports whether a status names a problem.
+func says(s agent.Status, problem string) bool {
+	return slices.ContainsFunc(s.Problems, func(p string) bool { return strings.Contains(p, problem) })
+}
+
+// TestEdgeProgramsOfOthers: they stay, and who stands before ours is told.
+func TestEdgeProgramsOfOthers(t *testing.T) {
+	n := newWire(t).nodes[0]
+	n.secondNIC(t)
+	must(t, n.datapath.GuardEdge(nil))
+	must(t, n.ns.Do(func() error {
+		eth1, err := net.InterfaceByName("eth1")
+		must(t, err)
+		other, err := link.AttachTCX(link.TCXOptions{Interface: eth1.Index, Program: n.datapath.objects.PilTryCipher, Attach: ebpf.AttachTCXIngress, Anchor: link.Head()})
+		must(t, err)
+		t.Cleanup(func() { other.Close() })
+		return nil
+	}))
+	status, err := n.datapath.Status()
+	must(t, err)
+	if !says(status, "1 other programs stand before edge_in on eth1") || !status.Healthy || !status.FirstInChain {
+		t.Errorf("%+v", status)
+	}
+}
+
+// aLink is one as the kernel describes it.
+type aLink struct {
+	netlink.LinkAttrs
+	kind string
+}
+
+func (l aLink) Attrs() *netlink.LinkAttrs { return &l.LinkAttrs }
+func (l aLink) Type() string              { return l.kind }
+
+// TestWhichInterfacesAreGuarded has those that no kernel here can make, too.
+func TestWhichInterfacesAreGuarded(t *testing.T) {
+	make := func(index int, name, kind string, parent, master int, more ...func(*netlink.LinkAttrs)) netlink.Link {
+		l := aLink{netlink.LinkAttrs{Index: index, Name: name, ParentIndex: parent, MasterIndex: master, NetNsID: -1, EncapType: "ether"}, kind}
+		for _, change := range more {
+			change(&l.LinkAttrs)
+		}
+		return l
+	}
+	loopback := func(a *netlink.LinkAttrs) { a.Flags |= net.FlagLoopback }
+	elsewhere := func(a *netlink.LinkAttrs) { a.NetNsID = 3 }
+	encap := func(kind string) func(*netlink.LinkAttrs) {
+		return func(a *netlink.LinkAttrs) { a.EncapType = kind }
+	}
+	others := []netlink.Link{
+		make(1, "lo", "device", 0, 0, loopback), make(20, "eth1", "device", 0, 0), make(21, "docker0", "bridge", 0, 0), make(22, "veth1", "veth", 30, 21, elsewhere),
+		make(23, "cali1", "veth", 10, 0, elsewhere), make(24, "tun0", "tun", 0, 0, encap("none")), make(25, "wg0", "wireguard", 0, 0, encap("none")),
+		make(26, "vrf0", "vrf", 0, 0), make(27, "eth2", "device", 0, 26), make(28, "bond0", "bond", 0, 0), make(29, "eth3", "device", 0, 28),
+		make(31, "ifb0", "ifb", 0, 0), make(32, "can0", "can", 0, 0, encap("can")), make(33, "nlmon0", "nlmon", 0, 0, encap("netlink")), make(34, "lost", "veth", 0, 99),
+		make(35, "pil7", "veth", 0, 0), make(36, "pil007", "veth", 0, 0), make(37, nodeDevice, "veth", 38, 0), make(38, nodeFar, "veth", 37, 0), make(40, "eth0", "device", 0, 0),
+	}
+	always := []string{"eth1", "docker0", "cali1", "tun0", "wg0", "vrf0", "eth2", "bond0", "lost", "pil007"}
+	for _, c := range []struct {
+		uplink netlink.Link
+		want   []string // beside those of always
+	}{
+		{make(40, "eth0", "device", 0, 0), nil},
+		{make(50, "eth0.5", "vlan", 40, 0), []string{"eth0"}},
+		{make(51, "vx", "vxlan", 40, 0), []string{"eth0"}},
+		{make(52, "macvlan0", "macvlan", 40, 0), nil},
+		{make(53, "up", "veth", 40, 0), nil},
+		{make(54, "up", "veth", 40, 0, elsewhere), []string{"eth0"}},
+		{make(55, "up", "veth", 55, 0), []string{"eth0"}},
+	} {
+		var got []string
+		all := append(slices.Clone(others), c.uplink)
+		for _, l := range all {
+			if isEdge(l, c.uplink, func(index int) (netlink.Link, error) {
+				for _, l := range all {
+					if l.Attrs().Index == index {
+						return l, nil
+					}
+				}
+				return nil, unix.ENODEV
+			}) {
+				got = append(got, l.Attrs().Name)
+			}
+		}
+		if want := append(slices.Clone(always), c.want...); !slices.Equal(got, want) {
+			t.Errorf("uplink %s (%s): guarded are %q, want %q", c.uplink.Attrs().Name, c.uplink.Type(), got, want)
+		}
+	}
+}
