@@ -157,8 +157,8 @@ func forward() []mutation {
 		},
 		{
 			name:  "segments of a tunnel without a checksum",
-			old:   "	 * it does in the outer header of a tunnel's segments; in a tunnel's single packet it is complete. */",
-			new:   "	 */ if (skb->gso_size && p->pending != p->l4) return fold(add_checksums(difference, sum));",
+			old:   "/* None, as a tunnel may have it (RFC 6935), also for segments that are still to be cut. */",
+			new:   "if (skb->gso_size && p->pending != p->l4)\n\t\treturn fold(add_checksums(difference, sum));",
 			test:  "TestTunnelOfContainers",
 			cases: []string{"uplink that cuts", "uplink without checksums"},
 		},
