@@ -3,6 +3,7 @@ package cni
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -50,6 +51,11 @@ func (a agent) call(ctx context.Context, method string, req, resp proto.Message)
 	if err != nil {
 		return &unreachable{fmt.Errorf("the agent on %s does not answer: %w", a.socket, err)}
 	}
+	return a.understand(method, status, answer, resp)
+}
+
+// understand reads an answer into resp, or makes the error of it that it is.
+func (a agent) understand(method string, status int, answer []byte, resp proto.Message) error {
 	if status == 200 {
 		return proto.Unmarshal(answer, resp)
 	}
@@ -60,6 +66,7 @@ func (a agent) call(ctx context.Context, method string, req, resp proto.Message)
 		}
 		return fmt.Errorf("%s answers %s with HTTP status %d; is it Pilaster's agent?", a.socket, method, status)
 	}
+	refusal.Message = cmp.Or(refusal.Message, fmt.Sprintf("the agent on %s refuses %s without saying why (%s); its log may", a.socket, method, refusal.Code))
 	return refusal
 }
 

@@ -3,14 +3,17 @@ package cni
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
 
+	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"google.golang.org/protobuf/proto"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/spoil"
 )
 
 // FuzzAnswer: whatever is behind the agent's socket, the plugin hands on a result that a runtime can
@@ -54,6 +57,37 @@ func FuzzAnswer(f *testing.F) {
 		}
 		if len(r.IPs) != len(e.Attachments) || strings.Contains(string(out), `"address":"<nil>"`) {
 			t.Fatalf("%d attachments became %s", len(e.Attachments), out)
+		}
+	})
+}
+
+// FuzzRefusal: whatever the agent answers in place of an endpoint, the runtime is told by a code it can act on.
+func FuzzRefusal(f *testing.F) {
+	const good = `{"code":"unavailable","message":"tenant blue is not known here"}`
+	f.Add(503, []byte(good), spoil.Nothing)
+	f.Add(404, []byte("no page"), spoil.Nothing)
+	f.Add(200, []byte{}, spoil.Nothing)
+	f.Add(503, []byte(`{"code":"unavailable"}`), spoil.Nothing)
+	codes := map[string]uint{
+		"unavailable": 11, "canceled": 11, "deadline_exceeded": 11, "aborted": 11, "not_found": 101, "resource_exhausted": 102, "invalid_argument": 7,
+	}
+	f.Fuzz(func(t *testing.T, status int, answer, script []byte) {
+		answer = spoil.JSON(answer, script, good)
+		err := toCNI(agent{"/run/x"}.understand("AddEndpoint", status, answer, new(pilasterv1.AddEndpointResponse)))
+		if err == nil {
+			if status != 200 {
+				t.Fatalf("status %d is taken for a success", status)
+			}
+			return
+		}
+		var said struct{ Code, Message string }
+		want := uint(types.ErrInternal)
+		if status != 200 && json.Unmarshal(answer, &said) == nil && codes[said.Code] != 0 {
+			want = codes[said.Code]
+		}
+		told := new(types.Error)
+		if !errors.As(err, &told) || told.Code != want || told.Msg == "" || want != types.ErrInternal && said.Message != "" && told.Msg != said.Message {
+			t.Fatalf("status %d with %s became %#v, should have code %d", status, answer, err, want)
 		}
 	})
 }

@@ -3,6 +3,7 @@ package datapath
 import (
 	"bufio"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -76,8 +77,16 @@ func ourMount(dir string) (string, error) {
 		return "", err
 	}
 	defer f.Close()
+	return mountOf(f, dir)
+}
+
+// unescaped undoes what the kernel does to a path of mountinfo.
+var unescaped = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
+
+// mountOf reads mountinfo, for the last bpffs of ours on dir or the folder it is in.
+func mountOf(mountinfo io.Reader, dir string) (string, error) {
 	mount := ""
-	lines := bufio.NewScanner(f)
+	lines := bufio.NewScanner(mountinfo)
 	for lines.Scan() {
 		// proc_pid_mountinfo(5): place is the fifth field, file system and source follow a dash.
 		before, after, _ := strings.Cut(lines.Text(), " - ")
@@ -85,7 +94,7 @@ func ourMount(dir string) (string, error) {
 		if len(fields) < 5 || len(kind) < 2 || kind[0] != "bpf" || kind[1] != mountSource {
 			continue
 		}
-		if place := strings.ReplaceAll(fields[4], `\040`, " "); place == dir || place == filepath.Dir(dir) {
+		if place := unescaped.Replace(fields[4]); place == dir || place == filepath.Dir(dir) {
 			mount = place
 		}
 	}

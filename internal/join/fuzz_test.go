@@ -2,13 +2,15 @@ package join
 
 import (
 	"bytes"
+	"crypto/sha256"
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
 	"time"
 )
 
-// FuzzMember: a file that is accepted holds a key, its certificate and the authority of that.
+// FuzzMember: a file that is accepted holds a key, its certificate and the authority of that, and those are told.
 func FuzzMember(f *testing.F) {
 	dir := f.TempDir()
 	path := filepath.Join(dir, MemberFile)
@@ -37,6 +39,10 @@ func FuzzMember(f *testing.F) {
 		}
 		if !m.key.PublicKey.Equal(m.cert.PublicKey) || m.cert.CheckSignatureFrom(m.ca) != nil {
 			t.Fatal("key, certificate and authority do not belong together")
+		}
+		told, err := Describe(dir)
+		if err != nil || len(told) != 2 || told[0].SHA256 != fmt.Sprintf("%x", sha256.Sum256(m.cert.Raw)) || told[1].SHA256 != fmt.Sprintf("%x", m.caSum()) {
+			t.Fatalf("what is told of it is %+v, %v", told, err)
 		}
 		if err := m.save(dir); err != nil {
 			t.Fatal(err)

@@ -13,6 +13,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"pilaster.io/pilaster/internal/durable"
 )
@@ -104,11 +105,12 @@ func load(dir string) (*member, error) {
 		return nil, err
 	}
 	var ders [][]byte
+	var kinds []string
 	for b, rest := pem.Decode(text); b != nil; b, rest = pem.Decode(rest) {
-		ders = append(ders, b.Bytes)
+		ders, kinds = append(ders, b.Bytes), append(kinds, b.Type)
 	}
-	if len(ders) != 3 {
-		return nil, unusable(path, fmt.Errorf("it holds %d PEM blocks, not key, certificate and authority", len(ders)))
+	if !slices.Equal(kinds, []string{"PRIVATE KEY", "CERTIFICATE", "CERTIFICATE"}) {
+		return nil, unusable(path, fmt.Errorf("its PEM blocks are %q, not key, certificate and authority", kinds))
 	}
 	parsed, err := x509.ParsePKCS8PrivateKey(ders[0])
 	if err != nil {

@@ -63,6 +63,9 @@ func bugs() []planted {
 		{"FuzzMembership", "internal/agent/node.go", "if !m.Plan.ContainsNode(m.Prefix) {", "if m.Prefix.Bits() != 64 {"},
 		{"FuzzBackup", "internal/orchestrator/store/restore.go", "if left > 0 && skip >= left {", "if left > 0 && skip > left+1 {"},
 		{"FuzzJSON", "internal/spoil/spoil.go", "slices.Sorted(maps.Keys(v))", "slices.Collect(maps.Keys(v))"},
+		{"FuzzKernelCipher", "bpf/pilaster.bpf.c", "slot = bpf_map_lookup_elem(&pil_keys_v1, &id);", "params.key[1] &= 0x7f;\n\tslot = bpf_map_lookup_elem(&pil_keys_v1, &id);"},
+		{"FuzzRefusal", "internal/cni/agent.go", `refusal) != nil || refusal.Code == ""`, `refusal) != nil && refusal.Code == ""`},
+		{"FuzzMountinfo", "internal/datapath/bpffs.go", "kind[1] != mountSource", "!strings.HasPrefix(kind[1], mountSource)"},
 	}
 }
 
