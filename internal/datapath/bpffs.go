@@ -90,7 +90,7 @@ func mountOf(mountinfo io.Reader, dir string) (string, error) {
 	for lines.Scan() {
 		// proc_pid_mountinfo(5): place is the fifth field, file system and source follow a dash.
 		before, after, _ := strings.Cut(lines.Text(), " - ")
-		fields, kind := strings.Fields(before), strings.Fields(after)
+		fields, kind := strings.Split(before, " "), strings.Split(after, " ")
 		if len(fields) < 5 || len(kind) < 2 || kind[0] != "bpf" || kind[1] != mountSource {
 			continue
 		}

@@ -13,7 +13,7 @@ func FuzzMountinfo(f *testing.F) {
 	f.Add("/run/a b", "bpf", mountSource, "", false)
 	f.Add("/sys/fs/bpf", "bpf", "bpf", "", true)
 	f.Fuzz(func(t *testing.T, place, kind, source, tag string, below bool) {
-		if !filepath.IsAbs(place) || place != filepath.Clean(place) || strings.ContainsAny(place, "\v\f\r\x85\u00a0") || strings.ContainsAny(kind+source+tag, " \t\n\v\f\r\x85\u00a0") {
+		if !filepath.IsAbs(place) || place != filepath.Clean(place) || strings.ContainsAny(kind+source+tag, " \n\r") || tag == "-" {
 			t.Skip("the kernel does not say that")
 		}
 		escaped := ""
@@ -33,7 +33,7 @@ func FuzzMountinfo(f *testing.F) {
 		if kind == "bpf" && source == mountSource {
 			want = place
 		}
-		if got, err := mountOf(strings.NewReader(text), dir); len(text) < 1<<12 && (err != nil || got != want && tag != "-") {
+		if got, err := mountOf(strings.NewReader(text), dir); len(text) < 1<<12 && (err != nil || got != want) { // PATH_MAX
 			t.Fatalf("mounted on %q, found %q, %v in\n%s", want, got, err, text)
 		}
 	})
