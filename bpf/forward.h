@@ -6,7 +6,7 @@
 #define AF_INET6 10
 
 volatile const __u32 uplink_ifindex;
-/* Tells our packets from the host stack's on the way out; drawn anew at every load. */
+/* Tells our packets from the host stack's on the way out; the same for all programs of a node. */
 volatile const __u32 packet_mark;
 
 /* corrected is what a checksum field that held sum must hold after the addresses changed. */

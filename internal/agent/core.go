@@ -114,7 +114,7 @@ func (q AddRequest) validate() error {
 	switch {
 	case q.ContainerID == "":
 		return refuse(ErrInvalid, "container id is missing")
-	case q.Interface == "" || len(q.Interface) > 15 || strings.ContainsAny(q.Interface, "/ \t\n:") || q.Interface == "." || q.Interface == "..":
+	case q.Interface == "" || len(q.Interface) > 15 || strings.ContainsAny(q.Interface, "/ \t\n:%") || q.Interface == "." || q.Interface == "..":
 		return refuse(ErrInvalid, "interface %q cannot be the name of a device", q.Interface)
 	case !filepath.IsAbs(q.Netns):
 		return refuse(ErrInvalid, "netns %q is not an absolute path", q.Netns)

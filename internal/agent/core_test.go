@@ -86,14 +86,15 @@ func TestSecondAddIsRefused(t *testing.T) {
 func TestInvalidRequestsTakeNothing(t *testing.T) {
 	b := newBed(t)
 	for name, change := range map[string]func(*AddRequest){
-		"no container":       func(q *AddRequest) { q.ContainerID = "" },
-		"no interface":       func(q *AddRequest) { q.Interface = "" },
-		"interface too long": func(q *AddRequest) { q.Interface = "interface-name-x" },
-		"interface a path":   func(q *AddRequest) { q.Interface = "a/b" },
-		"relative netns":     func(q *AddRequest) { q.Netns = "netns/x" },
-		"no tenant":          func(q *AddRequest) { q.Tenant = "" },
-		"tenant a path":      func(q *AddRequest) { q.Tenant = "../x" },
-		"bad label":          func(q *AddRequest) { q.Labels = map[string]string{"a,b": "c"} },
+		"no container":        func(q *AddRequest) { q.ContainerID = "" },
+		"no interface":        func(q *AddRequest) { q.Interface = "" },
+		"interface too long":  func(q *AddRequest) { q.Interface = "interface-name-x" },
+		"interface a path":    func(q *AddRequest) { q.Interface = "a/b" },
+		"interface a pattern": func(q *AddRequest) { q.Interface = "eth%d" }, // the kernel would find a number
+		"relative netns":      func(q *AddRequest) { q.Netns = "netns/x" },
+		"no tenant":           func(q *AddRequest) { q.Tenant = "" },
+		"tenant a path":       func(q *AddRequest) { q.Tenant = "../x" },
+		"bad label":           func(q *AddRequest) { q.Labels = map[string]string{"a,b": "c"} },
 	} {
 		q := b.request("c1")
 		change(&q)

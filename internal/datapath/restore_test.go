@@ -13,9 +13,11 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 
+	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/agent"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/netns"
+	"pilaster.io/pilaster/internal/tenant"
 )
 
 // reopen is what a new agent begins with.
@@ -317,5 +319,23 @@ func TestCountersOfAnotherLayout(t *testing.T) {
 	must(t, a.ns.Do(func() error { return sendUDP(netip.MustParseAddr("fc12::1"), []byte("noise")) }))
 	if got := n.drops(t)["dst-undecryptable"]; got != want+1 {
 		t.Errorf("%d drops after one more, want %d", got, want+1)
+	}
+}
+
+// TestTryingTheCipherTouchesNoTenant: the last id that there is belongs to one too.
+func TestTryingTheCipherTouchesNoTenant(t *testing.T) {
+	n := newWire(t).nodes[0]
+	last := tenant.Tenant{Name: "last", Addressing: tenant.Encrypted, IDs: []tenant.ID{{ID: address.MaxTenantID, Key: address.Key{1}}}}
+	must(t, n.datapath.PutTenant(last))
+	must(t, n.datapath.tryCipher())
+	for _, table := range []struct {
+		name string
+		key  uint32
+		want bool
+	}{{"the tenant", uint32(address.MaxTenantID), true}, {"the trial", 0, false}} {
+		err := n.datapath.objects.PilKeysV1.Lookup(table.key, new([8]byte))
+		if got := err == nil; got != table.want {
+			t.Errorf("%s has a key: %v (%v)", table.name, got, err)
+		}
 	}
 }
