@@ -68,7 +68,7 @@ func noneOnTheWire(t *testing.T, name string, from, to *testContainer, port uint
 		return err
 	}))
 	defer conn.Close()
-	_, err := conn.Write(make([]byte, 10000))
+	_, err := conn.Write(make([]byte, 200000))
 	must(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
@@ -78,7 +78,7 @@ func noneOnTheWire(t *testing.T, name string, from, to *testContainer, port uint
 			bytes += len(c.Frame)
 			wrong |= binary.BigEndian.Uint16(c.Frame[l4+6:])
 		}
-		return bytes > 9000
+		return wrong != 0 || bytes > 40000
 	})
 	must(t, err)
 	if wrong != 0 {
