@@ -33,6 +33,7 @@ func TestExitCodes(t *testing.T) {
 		{"help tenant", ExitDone, ""},
 		{"help tenant nonsense", ExitUsage, `there is no command "tenant nonsense"; see pilaster --help`},
 		{"completion bash", ExitDone, ""},
+		{"--version", ExitDone, ""},
 		{"completion nonsense", ExitUsage, `unknown command "nonsense"`},
 		{"explain --nonsense", ExitUsage, "; see pilaster explain --help"},
 		{"preflight", ExitUsage, `"uplink" not set; see pilaster preflight --help`},

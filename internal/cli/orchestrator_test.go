@@ -203,6 +203,9 @@ func TestVersion(t *testing.T) {
 	if v.Version == "" || !strings.HasPrefix(v.Go, "go") || v.Platform == "" {
 		t.Errorf("version %+v", v)
 	}
+	if r := command(t, "--version"); r.stdout != "pilaster "+v.Version+"\n" {
+		t.Errorf("pilaster --version says %q, version -o json %q", r.stdout, v.Version)
+	}
 	if r := command(t, "version"); !strings.HasPrefix(r.stdout, "pilaster ") {
 		t.Errorf("version %+v", r)
 	}

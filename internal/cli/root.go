@@ -16,7 +16,9 @@ func newRoot(env Env) *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		Args:          cobra.NoArgs,
+		Version:       programVersion(), // --version, where people look for it first
 	}
+	root.SetVersionTemplate("pilaster {{.Version}}\n")
 	root.SetIn(env.Stdin)
 	root.SetOut(env.Stdout)
 	root.SetErr(env.Stderr)
