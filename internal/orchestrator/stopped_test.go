@@ -111,6 +111,7 @@ const (
 // Two orchestrators on one etcd, one of them stopped in the middle of its work until all its
 // deadlines have passed, and woken: whatever it had decided by then must not happen.
 func TestTwoOrchestratorsOneStopped(t *testing.T) {
+	t.Parallel()
 	etcd := storetest.Debian(t)
 	c := &crowd{t: t, both: []*process{startProcess(t, etcd), startProcess(t, etcd)},
 		prefixes: map[string]string{}, tenants: map[uint32]string{}, apps: map[uint32]string{}}
