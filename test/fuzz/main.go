@@ -49,6 +49,7 @@ func main() {
 type target struct {
 	folder, name string
 	runs, news   uint64 // inputs tried, and those of them kept because they reached something new
+	known        string // how many of the inputs kept before it got through, where the time was up then
 	took         time.Duration
 	input        string // the file that made it fail
 	err          error
@@ -112,6 +113,7 @@ func (t *target) run(ctx context.Context, each time.Duration, workers int) {
 var (
 	progress = regexp.MustCompile(`(?m)^fuzz: elapsed: .*execs: (\d+) .*new interesting: (\d+) `)
 	written  = regexp.MustCompile(`(?m)^ *Failing input written to (\S+)`)
+	baseline = regexp.MustCompile(`(?m)^fuzz: elapsed: .*baseline coverage: (\d+/\d+) completed$`)
 	seedFail = regexp.MustCompile(`(?m)^ *failure while testing seed corpus entry: (\S+)`)
 )
 
@@ -127,13 +129,17 @@ func (t *target) read() {
 	} else if m := seedFail.FindSubmatch(t.said); m != nil {
 		t.input = string(m[1]) + " of the source"
 	}
-	if t.err == nil && t.runs == 0 {
+	if lines := baseline.FindAllSubmatch(t.said, -1); t.runs == 0 && lines != nil {
+		t.known = string(lines[len(lines)-1][1])
+	} else if t.err == nil && t.runs == 0 {
 		t.err = errors.New("it tried no input")
 	}
 }
 
 func (t *target) verdict() string {
 	switch {
+	case t.err == nil && t.known != "":
+		return "clean, but time for " + t.known + " known inputs only"
 	case t.err == nil:
 		return "clean"
 	case t.input != "":

@@ -55,3 +55,16 @@ FUNC FuzzSeed(f *testing.F) { f.Add(1); f.Fuzz(func(t *testing.T, n int) { t.Fat
 		}
 	}
 }
+
+// Where the time is up before anything new was tried, the table says so.
+func TestTimeForKnownInputsOnly(t *testing.T) {
+	short := &target{said: []byte("fuzz: elapsed: 0s, gathering baseline coverage: 0/86 completed\nfuzz: elapsed: 2s, gathering baseline coverage: 80/86 completed\nPASS\n")}
+	short.read()
+	if got := short.verdict(); short.err != nil || !strings.Contains(got, "80/86") {
+		t.Errorf("%s, %v", got, short.err)
+	}
+	none := &target{said: []byte("PASS\n")}
+	if none.read(); none.err == nil {
+		t.Error("a target that tried nothing is clean")
+	}
+}
