@@ -8,7 +8,7 @@ func attackers() []mutation {
 		{
 			name:  "a process",
 			old:   "why = check_outward(&src, &dst);",
-			new:   "why = 0;",
+			new:   "why = check_outward(&src, &dst) && 0;",
 			test:  process,
 			cases: []string{"another node's container", "own container to a container", "own container to a node", "ciphertext", "guest"},
 		},
