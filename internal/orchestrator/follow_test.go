@@ -101,10 +101,10 @@ func TestFollow(t *testing.T) {
 	if err := s.store.Disconnect(t.Context(), "n1", s.model.followers["n1"].session); err != nil {
 		t.Fatal(err)
 	}
+	again.ended(t, connect.CodeAborted)
 	if err := s.store.DeleteNode(t.Context(), "n1", false); err != nil {
 		t.Fatal(err)
 	}
-	again.ended(t, connect.CodeFailedPrecondition)
 	_, err = n1.Register(t.Context(), connect.NewRequest(&pilasterv1.RegisterRequest{}))
 	wantCode(t, err, connect.CodeFailedPrecondition)
 	_, err = n1.Resolve(t.Context(), connect.NewRequest(&pilasterv1.ResolveRequest{Tenant: "blue"}))

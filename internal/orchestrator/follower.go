@@ -32,13 +32,14 @@ func (m *model) follow(n pki.Node, session store.Session, first *pilasterv1.Foll
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	f := &follower{node: n, session: session, hosted: set(first.HostedTenants), queue: make(chan *pilasterv1.FollowResponse, maxQueue), end: end}
+	if !m.judge(f) {
+		return f
+	}
 	if old := m.followers[n.Name]; old != nil {
 		m.endReplaced(old)
 	}
 	m.followers[n.Name] = f
-	if !m.knows(n) {
-		m.endDeleted(f)
-	} else if missed, ok := m.missed(f, first); ok {
+	if missed, ok := m.missed(f, first); ok {
 		for _, r := range missed {
 			f.queue <- r // never more than fit; see missed
 		}
@@ -175,12 +176,6 @@ func set(names []string) map[string]bool {
 
 // feed queues what a batch means to a stream.
 func (m *model) feed(f *follower, b store.Batch) {
-	for _, e := range b.Events {
-		if e.DeletedNode == f.node.Name {
-			m.endDeleted(f)
-			return
-		}
-	}
 	if d := f.delta(b); d != nil {
 		m.queue(f, response(b.Revision, d))
 	}
@@ -207,7 +202,9 @@ func (m *model) heartbeat(f *follower) *pilasterv1.FollowResponse {
 // endOne ends a stream with a reason for the node, and one word of it for the counter.
 func (m *model) endOne(f *follower, code connect.Code, word, reason string) {
 	f.end(connect.NewError(code, fmt.Errorf("%s", reason)))
-	delete(m.followers, f.node.Name)
+	if m.followers[f.node.Name] == f {
+		delete(m.followers, f.node.Name)
+	}
 	m.dropped(word)
 }
 
@@ -224,8 +221,24 @@ func (m *model) endReplaced(f *follower) {
 	m.endOne(f, connect.CodeAborted, "replaced", "the node opened another stream")
 }
 
-func (m *model) endDeleted(f *follower) {
-	m.endOne(f, connect.CodeFailedPrecondition, "deleted", fmt.Sprintf("node %s was deleted", f.node.Name))
+const storeForgot = "the store forgot this stream; follow again"
+
+// judge ends the stream of a node that was deleted, or whose session is over: then another machine may be let in.
+func (m *model) judge(f *follower) (good bool) {
+	if f == nil {
+		return false
+	}
+	switch session := m.sessions[f.node.Name]; {
+	case !m.knows(f.node):
+		m.endOne(f, connect.CodeFailedPrecondition, "deleted", fmt.Sprintf("node %s was deleted", f.node.Name))
+	case session == f.session:
+		return true
+	case session.None():
+		m.endOne(f, connect.CodeAborted, "restart", storeForgot)
+	default:
+		m.endReplaced(f)
+	}
+	return false
 }
 
 func (m *model) endAll(code connect.Code, word, reason string) {
@@ -238,7 +251,7 @@ func (m *model) endAll(code connect.Code, word, reason string) {
 func (m *model) restart() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.endAll(connect.CodeAborted, "restart", "the store forgot this stream; follow again")
+	m.endAll(connect.CodeAborted, "restart", storeForgot)
 }
 
 // stop ends all streams.

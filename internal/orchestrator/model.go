@@ -61,6 +61,12 @@ func (m *model) apply(b store.Batch) {
 	for _, e := range b.Events {
 		m.take(e)
 	}
+	for _, e := range b.Events { // now that all of it is known
+		m.judge(m.followers[e.DeletedNode])
+		if e.Session != nil {
+			m.judge(m.followers[e.Session.Node])
+		}
+	}
 	m.revision = b.Revision
 	if !b.Whole && slices.ContainsFunc(b.Events, func(e store.Event) bool { return e.Session == nil }) {
 		m.past = append(m.past, b)
@@ -109,12 +115,11 @@ func (m *model) take(e store.Event) {
 			delete(m.hosting, e.EndedHosting.Tenant)
 		}
 		m.unsettle(e.EndedHosting.Tenant)
-	case e.Session != nil && e.Session.None():
-		delete(m.sessions, e.Session.Node)
 	case e.Session != nil:
-		m.sessions[e.Session.Node] = e.Session.Session
-		if f := m.followers[e.Session.Node]; f != nil && f.session != e.Session.Session {
-			m.endReplaced(f)
+		if e.Session.None() {
+			delete(m.sessions, e.Session.Node)
+		} else {
+			m.sessions[e.Session.Node] = e.Session.Session
 		}
 	}
 }

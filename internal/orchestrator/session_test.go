@@ -66,7 +66,8 @@ type wire struct {
 }
 
 func newWire(t *testing.T, to string) *wire {
-	l, err := net.Listen("tcp", "[::1]:0")
+	host, _, _ := net.SplitHostPort(to)
+	l, err := net.Listen("tcp", net.JoinHostPort(host, "0"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -220,6 +221,56 @@ func TestStolenKeyIsTakenBack(t *testing.T) {
 	}
 }
 
+// An orchestrator that is cut off from the store ends its streams when the store lets other machines in.
+func TestOrchestratorIsCutOff(t *testing.T) {
+	t.Parallel()
+	etcd := storetest.Debian(t)
+	w := newWire(t, strings.TrimPrefix(etcd.Endpoints[0], "https://"))
+	behind, beside := testConfig(t), testConfig(t)
+	behind.Etcd, beside.Etcd = etcd, etcd
+	behind.Etcd.Endpoints = []string{"https://" + w.Addr().String()}
+	cut, other := start(t, behind), start(t, beside)
+	m := newMachine(t, 1)
+	first := m.boot(t, cut, "")
+	if err := register(t, first); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	f := stream{first.Follow(ctx)}
+	f.send(t, hosting())
+	f.next(t)
+	ended := make(chan error, 1)
+	go func() {
+		for {
+			if _, err := f.Receive(); err != nil {
+				ended <- err
+				return
+			}
+		}
+	}()
+	session := func(is bool) {
+		t.Helper()
+		if err := other.model.await(ctx, func() bool { return other.model.sessions["n1"].None() != is }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	session(true)
+	close(w.cut)
+	session(false)
+	select {
+	case err := <-ended:
+		wantCode(t, err, connect.CodeAborted)
+	case <-time.After(10 * time.Second):
+		t.Error("another machine may be let in, and the stream goes on")
+	}
+	moved := moveTo(t, first, m, other)
+	if err := register(t, moved); err != nil {
+		t.Fatal(err)
+	}
+	follow(t, moved, hosting()).next(t)
+}
+
 // moveTo is the same process at another orchestrator.
 func moveTo(t *testing.T, c *join.Client, m machine, s *Server) *join.Client {
 	t.Helper()
@@ -280,7 +331,7 @@ func TestRestartedAgentGetsIn(t *testing.T) {
 	}
 }
 
-// A session heard of late, of an orchestrator the node has left, does not end its stream; a later one does.
+// A stream lasts as long as its session in the store.
 func TestSessionsOfOthers(t *testing.T) {
 	m, ended := newTestModel()
 	mine := store.Session{Orchestrator: "self", Instance: "i", Stream: "1"}
@@ -294,10 +345,12 @@ func TestSessionsOfOthers(t *testing.T) {
 	if !m.node("n1").Connected || ended["replaced"] != 0 {
 		t.Error("its own session ended the stream")
 	}
-	session(13, store.Session{}) // forgotten by the store: the stream is still there
-	if !m.node("n1").Connected {
-		t.Error("a stream that is there counts as none")
+	session(13, store.Session{})
+	if ended["restart"] != 1 || m.node("n1").Connected {
+		t.Errorf("the store may let another machine in; ended %v", ended)
 	}
+	session(13, mine)
+	m.follow(testNode(1), mine, &pilasterv1.FollowRequest{}, end)
 	session(14, store.Session{Orchestrator: "other", Instance: "i", Stream: "2"})
 	if ended["replaced"] != 1 || !m.node("n1").Connected {
 		t.Errorf("ended %v", ended)
@@ -309,6 +362,10 @@ func TestSessionsOfOthers(t *testing.T) {
 	session(16, store.Session{Orchestrator: "self", Instance: "i", Stream: "3"}) // of a stream that has ended here
 	if m.node("n1").Connected {
 		t.Error("this orchestrator knows that it has no such stream")
+	}
+	of := m.follow(testNode(1), mine, &pilasterv1.FollowRequest{}, end)
+	if m.node("n1").Connected || len(of.queue) != 0 || ended["replaced"] != 2 {
+		t.Errorf("a stream that was replaced before it began; ended %v", ended)
 	}
 	if len(m.past) != 0 {
 		t.Error("sessions are remembered for streams that resume")

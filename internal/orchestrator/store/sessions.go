@@ -47,25 +47,26 @@ func (s *Store) grant(ctx context.Context) error {
 	return nil
 }
 
-// KeepSessions keeps the lease alive until ctx ends. When it was lost and there is a new one, lost is
-// called: sessions from before are gone.
+// KeepSessions keeps the lease alive until ctx ends. When the store has not kept it, or has not answered for as long
+// as it lasts, lost is called: the store forgets the sessions from before and lets other machines in.
 func (s *Store) KeepSessions(ctx context.Context, lost func()) {
 	for {
 		if alive, err := s.etcd.KeepAlive(ctx, clientv3.LeaseID(s.lease.Load())); err == nil {
 			for range alive {
 			}
 		}
-		for ctx.Err() == nil && s.grant(ctx) != nil {
-			select {
-			case <-time.After(time.Second):
-			case <-ctx.Done():
-			}
-		}
 		if ctx.Err() != nil {
 			return
 		}
-		s.log.Warn("the store forgot which nodes are connected here; they connect anew")
+		s.log.Warn("the store forgets which nodes are connected here; they connect anew")
 		lost()
+		for s.grant(ctx) != nil {
+			select {
+			case <-time.After(time.Second):
+			case <-ctx.Done():
+				return
+			}
+		}
 	}
 }
 
