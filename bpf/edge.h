@@ -74,6 +74,19 @@ static __always_inline int from_edge(struct __sk_buff *skb)
 	return skb->pkt_type == PACKET_OTHERHOST ? TCX_NEXT : at_edge(skb, true, HOOK_EDGE_IN);
 }
 
+/* A bridge or a bond takes away what its ports receive, but for frames to addresses that never pass a bridge (IEEE
+ * 802.1Q, table 8-1): those the stack sees at the port, whatever is in them. */
+static __always_inline int from_port(struct __sk_buff *skb)
+{
+	static const __u8 reserved[] = {0x01, 0x80, 0xc2, 0x00, 0x00};
+	__u8 to[ETH_ALEN] = {};
+
+	if (bpf_skb_load_bytes(skb, 0, to, sizeof(to)) || __builtin_memcmp(to, reserved, sizeof(reserved)) ||
+	    to[5] > 0x0f)
+		return TCX_NEXT;
+	return from_edge(skb);
+}
+
 static __always_inline int to_edge(struct __sk_buff *skb)
 {
 	return at_edge(skb, false, HOOK_EDGE_OUT);

@@ -32,6 +32,12 @@ int pil_edge_in(struct __sk_buff *skb)
 }
 
 SEC("tc")
+int pil_port_in(struct __sk_buff *skb)
+{
+	return from_port(skb);
+}
+
+SEC("tc")
 int pil_edge_out(struct __sk_buff *skb)
 {
 	return to_edge(skb);

@@ -17,12 +17,27 @@ import (
 // edgeHooks are where packets are checked on an interface beside the uplink. Its index is in the pin's name,
 // because a device may have any name, and another tomorrow.
 func (d *Datapath) edgeHooks(l netlink.Link) []hook {
-	index := l.Attrs().Index
-	return []hook{
-		{"edge_in", fmt.Sprint("edge_in_", index), l, ebpf.AttachTCXIngress, d.objects.PilEdgeIn},
-		{"edge_out", fmt.Sprint("edge_out_", index), l, ebpf.AttachTCXEgress, d.objects.PilEdgeOut},
+	pin := func(name string) string { return fmt.Sprintf("%s_%d", name, l.Attrs().Index) }
+	switch roleOf(l, d.uplink, d.netlink.LinkByIndex) {
+	case edge:
+		return []hook{
+			{"edge_in", pin("edge_in"), l, ebpf.AttachTCXIngress, d.objects.PilEdgeIn},
+			{"edge_out", pin("edge_out"), l, ebpf.AttachTCXEgress, d.objects.PilEdgeOut},
+		}
+	case port:
+		return []hook{{"port_in", pin("port_in"), l, ebpf.AttachTCXIngress, d.objects.PilPortIn}}
 	}
+	return nil
 }
+
+// role is what an interface beside the uplink is to the node's stack.
+type role int
+
+const (
+	apart role = iota // packets of the stack do not come by here, or those of containers do
+	edge              // packets can reach the stack, or leave it
+	port              // a member of a bridge, a bond or the like, which the stack sees in its place; almost
+)
 
 // Edge lists the interfaces beside the uplink by which packets can reach the node's stack or leave it.
 func Edge(h *netlink.Handle, uplink netlink.Link) ([]netlink.Link, error) {
@@ -30,30 +45,27 @@ func Edge(h *netlink.Handle, uplink netlink.Link) ([]netlink.Link, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list devices: %w", err)
 	}
-	var edge []netlink.Link
-	for _, l := range links {
-		if isEdge(l, uplink, h.LinkByIndex) {
-			edge = append(edge, l)
-		}
-	}
-	return edge, nil
+	return slices.DeleteFunc(links, func(l netlink.Link) bool { return roleOf(l, uplink, h.LinkByIndex) != edge }), nil
 }
 
-func isEdge(l, uplink netlink.Link, byIndex func(int) (netlink.Link, error)) bool {
+func roleOf(l, uplink netlink.Link, byIndex func(int) (netlink.Link, error)) role {
 	a := l.Attrs()
 	_, container := deviceID(l)
 	switch {
 	case container, a.Name == nodeDevice, a.Name == nodeFar, a.Name == uplink.Attrs().Name, a.Index == uplink.Attrs().Index:
-		return false // there stand others of our programs
+		return apart // there stand others of our programs
 	case a.Flags&net.FlagLoopback != 0, l.Type() == "ifb", a.EncapType == "can", a.EncapType == "netlink":
-		return false // leads nowhere, or carries no IP
+		return apart // leads nowhere, or carries no IP
 	case a.MasterIndex != 0:
-		// Of a bridge or a bond the stack sees the master. A VRF takes packets from its members' hooks.
+		// A VRF takes packets from its members' hooks.
 		if master, err := byIndex(a.MasterIndex); err == nil && master.Type() != "vrf" {
-			return false
+			return port // of the uplink too: its containers' frames have other addresses
 		}
 	}
-	return !carries(a.Index, uplink, byIndex)
+	if carries(a.Index, uplink, byIndex) {
+		return apart
+	}
+	return edge
 }
 
 // wrap are the kinds of device that put a tag or a header of their own around what leaves by a lower one.
@@ -90,54 +102,60 @@ func (d *Datapath) GuardEdge(changed netlink.Link) error {
 		return nil // most changes of a busy node
 	}
 	// A message may be of a bridge's port, or of what has changed again.
-	l, err := d.netlink.LinkByIndex(changed.Attrs().Index)
+	index := changed.Attrs().Index
+	l, err := d.netlink.LinkByIndex(index)
 	var notFound netlink.LinkNotFoundError
 	if err != nil && !errors.As(err, &notFound) {
 		return fmt.Errorf("find %s: %w", changed.Attrs().Name, err)
 	}
-	if err == nil && isEdge(l, d.uplink, d.netlink.LinkByIndex) {
-		return d.guard(l)
+	var wanted []hook
+	if err == nil {
+		wanted = d.edgeHooks(l)
 	}
 	var errs []error
-	for _, h := range d.edgeHooks(changed) {
-		if err := detach(filepath.Join(d.linksDir(), h.pin)); err != nil && !errors.Is(err, os.ErrNotExist) {
-			errs = append(errs, fmt.Errorf("take %s off %s: %w", h.name, changed.Attrs().Name, err))
+	for _, name := range []string{"edge_in", "edge_out", "port_in"} {
+		pin := fmt.Sprintf("%s_%d", name, index)
+		if slices.ContainsFunc(wanted, func(h hook) bool { return h.pin == pin }) {
+			continue
+		}
+		if err := detach(filepath.Join(d.linksDir(), pin)); err != nil && !errors.Is(err, os.ErrNotExist) {
+			errs = append(errs, fmt.Errorf("take %s off %s: %w", name, changed.Attrs().Name, err))
 		}
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, gone(d.attachHooks(wanted)))...)
 }
 
 func (d *Datapath) guardAll() error {
-	edge, err := Edge(d.netlink, d.uplink)
+	links, err := netns.List(d.netlink.LinkList)
 	if err != nil {
-		return err
+		return fmt.Errorf("list devices: %w", err)
 	}
 	var errs []error
-	hooks := d.uplinkHooks()
-	for _, l := range edge {
-		errs = append(errs, d.guard(l))
-		hooks = append(hooks, d.edgeHooks(l)...)
+	all := d.uplinkHooks()
+	for _, l := range links {
+		hooks := d.edgeHooks(l)
+		errs = append(errs, gone(d.attachHooks(hooks)))
+		all = append(all, hooks...)
 	}
-	return errors.Join(append(errs, d.sweepLinks(hooks))...)
+	return errors.Join(append(errs, d.sweepLinks(all))...)
 }
 
-func (d *Datapath) guard(l netlink.Link) error { return gone(d.attachHooks(d.edgeHooks(l))) }
-
-// guarded lists the interfaces where packets are checked, and says what is wrong with others.
+// guarded lists the interfaces where packets are checked, without ports, and says what is wrong with others.
 func (d *Datapath) guarded() (devices, problems []string, err error) {
-	edge, err := Edge(d.netlink, d.uplink)
+	links, err := netns.List(d.netlink.LinkList)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, fmt.Errorf("list devices: %w", err)
 	}
-	for _, l := range edge {
-		missing, notFirst, err := d.problems(d.edgeHooks(l))
+	for _, l := range links {
+		hooks := d.edgeHooks(l)
+		missing, notFirst, err := d.problems(hooks)
 		if err != nil {
 			if gone(err) == nil {
 				continue
 			}
 			return nil, nil, err
 		}
-		if len(missing) == 0 {
+		if len(hooks) == 2 && len(missing) == 0 {
 			devices = append(devices, l.Attrs().Name)
 		}
 		problems = append(append(problems, missing...), notFirst...)

@@ -2,6 +2,7 @@ package datapath
 
 import (
 	"bytes"
+	"fmt"
 	"net"
 	"net/netip"
 	"testing"
@@ -101,6 +102,25 @@ func TestFromEdge(t *testing.T) {
 	}
 }
 
+// TestFromPort: at the port of a bridge only those frames are looked at that the bridge does not take.
+func TestFromPort(t *testing.T) {
+	b := newProgBench(t)
+	index := b.edgeDevices(t)["eth1"]
+	for _, c := range b.fromEdge() {
+		forward := c
+		forward.name, forward.reason, forward.next = c.name+", through the bridge", "", true
+		b.check(t, b.datapath.objects.PilPortIn, skb{Ifindex: index}, forward)
+		for _, last := range []byte{0x00, 0x0f} {
+			c := c
+			c.name = fmt.Sprintf("%s, to reserved address %x", c.name, last)
+			c.frame = append(append(bytes.Clone(lldp[:5]), last), c.frame[6:]...)
+			b.check(t, b.datapath.objects.PilPortIn, skb{Ifindex: index}, c)
+		}
+		forward.name, forward.frame = c.name+", to an address that is not reserved", append(append(bytes.Clone(lldp[:5]), 0x10), c.frame[6:]...)
+		b.check(t, b.datapath.objects.PilPortIn, skb{Ifindex: index}, forward)
+	}
+}
+
 // TestToEdge: by another interface the host's stack says nothing that it may not say to the fabric, and our mark
 // is no excuse there.
 func TestToEdge(t *testing.T) {
@@ -119,9 +139,9 @@ func TestToEdge(t *testing.T) {
 func FuzzFromEdge(f *testing.F) {
 	b := newFuzzBench(f)
 	b.program = b.datapath.objects.PilEdgeIn
-	b.fuzzEdge(f, b.fromEdge(), func(frame []byte, source, destination netip.Addr) bool {
+	b.fuzzEdge(f, b.fromEdge(), func(frame []byte) bool { return frame[0]&1 != 0 }, func(source, destination netip.Addr) bool {
 		here := b.node.Contains(source) && (address.Split(source).Tenant != 0 || source == b.address())
-		return frame[0]&1 != 0 && (here || claimsTenant(source) || onlyInside(source) || onlyInside(destination))
+		return here || claimsTenant(source) || onlyInside(source) || onlyInside(destination)
 	})
 }
 
@@ -129,16 +149,17 @@ func FuzzFromEdge(f *testing.F) {
 func FuzzToEdge(f *testing.F) {
 	b := newFuzzBench(f)
 	b.program = b.datapath.objects.PilEdgeOut
-	b.fuzzEdge(f, b.toEdge(), func(_ []byte, source, destination netip.Addr) bool {
+	b.fuzzEdge(f, b.toEdge(), func([]byte) bool { return true }, func(source, destination netip.Addr) bool {
 		return claimsTenant(source) || onlyInside(source) || onlyInside(destination)
 	})
 }
 
 // fuzzEdge has an interface whose MAC no frame is for, unless it is for everybody.
-func (b *fuzzBench) fuzzEdge(f *testing.F, cases []progCase, forged func(frame []byte, source, destination netip.Addr) bool) {
+func (b *fuzzBench) fuzzEdge(f *testing.F, cases []progCase, judged func(frame []byte) bool, forged func(source, destination netip.Addr) bool) {
 	eth1 := b.edgeDevices(f)["eth1"]
 	for _, frame := range frames(cases) {
 		f.Add(frame, byte(0), byte(0), byte(0))
+		f.Add(priorityTag(frame), byte(0), byte(0), byte(0))
 	}
 	f.Fuzz(func(t *testing.T, frame []byte, source, destination, how byte) {
 		if len(frame) < ipv6At+1 {
@@ -146,12 +167,12 @@ func (b *fuzzBench) fuzzEdge(f *testing.F, cases []progCase, forged func(frame [
 		}
 		frame = b.shape(frame, source, destination, how)
 		verdict, _ := b.send(t, frame, &skb{Ifindex: eth1})
-		want := uint32(verdictNext)
-		if len(frame) >= ipv6At+40 && frame[12] == 0x86 && frame[13] == 0xdd &&
-			forged(frame, netip.AddrFrom16([16]byte(frame[ipv6At+8:])), netip.AddrFrom16([16]byte(frame[ipv6At+24:]))) {
-			want = verdictDrop
+		drops := false
+		if len(frame) >= ipv6At+40 && judged(frame) {
+			drops = hidesInTag(frame) || frame[12] == 0x86 && frame[13] == 0xdd &&
+				forged(netip.AddrFrom16([16]byte(frame[ipv6At+8:])), netip.AddrFrom16([16]byte(frame[ipv6At+24:])))
 		}
-		if verdict != want {
+		if want := map[bool]uint32{true: verdictDrop, false: verdictNext}[drops]; verdict != want {
 			t.Fatalf("verdict %d, not %d:\n%x", verdict, want, frame)
 		}
 	})

@@ -292,7 +292,7 @@ func programs(t *testing.T, ns *netns.Namespace, device string) (all []string) {
 
 func (n *testNode) edgePins(t *testing.T) int {
 	t.Helper()
-	pins, err := filepath.Glob(filepath.Join(n.datapath.linksDir(), "edge_*"))
+	pins, err := filepath.Glob(filepath.Join(n.datapath.linksDir(), "*_[0-9]*"))
 	must(t, err)
 	return len(pins)
 }
@@ -313,12 +313,12 @@ func TestGuardFollowsInterfaces(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			expect := func(when string, guarded ...string) {
+			expect := func(when string, ports int, guarded ...string) {
 				t.Helper()
 				status, err := d().Status()
 				must(t, err)
-				if slices.Sort(status.Guarded); !slices.Equal(status.Guarded, guarded) || n.edgePins(t) != 2*len(guarded) || len(status.Problems) > 0 {
-					t.Errorf("%s: guarded %q with %d pins, want %q; %q", when, status.Guarded, n.edgePins(t), guarded, status.Problems)
+				if slices.Sort(status.Guarded); !slices.Equal(status.Guarded, guarded) || n.edgePins(t) != 2*len(guarded)+ports || len(status.Problems) > 0 {
+					t.Errorf("%s: guarded %q with %d pins, want %q and %d ports; %q", when, status.Guarded, n.edgePins(t), guarded, ports, status.Problems)
 				}
 			}
 			attrs := netlink.NewLinkAttrs()
@@ -333,7 +333,7 @@ func TestGuardFollowsInterfaces(t *testing.T) {
 			}
 			take(eth1)
 			take(eth2)
-			expect("new ones", "eth1", "eth2")
+			expect("new ones", 0, "eth1", "eth2")
 			if got := programs(t, n.ns, "eth1"); !slices.Equal(got, []string{"pil_edge_in", "pil_edge_out"}) {
 				t.Errorf("on eth1 stand %q", got)
 			}
@@ -345,14 +345,14 @@ func TestGuardFollowsInterfaces(t *testing.T) {
 			must(t, d().netlink.LinkSetMaster(eth1, br0))
 			take(br0)
 			take(eth1)
-			expect("a bridge and its port", "br0", "eth2")
+			expect("a bridge and its port", 1, "br0", "eth2")
 			must(t, d().netlink.LinkSetNoMaster(eth1))
 			must(t, d().netlink.LinkSetName(eth1, "other"))
 			take(eth1)
-			expect("a port no more", "br0", "eth2", "other")
+			expect("a port no more", 0, "br0", "eth2", "other")
 			must(t, d().netlink.LinkSetNsFd(eth2, elsewhere.FD()))
 			take(eth2)
-			expect("one in another namespace", "br0", "other")
+			expect("one in another namespace", 0, "br0", "other")
 			if got := programs(t, elsewhere, "eth2"); len(got) > 0 {
 				t.Errorf("it keeps %q", got)
 			}
@@ -360,7 +360,7 @@ func TestGuardFollowsInterfaces(t *testing.T) {
 			must(t, d().netlink.LinkDel(br0))
 			take(eth1)
 			take(br0)
-			expect("none left")
+			expect("none left", 0)
 		})
 	}
 }

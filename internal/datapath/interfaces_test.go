@@ -40,6 +40,7 @@ func TestWhichInterfacesAreGuarded(t *testing.T) {
 		make(35, "pil7", "veth", 0, 0), make(36, "pil007", "veth", 0, 0), make(37, nodeDevice, "veth", 38, 0), make(38, nodeFar, "veth", 37, 0), make(40, "eth0", "device", 0, 0),
 	}
 	always := []string{"eth1", "docker0", "cali1", "tun0", "wg0", "vrf0", "eth2", "bond0", "lost", "pil007"}
+	ports := []string{"veth1", "eth3"}
 	for _, c := range []struct {
 		uplink netlink.Link
 		want   []string // beside those of always
@@ -52,22 +53,21 @@ func TestWhichInterfacesAreGuarded(t *testing.T) {
 		{make(54, "up", "veth", 40, 0, elsewhere), []string{"eth0"}},
 		{make(55, "up", "veth", 55, 0), []string{"eth0"}},
 	} {
-		var got []string
+		got := map[role][]string{}
 		all := append(slices.Clone(others), c.uplink)
 		for _, l := range all {
-			if isEdge(l, c.uplink, func(index int) (netlink.Link, error) {
+			is := roleOf(l, c.uplink, func(index int) (netlink.Link, error) {
 				for _, l := range all {
 					if l.Attrs().Index == index {
 						return l, nil
 					}
 				}
 				return nil, unix.ENODEV
-			}) {
-				got = append(got, l.Attrs().Name)
-			}
+			})
+			got[is] = append(got[is], l.Attrs().Name)
 		}
-		if want := append(slices.Clone(always), c.want...); !slices.Equal(got, want) {
-			t.Errorf("uplink %s (%s): guarded are %q, want %q", c.uplink.Attrs().Name, c.uplink.Type(), got, want)
+		if want := append(slices.Clone(always), c.want...); !slices.Equal(got[edge], want) || !slices.Equal(got[port], ports) {
+			t.Errorf("uplink %s (%s): guarded are %q with ports %q, want %q with %q", c.uplink.Attrs().Name, c.uplink.Type(), got[edge], got[port], want, ports)
 		}
 	}
 }

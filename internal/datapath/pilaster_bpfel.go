@@ -120,6 +120,7 @@ const (
 	pilasterProgPilEdgeIn      = "pil_edge_in"
 	pilasterProgPilEdgeOut     = "pil_edge_out"
 	pilasterProgPilNode        = "pil_node"
+	pilasterProgPilPortIn      = "pil_port_in"
 	pilasterProgPilSetKey      = "pil_set_key"
 	pilasterProgPilTryCipher   = "pil_try_cipher"
 	pilasterProgPilUplinkIn    = "pil_uplink_in"
@@ -181,6 +182,7 @@ type pilasterProgramSpecs struct {
 	PilEdgeIn    *ebpf.ProgramSpec `ebpf:"pil_edge_in"`
 	PilEdgeOut   *ebpf.ProgramSpec `ebpf:"pil_edge_out"`
 	PilNode      *ebpf.ProgramSpec `ebpf:"pil_node"`
+	PilPortIn    *ebpf.ProgramSpec `ebpf:"pil_port_in"`
 	PilSetKey    *ebpf.ProgramSpec `ebpf:"pil_set_key"`
 	PilTryCipher *ebpf.ProgramSpec `ebpf:"pil_try_cipher"`
 	PilUplinkIn  *ebpf.ProgramSpec `ebpf:"pil_uplink_in"`
@@ -288,6 +290,7 @@ type pilasterPrograms struct {
 	PilEdgeIn    *ebpf.Program `ebpf:"pil_edge_in"`
 	PilEdgeOut   *ebpf.Program `ebpf:"pil_edge_out"`
 	PilNode      *ebpf.Program `ebpf:"pil_node"`
+	PilPortIn    *ebpf.Program `ebpf:"pil_port_in"`
 	PilSetKey    *ebpf.Program `ebpf:"pil_set_key"`
 	PilTryCipher *ebpf.Program `ebpf:"pil_try_cipher"`
 	PilUplinkIn  *ebpf.Program `ebpf:"pil_uplink_in"`
@@ -300,6 +303,7 @@ func (p *pilasterPrograms) Close() error {
 		p.PilEdgeIn,
 		p.PilEdgeOut,
 		p.PilNode,
+		p.PilPortIn,
 		p.PilSetKey,
 		p.PilTryCipher,
 		p.PilUplinkIn,

@@ -129,6 +129,16 @@ func edge() []mutation {
 			cases: []string{"IPv4 without Ethernet that reads like our own /64"},
 		},
 		{
+			name: "what a bridge leaves to the stack",
+			old:  "return from_edge(skb);",
+			new:  "return TCX_NEXT;",
+			test: "TestStrangerAtPort",
+			cases: []string{
+				"behind a priority, at the port", "behind two priorities, at the port", "container elsewhere, at the port", "container here, at the port",
+				"the node itself, at the port", "what containers see, at the port",
+			},
+		},
+		{
 			name:  "frames for others",
 			old:   "skb->pkt_type == PACKET_OTHERHOST ? TCX_NEXT : at_edge",
 			new:   "at_edge",
