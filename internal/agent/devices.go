@@ -6,10 +6,11 @@ import (
 	"log/slog"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 )
 
-// followDevices keeps the endpoints' MTU that of the uplink, and the node's other interfaces guarded, until ctx
-// ends. A subscription ends when the kernel has more to tell than its buffer holds; then it begins anew.
+// followDevices keeps the endpoints' MTU that of the uplink, the node's other interfaces guarded, and notices
+// endpoints whose devices go, until ctx ends. A subscription ends when the kernel has more to tell than its buffer holds; then it begins anew.
 func followDevices(ctx context.Context, uplink string, core *Core, log *slog.Logger) error {
 	for ctx.Err() == nil {
 		if err := followDevicesOnce(ctx, uplink, core, log); err != nil {
@@ -41,10 +42,19 @@ func followDevicesOnce(ctx context.Context, uplink string, core *Core, log *slog
 			log.Error("an interface beside the uplink is not guarded", "error", err)
 		}
 	}
+	lose := func(device string) {
+		if err := core.lose(ctx, device); err != nil && ctx.Err() == nil {
+			log.Error("endpoints without a device keep their entries", "error", err)
+		}
+	}
 	follow() // what came before anybody listened
 	guard(nil)
+	lose("")
 	known := 0
 	for u := range links {
+		if u.Header.Type == unix.RTM_DELLINK {
+			lose(u.Attrs().Name)
+		}
 		switch a := u.Attrs(); {
 		case a.Name != uplink:
 			guard(u.Link)

@@ -173,6 +173,18 @@ func (d *fakeDriver) SetMTU(r endpoint.Record, mtu int) error {
 	return d.call("SetMTU", r)
 }
 
+func (d *fakeDriver) Lose(r endpoint.Record) (lost, err error) {
+	if err := d.call("Lose", r); err != nil {
+		return nil, err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if lost = d.lost[r.ContainerID]; lost != nil {
+		delete(d.active, r.ID)
+	}
+	return lost, nil
+}
+
 func (d *fakeDriver) KeepSettings() error { return d.call("KeepSettings", endpoint.Record{}) }
 
 func (d *fakeDriver) GuardEdge(netlink.Link) error { return d.call("GuardEdge", endpoint.Record{}) }

@@ -85,6 +85,35 @@ func (c *Core) settle(ctx context.Context, r endpoint.Record, lost error) {
 	}
 }
 
+// lose settles the active endpoints whose device has gone while the agent runs: that of the name, or with "" any. Most
+// go with a container that nobody deletes.
+func (c *Core) lose(ctx context.Context, device string) error {
+	var errs []error
+	for _, r := range c.store.List() {
+		if r.State == endpoint.Active && (device == "" || r.Device.HostName == device) {
+			errs = append(errs, c.loseOne(ctx, r.ContainerID, r.Interface))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (c *Core) loseOne(ctx context.Context, containerID, iface string) error {
+	unlock, err := c.byKey.lock(ctx, key(containerID, iface))
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	r, ok := c.store.Find(containerID, iface)
+	if !ok || r.State != endpoint.Active {
+		return nil // it went by a DEL
+	}
+	lost, err := c.driver.Lose(r)
+	if lost != nil {
+		c.settle(ctx, r, lost)
+	}
+	return err
+}
+
 // lost says which endpoints could not be brought back, or returns "".
 func (c *Core) lost() string {
 	var names []string

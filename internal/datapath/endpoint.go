@@ -155,6 +155,16 @@ func (d *Datapath) deactivate(r endpoint.Record) error {
 	return d.changed()
 }
 
+// Lose takes away the entries of an endpoint whose device is gone, and says why it cannot be brought back.
+func (d *Datapath) Lose(r endpoint.Record) (lost, err error) {
+	lost = d.exists(r)
+	var notFound netlink.LinkNotFoundError
+	if !errors.As(lost, &notFound) {
+		return nil, lost // it is there, or could not be looked for
+	}
+	return lost, d.deactivate(r)
+}
+
 // Remove takes away the entries first, then the device.
 func (d *Datapath) Remove(_ context.Context, r endpoint.Record) error {
 	if err := d.deactivate(r); err != nil {

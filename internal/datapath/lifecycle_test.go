@@ -2,6 +2,7 @@ package datapath
 
 import (
 	"context"
+	"errors"
 	"net"
 	"net/netip"
 	"os"
@@ -13,6 +14,7 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 
+	"pilaster.io/pilaster/internal/agent"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/packet"
 	"pilaster.io/pilaster/internal/tenant"
@@ -329,4 +331,38 @@ func TestEventsNameTheDrop(t *testing.T) {
 		return
 	}
 	t.Error("no event came")
+}
+
+// TestDeviceThatIsGone: until somebody notices, packets for it vanish behind our programs; then they end for a reason.
+func TestDeviceThatIsGone(t *testing.T) {
+	w := newWire(t)
+	n := w.nodes[0]
+	c, sibling, far := n.add(t, blue, 1), n.add(t, blue, 1), w.nodes[1].add(t, blue, 1)
+	host, err := n.datapath.hostSide(c.record)
+	must(t, err)
+	if lost, err := n.datapath.Lose(c.record); lost != nil || err != nil {
+		t.Fatalf("while it is there: %v, %v", lost, err)
+	}
+	mustReach(t, far, c, "while it is there")
+	must(t, n.datapath.netlink.LinkDel(host))
+	dead := c.record
+	dead.Netns += "-gone"
+	for _, r := range []endpoint.Record{c.record, dead} { // the second time there is nothing left to do
+		lost, err := n.datapath.Lose(r)
+		if errors.Is(lost, agent.ErrNoNamespace) != (r.Netns == dead.Netns) || lost == nil || err != nil {
+			t.Errorf("%s: %v, %v", r.Netns, lost, err)
+		}
+	}
+	for _, from := range []*testContainer{far, sibling} {
+		before := n.drops(t)["no-endpoint"]
+		r := from.ping(t, c.seen(), 56, impatience)
+		if got := n.drops(t)["no-endpoint"] - before; r.Received != 0 || got != uint64(r.Sent) {
+			t.Errorf("from %v: %d sent, %d answered, %d drops for no-endpoint", from.seen(), r.Sent, r.Received, got)
+		}
+	}
+	if err := n.ns.Do(func() error { return sendUDP(c.seen(), []byte("anyone?")) }); err == nil {
+		t.Error("the node has a route to it")
+	}
+	mustReach(t, far, sibling, "the other one")
+	must(t, n.datapath.Remove(t.Context(), c.record))
 }

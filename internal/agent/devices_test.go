@@ -1,0 +1,113 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"pilaster.io/pilaster/internal/endpoint"
+)
+
+// A device that goes while the agent runs, or went before it listened, is noticed: nobody may ever send a DEL.
+func TestDevicesThatGoAreNoticed(t *testing.T) {
+	ns := newNetns(t)
+	h, err := ns.Netlink()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.Close()
+	b := newBed(t)
+	before, reaped, lost, kept := b.add("c1"), b.add("c2"), b.add("c3"), b.add("c4")
+	settled := make(chan string, 10)
+	b.driver.during = func(call string, r endpoint.Record) {
+		if call == "Lose" {
+			settled <- r.ContainerID
+		}
+	}
+	b.driver.lost["c1"] = fmt.Errorf("link pil1: %w", ErrNoNamespace)
+	for _, r := range []endpoint.Record{reaped, lost} {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = r.Device.HostName
+		if err := h.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "far" + attrs.Name}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() {
+		ended <- ns.Do(func() error { return followDevices(ctx, "eth0", b.Core, slog.New(slog.DiscardHandler)) })
+	}()
+	defer func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}()
+	wait := func(want string) {
+		t.Helper()
+		select {
+		case got := <-settled:
+			if got != want {
+				t.Fatalf("%s was looked at, not %s", got, want)
+			}
+		case <-time.After(20 * time.Second):
+			t.Fatalf("nobody looked at %s", want)
+		}
+	}
+	for _, r := range []endpoint.Record{before, reaped, lost, kept} { // at first, all
+		wait(r.ContainerID)
+	}
+	b.driver.mu.Lock()
+	b.driver.lost["c2"], b.driver.lost["c3"] = fmt.Errorf("link pil2: %w", ErrNoNamespace), errFake
+	b.driver.mu.Unlock()
+	for _, r := range []endpoint.Record{reaped, lost} {
+		if err := h.LinkDel(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: r.Device.HostName}}); err != nil {
+			t.Fatal(err)
+		}
+		wait(r.ContainerID)
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Fatal(err)
+	}
+	ended <- nil
+	is := map[string]endpoint.State{}
+	for _, r := range b.Endpoints() {
+		is[r.ContainerID] = r.State
+	}
+	if want := map[string]endpoint.State{"c3": endpoint.Lost, "c4": endpoint.Active}; fmt.Sprint(is) != fmt.Sprint(want) {
+		t.Errorf("endpoints %v, want %v", is, want)
+	}
+	if _, left := b.driver.active[lost.ID]; left || len(b.driver.active) != 1 {
+		t.Errorf("active are %v", b.driver.active)
+	}
+	if err := b.Delete(t.Context(), "c3", "eth0"); err != nil {
+		t.Error(err)
+	}
+}
+
+// Whoever deletes a container is not disturbed: its device goes too.
+func TestDeviceThatGoesByDelete(t *testing.T) {
+	b := newBed(t)
+	r := b.add("c1")
+	done := make(chan error, 1)
+	b.driver.during = func(call string, _ endpoint.Record) {
+		switch call {
+		case "Remove":
+			go func() { done <- b.lose(t.Context(), r.Device.HostName) }()
+		case "Lose":
+			t.Error("it was taken for lost")
+		}
+	}
+	if err := b.Delete(t.Context(), "c1", "eth0"); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	b.clean()
+}
