@@ -8,6 +8,7 @@ import (
 	"connectrpc.com/connect"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/tenant"
 )
 
 func TestFollow(t *testing.T) {
@@ -144,6 +145,10 @@ func TestStopTellsWhy(t *testing.T) {
 func TestRegisterRefuses(t *testing.T) {
 	s := start(t, testConfig(t))
 	n1 := dial(t, s, testNode(1))
+	var many []*pilasterv1.TenantId
+	for id := range uint32(tenant.MaxIDs + 1) {
+		many = append(many, &pilasterv1.TenantId{Id: id + 1})
+	}
 	for name, c := range map[string]struct {
 		req  *pilasterv1.RegisterRequest
 		want connect.Code
@@ -154,6 +159,10 @@ func TestRegisterRefuses(t *testing.T) {
 		"long version":    {&pilasterv1.RegisterRequest{Version: strings.Repeat("x", maxVersion+1)}, connect.CodeInvalidArgument},
 		"many addresses":  {&pilasterv1.RegisterRequest{UplinkAddresses: slices.Repeat([]string{"2001:db8::2"}, maxUplinks+1)}, connect.CodeInvalidArgument},
 		"no address":      {&pilasterv1.RegisterRequest{UplinkAddresses: []string{"x"}}, connect.CodeInvalidArgument},
+		"many tenants":    {&pilasterv1.RegisterRequest{Held: &pilasterv1.Held{Tenants: slices.Repeat([]*pilasterv1.Tenant{{Name: "blue"}}, maxTenants+1)}}, connect.CodeInvalidArgument},
+		"many apps":       {&pilasterv1.RegisterRequest{Held: &pilasterv1.Held{Apps: slices.Repeat([]*pilasterv1.App{{Tenant: "blue", Id: 1}}, maxApps+1)}}, connect.CodeInvalidArgument},
+		"many ids": {&pilasterv1.RegisterRequest{Held: &pilasterv1.Held{
+			Tenants: []*pilasterv1.Tenant{{Name: "blue", Ids: many}}}}, connect.CodeInvalidArgument},
 		"held app": {&pilasterv1.RegisterRequest{Held: &pilasterv1.Held{
 			Tenants: []*pilasterv1.Tenant{{Name: "blue", Ids: []*pilasterv1.TenantId{{}}}}}}, connect.CodeInvalidArgument},
 	} {
@@ -167,5 +176,26 @@ func TestRegisterRefuses(t *testing.T) {
 	resp, err := n1.Register(t.Context(), connect.NewRequest(&pilasterv1.RegisterRequest{ClusterUuid: s.store.Cluster().UUID}))
 	if err != nil || resp.Msg.Plan.BasePrefix != "fd70:696c:6100::/40" || resp.Msg.ClusterUuid != s.store.Cluster().UUID {
 		t.Errorf("%v, %v", resp, err)
+	}
+}
+
+func TestFollowRefuses(t *testing.T) {
+	s := start(t, testConfig(t))
+	n1 := registered(t, s, testNode(1))
+	createTenant(t, s, "blue")
+	for name, first := range map[string]*pilasterv1.FollowRequest{
+		"a name":         hosting(strings.Repeat("x", 60<<10)),
+		"ids it accepts": {HostedTenants: []string{"blue"}, Hosting: []*pilasterv1.Hosting{{Tenant: "blue", Accepts: make([]uint32, tenant.MaxIDs+1)}}},
+		"ids it has":     {HostedTenants: []string{"blue"}, Hosting: []*pilasterv1.Hosting{{Tenant: "blue", Holds: make([]uint32, tenant.MaxIDs+1)}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := n1.Follow(t.Context())
+			f.Send(first)
+			_, err := f.Receive()
+			wantCode(t, err, connect.CodeInvalidArgument)
+			if err != nil && len(err.Error()) > 1000 {
+				t.Errorf("it is refused in %d bytes", len(err.Error()))
+			}
+		})
 	}
 }

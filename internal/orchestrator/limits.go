@@ -170,7 +170,7 @@ func (b *body) Read(p []byte) (int, error) {
 		// It may be the end.
 		n, err := b.ReadCloser.Read(make([]byte, 1))
 		if n > 0 {
-			err = b.guard.refuse(limitRequest, connect.CodeResourceExhausted, "a request of this kind may have %d bytes, and this one has more; nothing was changed: no agent has reason to send so much, see what the node runs", b.max-5)
+			err = b.guard.refuse(limitRequest, connect.CodeResourceExhausted, "a request of this kind may have %d bytes, and this one has more; nothing was changed: have the node host fewer tenants, or see what it runs", b.max-5)
 		}
 		return 0, err
 	}

@@ -23,10 +23,12 @@ import (
 
 const heartbeatEvery = 5 * time.Second
 
-// What a node says of itself is kept in the store.
+// What a node says of itself and its tenants is kept in the store.
 const (
 	maxVersion = 256 // bytes
 	maxUplinks = 64
+	maxTenants = 65_535  // as ids in a packet path
+	maxApps    = 1 << 18 // of all its tenants
 )
 
 // nodeService serves agents. A node acts as itself only: who it is comes from its certificate.
@@ -111,6 +113,9 @@ func registration(ctx context.Context, m *pilasterv1.RegisterRequest) (r store.R
 	if len(m.Version) > maxVersion || len(m.UplinkAddresses) > maxUplinks {
 		return r, fmt.Errorf("a version of %d bytes and %d uplink addresses; at most %d and %d are kept", len(m.Version), len(m.UplinkAddresses), maxVersion, maxUplinks)
 	}
+	if err := checkHeld(m.Held); err != nil {
+		return r, err
+	}
 	r.Version, r.Tenants, r.Apps = m.Version, m.Held.GetTenants(), m.Held.GetApps()
 	if m.WantedPrefix != "" {
 		if r.Prefix, err = netip.ParsePrefix(m.WantedPrefix); err != nil {
@@ -125,6 +130,18 @@ func registration(ctx context.Context, m *pilasterv1.RegisterRequest) (r store.R
 		r.Uplinks = append(r.Uplinks, a)
 	}
 	return r, nil
+}
+
+func checkHeld(held *pilasterv1.Held) error {
+	if tenants, apps := len(held.GetTenants()), len(held.GetApps()); tenants > maxTenants || apps > maxApps {
+		return fmt.Errorf("the node holds %d tenants with %d apps, and a node may have %d with %d; nothing was changed: have it host fewer tenants", tenants, apps, maxTenants, maxApps)
+	}
+	for _, t := range held.GetTenants() {
+		if len(t.Ids) > tenant.MaxIDs {
+			return fmt.Errorf("the node holds %d ids of a tenant, and a tenant has %d at most; nothing was changed", len(t.Ids), tenant.MaxIDs)
+		}
+	}
+	return nil
 }
 
 func plan(p address.Plan) *pilasterv1.Plan {
@@ -276,6 +293,12 @@ func checkHosted(req *pilasterv1.FollowRequest) error {
 	for _, name := range req.HostedTenants {
 		if err := tenant.CheckName(name); err != nil {
 			return connect.NewError(connect.CodeInvalidArgument, err)
+		}
+	}
+	for _, h := range req.Hosting {
+		if len(h.Accepts) > tenant.MaxIDs || len(h.Holds) > tenant.MaxIDs {
+			return connect.NewError(connect.CodeInvalidArgument,
+				fmt.Errorf("the node accepts %d ids of a tenant and holds %d, and a tenant has %d at most; nothing was changed", len(h.Accepts), len(h.Holds), tenant.MaxIDs))
 		}
 	}
 	return nil

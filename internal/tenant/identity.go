@@ -82,9 +82,9 @@ func CheckLabels(labels map[string]string) error {
 	for k, v := range labels {
 		switch {
 		case k == "" || len(k) > maxLabelKey || strings.IndexFunc(k, notInKey) >= 0:
-			return fmt.Errorf("label key %q: 1 to %d letters, digits or . _ - / are allowed", k, maxLabelKey)
+			return fmt.Errorf("label key %.400q: 1 to %d letters, digits or . _ - / are allowed", k, maxLabelKey)
 		case len(v) > maxLabelValue || strings.IndexFunc(v, notInValue) >= 0:
-			return fmt.Errorf("label %s: value %q: at most %d letters, digits or . _ - are allowed", k, v, maxLabelValue)
+			return fmt.Errorf("label %s: value %.80q: at most %d letters, digits or . _ - are allowed", k, v, maxLabelValue)
 		}
 	}
 	return nil

@@ -59,7 +59,7 @@ var validName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
 // CheckName refuses names that could not be a DNS label or a file name.
 func CheckName(name string) error {
 	if !validName.MatchString(name) {
-		return fmt.Errorf("tenant name %q: 1 to 63 lower-case letters, digits or -, not - at either end", name)
+		return fmt.Errorf("tenant name %.80q: 1 to 63 lower-case letters, digits or -, not - at either end", name)
 	}
 	return nil
 }

@@ -5,12 +5,13 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/orchestrator/pki"
 )
 
 // recall takes in what a node already uses. Where the store has forgotten it, because it was
 // restored from a backup, claims and marks are raised so that it is not handed out again; where the
 // store says otherwise, the node is refused.
-func (t *txn) recall(tenants []*pilasterv1.Tenant, apps []*pilasterv1.App) error {
+func (t *txn) recall(n pki.Node, tenants []*pilasterv1.Tenant, apps []*pilasterv1.App) error {
 	var keys []string // a node may hold thousands, and mostly all are as it says
 	for _, held := range tenants {
 		keys = append(keys, dirTenants+held.Name)
@@ -25,7 +26,7 @@ func (t *txn) recall(tenants []*pilasterv1.Tenant, apps []*pilasterv1.App) error
 		return err
 	}
 	for _, held := range tenants {
-		if err := t.recallTenant(held); err != nil {
+		if err := t.recallTenant(n, held); err != nil {
 			return err
 		}
 	}
@@ -39,7 +40,7 @@ func (t *txn) recall(tenants []*pilasterv1.Tenant, apps []*pilasterv1.App) error
 
 const heldAdvice = "the store was probably restored from a backup or replaced; nothing was changed: restore a newer one, or remove this node's containers of the tenant"
 
-func (t *txn) recallTenant(held *pilasterv1.Tenant) error {
+func (t *txn) recallTenant(n pki.Node, held *pilasterv1.Tenant) error {
 	if err := checkTenant(held.Name); err != nil {
 		return err
 	}
@@ -59,7 +60,7 @@ func (t *txn) recallTenant(held *pilasterv1.Tenant) error {
 	if err != nil {
 		return err
 	}
-	raised := mark
+	raised, claimed := mark, uint64(0)
 	for _, id := range held.Ids {
 		if id.Id == 0 || id.Id > uint32(address.MaxTenantID) {
 			return refuse(Invalid, "held tenant id %d is out of range", id.Id)
@@ -76,18 +77,37 @@ func (t *txn) recallTenant(held *pilasterv1.Tenant) error {
 			return refuse(Refused, "this node holds id %d of tenant %s, but the cluster's tenant %s does not have it; %s", id.Id, held.Name, held.Name, heldAdvice)
 		case owner == "":
 			t.put(tenantIDKey(id.Id), held.Name)
+			claimed++
 			if uint64(id.Id) < mark+maxJump {
 				raised = max(raised, uint64(id.Id)+1)
 			}
 		}
 	}
-	if raised > mark {
+	if claimed > 0 {
+		if err := t.spend(n, claimed+raised-mark); err != nil {
+			return err
+		}
 		t.setMark(keyTenantMark, raised)
 	}
 	if exists && held.Changes > known.Changes {
 		known.Changes = held.Changes // else the node would take the next list for an old one
 		return t.saveIDs(known)
 	}
+	return nil
+}
+
+// spend notes how many tenant ids nobody else gets because of what a node says. There is an end to them, and an end to
+// what a node can have held.
+func (t *txn) spend(n pki.Node, ids uint64) error {
+	key := dirRecalled + n.UUID
+	spent, err := t.mark(key)
+	if err != nil {
+		return err
+	}
+	if spent+ids > maxRecalled {
+		return refuse(Refused, "node %s says again and again that it holds tenant ids which this cluster does not know, more than a node can have; nothing was changed: see what it runs, and run `pilaster node delete %s`", n.Name, n.Name)
+	}
+	t.setMark(key, spent+ids)
 	return nil
 }
 

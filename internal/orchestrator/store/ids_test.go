@@ -231,4 +231,17 @@ func testRecallOfNonsense(t *testing.T, etcd *clientv3.Client) {
 	if rotated, err := s.RotateKey(ctx, "blue"); err != nil || list(rotated.Ids) != "1 -5" || rotated.Changes != 2 {
 		t.Errorf("rotated %v, %v", rotated, err)
 	}
+
+	// Nor does it when it makes up more and more.
+	var err error
+	for id := 50_000; err == nil && id < int(address.MaxTenantID); id += 50_000 {
+		err = recall(s, []*pilasterv1.Tenant{{Name: "lost", Ids: ids(id)}}, nil)
+	}
+	refused(t, err, store.Refused, "n77", "node delete n77", "nothing was changed")
+	if green, err := s.CreateTenant(ctx, "green", 0); err != nil || list(green.Ids) != "100001" {
+		t.Errorf("a tenant after many made-up ids: %v, %v", green, err)
+	}
+	if err := recall(s, nil, nil); err != nil {
+		t.Errorf("the same node without them: %v", err)
+	}
 }

@@ -33,6 +33,9 @@ type Registration struct {
 // makes the id up, and raising the mark to it would waste everything below. What is claimed is passed over anyway.
 const maxJump = 1 << 16
 
+// maxRecalled is how many tenant ids a node may have in its life claimed and passed over.
+const maxRecalled = 2 * maxJump
+
 // maxAppJump is the same of an app, of which a tenant has 65,279.
 const maxAppJump = 1 << 12
 
@@ -103,7 +106,7 @@ func (s *Store) Register(ctx context.Context, r Registration) (*pilasterv1.Node,
 		if node, err = s.register(t, r); err != nil {
 			return err
 		}
-		return t.recall(r.Tenants, r.Apps)
+		return t.recall(r.Node, r.Tenants, r.Apps)
 	})
 	return node, err
 }

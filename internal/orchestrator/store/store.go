@@ -24,6 +24,7 @@ const (
 	dirNodes       = root + "nodes/"
 	dirUUIDs       = root + "uuids/"
 	dirDeleted     = root + "deleted/"
+	dirRecalled    = root + "recalled/"
 	dirPrefixes    = root + "prefixes/"
 	dirTenants     = root + "tenants/"
 	dirTenantIDs   = root + "tenant-ids/"
