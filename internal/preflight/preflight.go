@@ -57,6 +57,7 @@ func Run(ctx context.Context, c Config) []Result {
 	if uplink != nil {
 		add("mtu", mtu(uplink, c.MTUReserve))
 		add("other programs", otherPrograms(uplink, c.BPFFS))
+		add("other interfaces", otherInterfaces(uplink))
 		add("way to nodes", wayToNodes(uplink, c.Plan))
 		route, sources := fabric(ctx, uplink, c.Plan, c.NodePrefix)
 		add("route to this node", route)

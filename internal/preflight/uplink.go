@@ -120,6 +120,23 @@ func otherPrograms(uplink netlink.Link, bpffs string) Result {
 	return ok("none on %s", name)
 }
 
+// otherInterfaces names those that the agent is going to guard. That something there has the private prefix, which would
+// be cut off, the check of that prefix says.
+func otherInterfaces(uplink netlink.Link) Result {
+	edge, err := datapath.Edge(&netlink.Handle{}, uplink)
+	if err != nil {
+		return unknown(err)
+	}
+	if len(edge) == 0 {
+		return ok("none beside %s leads to this machine", uplink.Attrs().Name)
+	}
+	names := make([]string, len(edge))
+	for i, l := range edge {
+		names[i] = l.Attrs().Name
+	}
+	return ok("the agent guards %s: packets that pose as containers or as this node end there, all others pass", strings.Join(names, ", "))
+}
+
 // routesToNodes are those to the last node there can be.
 func routesToNodes(plan address.Plan) ([]netlink.Route, error) {
 	other := plan.Node(plan.Nodes() - 1).Addr().Next()

@@ -71,7 +71,7 @@ func TestPreflightChangesNothing(t *testing.T) {
 			t.Errorf("%+v", one)
 		}
 	}
-	if want := []string{"route to this node", "source check"}; status != 0 || len(checks) != 16 || !slices.Equal(unchecked, want) {
+	if want := []string{"route to this node", "source check"}; status != 0 || len(checks) != 17 || !slices.Equal(unchecked, want) {
 		t.Errorf("exit %d of %d checks", status, len(checks))
 	}
 	for _, d := range before.differences(look(ctx, t, c.ns, c.tmp)) {
@@ -163,6 +163,15 @@ func TestPreflightSeesOtherPrograms(t *testing.T) {
 	_, checks := c.preflight(ctx, t, args...)
 	c.only(t, "other programs", "warn", "foreign on eth0 will see no packet", checks)
 	must(t, foreign.Close())
+
+	// Interfaces that will be guarded are nothing to worry about, and named.
+	c.commands(ctx, t, "ip link add v0 type veth peer name v1\nip link add br0 type bridge\nip link set v1 master br0")
+	_, checks = c.preflight(ctx, t, args...)
+	at := slices.IndexFunc(checks, func(one check) bool { return one.Check == "other interfaces" })
+	if at < 0 || checks[at].State != "ok" || !strings.Contains(checks[at].Says, "v0") || !strings.Contains(checks[at].Says, "br0") || strings.Contains(checks[at].Says, "v1") {
+		t.Errorf("%+v", checks)
+	}
+	c.commands(ctx, t, "ip link del v0\nip link del br0")
 
 	xdp, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "foreign", Type: ebpf.XDP, License: "GPL", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 2), asm.Return()}})
 	must(t, err)
