@@ -180,6 +180,16 @@ func TestSlowClients(t *testing.T) {
 	}
 }
 
+// calls is how many go on.
+func (g *guard) calls() (sum int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, is := range g.going {
+		sum += is
+	}
+	return sum
+}
+
 // What one caller may do at once is not taken from others.
 func TestCallsAtOnce(t *testing.T) {
 	t.Parallel()
@@ -188,12 +198,7 @@ func TestCallsAtOnce(t *testing.T) {
 	going := func(n int) {
 		t.Helper()
 		for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
-			s.guard.mu.Lock()
-			sum := 0
-			for _, is := range s.guard.going {
-				sum += is
-			}
-			s.guard.mu.Unlock()
+			sum := s.guard.calls()
 			if sum == n {
 				return
 			}

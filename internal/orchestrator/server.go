@@ -277,19 +277,24 @@ func (s *Server) apply(b store.Batch) {
 // Close ends all streams with a reason, serving, and then the store.
 func (s *Server) Close() {
 	s.model.stop()
-	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
-	defer cancel()
 	for _, h := range s.servers {
-		if h.Shutdown(ctx) != nil {
+		if inTime(h.Shutdown) != nil {
 			h.Close()
 		}
 	}
 	if s.store != nil {
-		s.store.EndSessions(ctx) // or they end by themselves
+		inTime(s.store.EndSessions) // or they end by themselves
 	}
 	s.stop()
 	s.running.Wait()
 	s.closeEtcd()
+}
+
+// inTime gives one step of a stop its time, whatever those before took.
+func inTime(step func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
+	defer cancel()
+	return step(ctx)
 }
 
 // hosts is every name a person may check the certificate by; nodes check join.ServerName.

@@ -11,6 +11,7 @@ import (
 	"connectrpc.com/connect"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
 	"pilaster.io/pilaster/internal/join"
 	"pilaster.io/pilaster/internal/orchestrator/pki"
 	"pilaster.io/pilaster/internal/orchestrator/store"
@@ -269,6 +270,29 @@ func TestOrchestratorIsCutOff(t *testing.T) {
 		t.Fatal(err)
 	}
 	follow(t, moved, hosting()).next(t)
+}
+
+// A call that does not end takes its own time of a stop, and none of what the store must be told.
+func TestStopEndsSessions(t *testing.T) {
+	t.Parallel()
+	c := testConfig(t)
+	c.Etcd = storetest.Debian(t)
+	other := start(t, c)
+	c.DataDir, c.RunDir, c.patience = t.TempDir(), t.TempDir(), time.Minute
+	s, stop := startAndStop(t, c)
+	registered(t, s, testNode(1)).Close()
+	if err := s.store.Connect(t.Context(), testNode(1), store.Session{Orchestrator: s.model.self, Instance: "i", Stream: "1"}); err != nil {
+		t.Fatal(err)
+	}
+	ended := hang(t.Context(), t, transport(t, s, testNode(1)), s.url()+pilasterv1connect.NodeServiceRegisterProcedure)
+	for s.guard.calls() == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	stop()
+	<-ended
+	if err := other.store.DeleteNode(t.Context(), "n1", false); err != nil {
+		t.Error(err)
+	}
 }
 
 // moveTo is the same process at another orchestrator.
