@@ -40,6 +40,7 @@ func nodePair(t *testing.T, a *pki.Authority, n pki.Node, made time.Time) tls.Ce
 }
 
 func TestWhoMayCall(t *testing.T) {
+	t.Parallel()
 	s := start(t, testConfig(t))
 	authority := s.store.Cluster().Authority
 	foreign, err := pki.NewAuthority()
@@ -146,6 +147,7 @@ func TestWhoMayCall(t *testing.T) {
 func ptr[T any](v T) *T { return &v }
 
 func TestJoinRefuses(t *testing.T) {
+	t.Parallel()
 	s := start(t, testConfig(t))
 	good, err := join.ParseToken(s.Token())
 	if err != nil {
@@ -178,6 +180,7 @@ func TestJoinRefuses(t *testing.T) {
 
 // A server whose chain merely contains the pinned authority must not pass for an orchestrator.
 func TestPinNeedsMoreThanTheAuthorityInTheChain(t *testing.T) {
+	t.Parallel()
 	s := start(t, testConfig(t))
 	authority := s.store.Cluster().Authority
 	impostor, err := pki.NewAuthority()
@@ -221,6 +224,7 @@ func TestPinNeedsMoreThanTheAuthorityInTheChain(t *testing.T) {
 }
 
 func TestRenewAndRemember(t *testing.T) {
+	t.Parallel()
 	s := start(t, testConfig(t))
 	config := join.Config{URL: s.url(), Token: s.Token(), StateDir: t.TempDir(), NodeName: "n1", NodeUUID: testNode(1).UUID, Log: s.config.Log}
 	c, err := join.Dial(t.Context(), config)

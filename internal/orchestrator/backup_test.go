@@ -79,6 +79,7 @@ func everything(t *testing.T, s *Server) (all []proto.Message) {
 
 // The same cluster comes back, from a backup made while it ran and from one made while it did not.
 func TestBackupAndRestore(t *testing.T) {
+	t.Parallel()
 	c := testConfig(t)
 	s, stop := startAndStop(t, c)
 	createTenant(t, s, "blue")
@@ -168,11 +169,13 @@ func goesOn(t *testing.T, s *Server, n int) away {
 // A backup is restored that knows nothing of two nodes. One is there at once and one stays away; in
 // between others are given prefixes, tenants and apps, and none that the two have.
 func TestRestoreOfAnOldBackup(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		skip  uint64
 		twice bool
 	}{"with a margin": {store.DefaultSkip, false}, "without": {0, true}} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			s, stop := startAndStop(t, testConfig(t))
 			createTenant(t, s, "blue")
 			registered(t, s, testNode(1)).Close()
@@ -207,6 +210,7 @@ func TestRestoreOfAnOldBackup(t *testing.T) {
 // A node that follows from a revision before the restore is told everything, also when the restored store has
 // got past that number: it counted other changes.
 func TestFollowAcrossARestore(t *testing.T) {
+	t.Parallel()
 	s, stop := startAndStop(t, testConfig(t))
 	createTenant(t, s, "blue")
 	n1 := registered(t, s, testNode(1))
@@ -234,6 +238,7 @@ func TestFollowAcrossARestore(t *testing.T) {
 }
 
 func TestBackupRefuses(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	log := slog.New(slog.DiscardHandler)
 	if _, err := store.Backup(t.Context(), dir, filepath.Join(dir, "file"), log); err == nil {

@@ -74,6 +74,7 @@ func ownCertificate(t *testing.T, dir string) join.Certificate {
 }
 
 func TestOutdatedCertificateIsGoodForItsRenewalOnly(t *testing.T) {
+	t.Parallel()
 	s := start(t, testConfig(t))
 	known(t, s, testNode(1))
 	for name, off := range outdated {
@@ -113,6 +114,7 @@ func TestOutdatedCertificateIsGoodForItsRenewalOnly(t *testing.T) {
 }
 
 func TestOutdatedCertificateIsNotRenewed(t *testing.T) {
+	t.Parallel()
 	s := start(t, testConfig(t))
 	s.model.lag = time.Second
 	long := time.Now().Add(-10 * pki.NodeLife)
@@ -182,6 +184,7 @@ func (c *clock) now() time.Time          { return time.Now().Add(time.Duration(c
 
 // While a stream goes on, calls after a renewal show the new certificate.
 func TestRenewedCertificateIsUsedBesideAStream(t *testing.T) {
+	t.Parallel()
 	var its clock
 	config := testConfig(t)
 	config.Now = its.now
@@ -211,6 +214,7 @@ func TestRenewedCertificateIsUsedBesideAStream(t *testing.T) {
 }
 
 func TestWrongClock(t *testing.T) {
+	t.Parallel()
 	var its, ours clock
 	config := testConfig(t)
 	config.Now = its.now

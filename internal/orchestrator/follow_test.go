@@ -12,6 +12,7 @@ import (
 )
 
 func TestFollow(t *testing.T) {
+	t.Parallel()
 	s := start(t, testConfig(t))
 	op := operator(s.config.RunDir)
 	blue := createTenant(t, s, "blue")
@@ -117,6 +118,7 @@ func TestFollow(t *testing.T) {
 }
 
 func TestHeartbeatCarriesTheRevision(t *testing.T) {
+	t.Parallel()
 	s := start(t, testConfig(t))
 	n1 := registered(t, s, testNode(1))
 	f := follow(t, n1, hosting())
@@ -129,6 +131,7 @@ func TestHeartbeatCarriesTheRevision(t *testing.T) {
 }
 
 func TestStopTellsWhy(t *testing.T) {
+	t.Parallel()
 	c := testConfig(t)
 	s, err := Start(t.Context(), c)
 	if err != nil {
@@ -143,6 +146,7 @@ func TestStopTellsWhy(t *testing.T) {
 }
 
 func TestRegisterRefuses(t *testing.T) {
+	t.Parallel()
 	s := start(t, testConfig(t))
 	n1 := dial(t, s, testNode(1))
 	var many []*pilasterv1.TenantId
@@ -180,6 +184,7 @@ func TestRegisterRefuses(t *testing.T) {
 }
 
 func TestFollowRefuses(t *testing.T) {
+	t.Parallel()
 	s := start(t, testConfig(t))
 	n1 := registered(t, s, testNode(1))
 	createTenant(t, s, "blue")

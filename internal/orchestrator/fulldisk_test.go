@@ -20,6 +20,7 @@ import (
 // A disk that fills up ends the orchestrator, which says so; every tenant that was acknowledged is
 // there when there is room again.
 func TestFullDisk(t *testing.T) {
+	t.Parallel()
 	c := testConfig(t)
 	disk := t.TempDir()
 	if err := unix.Mount("tmpfs", disk, "tmpfs", 0, "size=200m"); err != nil { // etcd takes 64 MB at once

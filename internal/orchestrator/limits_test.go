@@ -122,7 +122,6 @@ func TestJoinsOfOneSource(t *testing.T) {
 }
 
 func TestJoinRateForgets(t *testing.T) {
-	t.Parallel()
 	j := newJoinRate(1)
 	from := func(i int) netip.Prefix {
 		return source(fmt.Sprintf("[2001:db8:%x:%x::1]:1", i>>16, i&0xffff))

@@ -3,6 +3,7 @@ package orchestrator
 import (
 	"context"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -29,6 +30,7 @@ const asProcess = "PILASTER_TEST_ORCHESTRATOR"
 func TestMain(m *testing.M) {
 	text := os.Getenv(asProcess)
 	if text == "" {
+		flag.Set("test.parallel", "8") // they wait for time and disks, not for processors
 		os.Exit(m.Run())
 	}
 	var c Config

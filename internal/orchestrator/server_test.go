@@ -26,6 +26,7 @@ import (
 )
 
 func TestRestart(t *testing.T) {
+	t.Parallel()
 	c := testConfig(t)
 	c.Plan.Base = netip.MustParsePrefix("fd11::/48")
 	s, err := Start(t.Context(), c)
@@ -175,6 +176,7 @@ func TestNodeThatReadsNothing(t *testing.T) {
 
 // A change that somebody else undid at once is answered as soon as it was seen: it may never be there to be seen.
 func TestChangeUndoneAtOnce(t *testing.T) {
+	t.Parallel()
 	st, err := store.Open(t.Context(), storetest.Embedded(t), address.Plan{}, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)

@@ -124,6 +124,7 @@ func (w *wire) copy(to, from net.Conn) {
 
 // Two machines from one disk: the first goes on, the second is refused, at each orchestrator.
 func TestClonedDisk(t *testing.T) {
+	t.Parallel()
 	etcd := storetest.Debian(t)
 	var both [2]*Server
 	for i := range both {
@@ -192,6 +193,7 @@ func TestClonedDisk(t *testing.T) {
 
 // Who has a node's key and stays connected is put out by another orchestrator, at once and for good.
 func TestStolenKeyIsTakenBack(t *testing.T) {
+	t.Parallel()
 	etcd := storetest.Debian(t)
 	var both [2]*Server
 	for i := range both {
@@ -342,6 +344,7 @@ func TestReconnectBeforeTheOldStreamIsDead(t *testing.T) {
 
 // An agent that was killed leaves a connection that its kernel closes: the next process is let in at its first try.
 func TestRestartedAgentGetsIn(t *testing.T) {
+	t.Parallel()
 	s := start(t, testConfig(t))
 	m := newMachine(t, 1)
 	for range 5 {

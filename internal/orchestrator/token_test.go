@@ -16,6 +16,7 @@ import (
 
 // Two orchestrators of one cluster: what one rotates, the other refuses at once and writes to its file.
 func TestTokenIsRotated(t *testing.T) {
+	t.Parallel()
 	etcd := storetest.Debian(t)
 	here, there := testConfig(t), testConfig(t)
 	here.Etcd, there.Etcd = etcd, etcd
@@ -68,6 +69,7 @@ func TestTokenIsRotated(t *testing.T) {
 
 // The file follows what another orchestrator did, and a restart does not bring the old token back.
 func TestTokenFileFollows(t *testing.T) {
+	t.Parallel()
 	etcd := storetest.Debian(t)
 	here, there := testConfig(t), testConfig(t)
 	here.Etcd, there.Etcd = etcd, etcd
