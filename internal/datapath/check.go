@@ -48,7 +48,7 @@ func (d *Datapath) checkHostSide(r endpoint.Record) error {
 	if mtu := host.Attrs().MTU; mtu != r.Device.MTU {
 		return fmt.Errorf("link %s has MTU %d, not %d", r.Device.HostName, mtu, r.Device.MTU)
 	}
-	if err := d.node.Do(func() error { return checkSettings(r.Device.HostName, hostSettings()) }); err != nil {
+	if err := d.settings.check(r.Device.HostName, hostSettings()); err != nil {
 		return err
 	}
 	return d.checkProgram(host, netlink.HANDLE_MIN_INGRESS, d.objects.PilContainer, pilasterProgPilContainer)
@@ -103,7 +103,7 @@ func (d *Datapath) checkContainerSide(r endpoint.Record, inside *netns.Namespace
 	if mtu := container.Attrs().MTU; mtu != r.Device.MTU {
 		return fmt.Errorf("link %s in the container has MTU %d, not %d", r.Interface, mtu, r.Device.MTU)
 	}
-	if err := inside.Do(func() error { return checkSettings(r.Interface, containerSettings()) }); err != nil {
+	if err := withSettings(inside, func(s settings) error { return s.check(r.Interface, containerSettings()) }); err != nil {
 		return fmt.Errorf("in the container: %w", err)
 	}
 	return checkContainerNetwork(r, handle, container)

@@ -2,7 +2,6 @@ package datapath
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -51,9 +50,8 @@ func newVXLANWire(t *testing.T) *wire {
 		under, err := h.LinkByName("outer")
 		must(t, err)
 		must(t, h.AddrAdd(under, &netlink.Addr{IPNet: ipNet(netip.PrefixFrom(outer[i], 64)), Flags: unix.IFA_F_NODAD}))
-		must(t, n.ns.Do(func() error {
-			return errors.Join(set("outer", []sysctl{{"ipv6", "accept_dad", "0"}}), sumsInSoftware("outer"))
-		}))
+		must(t, withSettings(n.ns, func(s settings) error { return s.set("outer", []sysctl{{"ipv6", "accept_dad", "0"}}) }))
+		must(t, n.ns.Do(func() error { return sumsInSoftware("outer") }))
 		must(t, h.LinkSetUp(under))
 		tunnel := netlink.NewLinkAttrs()
 		tunnel.Name = "eth0"

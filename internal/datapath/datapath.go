@@ -30,13 +30,14 @@ type Config struct {
 
 // Datapath implements agent.Driver on Linux.
 type Datapath struct {
-	config  Config
-	log     *slog.Logger
-	node    *netns.Namespace
-	netlink *netlink.Handle
-	uplink  netlink.Link
-	objects pilasterObjects
-	counted []*ebpf.Map // drops counted by programs of other layouts
+	config   Config
+	log      *slog.Logger
+	node     *netns.Namespace
+	netlink  *netlink.Handle
+	settings settings // of the node
+	uplink   netlink.Link
+	objects  pilasterObjects
+	counted  []*ebpf.Map // drops counted by programs of other layouts
 
 	// generation orders changes: tables first, then the count that voids the caches.
 	generation sync.Mutex
@@ -104,6 +105,9 @@ func stand(c Config) (_ *Datapath, err error) {
 	if d.netlink, err = d.node.Netlink(); err != nil {
 		return nil, err
 	}
+	if d.settings, err = openSettings(d.node, "ipv6", "ipv4"); err != nil {
+		return nil, err
+	}
 	if d.uplink, err = d.netlink.LinkByName(c.Uplink); err != nil {
 		return nil, fmt.Errorf("--uplink %s: %w; nothing was changed: name the device to the fabric", c.Uplink, err)
 	}
@@ -144,6 +148,7 @@ func (d *Datapath) Close() error {
 	if d.node != nil {
 		errs = append(errs, d.node.Close())
 	}
+	errs = append(errs, d.settings.Close())
 	for _, m := range d.counted {
 		errs = append(errs, m.Close())
 	}

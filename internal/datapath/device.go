@@ -112,7 +112,7 @@ func (d *Datapath) alone(change func() error) error {
 }
 
 func (d *Datapath) setUpHostSide(r endpoint.Record, host netlink.Link) error {
-	if err := d.node.Do(func() error { return set(r.Device.HostName, hostSettings()) }); err != nil {
+	if err := d.settings.set(r.Device.HostName, hostSettings()); err != nil {
 		return err
 	}
 	if err := setMTU(d.netlink, host, r.Device.MTU); err != nil {
@@ -130,7 +130,7 @@ func (d *Datapath) setUpHostSide(r endpoint.Record, host netlink.Link) error {
 // setUpContainerSide gives the container its address and the one way out. Nothing in it is
 // resolved, solicited or advertised.
 func (d *Datapath) setUpContainerSide(r endpoint.Record, inside *netns.Namespace) error {
-	if err := inside.Do(func() error { return set(r.Interface, containerSettings()) }); err != nil {
+	if err := withSettings(inside, func(s settings) error { return s.set(r.Interface, containerSettings()) }); err != nil {
 		return err
 	}
 	handle, err := inside.Netlink()

@@ -99,8 +99,8 @@ func newRoutedWire(t *testing.T, narrow int) *wire {
 	h, err := router.Netlink()
 	must(t, err)
 	defer h.Close()
-	must(t, router.Do(func() error {
-		return errors.Join(set("all", []sysctl{{"ipv6", "forwarding", "1"}}), set("default", []sysctl{{"ipv6", "accept_dad", "0"}}))
+	must(t, withSettings(router, func(s settings) error {
+		return errors.Join(s.set("all", []sysctl{{"ipv6", "forwarding", "1"}}), s.set("default", []sysctl{{"ipv6", "accept_dad", "0"}}))
 	}))
 	for i, mtu := range []int{1500, narrow} {
 		n := &testNode{

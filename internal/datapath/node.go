@@ -89,7 +89,7 @@ func (d *Datapath) setUpNodeDevice(near, far netlink.Link) error {
 }
 
 func (d *Datapath) setNodeDevice() error {
-	return d.node.Do(func() error { return errors.Join(set(nodeDevice, nodeSettings()), set(nodeFar, farSettings())) })
+	return errors.Join(d.settings.set(nodeDevice, nodeSettings()), d.settings.set(nodeFar, farSettings()))
 }
 
 // attachNode puts the node's program where its packets to containers leave the stack.

@@ -60,11 +60,11 @@ type broken struct {
 func (b *broken) datapath() *Datapath { return b.node.datapath }
 
 func (b *broken) setInside(name, value string) error {
-	return b.ns.Do(func() error { return set("eth0", []sysctl{{"ipv6", name, value}}) })
+	return withSettings(b.ns, func(s settings) error { return s.set("eth0", []sysctl{{"ipv6", name, value}}) })
 }
 
 func (b *broken) setHost(family, name, value string) error {
-	return b.node.ns.Do(func() error { return set(b.record.Device.HostName, []sysctl{{family, name, value}}) })
+	return b.datapath().settings.set(b.record.Device.HostName, []sysctl{{family, name, value}})
 }
 
 func breakages() []breakage {

@@ -57,16 +57,69 @@ func farSettings() []sysctl {
 	}
 }
 
-func (s sysctl) path(device string) string {
-	return filepath.Join("/proc/sys/net", s.family, "conf", device, s.name)
+// settings are the folders of a namespace with the settings of its devices, by family. The kernel finds the
+// folder of one namespace by passing those of all others, so they are found once.
+type settings map[string]*os.Root
+
+func openSettings(ns *netns.Namespace, families ...string) (settings, error) {
+	s := settings{}
+	err := ns.Do(func() error {
+		for _, family := range families {
+			root, err := os.OpenRoot(filepath.Join("/proc/sys/net", family, "conf"))
+			if err != nil {
+				return fmt.Errorf("settings of devices: %w", err)
+			}
+			s[family] = root
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	return s, nil
 }
 
-// set writes settings of a device in the namespace the calling thread is in.
-func set(device string, settings []sysctl) error {
-	for _, s := range settings {
-		path := s.path(device)
-		if err := os.WriteFile(path, []byte(s.value), 0); err != nil {
-			return fmt.Errorf("set %s to %s: %w", path, s.value, err)
+// withSettings is for the few settings of a container.
+func withSettings(ns *netns.Namespace, f func(settings) error) error {
+	s, err := openSettings(ns, "ipv6")
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	return f(s)
+}
+
+func (s settings) Close() error {
+	var errs []error
+	for _, root := range s {
+		errs = append(errs, root.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// set writes settings of a device.
+func (s settings) set(device string, values []sysctl) error {
+	for _, v := range values {
+		root := s[v.family]
+		path := filepath.Join(device, v.name)
+		if err := root.WriteFile(path, []byte(v.value), 0); err != nil {
+			return fmt.Errorf("set %s to %s: %w", filepath.Join(root.Name(), path), v.value, err)
+		}
+	}
+	return nil
+}
+
+// check names the first setting that is not as set.
+func (s settings) check(device string, values []sysctl) error {
+	for _, v := range values {
+		root := s[v.family]
+		path := filepath.Join(device, v.name)
+		got, err := root.ReadFile(path)
+		if err != nil {
+			return fmt.Errorf("setting below %s: %w", root.Name(), err)
+		}
+		if value := strings.TrimSpace(string(got)); value != v.value {
+			return fmt.Errorf("%s is %s, not %s", filepath.Join(root.Name(), path), value, v.value)
 		}
 	}
 	return nil
@@ -75,7 +128,7 @@ func set(device string, settings []sysctl) error {
 // KeepSettings sets our devices again after somebody has set all devices of the machine: without forwarding
 // the FIB names no way for containers, with IPv6 a device without a program is a way into the node.
 func (d *Datapath) KeepSettings() error {
-	difference := d.node.Do(func() error { return checkSettings(nodeFar, farSettings()) })
+	difference := d.settings.check(nodeFar, farSettings())
 	if difference == nil {
 		return nil
 	}
@@ -88,7 +141,7 @@ func (d *Datapath) KeepSettings() error {
 			continue
 		}
 		name := l.Attrs().Name
-		err := d.alone(func() error { return d.node.Do(func() error { return set(name, hostSettings()) }) })
+		err := d.alone(func() error { return d.settings.set(name, hostSettings()) })
 		if err != nil && !errors.Is(err, os.ErrNotExist) { // else it went meanwhile
 			return err
 		}
@@ -98,19 +151,4 @@ func (d *Datapath) KeepSettings() error {
 		d.log.Warn("somebody set all devices of the machine; ours are as they were again", "difference", difference)
 	}
 	return err
-}
-
-// checkSettings names the first setting that is not as set.
-func checkSettings(device string, settings []sysctl) error {
-	for _, s := range settings {
-		path := s.path(device)
-		got, err := os.ReadFile(path)
-		if err != nil {
-			return fmt.Errorf("setting: %w", err)
-		}
-		if value := strings.TrimSpace(string(got)); value != s.value {
-			return fmt.Errorf("%s is %s, not %s", path, value, s.value)
-		}
-	}
-	return nil
 }

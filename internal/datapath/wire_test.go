@@ -110,7 +110,7 @@ func (n *testNode) configure(t testing.TB, peer *testNode) {
 	must(t, err)
 	must(t, h.AddrAdd(eth0, &netlink.Addr{IPNet: ipNet(netip.PrefixFrom(n.underlay, 64)), Flags: unix.IFA_F_NODAD}))
 	// Neighbour discovery is silent while the link-local address is still being checked.
-	must(t, n.ns.Do(func() error { return set("eth0", []sysctl{{"ipv6", "accept_dad", "0"}}) }))
+	must(t, withSettings(n.ns, func(s settings) error { return s.set("eth0", []sysctl{{"ipv6", "accept_dad", "0"}}) }))
 	must(t, h.LinkSetUp(eth0))
 	must(t, h.RouteAdd(&netlink.Route{Dst: ipNet(peer.prefix), Gw: peer.underlay.AsSlice()}))
 }

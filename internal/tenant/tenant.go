@@ -4,8 +4,8 @@ package tenant
 
 import (
 	"fmt"
-	"regexp"
 	"slices"
+	"strings"
 	"time"
 
 	"pilaster.io/pilaster/internal/address"
@@ -54,12 +54,12 @@ func (t Tenant) Has(id address.TenantID) bool {
 	return slices.ContainsFunc(t.IDs, func(own ID) bool { return own.ID == id })
 }
 
-var validName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
-
 // CheckName refuses names that could not be a DNS label or a file name.
 func CheckName(name string) error {
-	if !validName.MatchString(name) {
+	if name == "" || len(name) > 63 || strings.IndexFunc(name, notInName) >= 0 || strings.Trim(name, "-") != name {
 		return fmt.Errorf("tenant name %.80q: 1 to 63 lower-case letters, digits or -, not - at either end", name)
 	}
 	return nil
 }
+
+func notInName(r rune) bool { return !('a' <= r && r <= 'z' || '0' <= r && r <= '9' || r == '-') }
