@@ -330,7 +330,7 @@ func transfer(t *testing.T, from, to *testContainer, n int) {
 	}()
 	var conn net.Conn
 	must(t, from.ns.Do(func() (err error) {
-		conn, err = net.DialTimeout("tcp6", listener.Addr().String(), 2*time.Second)
+		conn, err = net.DialTimeout("tcp6", listener.Addr().String(), 10*time.Second)
 		return err
 	}))
 	must(t, conn.SetDeadline(time.Now().Add(10*time.Second)))
