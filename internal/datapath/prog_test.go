@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/binary"
 	"math/rand/v2"
-	"net"
 	"net/netip"
 	"testing"
 
@@ -13,117 +12,6 @@ import (
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/packet"
 )
-
-// What a program answers: a drop, a redirect, or "not mine".
-const (
-	verdictDrop     = 2
-	verdictRedirect = 7
-	verdictNext     = 0xffffffff
-)
-
-// skb is the head of the kernel's struct __sk_buff, as BPF_PROG_TEST_RUN takes it.
-type skb struct {
-	_              [2]uint32
-	Mark           uint32
-	_              [6]uint32
-	IngressIfindex uint32
-	Ifindex        uint32
-	_              [27]uint32
-	Timestamp      uint64
-	_              uint32
-	Segments       uint32
-	_              [2]uint32
-	SegmentSize    uint32
-	_              [3]uint32
-}
-
-// progBench is a node with two blue containers and a red one, whose programs are run on packets as data.
-type progBench struct {
-	*testNode
-	far        *testNode // another node's prefix and addresses; packets for it leave the node
-	b1, b2, r1 *testContainer
-	b3         address.Plain // a blue container on the far node
-	uplinkMAC  net.HardwareAddr
-	b1Gateway  netip.Addr // the node as b1 sees it
-}
-
-func newProgBench(t testing.TB) *progBench {
-	w := newWire(t)
-	b := &progBench{testNode: w.nodes[0], far: w.nodes[1]}
-	b.b1, b.b2, b.r1 = b.add(t, blue, 1), b.add(t, blue, 2), b.add(t, red, 1)
-	b.b3 = drawn(address.Plain{Node: b.far.prefix, Tenant: 1, App: 1, Index: 77})
-	h, err := b.ns.Netlink()
-	must(t, err)
-	defer h.Close()
-	eth0, err := h.LinkByName("eth0")
-	must(t, err)
-	b.uplinkMAC, b.b1Gateway = eth0.Attrs().HardwareAddr, b.b1.gateway(t, blue)
-	return b
-}
-
-// sees is what a blue container sees of an address.
-func sees(a netip.Addr) netip.Addr { return address.NewCipher(blue.Current().Key).Encrypt(a) }
-
-func (b *progBench) run(t testing.TB, p *ebpf.Program, frame []byte, ctx skb) (verdict uint32, out []byte, reasons map[string]uint64) {
-	t.Helper()
-	before := b.drops(t)
-	out = make([]byte, len(frame)+answerLength)
-	options := &ebpf.RunOptions{Data: frame, DataOut: out, Context: ctx}
-	must(t, b.ns.Do(func() (err error) {
-		verdict, err = p.Run(options)
-		return err
-	}))
-	reasons = map[string]uint64{}
-	for r, n := range b.drops(t) {
-		if n > before[r] {
-			reasons[r] = n - before[r]
-		}
-	}
-	return verdict, options.DataOut, reasons
-}
-
-type progCase struct {
-	name   string
-	frame  []byte
-	reason string        // dropped for it
-	next   bool          // left to the next program
-	out    packet.Packet // redirected, and looks so; with a reason: what the sender is told
-}
-
-func (b *progBench) check(t *testing.T, p *ebpf.Program, ctx skb, c progCase) {
-	t.Helper()
-	verdict, out, reasons := b.run(t, p, c.frame, ctx)
-	counted := len(reasons) == 0
-	if c.reason != "" {
-		counted = len(reasons) == 1 && reasons[c.reason] == 1
-	}
-	switch {
-	case c.reason != "" && !c.out.Source.IsValid():
-		if verdict != verdictDrop || !counted {
-			t.Errorf("%s: verdict %d, counted %v; want a drop for %s", c.name, verdict, reasons, c.reason)
-		}
-	case c.next:
-		if verdict != verdictNext || !counted || !bytes.Equal(out, c.frame) {
-			t.Errorf("%s: verdict %d, counted %v; want the packet left alone", c.name, verdict, reasons)
-		}
-	default:
-		got, err := packet.DecodeFrame(out)
-		if verdict != verdictRedirect || !counted || err != nil {
-			t.Errorf("%s: verdict %d, counted %v, %v; want it sent, counted for %q", c.name, verdict, reasons, err, c.reason)
-			return
-		}
-		if want := c.out.Marshal(); !bytes.Equal(out[14:], want) {
-			t.Errorf("%s:\n got %+v\nwant %+v", c.name, got, c.out)
-		}
-	}
-}
-
-// sent is a packet of b1 to a destination.
-func (b *progBench) sent(to netip.Addr, body packet.Body, extensions ...packet.Extension) packet.Packet {
-	return packet.Packet{Source: b.b1.seen(), Destination: to, Body: body, Extensions: extensions}
-}
-
-func (b *progBench) frame(p packet.Packet) []byte { return p.Frame(gatewayMAC, containerMAC) }
 
 var (
 	echo    = packet.ICMP{Type: packet.EchoRequest, Rest: packet.Echo(1, 1), Payload: []byte("pilaster")}
@@ -344,8 +232,6 @@ func TestFromFabric(t *testing.T) {
 	}
 }
 
-func (b *progBench) uplinkIfindex() uint32 { return uint32(b.datapath.uplink.Attrs().Index) }
-
 // TestToFabric: the host stack may be itself and nobody else.
 func TestToFabric(t *testing.T) {
 	b := newProgBench(t)
@@ -385,13 +271,6 @@ func TestToFabric(t *testing.T) {
 	}
 }
 
-func (b *progBench) mark(t testing.TB) uint32 {
-	t.Helper()
-	var mark uint32
-	must(t, b.datapath.objects.PacketMark.Get(&mark))
-	return mark
-}
-
 // TestNothingRandomGetsThrough sends ciphertexts nobody drew (claim NP3, §6.2: 2^-24, here 2^-64).
 func TestNothingRandomGetsThrough(t *testing.T) {
 	b := newProgBench(t)
@@ -409,44 +288,4 @@ func TestNothingRandomGetsThrough(t *testing.T) {
 	if got := b.drops(t)["dst-undecryptable"] - before; got != tries {
 		t.Errorf("counted %d of %d", got, tries)
 	}
-}
-
-// drawn goes on from the given index to an address whose ciphertext under blue's key lies in the
-// private prefix.
-func drawn(p address.Plain) address.Plain {
-	p, _, err := address.NewCipher(blue.Current().Key).Draw(address.DefaultPlan().Private, p)
-	if err != nil {
-		panic(err)
-	}
-	return p
-}
-
-// summed is the header of a protocol that has its checksum where UDP has it.
-func summed(protocol uint8, source, destination netip.Addr) packet.Raw {
-	header := []byte{0x03, 0xe8, 0, 53, 0, 0, 0, 0, 1, 2, 3, 4}
-	binary.BigEndian.PutUint16(header[6:], packet.Checksum(source, destination, protocol, header))
-	return packet.Raw{Proto: protocol, Data: header}
-}
-
-func changed(a netip.Addr, change func(*address.Plain)) netip.Addr {
-	p := address.Split(a)
-	change(&p)
-	return p.Addr()
-}
-
-// padding is an options header that says nothing.
-func padding(kind uint8) packet.Extension {
-	return packet.Extension{Type: kind, Data: []byte{1, 4, 0, 0, 0, 0}}
-}
-
-func homeAddress() packet.Extension {
-	return packet.Extension{Type: packet.DestinationOptions, Data: append([]byte{1, 2, 0, 0, 0xc9, 16}, make([]byte, 16)...)}
-}
-
-func repeat(e packet.Extension, n int) []packet.Extension {
-	all := make([]packet.Extension, n)
-	for i := range all {
-		all[i] = e
-	}
-	return all
 }

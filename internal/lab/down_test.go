@@ -1,0 +1,146 @@
+package lab_test
+
+import (
+	"context"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/lab"
+	"pilaster.io/pilaster/internal/lab/labtest"
+)
+
+// surroundings is what a lab could leave behind: links, mounts and its own processes.
+func surroundings(t *testing.T, name string) []string {
+	t.Helper()
+	var all []string
+	links, err := net.Interfaces()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range links {
+		// The names the lab and its agents give; other tests may make others meanwhile.
+		if l.Name == lab.Orchestrator || strings.HasPrefix(l.Name, "pil") || slices.Contains(small.Nodes, l.Name) {
+			all = append(all, "link "+l.Name)
+		}
+	}
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(mounts)) {
+		if at := strings.Fields(line)[4]; strings.Contains(at, name) {
+			all = append(all, "mount "+at)
+		}
+	}
+	commands, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range commands {
+		if b, err := os.ReadFile(c); err == nil && strings.Contains(string(b), "/"+name+"/") {
+			all = append(all, "process "+strings.ReplaceAll(string(b), "\x00", " "))
+		}
+	}
+	if _, err := os.Stat(filepath.Join(lab.DefaultRoot, name)); err == nil {
+		all = append(all, "folder")
+	}
+	slices.Sort(all)
+	return all
+}
+
+func TestDownLeavesNothing(t *testing.T) {
+	name := labtest.Name(t)
+	before := surroundings(t, name)
+	spec := small
+	spec.Name = name
+	ctx := labtest.Context(t)
+	l, err := lab.Up(ctx, spec, lab.Options{Binary: labtest.Binary(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if during := surroundings(t, name); len(during) < len(before)+8 {
+		t.Errorf("the test does not see the lab: %q", during)
+	}
+	if _, err := lab.Up(ctx, spec, lab.Options{Binary: labtest.Binary(t)}); err == nil || !strings.Contains(err.Error(), "lab down "+name) {
+		t.Errorf("up twice: %v", err)
+	}
+	if err := l.Down(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if after := surroundings(t, name); !slices.Equal(before, after) {
+		t.Errorf("before %q\nafter  %q", before, after)
+	}
+}
+
+func TestDownCleansUpAfterACrash(t *testing.T) {
+	name := labtest.Name(t)
+	before := surroundings(t, name)
+	spec := small
+	spec.Name = name
+	ctx := labtest.Context(t)
+	l, err := lab.Up(ctx, spec, lab.Options{Binary: labtest.Binary(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	// A command somebody left running in a container, and the supervisor gone.
+	left := exec.CommandContext(ctx, "sleep", "1000")
+	ended := make(chan error, 1)
+	go func() { ended <- l.Run("b1", left) }()
+	s, err := l.Status(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Kill(s.Supervisor, unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(filepath.Join(l.Folder(), "lab.json")); err != nil { // half written, say
+		t.Fatal(err)
+	}
+	if err := lab.Down(ctx, "", name); err != nil {
+		t.Fatal(err)
+	}
+	if status, _ := lab.ExitStatus(<-ended); status != 128+9 {
+		t.Errorf("the command in the container ended with %d", status)
+	}
+	if after := surroundings(t, name); !slices.Equal(before, after) {
+		t.Errorf("before %q\nafter  %q", before, after)
+	}
+}
+
+func TestUpThatIsInterruptedLeavesNothing(t *testing.T) {
+	name := labtest.Name(t)
+	before := surroundings(t, name)
+	spec := small
+	spec.Name = name
+	for _, stage := range []string{"fabric", "orchestrator", "agents", "containers"} {
+		ctx, cancel := context.WithCancel(labtest.Context(t))
+		defer cancel()
+		_, err := lab.Up(ctx, spec, lab.Options{Binary: labtest.Binary(t), Progress: func(what string) {
+			if strings.Contains(what, stage) {
+				cancel()
+			}
+		}})
+		if err == nil {
+			t.Errorf("%s: up in spite of the interruption", stage)
+		}
+		if after := surroundings(t, name); !slices.Equal(before, after) {
+			t.Errorf("%s: before %q\nafter  %q", stage, before, after)
+		}
+	}
+}
+
+func TestUpSaysWhyADaemonDoesNotStart(t *testing.T) {
+	spec := small
+	spec.Name = labtest.Name(t)
+	_, err := lab.Up(labtest.Context(t), spec, lab.Options{Binary: labtest.Binary(t), AgentArgs: []string{"--no-such-flag"}})
+	if err == nil || !strings.Contains(err.Error(), "agent-n1 did not start") || !strings.Contains(err.Error(), "unknown flag: --no-such-flag") {
+		t.Errorf("%v", err)
+	}
+}
