@@ -39,17 +39,6 @@ static __always_inline int check_inward(const struct addr *src, const struct add
 	return check_private(src, dst);
 }
 
-/* headers_of reads what the packet says itself, for a packet socket may call it anything. Without Ethernet that
- * is the IP header alone. */
-static __always_inline bool headers_of(struct __sk_buff *skb, struct frame *f)
-{
-	if (has_ethernet(skb))
-		return !bpf_skb_load_bytes(skb, 0, f, sizeof(*f));
-	f->eth.h_proto = bpf_htons(ETH_P_IPV6);
-	return !bpf_skb_load_bytes(skb, ip_offset(skb), &f->priority_version, IPV6_HLEN) &&
-	       f->priority_version >> 4 == 6;
-}
-
 static __always_inline int at_edge(struct __sk_buff *skb, bool inward, __u32 hook)
 {
 	struct frame f = {};

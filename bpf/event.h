@@ -75,7 +75,9 @@ __noinline int drop(struct __sk_buff *skb, __u32 reason, __u32 hook)
 		state->lost++;
 		return TC_ACT_SHOT;
 	}
-	bpf_skb_load_bytes(skb, at, &header.priority_version, IPV6_HLEN);
+	/* Of what is not IPv6 only the length is told. */
+	if (!headers_of(skb, &header) || header.eth.h_proto != bpf_htons(ETH_P_IPV6))
+		__builtin_memset(&header, 0, sizeof(header));
 	event->time = now;
 	event->count = state->pending;
 	event->lost = state->lost;

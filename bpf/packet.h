@@ -92,6 +92,17 @@ static __always_inline __u32 ip_offset(struct __sk_buff *skb)
 	return has_ethernet(skb) ? ETH_HLEN : (__u16)(kernel->network_header - kernel->mac_header);
 }
 
+/* headers_of reads what the packet says itself, for a packet socket may call it anything. Without Ethernet that
+ * is the IP header alone. */
+static __always_inline bool headers_of(struct __sk_buff *skb, struct frame *f)
+{
+	if (has_ethernet(skb))
+		return !bpf_skb_load_bytes(skb, 0, f, sizeof(*f));
+	f->eth.h_proto = bpf_htons(ETH_P_IPV6);
+	return !bpf_skb_load_bytes(skb, ip_offset(skb), &f->priority_version, IPV6_HLEN) &&
+	       f->priority_version >> 4 == 6;
+}
+
 /* The compiler likes to keep the address of a context field in a register; the verifier takes only a
  * constant offset, so the load is written out. */
 #define CTX_POINTER(skb, field)                                                                                        \

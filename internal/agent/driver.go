@@ -96,9 +96,9 @@ type Event struct {
 	Time                time.Time
 	Type                string // "drop"
 	Reason              string
-	Hook                string // "container", "uplink-in", "uplink-out", "edge-in", "edge-out", "node"
-	Count               uint64 // packets this event stands for
-	Source, Destination netip.Addr
+	Hook                string     // "container", "uplink-in", "uplink-out", "edge-in", "edge-out", "node"
+	Count               uint64     // packets this event stands for
+	Source, Destination netip.Addr // invalid where the packet was not IPv6
 	Protocol            uint8
 	SourcePort          uint16
 	DestinationPort     uint16

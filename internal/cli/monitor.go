@@ -97,8 +97,11 @@ func (e eventView) line() string {
 	if e.EndpointID != 0 {
 		who = fmt.Sprintf("%s of endpoint %d %s", e.Hook, e.EndpointID, e.Endpoint)
 	}
-	s := fmt.Sprintf("%s  %s  %-18s  %s → %s  %s  %d bytes  at %s  ×%s", at, e.Type, e.Reason,
-		withPort(e.Source, e.SourcePort), withPort(e.Destination, e.DestinationPort), protocolName(e.Protocol), e.Length, who, thousands(e.Count))
+	what := "not IPv6"
+	if e.Source != "" {
+		what = fmt.Sprintf("%s → %s  %s", withPort(e.Source, e.SourcePort), withPort(e.Destination, e.DestinationPort), protocolName(e.Protocol))
+	}
+	s := fmt.Sprintf("%s  %s  %-18s  %s  %d bytes  at %s  ×%s", at, e.Type, e.Reason, what, e.Length, who, thousands(e.Count))
 	if e.LostEvents > 0 {
 		s += fmt.Sprintf("  (%s events lost before)", thousands(e.LostEvents))
 	}

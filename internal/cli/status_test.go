@@ -172,6 +172,10 @@ func TestMonitorLines(t *testing.T) {
 	if out != want || code != ExitUnreachable || !strings.Contains(errs, "stopping") {
 		t.Errorf("exit %d, %s\n%s\nwant\n%s", code, errs, out, want)
 	}
+	other := eventView{Time: "2026-11-01T12:00:00Z", Type: "drop", Reason: "not-ip6", Hook: "container", Length: 28, Count: 1}
+	if got, want := other.line(), "2026-11-01T12:00:00.000Z  drop  not-ip6             not IPv6  28 bytes  at container  ×1"; got != want {
+		t.Errorf("%s\nwant\n%s", got, want)
+	}
 	_, out, _ = run(t, "", "monitor", "-o", "json", "--agent-socket", socket)
 	var v eventView
 	if err := json.Unmarshal([]byte(out), &v); err != nil || v.Reason != "src-not-own" || v.Count != 1200 || strings.Count(out, "\n") != 1 {

@@ -64,12 +64,15 @@ func (d *Datapath) decodeEvent(sample []byte) (agent.Event, error) {
 	if _, err := binary.Decode(sample, binary.NativeEndian, &e); err != nil {
 		return agent.Event{}, err
 	}
-	return agent.Event{
+	event := agent.Event{
 		Time: wallClock(e.Time), Type: "drop", Reason: reason.Reason(e.Reason).String(), Hook: hooks[e.Hook], Count: e.Count,
-		Source: e.Src.netip(), Destination: e.Dst.netip(), Protocol: e.Proto,
-		SourcePort: swap(e.Sport), DestinationPort: swap(e.Dport),
+		Protocol: e.Proto, SourcePort: swap(e.Sport), DestinationPort: swap(e.Dport),
 		Length: int(e.Length), Endpoint: d.endpointOf(e.Ifindex), Ifindex: int(e.Ifindex), Lost: e.Lost,
-	}, nil
+	}
+	if none := (pilasterAddr{}); e.Src != none || e.Dst != none { // else it was not IPv6
+		event.Source, event.Destination = e.Src.netip(), e.Dst.netip()
+	}
+	return event, nil
 }
 
 // endpointOf finds whose device a packet came from, whatever source it claims: the device's name

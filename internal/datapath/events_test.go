@@ -144,3 +144,28 @@ func TestEventsSayWhich(t *testing.T) {
 		}
 	}
 }
+
+// TestEventsOfOtherFrames: bytes of ARP or IPv4 are not shown as addresses.
+func TestEventsOfOtherFrames(t *testing.T) {
+	b := newEventBench(t)
+	looksLikeIt := b.frame(packet.Packet{Source: b.b1.seen(), Destination: b.b2.seen(), Body: gram})
+	for name, frame := range map[string][]byte{
+		"ARP":    packet.Frame(containerMAC, gatewayMAC, 0x0806, looksLikeIt[14:]),
+		"IPv4":   packet.Frame(containerMAC, gatewayMAC, packet.EtherTypeIPv4, looksLikeIt[14:]),
+		"tagged": tag(looksLikeIt),
+	} {
+		if verdict, _, _ := b.run(t, b.datapath.objects.PilContainer, frame, skb{Ifindex: b.b1.ifindex()}); verdict != verdictDrop {
+			t.Fatalf("%s: verdict %d, not a drop", name, verdict)
+		}
+		var e agent.Event
+		for e.Reason != "not-ip6" { // containers' kernels may say something too
+			record, err := b.ring.Read()
+			must(t, err)
+			e, err = b.datapath.decodeEvent(record.RawSample)
+			must(t, err)
+		}
+		if e.Source.IsValid() || e.Destination.IsValid() || e.Protocol != 0 || e.DestinationPort != 0 || e.Length != len(frame)-14 {
+			t.Errorf("%s: %+v", name, e)
+		}
+	}
+}

@@ -122,13 +122,6 @@ func edge() []mutation {
 			cases: []string{"IPv4 that reads like our own /64"},
 		},
 		{
-			name:  "other protocols without Ethernet",
-			old:   "f->priority_version >> 4 == 6",
-			new:   "f->priority_version",
-			test:  "TestFromEdge",
-			cases: []string{"IPv4 without Ethernet that reads like our own /64"},
-		},
-		{
 			name: "what a bridge leaves to the stack",
 			old:  "return from_edge(skb);",
 			new:  "return TCX_NEXT;",

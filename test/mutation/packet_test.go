@@ -150,6 +150,13 @@ func packet() []mutation {
 			cases: []string{"a provider's tag of VLAN 0"},
 		},
 		mutation{
+			name:  "other protocols without Ethernet",
+			old:   "f->priority_version >> 4 == 6",
+			new:   "f->priority_version",
+			test:  "TestFromEdge",
+			cases: []string{"IPv4 without Ethernet that reads like our own /64"},
+		},
+		mutation{
 			name:  "tags of VLANs",
 			old:   " && !(tag & bpf_htons(VLAN_VID))",
 			test:  "TestFromFabric",
