@@ -83,12 +83,11 @@ static __always_inline int from_fabric(struct __sk_buff *skb)
 		return drop(skb, REASON_OWN_SOURCE, HOOK_UPLINK_IN);
 	key.src = h->src;
 	key.dst = h->dst;
-	if (key.dst.hi != own_node) {
+	if (key.dst.hi != own_node || !tenant_id(&key.dst)) {
 		why = check_private(&key.src, &key.dst);
-		return why ? drop(skb, why, HOOK_UPLINK_IN) : TCX_NEXT;
-	}
-	if (!tenant_id(&key.dst)) {
-		why = claims_tenant(&key.src) ? REASON_TENANT_TO_NODE : check_private(&key.src, &key.dst);
+		/* Containers speak to containers; between those of other nodes this one may be a router. */
+		if (!why && claims_tenant(&key.src) && !claims_tenant(&key.dst))
+			why = REASON_TENANT_TO_NODE;
 		return why ? drop(skb, why, HOOK_UPLINK_IN) : TCX_NEXT;
 	}
 	why = parse(skb, h, &p);

@@ -275,7 +275,7 @@ func FuzzFromFabric(f *testing.F) {
 }
 
 // isForUs reports whether a frame of the fabric concerns containers: it is for one, claims to be from
-// one here, from any to the node itself, has an address that only containers see, or hides what it is.
+// one here, from any to what is none, has an address that only containers see, or hides what it is.
 func (b *fuzzBench) isForUs(frame []byte) bool {
 	if len(frame) < ipv6At+40 || !toStation(frame, b.uplinkMAC) {
 		return false
@@ -290,10 +290,10 @@ func (b *fuzzBench) isForUs(frame []byte) bool {
 	if b.node.Contains(source) || onlyInside(destination) {
 		return true
 	}
-	if b.node.Contains(destination) {
-		return address.Split(destination).Tenant != 0 || claimsTenant(source) || onlyInside(source)
+	if b.node.Contains(destination) && address.Split(destination).Tenant != 0 {
+		return true
 	}
-	return onlyInside(source)
+	return onlyInside(source) || claimsTenant(source) && !claimsTenant(destination)
 }
 
 // hidesInTag reports whether a tag of VLAN 0 stands before what a frame is.

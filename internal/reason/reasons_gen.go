@@ -47,7 +47,7 @@ var reasons = [...]struct{ name, text string }{
 	16: {"no-route", "The node has no route to the destination's node through its uplink. See `ip -6 route get`."},
 	17: {"no-key", "The node has no cipher context for the tenant id. The agent is adding or removing the tenant; if it stays, see `pilaster status`."},
 	18: {"own-source", "A packet from outside claims a source inside this node's own /64. Check the source filters of the fabric; `pilaster monitor` names the interface."},
-	19: {"tenant-to-node", "A container's address speaks to the node itself, or came in by another interface than the uplink. Containers reach no nodes, and their packets come by the uplink alone."},
+	19: {"tenant-to-node", "A container's address speaks to a node or another host, or came in by another interface than the uplink. Containers reach no nodes, and their packets come by the uplink alone."},
 	20: {"host-claims-tenant", "The node's own stack sends with a container's address as source. A process on the node forges addresses."},
 	21: {"icmp-quote", "An ICMPv6 error quotes a packet that is not of the conversation it belongs to."},
 	22: {"too-big", "A packet, or a segment of one, is longer than the MTU to the destination's node. The node says so to the container (packet too big), which then sends shorter ones."},

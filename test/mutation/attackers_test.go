@@ -41,24 +41,17 @@ func attackers() []mutation {
 		},
 		{
 			name:  "another node's containers to the node",
-			old:   "why = claims_tenant(&key.src) ? REASON_TENANT_TO_NODE : check_private(&key.src, &key.dst);",
-			new:   "why = true ? check_private(&key.src, &key.dst) : 0;",
+			old:   "why = REASON_TENANT_TO_NODE;",
+			new:   ";",
 			test:  node,
-			cases: []string{"its own container, to the node"},
-		},
-		{
-			name:  "another node as a ciphertext, to the node",
-			old:   "why = claims_tenant(&key.src) ? REASON_TENANT_TO_NODE : check_private(&key.src, &key.dst);",
-			new:   "why = claims_tenant(&key.src) ? REASON_TENANT_TO_NODE : 0;",
-			test:  node,
-			cases: []string{"ciphertext, to the node"},
+			cases: []string{"its own container, to the node", "its own container, to the underlay"},
 		},
 		{
 			name:  "another node as a ciphertext",
 			old:   "why = check_private(&key.src, &key.dst);",
 			new:   "why = 0;",
 			test:  node,
-			cases: []string{"ciphertext, to the underlay"},
+			cases: []string{"ciphertext, to the node", "ciphertext, to the underlay"},
 		},
 		{
 			name:  "another node as a router, about what never left",
