@@ -302,7 +302,7 @@ func (c *Core) Check(ctx context.Context, q CheckRequest) error {
 	if !ok {
 		return refuse(ErrNotFound, "container %s has no interface %s here", q.ContainerID, q.Interface)
 	}
-	if r.State != endpoint.Active {
+	if !r.Lives() {
 		return refuse(ErrCheck, "endpoint %d is %s", r.ID, r.State)
 	}
 	if q.Netns != r.Netns {
@@ -317,8 +317,12 @@ func (c *Core) Check(ctx context.Context, q CheckRequest) error {
 	if q.OpenNetns != "" {
 		r.Netns = q.OpenNetns
 	}
+	// Of one that is lost this says what is gone.
 	if err := c.driver.Check(ctx, r); err != nil {
 		return refuse(ErrCheck, "%w", err)
+	}
+	if r.State != endpoint.Active {
+		return refuse(ErrCheck, "endpoint %d is %s; delete the container and make it anew", r.ID, r.State)
 	}
 	return nil
 }
