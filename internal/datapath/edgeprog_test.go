@@ -139,10 +139,23 @@ func TestToEdge(t *testing.T) {
 func FuzzFromEdge(f *testing.F) {
 	b := newFuzzBench(f)
 	b.program = b.datapath.objects.PilEdgeIn
-	b.fuzzEdge(f, b.fromEdge(), func(frame []byte) bool { return frame[0]&1 != 0 }, func(source, destination netip.Addr) bool {
-		here := b.node.Contains(source) && (address.Split(source).Tenant != 0 || source == b.address())
-		return here || claimsTenant(source) || onlyInside(source) || onlyInside(destination)
-	})
+	b.fuzzEdge(f, b.fromEdge(), func(frame []byte) bool { return frame[0]&1 != 0 }, b.forgedInward)
+}
+
+func (b *fuzzBench) forgedInward(source, destination netip.Addr) bool {
+	here := b.node.Contains(source) && (address.Split(source).Tenant != 0 || source == b.address())
+	return here || claimsTenant(source) || onlyInside(source) || onlyInside(destination)
+}
+
+// FuzzFromPort: at a bridge's port that goes for the frames that no bridge takes, and all others are the bridge's.
+func FuzzFromPort(f *testing.F) {
+	b := newFuzzBench(f)
+	b.program = b.datapath.objects.PilPortIn
+	cases := b.fromEdge()
+	for i, c := range cases {
+		cases[i].frame = append(bytes.Clone(lldp[:6]), c.frame[6:]...)
+	}
+	b.fuzzEdge(f, cases, func(frame []byte) bool { return bytes.Equal(frame[:5], lldp[:5]) && frame[5] <= 0x0f }, b.forgedInward)
 }
 
 // FuzzToEdge: the host's own stack leaves by no interface as a container or to one.

@@ -2,9 +2,11 @@ package packet
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"time"
 	"unsafe"
 
@@ -16,6 +18,7 @@ import (
 const (
 	captureBuffer = 64 << 20 // bytes the kernel may hold until Next asks
 	maxFrame      = 1 << 18  // GSO packets are captured whole
+	macBytes      = 6
 )
 
 // Captured is one frame as the kernel saw it.
@@ -160,7 +163,20 @@ func (c *Capture) receive(fd int) (Captured, error) {
 		case m.Header.Level == unix.SOL_PACKET && m.Header.Type == unix.PACKET_AUXDATA && len(m.Data) >= int(unsafe.Sizeof(unix.TpacketAuxdata{})):
 			aux := (*unix.TpacketAuxdata)(unsafe.Pointer(&m.Data[0]))
 			got.ChecksumPartial = aux.Status&unix.TP_STATUS_CSUMNOTREADY != 0
+			if aux.Status&unix.TP_STATUS_VLAN_VALID != 0 && len(got.Frame) >= 2*macBytes {
+				got.Frame = retag(got.Frame, aux)
+			}
 		}
 	}
 	return got, nil
+}
+
+// retag puts the VLAN tag, which the kernel takes off and keeps beside the frame, back to where it was on the wire.
+func retag(frame []byte, aux *unix.TpacketAuxdata) []byte {
+	kind := uint16(unix.ETH_P_8021Q)
+	if aux.Status&unix.TP_STATUS_VLAN_TPID_VALID != 0 {
+		kind = aux.Vlan_tpid
+	}
+	tag := binary.BigEndian.AppendUint16(binary.BigEndian.AppendUint16(nil, kind), aux.Vlan_tci)
+	return slices.Insert(frame, 2*macBytes, tag...)
 }

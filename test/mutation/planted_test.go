@@ -41,6 +41,7 @@ func bugs() []planted {
 		{"FuzzFromFabric", "bpf/uplink.h", "crypt(from_id, &source, ENCRYPT)", "crypt(to_id, &source, ENCRYPT)"},
 		{"FuzzToFabric", "bpf/edge.h", "return in_base(a) && tenant_id(a);", "return in_base(a) && tenant_id(a) && tenant_id(a) != 9;"},
 		{"FuzzFromEdge", "bpf/edge.h", "if (claims_tenant(src))", "if (claims_tenant(src) && tenant_id(src) != 9)"},
+		{"FuzzFromPort", "bpf/edge.h", "__builtin_memcmp(to, reserved, sizeof(reserved))", "__builtin_memcmp(to, reserved, sizeof(reserved) - 1)"},
 		{"FuzzToEdge", "bpf/edge.h", "return claims_tenant(src) ?", "return claims_tenant(src) && tenant_id(src) != 9 ?"},
 		{"FuzzFromNode", "bpf/node.h", "if (skb->ingress_ifindex)", "if (skb->ingress_ifindex == node_ifindex)"},
 		{"FuzzDecodeEvent", "internal/datapath/events.go", "Count: e.Count,", "Count: e.Count & (1<<63 - 1),"},
