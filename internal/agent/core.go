@@ -177,7 +177,7 @@ func (c *Core) Add(ctx context.Context, q AddRequest) (endpoint.Record, error) {
 	return r, nil
 }
 
-// prepare takes an address and writes the record, or takes nothing.
+// prepare takes an address and holds the record, or takes nothing.
 func (c *Core) prepare(q AddRequest, id endpoint.ID, t tenant.Tenant, app address.AppID) (endpoint.Record, error) {
 	a, err := c.network.Prepare(t, app)
 	if err != nil {
@@ -191,34 +191,28 @@ func (c *Core) prepare(q AddRequest, id endpoint.ID, t tenant.Tenant, app addres
 		Pod: q.Pod, Tenant: t.Name, TenantID: t.Current().ID, App: app, Labels: maps.Clone(q.Labels),
 		State: endpoint.Preparing, Attachments: []endpoint.Attachment{a}, Created: c.now().UTC(),
 	}
-	if err := c.store.Put(r); err != nil {
-		// The file may have been renamed into place before the error.
-		return endpoint.Record{}, errors.Join(err, c.store.Delete(id), c.network.Release(a))
+	if err := c.store.Hold(r); err != nil {
+		return endpoint.Record{}, errors.Join(err, c.network.Release(a))
 	}
 	return r, nil
 }
 
 // build makes the record's endpoint real.
 func (c *Core) build(ctx context.Context, r *endpoint.Record, q AddRequest) error {
-	if q.OpenNetns != "" {
-		r.Netns = q.OpenNetns
-	}
-	defer func() { r.Netns = q.Netns }()
-	d, err := c.driver.CreateDevice(ctx, *r)
+	inside := *r
+	inside.Netns = cmp.Or(q.OpenNetns, q.Netns)
+	d, err := c.driver.CreateDevice(ctx, inside)
 	if err != nil {
 		return err
 	}
-	r.Device = d
-	if err := c.driver.Activate(*r); err != nil {
-		return err
-	}
 	active := *r
-	active.State, active.Netns = endpoint.Active, q.Netns
+	active.Device, active.State, active.Netns = d, endpoint.Active, q.Netns
+	// On disk before anything flows. What a crash leaves without a record is a device that carries nothing.
 	if err := c.store.Put(active); err != nil {
 		return err
 	}
 	*r = active
-	return nil
+	return c.driver.Activate(active)
 }
 
 // Delete removes an endpoint; one that is not there is gone already.

@@ -44,8 +44,8 @@ func (c *Core) Start(ctx context.Context) error {
 	return nil
 }
 
-// allRecorded refuses to start where a record was lost: records are written before devices are made and
-// removed after them. The container lives, and with its device it would lose the network.
+// allRecorded refuses to start where a record was lost: records are written before a device carries anything and
+// removed after it. The container lives, and with its device it would lose the network.
 func (c *Core) allRecorded() error {
 	ids, err := c.driver.Carrying()
 	if err != nil {

@@ -16,14 +16,14 @@ import (
 
 // Check compares what exists with the record and names the first difference.
 func (d *Datapath) Check(_ context.Context, r endpoint.Record) error {
-	inside, err := netns.Open(r.Netns)
+	in, err := openInside(r.Netns)
 	if err != nil {
 		return fmt.Errorf("endpoint %d: %w", r.ID, err)
 	}
-	defer inside.Close()
+	defer in.Close()
 	for _, check := range []func() error{
 		func() error { return d.checkHostSide(r) },
-		func() error { return d.checkContainerSide(r, inside) },
+		func() error { return d.checkContainerSide(r, in) },
 		func() error { return d.checkEntries(r) },
 		func() error { return d.checkNodeRoutes(r) },
 	} {
@@ -83,13 +83,8 @@ func (d *Datapath) programOn(l netlink.Link, hook uint32) (ebpf.ProgramID, error
 	return 0, nil
 }
 
-func (d *Datapath) checkContainerSide(r endpoint.Record, inside *netns.Namespace) error {
-	handle, err := inside.Netlink()
-	if err != nil {
-		return err
-	}
-	defer handle.Close()
-	container, err := d.containerSide(r, handle)
+func (d *Datapath) checkContainerSide(r endpoint.Record, in *inside) error {
+	container, err := d.containerSide(r, in)
 	if err != nil {
 		return err
 	}
@@ -103,20 +98,20 @@ func (d *Datapath) checkContainerSide(r endpoint.Record, inside *netns.Namespace
 	if mtu := container.Attrs().MTU; mtu != r.Device.MTU {
 		return fmt.Errorf("link %s in the container has MTU %d, not %d", r.Interface, mtu, r.Device.MTU)
 	}
-	if err := withSettings(inside, func(s settings) error { return s.check(r.Interface, containerSettings()) }); err != nil {
+	if err := in.settings.check(r.Interface, containerSettings()); err != nil {
 		return fmt.Errorf("in the container: %w", err)
 	}
-	return checkContainerNetwork(r, handle, container)
+	return checkContainerNetwork(r, in, container)
 }
 
 // containerSide finds the other end of the endpoint's device: the path of a namespace may meanwhile lead
 // into another one, which is none of ours.
-func (d *Datapath) containerSide(r endpoint.Record, inside *netlink.Handle) (netlink.Link, error) {
+func (d *Datapath) containerSide(r endpoint.Record, in *inside) (netlink.Link, error) {
 	host, err := d.hostSide(r)
 	if err != nil {
 		return nil, err
 	}
-	container, err := inside.LinkByName(r.Interface)
+	container, err := in.LinkByName(r.Interface)
 	if err != nil {
 		return nil, fmt.Errorf("link %s in the container: %w", r.Interface, err)
 	}
@@ -126,17 +121,17 @@ func (d *Datapath) containerSide(r endpoint.Record, inside *netlink.Handle) (net
 	return container, nil
 }
 
-func checkContainerNetwork(r endpoint.Record, handle *netlink.Handle, container netlink.Link) error {
-	addresses, err := netns.List(func() ([]netlink.Addr, error) { return handle.AddrList(container, unix.AF_INET6) })
+func checkContainerNetwork(r endpoint.Record, in *inside, container netlink.Link) error {
+	addresses, err := netns.List(func() ([]netlink.Addr, error) { return in.AddrList(container, unix.AF_INET6) })
 	if err != nil {
 		return fmt.Errorf("list the addresses of %s: %w", r.Interface, err)
 	}
-	routes, err := netns.List(func() ([]netlink.Route, error) { return handle.RouteList(container, unix.AF_INET6) })
+	routes, err := netns.List(func() ([]netlink.Route, error) { return in.RouteList(container, unix.AF_INET6) })
 	if err != nil {
 		return fmt.Errorf("list the routes of %s: %w", r.Interface, err)
 	}
 	neighbours, err := netns.List(func() ([]netlink.Neigh, error) {
-		return handle.NeighList(container.Attrs().Index, unix.AF_INET6)
+		return in.NeighList(container.Attrs().Index, unix.AF_INET6)
 	})
 	if err != nil {
 		return fmt.Errorf("list the neighbours of %s: %w", r.Interface, err)

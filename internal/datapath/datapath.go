@@ -105,7 +105,7 @@ func stand(c Config) (_ *Datapath, err error) {
 	if d.netlink, err = d.node.Netlink(); err != nil {
 		return nil, err
 	}
-	if d.settings, err = openSettings(d.node, "ipv6", "ipv4"); err != nil {
+	if err = d.node.Do(func() (err error) { d.settings, err = openSettings("ipv6", "ipv4"); return err }); err != nil {
 		return nil, err
 	}
 	if d.uplink, err = d.netlink.LinkByName(c.Uplink); err != nil {

@@ -49,11 +49,11 @@ func (d *Datapath) CreateDevice(ctx context.Context, r endpoint.Record) (_ endpo
 	if err != nil {
 		return endpoint.Device{}, err
 	}
-	inside, err := netns.Open(r.Netns)
+	in, err := openInside(r.Netns)
 	if err != nil {
 		return endpoint.Device{}, fmt.Errorf("endpoint %d: %w", r.ID, err)
 	}
-	defer inside.Close()
+	defer in.Close()
 
 	name := deviceName(r.ID)
 	// A device of that name is what a crash left of an endpoint that has no record.
@@ -63,7 +63,7 @@ func (d *Datapath) CreateDevice(ctx context.Context, r endpoint.Record) (_ endpo
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.MTU, attrs.HardwareAddr = name, mtu, gatewayMAC
 	pair := netlink.NewVeth(attrs)
-	pair.PeerName, pair.PeerHardwareAddr, pair.PeerNamespace = r.Interface, containerMAC, netlink.NsFd(inside.FD())
+	pair.PeerName, pair.PeerHardwareAddr, pair.PeerNamespace = r.Interface, containerMAC, netlink.NsFd(in.netns.FD())
 	if err := d.alone(func() error { return netns.Retry(func() error { return d.netlink.LinkAdd(pair) }) }); err != nil {
 		if errors.Is(err, os.ErrExist) {
 			return endpoint.Device{}, fmt.Errorf("endpoint %d: the namespace has a device %s already; remove it or name another interface: %w", r.ID, r.Interface, err)
@@ -87,16 +87,13 @@ func (d *Datapath) CreateDevice(ctx context.Context, r endpoint.Record) (_ endpo
 	if err := d.alone(func() error { return d.setUpHostSide(r, host) }); err != nil {
 		return endpoint.Device{}, fmt.Errorf("endpoint %d: host side: %w", r.ID, err)
 	}
-	if err := d.alone(func() error { return d.setUpContainerSide(r, inside) }); err != nil {
+	if err := d.alone(func() error { return d.setUpContainerSide(r, in) }); err != nil {
 		return endpoint.Device{}, fmt.Errorf("endpoint %d: container side: %w", r.ID, err)
 	}
 	// Until the kernel has noticed the carrier it drops what the container sends.
 	ctx, cancel := context.WithTimeout(ctx, carrierTimeout)
 	defer cancel()
-	if err := inside.WaitUp(ctx, r.Interface); err != nil {
-		return endpoint.Device{}, fmt.Errorf("endpoint %d: %w", r.ID, err)
-	}
-	if err := waitForAddresses(ctx, r, inside); err != nil {
+	if err := errors.Join(in.waitForCarrier(ctx, r), in.waitForAddresses(ctx, r)); err != nil {
 		return endpoint.Device{}, fmt.Errorf("endpoint %d: %w", r.ID, err)
 	}
 	return device, nil
@@ -121,43 +118,35 @@ func (d *Datapath) setUpHostSide(r endpoint.Record, host netlink.Link) error {
 	if err := netns.Retry(func() error { return d.netlink.LinkSetARPOff(host) }); err != nil {
 		return err
 	}
-	if err := d.attachContainer(r); err != nil {
-		return err
-	}
 	return netns.Retry(func() error { return d.netlink.LinkSetUp(host) })
 }
 
 // setUpContainerSide gives the container its address and the one way out. Nothing in it is
 // resolved, solicited or advertised.
-func (d *Datapath) setUpContainerSide(r endpoint.Record, inside *netns.Namespace) error {
-	if err := withSettings(inside, func(s settings) error { return s.set(r.Interface, containerSettings()) }); err != nil {
+func (d *Datapath) setUpContainerSide(r endpoint.Record, in *inside) error {
+	if err := in.settings.set(r.Interface, containerSettings()); err != nil {
 		return err
 	}
-	handle, err := inside.Netlink()
+	container, err := d.containerSide(r, in)
 	if err != nil {
 		return err
 	}
-	defer handle.Close()
-	container, err := d.containerSide(r, handle)
-	if err != nil {
-		return err
-	}
-	if err := routesAreFree(r, handle, container); err != nil {
+	if err := in.routesAreFree(r, container); err != nil {
 		return err
 	}
 	steps := []func() error{
-		func() error { return setMTU(handle, container, r.Device.MTU) },
-		func() error { return setMAC(handle, container, r.Device.ContainerMAC) },
-		func() error { return handle.LinkSetARPOff(container) },
-		func() error { return handle.LinkSetUp(container) },
+		func() error { return setMTU(in.Handle, container, r.Device.MTU) },
+		func() error { return setMAC(in.Handle, container, r.Device.ContainerMAC) },
+		func() error { return in.LinkSetARPOff(container) },
+		func() error { return in.LinkSetUp(container) },
 	}
 	for _, a := range r.Attachments {
 		steps = append(steps,
-			func() error { return handle.AddrReplace(container, containerAddress(a)) },
-			func() error { return handle.NeighSet(gatewayNeighbour(container, a)) },
+			func() error { return in.AddrReplace(container, containerAddress(a)) },
+			func() error { return in.NeighSet(gatewayNeighbour(container, a)) },
 		)
 		for _, route := range containerRoutes(container, a) {
-			steps = append(steps, func() error { return handle.RouteReplace(&route) })
+			steps = append(steps, func() error { return in.RouteReplace(&route) })
 		}
 	}
 	for _, step := range steps {
@@ -169,8 +158,8 @@ func (d *Datapath) setUpContainerSide(r endpoint.Record, inside *netns.Namespace
 }
 
 // routesAreFree refuses routes that another device of the container has: it would lose them to this one.
-func routesAreFree(r endpoint.Record, inside *netlink.Handle, container netlink.Link) error {
-	there, err := netns.List(func() ([]netlink.Route, error) { return inside.RouteList(nil, unix.AF_INET6) })
+func (in *inside) routesAreFree(r endpoint.Record, container netlink.Link) error {
+	there, err := netns.List(func() ([]netlink.Route, error) { return in.RouteList(nil, unix.AF_INET6) })
 	if err != nil {
 		return fmt.Errorf("list the container's routes: %w", err)
 	}
@@ -187,17 +176,20 @@ func routesAreFree(r endpoint.Record, inside *netlink.Handle, container netlink.
 	return nil
 }
 
+// waitForCarrier is mostly over at once: the kernel looks at the carrier of a pair while we go on.
+func (in *inside) waitForCarrier(ctx context.Context, r endpoint.Record) error {
+	if l, err := in.LinkByName(r.Interface); err == nil && l.Attrs().OperState == netlink.OperUp {
+		return nil
+	}
+	return in.netns.WaitUp(ctx, r.Interface)
+}
+
 // waitForAddresses waits until the container takes packets for its addresses: the kernel makes an
 // address local in a work queue of its own, after it has answered that the address is there.
-func waitForAddresses(ctx context.Context, r endpoint.Record, inside *netns.Namespace) error {
-	handle, err := inside.Netlink()
-	if err != nil {
-		return err
-	}
-	defer handle.Close()
+func (in *inside) waitForAddresses(ctx context.Context, r endpoint.Record) error {
 	for _, a := range r.Attachments {
 		for {
-			routes, err := handle.RouteGet(a.Address.AsSlice())
+			routes, err := in.RouteGet(a.Address.AsSlice())
 			if err == nil && len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL {
 				break
 			}

@@ -80,12 +80,9 @@ func (d *Datapath) setKey(id uint32, key address.Key) error {
 	return nil
 }
 
-// Activate writes the endpoint's map entries: from now on packets flow.
+// Activate gives the endpoint's device its program and writes the map entries: from now on packets flow.
 func (d *Datapath) Activate(r endpoint.Record) error {
-	if _, err := d.hostSide(r); err != nil {
-		return fmt.Errorf("endpoint %d: %w", r.ID, err)
-	}
-	if err := d.attachContainer(r); err != nil {
+	if err := d.alone(func() error { return d.attachContainer(r) }); err != nil {
 		return err
 	}
 	if err := d.writeEntries(r); err != nil {

@@ -119,7 +119,8 @@ func TestNothingFlowsBeforeActive(t *testing.T) {
 			t.Errorf("%v reached %v", pair[0].seen(), pair[1].seen())
 		}
 	}
-	if got := w.nodes[1].drops(t); got["no-endpoint"] != 2 || got["src-not-own"] != 2 {
+	// What b sends meets no program yet, so the kernel drops it uncounted by us.
+	if got := w.nodes[1].drops(t); got["no-endpoint"] != 2 {
 		t.Errorf("counted %v, not what was sent", got)
 	}
 	must(t, w.nodes[1].datapath.Activate(b.record))

@@ -32,17 +32,12 @@ func (d *Datapath) SetMTU(r endpoint.Record, mtu int) error {
 	if err != nil {
 		return err
 	}
-	inside, err := netns.Open(r.Netns)
+	in, err := openInside(r.Netns)
 	if err != nil {
 		return err
 	}
-	defer inside.Close()
-	handle, err := inside.Netlink()
-	if err != nil {
-		return err
-	}
-	defer handle.Close()
-	container, err := d.containerSide(r, handle)
+	defer in.Close()
+	container, err := d.containerSide(r, in)
 	if err != nil {
 		return err
 	}
@@ -55,7 +50,7 @@ func (d *Datapath) SetMTU(r endpoint.Record, mtu int) error {
 				return fmt.Errorf("link %s: %w", r.Device.HostName, err)
 			}
 		}
-		if err := set(handle, container); err != nil {
+		if err := set(in.Handle, container); err != nil {
 			return fmt.Errorf("link %s in the container: %w", r.Interface, err)
 		}
 		if err := set(d.netlink, host); err != nil {

@@ -1,8 +1,9 @@
 package datapath
 
 import (
+	"errors"
+
 	"pilaster.io/pilaster/internal/endpoint"
-	"pilaster.io/pilaster/internal/netns"
 )
 
 // repair puts right what differs on the two sides of an endpoint's device. What cannot be put right is
@@ -29,13 +30,13 @@ func (d *Datapath) repair(r endpoint.Record) {
 		if err != nil {
 			return err
 		}
-		return d.setUpHostSide(r, host)
+		return errors.Join(d.setUpHostSide(r, host), d.attachContainer(r))
 	})
-	inside, err := netns.Open(r.Netns)
+	in, err := openInside(r.Netns)
 	if err != nil {
 		log.Warn("container's side was not compared", "error", err)
 		return
 	}
-	defer inside.Close()
-	compare(func() error { return d.checkContainerSide(r, inside) }, func() error { return d.setUpContainerSide(r, inside) })
+	defer in.Close()
+	compare(func() error { return d.checkContainerSide(r, in) }, func() error { return d.setUpContainerSide(r, in) })
 }

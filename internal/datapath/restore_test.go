@@ -152,8 +152,10 @@ func TestCheckNamesAndRestoreRepairs(t *testing.T) {
 		})
 	}
 	// The kernel notices a carrier, and makes an address local, some time after it was told.
-	must(t, c.ns.WaitUp(t.Context(), "eth0"))
-	must(t, waitForAddresses(t.Context(), c.record, c.ns))
+	in, err := openInside(c.record.Netns)
+	must(t, err)
+	defer in.Close()
+	must(t, errors.Join(in.waitForCarrier(t.Context(), c.record), in.waitForAddresses(t.Context(), c.record)))
 	mustReach(t, c, peer, "repaired")
 }
 

@@ -57,36 +57,20 @@ func farSettings() []sysctl {
 	}
 }
 
-// settings are the folders of a namespace with the settings of its devices, by family. The kernel finds the
+// settings are the folders of the calling thread's namespace with the settings of its devices, by family. The kernel finds the
 // folder of one namespace by passing those of all others, so they are found once.
 type settings map[string]*os.Root
 
-func openSettings(ns *netns.Namespace, families ...string) (settings, error) {
+func openSettings(families ...string) (settings, error) {
 	s := settings{}
-	err := ns.Do(func() error {
-		for _, family := range families {
-			root, err := os.OpenRoot(filepath.Join("/proc/sys/net", family, "conf"))
-			if err != nil {
-				return fmt.Errorf("settings of devices: %w", err)
-			}
-			s[family] = root
+	for _, family := range families {
+		root, err := os.OpenRoot(filepath.Join("/proc/sys/net", family, "conf"))
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("settings of devices: %w", err), s.Close())
 		}
-		return nil
-	})
-	if err != nil {
-		return nil, errors.Join(err, s.Close())
+		s[family] = root
 	}
 	return s, nil
-}
-
-// withSettings is for the few settings of a container.
-func withSettings(ns *netns.Namespace, f func(settings) error) error {
-	s, err := openSettings(ns, "ipv6")
-	if err != nil {
-		return err
-	}
-	defer s.Close()
-	return f(s)
 }
 
 func (s settings) Close() error {

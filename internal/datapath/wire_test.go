@@ -392,3 +392,13 @@ func sendUDP(to netip.Addr, payload []byte) error {
 	defer unix.Close(fd)
 	return unix.Sendto(fd, payload, 0, &unix.SockaddrInet6{Port: 9, Addr: to.As16()})
 }
+
+func withSettings(ns *netns.Namespace, f func(settings) error) error {
+	return ns.Do(func() error {
+		s, err := openSettings("ipv6")
+		if err != nil {
+			return err
+		}
+		return errors.Join(f(s), s.Close())
+	})
+}

@@ -18,7 +18,7 @@ const MaxID ID = 65535
 type State string
 
 const (
-	Preparing State = "preparing" // on disk, perhaps with a device; no map entry yet
+	Preparing State = "preparing" // in memory alone, perhaps with a device; no program or map entry yet
 	Active    State = "active"    // packets flow
 	Lost      State = "lost"      // its device is gone, as after a reboot; to be deleted by the runtime
 	Deleting  State = "deleting"  // map entries go first, then the device, then the record

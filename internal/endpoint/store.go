@@ -113,6 +113,17 @@ func (s *Store) RecordPath(id ID) string {
 	return filepath.Join(s.dir, recordsFolder, strconv.Itoa(int(id))+".json")
 }
 
+// Hold keeps a record that is being made. It is not on disk, so a crash forgets it.
+func (s *Store) Hold(r Record) error {
+	if err := r.validate(); err != nil {
+		return fmt.Errorf("endpoint %d: %w", r.ID, err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.records[r.ID] = r
+	return nil
+}
+
 // Put writes the record, new or changed.
 func (s *Store) Put(r Record) error {
 	if err := r.validate(); err != nil {
@@ -121,10 +132,7 @@ func (s *Store) Put(r Record) error {
 	if err := durable.Write(s.RecordPath(r.ID), recordFile{recordVersion, r}, 0o600); err != nil {
 		return fmt.Errorf("writing endpoint %d: %w", r.ID, err)
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.records[r.ID] = r
-	return nil
+	return s.Hold(r)
 }
 
 // Delete forgets the record. Its indexes must have been released before.

@@ -53,16 +53,22 @@ func TestRecordsSurvive(t *testing.T) {
 	s := open(t, dir, c)
 	i := draw(t, s)
 	want := record(1, i)
-	preparing := record(2, draw(t, s))
+	other, preparing := record(2, draw(t, s)), record(3, draw(t, s))
 	preparing.State, preparing.Device = Preparing, Device{}
-	for _, r := range []Record{want, preparing} {
+	for _, r := range []Record{want, other} {
 		if err := s.Put(r); err != nil {
 			t.Fatal(err)
 		}
 	}
+	if err := s.Hold(preparing); err != nil {
+		t.Fatal(err)
+	}
+	if got := s.List(); len(got) != 3 {
+		t.Fatalf("in memory: %+v", got)
+	}
 	s = open(t, dir, c)
-	if got := s.List(); !reflect.DeepEqual(got, []Record{want, preparing}) {
-		t.Fatalf("read back\n%+v, want\n%+v", got, []Record{want, preparing})
+	if got := s.List(); !reflect.DeepEqual(got, []Record{want, other}) {
+		t.Fatalf("read back\n%+v, want\n%+v", got, []Record{want, other})
 	}
 	if got, ok := s.Find(want.ContainerID, "eth0"); !ok || got.ID != 1 {
 		t.Errorf("found %+v, %v", got, ok)

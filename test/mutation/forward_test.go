@@ -86,7 +86,7 @@ func forward() []mutation {
 			name:  "segments are shorter than all of them",
 			old:   " && wire_length(skb, p) > f->mtu",
 			test:  "TestLengthOfSegments",
-			cases: []string{"BIG TCP", "TCP", "TCP with options", "UDP", "a list of packets", "behind options"},
+			cases: []string{"BIG TCP", "TCP", "TCP with options", "TCP with options behind options", "UDP", "a list of packets", "behind options"},
 		},
 		{
 			name:  "length of TCP's header",

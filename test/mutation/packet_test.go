@@ -136,11 +136,12 @@ func packet() []mutation {
 	const pending = "TestDeviceMayNotWriteOverWhatWasChecked"
 	return append(mutations,
 		mutation{
-			name:  "priority tags",
-			old:   "return skb->vlan_present && skb->vlan_tci & VLAN_VID;",
-			new:   "return skb->vlan_present;",
-			test:  "TestPriorityTags",
-			cases: []string{"a container to the node", "a container to a container", "this node", "this node's container", "ciphertext"},
+			name: "priority tags",
+			old:  "return skb->vlan_present && skb->vlan_tci & VLAN_VID;",
+			new:  "return skb->vlan_present;",
+			test: "TestPriorityTags",
+			cases: []string{"a container to the node", "a container to a container", "this node", "this node's container", "ciphertext",
+				"a container to the node, tagged twice", "a container to a container, tagged twice", "a container to the node, tagged by a provider"},
 		},
 		mutation{
 			name:  "a provider's tags",
@@ -159,6 +160,7 @@ func packet() []mutation {
 		mutation{
 			name:  "tags of VLANs",
 			old:   " && !(tag & bpf_htons(VLAN_VID))",
+			new:   " && (tag || !tag)",
 			test:  "TestFromFabric",
 			cases: []string{"a tag of VLAN 5"},
 		},
