@@ -137,13 +137,19 @@ static __always_inline bool in_vlan(struct __sk_buff *skb)
 	return skb->vlan_present && skb->vlan_tci & VLAN_VID;
 }
 
+static __always_inline bool is_tag(__be16 proto)
+{
+	return proto == bpf_htons(ETH_P_8021Q) || proto == bpf_htons(ETH_P_8021AD);
+}
+
 /* A tag of number 0 in the frame itself is one that Linux takes off behind our programs, here or where the
- * frame arrives. Its number lies where the IPv6 header would begin. */
+ * frame arrives; IPv6 may hide there, or in one more. Number and protocol lie where the IPv6 header would begin. */
 static __always_inline bool hides_in_tag(const struct frame *f)
 {
-	__be16 proto = f->eth.h_proto, tag = *(const __be16 *)&f->priority_version;
+	const __be16 *tag = (const __be16 *)&f->priority_version;
+	__be16 number = tag[0] & bpf_htons(VLAN_VID), inner = tag[1];
 
-	return (proto == bpf_htons(ETH_P_8021Q) || proto == bpf_htons(ETH_P_8021AD)) && !(tag & bpf_htons(VLAN_VID));
+	return is_tag(f->eth.h_proto) && !number && (inner == bpf_htons(ETH_P_IPV6) || is_tag(inner));
 }
 
 /* Neighbour discovery and listener reports never cross a node: on a container's link everything is static. */

@@ -296,10 +296,11 @@ func (b *fuzzBench) isForUs(frame []byte) bool {
 	return onlyInside(source) || claimsTenant(source) && !claimsTenant(destination)
 }
 
-// hidesInTag reports whether a tag of VLAN 0 stands before what a frame is.
+// hidesInTag reports whether a tag of VLAN 0 stands before IPv6, or before another tag.
 func hidesInTag(frame []byte) bool {
-	kind, tag := binary.BigEndian.Uint16(frame[12:]), binary.BigEndian.Uint16(frame[14:])
-	return (kind == 0x8100 || kind == 0x88a8) && tag&0xfff == 0
+	word := func(at int) uint16 { return binary.BigEndian.Uint16(frame[at:]) }
+	isTag := func(kind uint16) bool { return kind == 0x8100 || kind == 0x88a8 }
+	return isTag(word(12)) && word(14)&0xfff == 0 && (word(16) == 0x86dd || isTag(word(16)))
 }
 
 // toStation reports whether a network card without promiscuity would take a frame.

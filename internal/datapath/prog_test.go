@@ -200,6 +200,7 @@ func (b *progBench) fromFabric() []progCase {
 		{name: "the node itself, from a node", frame: frame(packet.Packet{Source: b.far.prefix.Addr().Next(), Destination: b.prefix.Addr().Next(), Body: echo}), next: true},
 		{name: "a tag of VLAN 5", frame: tag(to(b.prefix.Addr().Next())), next: true},
 		{name: "a tag of VLAN 0", frame: priorityTag(to(b.prefix.Addr().Next())), reason: "malformed"},
+		{name: "an urgent frame that is not IPv6", frame: priorityTag(profinet), next: true},
 		{name: "a provider's tag of VLAN 0", frame: header8021(0x88a8, 0, to(b.prefix.Addr().Next())), reason: "malformed"},
 		{name: "for another machine on the link", frame: packet.Packet{Source: b3, Destination: b.b1.plain(), Body: echo}.Frame(containerMAC, gatewayMAC), next: true},
 
@@ -256,6 +257,8 @@ func TestToFabric(t *testing.T) {
 		{progCase{name: "a ciphertext as destination", frame: packet.Packet{Source: b.prefix.Addr().Next(), Destination: sees(b.b3.Addr()), Body: echo}.Frame(containerMAC, b.uplinkMAC), reason: "private-outside"}, skb{}},
 		{progCase{name: "a tag of VLAN 5", frame: tag(frame(b.b1.plain())), next: true}, skb{}},
 		{progCase{name: "a tag of VLAN 0", frame: priorityTag(frame(b.b1.plain())), reason: "malformed"}, skb{}},
+		{progCase{name: "two tags of VLAN 0", frame: priorityTag(priorityTag(frame(b.b1.plain()))), reason: "malformed"}, skb{}},
+		{progCase{name: "an urgent frame that is not IPv6", frame: priorityTag(profinet), next: true}, skb{}},
 		{progCase{name: "another node's container", frame: frame(b.b3.Addr()), reason: "host-claims-tenant"}, skb{}},
 	} {
 		c.ctx.Ifindex = b.uplinkIfindex()
@@ -291,3 +294,6 @@ func TestNothingRandomGetsThrough(t *testing.T) {
 		t.Errorf("counted %d of %d", got, tries)
 	}
 }
+
+// profinet is what machines ask all others with; they put a tag of VLAN 0 before it (IEC 61158).
+var profinet = append([]byte{0x01, 0x0e, 0xcf, 0, 0, 0, 2, 0, 0, 0, 0, 1, 0x88, 0x92}, make([]byte, 46)...)

@@ -145,7 +145,7 @@ func packet() []mutation {
 		},
 		mutation{
 			name:  "a provider's tags",
-			old:   "(proto == bpf_htons(ETH_P_8021Q) || proto == bpf_htons(ETH_P_8021AD))",
+			old:   "proto == bpf_htons(ETH_P_8021Q) || proto == bpf_htons(ETH_P_8021AD)",
 			new:   "proto == bpf_htons(ETH_P_8021Q)",
 			test:  "TestFromFabric",
 			cases: []string{"a provider's tag of VLAN 0"},
@@ -159,10 +159,24 @@ func packet() []mutation {
 		},
 		mutation{
 			name:  "tags of VLANs",
-			old:   " && !(tag & bpf_htons(VLAN_VID))",
-			new:   " && (tag || !tag)",
+			old:   "tag[0] & bpf_htons(VLAN_VID)",
+			new:   "0",
 			test:  "TestFromFabric",
 			cases: []string{"a tag of VLAN 5"},
+		},
+		mutation{
+			name:  "tags before other protocols",
+			old:   " && (inner == bpf_htons(ETH_P_IPV6) || is_tag(inner))",
+			new:   " && (inner || !inner)",
+			test:  "TestFromFabric",
+			cases: []string{"an urgent frame that is not IPv6"},
+		},
+		mutation{
+			name:  "tags before tags",
+			old:   " || is_tag(inner))",
+			new:   ")",
+			test:  "TestToFabric",
+			cases: []string{"two tags of VLAN 0"},
 		},
 		mutation{
 			name:  "where a device may write",
