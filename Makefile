@@ -11,7 +11,7 @@ CLANG := clang-16
 # One line and exit status 2: what follows needs namespaces and eBPF.
 as_root = $(if $(filter 0,$(shell id -u)),,$(error make $@ needs root: it makes network namespaces and loads eBPF programs))
 
-.PHONY: help build demo test fuzz fuzz-long deps lint generate bench soak survive nexthop chaos mutation
+.PHONY: help build demo test fuzz fuzz-long deps lint generate bench soak survive nexthop chaos mutation vm
 
 help: ## list these targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 20
@@ -80,6 +80,14 @@ chaos: ## CHANGES=10000 registrations and tenant changes while orchestrators and
 	@$(as_root)
 	@$(MAKE) deps
 	@PILASTER_CHAOS_CHANGES=$(or $(CHANGES),10000) go test -v -count=1 -timeout 0 ./test/registrations
+
+# KERNEL is a Debian package; PKG are packages as `go test` names them, RUN are its tests. No KVM is needed; ACCEL=kvm uses it.
+vm: ## tests of PKG=./internal/datapath on Linux 6.12 in a virtual machine, RUN=pattern only those
+	@.ci/deps packages-vm
+	@go build -o dist/vm/run ./test/vm
+	@kernel=$$(.ci/kernel $(or $(KERNEL),linux-image-6.12-amd64)); \
+	    go test -v -count=1 -timeout $(or $(LIMIT),60m) $(if $(RUN),-run '$(RUN)') $(if $(SKIP),-skip '$(SKIP)') \
+	    -exec "$$PWD/dist/vm/run -kernel $$kernel -limit $(or $(LIMIT),60m)$(if $(ACCEL), -accel $(ACCEL))" $(or $(PKG),./internal/datapath)
 
 mutation: ## every check of the datapath taken away in turn, a bug planted for every fuzz target: tests must notice
 	@$(as_root)
