@@ -11,7 +11,7 @@ CLANG := clang-16
 # One line and exit status 2: what follows needs namespaces and eBPF.
 as_root = $(if $(filter 0,$(shell id -u)),,$(error make $@ needs root: it makes network namespaces and loads eBPF programs))
 
-.PHONY: help build demo test fuzz fuzz-long deps lint generate bench soak survive nexthop chaos mutation vm
+.PHONY: help build demo test fuzz fuzz-long deps lint generate bench soak survive nexthop chaos mutation vm budget
 
 help: ## list these targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 20
@@ -81,13 +81,20 @@ chaos: ## CHANGES=10000 registrations and tenant changes while orchestrators and
 	@$(MAKE) deps
 	@PILASTER_CHAOS_CHANGES=$(or $(CHANGES),10000) go test -v -count=1 -timeout 0 ./test/registrations
 
-# KERNEL is a Debian package; PKG are packages as `go test` names them, RUN are its tests. No KVM is needed; ACCEL=kvm uses it.
+# KERNEL is a Debian package; PKG are packages as `go test` names them, RUN and SKIP their tests; what they write is gone with the
+# machine, but in the folder WRITE. No KVM is needed; ACCEL=kvm uses it.
 vm: ## tests of PKG=./internal/datapath on Linux 6.12 in a virtual machine, RUN=pattern only those
 	@.ci/deps packages-vm
 	@go build -o dist/vm/run ./test/vm
 	@kernel=$$(.ci/kernel $(or $(KERNEL),linux-image-6.12-amd64)); \
 	    go test -v -count=1 -timeout $(or $(LIMIT),60m) $(if $(RUN),-run '$(RUN)') $(if $(SKIP),-skip '$(SKIP)') \
-	    -exec "$$PWD/dist/vm/run -kernel $$kernel -limit $(or $(LIMIT),60m)$(if $(ACCEL), -accel $(ACCEL))" $(or $(PKG),./internal/datapath)
+	    -exec "$$PWD/dist/vm/run -kernel $$kernel -limit $(or $(LIMIT),60m)$(if $(ACCEL), -accel $(ACCEL))$(if $(WRITE), -write $(WRITE))" $(or $(PKG),./internal/datapath)
+
+budget: export PILASTER_BUDGET := write
+budget: ## what each program may ask of the verifier, measured anew here and on Linux 6.12: internal/datapath/budget.json
+	@$(as_root)
+	@go test -v -count=1 -run 'TestBudget$$' ./internal/datapath
+	@$(MAKE) vm RUN='TestBudget$$$$' WRITE=$(CURDIR)/internal/datapath
 
 mutation: ## every check of the datapath taken away in turn, a bug planted for every fuzz target: tests must notice
 	@$(as_root)

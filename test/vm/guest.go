@@ -44,7 +44,7 @@ func serve() (status int, err error) {
 	if err := loadModules("/modules"); err != nil {
 		return 0, err
 	}
-	if err := enterFiles(j.Modules); err != nil {
+	if err := enterFiles(j); err != nil {
 		return 0, err
 	}
 	if err := bringUpLoopback(); err != nil {
@@ -102,8 +102,9 @@ func loadModules(folder string) error {
 
 // enterFiles makes the files of the machine outside the root, below a layer in memory that takes all that is
 // written, and mounts what the kernel itself has to offer.
-func enterFiles(modules string) error {
-	if err := mount("files", "/files", "9p", unix.MS_RDONLY, "trans=virtio,version=9p2000.L,msize=512000,cache=loose"); err != nil {
+func enterFiles(j job) error {
+	const transport = "trans=virtio,version=9p2000.L,msize=512000"
+	if err := mount("files", "/files", "9p", unix.MS_RDONLY, transport+",cache=loose"); err != nil {
 		return err
 	}
 	if err := mount("own", "/own", "tmpfs", 0, "size=75%"); err != nil {
@@ -135,11 +136,13 @@ func enterFiles(modules string) error {
 			return err
 		}
 	}
-	// The kernel asks modprobe for the others.
-	if err := os.MkdirAll("/lib/modules", 0o755); err != nil {
-		return err
+	if j.Write != "" {
+		if err := mount("write", j.Write, "9p", 0, transport); err != nil {
+			return err
+		}
 	}
-	return mount(modules, "/lib/modules", "", unix.MS_BIND, "")
+	// The kernel asks modprobe for the others.
+	return mount(j.Modules, "/lib/modules", "", unix.MS_BIND, "")
 }
 
 func mount(what, path, kind string, flags uintptr, data string) error {

@@ -20,6 +20,7 @@ type job struct {
 	Dir     string
 	Env     []string
 	Modules string // the folder of all the kernel's modules, as this machine's files
+	Write   string // the folder of this machine that is written to; or none
 }
 
 // exitPort is where the guest writes its exit status plus one; qemu then ends with twice that and one.
@@ -34,6 +35,7 @@ func main() {
 	}
 	kernel := flag.String("kernel", "", "`folder` of an unpacked kernel package (.ci/kernel makes one)")
 	limit := flag.Duration("limit", 20*time.Minute, "the machine is switched off after `this` long")
+	write := flag.String("write", "", "`folder` of this machine that the command may write to")
 	accel := flag.String("accel", "tcg,thread=multi", "qemu's `accelerator`; kvm is faster where it works")
 	memory := flag.String("memory", "2G", "`size` of the machine's memory")
 	cpus := flag.Int("cpus", 2, "how many CPUs the machine has")
@@ -46,7 +48,7 @@ func main() {
 		flag.Usage()
 		os.Exit(2)
 	}
-	status, err := run(*kernel, *limit, flag.Args(), "-accel", *accel, "-m", *memory, "-smp", fmt.Sprint(*cpus))
+	status, err := run(*kernel, *write, *limit, flag.Args(), "-accel", *accel, "-m", *memory, "-smp", fmt.Sprint(*cpus))
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "error: %v\n", err)
 		status = noAnswer
@@ -54,7 +56,7 @@ func main() {
 	os.Exit(status)
 }
 
-func run(kernel string, limit time.Duration, command []string, machine ...string) (status int, err error) {
+func run(kernel, write string, limit time.Duration, command []string, machine ...string) (status int, err error) {
 	kernel, err = filepath.Abs(kernel)
 	if err != nil {
 		return 0, err
@@ -75,9 +77,16 @@ func run(kernel string, limit time.Duration, command []string, machine ...string
 		return 0, err
 	}
 	defer os.RemoveAll(work)
+	if write != "" {
+		if write, err = filepath.Abs(write); err != nil {
+			return 0, err
+		}
+		machine = append(machine, "-fsdev", "local,id=write,security_model=none,path="+write, "-device", "virtio-9p-pci,fsdev=write,mount_tag=write")
+	}
 	initramfs, messages := filepath.Join(work, "initramfs"), filepath.Join(work, "messages")
 	modules := filepath.Join(kernel, "lib", "modules")
-	if err := writeInitramfs(initramfs, modules, job{Command: command, Dir: dir, Env: os.Environ(), Modules: modules}); err != nil {
+	j := job{Command: command, Dir: dir, Env: os.Environ(), Modules: modules, Write: write}
+	if err := writeInitramfs(initramfs, modules, j); err != nil {
 		return 0, fmt.Errorf("the machine's first files: %w", err)
 	}
 
