@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -142,7 +143,41 @@ func enterFiles(j job) error {
 		}
 	}
 	// The kernel asks modprobe for the others.
-	return mount(j.Modules, "/lib/modules", "", unix.MS_BIND, "")
+	if err := mount(j.Modules, "/lib/modules", "", unix.MS_BIND, ""); err != nil {
+		return err
+	}
+	return makeDeviceFiles("/dev")
+}
+
+// makeDeviceFiles makes those whose opening loads a module, as /dev/net/tun's does; on other machines udev does.
+func makeDeviceFiles(folder string) error {
+	lists, err := filepath.Glob("/lib/modules/*/modules.devname")
+	if err != nil || len(lists) != 1 {
+		return fmt.Errorf("%d lists of device files: %w", len(lists), err)
+	}
+	list, err := os.ReadFile(lists[0])
+	if err != nil {
+		return err
+	}
+	for line := range strings.Lines(string(list)) {
+		var module, name string
+		var kind rune
+		var major, minor uint32
+		if _, err := fmt.Sscanf(line, "%s %s %c%d:%d", &module, &name, &kind, &major, &minor); err != nil {
+			continue // a comment
+		}
+		path, mode := filepath.Join(folder, name), uint32(unix.S_IFCHR|0o600)
+		if kind == 'b' {
+			mode = unix.S_IFBLK | 0o600
+		}
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			return err
+		}
+		if err := unix.Mknod(path, mode, int(unix.Mkdev(major, minor))); err != nil && err != unix.EEXIST {
+			return fmt.Errorf("make %s: %w", path, err)
+		}
+	}
+	return nil
 }
 
 func mount(what, path, kind string, flags uintptr, data string) error {
