@@ -3,13 +3,15 @@
 package main
 
 import (
-	"os"
+	"syscall"
 
-	"github.com/containernetworking/cni/pkg/skel"
-
-	"pilaster.io/pilaster/internal/cni"
+	"pilaster.io/pilaster/internal/plugin"
 )
 
 func main() {
-	skel.PluginMainFuncs(cni.Funcs(os.Stdout), cni.Versions(), "Pilaster's CNI plugin: it asks the agent of this node; see https://www.cni.dev for how it is called")
+	stdout, stderr, exit := plugin.Run(syscall.Environ(), func() ([]byte, error) { return plugin.Read(syscall.Stdin) })
+	if plugin.Write(syscall.Stdout, []byte(stdout)) != nil || plugin.Write(syscall.Stderr, []byte(stderr)) != nil {
+		exit = 1
+	}
+	syscall.Exit(exit)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/http"
 	"runtime"
+	"strconv"
 	"time"
 
 	"connectrpc.com/connect"
@@ -125,4 +126,13 @@ func (s *Service) Timed() connect.Interceptor {
 			return resp, err
 		}
 	})
+}
+
+// timedCNI measures a call of the plugin.
+func (s *Service) timedCNI(verb string, refused uint, took time.Duration) {
+	code := "ok"
+	if refused != 0 {
+		code = strconv.FormatUint(uint64(refused), 10)
+	}
+	s.calls.WithLabelValues("cni/"+verb, code).Observe(took.Seconds())
 }

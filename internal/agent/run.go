@@ -14,7 +14,6 @@ import (
 	"path/filepath"
 	"time"
 
-	"connectrpc.com/connect"
 	"golang.org/x/sync/errgroup"
 
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
@@ -195,16 +194,12 @@ const agentSocket = "agent.sock"
 
 // serve answers on the agent's socket, at first only with what it waits for.
 func (d *daemon) serve(ctx context.Context, g *errgroup.Group) error {
-	mux := http.NewServeMux()
-	mux.Handle(pilasterv1connect.NewAgentServiceHandler(d.service, connect.WithInterceptors(d.service.Timed())))
 	observer := d.service.ObserveHandler()
-	mux.Handle("/", observer)
-	mux.HandleFunc("/debug/goroutines", observe.Goroutines)
 	socket, err := local.Listen(filepath.Join(d.RunDir, agentSocket))
 	if err != nil {
 		return err
 	}
-	server := local.Server(mux)
+	server := local.Server(d.service.Handler(observer))
 	server.ConnContext = withPeer
 	serve(ctx, g, server, socket)
 	if d.MetricsListen == "" {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"net/netip"
 	"os"
 	"slices"
@@ -14,8 +15,11 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/cni"
 	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/observe"
 )
 
 // Service is AgentService in front of a Core. Until the core is there it answers that it waits,
@@ -44,6 +48,16 @@ type running struct {
 }
 
 func NewService(c ServiceConfig) *Service { return &Service{config: c, calls: newCalls()} }
+
+// Handler is what the agent's socket serves: runtimes by the plugin, people by AgentService, and observer.
+func (s *Service) Handler(observer http.Handler) http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("/cni", cni.Handler(s, s.timedCNI))
+	mux.Handle(pilasterv1connect.NewAgentServiceHandler(s, connect.WithInterceptors(s.Timed())))
+	mux.Handle("/", observer)
+	mux.HandleFunc("/debug/goroutines", observe.Goroutines)
+	return mux
+}
 
 // Serve lets calls through to the core. blocked tells what forbids new endpoints; nil means
 // nothing ever does.

@@ -1,12 +1,10 @@
 package agent
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"io"
 	"log/slog"
-	"net/http"
 	"net/netip"
 	"path/filepath"
 	"runtime"
@@ -14,16 +12,15 @@ import (
 	"testing"
 
 	"connectrpc.com/connect"
-	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
 	"pilaster.io/pilaster/internal/address"
-	"pilaster.io/pilaster/internal/cni"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/local"
+	"pilaster.io/pilaster/internal/plugin"
 )
 
 // serviceBed is a Service on its socket, with a real namespace for a container.
@@ -52,10 +49,7 @@ func newServiceBed(t *testing.T) *serviceBed {
 	if err != nil {
 		t.Fatal(err)
 	}
-	mux := http.NewServeMux()
-	mux.Handle(pilasterv1connect.NewAgentServiceHandler(b.service, connect.WithInterceptors(b.service.Timed())))
-	mux.Handle("/", b.service.ObserveHandler())
-	server := local.Server(mux)
+	server := local.Server(b.service.Handler(b.service.ObserveHandler()))
 	server.ConnContext = withPeer
 	done := make(chan struct{})
 	go func() { defer close(done); server.Serve(l) }()
@@ -64,11 +58,28 @@ func newServiceBed(t *testing.T) *serviceBed {
 	return b
 }
 
-func (b *serviceBed) args(container string, extra string) *skel.CmdArgs {
-	return &skel.CmdArgs{
-		ContainerID: container, IfName: "eth0", Netns: b.netns, Args: "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=web-0",
-		StdinData: []byte(`{"cniVersion":"1.1.0","name":"pilaster","type":"pilaster-cni","tenant":"blue","labels":{"app":"web"},"agentSocket":"` + b.socket + `"` + extra + `}`),
+// cni runs the plugin as a runtime does, for the container's eth0.
+func (b *serviceBed) cni(verb, container, extra string) (stdout string, err error) {
+	b.t.Helper()
+	return b.cniIn(verb, container, b.netns, extra)
+}
+
+func (b *serviceBed) cniIn(verb, container, netns, extra string) (string, error) {
+	b.t.Helper()
+	env := []string{
+		"CNI_COMMAND=" + verb, "CNI_CONTAINERID=" + container, "CNI_NETNS=" + netns, "CNI_IFNAME=eth0",
+		"CNI_ARGS=IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=web-0",
 	}
+	config := `{"cniVersion":"1.1.0","name":"pilaster","type":"pilaster-cni","tenant":"blue","labels":{"app":"web"},"agentSocket":"` + b.socket + `"` + extra + `}`
+	stdout, _, exit := plugin.Run(env, func() ([]byte, error) { return []byte(config), nil })
+	if exit == 0 {
+		return stdout, nil
+	}
+	refused := &types.Error{}
+	if err := json.Unmarshal([]byte(stdout), refused); err != nil {
+		b.t.Fatalf("%s printed %q, which is no error of CNI: %v", verb, stdout, err)
+	}
+	return "", refused
 }
 
 func code(err error) uint {
@@ -82,18 +93,15 @@ func code(err error) uint {
 // The plugin and the agent together, over the socket, with every verb.
 func TestPluginAgainstTheAgent(t *testing.T) {
 	b := newServiceBed(t)
-	var out bytes.Buffer
-	plugin := cni.Funcs(&out)
-
-	if err := plugin.Status(b.args("", "")); code(err) != 50 || !strings.Contains(err.Error(), "starting") {
+	if _, err := b.cni("STATUS", "", ""); code(err) != 50 || !strings.Contains(err.Error(), "starting") {
 		t.Fatalf("STATUS before the core is there: %v", err)
 	}
-	if err := plugin.Add(b.args("c1", "")); code(err) != types.ErrTryAgainLater {
+	if _, err := b.cni("ADD", "c1", ""); code(err) != types.ErrTryAgainLater {
 		t.Fatalf("ADD before the core is there: %v", err)
 	}
 	var blocked error
 	b.service.Serve(b.Core, func() error { return blocked })
-	if err := plugin.Status(b.args("", "")); err != nil {
+	if _, err := b.cni("STATUS", "", ""); err != nil {
 		t.Fatalf("STATUS: %v", err)
 	}
 
@@ -107,7 +115,8 @@ func TestPluginAgainstTheAgent(t *testing.T) {
 			}
 		}
 	}
-	if err := plugin.Add(b.args("c1", "")); err != nil {
+	out, err := b.cni("ADD", "c1", "")
+	if err != nil {
 		t.Fatal(err)
 	}
 	if !strings.HasPrefix(opened, "/proc/self/fd/") {
@@ -122,68 +131,66 @@ func TestPluginAgainstTheAgent(t *testing.T) {
 	}
 	// The result is what the container sees, and nothing of the plaintext.
 	var result types100.Result
-	if err := json.Unmarshal(out.Bytes(), &result); err != nil {
+	if err := json.Unmarshal([]byte(out), &result); err != nil {
 		t.Fatal(err)
 	}
 	a := r.Attachments[0]
 	if len(result.IPs) != 1 || result.IPs[0].Address.String() != a.Address.String()+"/128" || result.IPs[0].Gateway.String() != "fe80::1" ||
 		len(result.Routes) != 1 || result.Routes[0].Dst.String() != "fc00::/8" || result.CNIVersion != "1.1.0" {
-		t.Errorf("result %s", out.String())
+		t.Errorf("result %s", out)
 	}
 	if inside := result.Interfaces[*result.IPs[0].Interface]; inside.Name != "eth0" || inside.Sandbox != b.netns || inside.Mac != "02:70:69:6c:00:02" || inside.Mtu != 1500 {
 		t.Errorf("interface %+v", inside)
 	}
-	if strings.Contains(out.String(), a.Plaintext.String()) {
-		t.Errorf("the plaintext address is in %s", out.String())
+	if strings.Contains(out, a.Plaintext.String()) {
+		t.Errorf("the plaintext address is in %s", out)
 	}
 
-	if err := plugin.Add(b.args("c1", "")); code(err) != types.ErrInternal {
+	if _, err := b.cni("ADD", "c1", ""); code(err) != types.ErrInternal {
 		t.Errorf("second ADD: %v", err)
 	}
-	prev := `,"prevResult":` + out.String()
-	if err := plugin.Check(b.args("c1", prev)); err != nil {
+	prev := `,"prevResult":` + out
+	if _, err := b.cni("CHECK", "c1", prev); err != nil {
 		t.Errorf("CHECK: %v", err)
 	}
-	if err := plugin.Check(b.args("c1", "")); code(err) != types.ErrInvalidNetworkConfig {
+	if _, err := b.cni("CHECK", "c1", ""); code(err) != types.ErrInvalidNetworkConfig {
 		t.Errorf("CHECK without prevResult: %v", err)
 	}
-	if err := plugin.Check(b.args("c1", strings.Replace(prev, "/128", "/64", 1))); code(err) != types.ErrInternal || !strings.Contains(err.Error(), "address") {
+	if _, err := b.cni("CHECK", "c1", strings.Replace(prev, "/128", "/64", 1)); code(err) != types.ErrInternal || !strings.Contains(err.Error(), "address") {
 		t.Errorf("CHECK of another address: %v", err)
 	}
 	b.driver.fail["Check"] = errors.New("neighbour fe80::1 is missing")
-	if err := plugin.Check(b.args("c1", prev)); code(err) != types.ErrInternal || !strings.Contains(err.Error(), "neighbour fe80::1") {
+	if _, err := b.cni("CHECK", "c1", prev); code(err) != types.ErrInternal || !strings.Contains(err.Error(), "neighbour fe80::1") {
 		t.Errorf("CHECK of a broken neighbour: %v", err)
 	}
-	if err := plugin.Check(b.args("c9", prev)); code(err) != types.ErrUnknownContainer {
+	if _, err := b.cni("CHECK", "c9", prev); code(err) != types.ErrUnknownContainer {
 		t.Errorf("CHECK of nobody: %v", err)
 	}
 
 	blocked = errors.New("private prefix overlaps")
-	if err := plugin.Add(b.args("c2", "")); code(err) != types.ErrTryAgainLater {
+	if _, err := b.cni("ADD", "c2", ""); code(err) != types.ErrTryAgainLater {
 		t.Errorf("ADD while blocked: %v", err)
 	}
-	if err := plugin.Status(b.args("", "")); code(err) != 50 || !strings.Contains(err.Error(), "overlaps") {
+	if _, err := b.cni("STATUS", "", ""); code(err) != 50 || !strings.Contains(err.Error(), "overlaps") {
 		t.Errorf("STATUS while blocked: %v", err)
 	}
 	blocked = nil
 
-	gone := b.args("c1", "")
-	gone.Netns = ""
-	if err := plugin.GC(b.args("", `,"cni.dev/valid-attachments":[{"containerID":"c1","ifname":"eth0"}]`)); err != nil || len(b.Endpoints()) != 1 {
+	if _, err := b.cni("GC", "", `,"cni.dev/valid-attachments":[{"containerID":"c1","ifname":"eth0"}]`); err != nil || len(b.Endpoints()) != 1 {
 		t.Errorf("GC that lists all: %v, %d left", err, len(b.Endpoints()))
 	}
 	for range 2 {
-		if err := plugin.Del(gone); err != nil {
+		if _, err := b.cniIn("DEL", "c1", "", ""); err != nil {
 			t.Errorf("DEL without a namespace: %v", err)
 		}
 	}
-	if err := plugin.Del(b.args("never", "")); err != nil {
+	if _, err := b.cni("DEL", "never", ""); err != nil {
 		t.Errorf("DEL of nobody: %v", err)
 	}
-	if err := plugin.Add(b.args("c3", "")); err != nil {
+	if _, err := b.cni("ADD", "c3", ""); err != nil {
 		t.Fatal(err)
 	}
-	if err := plugin.GC(b.args("", `,"cni.dev/valid-attachments":[]`)); err != nil {
+	if _, err := b.cni("GC", "", `,"cni.dev/valid-attachments":[]`); err != nil {
 		t.Errorf("GC: %v", err)
 	}
 	b.clean()

@@ -4,16 +4,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
 
 	"pilaster.io/pilaster/internal/tenant"
 )
-
-// DefaultAgentSocket is where the plugin finds the agent unless "agentSocket" says otherwise.
-const DefaultAgentSocket = "/run/pilaster/agent.sock"
 
 // Annotations of a pod that come before anything in the configuration file.
 const (
@@ -24,9 +20,8 @@ const (
 // Config is what the runtime says about an attachment. What only one verb needs is read when it
 // asks: a DEL must succeed with the same annotations for which the ADD was refused.
 type Config struct {
-	Network          string // name of the CNI network
-	Version          string // of the spec
-	AgentSocket      string
+	Network          string               // name of the CNI network
+	Version          string               // of the spec
 	Pod              string               // "namespace/name", or empty
 	ValidAttachments []types.GCAttachment // for GC
 	file             fileConfig
@@ -38,7 +33,7 @@ type fileConfig struct {
 	types.PluginConf
 	Tenant      string            `json:"tenant"`
 	Labels      map[string]string `json:"labels"`
-	AgentSocket string            `json:"agentSocket"`
+	AgentSocket string            `json:"agentSocket"` // looked at by the plugin
 	// The name of the list in the first text of spec 1.1.0; libcni sends both.
 	OldAttachments []types.GCAttachment `json:"cni.dev/attachments"`
 	RuntimeConfig  struct {
@@ -79,17 +74,11 @@ func ParseConfig(stdin []byte, args string) (Config, error) {
 		return Config{}, fmt.Errorf("network configuration: %w", err)
 	}
 	c := Config{
-		Network: f.Name, Version: f.CNIVersion, AgentSocket: f.AgentSocket,
+		Network: f.Name, Version: f.CNIVersion,
 		Pod: podName(args), ValidAttachments: f.ValidAttachments, file: f,
 	}
 	if f.ValidAttachments == nil {
 		c.ValidAttachments = f.OldAttachments
-	}
-	if c.AgentSocket == "" {
-		c.AgentSocket = DefaultAgentSocket
-	}
-	if !filepath.IsAbs(c.AgentSocket) {
-		return Config{}, fmt.Errorf("agentSocket %q is not an absolute path", c.AgentSocket)
 	}
 	return c, nil
 }

@@ -57,7 +57,7 @@ func TestBadConfigurations(t *testing.T) {
 	for want, stdin := range map[string]string{
 		"network configuration": `{"tenant":`,
 		"cannot unmarshal":      conf(`"tenant":5`),
-		"agentSocket":           conf(fileTenant, `"agentSocket":"agent.sock"`),
+		"agentSocket":           conf(fileTenant, `"agentSocket":5`),
 	} {
 		if _, err := ParseConfig([]byte(stdin), ""); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s\ngave %v, want %q", stdin, err, want)
@@ -127,9 +127,6 @@ func FuzzParseConfig(f *testing.F) {
 		c, err := ParseConfig(stdin, args)
 		if err != nil {
 			return
-		}
-		if c.AgentSocket == "" {
-			t.Errorf("accepted %+v", c)
 		}
 		c.claimed("eth0", "/x") // must not panic
 		name, labels, err := c.Identity()

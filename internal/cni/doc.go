@@ -1,4 +1,4 @@
-// Package cni is the protocol side of the CNI plugin (spec 1.1.0 and 1.0.0): it reads what a
-// runtime says, asks the agent on its unix socket, and answers as the spec wants it. It decides
-// nothing itself and touches no kernel object.
+// Package cni is CNI (spec 1.1.0 and 1.0.0) in the agent: it reads what the plugin (package plugin) passes on from a
+// runtime, calls AgentService in this process, and answers as the spec wants it. It decides nothing itself and touches
+// no kernel object.
 package cni

@@ -5,7 +5,7 @@ import (
 	"errors"
 	"io"
 
-	"github.com/containernetworking/cni/pkg/skel"
+	"connectrpc.com/connect"
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/containernetworking/cni/pkg/version"
 
@@ -19,114 +19,113 @@ const (
 	codeFull          = 102
 )
 
-// Versions of the spec that the plugin speaks.
+// Versions of the spec that are spoken.
 func Versions() version.PluginInfo { return version.PluginSupports("1.0.0", "1.1.0") }
 
-// Funcs are the verbs; results are printed to stdout.
-func Funcs(stdout io.Writer) skel.CNIFuncs {
-	return skel.CNIFuncs{
-		Add: func(args *skel.CmdArgs) error { return add(args, stdout) },
-		Del: del, Check: check, Status: status, GC: collectGarbage,
-	}
+// Agent is the part of AgentService that a runtime has a use for.
+type Agent interface {
+	AddEndpoint(context.Context, *connect.Request[pilasterv1.AddEndpointRequest]) (*connect.Response[pilasterv1.AddEndpointResponse], error)
+	DeleteEndpoint(context.Context, *connect.Request[pilasterv1.DeleteEndpointRequest]) (*connect.Response[pilasterv1.DeleteEndpointResponse], error)
+	CheckEndpoint(context.Context, *connect.Request[pilasterv1.CheckEndpointRequest]) (*connect.Response[pilasterv1.CheckEndpointResponse], error)
+	CollectGarbage(context.Context, *connect.Request[pilasterv1.CollectGarbageRequest]) (*connect.Response[pilasterv1.CollectGarbageResponse], error)
+	Status(context.Context, *connect.Request[pilasterv1.StatusRequest]) (*connect.Response[pilasterv1.StatusResponse], error)
 }
 
-// begin reads the configuration and finds the agent.
-func begin(args *skel.CmdArgs) (Config, agent, error) {
-	c, err := ParseConfig(args.StdinData, args.Args)
+type plugin struct{ agent Agent }
+
+// run does what the verb says; a result goes to stdout.
+func (p plugin) run(ctx context.Context, c call, stdout io.Writer) error {
+	config, err := ParseConfig(c.config, c.args)
 	if err != nil {
-		return c, agent{}, unusable(err)
+		return unusable(err)
 	}
-	return c, agent{c.AgentSocket}, nil
+	switch c.verb {
+	case "ADD":
+		return p.add(ctx, c, config, stdout)
+	case "DEL":
+		_, err := p.agent.DeleteEndpoint(ctx, connect.NewRequest(&pilasterv1.DeleteEndpointRequest{ContainerId: c.containerID, Interface: c.name}))
+		return toCNI(err)
+	case "CHECK":
+		return p.check(ctx, c, config)
+	case "GC":
+		return p.collectGarbage(ctx, config)
+	}
+	return p.status(ctx)
 }
 
 func unusable(err error) error {
 	return types.NewError(types.ErrInvalidNetworkConfig, "the network configuration cannot be used", err.Error())
 }
 
-func add(args *skel.CmdArgs, stdout io.Writer) error {
-	c, a, err := begin(args)
-	if err != nil {
-		return err
-	}
-	name, labels, err := c.Identity()
+func (p plugin) add(ctx context.Context, c call, config Config, stdout io.Writer) error {
+	name, labels, err := config.Identity()
 	if err != nil {
 		return unusable(err)
 	}
-	req := &pilasterv1.AddEndpointRequest{
-		ContainerId: args.ContainerID, Interface: args.IfName, Netns: args.Netns,
-		Tenant: name, Labels: labels, Pod: c.Pod, CniNetwork: c.Network,
-	}
-	resp := &pilasterv1.AddEndpointResponse{}
-	if err := a.call(context.Background(), "AddEndpoint", req, resp); err != nil {
+	resp, err := p.agent.AddEndpoint(ctx, connect.NewRequest(&pilasterv1.AddEndpointRequest{
+		ContainerId: c.containerID, Interface: c.name, Netns: c.netns,
+		Tenant: name, Labels: labels, Pod: config.Pod, CniNetwork: config.Network,
+	}))
+	if err != nil {
 		return toCNI(err)
 	}
-	r, err := result(resp.GetEndpoint(), args.Netns)
+	r, err := result(resp.Msg.GetEndpoint(), c.netns)
 	if err != nil {
 		return err
 	}
-	converted, err := r.GetAsVersion(c.Version)
+	converted, err := r.GetAsVersion(config.Version)
 	if err != nil {
 		return err
 	}
 	return converted.PrintTo(stdout)
 }
 
-func del(args *skel.CmdArgs) error {
-	_, a, err := begin(args)
-	if err != nil {
-		return err
-	}
-	req := &pilasterv1.DeleteEndpointRequest{ContainerId: args.ContainerID, Interface: args.IfName}
-	return toCNI(a.call(context.Background(), "DeleteEndpoint", req, &pilasterv1.DeleteEndpointResponse{}))
-}
-
-func check(args *skel.CmdArgs) error {
-	c, a, err := begin(args)
-	if err != nil {
-		return err
-	}
-	addrs, err := c.claimed(args.IfName, args.Netns)
+func (p plugin) check(ctx context.Context, c call, config Config) error {
+	addrs, err := config.claimed(c.name, c.netns)
 	if err != nil {
 		return unusable(err)
 	}
-	req := &pilasterv1.CheckEndpointRequest{ContainerId: args.ContainerID, Interface: args.IfName, Netns: args.Netns, Addresses: addrs}
-	err = a.call(context.Background(), "CheckEndpoint", req, &pilasterv1.CheckEndpointResponse{})
-	if refused := (*agentError)(nil); errors.As(err, &refused) && refused.Code == "not_found" {
-		return types.NewError(types.ErrUnknownContainer, refused.Message, "")
+	_, err = p.agent.CheckEndpoint(ctx, connect.NewRequest(&pilasterv1.CheckEndpointRequest{
+		ContainerId: c.containerID, Interface: c.name, Netns: c.netns, Addresses: addrs,
+	}))
+	if err != nil && connect.CodeOf(err) == connect.CodeNotFound {
+		return types.NewError(types.ErrUnknownContainer, message(err), "")
 	}
 	return toCNI(err)
 }
 
-func status(args *skel.CmdArgs) error {
-	_, a, err := begin(args)
+func (p plugin) status(ctx context.Context) error {
+	resp, err := p.agent.Status(ctx, connect.NewRequest(&pilasterv1.StatusRequest{}))
 	if err != nil {
-		return err
+		return types.NewError(codeNotAvailable, message(err), "")
 	}
-	resp := &pilasterv1.StatusResponse{}
-	if err := a.call(context.Background(), "Status", &pilasterv1.StatusRequest{}, resp); err != nil {
-		return types.NewError(codeNotAvailable, err.Error(), "")
-	}
-	if !resp.Ready {
+	if !resp.Msg.Ready {
 		problem := "the agent is not ready"
-		if len(resp.Problems) > 0 {
-			problem = resp.Problems[0]
+		if len(resp.Msg.Problems) > 0 {
+			problem = resp.Msg.Problems[0]
 		}
 		return types.NewError(codeNotAvailable, problem, "")
 	}
 	return nil
 }
 
-func collectGarbage(args *skel.CmdArgs) error {
-	c, a, err := begin(args)
-	if err != nil {
-		return err
-	}
+func (p plugin) collectGarbage(ctx context.Context, config Config) error {
 	// No list means that nothing is valid: so libcni asks when its caller has no list.
-	req := &pilasterv1.CollectGarbageRequest{CniNetwork: c.Network}
-	for _, v := range c.ValidAttachments {
+	req := &pilasterv1.CollectGarbageRequest{CniNetwork: config.Network}
+	for _, v := range config.ValidAttachments {
 		req.Valid = append(req.Valid, &pilasterv1.CollectGarbageRequest_Valid{ContainerId: v.ContainerID, Interface: v.IfName})
 	}
-	return toCNI(a.call(context.Background(), "CollectGarbage", req, &pilasterv1.CollectGarbageResponse{}))
+	_, err := p.agent.CollectGarbage(ctx, connect.NewRequest(req))
+	return toCNI(err)
+}
+
+// message is what an error says, without the name of its code.
+func message(err error) string {
+	var refused *connect.Error
+	if errors.As(err, &refused) && refused.Message() != "" {
+		return refused.Message()
+	}
+	return err.Error()
 }
 
 // toCNI gives an error the code that tells a runtime what to do about it.
@@ -134,23 +133,16 @@ func toCNI(err error) error {
 	if err == nil {
 		return nil
 	}
-	if away := (*unreachable)(nil); errors.As(err, &away) {
-		return types.NewError(types.ErrTryAgainLater, err.Error(), "")
-	}
-	refused := (*agentError)(nil)
-	if !errors.As(err, &refused) {
-		return types.NewError(types.ErrInternal, err.Error(), "")
-	}
 	code := types.ErrInternal
-	switch refused.Code {
-	case "unavailable", "canceled", "deadline_exceeded", "aborted":
+	switch connect.CodeOf(err) {
+	case connect.CodeUnavailable, connect.CodeCanceled, connect.CodeDeadlineExceeded, connect.CodeAborted:
 		code = types.ErrTryAgainLater
-	case "not_found":
+	case connect.CodeNotFound:
 		code = codeUnknownTenant
-	case "resource_exhausted":
+	case connect.CodeResourceExhausted:
 		code = codeFull
-	case "invalid_argument":
+	case connect.CodeInvalidArgument:
 		code = types.ErrInvalidNetworkConfig
 	}
-	return types.NewError(code, refused.Message, "")
+	return types.NewError(code, message(err), "")
 }

@@ -1,25 +1,20 @@
 package cni
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
-	"net"
-	"net/http"
-	"path/filepath"
+	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"connectrpc.com/connect"
-	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
-	"google.golang.org/protobuf/proto"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
-	"pilaster.io/pilaster/internal/local"
 )
 
 // fakeAgent refuses everything with one error, or answers.
@@ -36,8 +31,6 @@ func (a *fakeAgent) AddEndpoint(_ context.Context, req *connect.Request[pilaster
 	return connect.NewResponse(&pilasterv1.AddEndpointResponse{Endpoint: &pilasterv1.Endpoint{
 		Interface: req.Msg.Interface, HostDevice: "pil1", ContainerMac: "02:70:69:6c:00:02", Mtu: 1400,
 		Attachments: []*pilasterv1.Attachment{{Plaintext: "fd70::1", Address: "fc00::1", Gateway: "fe80::1", Routes: []string{"fc00::/8"}}},
-		// Larger than one read of the socket.
-		Labels: map[string]string{"filling": strings.Repeat("x", 300_000)},
 	}}), nil
 }
 
@@ -54,29 +47,36 @@ func (a *fakeAgent) CollectGarbage(_ context.Context, req *connect.Request[pilas
 	return connect.NewResponse(&pilasterv1.CollectGarbageResponse{}), a.err
 }
 
-// serve answers on a socket with h and returns its path.
-func serve(t *testing.T, h http.Handler) string {
-	t.Helper()
-	path := filepath.Join(t.TempDir(), "agent.sock")
-	l, err := local.Listen(path)
-	if err != nil {
-		t.Fatal(err)
+// said is what the plugin sends for container c1.
+func said(verb, config string, but ...string) string {
+	env := []string{"CNI_COMMAND=" + verb, "CNI_CONTAINERID=c1", "CNI_IFNAME=eth0", "CNI_NETNS=/run/netns/c1", "CNI_PATH=/opt/cni/bin"}
+	for _, variable := range but {
+		name, _, _ := strings.Cut(variable, "=")
+		env = slices.DeleteFunc(env, func(old string) bool { return strings.HasPrefix(old, name+"=") })
+		env = append(env, variable)
 	}
-	server, done := local.Server(h), make(chan struct{})
-	go func() { defer close(done); server.Serve(l) }()
-	t.Cleanup(func() { server.Close(); <-done })
-	return path
+	return strings.Join(env, "\x00") + "\x00\x00" + config
 }
 
-func serveAgent(t *testing.T, a *fakeAgent) string {
-	mux := http.NewServeMux()
-	mux.Handle(pilasterv1connect.NewAgentServiceHandler(a))
-	return serve(t, mux)
-}
-
-func cmdArgs(socket string, more ...string) *skel.CmdArgs {
-	stdin := conf(append([]string{fileTenant, fmt.Sprintf(`"agentSocket":%q`, socket)}, more...)...)
-	return &skel.CmdArgs{ContainerID: "c1", IfName: "eth0", Netns: "/run/netns/c1", StdinData: []byte(stdin)}
+// ask is what a plugin is answered; an exit code other than 0 is an error.
+func ask(t *testing.T, a Agent, body string) (string, error) {
+	t.Helper()
+	reported := -1
+	h := Handler(a, func(_ string, code uint, _ time.Duration) { reported = int(code) })
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, httptest.NewRequest("POST", "/cni", strings.NewReader(body)))
+	answer := w.Body.String()
+	switch exit := w.Header().Get("Pilaster-Exit"); {
+	case exit == "0" && reported == 0:
+		return answer, nil
+	case exit != "1":
+		t.Fatalf("exit code %q with %q", exit, answer)
+	}
+	refused := &types.Error{}
+	if err := json.Unmarshal([]byte(answer), refused); err != nil || int(refused.Code) != reported || refused.Code == 0 || refused.Msg == "" {
+		t.Fatalf("%q is no error of code %d: %v", answer, reported, err)
+	}
+	return "", refused
 }
 
 const prevResult = `"prevResult":{"cniVersion":"1.1.0","interfaces":[{"name":"eth0","sandbox":"/run/netns/c1"}],"ips":[{"address":"fc00::1/128","interface":0}]}`
@@ -91,10 +91,10 @@ func cniCode(t *testing.T, err error) uint {
 }
 
 func TestCodes(t *testing.T) {
-	verbs := Funcs(&bytes.Buffer{})
 	for code, want := range map[connect.Code]struct{ add, check uint }{
 		connect.CodeUnavailable:        {types.ErrTryAgainLater, types.ErrTryAgainLater},
 		connect.CodeDeadlineExceeded:   {types.ErrTryAgainLater, types.ErrTryAgainLater},
+		connect.CodeCanceled:           {types.ErrTryAgainLater, types.ErrTryAgainLater},
 		connect.CodeNotFound:           {101, types.ErrUnknownContainer},
 		connect.CodeResourceExhausted:  {102, 102},
 		connect.CodeInvalidArgument:    {types.ErrInvalidNetworkConfig, types.ErrInvalidNetworkConfig},
@@ -102,134 +102,85 @@ func TestCodes(t *testing.T) {
 		connect.CodeAlreadyExists:      {types.ErrInternal, types.ErrInternal},
 		connect.CodeInternal:           {types.ErrInternal, types.ErrInternal},
 	} {
-		socket := serveAgent(t, &fakeAgent{err: connect.NewError(code, errors.New("because of this"))})
-		err := verbs.Add(cmdArgs(socket))
-		if got := cniCode(t, err); got != want.add || !strings.Contains(err.Error(), "because of this") {
+		a := &fakeAgent{err: connect.NewError(code, errors.New("because of this"))}
+		_, err := ask(t, a, said("ADD", conf(fileTenant)))
+		if got := cniCode(t, err); got != want.add || err.Error() != "because of this" {
 			t.Errorf("ADD, %v: code %d, want %d: %v", code, got, want.add, err)
 		}
-		if got := cniCode(t, verbs.Check(cmdArgs(socket, prevResult))); got != want.check {
+		_, err = ask(t, a, said("CHECK", conf(prevResult)))
+		if got := cniCode(t, err); got != want.check {
 			t.Errorf("CHECK, %v: code %d, want %d", code, got, want.check)
 		}
+		_, err = ask(t, a, said("DEL", conf()))
+		if got := cniCode(t, err); got != want.add {
+			t.Errorf("DEL, %v: code %d, want %d", code, got, want.add)
+		}
 	}
 }
 
-// An agent of an earlier build lacks methods; one of a later build says more.
-func TestAgentsOfOtherBuilds(t *testing.T) {
-	verbs := Funcs(&bytes.Buffer{})
-	earlier := serve(t, http.NotFoundHandler())
-	for name, call := range map[string]func(*skel.CmdArgs) error{"ADD": verbs.Add, "DEL": verbs.Del, "CHECK": verbs.Check, "GC": verbs.GC, "STATUS": verbs.Status} {
-		if err := call(cmdArgs(earlier, prevResult)); err == nil || !strings.Contains(err.Error(), "older than this plugin; nothing was changed; upgrade the agent") {
-			t.Errorf("%s: %v", name, err)
+// What a runtime gets wrong is refused before the agent is asked, by the codes of the spec.
+func TestCallsThatAreRefused(t *testing.T) {
+	full := conf(fileTenant)
+	for name, c := range map[string]struct {
+		body, says string
+		code       uint
+	}{
+		"nothing":               {"", "cut off", types.ErrDecodingFailure},
+		"no end of variables":   {"CNI_COMMAND=ADD\x00", "cut off", types.ErrDecodingFailure},
+		"unknown verb":          {said("MOVE", full), `unknown CNI_COMMAND: "MOVE"`, types.ErrInvalidEnvironmentVariables},
+		"no container":          {said("ADD", full, "CNI_CONTAINERID="), "[CNI_CONTAINERID] missing", types.ErrInvalidEnvironmentVariables},
+		"two missing":           {said("CHECK", full, "CNI_NETNS=", "CNI_IFNAME="), "[CNI_NETNS,CNI_IFNAME] missing", types.ErrInvalidEnvironmentVariables},
+		"a path as a container": {said("DEL", full, "CNI_CONTAINERID=../x"), "containerID", types.ErrInvalidEnvironmentVariables},
+		"a path as a device":    {said("DEL", full, "CNI_IFNAME=a/b"), "interface name", types.ErrInvalidEnvironmentVariables},
+		"no JSON":               {said("DEL", "{"), "network configuration", types.ErrDecodingFailure},
+		"no name":               {said("DEL", `{"cniVersion":"1.0.0"}`), "network name", types.ErrInvalidNetworkConfig},
+		"a name with a slash":   {said("DEL", `{"cniVersion":"1.0.0","name":"a/b"}`), "network name", types.ErrInvalidNetworkConfig},
+		"a later version":       {said("ADD", strings.Replace(full, "1.1.0", "1.2.0", 1)), "incompatible", types.ErrIncompatibleCNIVersion},
+		"no version":            {said("ADD", `{"name":"a"}`), "incompatible", types.ErrIncompatibleCNIVersion},
+		"GC before it was":      {said("GC", strings.Replace(full, "1.1.0", "1.0.0", 1)), "GC needs", types.ErrIncompatibleCNIVersion},
+		"STATUS before it was":  {said("STATUS", strings.Replace(full, "1.1.0", "1.0.0", 1)), "STATUS needs", types.ErrIncompatibleCNIVersion},
+		"a tenant as a number":  {said("DEL", conf(`"tenant":5`)), "configuration", types.ErrInvalidNetworkConfig},
+		"ADD without a tenant":  {said("ADD", conf()), "configuration", types.ErrInvalidNetworkConfig},
+	} {
+		_, err := ask(t, nil, c.body) // whoever asks no agent breaks
+		if got := cniCode(t, err); got != c.code || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s: code %d, %v; want %d and %q", name, got, err, c.code, c.says)
 		}
 	}
-	later := &pilasterv1.StatusResponse{Ready: true}
-	later.ProtoReflect().SetUnknown([]byte{0xc2, 0x3e, 5, 'l', 'a', 't', 'e', 'r'})
-	body, err := proto.Marshal(later)
-	if err != nil {
-		t.Fatal(err)
-	}
-	socket := serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.Write(body) }))
-	if err := verbs.Status(cmdArgs(socket)); err != nil {
-		t.Errorf("STATUS of a later agent: %v", err)
-	}
-}
-
-func TestAgentDown(t *testing.T) {
-	verbs := Funcs(&bytes.Buffer{})
-	socket := filepath.Join(t.TempDir(), "nobody.sock")
-	for name, call := range map[string]func(*skel.CmdArgs) error{"ADD": verbs.Add, "DEL": verbs.Del, "CHECK": verbs.Check, "GC": verbs.GC} {
-		if got := cniCode(t, call(cmdArgs(socket, prevResult))); got != types.ErrTryAgainLater {
-			t.Errorf("%s: code %d, want 11", name, got)
-		}
-	}
-	if got := cniCode(t, verbs.Status(cmdArgs(socket))); got != 50 {
-		t.Errorf("STATUS: code %d, want 50", got)
-	}
-}
-
-func TestBadConfigurationIsCode7(t *testing.T) {
-	verbs := Funcs(&bytes.Buffer{})
-	for name, call := range map[string]func(*skel.CmdArgs) error{"ADD": verbs.Add, "DEL": verbs.Del, "CHECK": verbs.Check, "GC": verbs.GC, "STATUS": verbs.Status} {
-		if got := cniCode(t, call(cmdArgs("relative.sock"))); got != types.ErrInvalidNetworkConfig {
-			t.Errorf("%s: code %d, want 7", name, got)
-		}
-	}
-	args := &skel.CmdArgs{StdinData: []byte(conf())}
-	if got := cniCode(t, verbs.Add(args)); got != types.ErrInvalidNetworkConfig {
-		t.Errorf("ADD without a tenant: code %d, want 7", got)
+	// A DEL of what may be gone needs no namespace.
+	if _, err := ask(t, &fakeAgent{}, said("DEL", conf(), "CNI_NETNS=")); err != nil {
+		t.Error(err)
 	}
 }
 
 func TestResultInTheAskedVersion(t *testing.T) {
-	socket := serveAgent(t, &fakeAgent{})
 	for version, mtu := range map[string]any{"1.1.0": 1400.0, "1.0.0": 1400.0} {
-		var out bytes.Buffer
-		args := cmdArgs(socket)
-		args.StdinData = bytes.Replace(args.StdinData, []byte("1.1.0"), []byte(version), 1)
-		if err := Funcs(&out).Add(args); err != nil {
+		out, err := ask(t, &fakeAgent{}, said("ADD", strings.Replace(conf(fileTenant), "1.1.0", version, 1)))
+		if err != nil {
 			t.Fatal(err)
 		}
 		var r map[string]any
-		if err := json.Unmarshal(out.Bytes(), &r); err != nil {
+		if err := json.Unmarshal([]byte(out), &r); err != nil {
 			t.Fatal(err)
 		}
 		inside := r["interfaces"].([]any)[1].(map[string]any)
-		if r["cniVersion"] != version || inside["sandbox"] != "/run/netns/c1" || inside["mtu"] != mtu || strings.Contains(out.String(), "fd70") {
-			t.Errorf("%s: %s", version, out.String())
+		if r["cniVersion"] != version || inside["sandbox"] != "/run/netns/c1" || inside["mtu"] != mtu || strings.Contains(out, "fd70") {
+			t.Errorf("%s: %s", version, out)
 		}
 	}
 }
 
 func TestGarbageListInBothSpellings(t *testing.T) {
 	a := &fakeAgent{}
-	socket := serveAgent(t, a)
 	for _, list := range []string{`"cni.dev/valid-attachments":[{"containerID":"x","ifname":"eth0"}]`, `"cni.dev/attachments":[{"containerID":"x","ifname":"eth0"}]`} {
-		if err := Funcs(nil).GC(cmdArgs(socket, list)); err != nil {
+		if _, err := ask(t, a, said("GC", conf(list))); err != nil {
 			t.Fatal(err)
 		}
 		if g := a.garbage; g.CniNetwork != "pil" || len(g.Valid) != 1 || g.Valid[0].ContainerId != "x" || g.Valid[0].Interface != "eth0" {
 			t.Errorf("%s became %v", list, g)
 		}
 	}
-	if err := Funcs(nil).GC(cmdArgs(socket, `"cni.dev/valid-attachments":[],"cni.dev/attachments":[{"containerID":"x"}]`)); err != nil || len(a.garbage.Valid) != 0 {
+	if _, err := ask(t, a, said("GC", conf(`"cni.dev/valid-attachments":[],"cni.dev/attachments":[{"containerID":"x"}]`))); err != nil || len(a.garbage.Valid) != 0 {
 		t.Errorf("an empty list became %v, %v", a.garbage, err)
-	}
-}
-
-// Whoever answers on the socket, the plugin says what is wrong.
-func TestStrangeAnswers(t *testing.T) {
-	for name, answer := range map[string]string{
-		"no HTTP":       "hello\r\n\r\n",
-		"nothing":       "",
-		"cut off":       "HTTP/1.0 200 OK\r\nContent-Length: 100\r\n\r\nxx",
-		"no header":     "HTTP/1.0 200 OK\r\n",
-		"status a word": "HTTP/1.0 fine\r\n\r\n",
-		"another web":   "HTTP/1.0 404 Not Found\r\n\r\nnot found",
-		"not our proto": "HTTP/1.0 200 OK\r\n\r\n\xff\xff\xff",
-		"empty message": "HTTP/1.0 200 OK\r\n\r\n",
-	} {
-		path := filepath.Join(t.TempDir(), "s")
-		l, err := net.Listen("unix", path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		done := make(chan struct{})
-		go func() {
-			defer close(done)
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			defer c.Close()
-			c.Read(make([]byte, 1<<16))
-			c.Write([]byte(answer))
-		}()
-		var out bytes.Buffer
-		err = Funcs(&out).Add(cmdArgs(path))
-		l.Close()
-		<-done
-		if err == nil || out.Len() > 0 {
-			t.Errorf("%s: %v, printed %q", name, err, out.String())
-		}
 	}
 }

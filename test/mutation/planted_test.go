@@ -36,7 +36,7 @@ func bugs() []planted {
 		{"FuzzTenantFile", "internal/agent/tenants.go", "if a.ID == 0 || a.ID >= address.FirstReservedApp {", "if a.ID == 0 || a.ID > address.FirstReservedApp {"},
 		{"FuzzNodeFile", "internal/agent/node.go", `if f.Name == "" || f.UUID == "" {`, `if f.Name == "" {`},
 		{"FuzzParseConfig", "internal/cni/config.go", "if err := tenant.CheckName(name); err != nil {", "if err := tenant.CheckName(name); err != nil && len(name) > 63 {"},
-		{"FuzzAnswer", "internal/cni/result.go", "addr, err := netip.ParseAddr(a.Address)\n\t\tif err != nil {", "addr, err := netip.ParseAddr(a.Address)\n\t\tif err != nil && a.Address == \"\" {"},
+		{"FuzzResult", "internal/cni/result.go", "addr, err := netip.ParseAddr(a.Address)\n\t\tif err != nil {", "addr, err := netip.ParseAddr(a.Address)\n\t\tif err != nil && a.Address == \"\" {"},
 		{"FuzzFromContainer", "bpf/container.h", "if (tenant_id(&plain) == id)", "if (owns(own, tenant_id(&plain)))"},
 		{"FuzzFromFabric", "bpf/uplink.h", "crypt(from_id, &source, ENCRYPT)", "crypt(to_id, &source, ENCRYPT)"},
 		{"FuzzToFabric", "bpf/edge.h", "return in_base(a) && tenant_id(a);", "return in_base(a) && tenant_id(a) && tenant_id(a) != 9;"},
@@ -65,7 +65,10 @@ func bugs() []planted {
 		{"FuzzBackup", "internal/orchestrator/store/restore.go", "if left > 0 && skip >= left {", "if left > 0 && skip > left+1 {"},
 		{"FuzzJSON", "internal/spoil/spoil.go", "slices.Sorted(maps.Keys(v))", "slices.Collect(maps.Keys(v))"},
 		{"FuzzKernelCipher", "bpf/pilaster.bpf.c", "slot = bpf_map_lookup_elem(&pil_keys_v1, &id);", "params.key[1] &= 0x7f;\n\tslot = bpf_map_lookup_elem(&pil_keys_v1, &id);"},
-		{"FuzzRefusal", "internal/cni/agent.go", `refusal) != nil || refusal.Code == ""`, `refusal) != nil && refusal.Code == ""`},
+		{"FuzzCall", "internal/cni/call.go", "if err := utils.ValidateInterfaceName(c.name); err != nil {", "if err := utils.ValidateInterfaceName(c.name); err != nil && len(c.name) > 15 {"},
+		{"FuzzSocket", "internal/plugin/socket.go", `text[i] == '\t' || `, ""},
+		{"FuzzAnswer", "internal/plugin/ask.go", `!strings.HasPrefix(version, "HTTP/1.")`, `!strings.HasPrefix(version, "HTTP/")`},
+		{"FuzzRefusal", "internal/plugin/plugin.go", "case r < ' ':", "case r < 31:"},
 		{"FuzzMountinfo", "internal/datapath/bpffs.go", "kind[1] != mountSource", "!strings.HasPrefix(kind[1], mountSource)"},
 	}
 }

@@ -1,0 +1,98 @@
+package plugin
+
+import (
+	"unicode/utf16"
+	"unicode/utf8"
+)
+
+// agentSocket is the text of that key of the configuration, of which the last counts; empty where there is none. It is
+// right for JSON, and the agent refuses what is not. encoding/json takes longer to load than all this plugin does.
+func agentSocket(config []byte) string {
+	socket, depth := "", 0
+	for i := 0; i < len(config); i++ {
+		switch config[i] {
+		case '{', '[':
+			depth++
+		case '}', ']':
+			depth--
+		case '"':
+			text, after := stringAt(config, i)
+			i = after - 1
+			colon := skipSpace(config, after)
+			if depth != 1 || colon == len(config) || config[colon] != ':' || string(unquote(text)) != "agentSocket" {
+				continue
+			}
+			socket = ""
+			i = skipSpace(config, colon+1) - 1 // whatever stands there is looked at next
+			if i+1 < len(config) && config[i+1] == '"' {
+				text, after := stringAt(config, i+1)
+				socket, i = string(unquote(text)), after-1
+			}
+		}
+	}
+	return socket
+}
+
+func skipSpace(text []byte, i int) int {
+	for i < len(text) && (text[i] == ' ' || text[i] == '\t' || text[i] == '\n' || text[i] == '\r') {
+		i++
+	}
+	return i
+}
+
+// stringAt is what stands between the quote at i and the one that ends the string, and the place behind that.
+func stringAt(text []byte, i int) (inside []byte, after int) {
+	for end := i + 1; end < len(text); end++ {
+		switch text[end] {
+		case '\\':
+			end++
+		case '"':
+			return text[i+1 : end], end + 1
+		}
+	}
+	return nil, len(text)
+}
+
+var escapes = [...]byte{'b': '\b', 'f': '\f', 'n': '\n', 'r': '\r', 't': '\t'}
+
+func unquote(s []byte) []byte {
+	var out []byte
+	for i := 0; i < len(s); i++ {
+		if s[i] != '\\' || i+1 == len(s) {
+			out = append(out, s[i])
+			continue
+		}
+		i++
+		switch c := s[i]; {
+		case c == 'u':
+			r := hex4(s[i+1:])
+			i += 4
+			if utf16.IsSurrogate(r) && i+2 < len(s) && s[i+1] == '\\' && s[i+2] == 'u' {
+				if both := utf16.DecodeRune(r, hex4(s[i+3:])); both != utf8.RuneError {
+					r = both
+					i += 6
+				}
+			}
+			out = utf8.AppendRune(out, r)
+		case int(c) < len(escapes) && escapes[c] != 0:
+			out = append(out, escapes[c])
+		default: // itself
+			out = append(out, c)
+		}
+	}
+	return out
+}
+
+func hex4(s []byte) rune {
+	if len(s) < 4 {
+		return utf8.RuneError
+	}
+	var r rune
+	for _, c := range s[:4] {
+		if c > '9' {
+			c += 9
+		}
+		r = r<<4 | rune(c&15)
+	}
+	return r
+}
