@@ -28,7 +28,7 @@ func TestChurn(t *testing.T) {
 	containers, rounds := setting(t, "PILASTER_SURVIVE_CONTAINERS", 60), setting(t, "PILASTER_SURVIVE_ROUNDS", 2)
 	l := labtest.New(t, lab.Spec{Nodes: []string{node}, Tenants: []lab.Tenant{{Name: "blue"}}})
 	ctx := t.Context()
-	more := max(20, containers/10) // are measured while the others are there
+	more := max(20, min(100, containers/10)) // are measured while the others are there
 	p := newPlugin(t, l, containers+more)
 	holds := func() holdings { return held(ctx, t, l, p, containers+more) }
 	do := func(verb string, from, to, inFlight int) ([]time.Duration, time.Duration) {
@@ -80,11 +80,16 @@ func measure(ctx context.Context, t *testing.T, l *lab.Lab, containers int, do f
 		walls, plugins := do("ADD", containers, containers+more, n)
 		agents := used() - before
 		medians[n] = median(walls)
-		t.Logf("ADD with %d containers there, %d in flight: median %v, slowest of %d %v; CPU an ADD: plugin %v, agent %v",
-			containers, n, medians[n], more, walls[len(walls)-1], plugins/time.Duration(more), agents/time.Duration(more))
+		t.Logf("ADD with %d containers there, %d in flight: median %v, P99 %v, slowest of %d %v; CPU an ADD: plugin %v, agent %v",
+			containers, n, medians[n], percentile(walls, 99), more, walls[len(walls)-1], plugins/time.Duration(more), agents/time.Duration(more))
 		walls, _ = do("DEL", containers, containers+more, n)
-		t.Logf("DEL with %d containers there, %d in flight: median %v", containers, n, median(walls))
+		t.Logf("DEL with %d containers there, %d in flight: median %v, P99 %v", containers, n, median(walls), percentile(walls, 99))
 	}
+	do("ADD", containers, containers+more, inFlight)
+	before, start := used(), time.Now()
+	_, plugins := do("DEL", containers, containers+more, more)
+	t.Logf("DEL of %d together with %d containers there: %v in all; CPU a DEL: plugin %v, agent %v",
+		more, containers, time.Since(start), plugins/time.Duration(more), (used()-before)/time.Duration(more))
 	peak, err := peakMemory(agent)
 	if err != nil {
 		t.Fatal(err)

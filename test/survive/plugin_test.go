@@ -111,4 +111,9 @@ func (p *plugin) each(ctx context.Context, verb string, from, to, inFlight int) 
 	return walls, time.Duration(sum.Load()), err
 }
 
-func median(sorted []time.Duration) time.Duration { return sorted[len(sorted)/2] }
+func median(sorted []time.Duration) time.Duration { return percentile(sorted, 50) }
+
+// percentile is the smallest time that so many of a hundred do not exceed.
+func percentile(sorted []time.Duration, p int) time.Duration {
+	return sorted[(len(sorted)*p+99)/100-1]
+}
