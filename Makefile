@@ -53,10 +53,11 @@ generate: deps ## protobuf, eBPF objects and drop reasons anew, and who made the
 	go generate ./...
 	@{ $(CLANG) --version | head -1; protoc --version; } > .ci/toolchain
 
-bench: ## the datapath beside native and routed, in one run
+# FORM=full takes most of an hour; FORM=smoke is for CI and its figures mean little.
+bench: ## the datapath beside native, routed and VXLAN, in one run: FORM=quick (2 minutes), full or smoke
 	@$(as_root)
 	@$(MAKE) build
-	@bin/pilaster bench datapath --quick -o dist/bench
+	@bin/pilaster bench datapath --$(or $(FORM),quick) -o dist/bench
 
 # SOAK is how long, as Go writes durations; SEED=N makes the choices of the run that printed it.
 soak: ## a lab under churn, kills, rotations, flaps, resets and attacks against a model, for SOAK=30m

@@ -2,12 +2,10 @@ package bench
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net/netip"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -19,202 +17,133 @@ type job struct {
 	// Target is where to listen (port 0) or to connect.
 	Target         netip.AddrPort
 	Warmup, Window time.Duration
+	// CPU whose time is told; -1: all of them.
+	CPU int
 }
 
-// answer is what it says on its standard output: a server its port as soon as it listens, a client
-// what it counted when it is done.
+// answer is what it says on its standard output: a server its port as soon as it listens, and when its
+// client is gone what arrived; a client what it did.
 type answer struct {
-	Port      uint16  `json:",omitempty"`
-	PerSecond float64 `json:",omitempty"` // writes, or echoes
-	Lost      int     `json:",omitempty"` // datagrams whose echo did not come in time
+	Port uint16 `json:",omitempty"`
+	// Fresh asks that nothing of the path be cached; the client goes on when it is told so.
+	Fresh bool `json:",omitempty"`
+
+	Ops     float64 `json:",omitempty"` // in the window: writes, echoes, or datagrams that arrived
+	Seconds float64 `json:",omitempty"` // the window as it was
+	Busy    float64 `json:",omitempty"` // CPU seconds in it
+	Lost    int     `json:",omitempty"` // datagrams whose echo did not come in time
+	// Seconds of a first round trip and of those that follow it, medians.
+	First, Next float64 `json:",omitempty"`
 }
 
 // patience is how long either side waits for the other before it gives up.
 const patience = 5 * time.Second
 
+// traffic is what the two sides of a metric do. Both return once the client is done.
+type traffic struct {
+	serve func(listening socket, m Metric) (answer, error)
+	drive func(*client) (answer, error)
+}
+
+// client is the side that begins and measures.
+type client struct {
+	job
+	metric Metric
+	in     *json.Decoder
+	out    *json.Encoder
+}
+
 // Generate is the generator process: one job from in, answers to out. It blocks in system calls
 // without telling Go's scheduler, so it must be alone in its process.
 func Generate(in io.Reader, out io.Writer) error {
-	var j job
-	if err := json.NewDecoder(in).Decode(&j); err != nil {
+	c := client{in: json.NewDecoder(in), out: json.NewEncoder(out)}
+	if err := c.in.Decode(&c.job); err != nil {
 		return fmt.Errorf("read the job: %w", err)
 	}
-	m, ok := metricByName(j.Metric)
+	m, ok := metricByName(c.Metric)
 	if !ok {
-		return fmt.Errorf("no metric %q", j.Metric)
+		return fmt.Errorf("no metric %q", c.Metric)
 	}
-	s, err := newSocket(m.kind, patience)
+	c.metric = m
+	run, role := m.traffic.drive, "drive"
+	if c.Serve {
+		run, role = serve, "serve"
+	}
+	a, err := run(&c)
 	if err != nil {
-		return err
+		return fmt.Errorf("%s %s, %v: %w", role, m.Name, c.Target, err)
 	}
-	if j.Serve {
-		return serve(s, m, j.Target, json.NewEncoder(out))
-	}
-	if err := unix.Connect(int(s), sockaddr(j.Target)); err != nil {
-		return fmt.Errorf("connect to %v: %w", j.Target, err)
-	}
-	a, err := drive(s, m, j)
-	if err != nil {
-		return fmt.Errorf("%s to %v: %w", m.Name, j.Target, err)
-	}
-	return json.NewEncoder(out).Encode(a)
+	return c.out.Encode(a)
 }
 
-// serve answers one client and ends with it: at the end of its stream, or at an empty datagram.
-func serve(s socket, m Metric, at netip.AddrPort, out *json.Encoder) error {
-	if err := unix.Bind(int(s), sockaddr(at)); err != nil {
-		return fmt.Errorf("bind %v: %w", at, err)
+// serve listens, says where, and answers one client.
+func serve(c *client) (a answer, err error) {
+	m := c.metric
+	s, err := patientSocket(m.kind)
+	if err != nil {
+		return a, err
+	}
+	if err := unix.Bind(int(s), sockaddr(c.Target)); err != nil {
+		return a, fmt.Errorf("bind: %w", err)
 	}
 	if m.kind == unix.SOCK_STREAM {
-		if err := unix.Listen(int(s), 1); err != nil {
-			return fmt.Errorf("listen on %v: %w", at, err)
+		if err := unix.Listen(int(s), 128); err != nil {
+			return a, fmt.Errorf("listen: %w", err)
 		}
 	}
 	bound, err := unix.Getsockname(int(s))
 	if err != nil {
-		return err
+		return a, err
 	}
-	if err := out.Encode(answer{Port: uint16(bound.(*unix.SockaddrInet6).Port)}); err != nil {
-		return err
+	if err := c.out.Encode(answer{Port: uint16(bound.(*unix.SockaddrInet6).Port)}); err != nil {
+		return a, err
 	}
-	s, err = s.accept(m.kind)
-	if err != nil {
-		return fmt.Errorf("wait for the client: %w", err)
-	}
-	buffer := make([]byte, m.block)
-	for {
-		n, err := s.read(buffer)
-		if err == nil && n > 0 && m.echo {
-			_, err = s.write(buffer[:n])
-		}
-		if err != nil {
-			return fmt.Errorf("serve %s: %w", m.Name, err)
-		}
-		if n == 0 {
-			return nil
-		}
-	}
+	return m.traffic.serve(s, m)
 }
 
-// drive counts writes, or echoes, for the window that follows the warm-up.
-func drive(s socket, m Metric, j job) (answer, error) {
-	buffer := make([]byte, m.block)
-	var a answer
-	once := func() (float64, error) {
-		n, err := s.write(buffer)
-		if err != nil || !m.echo {
-			return float64(n) / float64(m.block), err
-		}
-		_, err = s.read(buffer)
-		return 1, err
+func (c *client) dial() (socket, error) {
+	s, err := patientSocket(c.metric.kind)
+	if err != nil {
+		return 0, err
 	}
-	if m.kind == unix.SOCK_DGRAM {
-		// A lost datagram is told and costs its time, and the run goes on.
-		if err := s.wait(100 * time.Millisecond); err != nil {
-			return a, err
-		}
-		lossless := once
-		once = func() (float64, error) {
-			n, err := lossless()
-			if errors.Is(err, unix.EAGAIN) {
-				a.Lost++
-				return 0, nil
-			}
-			return n, err
-		}
+	if err := s.connect(rawSockaddr(c.Target)); err != nil {
+		return 0, fmt.Errorf("connect: %w", err)
 	}
-	if _, err := rate(once, j.Warmup); err != nil {
+	return s, nil
+}
+
+// measure repeats once for the warm-up; then for the window, which begin is called before.
+func (c *client) measure(once func() (float64, error), begin func()) (a answer, err error) {
+	if _, _, err := repeat(once, c.Warmup); err != nil {
 		return a, err
 	}
-	a.Lost = 0
-	var err error
-	if a.PerSecond, err = rate(once, j.Window); err != nil {
+	begin()
+	idle, err := idleTime(c.CPU)
+	if err != nil {
 		return a, err
 	}
-	if m.kind == unix.SOCK_DGRAM {
-		_, err = s.write(nil)
+	if a.Ops, a.Seconds, err = repeat(once, c.Window); err != nil {
+		return a, err
 	}
+	after, err := idleTime(c.CPU)
+	a.Busy = a.Seconds*after.cpus - (after.seconds - idle.seconds)
 	return a, err
 }
 
-// rate repeats once for a time and says how much a second it came to. The clock is read once in a
-// while only: it costs as much as a part of a packet's way.
-func rate(once func() (float64, error), window time.Duration) (float64, error) {
-	var sum float64
+// repeat does once for a time and says what it came to. The clock is read once in a while only: it
+// costs as much as a part of a packet's way.
+func repeat(once func() (float64, error), window time.Duration) (sum, seconds float64, err error) {
 	start := time.Now()
 	for {
 		for range 16 {
 			n, err := once()
 			if err != nil {
-				return 0, err
+				return 0, 0, err
 			}
 			sum += n
 		}
 		if elapsed := time.Since(start); elapsed >= window {
-			return sum / elapsed.Seconds(), nil
+			return sum, elapsed.Seconds(), nil
 		}
 	}
-}
-
-// socket is a blocking socket used by raw system calls: a wrapped one costs the scheduler's
-// bookkeeping, and a non-blocking one the poller's, both more than what is compared here.
-type socket int
-
-func newSocket(kind int, patience time.Duration) (socket, error) {
-	fd, err := unix.Socket(unix.AF_INET6, kind|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return 0, fmt.Errorf("socket: %w", err)
-	}
-	s := socket(fd)
-	if kind == unix.SOCK_STREAM {
-		// The same congestion control everywhere, whatever the machine's default; inherited by accept.
-		err = errors.Join(
-			unix.SetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION, congestion),
-			unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1))
-	}
-	if err := errors.Join(err, s.wait(patience)); err != nil {
-		return 0, fmt.Errorf("set up the socket: %w", err)
-	}
-	return s, nil
-}
-
-// wait bounds how long a call blocks; it fails with EAGAIN then.
-func (s socket) wait(d time.Duration) error {
-	tv := unix.NsecToTimeval(d.Nanoseconds())
-	return errors.Join(
-		unix.SetsockoptTimeval(int(s), unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv),
-		unix.SetsockoptTimeval(int(s), unix.SOL_SOCKET, unix.SO_SNDTIMEO, &tv))
-}
-
-// accept is the socket to the client that comes first; its first datagram stays to be read.
-func (s socket) accept(kind int) (socket, error) {
-	if kind == unix.SOCK_STREAM {
-		fd, _, err := unix.Accept4(int(s), unix.SOCK_CLOEXEC)
-		return socket(fd), err
-	}
-	_, from, err := unix.Recvfrom(int(s), nil, unix.MSG_PEEK)
-	if err != nil {
-		return 0, err
-	}
-	return s, unix.Connect(int(s), from)
-}
-
-func (s socket) read(b []byte) (int, error)  { return s.call(unix.SYS_READ, b) }
-func (s socket) write(b []byte) (int, error) { return s.call(unix.SYS_WRITE, b) }
-
-func (s socket) call(trap uintptr, b []byte) (int, error) {
-	for {
-		n, _, errno := unix.RawSyscall(trap, uintptr(s), uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)))
-		switch errno {
-		case 0:
-			return int(n), nil
-		case unix.EINTR:
-		default:
-			return 0, errno
-		}
-	}
-}
-
-func sockaddr(a netip.AddrPort) unix.Sockaddr {
-	return &unix.SockaddrInet6{Port: int(a.Port()), Addr: a.Addr().As16()}
 }

@@ -1,31 +1,84 @@
 package bench
 
-import "golang.org/x/sys/unix"
+import (
+	"slices"
 
-// Metric is a kind of traffic and how its speed is told. The names are netperf's, and so is what they mean.
+	"golang.org/x/sys/unix"
+)
+
+// Metric is a kind of traffic and what is told of it. Names that netperf has mean what they mean there.
 type Metric struct {
-	Name   string
-	Unit   string
-	kind   int     // of socket
-	block  int     // bytes of one write
-	echo   bool    // every write waits for its echo
-	factor float64 // from writes a second to Unit
+	Name  string
+	About string
+	Unit  string
+	// Less is better; else more is.
+	Less bool
+	// Figure is what the papers show of it.
+	Figure string
+
+	traffic traffic
+	kind    int    // of socket
+	block   int    // bytes of one write
+	flows   int    // connections at once
+	cut     bool   // no device takes segments apart or puts them together
+	counted string // what CPU time is told by
+	value   func(answer) float64
+	// programs is the direction whose programs' time is told, measured with the kernel's BPF statistics on.
+	programs direction
 }
 
-// Metrics are what every scenario is measured by.
+// ID is the name.
+func (m Metric) ID() string { return m.Name }
+
+const (
+	figure20 = "NETPILA fig. 20 (latency of RDMA), §7.2: the same as native IPv6; ONCache's request-response: +36–41 % (TCP), +34–39 % (UDP) over VXLAN"
+	figure21 = "NETPILA fig. 21 (bandwidth of RDMA), §7.2: the same as native IPv6"
+	section6 = "NETPILA §6.2: first packet 0.812 ms, later ones 0.082 ms"
+)
+
+// Metrics are all there are, in the order of reports.
 func Metrics() []Metric {
+	perSecond := func(a answer) float64 { return a.Ops / a.Seconds }
+	gigabits := func(a answer) float64 { return perSecond(a) * 8 * streamBlock / 1e9 }
+	stream := Metric{Unit: "Gbit/s", Figure: figure21, traffic: streaming, kind: unix.SOCK_STREAM, block: streamBlock, counted: "128 KiB", value: gigabits}
+	echo := Metric{Unit: "1/s", Figure: figure20, traffic: echoing, block: 1, flows: 1, counted: "transaction", value: perSecond}
+	program := Metric{Unit: "ns", Less: true, Figure: "ONCache's table of the CPU time of each part of the path", traffic: echoing, kind: unix.SOCK_DGRAM, block: 1, flows: 1}
 	return []Metric{
-		{Name: "TCP_RR", Unit: "1/s", kind: unix.SOCK_STREAM, block: 1, echo: true, factor: 1},
-		{Name: "UDP_RR", Unit: "1/s", kind: unix.SOCK_DGRAM, block: 1, echo: true, factor: 1},
-		{Name: "TCP_STREAM", Unit: "Gbit/s", kind: unix.SOCK_STREAM, block: 128 << 10, factor: 8 * (128 << 10) / 1e9},
+		echo.as("TCP_RR", "1 byte and its echo on one connection", func(m *Metric) { m.kind = unix.SOCK_STREAM }),
+		echo.as("UDP_RR", "1 byte and its echo", func(m *Metric) { m.kind = unix.SOCK_DGRAM }),
+		echo.as("TCP_CRR", "connect, 1 byte, its echo, close", func(m *Metric) {
+			m.kind, m.traffic, m.Figure = unix.SOCK_STREAM, connecting, "ONCache's connect-request-response: 3.13 times Slim"
+		}),
+		echo.as("UDP_PPS", "datagrams of 18 bytes, as many as arrive", func(m *Metric) {
+			m.kind, m.traffic, m.block, m.counted, m.Figure = unix.SOCK_DGRAM, flooding, 18, "packet", "NETPILA §7.2: no more work a packet than native IPv6"
+		}),
+		stream.as("TCP_STREAM", "one connection, writes of 128 KiB", func(m *Metric) { m.flows = 1 }),
+		stream.as("TCP_STREAM4", "four connections, writes of 128 KiB", func(m *Metric) { m.flows = 4 }),
+		stream.as("TCP_STREAM_CUT", "one connection, segmentation offload off", func(m *Metric) { m.flows, m.cut = 1, true }),
+		stream.as("TCP_STREAM4_CUT", "four connections, segmentation offload off", func(m *Metric) { m.flows, m.cut = 4, true }),
+		{Name: "FIRST_RTT", About: "a new socket's first datagram and its echo, nothing cached", Unit: "µs", Less: true, Figure: section6,
+			traffic: firsts, kind: unix.SOCK_DGRAM, block: 1, flows: 1, value: func(a answer) float64 { return a.First * 1e6 }},
+		{Name: "NEXT_RTT", About: "the datagrams that follow the first", Unit: "µs", Less: true, Figure: section6,
+			traffic: firsts, kind: unix.SOCK_DGRAM, block: 1, flows: 1, value: func(a answer) float64 { return a.Next * 1e6 }},
+		program.as("PROGRAM_OUT", "our programs' time for a packet on its way out, under UDP_RR", func(m *Metric) { m.programs = out }),
+		program.as("PROGRAM_IN", "our programs' time for a packet on its way in, under UDP_RR", func(m *Metric) { m.programs = in }),
 	}
+}
+
+const streamBlock = 128 << 10
+
+// as is a metric like another but for a few things.
+func (m Metric) as(name, about string, differs func(*Metric)) Metric {
+	m.Name, m.About = name, about
+	differs(&m)
+	return m
 }
 
 func metricByName(name string) (Metric, bool) {
-	for _, m := range Metrics() {
-		if m.Name == name {
-			return m, true
-		}
+	all := Metrics()
+	i := slices.IndexFunc(all, func(m Metric) bool { return m.Name == name })
+	if i < 0 {
+		return Metric{}, false
 	}
-	return Metric{}, false
+	return all[i], true
 }

@@ -3,6 +3,7 @@ package bench
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/netip"
 	"path/filepath"
@@ -16,32 +17,93 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// addNetpila puts a container behind the node as an agent does, by the same driver. The agent itself
-// is on no packet's path and would only share the measured CPU.
-func (n *node) addNetpila() (_ *netns.Namespace, a netip.Addr, err error) {
-	blue := tenant.Tenant{Name: "blue", Addressing: tenant.Encrypted, IDs: []tenant.ID{{ID: 1, Key: address.Key{'b', 'l', 'u', 'e'}}}}
+// variant is how one scenario on our datapath differs from the usual one.
+type variant struct {
+	clear   bool // the tenant's addresses
+	noCache bool
+	local   bool // both containers on one node
+}
+
+// netpila pairs containers that are put behind their nodes as an agent does it, by the same driver. The
+// agent itself is on no packet's path and would only share the measured CPU.
+func netpila(v variant) func(*wire) (Pair, error) {
+	return func(w *wire) (Pair, error) {
+		blue := tenant.Tenant{Name: "blue", Addressing: tenant.Encrypted, IDs: []tenant.ID{{ID: 1, Key: address.Key{'b', 'l', 'u', 'e'}}}}
+		if v.clear {
+			blue.Addressing = tenant.Clear
+		}
+		nodes := w.nodes[:]
+		if v.local {
+			nodes = []*node{w.nodes[0], w.nodes[0]}
+		}
+		var paths []*datapath.Datapath
+		var ends []*netns.Namespace
+		var target netip.Addr
+		for i, n := range nodes {
+			if len(paths) == 0 || !v.local {
+				d, err := n.openDatapath(v)
+				if err != nil {
+					return Pair{}, err
+				}
+				if err := d.PutTenant(blue); err != nil {
+					return Pair{}, err
+				}
+				paths = append(paths, d)
+			}
+			c, a, err := n.addNetpila(paths[len(paths)-1], blue, endpoint.ID(i+1))
+			if err != nil {
+				return Pair{}, err
+			}
+			ends, target = append(ends, c), a
+		}
+		return Pair{
+			Client: ends[0], Server: ends[1], Target: target,
+			// As after any change of a tenant: nothing that was cached before counts.
+			Fresh: func() (err error) {
+				for _, d := range paths {
+					err = errors.Join(err, d.PutTenant(blue))
+				}
+				return err
+			},
+			Runs: func() (sum datapath.Runs, err error) {
+				sum = datapath.Runs{}
+				for _, d := range paths {
+					runs, err := d.Runs()
+					if err != nil {
+						return nil, err
+					}
+					sum.Add(runs)
+				}
+				return sum, nil
+			},
+		}, nil
+	}
+}
+
+// addNetpila adds a container with an endpoint's number.
+func (n *node) addNetpila(d *datapath.Datapath, t tenant.Tenant, id endpoint.ID) (_ *netns.Namespace, a netip.Addr, err error) {
 	plan := address.DefaultPlan()
-	plain, a, err := address.NewCipher(blue.Current().Key).Draw(plan.Private, address.Plain{Node: n.prefix, Tenant: 1, App: 1})
+	plain := address.Plain{Node: n.prefix, Tenant: t.Current().ID, App: 1, Index: address.Index(id) << 16}
+	routed := plan.Base
+	if t.Addressing == tenant.Encrypted {
+		routed = plan.Private
+		plain, a, err = address.NewCipher(t.Current().Key).Draw(plan.Private, plain)
+	} else {
+		a = plain.Addr()
+	}
 	if err != nil {
 		return nil, a, err
 	}
-	c, err := n.wire.namespace(n.name + "-container")
-	if err != nil {
-		return nil, a, err
-	}
-	d, err := n.openDatapath(plan)
+	c, err := n.wire.namespace(fmt.Sprint(n.name, "-container", id))
 	if err != nil {
 		return nil, a, err
 	}
 	record := endpoint.Record{
-		ID: 1, Interface: "eth0", Netns: c.Path(), Tenant: blue.Name, TenantID: plain.Tenant, App: plain.App,
+		ID: id, Interface: "eth0", Netns: c.Path(), Tenant: t.Name, TenantID: plain.Tenant, App: plain.App,
 		Attachments: []endpoint.Attachment{{
 			Network: "netpila", Plaintext: plain.Addr(), Address: a,
-			Gateway: netip.MustParseAddr("fe80::1"), Routes: []netip.Prefix{plan.Private},
+			Gateway: netip.MustParseAddr("fe80::1"), Routes: []netip.Prefix{routed},
 		}},
-	}
-	if err := d.PutTenant(blue); err != nil {
-		return nil, a, err
 	}
 	if record.Device, err = d.CreateDevice(context.Background(), record); err != nil {
 		return nil, a, err
@@ -49,12 +111,12 @@ func (n *node) addNetpila() (_ *netns.Namespace, a netip.Addr, err error) {
 	return c, a, d.Activate(record)
 }
 
-func (n *node) openDatapath(plan address.Plan) (d *datapath.Datapath, err error) {
+func (n *node) openDatapath(v variant) (d *datapath.Datapath, err error) {
 	pins := filepath.Join(n.wire.dir, n.name+"-bpf")
 	err = n.ns.Do(func() error {
 		d, err = datapath.Open(datapath.Config{
-			Uplink: "eth0", NodePrefix: n.prefix, Plan: plan, BPFFS: pins, MaxEndpoints: 16,
-			Log: slog.New(slog.DiscardHandler),
+			Uplink: "eth0", NodePrefix: n.prefix, Plan: address.DefaultPlan(), BPFFS: pins, MaxEndpoints: 16,
+			NoCache: v.noCache, Log: slog.New(slog.DiscardHandler),
 		})
 		return err
 	})

@@ -2,10 +2,10 @@ package bench
 
 import (
 	"bytes"
-	"fmt"
-	"io"
+	"maps"
 	"math/rand/v2"
 	"runtime"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -18,9 +18,13 @@ type Report struct {
 	Machine  Machine   `json:"machine"`
 	Settings Settings  `json:"settings"`
 	Results  []Result  `json:"results"`
+	Programs []Program `json:"programs,omitempty"`
+	// EmptyProgramNs is what the kernel tells of a program that does nothing; it is in all times of programs.
+	EmptyProgramNs float64 `json:"emptyProgramNs,omitempty"`
+	Checks         []Check `json:"checks,omitempty"`
 	// Lost datagrams had no echo in 100 ms; each costs UDP_RR that much.
 	Lost int  `json:"lost"`
-	Pass bool `json:"pass"`
+	Pass bool `json:"pass"` // all checks
 }
 
 type Machine struct {
@@ -30,12 +34,14 @@ type Machine struct {
 }
 
 type Settings struct {
-	Rounds     int    `json:"rounds"`
-	WarmupMs   int64  `json:"warmupMs"`
-	WindowMs   int64  `json:"windowMs"`
-	CPU        int    `json:"cpu"` // of client and server both
-	Congestion string `json:"congestion"`
-	Seed       uint64 `json:"seed"`
+	Form       string  `json:"form"`
+	Rounds     int     `json:"rounds"`
+	WarmupMs   int64   `json:"warmupMs"`
+	WindowMs   int64   `json:"windowMs"`
+	CPU        int     `json:"cpu"` // of client and server both; -1: any
+	Congestion string  `json:"congestion"`
+	Seed       uint64  `json:"seed"`
+	TooWide    float64 `json:"tooWide"` // an interval that tells nothing, as a part of one or of its median
 }
 
 // Result is one metric of one scenario.
@@ -44,68 +50,105 @@ type Result struct {
 	About    string    `json:"about"`
 	Metric   string    `json:"metric"`
 	Unit     string    `json:"unit"`
+	Less     bool      `json:"lessIsBetter,omitempty"`
 	Median   float64   `json:"median"`
 	Samples  []float64 `json:"samples"` // by round
-	// Ratio is the median over the rounds of this sample over the reference's of the same round.
-	Ratio   Interval `json:"ratio"`
-	AtLeast float64  `json:"atLeast,omitempty"`
-	Verdict Verdict  `json:"verdict"`
+	// Ratio is the median over the rounds of this sample over the first scenario's of the same round; none
+	// where that one has no such figure.
+	Ratio *Interval `json:"ratio,omitempty"`
+	// CPUMicros is the CPU time of one Counted: all that the CPUs did, or the one that the run was pinned to.
+	CPUMicros float64 `json:"cpuMicros,omitempty"`
+	Counted   string  `json:"counted,omitempty"`
 }
 
-// Verdict says whether a ratio reached what was asked of it.
-type Verdict string
-
-const (
-	NotJudged Verdict = ""
-	Passed    Verdict = "ok"
-	TooLow    Verdict = "too low"
-	TooNoisy  Verdict = "too noisy"
-)
-
-// tooWide is the width of an interval from which on a run tells nothing.
-const tooWide = 0.10
-
-func judge(ratio Interval, atLeast float64) Verdict {
-	switch {
-	case atLeast == 0:
-		return NotJudged
-	case ratio.High-ratio.Low > tooWide:
-		return TooNoisy
-	case ratio.Median < atLeast:
-		return TooLow
-	}
-	return Passed
+// Program is one of ours, and what it takes for a packet.
+type Program struct {
+	Scenario string    `json:"scenario"`
+	Name     string    `json:"name"`
+	Ns       Interval  `json:"ns"`
+	Samples  []float64 `json:"samples"`
 }
 
-func (o Options) report(started time.Time, samples [][][]float64, lost int, random *rand.Rand) *Report {
-	r := &Report{
+// source of the bootstrap's choices.
+type source = *rand.Rand
+
+// report makes the report of what was taken.
+func (r *run) report(started time.Time) *Report {
+	p := &Report{
 		Started: started.UTC().Truncate(time.Second),
 		Seconds: time.Since(started).Round(100 * time.Millisecond).Seconds(),
 		Machine: Machine{Kernel: kernel(), Arch: runtime.GOARCH, CPUs: runtime.NumCPU()},
 		Settings: Settings{
-			Rounds: o.Rounds, WarmupMs: o.Warmup.Milliseconds(), WindowMs: o.Window.Milliseconds(),
-			CPU: o.CPU, Congestion: congestion, Seed: o.Seed,
+			Form: r.Form, Rounds: r.Rounds, WarmupMs: r.Warmup.Milliseconds(), WindowMs: r.Window.Milliseconds(),
+			CPU: r.CPU, Congestion: congestion, Seed: r.Seed, TooWide: r.TooWide,
 		},
-		Lost: lost,
-		Pass: true,
+		EmptyProgramNs: r.emptyProgram,
+		Pass:           true,
 	}
-	for s, scenario := range o.Scenarios {
-		for m, metric := range o.Metrics {
-			ratios := make([]float64, o.Rounds)
-			for i := range ratios {
-				ratios[i] = samples[s][m][i] / samples[0][m][i]
+	for s, scenario := range r.Scenarios {
+		for m, metric := range r.Metrics {
+			t, reference := r.taken[s][m], r.taken[0][m]
+			p.Lost += t.lost
+			if len(t.values) == 0 {
+				continue
 			}
-			ratio := bootstrap(ratios, random)
-			verdict := judge(ratio, scenario.AtLeast)
-			r.Pass = r.Pass && (verdict == Passed || verdict == NotJudged)
-			r.Results = append(r.Results, Result{
-				Scenario: scenario.Name, About: scenario.About, Metric: metric.Name, Unit: metric.Unit,
-				Median: median(samples[s][m]), Samples: samples[s][m],
-				Ratio: ratio, AtLeast: scenario.AtLeast, Verdict: verdict,
-			})
+			x := Result{
+				Scenario: scenario.Name, About: scenario.About, Metric: metric.Name, Unit: metric.Unit, Less: metric.Less,
+				Median: median(t.values), Samples: t.values,
+			}
+			if len(reference.values) > 0 {
+				ratio := bootstrap(ratios(t.values, reference.values), r.random)
+				x.Ratio = &ratio
+			}
+			if metric.counted != "" && t.ops > 0 {
+				x.CPUMicros, x.Counted = t.busy/t.ops*1e6, metric.counted
+			}
+			p.Results = append(p.Results, x)
+		}
+		for _, name := range slices.Sorted(maps.Keys(r.programs[s])) {
+			samples := r.programs[s][name]
+			p.Programs = append(p.Programs, Program{scenario.Name, name, bootstrap(samples, r.random), samples})
 		}
 	}
+	p.check(r.Gates, r.random)
+	return p
+}
+
+func ratios(of, to []float64) []float64 {
+	r := make([]float64, min(len(of), len(to)))
+	for i := range r {
+		r[i] = of[i] / to[i]
+	}
 	return r
+}
+
+// find is nil where the run has no such result.
+func (r *Report) find(scenario, metric string) *Result {
+	i := slices.IndexFunc(r.Results, func(x Result) bool { return x.Scenario == scenario && x.Metric == metric })
+	if i < 0 {
+		return nil
+	}
+	return &r.Results[i]
+}
+
+func (r *Report) has(scenario string) bool {
+	return slices.ContainsFunc(r.Results, func(x Result) bool { return x.Scenario == scenario })
+}
+
+// metrics are those that any scenario has, in the order of Metrics.
+func (r *Report) metrics() []string {
+	var names []string
+	for _, m := range Metrics() {
+		if slices.ContainsFunc(r.Results, func(x Result) bool { return x.Metric == m.Name }) {
+			names = append(names, m.Name)
+		}
+	}
+	return names
+}
+
+// of are the results of a metric.
+func (r *Report) of(metric string) []Result {
+	return slices.DeleteFunc(slices.Clone(r.Results), func(x Result) bool { return x.Metric != metric })
 }
 
 func kernel() string {
@@ -114,62 +157,4 @@ func kernel() string {
 		return "unknown"
 	}
 	return string(u.Release[:bytes.IndexByte(u.Release[:], 0)])
-}
-
-// Table writes the results for a person; columns are separated by tabs.
-func (r *Report) Table(w io.Writer) {
-	s := r.Settings
-	fmt.Fprintf(w, "%d rounds of %d ms in random order, client and server on CPU %d, %s, Linux %s; a software datapath between namespaces\n\n",
-		s.Rounds, s.WindowMs, s.CPU, s.Congestion, r.Machine.Kernel)
-	fmt.Fprintf(w, "metric\tscenario\tmedian\tof %s\t95 %%\t\n", r.Results[0].Scenario)
-	for _, metric := range r.metrics() {
-		for _, x := range r.Results {
-			if x.Metric != metric {
-				continue
-			}
-			fmt.Fprintf(w, "%s\t%s\t%s %s\t", x.Metric, x.Scenario, figure(x.Median), x.Unit)
-			if x.Scenario == r.Results[0].Scenario {
-				fmt.Fprint(w, "1\t\t\n")
-				continue
-			}
-			fmt.Fprintf(w, "%.3f\t%.3f–%.3f\t%s\n", x.Ratio.Median, x.Ratio.Low, x.Ratio.High, x.verdict())
-		}
-	}
-	if r.Lost > 0 {
-		fmt.Fprintf(w, "\n%d datagrams were lost\n", r.Lost)
-	}
-}
-
-func (r *Report) metrics() []string {
-	var names []string
-	for _, x := range r.Results {
-		if x.Scenario == r.Results[0].Scenario {
-			names = append(names, x.Metric)
-		}
-	}
-	return names
-}
-
-func (x Result) verdict() string {
-	switch x.Verdict {
-	case NotJudged:
-		return ""
-	case Passed:
-		return fmt.Sprintf("ok: at least %.2f", x.AtLeast)
-	case TooNoisy:
-		return fmt.Sprintf("too noisy to tell: the interval is wider than %.2f; no pass", tooWide)
-	}
-	return fmt.Sprintf("too low: below %.2f", x.AtLeast)
-}
-
-// figure is a number as people read it: "135,012" and "41.2".
-func figure(v float64) string {
-	if v < 1000 {
-		return fmt.Sprintf("%.1f", v)
-	}
-	s := fmt.Sprintf("%.0f", v)
-	for i := len(s) - 3; i > 0; i -= 3 {
-		s = s[:i] + "," + s[i:]
-	}
-	return s
 }

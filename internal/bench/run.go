@@ -1,50 +1,96 @@
 package bench
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"pilaster.io/pilaster/internal/netns"
 )
-
-// congestion control of every TCP connection.
-const congestion = "cubic"
 
 // Options are how a run is made.
 type Options struct {
+	Form      string // of the command line
 	Scenarios []Scenario
 	Metrics   []Metric
+	Gates     []Gate
+	TooWide   float64 // an interval from which on a figure tells nothing, as a part of one or of its median; 0: none
 	Rounds    int
 	Warmup    time.Duration
 	Window    time.Duration
-	CPU       int    // of client and server both
+	CPU       int    // of client and server both; -1: any
 	Seed      uint64 // of the order of scenarios and of the bootstrap
 	Dir       string // for namespaces and pins; one run at a time uses it, and removes it
 
 	// Generator makes a command that calls Generate.
 	Generator func(context.Context) *exec.Cmd
-	// Progress is called after each round with its number, from 1.
-	Progress func(round int)
+	// Progress is called after each metric of a round.
+	Progress func(Step)
 }
 
-// Quick takes about a minute; Full about ten.
+// Step is how far a run has come.
+type Step struct {
+	Round  int // from 1
+	Metric string
+	Part   float64 // of the whole run
+}
+
+// Free is the CPU of a run that leaves it to the scheduler.
+const Free = -1
+
+// Smoke takes seconds and shows that everything works; Quick takes two minutes, Full half an hour.
+func Smoke() Options {
+	return Options{
+		Form: "smoke", Scenarios: some("native", "netpila"), Metrics: Metrics(), Gates: SmokeGates(),
+		Rounds: 5, Warmup: 10 * time.Millisecond, Window: 50 * time.Millisecond,
+	}
+}
+
 func Quick() Options {
-	return Options{Rounds: 20, Warmup: 50 * time.Millisecond, Window: 250 * time.Millisecond}
+	o := Options{
+		Form: "quick", Scenarios: some("native", "route", "vxlan", "netpila"), Gates: QuickGates(), TooWide: 0.10,
+		Rounds: 15, Warmup: 30 * time.Millisecond, Window: 200 * time.Millisecond,
+	}
+	o.Metrics, _ = Pick(Metrics(), []string{"TCP_RR", "UDP_RR", "TCP_CRR", "UDP_PPS", "TCP_STREAM"})
+	return o
 }
 
 func Full() Options {
-	return Options{Rounds: 60, Warmup: 100 * time.Millisecond, Window: time.Second}
+	return Options{
+		Form: "full", Scenarios: Scenarios(), Metrics: Metrics(), Gates: FullGates(), TooWide: 0.10,
+		Rounds: 30, Warmup: 50 * time.Millisecond, Window: 300 * time.Millisecond,
+	}
+}
+
+func some(names ...string) []Scenario {
+	picked, _ := Pick(Scenarios(), names)
+	return picked
+}
+
+// run is a run that goes on.
+type run struct {
+	Options
+	random *rand.Rand
+	pairs  []Pair
+	wires  []*wire
+	taken  [][]taken // by scenario and metric
+
+	programs     []map[string][]float64 // by scenario: ns by program and round
+	emptyProgram float64
+	steps, done  int
+}
+
+// taken is what a metric of a scenario came to.
+type taken struct {
+	values    []float64 // by round
+	ops, busy float64   // of all rounds
+	lost      int
 }
 
 // Run builds every scenario and measures them in turn.
@@ -55,37 +101,97 @@ func Run(ctx context.Context, o Options) (_ *Report, err error) {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, release()) }()
-	pairs := make([]Pair, len(o.Scenarios))
-	for i, s := range o.Scenarios {
-		w, err := newWire(filepath.Join(o.Dir, s.Name))
-		if err != nil {
-			return nil, fmt.Errorf("scenario %s: %w", s.Name, err)
-		}
-		defer func() { err = errors.Join(err, w.Close()) }()
-		if pairs[i], err = s.Build(w); err != nil {
+	r := &run{Options: o, random: rand.New(rand.NewPCG(o.Seed, 0))}
+	defer func() { err = errors.Join(err, r.close()) }()
+	for _, s := range o.Scenarios {
+		if err := r.build(s); err != nil {
 			return nil, fmt.Errorf("scenario %s: %w", s.Name, err)
 		}
 	}
-	random := rand.New(rand.NewPCG(o.Seed, 0))
-	samples := make([][][]float64, len(o.Scenarios)) // by scenario, metric and round
-	for i := range samples {
-		samples[i] = make([][]float64, len(o.Metrics))
+	return r.measure(ctx, started)
+}
+
+func (r *run) build(s Scenario) error {
+	w, err := newWire(filepath.Join(r.Dir, s.Name))
+	if err != nil {
+		return err
 	}
-	lost := 0
-	for round := range o.Rounds {
-		for m, metric := range o.Metrics {
-			for _, s := range random.Perm(len(o.Scenarios)) {
-				got, err := o.sample(ctx, pairs[s], metric)
-				if err != nil {
-					return nil, fmt.Errorf("round %d, %s of %s: %w", round+1, metric.Name, o.Scenarios[s].Name, err)
-				}
-				samples[s][m] = append(samples[s][m], got.PerSecond*metric.factor)
-				lost += got.Lost
+	r.wires = append(r.wires, w)
+	pair, err := s.Build(w)
+	r.pairs = append(r.pairs, pair)
+	r.taken = append(r.taken, make([]taken, len(r.Metrics)))
+	r.programs = append(r.programs, map[string][]float64{})
+	return err
+}
+
+func (r *run) close() error {
+	var errs []error
+	for _, w := range r.wires {
+		errs = append(errs, w.Close())
+	}
+	return errors.Join(errs...)
+}
+
+func (r *run) measure(ctx context.Context, started time.Time) (*Report, error) {
+	programs := slices.ContainsFunc(r.pairs, func(p Pair) bool { return p.Runs != nil }) &&
+		slices.ContainsFunc(r.Metrics, func(m Metric) bool { return m.programs != 0 })
+	for _, m := range r.Metrics {
+		if m.programs == 0 {
+			r.steps += r.Rounds
+		}
+	}
+	if programs {
+		r.steps += r.Rounds
+	}
+	for round := range r.Rounds {
+		for m, metric := range r.Metrics {
+			if metric.programs != 0 {
+				continue
 			}
+			if err := r.round(ctx, m); err != nil {
+				return nil, fmt.Errorf("round %d, %s of %w", round+1, metric.Name, err)
+			}
+			r.step(round, metric.Name)
 		}
-		o.Progress(round + 1)
 	}
-	return o.report(started, samples, lost, random), nil
+	if programs {
+		if err := r.measurePrograms(ctx); err != nil {
+			return nil, err
+		}
+	}
+	if !slices.ContainsFunc(slices.Concat(r.taken...), func(t taken) bool { return len(t.values) > 0 }) {
+		return nil, errors.New("these scenarios have none of these metrics; nothing was measured")
+	}
+	return r.report(started), nil
+}
+
+// round measures one metric of every scenario.
+func (r *run) round(ctx context.Context, m int) (err error) {
+	metric := r.Metrics[m]
+	if metric.cut {
+		for i, w := range r.wires {
+			restore, err := w.cutAll()
+			if err != nil {
+				return fmt.Errorf("%s: %w", r.Scenarios[i].Name, err)
+			}
+			defer func() { err = errors.Join(err, restore()) }()
+		}
+	}
+	for _, s := range r.random.Perm(len(r.pairs)) {
+		got, err := r.sample(ctx, r.pairs[s], metric)
+		if err != nil {
+			return fmt.Errorf("%s: %w", r.Scenarios[s].Name, err)
+		}
+		t := &r.taken[s][m]
+		t.values = append(t.values, metric.value(got))
+		t.ops, t.busy, t.lost = t.ops+got.Ops, t.busy+got.Busy, t.lost+got.Lost
+	}
+	return nil
+}
+
+func (r *run) step(round int, metric string) {
+	r.done++
+	r.Progress(Step{Round: round + 1, Metric: metric, Part: float64(r.done) / float64(r.steps)})
 }
 
 // claim makes a folder this run's own, and clears away what a run that was killed left in it.
@@ -121,99 +227,4 @@ func clearWire(dir string) error {
 		return err
 	}
 	return os.RemoveAll(dir)
-}
-
-// sample runs one server and one client to its end.
-func (o Options) sample(ctx context.Context, p Pair, m Metric) (answer, error) {
-	ctx, cancel := context.WithTimeout(ctx, o.Warmup+o.Window+4*patience)
-	defer cancel()
-	server, err := o.start(ctx, p.Server, job{Metric: m.Name, Serve: true, Target: netip.AddrPortFrom(p.Target, 0)})
-	if err != nil {
-		return answer{}, fmt.Errorf("server: %w", err)
-	}
-	defer server.kill()
-	listening, err := server.answer()
-	if err != nil {
-		return answer{}, fmt.Errorf("server: %w", err)
-	}
-	client, err := o.start(ctx, p.Client, job{
-		Metric: m.Name, Target: netip.AddrPortFrom(p.Target, listening.Port), Warmup: o.Warmup, Window: o.Window,
-	})
-	if err != nil {
-		return answer{}, fmt.Errorf("client: %w", err)
-	}
-	defer client.kill()
-	counted, err := client.answer()
-	if err != nil {
-		return answer{}, fmt.Errorf("client: %w", err)
-	}
-	return counted, errors.Join(client.wait(), server.wait())
-}
-
-// generator is a running generator process.
-type generator struct {
-	cmd    *exec.Cmd
-	out    *json.Decoder
-	errors bytes.Buffer
-}
-
-// start puts a generator on the CPU and into the namespace, and gives it its job.
-func (o Options) start(ctx context.Context, ns *netns.Namespace, j job) (*generator, error) {
-	told, err := json.Marshal(j)
-	if err != nil {
-		return nil, err
-	}
-	g := &generator{cmd: o.Generator(ctx)}
-	g.cmd.Stdin, g.cmd.Stderr = bytes.NewReader(told), &g.errors
-	// One thread that nothing interrupts: no preemption by signals, no collector.
-	g.cmd.Env = append(g.cmd.Environ(), "GOMAXPROCS=1", "GOGC=off", "GODEBUG=asyncpreemptoff=1")
-	pipe, err := g.cmd.StdoutPipe()
-	if err != nil {
-		return nil, err
-	}
-	g.out = json.NewDecoder(pipe)
-	return g, ns.Do(func() error {
-		var set unix.CPUSet
-		set.Set(o.CPU)
-		if err := unix.SchedSetaffinity(0, &set); err != nil {
-			return fmt.Errorf("pin to CPU %d: %w", o.CPU, err)
-		}
-		return g.cmd.Start() // the child inherits the thread's CPU and namespace
-	})
-}
-
-func (g *generator) answer() (a answer, err error) {
-	if err := g.out.Decode(&a); err != nil {
-		return a, errors.Join(fmt.Errorf("no answer: %w", err), g.wait())
-	}
-	return a, nil
-}
-
-func (g *generator) wait() error {
-	if err := g.cmd.Wait(); err != nil {
-		return fmt.Errorf("%w: %s", err, bytes.TrimSpace(g.errors.Bytes()))
-	}
-	return nil
-}
-
-// kill ends a generator that was not waited for.
-func (g *generator) kill() {
-	if g.cmd.ProcessState == nil {
-		g.cmd.Process.Kill()
-		g.cmd.Wait()
-	}
-}
-
-// LastCPU is the highest CPU this process may use: the lowest takes most interrupts.
-func LastCPU() (int, error) {
-	var set unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &set); err != nil {
-		return 0, fmt.Errorf("which CPUs there are: %w", err)
-	}
-	for cpu := len(set)*64 - 1; cpu >= 0; cpu-- {
-		if set.IsSet(cpu) {
-			return cpu, nil
-		}
-	}
-	return 0, errors.New("no CPU to run on")
 }

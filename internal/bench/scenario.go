@@ -2,7 +2,9 @@ package bench
 
 import (
 	"net/netip"
+	"slices"
 
+	"pilaster.io/pilaster/internal/datapath"
 	"pilaster.io/pilaster/internal/netns"
 )
 
@@ -10,40 +12,71 @@ import (
 type Scenario struct {
 	Name  string
 	About string
-	// AtLeast is the ratio to the first scenario that a run must reach; 0 asks for none.
-	AtLeast float64
 	// Build joins a pair over two fresh nodes; what it opens is closed with the wire.
 	Build func(*wire) (Pair, error)
 }
+
+// ID is the name.
+func (s Scenario) ID() string { return s.Name }
 
 // Pair is where client and server run, and what the client connects to.
 type Pair struct {
 	Client, Server *netns.Namespace
 	Target         netip.Addr
+	// Fresh makes the next packet the first of its path; nil where nothing is cached.
+	Fresh func() error
+	// Runs is what our programs have done on both nodes; nil where there are none.
+	Runs func() (datapath.Runs, error)
 }
 
-// Datapath is what `pilaster bench datapath` compares. A new network adds its value here.
-func Datapath() []Scenario {
+// Scenarios are all there are, in the order of reports. A new network adds its value here.
+func Scenarios() []Scenario {
 	return []Scenario{
 		{Name: "native", About: "node to node, no container", Build: native},
 		{Name: "route", About: "containers behind veth pairs, routed by the kernels of both nodes", Build: route},
+		{Name: "vxlan", About: "containers on kernel bridges, between the nodes kernel VXLAN as Flannel sets it up", Build: vxlan},
+		{Name: "bound-veth", About: "the devices that netpila's packets pass, joined by bridges, no BPF", Build: boundVeth},
+		{Name: "bound-macvlan", About: "containers on macvlan devices in private mode, no BPF", Build: boundMacvlan},
 		Netpila(),
+		{Name: "netpila-clear", About: "netpila for a tenant with clear addresses: nothing is translated", Build: netpila(variant{clear: true})},
+		{Name: "netpila-nocache", About: "netpila with its flow cache off: every packet is a first one", Build: netpila(variant{noCache: true})},
+		{Name: "loopback", About: "within one node, no container", Build: loopback},
+		{Name: "netpila-local", About: "netpila between two containers of one node", Build: netpila(variant{local: true})},
 	}
 }
 
 // Netpila is our datapath, driven as an agent drives it.
 func Netpila() Scenario {
-	return Scenario{Name: "netpila", About: "containers of an encrypted tenant on our datapath", AtLeast: 0.85, Build: netpila}
+	return Scenario{Name: "netpila", About: "containers of an encrypted tenant on our datapath", Build: netpila(variant{})}
 }
 
 func native(w *wire) (Pair, error) {
-	return Pair{w.nodes[0].ns, w.nodes[1].ns, w.nodes[1].underlay}, nil
+	return Pair{Client: w.nodes[0].ns, Server: w.nodes[1].ns, Target: w.nodes[1].underlay}, nil
+}
+
+func loopback(w *wire) (Pair, error) {
+	return Pair{Client: w.nodes[0].ns, Server: w.nodes[0].ns, Target: w.nodes[0].underlay}, nil
 }
 
 func route(w *wire) (Pair, error) {
 	return w.containers((*node).addRouted)
 }
 
-func netpila(w *wire) (Pair, error) {
-	return w.containers((*node).addNetpila)
+// Names are those of scenarios or metrics.
+func Names[T interface{ ID() string }](all []T) []string {
+	names := make([]string, len(all))
+	for i, x := range all {
+		names[i] = x.ID()
+	}
+	return names
+}
+
+// Pick is those of all that have one of the names, in the order of all, and the first name that none has.
+func Pick[T interface{ ID() string }](all []T, names []string) (picked []T, unknown string) {
+	for _, name := range names {
+		if !slices.Contains(Names(all), name) {
+			return nil, name
+		}
+	}
+	return slices.DeleteFunc(all, func(x T) bool { return !slices.Contains(names, x.ID()) }), ""
 }

@@ -19,10 +19,11 @@ import (
 // wire is two nodes on one veth link, the shortest network there is: nothing between them takes
 // part of the time that a scenario is to be blamed for.
 type wire struct {
-	dir    string
-	nodes  [2]*node
-	links  int
-	closes []func() error
+	dir        string
+	nodes      [2]*node
+	namespaces []*netns.Namespace // of nodes and containers
+	links      int
+	closes     []func() error
 }
 
 type node struct {
@@ -76,36 +77,7 @@ func (w *wire) containers(add func(*node) (*netns.Namespace, netip.Addr, error))
 		return Pair{}, err
 	}
 	server, target, err := add(w.nodes[1])
-	return Pair{client, server, target}, err
-}
-
-// addRouted puts a container behind the node as any Linux router would.
-func (n *node) addRouted() (*netns.Namespace, netip.Addr, error) {
-	gateway := netip.MustParseAddr("fe80::1")
-	a := address.Plain{Node: n.prefix, Tenant: 1, App: 1, Index: 1}.Addr()
-	c, err := n.wire.namespace(n.name + "-container")
-	if err != nil {
-		return nil, a, err
-	}
-	if err := n.wire.link(n.ns, "container", c, "eth0"); err != nil {
-		return nil, a, err
-	}
-	inNode := onDevice(n.ns, "container", func(h *netlink.Handle, d netlink.Link) error {
-		return errors.Join(
-			addAddress(h, d, netip.PrefixFrom(gateway, 64)),
-			h.LinkSetUp(d),
-			h.RouteAdd(&netlink.Route{LinkIndex: d.Attrs().Index, Dst: ipNet(netip.PrefixFrom(a, 128))}),
-			n.ns.Do(func() error { return sysctl("net/ipv6/conf/all/forwarding", "1") }),
-		)
-	})
-	inContainer := onDevice(c, "eth0", func(h *netlink.Handle, d netlink.Link) error {
-		return errors.Join(
-			addAddress(h, d, netip.PrefixFrom(a, 128)),
-			h.LinkSetUp(d),
-			h.RouteAdd(&netlink.Route{LinkIndex: d.Attrs().Index, Gw: gateway.AsSlice()}),
-		)
-	})
-	return c, a, errors.Join(inNode, inContainer)
+	return Pair{Client: client, Server: server, Target: target}, err
 }
 
 // namespace makes one whose addresses need not wait for duplicate address detection.
@@ -115,6 +87,7 @@ func (w *wire) namespace(name string) (*netns.Namespace, error) {
 		return nil, err
 	}
 	w.closing(func() error { return errors.Join(ns.Close(), netns.Remove(ns.Path())) })
+	w.namespaces = append(w.namespaces, ns)
 	return ns, ns.Do(func() error { return sysctl("net/ipv6/conf/default/accept_dad", "0") })
 }
 

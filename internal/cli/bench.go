@@ -8,6 +8,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strings"
+	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -32,28 +35,38 @@ func newBenchCommand(env Env) *cobra.Command {
 }
 
 func newBenchDatapathCommand(env Env) *cobra.Command {
-	var quick, full bool
+	var quick, full, smoke, free bool
+	var scenarios, metrics []string
 	var to string
 	c := &cobra.Command{
 		Use:   "datapath",
-		Short: "Compare NETPILA with node to node and with kernel routing",
-		Long: `Compare the speed of containers on NETPILA with that of the bare nodes and of kernel routing, all
-in one run, in turn and in random order, client and server on one CPU. Every scenario has two nodes of its own,
-network namespaces on a veth link.
+		Short: "Compare NETPILA with node to node, kernel routing and kernel VXLAN",
+		Long: `Compare the speed of containers on NETPILA with that of the bare nodes, of kernel routing, of kernel VXLAN and
+of the same devices without BPF, all in one run, in turn and in random order. Every scenario has two nodes of its
+own, network namespaces on a veth link. Client and server share one CPU, unless --free leaves that to the scheduler.
 
-It fails where NETPILA stays below what is asked of it, and where the run was too noisy to tell. Run it on a
-machine that does nothing else.`,
-		Example: "  pilaster bench datapath --quick -o results",
-		Args:    cobra.NoArgs,
+It fails where NETPILA stays below what is asked of it, and where the run was too noisy to tell; nothing is asked of
+a --free run. Run it on a machine that does nothing else. docs/benchmarks.md explains scenarios, metrics and method.
+
+` + benchNames(),
+		Example: `  pilaster bench datapath --quick -o results
+  pilaster bench datapath --full --scenarios native,netpila --metrics TCP_RR,TCP_CRR`,
+		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
+			o := bench.Quick()
+			switch {
+			case full:
+				o = bench.Full()
+			case smoke:
+				o = bench.Smoke()
+			}
+			if err := narrow(&o, scenarios, metrics); err != nil {
+				return err
+			}
 			if err := requireRoot("bench"); err != nil {
 				return err
 			}
-			o := bench.Quick()
-			if full {
-				o = bench.Full()
-			}
-			report, err := runBench(c.Context(), env, o)
+			report, err := runBench(c.Context(), env, o, free)
 			if err != nil {
 				return err
 			}
@@ -66,30 +79,87 @@ machine that does nothing else.`,
 			return nil
 		},
 	}
-	c.Flags().BoolVar(&quick, "quick", false, "about a minute (default)")
-	c.Flags().BoolVar(&full, "full", false, "about ten minutes")
-	c.MarkFlagsMutuallyExclusive("quick", "full")
-	c.Flags().StringVarP(&to, "output", "o", "text", "text, json, or a folder for report.json beside the text")
+	f := c.Flags()
+	f.BoolVar(&quick, "quick", false, "two minutes: the main scenarios and metrics (default)")
+	f.BoolVar(&full, "full", false, "most of an hour: everything")
+	f.BoolVar(&smoke, "smoke", false, "seconds: does it all work? On a busy machine too; its figures mean little")
+	c.MarkFlagsMutuallyExclusive("quick", "full", "smoke")
+	f.BoolVar(&free, "free", false, "client and server on any CPU; nothing is judged")
+	f.StringSliceVar(&scenarios, "scenarios", nil, "these only, by name; the first of the list below is what the others are compared to")
+	f.StringSliceVar(&metrics, "metrics", nil, "these only, by name")
+	f.StringVarP(&to, "output", "o", "text", "text, json, or a folder for report.json beside the text")
+	_ = c.RegisterFlagCompletionFunc("scenarios", listed(bench.Names(bench.Scenarios())))
+	_ = c.RegisterFlagCompletionFunc("metrics", listed(bench.Names(bench.Metrics())))
+	_ = c.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"text", "json"}, cobra.ShellCompDirectiveFilterDirs))
 	return c
 }
 
-func runBench(ctx context.Context, env Env, o bench.Options) (*bench.Report, error) {
-	cpu, err := bench.LastCPU()
-	if err != nil {
-		return nil, err
+// benchNames lists what --scenarios and --metrics take.
+func benchNames() string {
+	var b strings.Builder
+	t := tabwriter.NewWriter(&b, 0, 8, 2, ' ', 0)
+	fmt.Fprintln(t, "Scenarios:")
+	for _, s := range bench.Scenarios() {
+		fmt.Fprintf(t, "  %s\t%s\n", s.Name, s.About)
 	}
+	fmt.Fprintln(t, "\nMetrics:")
+	for _, m := range bench.Metrics() {
+		fmt.Fprintf(t, "  %s\t%s (%s)\n", m.Name, m.About, m.Unit)
+	}
+	t.Flush()
+	return strings.TrimRight(b.String(), "\n")
+}
+
+// listed completes the last of names separated by commas.
+func listed(known []string) cobra.CompletionFunc {
+	return func(_ *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
+		before := typed[:strings.LastIndex(typed, ",")+1]
+		var offers []string
+		for _, name := range known {
+			if !slices.Contains(strings.Split(before, ","), name) {
+				offers = append(offers, before+name)
+			}
+		}
+		return offers, cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveNoSpace
+	}
+}
+
+// narrow takes the named scenarios and metrics instead of the form's.
+func narrow(o *bench.Options, scenarios, metrics []string) error {
+	var unknown string
+	if len(scenarios) > 0 {
+		if o.Scenarios, unknown = bench.Pick(bench.Scenarios(), scenarios); unknown != "" {
+			return usage("--scenarios: there is no scenario %q; say some of %s", unknown, strings.Join(bench.Names(bench.Scenarios()), ", "))
+		}
+	}
+	if len(metrics) > 0 {
+		if o.Metrics, unknown = bench.Pick(bench.Metrics(), metrics); unknown != "" {
+			return usage("--metrics: there is no metric %q; say some of %s", unknown, strings.Join(bench.Names(bench.Metrics()), ", "))
+		}
+	}
+	return nil
+}
+
+func runBench(ctx context.Context, env Env, o bench.Options, free bool) (*bench.Report, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, fmt.Errorf("find this program, which is also the generator: %w", err)
 	}
+	if free {
+		o.CPU, o.Gates = bench.Free, nil
+	} else if o.CPU, err = bench.LastCPU(); err != nil {
+		return nil, err
+	}
 	started := time.Now()
-	o.Scenarios, o.Metrics, o.Dir, o.CPU = bench.Datapath(), bench.Metrics(), "/run/pilaster-bench", cpu
-	o.Seed = uint64(started.UnixNano())
+	o.Dir, o.Seed = "/run/pilaster-bench", uint64(started.UnixNano())
 	o.Generator = func(ctx context.Context) *exec.Cmd { return exec.CommandContext(ctx, self, "bench", "generator") }
-	o.Progress = func(round int) {
-		took := time.Since(started)
-		fmt.Fprintf(env.Stderr, "round %d of %d, about %.0f s to go\n", round, o.Rounds,
-			(took / time.Duration(round) * time.Duration(o.Rounds-round)).Seconds())
+	said := started
+	o.Progress = func(s bench.Step) {
+		if now := time.Now(); s.Part == 1 || now.Sub(said) >= 5*time.Second {
+			said = now
+			left := now.Sub(started).Seconds() * (1 - s.Part) / s.Part
+			fmt.Fprintf(env.Stderr, "round %d of %d, %s: %.0f %%, about %.0f s to go\n", s.Round, o.Rounds, s.Metric, s.Part*100, left)
+		}
 	}
 	return bench.Run(ctx, o)
 }

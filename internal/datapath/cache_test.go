@@ -82,6 +82,20 @@ func TestCacheAnswersOnlyItsKey(t *testing.T) {
 }
 
 // cached is what the cache holds of b1's packets to b3 when they go to an address, of so many bytes at most.
+// Without a cache nothing that lies in it counts, however well it fits.
+func TestNoCache(t *testing.T) {
+	b := newProgBench(t)
+	config := b.datapath.config
+	config.NoCache = true
+	b.reopen(t, config)
+	b.restore(t, b.b1, b.b2, b.r1)
+	b.fillCache(t, b.cached(t, b.b3.Addr().Next(), 1500))
+	b.check(t, b.datapath.objects.PilContainer, skb{Ifindex: b.b1.ifindex()}, progCase{
+		name: "the same packet without a cache", frame: b.frame(b.sent(sees(b.b3.Addr()), gram)),
+		out: packet.Packet{Source: b.b1.plain(), Destination: b.b3.Addr(), HopLimit: 63, Body: gram},
+	})
+}
+
 func (b *progBench) cached(t *testing.T, to netip.Addr, mtu uint16) pilasterFlow {
 	t.Helper()
 	const wayUplink = 2

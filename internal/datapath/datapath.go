@@ -25,6 +25,7 @@ type Config struct {
 	MaxEndpoints int    // 1..65535
 	MaxTenantIDs int    // of all tenants of the node; 1..65535, 0 means agent.DefaultMaxTenantIDs
 	MTUReserve   int    // bytes the containers' MTU stays below the uplink's
+	NoCache      bool   // for measuring only: every packet is a first one
 	Log          *slog.Logger
 }
 

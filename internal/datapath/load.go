@@ -95,6 +95,10 @@ func (d *Datapath) setConstants(spec *ebpf.CollectionSpec) error {
 	base, baseMask := prefixWords(d.config.Plan.Base)
 	private, privateMask := prefixWords(d.config.Plan.Private)
 	own, _ := prefixWords(d.config.NodePrefix)
+	noCache := uint8(0)
+	if d.config.NoCache {
+		noCache = 1
+	}
 	mark := sha256.Sum256([]byte("pilaster packet mark " + d.config.NodePrefix.String()))
 	for name, value := range map[string]any{
 		pilasterVarBasePrefix: base, pilasterVarBaseMask: baseMask,
@@ -102,6 +106,7 @@ func (d *Datapath) setConstants(spec *ebpf.CollectionSpec) error {
 		pilasterVarOwnNode:       own,
 		pilasterVarUplinkIfindex: uint32(d.uplink.Attrs().Index),
 		pilasterVarNodeIfindex:   uint32(d.nodeFar),
+		pilasterVarNoFlowCache:   noCache,
 		// Programs of two loads run side by side during an upgrade, so they must agree on the mark.
 		pilasterVarPacketMark: uint32(mark[0])<<24 | uint32(mark[1])<<16 | uint32(mark[2])<<8 | 1,
 	} {

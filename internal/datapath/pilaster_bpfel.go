@@ -127,6 +127,7 @@ const (
 	pilasterProgPilUplinkOut   = "pil_uplink_out"
 	pilasterVarBaseMask        = "base_mask"
 	pilasterVarBasePrefix      = "base_prefix"
+	pilasterVarNoFlowCache     = "no_flow_cache"
 	pilasterVarNodeIfindex     = "node_ifindex"
 	pilasterVarOwnNode         = "own_node"
 	pilasterVarPacketMark      = "packet_mark"
@@ -211,6 +212,7 @@ type pilasterMapSpecs struct {
 type pilasterVariableSpecs struct {
 	BaseMask        *ebpf.VariableSpec `ebpf:"base_mask"`
 	BasePrefix      *ebpf.VariableSpec `ebpf:"base_prefix"`
+	NoFlowCache     *ebpf.VariableSpec `ebpf:"no_flow_cache"`
 	NodeIfindex     *ebpf.VariableSpec `ebpf:"node_ifindex"`
 	OwnNode         *ebpf.VariableSpec `ebpf:"own_node"`
 	PacketMark      *ebpf.VariableSpec `ebpf:"packet_mark"`
@@ -273,6 +275,7 @@ func (m *pilasterMaps) Close() error {
 type pilasterVariables struct {
 	BaseMask        *ebpf.Variable `ebpf:"base_mask"`
 	BasePrefix      *ebpf.Variable `ebpf:"base_prefix"`
+	NoFlowCache     *ebpf.Variable `ebpf:"no_flow_cache"`
 	NodeIfindex     *ebpf.Variable `ebpf:"node_ifindex"`
 	OwnNode         *ebpf.Variable `ebpf:"own_node"`
 	PacketMark      *ebpf.Variable `ebpf:"packet_mark"`

@@ -193,6 +193,7 @@ func flow() []mutation {
 		{name: "device", old: "f->key.device == key->device &&", test: test, cases: []string{"another device"}},
 		{name: "generation", old: "f->key.generation == key->generation && ", test: test, cases: []string{"from a container that was removed", "from a tenant that was removed", "from before a change"}},
 		{name: "path", old: "f->key.path == key->path && ", test: test, cases: []string{"another path"}},
+		{name: "no cache", old: "	if (no_flow_cache)\n		return false;\n", test: "TestNoCache", cases: []string{"the same packet without a cache"}},
 		{name: "unfinished entries", old: "f->key.path == key->path && f->way", new: "f->key.path == key->path", test: test, cases: []string{"an entry that was not finished", "a node without a route, again"}},
 	}
 }

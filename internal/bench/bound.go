@@ -1,0 +1,114 @@
+package bench
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/netns"
+)
+
+// A bound is what a kind of device costs when nothing is decided about a packet: what our programs add to
+// is this, and not the bare wire.
+
+// boundVeth has a packet pass the devices it passes on netpila, and no others. There it leaves its container
+// by one veth pair, crosses to the other node by a second, and a redirect puts it into the container there
+// without a third. So here each direction has a wire of its own that ends in the receiving container; on the
+// sending node a bridge of two ports, which learns and floods nothing, joins the container's pair to it. A
+// bridge is the least of the kernel's own ways from one device to another. Routing instead, as `route` does, or
+// a bridge on both sides would make a bound that is easily beaten: more is done there for a packet than on netpila.
+func boundVeth(w *wire) (Pair, error) {
+	var ends [2]*netns.Namespace
+	var addresses [2]netip.Addr
+	for i, n := range w.nodes {
+		c, err := w.namespace(n.name + "-container")
+		if err != nil {
+			return Pair{}, err
+		}
+		ends[i], addresses[i] = c, address.Plain{Node: n.prefix, Tenant: 1, App: 1, Index: 1}.Addr()
+	}
+	for i, n := range w.nodes {
+		if err := n.oneWay(ends[i], addresses[i], ends[1-i], addresses[1-i]); err != nil {
+			return Pair{}, err
+		}
+	}
+	return Pair{Client: ends[0], Server: ends[1], Target: addresses[1]}, nil
+}
+
+// oneWay leads from a container on the node to one elsewhere.
+func (n *node) oneWay(from *netns.Namespace, source netip.Addr, to *netns.Namespace, target netip.Addr) error {
+	err := errors.Join(
+		n.bridge("bridge"),
+		n.wire.link(n.ns, "container", from, "eth0"),
+		n.wire.link(n.ns, "wire", to, "in"))
+	if err != nil {
+		return err
+	}
+	var mac net.HardwareAddr
+	err = onDevice(to, "in", func(h *netlink.Handle, d netlink.Link) error {
+		mac = d.Attrs().HardwareAddr
+		return h.LinkSetUp(d)
+	})
+	return errors.Join(err,
+		n.port("container", "bridge"),
+		n.port("wire", "bridge"),
+		onDevice(n.ns, "wire", func(h *netlink.Handle, wire netlink.Link) error {
+			return h.NeighAppend(&netlink.Neigh{
+				LinkIndex: wire.Attrs().Index, Family: unix.AF_BRIDGE, Flags: netlink.NTF_MASTER, State: netlink.NUD_NOARP, // static
+				HardwareAddr: mac,
+			})
+		}),
+		onDevice(from, "eth0", func(h *netlink.Handle, d netlink.Link) error {
+			return errors.Join(
+				addAddress(h, d, netip.PrefixFrom(source, 128)),
+				h.LinkSetUp(d),
+				h.RouteAdd(&netlink.Route{LinkIndex: d.Attrs().Index, Dst: ipNet(netip.PrefixFrom(target, 128))}),
+				h.NeighSet(&netlink.Neigh{
+					LinkIndex: d.Attrs().Index, Family: netlink.FAMILY_V6, State: netlink.NUD_PERMANENT,
+					HardwareAddr: mac, IP: target.AsSlice(),
+				}))
+		}))
+}
+
+// port enslaves a device to a bridge that needs to learn nothing from it.
+func (n *node) port(device, bridge string) error {
+	return errors.Join(n.enslave(device, bridge), onDevice(n.ns, device, func(h *netlink.Handle, d netlink.Link) error {
+		return errors.Join(h.LinkSetLearning(d, false), h.LinkSetFlood(d, false))
+	}))
+}
+
+// boundMacvlan has containers on the uplink's wire itself.
+func boundMacvlan(w *wire) (Pair, error) {
+	return w.containers((*node).addMacvlan)
+}
+
+func (n *node) addMacvlan() (*netns.Namespace, netip.Addr, error) {
+	a := address.Plain{Node: n.prefix, Tenant: 1, App: 1, Index: 1}.Addr()
+	c, err := n.wire.namespace(n.name + "-container")
+	if err != nil {
+		return nil, a, err
+	}
+	err = onDevice(n.ns, "eth0", func(h *netlink.Handle, uplink netlink.Link) error {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name, attrs.ParentIndex, attrs.Namespace = "eth0", uplink.Attrs().Index, netlink.NsFd(c.FD())
+		device := &netlink.Macvlan{LinkAttrs: attrs, Mode: netlink.MACVLAN_MODE_PRIVATE}
+		if err := netns.Retry(func() error { return h.LinkAdd(device) }); err != nil {
+			return fmt.Errorf("macvlan: %w", err)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, a, err
+	}
+	return c, a, onDevice(c, "eth0", func(h *netlink.Handle, d netlink.Link) error {
+		return errors.Join(
+			addAddress(h, d, netip.PrefixFrom(a, 128)),
+			h.LinkSetUp(d),
+			h.RouteAdd(&netlink.Route{LinkIndex: d.Attrs().Index, Dst: ipNet(address.DefaultPlan().Base)}))
+	})
+}

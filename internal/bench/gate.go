@@ -1,0 +1,185 @@
+package bench
+
+import (
+	"fmt"
+	"math"
+	"slices"
+)
+
+// Gate asks something of one metric of a scenario. It counts in a run that has all it names.
+type Gate struct {
+	Scenario string `json:"scenario"`
+	// Against is the scenario whose figure of the same round this one's is divided by; "": the figure itself counts.
+	Against string  `json:"against,omitempty"`
+	Metric  string  `json:"metric"`
+	AtLeast float64 `json:"atLeast,omitempty"`
+	AtMost  float64 `json:"atMost,omitempty"`
+	// Whole asks it of the interval's far end, not of the median.
+	Whole bool `json:"whole,omitempty"`
+}
+
+// Check is a gate and what came of it.
+type Check struct {
+	Gate
+	Got     Interval `json:"got"`
+	Verdict Verdict  `json:"verdict"`
+}
+
+// Verdict says whether a gate was reached.
+type Verdict string
+
+const (
+	Passed   Verdict = "ok"
+	TooLow   Verdict = "too low"
+	TooHigh  Verdict = "too high"
+	TooNoisy Verdict = "too noisy"
+)
+
+// judge knows no pass where the interval is wider than tooWide of one, or of the figure where that is more;
+// 0 takes any width.
+func (g Gate) judge(got Interval, tooWide float64) Verdict {
+	low, high := got.Median, got.Median
+	if g.Whole {
+		low, high = got.Low, got.High
+	}
+	switch {
+	case tooWide > 0 && got.High-got.Low > tooWide*max(1, got.Median):
+		return TooNoisy
+	case g.AtLeast > 0 && low < g.AtLeast:
+		return TooLow
+	case g.AtMost > 0 && high > g.AtMost:
+		return TooHigh
+	}
+	return Passed
+}
+
+// wants is what a gate asks, in words.
+func (g Gate) wants() string {
+	what := fmt.Sprintf("at least %.2f", g.AtLeast)
+	if g.AtMost > 0 {
+		what = fmt.Sprintf("at most %.4g", g.AtMost)
+	}
+	if g.Whole {
+		what += " (whole interval)"
+	}
+	return what
+}
+
+// kinds are our scenarios by device kind, and what the same device does without us.
+var kinds = []struct {
+	scenario, bound string
+	ofNative        map[string]float64
+}{
+	{"netpila", "bound-veth", map[string]float64{"TCP_RR": 0.91, "UDP_RR": 0.88, "TCP_STREAM": 0.96, "TCP_CRR": 0.88, "UDP_PPS": 0.86}},
+	{"netpila-macvlan", "bound-macvlan", map[string]float64{"TCP_RR": 0.96, "UDP_RR": 0.95, "TCP_STREAM": 0.95, "TCP_CRR": 0.93, "UDP_PPS": 0.92}},
+}
+
+// ofVXLAN is what the best of the kinds must be of kernel VXLAN.
+var ofVXLAN = map[string]float64{"TCP_RR": 1.5, "UDP_RR": 1.5, "TCP_CRR": 1.5, "TCP_STREAM": 1.25}
+
+const (
+	ofBound     = 0.97 // of the same device without BPF, in every speed
+	ofClear     = 0.97 // an encrypted tenant, of a clear one
+	ofLocal     = 1.00 // within a node, of node to node
+	firstPacket = 1.05 // of native's, at most
+	programTime = 80   // ns a packet and direction, cached, at most
+)
+
+// FullGates are what a run on a quiet machine, pinned to one CPU, has to show.
+func FullGates() []Gate {
+	var gates []Gate
+	for _, k := range kinds {
+		gates = append(gates, atLeast(k.scenario, "native", false, k.ofNative)...)
+		gates = append(gates, atLeast(k.scenario, k.bound, true, speeds(ofBound))...)
+		gates = append(gates,
+			Gate{Scenario: k.scenario, Against: "native", Metric: "FIRST_RTT", AtMost: firstPacket},
+			Gate{Scenario: k.scenario, Metric: "PROGRAM_OUT", AtMost: programTime},
+			Gate{Scenario: k.scenario, Metric: "PROGRAM_IN", AtMost: programTime})
+	}
+	gates = append(gates, atLeast("netpila", "netpila-clear", true, speeds(ofClear))...)
+	gates = append(gates, atLeast("netpila-local", "native", false, speeds(ofLocal))...)
+	return append(gates, atLeast(best, "vxlan", false, ofVXLAN)...)
+}
+
+// QuickGates notice a datapath that is broken or slow by a great deal; a quick run shows no more.
+func QuickGates() []Gate {
+	return atLeast("netpila", "native", false, map[string]float64{
+		"TCP_RR": 0.85, "UDP_RR": 0.85, "TCP_STREAM": 0.85, "TCP_CRR": 0.75, "UDP_PPS": 0.75,
+	})
+}
+
+// SmokeGates hold on a machine that does other things meanwhile.
+func SmokeGates() []Gate {
+	return atLeast("netpila", "native", false, speeds(0.25))
+}
+
+// atLeast are gates of one scenario, in the order of metrics.
+func atLeast(scenario, against string, whole bool, bars map[string]float64) []Gate {
+	var gates []Gate
+	for _, m := range Metrics() {
+		if bar, asked := bars[m.Name]; asked {
+			gates = append(gates, Gate{Scenario: scenario, Against: against, Metric: m.Name, AtLeast: bar, Whole: whole})
+		}
+	}
+	return gates
+}
+
+// speeds asks the same of every metric of which more is better.
+func speeds(bar float64) map[string]float64 {
+	bars := map[string]float64{}
+	for _, m := range Metrics() {
+		if !m.Less {
+			bars[m.Name] = bar
+		}
+	}
+	return bars
+}
+
+// best stands for the device kind that does best of those in the run: one, and the same for all metrics.
+const best = "best device"
+
+// bestOf is the kind whose ratios to the other scenario have the highest product.
+func (r *Report) bestOf(against string, metrics []string) string {
+	name, highest := "", math.Inf(-1)
+	for _, k := range kinds {
+		sum := 0.0
+		for _, metric := range metrics {
+			ours, theirs := r.find(k.scenario, metric), r.find(against, metric)
+			if ours == nil || theirs == nil {
+				continue
+			}
+			sum += math.Log(ours.Median / theirs.Median)
+		}
+		if r.has(k.scenario) && sum > highest {
+			name, highest = k.scenario, sum
+		}
+	}
+	return name
+}
+
+// check judges the gates that the run has results for.
+func (r *Report) check(gates []Gate, random source) {
+	var judged []string
+	for _, g := range gates {
+		if g.Scenario == best {
+			judged = append(judged, g.Metric)
+		}
+	}
+	for _, g := range gates {
+		if g.Scenario == best {
+			g.Scenario = r.bestOf(g.Against, judged)
+		}
+		ours, theirs := r.find(g.Scenario, g.Metric), r.find(g.Against, g.Metric)
+		if ours == nil || g.Against != "" && theirs == nil {
+			continue
+		}
+		values := slices.Clone(ours.Samples)
+		if theirs != nil {
+			values = ratios(ours.Samples, theirs.Samples)
+		}
+		c := Check{Gate: g, Got: bootstrap(values, random)}
+		c.Verdict = g.judge(c.Got, r.Settings.TooWide)
+		r.Pass = r.Pass && c.Verdict == Passed
+		r.Checks = append(r.Checks, c)
+	}
+}

@@ -1,0 +1,42 @@
+package bench
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+)
+
+// idle is how long CPUs have done nothing since boot. The kernel counts that exactly and shows it in
+// hundredths; what processes and interrupts took it only samples, and blames softirqs on anyone.
+type idle struct{ cpus, seconds float64 }
+
+// idleTime is that of one CPU, or of all for -1.
+func idleTime(cpu int) (idle, error) {
+	f, err := os.Open("/proc/stat")
+	if err != nil {
+		return idle{}, err
+	}
+	defer f.Close()
+	var sum idle
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		fields := strings.Fields(lines.Text())
+		number, isCPU := strings.CutPrefix(fields[0], "cpu")
+		if !isCPU || number == "" || cpu >= 0 && number != strconv.Itoa(cpu) {
+			continue
+		}
+		for _, field := range fields[4:6] { // idle, and idle that waits for a disk
+			hundredths, err := strconv.ParseFloat(field, 64)
+			if err != nil {
+				return idle{}, fmt.Errorf("/proc/stat: %w", err)
+			}
+			sum.seconds += hundredths / 100
+		}
+		sum.cpus++
+	}
+	if sum.cpus == 0 {
+		return idle{}, fmt.Errorf("/proc/stat knows no CPU %d", cpu)
+	}
+	return sum, nil
+}

@@ -1,0 +1,126 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/datapath"
+)
+
+// direction is a packet's, as a node sees it.
+type direction int
+
+const (
+	out direction = 1 + iota
+	in
+)
+
+func directionOf(program string) direction {
+	if strings.HasSuffix(program, "_in") {
+		return in
+	}
+	return out
+}
+
+// perPacket is the nanoseconds that all programs of a direction take for one packet: every packet meets
+// the one of them that ran most.
+func (d direction) perPacket(runs datapath.Runs) (float64, error) {
+	var packets uint64
+	var sum float64
+	for name, run := range runs {
+		if directionOf(name) == d {
+			packets = max(packets, run.Count)
+			sum += float64(run.Time.Nanoseconds())
+		}
+	}
+	if packets == 0 {
+		return 0, errors.New("no program ran")
+	}
+	return sum / float64(packets), nil
+}
+
+// measurePrograms has the kernel take the time of every run of a program. That slows all of them, so it
+// is a phase of its own, after everything else.
+func (r *run) measurePrograms(ctx context.Context) (err error) {
+	traffic, _ := metricByName("UDP_RR")
+	stats, err := ebpf.EnableStats(uint32(unix.BPF_STATS_RUN_TIME))
+	if err != nil {
+		return fmt.Errorf("turn on the kernel's BPF statistics: %w", err)
+	}
+	defer func() { err = errors.Join(err, stats.Close()) }()
+	if r.emptyProgram, err = emptyProgram(); err != nil {
+		return err
+	}
+	for round := range r.Rounds {
+		for _, s := range r.random.Perm(len(r.pairs)) {
+			pair := r.pairs[s]
+			if pair.Runs == nil {
+				continue
+			}
+			before, err := pair.Runs()
+			if err != nil {
+				return err
+			}
+			if _, err := r.sample(ctx, pair, traffic); err != nil {
+				return fmt.Errorf("round %d, programs of %s: %w", round+1, r.Scenarios[s].Name, err)
+			}
+			after, err := pair.Runs()
+			if err != nil {
+				return err
+			}
+			if err := r.countPrograms(s, after.Since(before)); err != nil {
+				return fmt.Errorf("programs of %s: %w", r.Scenarios[s].Name, err)
+			}
+		}
+		r.step(round, "PROGRAM")
+	}
+	return nil
+}
+
+func (r *run) countPrograms(scenario int, runs datapath.Runs) error {
+	for m, metric := range r.Metrics {
+		if metric.programs == 0 {
+			continue
+		}
+		ns, err := metric.programs.perPacket(runs)
+		if err != nil {
+			return err
+		}
+		taken := &r.taken[scenario][m]
+		taken.values = append(taken.values, ns)
+	}
+	for name, run := range runs {
+		if run.Count > 0 {
+			r.programs[scenario][name] = append(r.programs[scenario][name], float64(run.Time.Nanoseconds())/float64(run.Count))
+		}
+	}
+	return nil
+}
+
+// emptyProgram is the nanoseconds that the statistics tell of a program that does nothing: reading the
+// clock, which is part of what they tell of any.
+func emptyProgram() (float64, error) {
+	const runs = 100_000
+	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Type: ebpf.SchedCLS, License: "GPL",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 0), asm.Return()},
+	})
+	if err != nil {
+		return 0, fmt.Errorf("load an empty program: %w", err)
+	}
+	defer p.Close()
+	if _, err := p.Run(&ebpf.RunOptions{Data: make([]byte, 64), Repeat: runs}); err != nil {
+		return 0, fmt.Errorf("run an empty program: %w", err)
+	}
+	stats, err := p.Stats()
+	if err != nil {
+		return 0, fmt.Errorf("statistics of an empty program: %w", err)
+	}
+	return float64(stats.Runtime.Nanoseconds()) / float64(max(stats.RunCount, 1)), nil
+}

@@ -1,0 +1,108 @@
+package bench
+
+import (
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+// streaming: as much as goes, over one connection or over several that a poll chooses from.
+var streaming = traffic{serve: serveStream, drive: driveStream}
+
+func serveStream(listening socket, m Metric) (answer, error) {
+	flows, err := acceptAll(listening, m)
+	if err != nil {
+		return answer{}, err
+	}
+	buffer := make([]byte, m.block)
+	for open := len(flows.polled); open > 0; {
+		err := flows.each(func(i int, s socket) error {
+			n, err := s.read(buffer)
+			if n == 0 && err == nil {
+				flows.polled[i].Fd = -1 // poll passes over it
+				open--
+			}
+			return err
+		})
+		if err != nil {
+			return answer{}, err
+		}
+	}
+	return answer{}, nil
+}
+
+func acceptAll(listening socket, m Metric) (*flows, error) {
+	f := &flows{events: unix.POLLIN}
+	for range m.flows {
+		s, err := listening.accept(m.kind)
+		if err != nil {
+			return nil, err
+		}
+		if err := f.add(s, m.flows); err != nil {
+			return nil, err
+		}
+	}
+	return f, nil
+}
+
+func driveStream(c *client) (answer, error) {
+	f := &flows{events: unix.POLLOUT}
+	for range c.metric.flows {
+		s, err := c.dial()
+		if err != nil {
+			return answer{}, err
+		}
+		if err := f.add(s, c.metric.flows); err != nil {
+			return answer{}, err
+		}
+	}
+	buffer := make([]byte, c.metric.block)
+	return c.measure(func() (written float64, err error) {
+		err = f.each(func(_ int, s socket) error {
+			n, err := s.write(buffer)
+			written += float64(n) / float64(len(buffer))
+			return err
+		})
+		return written, err
+	}, func() {})
+}
+
+// flows are connections of one process; a single one blocks instead of being polled.
+type flows struct {
+	polled []unix.PollFd
+	events int16
+}
+
+func (f *flows) add(s socket, of int) error {
+	f.polled = append(f.polled, unix.PollFd{Fd: int32(s), Events: f.events})
+	if of == 1 {
+		return nil
+	}
+	return unix.SetNonblock(int(s), true)
+}
+
+// each calls use with every connection that is ready.
+func (f *flows) each(use func(int, socket) error) error {
+	if len(f.polled) == 1 {
+		return use(0, socket(f.polled[0].Fd))
+	}
+	n, err := unix.Poll(f.polled, int(patience.Milliseconds()))
+	if errors.Is(err, unix.EINTR) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("poll: %w", err)
+	}
+	if n == 0 {
+		return fmt.Errorf("nothing moves: %w", unix.EAGAIN)
+	}
+	for i, p := range f.polled {
+		if p.Fd >= 0 && p.Revents != 0 {
+			if err := use(i, socket(p.Fd)); err != nil && !errors.Is(err, unix.EAGAIN) {
+				return err
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,280 @@
+package bench
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// echoing: every write waits for its echo.
+var echoing = traffic{serve: serveEcho, drive: driveEcho}
+
+// serveEcho ends with its client: at the end of the stream, or at an empty datagram.
+func serveEcho(s socket, m Metric) (answer, error) {
+	s, err := s.accept(m.kind)
+	if err != nil {
+		return answer{}, err
+	}
+	buffer := make([]byte, m.block)
+	for {
+		n, err := s.read(buffer)
+		if n == 0 || err != nil {
+			return answer{}, err
+		}
+		if _, err := s.write(buffer[:n]); err != nil {
+			return answer{}, err
+		}
+	}
+}
+
+func driveEcho(c *client) (answer, error) {
+	s, err := c.dial()
+	if err != nil {
+		return answer{}, err
+	}
+	buffer := make([]byte, c.metric.block)
+	once := func() (float64, error) {
+		if _, err := s.write(buffer); err != nil {
+			return 0, err
+		}
+		_, err := s.read(buffer)
+		return 1, err
+	}
+	if c.metric.kind == unix.SOCK_STREAM {
+		return c.measure(once, func() {})
+	}
+	// A lost datagram is told and costs its time, and the run goes on.
+	if err := s.wait(echoWait); err != nil {
+		return answer{}, err
+	}
+	lost := 0
+	a, err := c.measure(func() (float64, error) {
+		n, err := once()
+		if errors.Is(err, unix.EAGAIN) {
+			lost++
+			return 0, nil
+		}
+		return n, err
+	}, func() { lost = 0 })
+	if err != nil {
+		return a, err
+	}
+	a.Lost = lost
+	_, err = s.write(nil)
+	return a, err
+}
+
+// echoWait is how long a datagram's echo may take until it counts as lost.
+const echoWait = 100 * time.Millisecond
+
+// connecting: each transaction has a connection of its own. The server closes first, as one of HTTP 1.0
+// does: the ports that rest afterwards are its one, and the client does not run out of them.
+var connecting = traffic{
+	serve: func(s socket, m Metric) (answer, error) {
+		buffer := make([]byte, m.block)
+		for {
+			c, err := s.accept(m.kind)
+			if err != nil {
+				return answer{}, err
+			}
+			n, err := c.read(buffer)
+			if err == nil && n > 0 {
+				_, err = c.write(buffer[:n])
+			}
+			c.close()
+			if n == 0 || err != nil {
+				return answer{}, err
+			}
+		}
+	},
+	drive: func(c *client) (answer, error) {
+		buffer := make([]byte, c.metric.block)
+		to := rawSockaddr(c.Target)
+		connect := func() (socket, error) {
+			s, err := newSocket(c.metric.kind)
+			if err != nil {
+				return 0, err
+			}
+			if err := s.connect(to); err != nil {
+				s.close()
+				return 0, fmt.Errorf("connect: %w", err)
+			}
+			return s, nil
+		}
+		a, err := c.measure(func() (float64, error) {
+			s, err := connect()
+			if err != nil {
+				return 0, err
+			}
+			defer s.close()
+			if _, err := s.write(buffer); err != nil {
+				return 0, err
+			}
+			for { // the echo, and the end that follows it
+				n, err := s.read(buffer)
+				if n == 0 || err != nil {
+					return 1, err
+				}
+			}
+		}, func() {})
+		if err != nil {
+			return a, err
+		}
+		s, err := connect()
+		if err != nil {
+			return a, err
+		}
+		s.close() // a connection that asks nothing is the last
+		return a, nil
+	},
+}
+
+// What a flooding datagram begins with.
+const (
+	warmup byte = iota
+	measured
+	last
+)
+
+// flooding: as many datagrams as go; those that arrive count.
+var flooding = traffic{
+	serve: func(s socket, m Metric) (a answer, err error) {
+		// The reader gets its turn after some milliseconds; what comes meanwhile must not count as lost.
+		if err := unix.SetsockoptInt(int(s), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 16<<20); err != nil {
+			return a, fmt.Errorf("a long queue: %w", err)
+		}
+		if s, err = s.accept(m.kind); err != nil {
+			return a, err
+		}
+		buffer := make([]byte, m.block)
+		for {
+			if _, err := s.read(buffer); err != nil {
+				return a, err
+			}
+			switch buffer[0] {
+			case measured:
+				a.Ops++
+			case last:
+				_, err := s.write(buffer)
+				return a, err
+			}
+		}
+	},
+	drive: func(c *client) (answer, error) {
+		s, err := c.dial()
+		if err != nil {
+			return answer{}, err
+		}
+		buffer := make([]byte, c.metric.block)
+		a, err := c.measure(func() (float64, error) {
+			_, err := s.write(buffer)
+			return 1, err
+		}, func() { buffer[0] = measured })
+		if err != nil {
+			return a, err
+		}
+		if err := s.wait(echoWait); err != nil {
+			return a, err
+		}
+		buffer[0] = last
+		for range int(patience / echoWait) {
+			if _, err := s.write(buffer); err != nil {
+				return a, err
+			}
+			if _, err = s.read(buffer); !errors.Is(err, unix.EAGAIN) {
+				return a, err
+			}
+		}
+		return a, errors.New("the server does not say that it saw the end")
+	},
+}
+
+// firsts: each trial is a new socket's, and begins with nothing of the path cached.
+var firsts = traffic{
+	serve: func(s socket, m Metric) (a answer, err error) {
+		buffer := make([]byte, m.block)
+		for {
+			n, from, err := unix.Recvfrom(int(s), buffer, 0)
+			if n == 0 || err != nil {
+				return a, err
+			}
+			if err := unix.Sendto(int(s), buffer[:n], 0, from); err != nil {
+				return a, err
+			}
+		}
+	},
+	drive: func(c *client) (answer, error) {
+		var first, next []float64
+		lost := 0
+		once := func() (float64, error) {
+			if err := c.freshen(); err != nil {
+				return 0, err
+			}
+			times, err := c.roundTrips(1 + followers)
+			if errors.Is(err, unix.EAGAIN) {
+				lost++
+				return 0, nil
+			}
+			if err != nil {
+				return 0, err
+			}
+			first, next = append(first, times[0]), append(next, times[1:]...)
+			return 1, nil
+		}
+		a, err := c.measure(once, func() { first, next, lost = nil, nil, 0 })
+		if err != nil {
+			return a, err
+		}
+		if len(first) == 0 {
+			return a, errors.New("no echo at all")
+		}
+		a.First, a.Next, a.Lost = median(first), median(next), lost
+		s, err := c.dial()
+		if err == nil {
+			_, err = s.write(nil)
+		}
+		return a, err
+	},
+}
+
+// followers of a first datagram; their median is the path's when all is cached.
+const followers = 4
+
+// freshen waits until nothing of the path is cached, and a little longer: what a node does after a change
+// of its tables is not the first packet's to wait for.
+func (c *client) freshen() error {
+	if err := c.out.Encode(answer{Fresh: true}); err != nil {
+		return err
+	}
+	var done struct{}
+	err := c.in.Decode(&done)
+	time.Sleep(time.Millisecond)
+	return err
+}
+
+// roundTrips are the seconds of so many echoes, one after the other, on a new socket.
+func (c *client) roundTrips(n int) ([]float64, error) {
+	s, err := c.dial()
+	if err != nil {
+		return nil, err
+	}
+	defer s.close()
+	if err := s.wait(echoWait); err != nil {
+		return nil, err
+	}
+	buffer := make([]byte, c.metric.block)
+	times := make([]float64, n)
+	for i := range times {
+		start := time.Now()
+		if _, err := s.write(buffer); err != nil {
+			return nil, err
+		}
+		if _, err := s.read(buffer); err != nil {
+			return nil, err
+		}
+		times[i] = time.Since(start).Seconds()
+	}
+	return times, nil
+}

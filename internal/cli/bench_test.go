@@ -1,0 +1,46 @@
+package cli
+
+import (
+	"strings"
+	"testing"
+)
+
+func TestBenchRefuses(t *testing.T) {
+	for line, says := range map[string]string{
+		"--scenarios native,nonsense":         `there is no scenario "nonsense"; say some of native, route, vxlan, `,
+		"--metrics TCP_RR,tcp_crr":            `there is no metric "tcp_crr"; say some of TCP_RR, UDP_RR, `,
+		"--quick --full":                      "none of the others can be",
+		"--smoke --full --scenarios nonsense": "none of the others can be",
+		"nonsense":                            "the arguments do not fit",
+	} {
+		code, out, errs := run(t, "", append([]string{"bench", "datapath"}, strings.Fields(line)...)...)
+		if code != ExitUsage || !strings.Contains(errs, says) || out != "" {
+			t.Errorf("bench datapath %s: exit %d, stdout %q, stderr %q", line, code, out, errs)
+		}
+	}
+}
+
+// Names are offered one after the other, each once.
+func TestBenchCompletion(t *testing.T) {
+	for _, c := range []struct {
+		flag, typed string
+		offers      []string
+		not         string
+	}{
+		{"--scenarios", "", []string{"native", "netpila-clear"}, "TCP_RR"},
+		{"--scenarios", "native,", []string{"native,netpila", "native,route"}, "native,native"},
+		{"--metrics", "TCP_RR,UDP_", []string{"TCP_RR,UDP_PPS"}, "TCP_RR,TCP_RR"},
+		{"--output", "", []string{"text", "json"}, "native"},
+	} {
+		_, out, _ := run(t, "", "__complete", "bench", "datapath", c.flag, c.typed)
+		lines := "\n" + out
+		for _, offer := range c.offers {
+			if !strings.Contains(lines, "\n"+offer+"\n") {
+				t.Errorf("%s %s<TAB> lacks %s: %q", c.flag, c.typed, offer, out)
+			}
+		}
+		if strings.Contains(lines, "\n"+c.not+"\n") {
+			t.Errorf("%s %s<TAB> offers %s", c.flag, c.typed, c.not)
+		}
+	}
+}
