@@ -53,6 +53,8 @@ type Result struct {
 	Less     bool      `json:"lessIsBetter,omitempty"`
 	Median   float64   `json:"median"`
 	Samples  []float64 `json:"samples"` // by round
+	// Spread is the median's own interval: wider than the ratio's, because a round's fortune is in it.
+	Spread Interval `json:"spread"`
 	// Ratio is the median over the rounds of this sample over the first scenario's of the same round; none
 	// where that one has no such figure.
 	Ratio *Interval `json:"ratio,omitempty"`
@@ -94,7 +96,7 @@ func (r *run) report(started time.Time) *Report {
 			}
 			x := Result{
 				Scenario: scenario.Name, About: scenario.About, Metric: metric.Name, Unit: metric.Unit, Less: metric.Less,
-				Median: median(t.values), Samples: t.values,
+				Median: median(t.values), Samples: t.values, Spread: bootstrap(t.values, r.random),
 			}
 			if len(reference.values) > 0 {
 				ratio := bootstrap(ratios(t.values, reference.values), r.random)

@@ -1,8 +1,8 @@
 package cli
 
 import (
+	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"os"
@@ -87,7 +87,7 @@ a --free run. Run it on a machine that does nothing else. docs/benchmarks.md exp
 	f.BoolVar(&free, "free", false, "client and server on any CPU; nothing is judged")
 	f.StringSliceVar(&scenarios, "scenarios", nil, "these only, by name; the first of the list below is what the others are compared to")
 	f.StringSliceVar(&metrics, "metrics", nil, "these only, by name")
-	f.StringVarP(&to, "output", "o", "text", "text, json, or a folder for report.json beside the text")
+	f.StringVarP(&to, "output", "o", "text", "text, json, or a folder for report.json and report.html beside the text")
 	_ = c.RegisterFlagCompletionFunc("scenarios", listed(bench.Names(bench.Scenarios())))
 	_ = c.RegisterFlagCompletionFunc("metrics", listed(bench.Names(bench.Metrics())))
 	_ = c.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"text", "json"}, cobra.ShellCompDirectiveFilterDirs))
@@ -164,25 +164,29 @@ func runBench(ctx context.Context, env Env, o bench.Options, free bool) (*bench.
 	return bench.Run(ctx, o)
 }
 
-// writeReport writes JSON, or text and beside it report.json in the folder to.
+// writeReport writes JSON; or text, and beside it report.json and report.html in the folder to.
 func writeReport(stdout io.Writer, r *bench.Report, to string) error {
 	if to == "text" || to == "json" {
 		return (&output{to}).print(stdout, r, r.Table)
 	}
-	b, err := json.MarshalIndent(r, "", "  ")
-	if err != nil {
-		return err
-	}
 	if err := os.MkdirAll(to, 0o755); err != nil {
 		return fmt.Errorf("write the report: %w", err)
 	}
-	file := filepath.Join(to, "report.json")
-	if err := os.WriteFile(file, append(b, '\n'), 0o644); err != nil {
-		return fmt.Errorf("write the report: %w", err)
+	for name, write := range map[string]func(io.Writer) error{
+		"report.json": func(w io.Writer) error { return (&output{"json"}).print(w, r, nil) },
+		"report.html": r.Page,
+	} {
+		var b bytes.Buffer
+		if err := write(&b); err != nil {
+			return fmt.Errorf("write %s: %w", name, err)
+		}
+		if err := os.WriteFile(filepath.Join(to, name), b.Bytes(), 0o644); err != nil {
+			return fmt.Errorf("write the report: %w", err)
+		}
 	}
 	if err := (&output{"text"}).print(stdout, r, r.Table); err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(stdout, "\nevery sample is in %s\n", file)
+	_, err := fmt.Fprintf(stdout, "\nplots are in %s, every sample in %s\n", filepath.Join(to, "report.html"), filepath.Join(to, "report.json"))
 	return err
 }

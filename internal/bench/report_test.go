@@ -1,0 +1,219 @@
+package bench
+
+import (
+	"bytes"
+	"encoding/json"
+	"encoding/xml"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"math/rand/v2"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"text/tabwriter"
+	"time"
+)
+
+func TestBootstrap(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	if got := bootstrap([]float64{0.9}, random); got != (Interval{0.9, 0.9, 0.9}) {
+		t.Errorf("of one sample: %+v", got)
+	}
+	// The interval covers the true median in about 95 of 100 runs; 200 runs, five standard deviations.
+	covered := 0
+	for range 200 {
+		samples := make([]float64, 20)
+		for i := range samples {
+			samples[i] = 0.9 + 0.05*random.NormFloat64()
+		}
+		if i := bootstrap(samples, random); i.Low <= 0.9 && 0.9 <= i.High {
+			covered++
+		}
+	}
+	if covered < 175 || covered == 200 {
+		t.Errorf("covered in %d of 200", covered)
+	}
+}
+
+func TestMedian(t *testing.T) {
+	for _, c := range []struct {
+		in   []float64
+		want float64
+	}{{[]float64{3}, 3}, {[]float64{3, 1}, 2}, {[]float64{9, 1, 5}, 5}, {[]float64{4, 1, 2, 3}, 2.5}} {
+		if got := median(c.in); got != c.want {
+			t.Errorf("median of %v is %v", c.in, got)
+		}
+	}
+}
+
+func TestJudge(t *testing.T) {
+	low, whole, high := Gate{AtLeast: 0.85}, Gate{AtLeast: 0.85, Whole: true}, Gate{AtMost: 80}
+	for _, c := range []struct {
+		gate    Gate
+		got     Interval
+		tooWide float64
+		want    Verdict
+	}{
+		{low, Interval{0.92, 0.91, 0.93}, 0.1, Passed},
+		{low, Interval{0.85, 0.84, 0.86}, 0.1, Passed},
+		{low, Interval{0.84, 0.83, 0.86}, 0.1, TooLow},
+		{low, Interval{0.92, 0.86, 0.97}, 0.1, TooNoisy},
+		{low, Interval{0.70, 0.60, 0.80}, 0.1, TooNoisy},
+		{low, Interval{0.92, 0.50, 1.97}, 0, Passed},
+		{low, Interval{0.70, 0.50, 1.97}, 0, TooLow},
+		{low, Interval{1.70, 1.62, 1.78}, 0.1, Passed},
+		{whole, Interval{0.86, 0.84, 0.88}, 0.1, TooLow},
+		{whole, Interval{0.86, 0.85, 0.88}, 0.1, Passed},
+		{high, Interval{79, 77, 81}, 0.1, Passed},
+		{high, Interval{81, 77, 84}, 0.1, TooHigh},
+		{high, Interval{70, 65, 75}, 0.1, TooNoisy},
+		{Gate{AtMost: 80, Whole: true}, Interval{79, 77, 81}, 0.1, TooHigh},
+	} {
+		if got := c.gate.judge(c.got, c.tooWide); got != c.want {
+			t.Errorf("%+v against %+v: %q, want %q", c.got, c.gate, got, c.want)
+		}
+	}
+}
+
+// Every gate names scenarios and metrics that there are, or that device kinds to come will bring.
+func TestGatesNameWhatThereIs(t *testing.T) {
+	known := append(Names(Scenarios()), "", best, "netpila-macvlan")
+	for _, g := range slices.Concat(FullGates(), QuickGates(), SmokeGates()) {
+		if _, ok := metricByName(g.Metric); !ok || !slices.Contains(known, g.Scenario) || !slices.Contains(known, g.Against) || g.AtLeast == 0 && g.AtMost == 0 {
+			t.Errorf("%+v", g)
+		}
+	}
+}
+
+// reported is a report of what was taken, by scenario, metric and round.
+func reported(t *testing.T, o Options, samples [][][]float64) *Report {
+	t.Helper()
+	o.Rounds = len(samples[0][0])
+	r := &run{Options: o, random: rand.New(rand.NewPCG(0, 0))}
+	for _, scenario := range samples {
+		row := make([]taken, len(scenario))
+		for m, values := range scenario {
+			row[m] = taken{values: values, ops: 100, busy: 0.002, lost: 1}
+		}
+		r.taken, r.programs = append(r.taken, row), append(r.programs, map[string][]float64{"pil_container": {70, 72}})
+	}
+	return r.report(time.Now())
+}
+
+func TestReport(t *testing.T) {
+	o := tiny(t)
+	o.Scenarios, o.Metrics = some("native", "route", "netpila"), o.Metrics[:1]
+	r := reported(t, o, [][][]float64{{{100_000, 120_000}}, {{80_000, 96_000}}, {{70_000, 84_000}}})
+	if r.Pass {
+		t.Error("0.70 of native passed")
+	}
+	var text bytes.Buffer
+	table := tabwriter.NewWriter(&text, 0, 8, 3, ' ', 0)
+	r.Table(table)
+	table.Flush()
+	for _, want := range []string{
+		"TCP_RR   native     110,000 1/s   1                         20.00 µs/transaction",
+		"TCP_RR   route      88,000 1/s    0.800       0.800–0.800",
+		"TCP_RR   netpila    77,000 1/s    0.700       0.700–0.700",
+		"pil_container   netpila    71               70–72",
+		"netpila    native   TCP_RR   0.700   0.700–0.700   too low: at least 0.85",
+		"3 datagrams were lost",
+	} {
+		if !strings.Contains(text.String(), want) {
+			t.Errorf("table lacks %q:\n%s", want, &text)
+		}
+	}
+	b, err := json.Marshal(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var back Report
+	if err := json.Unmarshal(b, &back); err != nil || len(back.Results) != 3 || len(back.Checks) != 1 || back.Checks[0].Verdict != TooLow {
+		t.Errorf("report.json reads back as %+v, %v", back, err)
+	}
+}
+
+// The page is one file that needs no other, well-formed, with each metric's plot and table.
+func TestPage(t *testing.T) {
+	o := tiny(t)
+	o.Scenarios = some("native", "route", "netpila")
+	o.Metrics, _ = Pick(Metrics(), []string{"TCP_RR", "FIRST_RTT", "PROGRAM_OUT"})
+	r := reported(t, o, [][][]float64{{{100, 120}, {20, 20}, nil}, {{80, 96}, {30, 30}, nil}, {{70, 84}, {40, 44}, {71, 75}}})
+	var page bytes.Buffer
+	if err := r.Page(&page); err != nil {
+		t.Fatal(err)
+	}
+	text := page.String()
+	for _, want := range []string{
+		"a software datapath between namespaces", "NETPILA fig. 20", "1 of 1 not reached", "too low: at least 0.85",
+		`<th scope="row">route</th><td>88.0 1/s</td><td>0.800</td>`, `<th scope="row">netpila</th><td>42.0 µs</td><td>2.100</td>`,
+		`<th scope="row">netpila</th><td>73.0 ns</td><td></td>`, `<th scope="row">pil_container</th>`,
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("the page lacks %q", want)
+		}
+	}
+	if n := strings.Count(text, "<svg "); n != 3 {
+		t.Errorf("%d plots", n)
+	}
+	for _, external := range []string{"http://", "https://", "src=", "href=", "url(", "@import", "NaN", "Inf"} {
+		if strings.Contains(text, external) {
+			t.Errorf("the page has %q", external)
+		}
+	}
+	d := xml.NewDecoder(strings.NewReader(strings.Replace(text, "<!doctype html>", "", 1)))
+	for {
+		if _, err := d.Token(); errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			t.Fatalf("not well-formed: %v", err)
+		}
+	}
+	// Bars are as long as their ratios: route's 0.8 of native's.
+	widths := regexp.MustCompile(`<rect class="theirs" x="150" y="5" width="([0-9.]+)"`).FindAllStringSubmatch(text, 2)
+	var native, route float64
+	fmt.Sscan(widths[0][1], &native)
+	fmt.Sscan(widths[1][1], &route)
+	if !(native > 100) || math.Abs(route/native-0.8) > 0.01 {
+		t.Errorf("bars of %v and %v", native, route)
+	}
+}
+
+func TestTickStep(t *testing.T) {
+	for highest, want := range map[float64]float64{0.9: 0.2, 1: 0.25, 1.6: 0.25, 2.1: 1, 83: 20, 208: 100, 0: 1} {
+		if got := tickStep(highest); math.Abs(got-want) > 1e-9 {
+			t.Errorf("steps of %v up to %v, want %v", got, highest, want)
+		}
+	}
+}
+
+// A run without what a gate names is not judged by it; the best device is one, the same for all metrics.
+func TestBestDevice(t *testing.T) {
+	o := tiny(t)
+	o.Scenarios = append(some("native", "vxlan", "netpila"), Scenario{Name: "netpila-macvlan"})
+	o.Metrics, o.Gates = o.Metrics[:2], FullGates()
+	r := reported(t, o, [][][]float64{{{100}, {100}}, {{50}, {50}}, {{97}, {76}}, {{90}, {90}}})
+	var seen []string
+	for _, c := range r.Checks {
+		if c.Against == "vxlan" {
+			seen = append(seen, fmt.Sprint(c.Scenario, " ", c.Metric, " ", c.Got.Median, " ", c.Verdict))
+		}
+		if strings.HasPrefix(c.Against, "bound") {
+			t.Errorf("judged against what was not run: %+v", c)
+		}
+	}
+	if !slices.Equal(seen, []string{"netpila-macvlan TCP_RR 1.8 ok", "netpila-macvlan UDP_RR 1.8 ok"}) {
+		t.Errorf("best device: %q", seen)
+	}
+}
+
+func TestFigure(t *testing.T) {
+	for v, want := range map[float64]string{1: "1.0", 41.26: "41.3", 999: "999.0", 1000: "1,000", 135012.4: "135,012", 1234567: "1,234,567"} {
+		if got := figure(v); got != want {
+			t.Errorf("%v is written %s, want %s", v, got, want)
+		}
+	}
+}
