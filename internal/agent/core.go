@@ -236,10 +236,8 @@ func (c *Core) Delete(ctx context.Context, containerID, iface string) error {
 // remove takes an endpoint away, in whatever state it is. After an error the record says
 // deleting, and the next call goes on from there.
 func (c *Core) remove(ctx context.Context, r endpoint.Record) error {
-	r.State = endpoint.Deleting
-	if err := c.store.Put(r); err != nil {
-		// The mark only serves a crash in the lines below; a full disk must not keep
-		// containers from going.
+	if err := c.store.Mark(r); err != nil {
+		// The mark only serves a crash in the lines below; it must not keep containers from going.
 		c.log.Warn("endpoint is removed without a mark on disk", "endpoint", r.ID, "error", err)
 	}
 	if err := c.driver.Remove(ctx, r); err != nil {

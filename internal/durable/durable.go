@@ -35,15 +35,27 @@ func IsUnfinished(name string) bool { return strings.HasPrefix(name, tempPrefix)
 
 // Write replaces the file by v as JSON.
 func Write(path string, v any, mode os.FileMode) error {
+	b, err := encode(path, v)
+	if err != nil {
+		return err
+	}
+	return WriteBytes(path, b, mode)
+}
+
+func encode(path string, v any) ([]byte, error) {
 	b, err := json.MarshalIndent(v, "", "  ")
 	if err != nil {
-		return fmt.Errorf("encoding %s: %w", path, err)
+		return nil, fmt.Errorf("encoding %s: %w", path, err)
 	}
-	return WriteBytes(path, append(b, '\n'), mode)
+	return append(b, '\n'), nil
 }
 
 // WriteBytes replaces the file's content: a new file is filled, flushed and renamed over it.
-func WriteBytes(path string, b []byte, mode os.FileMode) (err error) {
+func WriteBytes(path string, b []byte, mode os.FileMode) error {
+	return replace(path, b, mode, func() error { return SyncDir(filepath.Dir(path)) })
+}
+
+func replace(path string, b []byte, mode os.FileMode, syncDir func() error) (err error) {
 	dir := filepath.Dir(path)
 	defer func() { err = advise(dir, err) }()
 	f, err := os.CreateTemp(dir, tempPrefix+filepath.Base(path)+"-*")
@@ -71,7 +83,7 @@ func WriteBytes(path string, b []byte, mode os.FileMode) (err error) {
 	if err := os.Rename(f.Name(), path); err != nil {
 		return err
 	}
-	return SyncDir(dir)
+	return syncDir()
 }
 
 // advise says what to do about a disk that takes nothing.
@@ -85,7 +97,8 @@ func advise(dir string, err error) error {
 	return err
 }
 
-// Append adds a line to the file, all of it or nothing. Only a crash may leave a part, as the file's end.
+// Append adds a line to the file, all of it or nothing. Only a crash may leave a part, as the file's end. It lasts when
+// the file is synced.
 func Append(path, line string, mode os.FileMode) (err error) {
 	defer func() { err = advise(filepath.Dir(path), err) }()
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, mode)
@@ -101,7 +114,7 @@ func Append(path, line string, mode os.FileMode) (err error) {
 		// A disk that is full takes what there is room for.
 		return errors.Join(err, f.Truncate(was.Size()))
 	}
-	return f.Sync()
+	return nil
 }
 
 // Remove deletes the file for good; a file that is not there is no error.

@@ -40,7 +40,8 @@ var ErrExhausted = errors.New("every address of this node, tenant id and app is 
 // cursor hands out the indexes of one key: upward first, and when the end is reached the one
 // that was released first, once it has rested.
 type cursor struct {
-	path string // without suffix
+	path string          // without suffix
+	log  *durable.Syncer // of the release log
 
 	mu       sync.Mutex
 	used     time.Time     // an index was last drawn or given back, or all of it was read
@@ -106,10 +107,17 @@ func (s *Store) ReleaseIndex(key CursorKey, i address.Index) error {
 	s.forgetting.RLock()
 	defer s.forgetting.RUnlock()
 	c := s.cursor(key)
+	if err := c.release(i, s.now()); err != nil {
+		return err
+	}
+	return c.log.Sync()
+}
+
+func (c *cursor) release(i address.Index, now time.Time) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.used = s.now()
-	r := released{i, c.used}
+	c.used = now
+	r := released{i, now}
 	for _, old := range c.resting {
 		if old.index == i {
 			return nil // a repeated call
@@ -126,13 +134,17 @@ func (s *Store) ReleaseIndex(key CursorKey, i address.Index) error {
 	return nil
 }
 
+func newCursor(path string, reserved address.Index) *cursor {
+	return &cursor{path: path, log: durable.NewSyncer(path + ".released"), next: reserved + 1, reserved: reserved}
+}
+
 // cursor is used by one at a time, who locks it. The caller holds forgetting for reading.
 func (s *Store) cursor(key CursorKey) *cursor {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	c := s.cursors[key]
 	if c == nil {
-		c = &cursor{path: filepath.Join(s.dir, cursorsFolder, key.String()), next: 1}
+		c = newCursor(filepath.Join(s.dir, cursorsFolder, key.String()), 0)
 		s.cursors[key] = c
 	}
 	return c
@@ -259,7 +271,7 @@ func loadCursor(path string, live map[address.Index]bool) (*cursor, error) {
 			return nil, &durable.CorruptError{Path: path + ".json", Err: fmt.Errorf("index %d is in use beyond the cursor at %d", i, f.Reserved)}
 		}
 	}
-	c := &cursor{path: path, next: f.Reserved + 1, reserved: f.Reserved}
+	c := newCursor(path, f.Reserved)
 	return c, c.loadReleased(live)
 }
 

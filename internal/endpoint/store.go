@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -27,15 +28,17 @@ func Folders() []string { return []string{recordsFolder, cursorsFolder} }
 // Store keeps records and index cursors below one directory:
 //
 //	endpoints/<id>.json                  one record each
+//	endpoints/<id>.deleting              the record of one whose removal has begun
 //	cursors/<tenant id>-<app>.json       up to where indexes may have been used
 //	cursors/<tenant id>-<app>.released   one line for each index given back
 //
 // Memory and disk agree whenever no call is running. All methods may be called concurrently;
 // calls about one endpoint must be made one after the other.
 type Store struct {
-	dir  string
-	rest time.Duration
-	now  func() time.Time
+	dir   string
+	files durable.Folder // of the records
+	rest  time.Duration
+	now   func() time.Time
 
 	forgetting sync.RWMutex // of cursors; those who use one hold it for reading
 
@@ -56,6 +59,7 @@ type StoreConfig struct {
 func OpenStore(c StoreConfig) (*Store, error) {
 	s := &Store{
 		dir:     c.Dir,
+		files:   durable.NewFolder(filepath.Join(c.Dir, recordsFolder)),
 		rest:    cmp.Or(c.Rest, MinRest),
 		now:     c.Now,
 		records: map[ID]Record{},
@@ -79,39 +83,62 @@ func OpenStore(c StoreConfig) (*Store, error) {
 }
 
 func (s *Store) loadRecords() error {
-	names, err := durable.Names(filepath.Join(s.dir, recordsFolder), ".json")
-	if err != nil {
-		return err
-	}
 	inUse := map[string]ID{}
-	for _, name := range names {
-		path := filepath.Join(s.dir, recordsFolder, name+".json")
-		b, err := os.ReadFile(path)
+	for _, suffix := range []string{recordSuffix, markedSuffix} {
+		names, err := durable.Names(filepath.Join(s.dir, recordsFolder), suffix)
 		if err != nil {
 			return err
 		}
-		r, err := DecodeRecord(b)
-		if err != nil {
-			return &durable.CorruptError{Path: path, Err: err}
-		}
-		if name != strconv.Itoa(int(r.ID)) {
-			return &durable.CorruptError{Path: path, Err: fmt.Errorf("it holds endpoint %d", r.ID)}
-		}
-		for _, a := range r.Attachments {
-			if other, twice := inUse[a.Network+" "+a.Plaintext.String()]; twice {
-				return &durable.CorruptError{Path: path, Err: fmt.Errorf("address %v belongs to endpoint %d", a.Plaintext, other)}
+		for _, name := range names {
+			if err := s.loadRecord(name, suffix, inUse); err != nil {
+				return err
 			}
-			inUse[a.Network+" "+a.Plaintext.String()] = r.ID
 		}
-		s.records[r.ID] = r
 	}
 	return nil
 }
 
-// RecordPath is the file of an endpoint's record.
-func (s *Store) RecordPath(id ID) string {
-	return filepath.Join(s.dir, recordsFolder, strconv.Itoa(int(id))+".json")
+// loadRecord reads a file and notes whose its addresses are.
+func (s *Store) loadRecord(name, suffix string, inUse map[string]ID) error {
+	path := s.files.Path(name + suffix)
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	r, err := DecodeRecord(b)
+	if err != nil {
+		return &durable.CorruptError{Path: path, Err: err}
+	}
+	if name != strconv.Itoa(int(r.ID)) {
+		return &durable.CorruptError{Path: path, Err: fmt.Errorf("it holds endpoint %d", r.ID)}
+	}
+	if suffix == markedSuffix {
+		if _, again := s.records[r.ID]; again {
+			// An older build, which passes over marked records, has given the id to another endpoint.
+			return s.files.Remove(name + suffix)
+		}
+		r.State = Deleting
+	}
+	for _, a := range r.Attachments {
+		if other, twice := inUse[a.Network+" "+a.Plaintext.String()]; twice {
+			return &durable.CorruptError{Path: path, Err: fmt.Errorf("address %v belongs to endpoint %d", a.Plaintext, other)}
+		}
+		inUse[a.Network+" "+a.Plaintext.String()] = r.ID
+	}
+	s.records[r.ID] = r
+	return nil
 }
+
+const (
+	recordSuffix = ".json"
+	markedSuffix = ".deleting"
+)
+
+func recordName(id ID) string { return strconv.Itoa(int(id)) + recordSuffix }
+func markedName(id ID) string { return strconv.Itoa(int(id)) + markedSuffix }
+
+// RecordPath is the file of an endpoint's record.
+func (s *Store) RecordPath(id ID) string { return s.files.Path(recordName(id)) }
 
 // Hold keeps a record that is being made. It is not on disk, so a crash forgets it.
 func (s *Store) Hold(r Record) error {
@@ -129,15 +156,29 @@ func (s *Store) Put(r Record) error {
 	if err := r.validate(); err != nil {
 		return fmt.Errorf("endpoint %d: %w", r.ID, err)
 	}
-	if err := durable.Write(s.RecordPath(r.ID), recordFile{recordVersion, r}, 0o600); err != nil {
+	if err := s.files.Write(recordName(r.ID), recordFile{recordVersion, r}, 0o600); err != nil {
 		return fmt.Errorf("writing endpoint %d: %w", r.ID, err)
 	}
 	return s.Hold(r)
 }
 
+// Mark says that the endpoint's removal has begun, for whoever goes on after a crash of this process. After one of the
+// machine there is nothing to remove, so the disk is not waited for, and a full one is no hindrance.
+func (s *Store) Mark(r Record) error {
+	r.State = Deleting
+	if err := s.Hold(r); err != nil {
+		return err
+	}
+	err := s.files.Rename(recordName(r.ID), markedName(r.ID))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // it is marked, or was never written
+	}
+	return err
+}
+
 // Delete forgets the record. Its indexes must have been released before.
 func (s *Store) Delete(id ID) error {
-	if err := durable.Remove(s.RecordPath(id)); err != nil {
+	if err := s.files.Remove(recordName(id), markedName(id)); err != nil {
 		return fmt.Errorf("removing endpoint %d: %w", id, err)
 	}
 	s.mu.Lock()

@@ -201,3 +201,47 @@ func remove(t *testing.T, path string) string {
 	}
 	return path
 }
+
+// A removal that has begun is known to the next process, and changes nothing that an older build reads wrongly.
+func TestMark(t *testing.T) {
+	dir, c := t.TempDir(), newClock()
+	s := open(t, dir, c)
+	r := record(1, draw(t, s))
+	if err := s.Put(r); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := s.Mark(r); err != nil {
+			t.Fatal(err)
+		}
+		if got, ok := s.Get(1); !ok || got.State != Deleting {
+			t.Errorf("marked is %+v", got)
+		}
+	}
+	again := open(t, dir, c)
+	if seen := Peek(dir); len(seen) != 1 {
+		t.Errorf("from aside %v is seen", seen)
+	}
+	if got, ok := again.Get(1); !ok || got.State != Deleting || !reflect.DeepEqual(got.Attachments, r.Attachments) {
+		t.Errorf("after a crash it is %+v, %v", got, ok)
+	}
+	second := record(1, draw(t, again))
+	if err := again.Put(second); err != nil { // as an older build, which passes over the mark
+		t.Fatal(err)
+	}
+	if got, _ := open(t, dir, c).Get(1); got.State != Active {
+		t.Errorf("an endpoint with the id of one that was removed is %+v", got)
+	}
+	if err := again.Mark(second); err != nil {
+		t.Fatal(err)
+	}
+	if err := again.Delete(1); err != nil {
+		t.Fatal(err)
+	}
+	if left, err := os.ReadDir(filepath.Join(dir, recordsFolder)); err != nil || len(left) > 0 {
+		t.Errorf("left are %v, %v", left, err)
+	}
+	if err := again.Mark(record(2, 1)); err != nil { // never written
+		t.Error(err)
+	}
+}
