@@ -24,7 +24,7 @@ func newBenchCommand(env Env) *cobra.Command {
 		Short: "Measure the datapath on this machine",
 		Args:  cobra.NoArgs,
 	}
-	c.AddCommand(newBenchDatapathCommand(env), &cobra.Command{
+	c.AddCommand(newBenchDatapathCommand(env), newBenchScaleCommand(env), &cobra.Command{
 		Use:    "generator",
 		Short:  "Generate or answer traffic, as the bench says on standard input",
 		Hidden: true,

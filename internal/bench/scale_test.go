@@ -1,0 +1,106 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"math"
+	"path/filepath"
+	"strings"
+	"testing"
+	"text/tabwriter"
+)
+
+func tinyScale(t *testing.T) ScaleOptions {
+	t.Helper()
+	cpu, err := LastCPU()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ScaleOptions{
+		Endpoints: []int{1, 1000}, Peers: []int{8, 20_000}, Keys: []int{8, 16_384}, Rounds: 3, Packets: 4000,
+		CPU: cpu, Dir: filepath.Join(t.TempDir(), "scale"), Seed: 1, Progress: func(int, int) {},
+	}
+}
+
+// TestScale judges a packet's cost by other costs of the same run, with room for a machine that does other things:
+// it is the same at 1,000 endpoints, a hit is far cheaper than a miss, and so are flows without a sprayer who
+// can take their slots.
+func TestScale(t *testing.T) {
+	o := tinyScale(t)
+	var done []int
+	o.Progress = func(n, of int) { done = append(done, n, of) }
+	r, err := Scale(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	steps := 2*2*3 + 2*3
+	if len(done) != 2*steps || done[len(done)-2] != steps || done[len(done)-1] != steps {
+		t.Errorf("progress %v, want %d steps", done, steps)
+	}
+	if len(r.Hooks) != 4 || len(r.Sprays) != 6 {
+		t.Fatalf("%d hooks and %d sprays", len(r.Hooks), len(r.Sprays))
+	}
+	for i, few := range r.Hooks[:2] {
+		many := r.Hooks[i+2]
+		if few.Hook != many.Hook || few.Endpoints != 1 || many.Endpoints != 1000 || many.Tenants != 100 || len(many.Peers) != 2 {
+			t.Fatalf("compared %+v with %+v", few, many)
+		}
+		for _, c := range []struct {
+			what      string
+			few, many Interval
+		}{{"a hit", few.Peers[0].Nanoseconds, many.Peers[0].Nanoseconds}, {"a miss", few.Miss, many.Miss}} {
+			if c.many.Low > 2*c.few.High {
+				t.Errorf("%s: %s takes %v ns at one endpoint, %v at 1,000", few.Hook, c.what, c.few, c.many)
+			}
+		}
+		if hit, miss := few.Peers[0].Nanoseconds, few.Miss; 2*hit.Median > miss.Median {
+			t.Errorf("%s: a hit takes %v ns, a miss %v: the cache is of no use, or not used", few.Hook, hit, miss)
+		}
+		if many := few.Peers[1]; many.Missed < 0.7 || many.Nanoseconds.Median < 2*few.Peers[0].Nanoseconds.Median {
+			t.Errorf("%s: %d peers, of which the cache has few, take %v ns", few.Hook, many.Peers, many.Nanoseconds)
+		}
+	}
+	for i, s := range r.Sprays {
+		// What made-up addresses push out of the CPU's own caches depends on the machine.
+		switch taken := s.Beside.Median - s.Alone.Median; i % 3 {
+		case 1:
+			if s.Keys != 8 || s.Evicted > 0.01 || taken > r.Hooks[0].Miss.Median/2 {
+				t.Errorf("flows beside a sprayer of no account: %+v", s)
+			}
+		case 2:
+			if s.Keys != 16_384 || s.Evicted < 0.97 || taken < r.Hooks[0].Miss.Median/4 {
+				t.Errorf("flows whose slots are taken, at %v ns a miss: %+v", r.Hooks[0].Miss, s)
+			}
+		}
+	}
+	var text strings.Builder
+	w := tabwriter.NewWriter(&text, 0, 8, 3, ' ', 0)
+	r.Table(w)
+	w.Flush()
+	for _, want := range []string{"container, 1,000 endpoints, 100 tenants", "uplink-in, 1 endpoints", "20,000", "made up, dropped", "16,384"} {
+		if !strings.Contains(text.String(), want) {
+			t.Errorf("the table lacks %q", want)
+		}
+	}
+	t.Log("\n" + text.String())
+}
+
+func TestScaleStops(t *testing.T) {
+	o := tinyScale(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := Scale(ctx, o); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v", err)
+	}
+	if left, _ := filepath.Glob(filepath.Join(o.Dir, "*")); len(left) > 0 {
+		t.Errorf("left %v", left)
+	}
+}
+
+func TestMissed(t *testing.T) {
+	for peers, want := range map[int]float64{1: 0, 10: 0.001, flowSlots: 0.368, 100 * flowSlots: 0.99} {
+		if got := missed(peers); math.Abs(got-want) > 0.001 {
+			t.Errorf("%d peers: %.4f, want %.3f", peers, got, want)
+		}
+	}
+}

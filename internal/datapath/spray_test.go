@@ -1,0 +1,54 @@
+package datapath
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/cilium/ebpf"
+)
+
+// TestNoiseTakesNoSlot: a container that makes up addresses takes nobody's place in the cache, because a slot is
+// written only once the address has proven to be one of its tenant.
+func TestNoiseTakesNoSlot(t *testing.T) {
+	b := newProgBench(t)
+	established := b.cached(t, b.b3.Addr(), 1500)
+	b.fillCache(t, established)
+	random := rand.New(rand.NewPCG(1, 2))
+	before := b.drops(t)["dst-undecryptable"]
+	const packets = 20_000 // so that 99 % of the slots are asked for
+	must(t, b.ns.Do(func() error {
+		for range packets {
+			to := [16]byte{0: 0xfc}
+			binary.BigEndian.PutUint32(to[1:], random.Uint32())
+			binary.BigEndian.PutUint64(to[8:], random.Uint64())
+			frame := b.frame(b.sent(netip.AddrFrom16(to), gram))
+			verdict, err := b.datapath.objects.PilContainer.Run(&ebpf.RunOptions{Data: frame, Context: skb{Ifindex: b.b1.ifindex()}})
+			if err != nil {
+				return err
+			}
+			if verdict != verdictDrop {
+				return fmt.Errorf("%v: verdict %d", netip.AddrFrom16(to), verdict)
+			}
+		}
+		return nil
+	}))
+	if dropped := b.drops(t)["dst-undecryptable"] - before; dropped != packets {
+		t.Errorf("%d of %d were dropped for it", dropped, packets)
+	}
+	whole := slices.Repeat([]pilasterFlow{established}, ebpf.MustPossibleCPU())
+	taken := 0
+	for slot := range b.datapath.objects.PilFlows.MaxEntries() {
+		var now []pilasterFlow
+		must(t, b.datapath.objects.PilFlows.Lookup(slot, &now))
+		if !slices.Equal(now, whole) {
+			taken++
+		}
+	}
+	if taken > 0 {
+		t.Errorf("noise has taken %d slots", taken)
+	}
+}
