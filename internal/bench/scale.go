@@ -114,7 +114,7 @@ func (m *scaleMeter) measure(endpoints int, r *ScaleReport) (err error) {
 func (m *scaleMeter) byPeers(h *scaleHook, cost *HookCost) error {
 	for _, peers := range append([]int{0}, m.Peers...) {
 		never := peers == 0 // nothing is ever found in the cache
-		all, err := m.bed.peers(max(peers, 1), m.random)
+		all, err := m.bed.peers(max(peers, 1), m.bed.endpoints, m.random)
 		if err != nil {
 			return err
 		}
@@ -122,7 +122,7 @@ func (m *scaleMeter) byPeers(h *scaleHook, cost *HookCost) error {
 		if err != nil {
 			return err
 		}
-		ns, err := m.samples(func() (float64, error) { return f.program(m.Packets) })
+		ns, err := m.samples(func() (float64, error) { return f.program(m.Packets, forwarded) })
 		if err := errors.Join(err, f.Close()); err != nil {
 			return fmt.Errorf("%d peers: %w", peers, err)
 		}

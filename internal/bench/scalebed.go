@@ -246,10 +246,11 @@ type scalePeer struct {
 // peerNodes is how many nodes peers are spread over.
 const peerNodes = 1 << 16
 
-func (b *scaleBed) peers(n int, random *rand.Rand) ([]scalePeer, error) {
+// peers are n containers elsewhere, each of which talks with one of the given endpoints.
+func (b *scaleBed) peers(n int, with []scaleEndpoint, random *rand.Rand) ([]scalePeer, error) {
 	all := make([]scalePeer, n)
 	for i := range all {
-		e := b.endpoints[random.IntN(len(b.endpoints))]
+		e := with[random.IntN(len(with))]
 		// Apart from each other also where several are on one node.
 		plain, seen, err := b.draw(e.tenant, scalePlan().Node(uint64(2+i%peerNodes)), address.Index(i/peerNodes)<<16)
 		if err != nil {

@@ -44,7 +44,7 @@ type SprayCost struct {
 	Evicted   float64  `json:"evicted"` // part of the others' slots it takes by sending one packet of each, by calculation
 	Alone     Interval `json:"alone"`   // the flows, when it sends as much to one peer
 	Beside    Interval `json:"beside"`  // the flows, when it sprays between every two packets of each
-	Own       Interval `json:"own"`     // what it spends itself, with the bench's own part
+	Own       Interval `json:"own"`     // what it spends itself, for a packet
 }
 
 // Table writes the results for a person; columns are separated by tabs.

@@ -185,9 +185,9 @@ func (f *frames) run(driver *ebpf.Program, n int, want uint32) (float64, error) 
 	}
 }
 
-// program is what the hook's program alone takes for one of n packets that go on. The first run finds what the
+// program is what the hook's program alone takes for one of n packets, which end as wanted. The first run finds what the
 // bench itself needs out of the CPU's caches, and is not counted.
-func (f *frames) program(n int) (float64, error) {
+func (f *frames) program(n int, want uint32) (float64, error) {
 	if _, err := f.run(f.idle, n, forwarded); err != nil {
 		return 0, err
 	}
@@ -195,7 +195,7 @@ func (f *frames) program(n int) (float64, error) {
 	if err != nil {
 		return 0, err
 	}
-	with, err := f.run(f.driver, n, forwarded)
+	with, err := f.run(f.driver, n, want)
 	return with - without, err
 }
 

@@ -20,7 +20,7 @@ const noisePackets = 4096
 // addresses of its own tenant; with them, and the flow labels that make paths of its own, it can fill slots.
 func (m *scaleMeter) sprays(endpoints int) (all []SprayCost, err error) {
 	h := &m.bed.hooks[0]
-	flows, err := m.bed.peers(victimFlows, m.random)
+	flows, err := m.bed.peers(victimFlows, m.bed.endpoints, m.random)
 	if err != nil {
 		return nil, err
 	}
@@ -71,12 +71,12 @@ func (m *scaleMeter) spray(h *scaleHook, victim *frames, keys int) (s SprayCost,
 			want        uint32
 			took, flows *[]float64
 		}{{usual, forwarded, new([]float64), &alone}, {sprayed, want, &own, &beside}} {
-			ns, err := n.sends.run(n.sends.driver, burst, n.want)
+			ns, err := n.sends.program(burst, n.want)
 			if err != nil {
 				return s, err
 			}
 			*n.took = append(*n.took, ns)
-			if ns, err = victim.program(victimFlows); err != nil {
+			if ns, err = victim.program(victimFlows, forwarded); err != nil {
 				return s, err
 			}
 			*n.flows = append(*n.flows, ns)
@@ -97,10 +97,10 @@ func (m *scaleMeter) spray(h *scaleHook, victim *frames, keys int) (s SprayCost,
 	return s, nil
 }
 
-// neighbours are packets of the sprayer, and as many of a container that talks with one peer: so the programs
+// neighbours are packets of the sprayer, which is one container, and as many of a container that talks with one peer: so the programs
 // are equally warm in the CPU's caches.
 func (m *scaleMeter) neighbours(h *scaleHook, keys, burst int) (sprayed, usual *frames, err error) {
-	peers, err := m.bed.peers(max(1, (keys+paths-1)/paths), m.random)
+	peers, err := m.bed.peers(max(1, (keys+paths-1)/paths), m.bed.endpoints[:1], m.random)
 	if err != nil {
 		return nil, nil, err
 	}

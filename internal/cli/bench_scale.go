@@ -69,7 +69,7 @@ Run it on a machine that does nothing else.`,
 		},
 	}
 	c.Flags().BoolVar(&quick, "quick", false, "about half a minute (default)")
-	c.Flags().BoolVar(&full, "full", false, "some minutes")
+	c.Flags().BoolVar(&full, "full", false, "about ten minutes")
 	c.MarkFlagsMutuallyExclusive("quick", "full")
 	c.Flags().IntSliceVar(&endpoints, "endpoints", nil, "endpoints of the node, ten to a tenant")
 	c.Flags().IntSliceVar(&peers, "peers", nil, "containers elsewhere that they talk with")
