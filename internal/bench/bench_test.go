@@ -220,3 +220,22 @@ func TestGenerateRefuses(t *testing.T) {
 		}
 	}
 }
+
+// Our generator and those that people trust see the same wire. Bounds are wide, and one round is few: what
+// the machine does meanwhile is in it. `pilaster bench check` is the real comparison.
+func TestCompare(t *testing.T) {
+	o := tiny(t)
+	o.Window = 300 * time.Millisecond
+	all, err := Compare(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(all) != len(tools()) {
+		t.Fatalf("%d comparisons", len(all))
+	}
+	for _, a := range all {
+		if a.Ratio.Median < 0.1 || a.Ratio.Median > 10 {
+			t.Errorf("%s: ours %v, %s says %v", a.Metric, a.Ours, a.Tool, a.Theirs)
+		}
+	}
+}

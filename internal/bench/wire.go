@@ -27,11 +27,12 @@ type wire struct {
 }
 
 type node struct {
-	wire     *wire
-	name     string
-	ns       *netns.Namespace
-	prefix   netip.Prefix
-	underlay netip.Addr
+	wire      *wire
+	name      string
+	ns        *netns.Namespace
+	prefix    netip.Prefix
+	underlay  netip.Addr
+	underlay4 netip.Addr // for those who speak IPv4 only
 }
 
 func newWire(dir string) (_ *wire, err error) {
@@ -43,10 +44,11 @@ func newWire(dir string) (_ *wire, err error) {
 	}()
 	for i := range w.nodes {
 		n := &node{
-			wire:     w,
-			name:     fmt.Sprint("n", i+1),
-			prefix:   address.DefaultPlan().Node(uint64(i + 1)),
-			underlay: netip.MustParseAddr(fmt.Sprintf("2001:db8:70::%d", i+1)),
+			wire:      w,
+			name:      fmt.Sprint("n", i+1),
+			prefix:    address.DefaultPlan().Node(uint64(i + 1)),
+			underlay:  netip.MustParseAddr(fmt.Sprintf("2001:db8:70::%d", i+1)),
+			underlay4: netip.AddrFrom4([4]byte{192, 0, 2, byte(i + 1)}),
 		}
 		if n.ns, err = w.namespace(n.name); err != nil {
 			return nil, err
@@ -64,6 +66,7 @@ func (n *node) configure(peer *node) error {
 	return onDevice(n.ns, "eth0", func(h *netlink.Handle, eth0 netlink.Link) error {
 		return errors.Join(
 			addAddress(h, eth0, netip.PrefixFrom(n.underlay, 64)),
+			addAddress(h, eth0, netip.PrefixFrom(n.underlay4, 24)),
 			h.LinkSetUp(eth0),
 			h.RouteAdd(&netlink.Route{Dst: ipNet(peer.prefix), Gw: peer.underlay.AsSlice()}),
 		)

@@ -24,7 +24,7 @@ func newBenchCommand(env Env) *cobra.Command {
 		Short: "Measure the datapath on this machine",
 		Args:  cobra.NoArgs,
 	}
-	c.AddCommand(newBenchDatapathCommand(env), newBenchScaleCommand(env), &cobra.Command{
+	c.AddCommand(newBenchDatapathCommand(env), newBenchScaleCommand(env), newBenchCheckCommand(env), &cobra.Command{
 		Use:    "generator",
 		Short:  "Generate or answer traffic, as the bench says on standard input",
 		Hidden: true,
@@ -141,27 +141,78 @@ func narrow(o *bench.Options, scenarios, metrics []string) error {
 }
 
 func runBench(ctx context.Context, env Env, o bench.Options, free bool) (*bench.Report, error) {
-	self, err := os.Executable()
-	if err != nil {
-		return nil, fmt.Errorf("find this program, which is also the generator: %w", err)
+	if err := prepare(&o, env); err != nil {
+		return nil, err
 	}
 	if free {
 		o.CPU, o.Gates = bench.Free, nil
-	} else if o.CPU, err = bench.LastCPU(); err != nil {
-		return nil, err
+	}
+	return bench.Run(ctx, o)
+}
+
+// prepare fills in what any run on this machine needs.
+func prepare(o *bench.Options, env Env) (err error) {
+	self, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("find this program, which is also the generator: %w", err)
+	}
+	if o.CPU, err = bench.LastCPU(); err != nil {
+		return err
 	}
 	started := time.Now()
 	o.Dir, o.Seed = "/run/pilaster-bench", uint64(started.UnixNano())
 	o.Generator = func(ctx context.Context) *exec.Cmd { return exec.CommandContext(ctx, self, "bench", "generator") }
-	said := started
+	said, rounds := started, o.Rounds
 	o.Progress = func(s bench.Step) {
 		if now := time.Now(); s.Part == 1 || now.Sub(said) >= 5*time.Second {
 			said = now
 			left := now.Sub(started).Seconds() * (1 - s.Part) / s.Part
-			fmt.Fprintf(env.Stderr, "round %d of %d, %s: %.0f %%, about %.0f s to go\n", s.Round, o.Rounds, s.Metric, s.Part*100, left)
+			fmt.Fprintf(env.Stderr, "round %d of %d, %s: %.0f %%, about %.0f s to go\n", s.Round, rounds, s.Metric, s.Part*100, left)
 		}
 	}
-	return bench.Run(ctx, o)
+	return nil
+}
+
+func newBenchCheckCommand(env Env) *cobra.Command {
+	var o output
+	var rounds int
+	c := &cobra.Command{
+		Use:   "check",
+		Short: "Compare the bench's own generator with iperf3 and sockperf",
+		Long: `Measure node to node with the bench's own generator and with iperf3 and sockperf, in turn, where they measure the
+same: that generator is there for what they lack, and has to agree with them elsewhere. It takes about two minutes,
+and fails where it does not agree. Run it on a machine that does nothing else.`,
+		Example: "  pilaster bench check",
+		Args:    cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if rounds < 1 {
+				return usage("--rounds %d: say 1 or more", rounds)
+			}
+			if err := requireRoot("bench"); err != nil {
+				return err
+			}
+			run := bench.Full()
+			run.Rounds, run.Window = rounds, time.Second // the tools' shortest
+			if err := prepare(&run, env); err != nil {
+				return err
+			}
+			all, err := bench.Compare(c.Context(), run)
+			if err != nil {
+				return err
+			}
+			if err := o.print(env.Stdout, all, all.Table); err != nil {
+				return err
+			}
+			if !all.Agree() {
+				return &exitError{code: ExitFailed}
+			}
+			return nil
+		},
+	}
+	o.bind(c)
+	c.Flags().IntVar(&rounds, "rounds", 10, "how often each pair is measured")
+	_ = c.RegisterFlagCompletionFunc("rounds", cobra.NoFileCompletions)
+	return c
 }
 
 // writeReport writes JSON; or text, and beside it report.json and report.html in the folder to.

@@ -20,6 +20,15 @@ func TestBenchRefuses(t *testing.T) {
 	}
 }
 
+func TestBenchCheckRefuses(t *testing.T) {
+	for line, says := range map[string]string{"--rounds 0": "say 1 or more", "-o yaml": "text or json", "x": "do not fit"} {
+		code, _, errs := run(t, "", append([]string{"bench", "check"}, strings.Fields(line)...)...)
+		if code != ExitUsage || !strings.Contains(errs, says) {
+			t.Errorf("bench check %s: exit %d, stderr %q", line, code, errs)
+		}
+	}
+}
+
 // Names are offered one after the other, each once.
 func TestBenchCompletion(t *testing.T) {
 	for _, c := range []struct {

@@ -1,0 +1,214 @@
+package bench
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"time"
+
+	"pilaster.io/pilaster/internal/netns"
+)
+
+// tool is somebody else's generator, for a metric that it has as well.
+type tool struct {
+	metric string
+	// server and client are command lines; both get the server's address.
+	server, client func(at string) []string
+	// figure is what the client said, in the metric's unit.
+	figure func(said []byte) (float64, error)
+}
+
+// tools are what Debian has of those that people trust. sockperf's shortest message has 14 bytes, and it
+// speaks IPv4 only; so both sides of a comparison do.
+func tools() []tool {
+	sockperf := func(metric string, protocol ...string) tool {
+		return tool{
+			metric: metric,
+			server: func(at string) []string { return append([]string{"sockperf", "server", "-i", at}, protocol...) },
+			client: func(at string) []string {
+				return append([]string{"sockperf", "ping-pong", "-i", at, "-m", "14", "-t", "1", "--full-rtt"}, protocol...)
+			},
+			figure: roundTripRate,
+		}
+	}
+	iperf := func(metric, flows string) tool {
+		return tool{
+			metric: metric,
+			server: func(at string) []string { return []string{"iperf3", "-s", "-1", "-B", at} },
+			client: func(at string) []string {
+				return []string{"iperf3", "-c", at, "-P", flows, "-C", congestion, "-l", strconv.Itoa(streamBlock), "-t", "1", "-J"}
+			},
+			figure: received,
+		}
+	}
+	return []tool{sockperf("TCP_RR", "--tcp"), sockperf("UDP_RR"), iperf("TCP_STREAM", "1"), iperf("TCP_STREAM4", "4")}
+}
+
+var roundTrip = regexp.MustCompile(`Summary: Round trip is ([0-9.]+) usec`)
+
+// roundTripRate is round trips a second, of what sockperf says.
+func roundTripRate(said []byte) (float64, error) {
+	m := roundTrip.FindSubmatch(said)
+	if m == nil {
+		return 0, fmt.Errorf("no round trip in %q", said)
+	}
+	micros, err := strconv.ParseFloat(string(m[1]), 64)
+	return 1e6 / micros, err
+}
+
+// received is the Gbit/s of what iperf3 says.
+func received(said []byte) (float64, error) {
+	var all struct {
+		End struct {
+			SumReceived struct {
+				BitsPerSecond float64 `json:"bits_per_second"`
+			} `json:"sum_received"`
+		} `json:"end"`
+	}
+	err := json.Unmarshal(said, &all)
+	bits := all.End.SumReceived.BitsPerSecond
+	if err == nil && bits == 0 {
+		err = fmt.Errorf("no sum in %q", said)
+	}
+	return bits / 1e9, err
+}
+
+// Agreement is a metric by our generator and by another.
+type Agreement struct {
+	Metric string   `json:"metric"`
+	Tool   string   `json:"tool"`
+	Unit   string   `json:"unit"`
+	Ours   float64  `json:"ours"`   // median
+	Theirs float64  `json:"theirs"` // median
+	Ratio  Interval `json:"ratio"`  // of ours to theirs in the same round
+	Agree  bool     `json:"agree"`
+	// Samples by round, ours and theirs.
+	Samples [2][]float64 `json:"samples"`
+}
+
+// Two generators agree when the median ratio lies between these: neither does quite the same work between
+// two packets.
+const leastAlike, mostAlike = 0.8, 1.25
+
+// Agreements are those of a run.
+type Agreements []Agreement
+
+// Agree is whether all do.
+func (a Agreements) Agree() bool {
+	for _, x := range a {
+		if !x.Agree {
+			return false
+		}
+	}
+	return true
+}
+
+// Compare measures node to node with our generator and with others, in turn, with the options of a run.
+func Compare(ctx context.Context, o Options) (_ Agreements, err error) {
+	release, err := claim(o.Dir)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, release()) }()
+	w, err := newWire(filepath.Join(o.Dir, "compare"))
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, w.Close()) }()
+	pair, _ := native(w)
+	pair.Target = w.nodes[1].underlay4
+	random := rand.New(rand.NewPCG(o.Seed, 0))
+	var all Agreements
+	for _, t := range tools() {
+		m, _ := metricByName(t.metric)
+		var ours, theirs []float64
+		for round := range o.Rounds {
+			// Either may be first.
+			for _, mine := range random.Perm(2) {
+				if mine == 1 {
+					got, err := o.sample(ctx, pair, m)
+					if err != nil {
+						return nil, fmt.Errorf("%s: %w", m.Name, err)
+					}
+					ours = append(ours, m.value(got))
+					continue
+				}
+				got, err := o.run(ctx, t, pair)
+				if err != nil {
+					return nil, err
+				}
+				theirs = append(theirs, got)
+			}
+			o.Progress(Step{Round: round + 1, Metric: m.Name, Part: float64(len(all)*o.Rounds+round+1) / float64(len(tools())*o.Rounds)})
+		}
+		ratio := bootstrap(ratios(ours, theirs), random)
+		all = append(all, Agreement{
+			Metric: m.Name, Tool: t.client("")[0], Unit: m.Unit, Ours: median(ours), Theirs: median(theirs),
+			Ratio: ratio, Agree: leastAlike <= ratio.Median && ratio.Median <= mostAlike,
+			Samples: [2][]float64{ours, theirs},
+		})
+	}
+	return all, nil
+}
+
+// run has a tool measure once. Its server does not say when it listens, so the client is tried again.
+func (o Options) run(ctx context.Context, t tool, p Pair) (float64, error) {
+	ctx, cancel := context.WithTimeout(ctx, 4*patience)
+	defer cancel()
+	server := t.server(p.Target.String())
+	s := exec.CommandContext(ctx, server[0], server[1:]...)
+	if err := p.Server.Do(func() error { return o.pinned(s.Start) }); err != nil {
+		return 0, fmt.Errorf("%w; install Debian's iperf3 and sockperf", err)
+	}
+	defer func() {
+		s.Process.Kill()
+		s.Wait()
+	}()
+	for {
+		said, err := o.output(ctx, p.Client, t.client(p.Target.String()))
+		if err == nil { // which iperf3 says of a refused connection too
+			var figure float64
+			if figure, err = t.figure(said); err == nil {
+				return figure, nil
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return 0, fmt.Errorf("%s: %w", t.metric, err)
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
+
+func (o Options) output(ctx context.Context, ns *netns.Namespace, line []string) ([]byte, error) {
+	c := exec.CommandContext(ctx, line[0], line[1:]...)
+	var out, errs bytes.Buffer
+	c.Stdout, c.Stderr = &out, &errs
+	if err := ns.Do(func() error { return o.pinned(c.Start) }); err != nil {
+		return nil, err
+	}
+	if err := c.Wait(); err != nil {
+		return nil, fmt.Errorf("%s: %w: %s %s", line[0], err, bytes.TrimSpace(errs.Bytes()), bytes.TrimSpace(out.Bytes()))
+	}
+	return out.Bytes(), nil
+}
+
+// Table writes the agreements for a person; columns are separated by tabs.
+func (a Agreements) Table(w io.Writer) {
+	fmt.Fprint(w, "metric\ttool\tours\ttheirs\tratio\t95 %\tverdict\n")
+	for _, x := range a {
+		verdict := "agree"
+		if !x.Agree {
+			verdict = fmt.Sprintf("differ: not between %.2f and %.2f", leastAlike, mostAlike)
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s %s\t%s\t%.3f\t%v\t%s\n", x.Metric, x.Tool, figure(x.Ours), x.Unit, figure(x.Theirs), x.Ratio.Median, x.Ratio, verdict)
+	}
+}
