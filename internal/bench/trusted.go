@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"time"
 
@@ -89,26 +90,24 @@ type Agreement struct {
 	Ours   float64  `json:"ours"`   // median
 	Theirs float64  `json:"theirs"` // median
 	Ratio  Interval `json:"ratio"`  // of ours to theirs in the same round
-	Agree  bool     `json:"agree"`
+	// Verdict is Passed where both agree.
+	Verdict Verdict `json:"verdict"`
 	// Samples by round, ours and theirs.
 	Samples [2][]float64 `json:"samples"`
 }
 
-// Two generators agree when the median ratio lies between these: neither does quite the same work between
-// two packets.
-const leastAlike, mostAlike = 0.8, 1.25
+// alike is what the ratio of two generators has to be: neither does quite the same work between two packets.
+var alike = Gate{AtLeast: 0.8, AtMost: 1.25}
+
+// alikeTooWide is the interval from which on a comparison tells nothing.
+const alikeTooWide = 0.25
 
 // Agreements are those of a run.
 type Agreements []Agreement
 
 // Agree is whether all do.
 func (a Agreements) Agree() bool {
-	for _, x := range a {
-		if !x.Agree {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(a, func(x Agreement) bool { return x.Verdict != Passed })
 }
 
 // Compare measures node to node with our generator and with others, in turn, with the options of a run.
@@ -152,7 +151,7 @@ func Compare(ctx context.Context, o Options) (_ Agreements, err error) {
 		ratio := bootstrap(ratios(ours, theirs), random)
 		all = append(all, Agreement{
 			Metric: m.Name, Tool: t.client("")[0], Unit: m.Unit, Ours: median(ours), Theirs: median(theirs),
-			Ratio: ratio, Agree: leastAlike <= ratio.Median && ratio.Median <= mostAlike,
+			Ratio: ratio, Verdict: alike.judge(ratio, alikeTooWide),
 			Samples: [2][]float64{ours, theirs},
 		})
 	}
@@ -206,8 +205,11 @@ func (a Agreements) Table(w io.Writer) {
 	fmt.Fprint(w, "metric\ttool\tours\ttheirs\tratio\t95 %\tverdict\n")
 	for _, x := range a {
 		verdict := "agree"
-		if !x.Agree {
-			verdict = fmt.Sprintf("differ: not between %.2f and %.2f", leastAlike, mostAlike)
+		switch x.Verdict {
+		case TooNoisy:
+			verdict = "too noisy to tell"
+		case TooLow, TooHigh:
+			verdict = fmt.Sprintf("differ: not between %.2f and %.2f", alike.AtLeast, alike.AtMost)
 		}
 		fmt.Fprintf(w, "%s\t%s\t%s %s\t%s\t%.3f\t%v\t%s\n", x.Metric, x.Tool, figure(x.Ours), x.Unit, figure(x.Theirs), x.Ratio.Median, x.Ratio, verdict)
 	}

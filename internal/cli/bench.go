@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -36,7 +37,7 @@ func newBenchCommand(env Env) *cobra.Command {
 
 func newBenchDatapathCommand(env Env) *cobra.Command {
 	var quick, full, smoke, free bool
-	var scenarios, metrics []string
+	var scenarios, metrics, peers []string
 	var to string
 	c := &cobra.Command{
 		Use:   "datapath",
@@ -50,7 +51,8 @@ a --free run. Run it on a machine that does nothing else. docs/benchmarks.md exp
 
 ` + benchNames(),
 		Example: `  pilaster bench datapath --quick -o results
-  pilaster bench datapath --full --scenarios native,netpila --metrics TCP_RR,TCP_CRR`,
+  pilaster bench datapath --full --scenarios native,netpila --metrics TCP_RR,TCP_CRR
+  pilaster bench datapath --peer flannel=./flannel.sh`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			o := bench.Quick()
@@ -61,6 +63,9 @@ a --free run. Run it on a machine that does nothing else. docs/benchmarks.md exp
 				o = bench.Smoke()
 			}
 			if err := narrow(&o, scenarios, metrics); err != nil {
+				return err
+			}
+			if err := invite(&o, peers); err != nil {
 				return err
 			}
 			if err := requireRoot("bench"); err != nil {
@@ -87,6 +92,7 @@ a --free run. Run it on a machine that does nothing else. docs/benchmarks.md exp
 	f.BoolVar(&free, "free", false, "client and server on any CPU; nothing is judged")
 	f.StringSliceVar(&scenarios, "scenarios", nil, "these only, by name; the first of the list below is what the others are compared to")
 	f.StringSliceVar(&metrics, "metrics", nil, "these only, by name")
+	f.StringArrayVar(&peers, "peer", nil, "NAME=COMMAND: a network that COMMAND builds between two of our nodes, as docs/benchmarks.md tells it; may be repeated")
 	f.StringVarP(&to, "output", "o", "text", "text, json, or a folder for report.json and report.html beside the text")
 	_ = c.RegisterFlagCompletionFunc("scenarios", listed(bench.Names(bench.Scenarios())))
 	_ = c.RegisterFlagCompletionFunc("metrics", listed(bench.Names(bench.Metrics())))
@@ -149,6 +155,28 @@ func runBench(ctx context.Context, env Env, o bench.Options, free bool) (*bench.
 	}
 	return bench.Run(ctx, o)
 }
+
+// invite adds peers, which come after our own scenarios.
+func invite(o *bench.Options, peers []string) error {
+	for _, peer := range peers {
+		name, command, found := strings.Cut(peer, "=")
+		if !found || !peerName.MatchString(name) {
+			return usage("--peer %q: say NAME=COMMAND, where the name is of small letters, digits and dashes", peer)
+		}
+		if slices.Contains(bench.Names(append(bench.Scenarios(), o.Scenarios...)), name) {
+			return usage("--peer %q: there is a scenario %s already; choose another name", peer, name)
+		}
+		path, err := exec.LookPath(command)
+		if err != nil {
+			return usage("--peer %q: %w", peer, err)
+		}
+		o.Scenarios = append(o.Scenarios, bench.Peer(name, path))
+	}
+	return nil
+}
+
+// peerName is also a folder's.
+var peerName = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,30}$`)
 
 // prepare fills in what any run on this machine needs.
 func prepare(o *bench.Options, env Env) (err error) {

@@ -12,6 +12,11 @@ func TestBenchRefuses(t *testing.T) {
 		"--quick --full":                      "none of the others can be",
 		"--smoke --full --scenarios nonsense": "none of the others can be",
 		"nonsense":                            "the arguments do not fit",
+		"--peer flannel":                      "say NAME=COMMAND",
+		"--peer ../x=sh":                      "say NAME=COMMAND",
+		"--peer x=/nonexistent/x":             "no such file",
+		"--peer native=sh":                    "there is a scenario native already",
+		"--peer x=sh --peer x=sh":             "there is a scenario x already",
 	} {
 		code, out, errs := run(t, "", append([]string{"bench", "datapath"}, strings.Fields(line)...)...)
 		if code != ExitUsage || !strings.Contains(errs, says) || out != "" {
