@@ -20,14 +20,13 @@ func (r *Report) Page(w io.Writer) error {
 	page := struct {
 		*Report
 		How, When  string
-		Reference  string
 		Checks     []checkRow
 		Failed     int
 		Plots      []plot
 		EmptyClock string
 	}{
 		Report: r, How: r.Settings.text(r.Machine), When: r.Started.Format(time.RFC3339),
-		Reference: r.Results[0].Scenario, EmptyClock: fmt.Sprintf("%.0f", r.EmptyProgramNs),
+		EmptyClock: fmt.Sprintf("%.0f", r.EmptyProgramNs),
 	}
 	for _, c := range r.Checks {
 		row := checkRow{Check: c, Beside: c.beside(), Is: precise(c.Got.Median), Text: c.verdict()}
@@ -86,8 +85,7 @@ const (
 // plot shows ratios to the reference where there are any, and figures where not.
 func (r *Report) plot(m Metric) plot {
 	p := plot{Metric: m, Unit: m.Unit}
-	reference := r.Results[0].Scenario
-	relative := r.find(reference, m.Name) != nil
+	relative := r.find(r.Reference, m.Name) != nil
 	shown := func(x Result) Interval {
 		if relative {
 			return *x.Ratio
@@ -101,7 +99,7 @@ func (r *Report) plot(m Metric) plot {
 	step := tickStep(highest)
 	scale := plotWidth / (math.Ceil(highest/step) * step)
 	if relative {
-		p.Unit, p.One = "of "+reference, plotLeft+scale
+		p.Unit, p.One = "of "+r.Reference, plotLeft+scale
 	}
 	for v := 0.0; v*scale <= plotWidth+0.5; v += step {
 		p.Ticks = append(p.Ticks, tick{plotLeft + v*scale, strings.TrimSuffix(fmt.Sprintf("%.4g", v), ".0")})

@@ -17,8 +17,10 @@ type Report struct {
 	Seconds  float64   `json:"seconds"`
 	Machine  Machine   `json:"machine"`
 	Settings Settings  `json:"settings"`
-	Results  []Result  `json:"results"`
-	Programs []Program `json:"programs,omitempty"`
+	// Reference is the scenario that ratios are of.
+	Reference string    `json:"reference"`
+	Results   []Result  `json:"results"`
+	Programs  []Program `json:"programs,omitempty"`
 	// EmptyProgramNs is what the kernel tells of a program that does nothing; it is in all times of programs.
 	EmptyProgramNs float64 `json:"emptyProgramNs,omitempty"`
 	Checks         []Check `json:"checks,omitempty"`
@@ -84,8 +86,8 @@ func (r *run) report(started time.Time) *Report {
 			Form: r.Form, Rounds: r.Rounds, WarmupMs: r.Warmup.Milliseconds(), WindowMs: r.Window.Milliseconds(),
 			CPU: r.CPU, Congestion: congestion, Seed: r.Seed, TooWide: r.TooWide,
 		},
-		EmptyProgramNs: r.emptyProgram,
-		Pass:           true,
+		Reference: r.Scenarios[0].Name, EmptyProgramNs: r.emptyProgram,
+		Pass: true,
 	}
 	for s, scenario := range r.Scenarios {
 		for m, metric := range r.Metrics {

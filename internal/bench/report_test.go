@@ -91,7 +91,7 @@ func TestGatesNameWhatThereIs(t *testing.T) {
 // reported is a report of what was taken, by scenario, metric and round.
 func reported(t *testing.T, o Options, samples [][][]float64) *Report {
 	t.Helper()
-	o.Rounds = len(samples[0][0])
+	o.Rounds = len(samples[len(samples)-1][0])
 	r := &run{Options: o, random: rand.New(rand.NewPCG(0, 0))}
 	for _, scenario := range samples {
 		row := make([]taken, len(scenario))
@@ -133,6 +133,21 @@ func TestReport(t *testing.T) {
 	var back Report
 	if err := json.Unmarshal(b, &back); err != nil || len(back.Results) != 3 || len(back.Checks) != 1 || back.Checks[0].Verdict != TooLow {
 		t.Errorf("report.json reads back as %+v, %v", back, err)
+	}
+}
+
+// What the reference has no figure of has no ratio, whatever comes first.
+func TestReportWithoutRatios(t *testing.T) {
+	o := tiny(t)
+	o.Metrics, _ = Pick(Metrics(), []string{"PROGRAM_IN"})
+	r := reported(t, o, [][][]float64{{nil}, {{60, 62}}})
+	var text, page bytes.Buffer
+	r.Table(&text)
+	if err := r.Page(&page); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(text.String(), "PROGRAM_IN\tnetpila\t61.0 ns\t\t\t") || !strings.Contains(text.String(), "of native") || !strings.Contains(page.String(), `<td>61.0 ns</td><td></td>`) {
+		t.Errorf("table:\n%s", &text)
 	}
 }
 

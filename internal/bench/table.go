@@ -8,11 +8,10 @@ import (
 // Table writes the results for a person; columns are separated by tabs.
 func (r *Report) Table(w io.Writer) {
 	fmt.Fprintf(w, "%s\n\n", r.Settings.text(r.Machine))
-	reference := r.Results[0].Scenario
-	fmt.Fprintf(w, "metric\tscenario\tmedian\tof %s\t95 %%\tCPU time\n", reference)
+	fmt.Fprintf(w, "metric\tscenario\tmedian\tof %s\t95 %%\tCPU time\n", r.Reference)
 	for _, metric := range r.metrics() {
 		for _, x := range r.of(metric) {
-			fmt.Fprintf(w, "%s\t%s\t%s %s\t%s\t%s\n", x.Metric, x.Scenario, figure(x.Median), x.Unit, x.ratio(reference), x.cpu())
+			fmt.Fprintf(w, "%s\t%s\t%s %s\t%s\t%s\n", x.Metric, x.Scenario, figure(x.Median), x.Unit, x.ratio(r.Reference), x.cpu())
 		}
 	}
 	if len(r.Programs) > 0 {
@@ -47,10 +46,10 @@ func (s Settings) text(m Machine) string {
 // ratio fills two columns.
 func (x Result) ratio(reference string) string {
 	switch {
-	case x.Scenario == reference:
-		return "1\t"
 	case x.Ratio == nil:
 		return "\t"
+	case x.Scenario == reference:
+		return "1\t"
 	}
 	return fmt.Sprintf("%.3f\t%v", x.Ratio.Median, x.Ratio)
 }
