@@ -3,6 +3,7 @@ package bench
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -292,5 +293,44 @@ func TestPeerThatFails(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("%s: %v", script, err)
 		}
+	}
+}
+
+// Before every first packet the scenario is told to forget, and a scenario that cannot fails the run.
+func TestFreshBeforeEachFirstPacket(t *testing.T) {
+	o := tiny(t)
+	o.Metrics, _ = Pick(Metrics(), []string{"FIRST_RTT", "NEXT_RTT"})
+	forgot, fails := 0, error(nil)
+	o.Scenarios = []Scenario{{Name: "forgetful", Build: func(w *wire) (Pair, error) {
+		p, err := native(w)
+		p.Fresh = func() error { forgot++; return fails }
+		return p, err
+	}}}
+	if _, err := Run(t.Context(), o); err != nil {
+		t.Fatal(err)
+	}
+	if forgot < 2*2*16 || forgot%16 != 0 { // two metrics, each with a warm-up and a window of sixteen at least
+		t.Errorf("forgot %d times", forgot)
+	}
+	fails = errors.New("cannot forget")
+	if _, err := Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), "FIRST_RTT of forgetful: void what is cached: cannot forget") {
+		t.Errorf("ran: %v", err)
+	}
+}
+
+func TestIdleTime(t *testing.T) {
+	all, err := idleTime(Free)
+	if err != nil || all.cpus < 1 || all.seconds <= 0 {
+		t.Errorf("all: %+v, %v", all, err)
+	}
+	cpu, err := LastCPU()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if one, err := idleTime(cpu); err != nil || one.cpus != 1 || one.seconds <= 0 || one.seconds > all.seconds+1 {
+		t.Errorf("one: %+v of %+v, %v", one, all, err)
+	}
+	if _, err := idleTime(100_000); err == nil {
+		t.Error("found CPU 100,000")
 	}
 }
