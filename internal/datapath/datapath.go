@@ -14,6 +14,7 @@ import (
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/agent"
 	"pilaster.io/pilaster/internal/netns"
+	"pilaster.io/pilaster/internal/together"
 )
 
 // Config is what a node's packet path is made from. It never changes while endpoints exist.
@@ -44,7 +45,7 @@ type Datapath struct {
 	generation sync.Mutex
 
 	devices  sync.Mutex // held by alone
-	removals removals
+	removals *together.Rounds[removal]
 
 	nodeNear, nodeFar int // ifindexes of the pair between the node and its containers
 }
@@ -95,6 +96,7 @@ const UplinkKind = "ether"
 func stand(c Config) (_ *Datapath, err error) {
 	c.MaxTenantIDs = cmp.Or(c.MaxTenantIDs, agent.DefaultMaxTenantIDs)
 	d := &Datapath{config: c, log: c.Log}
+	d.removals = together.New(&d.devices, d.removeAll)
 	defer func() {
 		if err != nil {
 			d.Close()

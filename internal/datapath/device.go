@@ -56,15 +56,21 @@ func (d *Datapath) CreateDevice(ctx context.Context, r endpoint.Record) (_ endpo
 	defer in.Close()
 
 	name := deviceName(r.ID)
-	// A device of that name is what a crash left of an endpoint that has no record.
-	if err := d.deleteDevice(name); err != nil {
-		return endpoint.Device{}, err
-	}
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.MTU, attrs.HardwareAddr = name, mtu, gatewayMAC
 	pair := netlink.NewVeth(attrs)
 	pair.PeerName, pair.PeerHardwareAddr, pair.PeerNamespace = r.Interface, containerMAC, netlink.NsFd(in.netns.FD())
-	if err := d.alone(func() error { return netns.Retry(func() error { return d.netlink.LinkAdd(pair) }) }); err != nil {
+	add := func() error {
+		return d.alone(func() error { return netns.Retry(func() error { return d.netlink.LinkAdd(pair) }) })
+	}
+	err = add()
+	if errors.Is(err, os.ErrExist) {
+		// A device of that name is what a crash left of an endpoint that has no record.
+		if err = d.remove(name); err == nil {
+			err = add()
+		}
+	}
+	if err != nil {
 		if errors.Is(err, os.ErrExist) {
 			return endpoint.Device{}, fmt.Errorf("endpoint %d: the namespace has a device %s already; remove it or name another interface: %w", r.ID, r.Interface, err)
 		}
@@ -72,7 +78,7 @@ func (d *Datapath) CreateDevice(ctx context.Context, r endpoint.Record) (_ endpo
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, d.deleteDevice(name))
+			err = errors.Join(err, d.remove(name))
 		}
 	}()
 	host, err := d.netlink.LinkByName(name)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"syscall"
 
@@ -134,8 +135,25 @@ func sourceEntry(r endpoint.Record, a endpoint.Attachment) pilasterSource {
 	}
 }
 
-// deactivate takes the endpoint's map entries away: from now on nothing flows.
+// deactivate takes the endpoint's entries and routes away.
 func (d *Datapath) deactivate(r endpoint.Record) error {
+	errs := []error{d.withdraw(r)}
+	for _, dst := range routesTo(r) {
+		errs = append(errs, d.deleteNodeRoute(dst))
+	}
+	return errors.Join(errs...)
+}
+
+func routesTo(r endpoint.Record) []*net.IPNet {
+	routes := make([]*net.IPNet, len(r.Attachments))
+	for i, a := range r.Attachments {
+		routes[i] = hostNet(a.Address)
+	}
+	return routes
+}
+
+// withdraw takes the endpoint's map entries away: from now on nothing flows.
+func (d *Datapath) withdraw(r endpoint.Record) error {
 	for _, a := range r.Attachments {
 		err := d.objects.PilSourcesV2.Delete(words(a.Address))
 		if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
@@ -144,9 +162,6 @@ func (d *Datapath) deactivate(r endpoint.Record) error {
 		err = d.objects.PilLocalsV1.Delete(words(a.Plaintext).Lo)
 		if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 			return fmt.Errorf("endpoint %d: remove its entry: %w", r.ID, err)
-		}
-		if err := d.deleteNodeRoute(hostNet(a.Address)); err != nil {
-			return fmt.Errorf("endpoint %d: %w", r.ID, err)
 		}
 	}
 	return d.changed()
@@ -162,10 +177,10 @@ func (d *Datapath) Lose(r endpoint.Record) (lost, err error) {
 	return lost, d.deactivate(r)
 }
 
-// Remove takes away the entries first, then the device.
+// Remove takes away the entries first, then routes and device.
 func (d *Datapath) Remove(_ context.Context, r endpoint.Record) error {
-	if err := d.deactivate(r); err != nil {
+	if err := d.withdraw(r); err != nil {
 		return err
 	}
-	return d.deleteDevice(deviceName(r.ID))
+	return d.remove(deviceName(r.ID), routesTo(r)...)
 }

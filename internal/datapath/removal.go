@@ -3,7 +3,7 @@ package datapath
 import (
 	"errors"
 	"fmt"
-	"sync"
+	"net"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -17,74 +17,79 @@ import (
 // anybody else, hence no small number.
 const dyingGroup = 0x70696c
 
-// removals are devices that wait to be removed by whoever gets at the devices first.
-type removals struct {
-	mu      sync.Mutex
-	waiting []removal
-}
-
+// removal is of a device of ours, and of the routes by which the node reaches it.
 type removal struct {
-	device netlink.Link
-	done   chan error // buffered
+	device string
+	routes []*net.IPNet
 }
 
-// add lines a device up.
-func (q *removals) add(device netlink.Link) removal {
-	r := removal{device, make(chan error, 1)}
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.waiting = append(q.waiting, r)
-	return r
+// remove goes together with what is to be removed at the same time: each by itself would wait at the kernel's one lock
+// for devices, time and again, until the others are through.
+func (d *Datapath) remove(device string, routes ...*net.IPNet) error {
+	return d.removals.Do(removal{device, routes})
 }
 
-// take returns all that wait, which now are the caller's to remove.
-func (q *removals) take() []removal {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	all := q.waiting
-	q.waiting = nil
-	return all
-}
-
-// deleteDevice removes a device of ours, together with those whose removal was asked for meanwhile.
-func (d *Datapath) deleteDevice(name string) error {
-	device, err := d.netlink.LinkByName(name)
-	if err == nil {
-		mine := d.removals.add(device)
-		_ = d.alone(func() error { d.removeAll(d.removals.take()); return nil })
-		err = <-mine.done
+// removeAll is called by one at a time, alone with the devices. One that is gone already is no error: it went with its
+// container's namespace.
+func (d *Datapath) removeAll(all []removal) []error {
+	errs := make([]error, len(all))
+	var found []int
+	var links []netlink.Link
+	for i, r := range all {
+		var link netlink.Link
+		if link, errs[i] = d.unroute(r); link != nil {
+			found, links = append(found, i), append(links, link)
+		}
 	}
+	for n, err := range d.removeLinks(links) {
+		if err != nil && !errors.Is(err, unix.ENODEV) {
+			errs[found[n]] = fmt.Errorf("remove device %s: %w", all[found[n]].device, err)
+		}
+	}
+	return errs
+}
+
+// unroute removes the routes and finds the device, or nil.
+func (d *Datapath) unroute(r removal) (netlink.Link, error) {
+	for _, dst := range r.routes {
+		if err := d.deleteNodeRoute(dst); err != nil {
+			return nil, err
+		}
+	}
+	link, err := d.netlink.LinkByName(r.device)
 	var notFound netlink.LinkNotFoundError
-	if errors.As(err, &notFound) || errors.Is(err, unix.ENODEV) {
-		return nil // gone with the container's namespace
+	if errors.As(err, &notFound) {
+		return nil, nil
 	}
 	if err != nil {
-		return fmt.Errorf("remove device %s: %w", name, err)
+		return nil, fmt.Errorf("find device %s: %w", r.device, err)
 	}
-	return nil
+	return link, nil
 }
 
-// removeAll is called by one at a time.
-func (d *Datapath) removeAll(all []removal) {
-	if len(all) == 1 {
-		all[0].done <- netns.Retry(func() error { return d.netlink.LinkDel(all[0].device) })
-		return
+func (d *Datapath) removeLinks(links []netlink.Link) []error {
+	errs := make([]error, len(links))
+	if len(links) == 1 {
+		errs[0] = netns.Retry(func() error { return d.netlink.LinkDel(links[0]) })
+		return errs
 	}
-	var marked []removal
-	for _, r := range all {
-		if err := netns.Retry(func() error { return d.netlink.LinkSetGroup(r.device, dyingGroup) }); err != nil {
-			r.done <- err
-			continue
+	marked := 0
+	for i, link := range links {
+		if errs[i] = netns.Retry(func() error { return d.netlink.LinkSetGroup(link, dyingGroup) }); errs[i] == nil {
+			marked++
 		}
-		marked = append(marked, r)
 	}
-	if len(marked) == 0 {
-		return
+	if marked == 0 {
+		return errs
 	}
-	err := netns.Retry(d.deleteGroup)
-	for _, r := range marked {
-		r.done <- err
+	if err := netns.Retry(d.deleteGroup); err != nil {
+		for i := range errs {
+			if errs[i] == nil {
+				errs[i] = err
+			}
+		}
 	}
+	return errs
 }
 
 // deleteGroup removes what is in dyingGroup.

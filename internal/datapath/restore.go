@@ -145,7 +145,7 @@ func (d *Datapath) sweepDevices(keep []endpoint.Record) error {
 		name := l.Attrs().Name
 		if _, ours := deviceID(l); ours && !known[name] {
 			d.log.Warn("device of no endpoint is removed", "device", name)
-			errs = append(errs, d.deleteDevice(name))
+			errs = append(errs, d.remove(name))
 		}
 	}
 	return errors.Join(errs...)

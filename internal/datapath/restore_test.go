@@ -258,7 +258,7 @@ func TestRestoreGuessesNothing(t *testing.T) {
 	must(t, n.datapath.netlink.LinkDel(host))
 	must(t, b.ns.Close())
 	must(t, netns.Remove(b.ns.Path()))
-	must(t, n.datapath.deleteDevice(b.record.Device.HostName))
+	must(t, n.datapath.remove(b.record.Device.HostName))
 	lost, err := n.datapath.Restore(t.Context(), []endpoint.Record{a.record, b.record})
 	must(t, err)
 	if err := lost[a.record.ID]; err == nil || errors.Is(err, agent.ErrNoNamespace) {

@@ -5,53 +5,28 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
+
+	"pilaster.io/pilaster/internal/together"
 )
 
-// Syncer makes changes of a file or folder last, once for all who ask while it does so for others.
-type Syncer struct {
-	path string
+// Syncer makes changes of a file or folder last, once for all who ask meanwhile.
+type Syncer struct{ rounds *together.Rounds[struct{}] }
 
-	mu   sync.Mutex
-	next *round     // whoever asks now belongs to it
-	one  sync.Mutex // held by the round that is on
+func NewSyncer(path string) Syncer {
+	return Syncer{together.New(new(sync.Mutex), func(all []struct{}) []error {
+		return slices.Repeat([]error{SyncDir(path)}, len(all)) // a file is synced as a folder is
+	})}
 }
-
-// round is one sync and those who wait for it.
-type round struct {
-	done chan struct{}
-	err  error
-}
-
-func NewSyncer(path string) *Syncer { return &Syncer{path: path} }
 
 // Sync returns when what was changed before the call lasts.
-func (s *Syncer) Sync() error {
-	s.mu.Lock()
-	r := s.next
-	if r != nil {
-		s.mu.Unlock()
-		<-r.done
-		return r.err
-	}
-	r = &round{done: make(chan struct{})}
-	s.next = r
-	s.mu.Unlock()
-
-	s.one.Lock()
-	defer s.one.Unlock()
-	s.mu.Lock()
-	s.next = nil // who comes from now on may have changed something too late
-	s.mu.Unlock()
-	r.err = SyncDir(s.path) // a file is synced as a folder is
-	close(r.done)
-	return r.err
-}
+func (s Syncer) Sync() error { return s.rounds.Do(struct{}{}) }
 
 // Folder is a directory of files that several write at a time.
 type Folder struct {
 	path   string
-	syncer *Syncer
+	syncer Syncer
 }
 
 func NewFolder(path string) Folder { return Folder{path, NewSyncer(path)} }

@@ -43,37 +43,16 @@ func TestFolder(t *testing.T) {
 	}
 }
 
-// Who asks while a sync is on gets one of their own: the one that is on may have passed their change already.
-func TestSyncThatIsOnServesNobodyNew(t *testing.T) {
-	missing := filepath.Join(t.TempDir(), "later")
-	s := NewSyncer(missing)
-	s.one.Lock() // as during a sync
-	results := make(chan error)
-	const askers = 5
-	for range askers {
-		go func() { results <- s.Sync() }()
+func TestSyncOfWhatIsGone(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "file")
+	s := NewSyncer(path)
+	if err := s.Sync(); err == nil || !strings.Contains(err.Error(), path) {
+		t.Errorf("a sync of what is not there: %v", err)
 	}
-	for { // until the first has opened a round
-		s.mu.Lock()
-		open := s.next != nil
-		s.mu.Unlock()
-		if open {
-			break
-		}
-	}
-	if err := os.WriteFile(missing, nil, 0o600); err != nil {
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	s.one.Unlock()
-	for range askers {
-		if err := <-results; err != nil {
-			t.Errorf("a sync before the file was there counted: %v", err)
-		}
-	}
-	if err := os.Remove(missing); err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Sync(); err == nil || !strings.Contains(err.Error(), "later") {
-		t.Errorf("a sync of what is gone: %v", err)
+	if err := s.Sync(); err != nil {
+		t.Error(err)
 	}
 }

@@ -40,8 +40,8 @@ var ErrExhausted = errors.New("every address of this node, tenant id and app is 
 // cursor hands out the indexes of one key: upward first, and when the end is reached the one
 // that was released first, once it has rested.
 type cursor struct {
-	path string          // without suffix
-	log  *durable.Syncer // of the release log
+	path string         // without suffix
+	log  durable.Syncer // of the release log
 
 	mu       sync.Mutex
 	used     time.Time     // an index was last drawn or given back, or all of it was read
