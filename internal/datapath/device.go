@@ -81,16 +81,15 @@ func (d *Datapath) CreateDevice(ctx context.Context, r endpoint.Record) (_ endpo
 			err = errors.Join(err, d.remove(name))
 		}
 	}()
-	host, err := d.netlink.LinkByName(name)
-	if err != nil {
-		return endpoint.Device{}, fmt.Errorf("endpoint %d: find %s: %w", r.ID, name, err)
+	if pair.Index == 0 { // LinkAdd looks it up, and does not say that it failed
+		return endpoint.Device{}, fmt.Errorf("endpoint %d: %s went while it was made", r.ID, name)
 	}
 	device := endpoint.Device{
-		HostName: name, HostIfindex: host.Attrs().Index,
+		HostName: name, HostIfindex: pair.Index,
 		HostMAC: gatewayMAC, ContainerMAC: containerMAC, MTU: mtu,
 	}
 	r.Device = device
-	if err := d.alone(func() error { return d.setUpHostSide(r, host) }); err != nil {
+	if err := d.alone(func() error { return d.setUpHostSide(r, pair) }); err != nil {
 		return endpoint.Device{}, fmt.Errorf("endpoint %d: host side: %w", r.ID, err)
 	}
 	if err := d.alone(func() error { return d.setUpContainerSide(r, in) }); err != nil {
