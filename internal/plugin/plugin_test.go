@@ -173,6 +173,20 @@ func TestStrangeAnswers(t *testing.T) {
 	}
 }
 
+func TestEscapesInTheSocket(t *testing.T) {
+	for text, want := range map[string]string{
+		`\u00e4\u00C4`: "äÄ", `\ud83d\ude00`: "😀", `\ud83d`: "\ufffd", `\ud83dx`: "\ufffdx", `\ud83d\u0041`: "\ufffdA", `\b\f\n\r\t\/\\\"`: "\b\f\n\r\t/\\\"",
+	} {
+		var judge string
+		if err := json.Unmarshal([]byte(`"`+text+`"`), &judge); err != nil || judge != want {
+			t.Fatalf("%s is %q, %v", text, judge, err)
+		}
+		if got := agentSocket([]byte(`{"agentSocket":"` + text + `"}`)); got != want {
+			t.Errorf("%s read as %q, want %q", text, got, want)
+		}
+	}
+}
+
 func TestReadAndWriteAll(t *testing.T) {
 	var pipe [2]int
 	if err := syscall.Pipe(pipe[:]); err != nil {

@@ -66,7 +66,7 @@ func bugs() []planted {
 		{"FuzzJSON", "internal/spoil/spoil.go", "slices.Sorted(maps.Keys(v))", "slices.Collect(maps.Keys(v))"},
 		{"FuzzKernelCipher", "bpf/pilaster.bpf.c", "slot = bpf_map_lookup_elem(&pil_keys_v1, &id);", "params.key[1] &= 0x7f;\n\tslot = bpf_map_lookup_elem(&pil_keys_v1, &id);"},
 		{"FuzzCall", "internal/cni/call.go", "if err := utils.ValidateInterfaceName(c.name); err != nil {", "if err := utils.ValidateInterfaceName(c.name); err != nil && len(c.name) > 15 {"},
-		{"FuzzSocket", "internal/plugin/socket.go", `text[i] == '\t' || `, ""},
+		{"FuzzSocket", "internal/plugin/socket.go", "c += 9", "c += 8"},
 		{"FuzzAnswer", "internal/plugin/ask.go", `!strings.HasPrefix(version, "HTTP/1.")`, `!strings.HasPrefix(version, "HTTP/")`},
 		{"FuzzRefusal", "internal/plugin/plugin.go", "case r < ' ':", "case r < 31:"},
 		{"FuzzMountinfo", "internal/datapath/bpffs.go", "kind[1] != mountSource", "!strings.HasPrefix(kind[1], mountSource)"},
