@@ -158,7 +158,7 @@ func (r *Report) bestOf(against string, metrics []string) string {
 }
 
 // check judges the gates that the run has results for.
-func (r *Report) check(gates []Gate, random source) {
+func (r *Report) check(gates []Gate) {
 	var judged []string
 	for _, g := range gates {
 		if g.Scenario == best {
@@ -177,7 +177,7 @@ func (r *Report) check(gates []Gate, random source) {
 		if theirs != nil {
 			values = ratios(ours.Samples, theirs.Samples)
 		}
-		c := Check{Gate: g, Got: bootstrap(values, random)}
+		c := Check{Gate: g, Got: r.Settings.interval(values)}
 		c.Verdict = g.judge(c.Got, r.Settings.TooWide)
 		r.Pass = r.Pass && c.Verdict == Passed
 		r.Checks = append(r.Checks, c)

@@ -73,8 +73,10 @@ type Program struct {
 	Samples  []float64 `json:"samples"`
 }
 
-// source of the bootstrap's choices.
-type source = *rand.Rand
+// interval draws alike every time, so that the same samples have one interval in the whole report.
+func (s Settings) interval(samples []float64) Interval {
+	return bootstrap(samples, rand.New(rand.NewPCG(s.Seed, 1)))
+}
 
 // report makes the report of what was taken.
 func (r *run) report(started time.Time) *Report {
@@ -98,10 +100,10 @@ func (r *run) report(started time.Time) *Report {
 			}
 			x := Result{
 				Scenario: scenario.Name, About: scenario.About, Metric: metric.Name, Unit: metric.Unit, Less: metric.Less,
-				Median: median(t.values), Samples: t.values, Spread: bootstrap(t.values, r.random),
+				Median: median(t.values), Samples: t.values, Spread: p.Settings.interval(t.values),
 			}
 			if len(reference.values) > 0 {
-				ratio := bootstrap(ratios(t.values, reference.values), r.random)
+				ratio := p.Settings.interval(ratios(t.values, reference.values))
 				x.Ratio = &ratio
 			}
 			if metric.counted != "" && t.ops > 0 {
@@ -111,10 +113,10 @@ func (r *run) report(started time.Time) *Report {
 		}
 		for _, name := range slices.Sorted(maps.Keys(r.programs[s])) {
 			samples := r.programs[s][name]
-			p.Programs = append(p.Programs, Program{scenario.Name, name, bootstrap(samples, r.random), samples})
+			p.Programs = append(p.Programs, Program{scenario.Name, name, p.Settings.interval(samples), samples})
 		}
 	}
-	p.check(r.Gates, r.random)
+	p.check(r.Gates)
 	return p
 }
 

@@ -210,11 +210,16 @@ func TestBestDevice(t *testing.T) {
 	o := tiny(t)
 	o.Scenarios = append(some("native", "vxlan", "netpila"), Scenario{Name: "netpila-macvlan"})
 	o.Metrics, o.Gates = o.Metrics[:2], FullGates()
-	r := reported(t, o, [][][]float64{{{100}, {100}}, {{50}, {50}}, {{97}, {76}}, {{90}, {90}}})
+	r := reported(t, o, [][][]float64{
+		{{100, 102, 99}, {100, 95, 104}}, {{50, 51, 49.5}, {50, 47.5, 52}}, {{97, 98, 95}, {76, 75, 77}}, {{90, 92, 89}, {90, 85, 93.5}},
+	})
 	var seen []string
 	for _, c := range r.Checks {
+		if c.Against == "native" && c.Got != *r.find(c.Scenario, c.Metric).Ratio {
+			t.Errorf("%s: %v is judged, and %v shown", c.Metric, c.Got, r.find(c.Scenario, c.Metric).Ratio)
+		}
 		if c.Against == "vxlan" {
-			seen = append(seen, fmt.Sprint(c.Scenario, " ", c.Metric, " ", c.Got.Median, " ", c.Verdict))
+			seen = append(seen, fmt.Sprintf("%s %s %.1f %s", c.Scenario, c.Metric, c.Got.Median, c.Verdict))
 		}
 		if strings.HasPrefix(c.Against, "bound") {
 			t.Errorf("judged against what was not run: %+v", c)
