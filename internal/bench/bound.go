@@ -19,9 +19,9 @@ import (
 // boundVeth has a packet pass the devices it passes on netpila, and no others. There it leaves its container
 // by one veth pair, crosses to the other node by a second, and a redirect puts it into the container there
 // without a third. So here each direction has a wire of its own that ends in the receiving container; on the
-// sending node a bridge of two ports, which learns and floods nothing, joins the container's pair to it. A
-// bridge is the least of the kernel's own ways from one device to another. Routing instead, as `route` does, or
-// a bridge on both sides would make a bound that is easily beaten: more is done there for a packet than on netpila.
+// sending node a traffic control action, which looks at nothing, joins the container's pair to it. Routing
+// instead, as `route` does, or bridges would make a bound that is easily beaten: more is done there for a packet
+// than on netpila.
 func boundVeth(w *wire) (Pair, error) {
 	var ends [2]*netns.Namespace
 	var addresses [2]netip.Addr
@@ -43,7 +43,6 @@ func boundVeth(w *wire) (Pair, error) {
 // oneWay leads from a container on the node to one elsewhere.
 func (n *node) oneWay(from *netns.Namespace, source netip.Addr, to *netns.Namespace, target netip.Addr) error {
 	err := errors.Join(
-		n.bridge("bridge"),
 		n.wire.link(n.ns, "container", from, "eth0"),
 		n.wire.link(n.ns, "wire", to, "in"))
 	if err != nil {
@@ -55,14 +54,7 @@ func (n *node) oneWay(from *netns.Namespace, source netip.Addr, to *netns.Namesp
 		return h.LinkSetUp(d)
 	})
 	return errors.Join(err,
-		n.port("container", "bridge"),
-		n.port("wire", "bridge"),
-		onDevice(n.ns, "wire", func(h *netlink.Handle, wire netlink.Link) error {
-			return h.NeighAppend(&netlink.Neigh{
-				LinkIndex: wire.Attrs().Index, Family: unix.AF_BRIDGE, Flags: netlink.NTF_MASTER, State: netlink.NUD_NOARP, // static
-				HardwareAddr: mac,
-			})
-		}),
+		n.redirect("container", "wire"),
 		onDevice(from, "eth0", func(h *netlink.Handle, d netlink.Link) error {
 			return errors.Join(
 				addAddress(h, d, netip.PrefixFrom(source, 128)),
@@ -75,11 +67,23 @@ func (n *node) oneWay(from *netns.Namespace, source netip.Addr, to *netns.Namesp
 		}))
 }
 
-// port enslaves a device to a bridge that needs to learn nothing from it.
-func (n *node) port(device, bridge string) error {
-	return errors.Join(n.enslave(device, bridge), onDevice(n.ns, device, func(h *netlink.Handle, d netlink.Link) error {
-		return errors.Join(h.LinkSetLearning(d, false), h.LinkSetFlood(d, false))
-	}))
+// redirect sends all that comes in by one device of the node out by another.
+func (n *node) redirect(in, out string) error {
+	return onDevice(n.ns, in, func(h *netlink.Handle, from netlink.Link) error {
+		to, err := h.LinkByName(out)
+		if err != nil {
+			return err
+		}
+		ingress := netlink.QdiscAttrs{LinkIndex: from.Attrs().Index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_INGRESS}
+		return errors.Join(
+			h.LinkSetUp(from),
+			h.LinkSetUp(to),
+			h.QdiscAdd(&netlink.Ingress{QdiscAttrs: ingress}),
+			h.FilterAdd(&netlink.U32{ // without a selector it matches everything
+				FilterAttrs: netlink.FilterAttrs{LinkIndex: ingress.LinkIndex, Parent: ingress.Handle, Priority: 1, Protocol: unix.ETH_P_ALL},
+				Actions:     []netlink.Action{netlink.NewMirredAction(to.Attrs().Index)},
+			}))
+	})
 }
 
 // boundMacvlan has containers on the uplink's wire itself.

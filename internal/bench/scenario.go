@@ -35,7 +35,7 @@ func Scenarios() []Scenario {
 		{Name: "native", About: "node to node, no container", Build: native},
 		{Name: "route", About: "containers behind veth pairs, routed by the kernels of both nodes", Build: route},
 		{Name: "vxlan", About: "containers on kernel bridges, between the nodes kernel VXLAN as Flannel sets it up", Build: vxlan},
-		{Name: "bound-veth", About: "the devices that netpila's packets pass, joined by bridges, no BPF", Build: boundVeth},
+		{Name: "bound-veth", About: "the devices that netpila's packets pass, joined by a redirect of tc, no BPF", Build: boundVeth},
 		{Name: "bound-macvlan", About: "containers on macvlan devices in private mode, no BPF", Build: boundMacvlan},
 		Netpila(),
 		{Name: "netpila-clear", About: "netpila for a tenant with clear addresses: nothing is translated", Build: netpila(variant{clear: true})},
