@@ -90,7 +90,7 @@ __noinline int answer(struct __sk_buff *skb, const struct packet *p, const struc
 	struct tenant *own;
 
 	drop(skb, reason, HOOK_CONTAINER);
-	if (!p || !f || !wants_answer(skb, p) || !may_answer(skb->ifindex))
+	if (!p || !f || !wants_answer(skb, p) || !may_answer(f->key.device))
 		return TC_ACT_SHOT;
 	id = tenant_id(&f->src);
 	own = bpf_map_lookup_elem(&pil_tenants_v2, &id);
@@ -104,7 +104,7 @@ __noinline int answer(struct __sk_buff *skb, const struct packet *p, const struc
 		return TC_ACT_SHOT;
 
 	length += ICMPV6_HLEN;
-	__builtin_memcpy(a.frame.eth.h_dest, container_mac, ETH_ALEN);
+	mac_of(f->key.device, a.frame.eth.h_dest);
 	__builtin_memcpy(a.frame.eth.h_source, gateway_mac, ETH_ALEN);
 	a.frame.eth.h_proto = bpf_htons(ETH_P_IPV6);
 	a.frame.priority_version = 6 << 4;
@@ -127,5 +127,5 @@ __noinline int answer(struct __sk_buff *skb, const struct packet *p, const struc
 	bpf_skb_change_type(skb, PACKET_HOST);
 	skb->mark = 0;
 	skb->tstamp = 0;
-	return bpf_redirect_peer(skb->ifindex, 0);
+	return f->key.device & ON_UPLINK ? to_macvlan(skb, false) : bpf_redirect_peer(f->key.device, 0);
 }

@@ -51,13 +51,13 @@ static __always_inline int resolve(const struct tenant *own, struct addr *dst)
 	return app_id(dst) >= FIRST_RESERVED_APP ? REASON_APP_RESERVED : 0;
 }
 
-/* find_next_hop asks the FIB as a router would, for a packet that came from the container's device. It
+/* find_next_hop asks the FIB as a router would, for a packet that came by a device that forwards. It
  * names the next hop if that is known to live. This lookup does not pass over a router that has failed; the
  * host stack's does, and takes the next best: then the choice is left to it. */
 static __always_inline int find_next_hop(struct __sk_buff *skb, const struct packet *p, struct flow *f,
 					 struct addr *next_hop)
 {
-	struct bpf_fib_lookup fib = {.family = AF_INET6, .ifindex = skb->ifindex, .flowinfo = bpf_htonl(f->key.path)};
+	struct bpf_fib_lookup fib = {.family = AF_INET6, .ifindex = node_ifindex, .flowinfo = bpf_htonl(f->key.path)};
 	__u32 length = wire_length(skb, p);
 	long found;
 
@@ -113,7 +113,7 @@ static __always_inline int from_container_slow(struct __sk_buff *skb, struct fra
 			return drop(skb, REASON_NO_ENDPOINT, HOOK_CONTAINER);
 		/* Both addresses read the same to every container of the tenant: nothing to translate. */
 		f->translate = 0;
-		f->ifindex = to->ifindex;
+		send_to(f, to->ifindex);
 		way = f->way = WAY_LOCAL;
 	} else {
 		f->src = from->plain;
@@ -133,7 +133,7 @@ static __always_inline int from_container_slow(struct __sk_buff *skb, struct fra
 
 static __always_inline int from_container(struct __sk_buff *skb)
 {
-	struct flow_key key = {.generation = generation(), .device = skb->ifindex};
+	struct flow_key key = {.generation = generation(), .device = device_of(skb)};
 	struct packet p = {};
 	struct frame *h;
 	struct flow *f;

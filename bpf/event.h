@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* Counting drops exactly and reporting them as far as there is room. */
 #pragma once
-#include "packet.h"
+#include "device.h"
 
 enum hook {
 	HOOK_CONTAINER = 1,
@@ -85,7 +85,7 @@ __noinline int drop(struct __sk_buff *skb, __u32 reason, __u32 hook)
 	event->dst = header.dst;
 	event->reason = reason;
 	event->hook = hook;
-	event->ifindex = skb->ifindex;
+	event->ifindex = hook == HOOK_CONTAINER ? device_of(skb) : skb->ifindex;
 	event->length = skb->len - at;
 	event->proto = header.nexthdr;
 	event->sport = event->dport = 0;

@@ -3,7 +3,7 @@
  * NETPILA §6.2 installs in the NIC after a first packet in software. */
 #pragma once
 #include "tables.h"
-#include "packet.h"
+#include "device.h"
 
 /* How the packet goes on. */
 enum way {
@@ -34,6 +34,14 @@ struct flow {
 };
 _Static_assert(sizeof(struct flow_key) == 48, "no padding in a key");
 _Static_assert(sizeof(struct flow) == 112, "no implicit padding");
+
+/* send_to has the packets go to a device of the node, or to a container. */
+static __always_inline void send_to(struct flow *f, __u32 device)
+{
+	f->ifindex = device;
+	mac_of(device, f->dmac);
+	__builtin_memcpy(f->smac, gateway_mac, ETH_ALEN);
+}
 
 /* Direct-mapped, and a slot's whole key is compared: two busy flows on one slot cost speed, never
  * correctness. Programs run with softirqs off, so a slot is never seen half-written. */

@@ -5,10 +5,6 @@
 
 #define AF_INET6 10
 
-volatile const __u32 uplink_ifindex;
-/* Tells our packets from the host stack's on the way out; the same for all programs of a node. */
-volatile const __u32 packet_mark;
-
 /* corrected is what a checksum field that held sum must hold after the addresses changed. */
 static __always_inline __u16 corrected(struct __sk_buff *skb, const struct packet *p, __u16 sum, __u32 difference)
 {
@@ -168,13 +164,10 @@ static __always_inline int forward(struct __sk_buff *skb, struct frame *h, const
 			return answer(skb, p, f, REASON_TOO_BIG);
 		h->hop_limit--;
 	}
-	if (!out) {
-		/* Whatever MAC the sender wrote, the packet is for this container. */
-		if (skb->pkt_type != PACKET_HOST)
-			bpf_skb_change_type(skb, PACKET_HOST);
-		__builtin_memcpy(h->eth.h_dest, container_mac, ETH_ALEN);
-		__builtin_memcpy(h->eth.h_source, gateway_mac, ETH_ALEN);
-	} else if (way == WAY_UPLINK) {
+	/* Whatever MAC the sender wrote, the packet is for this container. */
+	if (!out && skb->pkt_type != PACKET_HOST)
+		bpf_skb_change_type(skb, PACKET_HOST);
+	if (way != WAY_NEIGHBOUR) {
 		__builtin_memcpy(h->eth.h_dest, f->dmac, ETH_ALEN);
 		__builtin_memcpy(h->eth.h_source, f->smac, ETH_ALEN);
 	}
@@ -196,10 +189,14 @@ static __always_inline int forward(struct __sk_buff *skb, struct frame *h, const
 	if (!out) {
 		skb->mark = 0;
 		skb->tstamp = 0;
-		return way == WAY_LOCAL ? bpf_redirect_peer(f->ifindex, 0) : bpf_redirect(f->ifindex, 0);
+		if (f->ifindex & ON_UPLINK)
+			return to_macvlan(skb, hook == HOOK_UPLINK_IN);
+		/* Into a namespace at once leads only from a hook on the way in. */
+		return way == WAY_LOCAL && !(f->key.device & ON_UPLINK) ? bpf_redirect_peer(f->ifindex, 0)
+									: bpf_redirect(f->ifindex, 0);
 	}
 	skb->mark = packet_mark;
-	if (way == WAY_UPLINK)
-		return bpf_redirect(f->ifindex, 0);
-	return redirect_to_neighbour(f, next_hop);
+	if (way == WAY_NEIGHBOUR)
+		return redirect_to_neighbour(f, next_hop);
+	return f->key.device & ON_UPLINK ? TCX_NEXT : bpf_redirect(f->ifindex, 0);
 }

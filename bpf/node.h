@@ -67,7 +67,7 @@ static __always_inline int to_node(struct __sk_buff *skb, struct frame *h, const
 	f->dst = node_address();
 	f->translate = 1;
 	f->checksum = address_difference(&f->key.dst, &f->dst);
-	f->ifindex = node_ifindex;
+	send_to(f, node_ifindex);
 	return forward(skb, h, p, f, WAY_DEVICE, NULL, HOOK_CONTAINER);
 }
 
@@ -92,7 +92,7 @@ static __always_inline int from_node_slow(struct __sk_buff *skb, struct frame *h
 	f->dst = key->dst;
 	f->translate = 1;
 	f->checksum = address_difference(&f->key.src, &f->src);
-	f->ifindex = to->ifindex;
+	send_to(f, to->ifindex);
 	f->way = WAY_DEVICE;
 	return forward(skb, h, p, f, WAY_DEVICE, NULL, HOOK_NODE);
 }

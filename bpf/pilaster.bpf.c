@@ -26,6 +26,18 @@ int pil_uplink_out(struct __sk_buff *skb)
 }
 
 SEC("tc")
+int pil_guard_in(struct __sk_buff *skb)
+{
+	return guard_in(skb);
+}
+
+SEC("tc")
+int pil_guard_out(struct __sk_buff *skb)
+{
+	return guard_out(skb);
+}
+
+SEC("tc")
 int pil_edge_in(struct __sk_buff *skb)
 {
 	return from_edge(skb);

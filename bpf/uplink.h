@@ -2,9 +2,8 @@
 /* Between the fabric and this node: what is for a container here is delivered or dropped, never passed on;
  * everything else is the node's own business. */
 #pragma once
-#include "crypto.h"
-#include "edge.h"
-#include "forward.h"
+#include "container.h"
+#include "guard.h"
 
 /* speak_for_peer gives an error of the fabric (too big, time exceeded, unreachable) the peer's address as
  * source: the one the container sent to and the error quotes. From there on it is the peer's own error,
@@ -56,7 +55,7 @@ static __always_inline int from_fabric_slow(struct __sk_buff *skb, struct frame 
 	f->dst = local->address;
 	f->translate = !to->clear;
 	f->checksum = add_checksums(local->checksum, address_difference(&f->key.src, &f->src));
-	f->ifindex = local->ifindex;
+	send_to(f, local->ifindex);
 	f->way = WAY_LOCAL;
 	return forward(skb, h, p, f, WAY_LOCAL, NULL, HOOK_UPLINK_IN);
 }
@@ -69,6 +68,12 @@ static __always_inline int from_fabric(struct __sk_buff *skb)
 	struct flow *f;
 	int why;
 
+	if (macvlan) {
+		if (skb->mark == packet_mark)
+			return TCX_NEXT; /* on its way to a container, as one of our programs has decided */
+		if (for_macvlan(skb))
+			return drop(skb, REASON_MAC_OUTSIDE, HOOK_UPLINK_IN);
+	}
 	if (in_vlan(skb) || skb->pkt_type == PACKET_OTHERHOST)
 		return TCX_NEXT;
 	h = frame_of(skb);
@@ -109,18 +114,40 @@ static __always_inline int from_fabric(struct __sk_buff *skb)
 	return from_fabric_slow(skb, h, &p, &key, f);
 }
 
-/* The host's own stack must not speak as a container, nor tell the fabric what only containers see. Our
- * packets carry the mark, and they came in through a device, which nothing that starts on the node can claim. */
+/* Our packets carry the mark, and they came in through a device, which nothing that starts on the node can claim.
+ * Of a container behind a macvlan that would be no proof, but it can forge no other than what is checked here:
+ * a container's packet to containers elsewhere, which the receiver judges. */
+static __always_inline bool is_ours(struct __sk_buff *skb)
+{
+	struct addr src, dst;
+	struct frame *h;
+
+	if (skb->mark != packet_mark)
+		return false;
+	if (!macvlan)
+		return skb->ingress_ifindex;
+	h = frame_of(skb);
+	if (!h)
+		return false;
+	src = h->src;
+	dst = h->dst;
+	return src.hi == own_node && tenant_id(&src) && claims_tenant(&dst);
+}
+
+/* The host's own stack must not speak as a container, nor tell the fabric what only containers see. */
 static __always_inline int to_fabric(struct __sk_buff *skb)
 {
 	struct addr src, dst;
 	struct frame *h;
 	int why;
 
-	if (skb->mark == packet_mark && skb->ingress_ifindex) {
-		skb->mark = 0;
+	if (is_ours(skb)) {
+		if (!macvlan)
+			skb->mark = 0; /* else the guard does, behind us */
 		return TCX_NEXT;
 	}
+	if (macvlan && !is_nodes(skb))
+		return from_container(skb);
 	h = frame_of(skb);
 	if (!h)
 		return TCX_NEXT;

@@ -247,8 +247,12 @@ func TestUplinkNarrowerThanContainers(t *testing.T) {
 		n.setUplink(t, func(h *netlink.Handle, eth0 netlink.Link) error { return h.LinkSetMTU(eth0, 1300) })
 	}
 	transfer(t, a, b, 1<<20)
-	if mtu := pathMTU(t, a.ns, b.seen()); mtu != 1300 {
-		t.Errorf("the container believes in an MTU of %d", mtu)
+	want := 1300
+	if joined == Macvlan {
+		want = 0 // the kernel lets no macvlan be wider than its uplink, so nobody need be told
+	}
+	if mtu := pathMTU(t, a.ns, b.seen()); mtu != want {
+		t.Errorf("the container believes in an MTU of %d, not %d", mtu, want)
 	}
 	for r, n := range w.nodes[0].drops(t) {
 		if r != "too-big" && r != "nd-ignored" && r != "mld-ignored" {

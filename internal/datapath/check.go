@@ -22,8 +22,8 @@ func (d *Datapath) Check(_ context.Context, r endpoint.Record) error {
 	}
 	defer in.Close()
 	for _, check := range []func() error{
-		func() error { return d.checkHostSide(r) },
-		func() error { return d.checkContainerSide(r, in) },
+		func() error { return d.kind(r).check(r) },
+		func() error { return d.checkInside(r, in) },
 		func() error { return d.checkEntries(r) },
 		func() error { return d.checkNodeRoutes(r) },
 	} {
@@ -32,26 +32,6 @@ func (d *Datapath) Check(_ context.Context, r endpoint.Record) error {
 		}
 	}
 	return nil
-}
-
-func (d *Datapath) checkHostSide(r endpoint.Record) error {
-	host, err := d.hostSide(r)
-	if err != nil {
-		return err
-	}
-	if host.Attrs().Flags&net.FlagUp == 0 {
-		return fmt.Errorf("link %s is down", r.Device.HostName)
-	}
-	if host.Attrs().RawFlags&unix.IFF_NOARP == 0 {
-		return fmt.Errorf("link %s does ARP", r.Device.HostName)
-	}
-	if mtu := host.Attrs().MTU; mtu != r.Device.MTU {
-		return fmt.Errorf("link %s has MTU %d, not %d", r.Device.HostName, mtu, r.Device.MTU)
-	}
-	if err := d.settings.check(r.Device.HostName, hostSettings()); err != nil {
-		return err
-	}
-	return d.checkProgram(host, netlink.HANDLE_MIN_INGRESS, d.objects.PilContainer, pilasterProgPilContainer)
 }
 
 func (d *Datapath) checkProgram(l netlink.Link, hook uint32, program *ebpf.Program, name string) error {
@@ -83,8 +63,8 @@ func (d *Datapath) programOn(l netlink.Link, hook uint32) (ebpf.ProgramID, error
 	return 0, nil
 }
 
-func (d *Datapath) checkContainerSide(r endpoint.Record, in *inside) error {
-	container, err := d.containerSide(r, in)
+func (d *Datapath) checkInside(r endpoint.Record, in *inside) error {
+	container, err := d.kind(r).inside(r, in)
 	if err != nil {
 		return err
 	}
@@ -102,23 +82,6 @@ func (d *Datapath) checkContainerSide(r endpoint.Record, in *inside) error {
 		return fmt.Errorf("in the container: %w", err)
 	}
 	return checkContainerNetwork(r, in, container)
-}
-
-// containerSide finds the other end of the endpoint's device: the path of a namespace may meanwhile lead
-// into another one, which is none of ours.
-func (d *Datapath) containerSide(r endpoint.Record, in *inside) (netlink.Link, error) {
-	host, err := d.hostSide(r)
-	if err != nil {
-		return nil, err
-	}
-	container, err := in.LinkByName(r.Interface)
-	if err != nil {
-		return nil, fmt.Errorf("link %s in the container: %w", r.Interface, err)
-	}
-	if container.Attrs().ParentIndex != host.Attrs().Index || host.Attrs().ParentIndex != container.Attrs().Index {
-		return nil, fmt.Errorf("link %s in %s is not the other end of %s", r.Interface, r.Netns, r.Device.HostName)
-	}
-	return container, nil
 }
 
 func checkContainerNetwork(r endpoint.Record, in *inside, container netlink.Link) error {

@@ -63,7 +63,7 @@ func newVXLANWire(t *testing.T) *wire {
 	}
 	for _, n := range w.nodes {
 		must(t, n.ns.WaitUp(t.Context(), "outer"))
-		n.open(t)
+		n.open(t, joined)
 	}
 	return w
 }

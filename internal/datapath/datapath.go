@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"slices"
+	"strings"
 	"sync"
 
 	"github.com/cilium/ebpf"
@@ -26,6 +28,7 @@ type Config struct {
 	MaxEndpoints int    // 1..65535
 	MaxTenantIDs int    // of all tenants of the node; 1..65535, 0 means agent.DefaultMaxTenantIDs
 	MTUReserve   int    // bytes the containers' MTU stays below the uplink's
+	Device       string // how new containers are joined to the node: one of Kinds; "" means the first
 	NoCache      bool   // for measuring only: every packet is a first one
 	Log          *slog.Logger
 }
@@ -94,7 +97,11 @@ const UplinkKind = "ether"
 
 // stand finds the uplink in the namespace of the calling thread, where nobody else's packet path may be.
 func stand(c Config) (_ *Datapath, err error) {
+	if err := checkKind(c.Device); err != nil {
+		return nil, err
+	}
 	c.MaxTenantIDs = cmp.Or(c.MaxTenantIDs, agent.DefaultMaxTenantIDs)
+	c.Device = cmp.Or(c.Device, Kinds()[0])
 	d := &Datapath{config: c, log: c.Log}
 	d.removals = together.New(&d.devices, d.removeAll)
 	defer func() {
@@ -117,6 +124,9 @@ func stand(c Config) (_ *Datapath, err error) {
 	if kind := d.uplink.Attrs().EncapType; kind != UplinkKind {
 		return nil, fmt.Errorf("uplink %s is no Ethernet device (%s); nothing was changed; name the device to the fabric with --uplink", c.Uplink, kind)
 	}
+	if err := d.kinds()[c.Device].suits(d.uplink); err != nil {
+		return nil, err
+	}
 	if _, err := d.MTU(); err != nil {
 		return nil, fmt.Errorf("%w; nothing was changed", err)
 	}
@@ -138,6 +148,13 @@ func (c Config) validate() error {
 	}
 	if c.MTUReserve < 0 {
 		return fmt.Errorf("an MTU reserve of %d bytes is negative", c.MTUReserve)
+	}
+	return nil
+}
+
+func checkKind(name string) error {
+	if name != "" && !slices.Contains(Kinds(), name) {
+		return fmt.Errorf("--device %s is none; nothing was changed: choose %s", name, strings.Join(Kinds(), " or "))
 	}
 	return nil
 }

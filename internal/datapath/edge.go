@@ -21,11 +21,11 @@ func (d *Datapath) edgeHooks(l netlink.Link) []hook {
 	switch roleOf(l, d.uplink, d.netlink.LinkByIndex) {
 	case edge:
 		return []hook{
-			{"edge_in", pin("edge_in"), l, ebpf.AttachTCXIngress, d.objects.PilEdgeIn},
-			{"edge_out", pin("edge_out"), l, ebpf.AttachTCXEgress, d.objects.PilEdgeOut},
+			{"edge_in", pin("edge_in"), l, ebpf.AttachTCXIngress, d.objects.PilEdgeIn, nil},
+			{"edge_out", pin("edge_out"), l, ebpf.AttachTCXEgress, d.objects.PilEdgeOut, nil},
 		}
 	case port:
-		return []hook{{"port_in", pin("port_in"), l, ebpf.AttachTCXIngress, d.objects.PilPortIn}}
+		return []hook{{"port_in", pin("port_in"), l, ebpf.AttachTCXIngress, d.objects.PilPortIn, nil}}
 	}
 	return nil
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/agent"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/tenant"
 )
@@ -83,26 +84,13 @@ func (d *Datapath) setKey(id uint32, key address.Key) error {
 
 // Activate gives the endpoint's device its program and writes the map entries: from now on packets flow.
 func (d *Datapath) Activate(r endpoint.Record) error {
-	if err := d.alone(func() error { return d.attachContainer(r) }); err != nil {
+	if err := d.alone(func() error { return d.kind(r).attach(r) }); err != nil {
 		return err
 	}
 	if err := d.writeEntries(r); err != nil {
 		return errors.Join(err, d.deactivate(r))
 	}
 	return d.changed()
-}
-
-// hostSide finds the endpoint's device. After a reboot its index may be any other device's, even the
-// uplink's.
-func (d *Datapath) hostSide(r endpoint.Record) (netlink.Link, error) {
-	host, err := d.netlink.LinkByName(r.Device.HostName)
-	if err != nil {
-		return nil, fmt.Errorf("link %s: %w", r.Device.HostName, err)
-	}
-	if host.Attrs().Index != r.Device.HostIfindex {
-		return nil, fmt.Errorf("link %s has index %d, not %d: it was made anew", r.Device.HostName, host.Attrs().Index, r.Device.HostIfindex)
-	}
-	return host, nil
 }
 
 func (d *Datapath) writeEntries(r endpoint.Record) error {
@@ -171,7 +159,7 @@ func (d *Datapath) withdraw(r endpoint.Record) error {
 func (d *Datapath) Lose(r endpoint.Record) (lost, err error) {
 	lost = d.exists(r)
 	var notFound netlink.LinkNotFoundError
-	if !errors.As(lost, &notFound) {
+	if !errors.As(lost, &notFound) && !errors.Is(lost, agent.ErrNoNamespace) {
 		return nil, lost // it is there, or could not be looked for
 	}
 	return lost, d.deactivate(r)
@@ -182,5 +170,5 @@ func (d *Datapath) Remove(_ context.Context, r endpoint.Record) error {
 	if err := d.withdraw(r); err != nil {
 		return err
 	}
-	return d.remove(deviceName(r.ID), routesTo(r)...)
+	return d.kind(r).remove(r, routesTo(r)...)
 }

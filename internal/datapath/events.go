@@ -78,6 +78,9 @@ func (d *Datapath) decodeEvent(sample []byte) (agent.Event, error) {
 // endpointOf finds whose device a packet came from, whatever source it claims: the device's name
 // carries the id. 0 for the uplink, and for a device that is gone meanwhile.
 func (d *Datapath) endpointOf(ifindex uint32) endpoint.ID {
+	if ifindex&onUplink != 0 {
+		return macvlan{d}.numbered(ifindex)
+	}
 	link, err := d.netlink.LinkByIndex(int(ifindex))
 	if err != nil {
 		return 0

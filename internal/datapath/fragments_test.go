@@ -36,9 +36,7 @@ func TestHeadersOnTheWire(t *testing.T) {
 	fabric, err := packet.NewCapture(w.nodes[1].ns, "eth0", packet.IncomingOnly)
 	must(t, err)
 	defer fabric.Close()
-	send, err := packet.NewInjector(a.ns, "eth0")
-	must(t, err)
-	defer send.Close()
+	send := injector(t, a.ns)
 	var socket *net.UDPConn
 	must(t, b.ns.Do(func() (err error) {
 		socket, err = net.ListenUDP("udp6", net.UDPAddrFromAddrPort(netip.AddrPortFrom(b.seen(), 0)))

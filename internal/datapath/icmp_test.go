@@ -123,7 +123,7 @@ func newRoutedWire(t *testing.T, narrow int) *wire {
 		must(t, h.RouteAdd(&netlink.Route{Dst: ipNet(n.prefix), Gw: n.underlay.AsSlice()}))
 		must(t, n.ns.WaitUp(t.Context(), "eth0"))
 		must(t, router.WaitUp(t.Context(), attrs.Name))
-		n.open(t)
+		n.open(t, joined)
 	}
 	return w
 }

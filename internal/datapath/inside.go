@@ -1,13 +1,22 @@
 package datapath
 
 import (
+	"context"
 	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/netns"
 )
+
+// carrierTimeout is far above the second that the kernel's link watch takes at most.
+const carrierTimeout = 10 * time.Second
 
 // inside is a container's namespace while we work in it. What is done there goes by its handle and its
 // settings, from any thread: to enter it once is most of the cost.
@@ -15,6 +24,7 @@ type inside struct {
 	*netlink.Handle
 	netns    *netns.Namespace
 	settings settings
+	cookie   uint64 // of the namespace, as long as the machine runs
 }
 
 func openInside(path string) (_ *inside, err error) {
@@ -23,9 +33,13 @@ func openInside(path string) (_ *inside, err error) {
 		return nil, err
 	}
 	err = in.netns.Do(func() (err error) {
-		if in.settings, err = openSettings("ipv6"); err == nil {
-			in.Handle, err = netlink.NewHandle(unix.NETLINK_ROUTE)
+		if in.settings, err = openSettings("ipv6"); err != nil {
+			return err
 		}
+		if in.Handle, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
+			return err
+		}
+		in.cookie, err = netnsCookie()
 		return err
 	})
 	if err != nil {
@@ -34,9 +48,137 @@ func openInside(path string) (_ *inside, err error) {
 	return in, nil
 }
 
+// netnsCookie is that of the calling thread's network namespace.
+func netnsCookie() (uint64, error) {
+	fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return 0, err
+	}
+	defer unix.Close(fd)
+	return unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+}
+
 func (in *inside) Close() error {
 	if in.Handle != nil {
 		in.Handle.Close()
 	}
 	return errors.Join(in.settings.Close(), in.netns.Close())
+}
+
+// setUpInside gives the container its address and the one way out. Nothing in it is
+// resolved, solicited or advertised.
+func (d *Datapath) setUpInside(r endpoint.Record, in *inside) error {
+	if err := in.settings.set(r.Interface, containerSettings()); err != nil {
+		return err
+	}
+	container, err := d.kind(r).inside(r, in)
+	if err != nil {
+		return err
+	}
+	if err := in.routesAreFree(r, container); err != nil {
+		return err
+	}
+	steps := []func() error{
+		func() error { return setMTU(in.Handle, container, r.Device.MTU) },
+		func() error { return setMAC(in.Handle, container, r.Device.ContainerMAC) },
+		func() error { return in.LinkSetARPOff(container) },
+		func() error { return in.LinkSetUp(container) },
+	}
+	for _, a := range r.Attachments {
+		steps = append(steps,
+			func() error { return in.AddrReplace(container, containerAddress(a)) },
+			func() error { return in.NeighSet(gatewayNeighbour(container, a)) },
+		)
+		for _, route := range containerRoutes(container, a) {
+			steps = append(steps, func() error { return in.RouteReplace(&route) })
+		}
+	}
+	for _, step := range steps {
+		if err := netns.Retry(step); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// routesAreFree refuses routes that another device of the container has: it would lose them to this one.
+func (in *inside) routesAreFree(r endpoint.Record, container netlink.Link) error {
+	there, err := netns.List(func() ([]netlink.Route, error) { return in.RouteList(nil, unix.AF_INET6) })
+	if err != nil {
+		return fmt.Errorf("list the container's routes: %w", err)
+	}
+	for _, a := range r.Attachments {
+		for _, wanted := range a.Routes {
+			for _, other := range there {
+				if other.LinkIndex != container.Attrs().Index && prefixOf(other.Dst) == wanted {
+					return fmt.Errorf("the container has a route %v by its device %d already, which would be cut off; nothing was changed: "+
+						"one interface of Pilaster is enough for a container; or take that route away", wanted, other.LinkIndex)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// waitForCarrier is mostly over at once: the kernel looks at the carrier of a pair while we go on.
+func (in *inside) waitForCarrier(ctx context.Context, r endpoint.Record) error {
+	if l, err := in.LinkByName(r.Interface); err == nil && l.Attrs().OperState == netlink.OperUp {
+		return nil
+	}
+	return in.netns.WaitUp(ctx, r.Interface)
+}
+
+// waitForAddresses waits until the container takes packets for its addresses: the kernel makes an
+// address local in a work queue of its own, after it has answered that the address is there.
+func (in *inside) waitForAddresses(ctx context.Context, r endpoint.Record) error {
+	for _, a := range r.Attachments {
+		for {
+			routes, err := in.RouteGet(a.Address.AsSlice())
+			if err == nil && len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL {
+				break
+			}
+			select {
+			case <-ctx.Done():
+				return fmt.Errorf("address %v is not local to the container: %w", a.Address, errors.Join(context.Cause(ctx), err))
+			case <-time.After(time.Millisecond):
+			}
+		}
+	}
+	return nil
+}
+
+func containerAddress(a endpoint.Attachment) *netlink.Addr {
+	return &netlink.Addr{IPNet: hostNet(a.Address), Flags: unix.IFA_F_NODAD | unix.IFA_F_PERMANENT}
+}
+
+func gatewayNeighbour(container netlink.Link, a endpoint.Attachment) *netlink.Neigh {
+	return &netlink.Neigh{
+		LinkIndex: container.Attrs().Index, Family: unix.AF_INET6, State: unix.NUD_PERMANENT,
+		IP: a.Gateway.AsSlice(), HardwareAddr: gatewayMAC,
+	}
+}
+
+func containerRoutes(container netlink.Link, a endpoint.Attachment) []netlink.Route {
+	routes := make([]netlink.Route, len(a.Routes))
+	for i, dst := range a.Routes {
+		routes[i] = netlink.Route{
+			LinkIndex: container.Attrs().Index, Dst: ipNet(dst), Gw: a.Gateway.AsSlice(),
+			Flags: int(netlink.FLAG_ONLINK), Src: a.Address.AsSlice(), Protocol: unix.RTPROT_STATIC,
+		}
+	}
+	return routes
+}
+
+func setMTU(h *netlink.Handle, l netlink.Link, mtu int) error {
+	if l.Attrs().MTU == mtu {
+		return nil
+	}
+	return netns.Retry(func() error { return h.LinkSetMTU(l, mtu) })
+}
+
+func setMAC(h *netlink.Handle, l netlink.Link, mac net.HardwareAddr) error {
+	if slices.Equal(l.Attrs().HardwareAddr, mac) {
+		return nil
+	}
+	return netns.Retry(func() error { return h.LinkSetHardwareAddr(l, mac) })
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -63,9 +64,6 @@ func (d *Datapath) load() error {
 	if err != nil {
 		return fmt.Errorf("read the programs built into this binary: %w", err)
 	}
-	if err := d.setConstants(spec); err != nil {
-		return err
-	}
 	for _, t := range d.tables() {
 		m := spec.Maps[t.name]
 		m.Name, m.Pinning = t.pin(), ebpf.PinByName
@@ -75,6 +73,9 @@ func (d *Datapath) load() error {
 	}
 	if err := os.MkdirAll(d.mapsDir(), 0o700); err != nil {
 		return fmt.Errorf("make the folder for maps: %w", err)
+	}
+	if err := d.setConstants(spec); err != nil {
+		return err
 	}
 	err = spec.LoadAndAssign(&d.objects, &ebpf.CollectionOptions{Maps: ebpf.MapOptions{PinPath: d.mapsDir()}})
 	if errors.Is(err, ebpf.ErrMapIncompatible) {
@@ -99,7 +100,14 @@ func (d *Datapath) setConstants(spec *ebpf.CollectionSpec) error {
 	if d.config.NoCache {
 		noCache = 1
 	}
-	mark := sha256.Sum256([]byte("pilaster packet mark " + d.config.NodePrefix.String()))
+	mark, err := d.mark()
+	if err != nil {
+		return fmt.Errorf("a mark for our packets: %w", err)
+	}
+	var cookie uint64
+	if err := d.node.Do(func() (err error) { cookie, err = netnsCookie(); return err }); err != nil {
+		return fmt.Errorf("the cookie of this network namespace: %w", err)
+	}
 	for name, value := range map[string]any{
 		pilasterVarBasePrefix: base, pilasterVarBaseMask: baseMask,
 		pilasterVarPrivatePrefix: private, pilasterVarPrivateMask: privateMask,
@@ -107,14 +115,38 @@ func (d *Datapath) setConstants(spec *ebpf.CollectionSpec) error {
 		pilasterVarUplinkIfindex: uint32(d.uplink.Attrs().Index),
 		pilasterVarNodeIfindex:   uint32(d.nodeFar),
 		pilasterVarNoFlowCache:   noCache,
-		// Programs of two loads run side by side during an upgrade, so they must agree on the mark.
-		pilasterVarPacketMark: uint32(mark[0])<<24 | uint32(mark[1])<<16 | uint32(mark[2])<<8 | 1,
+		pilasterVarPacketMark:    mark,
+		pilasterVarMacvlan:       d.config.Device == Macvlan,
+		pilasterVarNodeCookie:    cookie,
 	} {
 		if err := spec.Variables[name].Set(value); err != nil {
 			return fmt.Errorf("set %s: %w", name, err)
 		}
 	}
 	return nil
+}
+
+// marksMap is pinned among the tables and holds the mark, which no program reads: programs of two loads run side by
+// side during an upgrade and must agree on it, and no container may know it.
+const marksMap = "pil_mark_v1"
+
+// mark is drawn when the packet path is made first.
+func (d *Datapath) mark() (uint32, error) {
+	m, err := ebpf.NewMapWithOptions(
+		&ebpf.MapSpec{Name: marksMap, Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1, Pinning: ebpf.PinByName},
+		ebpf.MapOptions{PinPath: d.mapsDir()})
+	if err != nil {
+		return 0, err
+	}
+	defer m.Close()
+	var mark uint32
+	if err := m.Lookup(uint32(0), &mark); err != nil || mark != 0 {
+		return mark, err
+	}
+	for mark == 0 {
+		mark = rand.Uint32()
+	}
+	return mark, m.Put(uint32(0), mark)
 }
 
 // prefixWords is a prefix of at most 64 bits, and its mask, as the programs compare them.

@@ -3,8 +3,6 @@ package datapath
 import (
 	"fmt"
 
-	"github.com/vishvananda/netlink"
-
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/netns"
 )
@@ -25,37 +23,23 @@ func (d *Datapath) MTU() (int, error) {
 	return mtu, nil
 }
 
-// SetMTU changes the side first that sends: the node's side takes no packet longer than its own MTU, and
-// says nothing of it.
+// SetMTU changes that of a container's device.
 func (d *Datapath) SetMTU(r endpoint.Record, mtu int) error {
-	host, err := d.hostSide(r)
-	if err != nil {
-		return err
-	}
 	in, err := openInside(r.Netns)
 	if err != nil {
 		return err
 	}
 	defer in.Close()
-	container, err := d.containerSide(r, in)
+	container, err := d.kind(r).inside(r, in)
 	if err != nil {
 		return err
 	}
-	set := func(h *netlink.Handle, l netlink.Link) error {
-		return netns.Retry(func() error { return h.LinkSetMTU(l, mtu) })
-	}
 	return d.alone(func() error {
-		if mtu > host.Attrs().MTU {
-			if err := set(d.netlink, host); err != nil {
-				return fmt.Errorf("link %s: %w", r.Device.HostName, err)
+		return d.kind(r).setMTU(r, mtu, func() error {
+			if err := netns.Retry(func() error { return in.LinkSetMTU(container, mtu) }); err != nil {
+				return fmt.Errorf("link %s in the container: %w", r.Interface, err)
 			}
-		}
-		if err := set(in.Handle, container); err != nil {
-			return fmt.Errorf("link %s in the container: %w", r.Interface, err)
-		}
-		if err := set(d.netlink, host); err != nil {
-			return fmt.Errorf("link %s: %w", r.Device.HostName, err)
-		}
-		return nil
+			return nil
+		})
 	})
 }

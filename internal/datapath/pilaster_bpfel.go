@@ -119,6 +119,8 @@ const (
 	pilasterProgPilContainer   = "pil_container"
 	pilasterProgPilEdgeIn      = "pil_edge_in"
 	pilasterProgPilEdgeOut     = "pil_edge_out"
+	pilasterProgPilGuardIn     = "pil_guard_in"
+	pilasterProgPilGuardOut    = "pil_guard_out"
 	pilasterProgPilNode        = "pil_node"
 	pilasterProgPilPortIn      = "pil_port_in"
 	pilasterProgPilSetKey      = "pil_set_key"
@@ -127,7 +129,9 @@ const (
 	pilasterProgPilUplinkOut   = "pil_uplink_out"
 	pilasterVarBaseMask        = "base_mask"
 	pilasterVarBasePrefix      = "base_prefix"
+	pilasterVarMacvlan         = "macvlan"
 	pilasterVarNoFlowCache     = "no_flow_cache"
+	pilasterVarNodeCookie      = "node_cookie"
 	pilasterVarNodeIfindex     = "node_ifindex"
 	pilasterVarOwnNode         = "own_node"
 	pilasterVarPacketMark      = "packet_mark"
@@ -182,6 +186,8 @@ type pilasterProgramSpecs struct {
 	PilContainer *ebpf.ProgramSpec `ebpf:"pil_container"`
 	PilEdgeIn    *ebpf.ProgramSpec `ebpf:"pil_edge_in"`
 	PilEdgeOut   *ebpf.ProgramSpec `ebpf:"pil_edge_out"`
+	PilGuardIn   *ebpf.ProgramSpec `ebpf:"pil_guard_in"`
+	PilGuardOut  *ebpf.ProgramSpec `ebpf:"pil_guard_out"`
 	PilNode      *ebpf.ProgramSpec `ebpf:"pil_node"`
 	PilPortIn    *ebpf.ProgramSpec `ebpf:"pil_port_in"`
 	PilSetKey    *ebpf.ProgramSpec `ebpf:"pil_set_key"`
@@ -212,7 +218,9 @@ type pilasterMapSpecs struct {
 type pilasterVariableSpecs struct {
 	BaseMask        *ebpf.VariableSpec `ebpf:"base_mask"`
 	BasePrefix      *ebpf.VariableSpec `ebpf:"base_prefix"`
+	Macvlan         *ebpf.VariableSpec `ebpf:"macvlan"`
 	NoFlowCache     *ebpf.VariableSpec `ebpf:"no_flow_cache"`
+	NodeCookie      *ebpf.VariableSpec `ebpf:"node_cookie"`
 	NodeIfindex     *ebpf.VariableSpec `ebpf:"node_ifindex"`
 	OwnNode         *ebpf.VariableSpec `ebpf:"own_node"`
 	PacketMark      *ebpf.VariableSpec `ebpf:"packet_mark"`
@@ -275,7 +283,9 @@ func (m *pilasterMaps) Close() error {
 type pilasterVariables struct {
 	BaseMask        *ebpf.Variable `ebpf:"base_mask"`
 	BasePrefix      *ebpf.Variable `ebpf:"base_prefix"`
+	Macvlan         *ebpf.Variable `ebpf:"macvlan"`
 	NoFlowCache     *ebpf.Variable `ebpf:"no_flow_cache"`
+	NodeCookie      *ebpf.Variable `ebpf:"node_cookie"`
 	NodeIfindex     *ebpf.Variable `ebpf:"node_ifindex"`
 	OwnNode         *ebpf.Variable `ebpf:"own_node"`
 	PacketMark      *ebpf.Variable `ebpf:"packet_mark"`
@@ -292,6 +302,8 @@ type pilasterPrograms struct {
 	PilContainer *ebpf.Program `ebpf:"pil_container"`
 	PilEdgeIn    *ebpf.Program `ebpf:"pil_edge_in"`
 	PilEdgeOut   *ebpf.Program `ebpf:"pil_edge_out"`
+	PilGuardIn   *ebpf.Program `ebpf:"pil_guard_in"`
+	PilGuardOut  *ebpf.Program `ebpf:"pil_guard_out"`
 	PilNode      *ebpf.Program `ebpf:"pil_node"`
 	PilPortIn    *ebpf.Program `ebpf:"pil_port_in"`
 	PilSetKey    *ebpf.Program `ebpf:"pil_set_key"`
@@ -305,6 +317,8 @@ func (p *pilasterPrograms) Close() error {
 		p.PilContainer,
 		p.PilEdgeIn,
 		p.PilEdgeOut,
+		p.PilGuardIn,
+		p.PilGuardOut,
 		p.PilNode,
 		p.PilPortIn,
 		p.PilSetKey,

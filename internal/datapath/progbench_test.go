@@ -47,7 +47,7 @@ type progBench struct {
 }
 
 func newProgBench(t testing.TB) *progBench {
-	w := newWire(t)
+	w := newWireOf(t, Veth) // frames run as data come in by devices of the node
 	b := &progBench{testNode: w.nodes[0], far: w.nodes[1]}
 	b.b1, b.b2, b.r1 = b.add(t, blue, 1), b.add(t, blue, 2), b.add(t, red, 1)
 	b.b3 = drawn(address.Plain{Node: b.far.prefix, Tenant: 1, App: 1, Index: 77})

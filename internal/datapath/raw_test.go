@@ -92,7 +92,7 @@ func TestPriorityTags(t *testing.T) {
 	for range 2 { // the second time from the cache
 		must(t, raw.Send(priorityTag(packet.Packet{Source: far.plain(), Destination: c.plain(), Body: gram}.Frame(n.mac(t), raw.MAC()))))
 		seen := drain(t, inside, c)
-		want := packet.Packet{Source: far.seen(), Destination: c.seen(), Body: gram}.Frame(containerMAC, gatewayMAC)
+		want := packet.Packet{Source: far.seen(), Destination: c.seen(), Body: gram}.Frame(c.record.Device.ContainerMAC, gatewayMAC)
 		if len(seen) != 2 || !bytes.Equal(seen[0].Frame, want) {
 			t.Errorf("a container to a container: %d frames, not %x", len(seen)-1, want)
 		}
@@ -167,7 +167,7 @@ func TestMACsSayNothing(t *testing.T) {
 	if body, ok := p.Body.(packet.ICMP); err != nil || !ok || body.Type != packet.EchoReply || p.Source != b.seen() {
 		t.Errorf("answered %+v, %v", p, err)
 	}
-	if want := packet.Frame(containerMAC, gatewayMAC, packet.EtherTypeIPv6, nil); !bytes.HasPrefix(reply.Frame, want) {
+	if want := packet.Frame(a.record.Device.ContainerMAC, gatewayMAC, packet.EtherTypeIPv6, nil); !bytes.HasPrefix(reply.Frame, want) {
 		t.Errorf("the answer's Ethernet header: %x, not %x", reply.Frame[:14], want)
 	}
 }

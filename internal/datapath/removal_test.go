@@ -32,7 +32,7 @@ func (n *testNode) removeTogether(t testing.TB, records []endpoint.Record) error
 
 // TestRemoveTogether: what is asked for at once goes at once, and nothing else does.
 func TestRemoveTogether(t *testing.T) {
-	w := newWire(t)
+	w := newWireOf(t, Veth)
 	n := w.nodes[0]
 	stays := n.add(t, blue, 1)
 	var records []endpoint.Record

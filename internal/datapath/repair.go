@@ -1,10 +1,6 @@
 package datapath
 
-import (
-	"errors"
-
-	"pilaster.io/pilaster/internal/endpoint"
-)
+import "pilaster.io/pilaster/internal/endpoint"
 
 // repair puts right what differs on the two sides of an endpoint's device. What cannot be put right is
 // said, and leaves the endpoint as it is: CHECK names it too.
@@ -25,18 +21,12 @@ func (d *Datapath) repair(r endpoint.Record) {
 		}
 		log.Warn("endpoint differed from its record and was repaired", "difference", difference)
 	}
-	compare(func() error { return d.checkHostSide(r) }, func() error {
-		host, err := d.hostSide(r)
-		if err != nil {
-			return err
-		}
-		return errors.Join(d.setUpHostSide(r, host), d.attachContainer(r))
-	})
+	compare(func() error { return d.kind(r).check(r) }, func() error { return d.kind(r).repair(r) })
 	in, err := openInside(r.Netns)
 	if err != nil {
 		log.Warn("container's side was not compared", "error", err)
 		return
 	}
 	defer in.Close()
-	compare(func() error { return d.checkContainerSide(r, in) }, func() error { return d.setUpContainerSide(r, in) })
+	compare(func() error { return d.checkInside(r, in) }, func() error { return d.setUpInside(r, in) })
 }

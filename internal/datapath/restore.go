@@ -11,9 +11,7 @@ import (
 	"strings"
 
 	"github.com/cilium/ebpf"
-	"github.com/vishvananda/netlink"
 
-	"pilaster.io/pilaster/internal/agent"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/netns"
 )
@@ -24,6 +22,9 @@ import (
 // the tables of other builds go after the last hook has left them. Until then those are not written,
 // which is why nothing may be added or removed meanwhile.
 func (d *Datapath) Restore(_ context.Context, keep []endpoint.Record) (lost map[endpoint.ID]error, err error) {
+	if err := d.canCarry(keep); err != nil {
+		return nil, err
+	}
 	var found []endpoint.Record
 	lost = map[endpoint.ID]error{}
 	for _, r := range keep {
@@ -40,7 +41,7 @@ func (d *Datapath) Restore(_ context.Context, keep []endpoint.Record) (lost map[
 		return nil, err
 	}
 	for _, r := range found {
-		if err := d.attachContainer(r); err != nil {
+		if err := d.kind(r).attach(r); err != nil {
 			lost[r.ID] = err
 		}
 	}
@@ -61,39 +62,21 @@ func (d *Datapath) Restore(_ context.Context, keep []endpoint.Record) (lost map[
 	return lost, nil
 }
 
-// Carrying finds the endpoints whose devices have a program that takes packets, whichever build's.
-func (d *Datapath) Carrying() ([]endpoint.ID, error) {
-	links, err := netns.List(d.netlink.LinkList)
-	if err != nil {
-		return nil, fmt.Errorf("list devices: %w", err)
+// canCarry refuses to leave containers behind macvlans without the programs that judge them.
+func (d *Datapath) canCarry(keep []endpoint.Record) error {
+	others := slices.DeleteFunc(slices.Clone(keep), func(r endpoint.Record) bool { return r.Device.Kind != Macvlan })
+	if len(others) > 0 && d.config.Device != Macvlan {
+		return fmt.Errorf("%d endpoints have a macvlan, the first of them endpoint %d; packets flow as before: start with --device macvlan until the last has gone", len(others), others[0].ID)
 	}
-	var ids []endpoint.ID
-	for _, l := range links {
-		id, ours := deviceID(l)
-		if !ours {
-			continue
-		}
-		program, err := d.programOn(l, netlink.HANDLE_MIN_INGRESS)
-		if err != nil {
-			return nil, err
-		}
-		if program != 0 {
-			ids = append(ids, id)
-		}
-	}
-	return ids, nil
+	return nil
 }
 
 // exists says why an endpoint cannot be brought back.
 func (d *Datapath) exists(r endpoint.Record) error {
-	_, err := d.hostSide(r)
-	if err == nil {
-		return nil
+	if err := d.kind(r).exists(r); err != nil {
+		return fmt.Errorf("endpoint %d: %w", r.ID, err)
 	}
-	if _, gone := os.Stat(r.Netns); errors.Is(gone, os.ErrNotExist) {
-		return fmt.Errorf("endpoint %d: %w, and %w", r.ID, err, agent.ErrNoNamespace)
-	}
-	return fmt.Errorf("endpoint %d: %w", r.ID, err)
+	return nil
 }
 
 // fillTables makes them hold the endpoints found, and the tenants of all that are recorded.
@@ -153,7 +136,7 @@ func (d *Datapath) sweepDevices(keep []endpoint.Record) error {
 
 // sweepMaps removes what other builds and settings pinned, except counters.
 func (d *Datapath) sweepMaps() error {
-	tables := map[string]bool{}
+	tables := map[string]bool{marksMap: true}
 	for _, t := range d.tables() {
 		tables[t.pin()] = true
 	}

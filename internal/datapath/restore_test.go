@@ -90,17 +90,10 @@ func breakages() []breakage {
 			return b.inside.NeighSet(neighbour)
 		}},
 		{"container's MTU", "eth0 in the container has MTU 1300", func(b *broken) error { return b.inside.LinkSetMTU(b.eth0, 1300) }},
-		{"node's MTU", "has MTU 1300", func(b *broken) error { return b.datapath().netlink.LinkSetMTU(b.host, 1300) }},
 		{"container's IPv6", "disable_ipv6 is 1, not 0", func(b *broken) error { return b.setInside("disable_ipv6", "1") }},
 		{"container's router advertisements", "accept_ra is 2, not 0", func(b *broken) error { return b.setInside("accept_ra", "2") }},
-		{"node's IPv6", "disable_ipv6 is 0, not 1", func(b *broken) error { return b.setHost("ipv6", "disable_ipv6", "0") }},
-		{"node's forwarding", "forwarding is 0, not 1", func(b *broken) error { return b.setHost("ipv6", "forwarding", "0") }},
-		{"node's reverse path filter", "rp_filter is 0, not 1", func(b *broken) error { return b.setHost("ipv4", "rp_filter", "0") }},
-		{"node's ARP", "does ARP", func(b *broken) error { return b.datapath().netlink.LinkSetARPOn(b.host) }},
 		{"container's device that is down", "eth0 in the container is down", func(b *broken) error { return b.inside.LinkSetDown(b.eth0) }},
 		{"container's MAC", "eth0 in the container has MAC", func(b *broken) error { return b.inside.LinkSetHardwareAddr(b.eth0, gatewayMAC) }},
-		{"node's device that is down", " is down", func(b *broken) error { return b.datapath().netlink.LinkSetDown(b.host) }},
-		{"program", "program pil_container is not on", func(b *broken) error { return b.node.detachContainer(b.record) }},
 		{"local entry", "map entry pil_locals", func(b *broken) error {
 			return b.datapath().objects.PilLocalsV1.Delete(words(b.plain()).Lo)
 		}},
@@ -123,6 +116,19 @@ func breakages() []breakage {
 	}
 }
 
+// ofVeth are of the node's side of a pair.
+func ofVeth() []breakage {
+	return []breakage{
+		{"node's MTU", "has MTU 1300", func(b *broken) error { return b.datapath().netlink.LinkSetMTU(b.host, 1300) }},
+		{"node's IPv6", "disable_ipv6 is 0, not 1", func(b *broken) error { return b.setHost("ipv6", "disable_ipv6", "0") }},
+		{"node's forwarding", "forwarding is 0, not 1", func(b *broken) error { return b.setHost("ipv6", "forwarding", "0") }},
+		{"node's reverse path filter", "rp_filter is 0, not 1", func(b *broken) error { return b.setHost("ipv4", "rp_filter", "0") }},
+		{"node's ARP", "does ARP", func(b *broken) error { return b.datapath().netlink.LinkSetARPOn(b.host) }},
+		{"node's device that is down", " is down", func(b *broken) error { return b.datapath().netlink.LinkSetDown(b.host) }},
+		{"program", "program pil_container is not on", func(b *broken) error { return b.node.detachContainer(b.record) }},
+	}
+}
+
 // TestCheckNamesAndRestoreRepairs breaks one thing at a time: CHECK says which, and a start of the agent
 // puts it right.
 func TestCheckNamesAndRestoreRepairs(t *testing.T) {
@@ -132,13 +138,19 @@ func TestCheckNamesAndRestoreRepairs(t *testing.T) {
 	inside, err := c.ns.Netlink()
 	must(t, err)
 	defer inside.Close()
-	for _, br := range breakages() {
+	all := breakages()
+	if joined == Veth {
+		all = append(all, ofVeth()...)
+	}
+	for _, br := range all {
 		t.Run(br.name, func(t *testing.T) {
 			b := &broken{testContainer: c, inside: inside}
 			b.eth0, err = inside.LinkByName("eth0")
 			must(t, err)
-			b.host, err = n.datapath.netlink.LinkByName(c.record.Device.HostName)
-			must(t, err)
+			if name := c.record.Device.HostName; name != "" {
+				b.host, err = n.datapath.netlink.LinkByName(name)
+				must(t, err)
+			}
 			must(t, n.datapath.Check(t.Context(), c.record))
 			must(t, br.do(b))
 			if err := n.datapath.Check(t.Context(), c.record); err == nil || !strings.Contains(err.Error(), br.said) {
@@ -233,7 +245,8 @@ func TestRestoreSweeps(t *testing.T) {
 			t.Errorf("%s is left: %v", pin, err)
 		}
 	}
-	if got, err := n.datapath.onHook(n.datapath.uplinkHooks()[1]); err != nil || len(got.Programs) != 1 {
+	hooks := n.datapath.uplinkHooks()
+	if got, err := n.datapath.onHook(hooks[1]); err != nil || len(got.Programs) != len(hooks)/2 {
 		t.Errorf("on the uplink stand %+v, %v", got.Programs, err)
 	}
 	must(t, n.datapath.DeleteTenant(blue))
@@ -253,12 +266,10 @@ func TestRestoreGuessesNothing(t *testing.T) {
 		t.Errorf("packets are carried for %v, %v", ids, err)
 	}
 
-	host, err := n.datapath.netlink.LinkByName(a.record.Device.HostName)
-	must(t, err)
-	must(t, n.datapath.netlink.LinkDel(host))
+	a.unplug(t)
+	b.unplug(t)
 	must(t, b.ns.Close())
 	must(t, netns.Remove(b.ns.Path()))
-	must(t, n.datapath.remove(b.record.Device.HostName))
 	lost, err := n.datapath.Restore(t.Context(), []endpoint.Record{a.record, b.record})
 	must(t, err)
 	if err := lost[a.record.ID]; err == nil || errors.Is(err, agent.ErrNoNamespace) {

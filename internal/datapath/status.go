@@ -39,7 +39,7 @@ func (d *Datapath) Status() (agent.Status, error) {
 		problems = append(problems, err.Error())
 	}
 	return agent.Status{
-		DeviceKind:   "veth",
+		DeviceKind:   d.config.Device,
 		Programs:     objectVersion(),
 		Healthy:      len(missing) == 0,
 		FirstInChain: len(missing) == 0 && len(notFirst) == 0,

@@ -8,7 +8,7 @@ import (
 
 // TestSettingsOfAllDevices: what is written to "all" the kernel writes to each device, ours too.
 func TestSettingsOfAllDevices(t *testing.T) {
-	w := newWire(t)
+	w := newWireOf(t, Veth)
 	n := w.nodes[0]
 	c, far := n.add(t, blue, 1), w.nodes[1].add(t, blue, 1)
 	all := func(setting string, values ...string) {
@@ -25,7 +25,7 @@ func TestSettingsOfAllDevices(t *testing.T) {
 		"a router of IPv4": func() { all("ipv4/forwarding", "0", "1") },
 	} {
 		write()
-		if err := n.datapath.checkHostSide(c.record); err == nil {
+		if err := n.datapath.kind(c.record).check(c.record); err == nil {
 			t.Errorf("%s: the device is as it was", name)
 		}
 		must(t, n.datapath.KeepSettings())

@@ -22,12 +22,23 @@ type hook struct {
 	device  netlink.Link
 	attach  ebpf.AttachType
 	program *ebpf.Program
+	behind  *ebpf.Program // stands first, and this one behind it
 }
 
 func (d *Datapath) uplinkHooks() []hook {
+	if d.config.Device != Macvlan {
+		return d.judges()
+	}
+	return append(d.judges(),
+		hook{"guard_in", "guard_in", d.uplink, ebpf.AttachTCXIngress, d.objects.PilGuardIn, d.objects.PilUplinkIn},
+		hook{"guard_out", "guard_out", d.uplink, ebpf.AttachTCXEgress, d.objects.PilGuardOut, d.objects.PilUplinkOut})
+}
+
+// judges stand first on the uplink.
+func (d *Datapath) judges() []hook {
 	return []hook{
-		{"uplink_in", "uplink_in", d.uplink, ebpf.AttachTCXIngress, d.objects.PilUplinkIn},
-		{"uplink_out", "uplink_out", d.uplink, ebpf.AttachTCXEgress, d.objects.PilUplinkOut},
+		{"uplink_in", "uplink_in", d.uplink, ebpf.AttachTCXIngress, d.objects.PilUplinkIn, nil},
+		{"uplink_out", "uplink_out", d.uplink, ebpf.AttachTCXEgress, d.objects.PilUplinkOut, nil},
 	}
 }
 
@@ -52,7 +63,7 @@ func (d *Datapath) attachHooks(hooks []hook) error {
 // aloneOnUplink refuses an uplink that carries a packet path with pins elsewhere: its devices
 // would look like nobody's, and be swept away with the network of their containers.
 func (d *Datapath) aloneOnUplink() error {
-	for _, h := range d.uplinkHooks() { // their programs are not loaded yet
+	for _, h := range d.judges() { // their programs are not loaded yet
 		result, err := d.onHook(h)
 		if err != nil {
 			return nil // a kernel without tcx: load says what is missing
@@ -105,12 +116,11 @@ func (d *Datapath) attachHook(h hook) error {
 	} else if !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	l, err := link.AttachTCX(link.TCXOptions{
-		Interface: h.device.Attrs().Index,
-		Program:   h.program,
-		Attach:    h.attach,
-		Anchor:    link.Head(),
-	})
+	anchor := link.Head()
+	if h.behind != nil {
+		anchor = link.AfterProgram(h.behind)
+	}
+	l, err := link.AttachTCX(link.TCXOptions{Interface: h.device.Attrs().Index, Program: h.program, Attach: h.attach, Anchor: anchor})
 	if err != nil {
 		return err
 	}
@@ -142,7 +152,7 @@ func (d *Datapath) problems(hooks []hook) (missing, notFirst []string, err error
 			return nil, nil, err
 		case place < 0:
 			missing = append(missing, fmt.Sprintf("program %s is not on %s; restart the agent to attach it", h.name, device))
-		case place > 0:
+		case place > 0 && h.behind == nil:
 			notFirst = append(notFirst, fmt.Sprintf("%d other programs stand before %s on %s; attach them after ours", place, h.name, device))
 		}
 	}

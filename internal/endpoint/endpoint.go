@@ -54,10 +54,11 @@ type Attachment struct {
 	Routes    []netip.Prefix `json:"routes"`    // what the container reaches through the gateway
 }
 
-// Device is the pair of devices between the node and the container.
+// Device joins the container to the node.
 type Device struct {
-	HostName     string
-	HostIfindex  int
+	Kind         string           // "veth", "macvlan"
+	HostName     string           // of the node's side; empty where there is none
+	HostIfindex  int              // or the number that stands for it in the packet path
 	HostMAC      net.HardwareAddr // the gateway's MAC
 	ContainerMAC net.HardwareAddr
 	MTU          int

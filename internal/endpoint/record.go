@@ -67,6 +67,7 @@ func isPlain(a netip.Addr) bool { return a.Is6() && !a.Is4In6() && a.Zone() == "
 
 // deviceFile is a Device with its MACs as people write them.
 type deviceFile struct {
+	Kind         string `json:"kind,omitempty"`
 	HostName     string `json:"hostName"`
 	HostIfindex  int    `json:"hostIfindex"`
 	HostMAC      string `json:"hostMac"`
@@ -75,7 +76,7 @@ type deviceFile struct {
 }
 
 func (d Device) MarshalJSON() ([]byte, error) {
-	return json.Marshal(deviceFile{d.HostName, d.HostIfindex, d.HostMAC.String(), d.ContainerMAC.String(), d.MTU})
+	return json.Marshal(deviceFile{d.Kind, d.HostName, d.HostIfindex, d.HostMAC.String(), d.ContainerMAC.String(), d.MTU})
 }
 
 func (d *Device) UnmarshalJSON(b []byte) error {
@@ -91,7 +92,7 @@ func (d *Device) UnmarshalJSON(b []byte) error {
 	if err != nil {
 		return err
 	}
-	*d = Device{f.HostName, f.HostIfindex, host, container, f.MTU}
+	*d = Device{f.Kind, f.HostName, f.HostIfindex, host, container, f.MTU}
 	return nil
 }
 

@@ -43,7 +43,7 @@ func record(id ID, i address.Index) Record {
 			Network: "netpila", Plaintext: plain, Address: netip.MustParseAddr("fc00::1"), Gateway: netip.MustParseAddr("fe80::1"),
 			Routes: []netip.Prefix{netip.MustParsePrefix("fc00::/8")},
 		}},
-		Device:  Device{"pil1", 5, net.HardwareAddr{2, 0, 0, 0, 0, 1}, net.HardwareAddr{2, 0, 0, 0, 0, 2}, 1500},
+		Device:  Device{"veth", "pil1", 5, net.HardwareAddr{2, 0, 0, 0, 0, 1}, net.HardwareAddr{2, 0, 0, 0, 0, 2}, 1500},
 		Created: time.Date(2026, 11, 1, 0, 0, 0, 0, time.UTC),
 	}
 }

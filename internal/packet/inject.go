@@ -27,6 +27,11 @@ func NewInjector(ns *netns.Namespace, device string) (*Injector, error) {
 
 func (i *Injector) Close() error { return unix.Close(i.fd) }
 
+// Mark gives what is sent a mark, as any process with CAP_NET_RAW may.
+func (i *Injector) Mark(mark uint32) error {
+	return unix.SetsockoptInt(i.fd, unix.SOL_SOCKET, unix.SO_MARK, int(mark))
+}
+
 // MAC is the device's own.
 func (i *Injector) MAC() net.HardwareAddr { return i.device.HardwareAddr }
 

@@ -26,6 +26,8 @@ const (
 	IcmpQuote        Reason = 21
 	TooBig           Reason = 22
 	PrivateOutside   Reason = 23
+	MacOutside       Reason = 24
+	NoProgram        Reason = 25
 )
 
 var reasons = [...]struct{ name, text string }{
@@ -52,4 +54,6 @@ var reasons = [...]struct{ name, text string }{
 	21: {"icmp-quote", "An ICMPv6 error quotes a packet that is not of the conversation it belongs to."},
 	22: {"too-big", "A packet, or a segment of one, is longer than the MTU to the destination's node. The node says so to the container (packet too big), which then sends shorter ones."},
 	23: {"private-outside", "An address of the private prefix, which only containers and their node see, was on an interface of the node or on its way there. Somebody forges it, or the node asks for a container that is gone."},
+	24: {"mac-outside", "A frame from the fabric is addressed to a container's MAC, which is known on this node alone. Somebody guesses it."},
+	25: {"no-program", "A packet of a container behind a macvlan met the guard on the uplink and not the program that judges it. That program was detached; restart the agent."},
 }

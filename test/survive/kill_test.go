@@ -238,7 +238,7 @@ func (k *killer) counted(node string, sent uint64) {
 	}
 }
 
-// onlyOwnPins wants nothing of the other build to be left but its counters.
+// onlyOwnPins wants nothing of the other build to be left but its counters, and the mark that builds share.
 func (k *killer) onlyOwnPins(node string) {
 	pins, err := filepath.Glob(filepath.Join(k.lab.BPF(node), "maps", "*"))
 	k.must(err)
@@ -248,7 +248,7 @@ func (k *killer) onlyOwnPins(node string) {
 		switch {
 		case strings.Contains(name, "_v99") == (k.running[node] == 1):
 			own++
-		case !strings.HasPrefix(name, "pil_drops"):
+		case !strings.HasPrefix(name, "pil_drops") && !strings.HasPrefix(name, "pil_mark"):
 			k.Errorf("%s: %s is left of another build", node, pin)
 		}
 	}

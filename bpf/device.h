@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* How a container is joined to the node. One behind a veth has a device here, whose ifindex is its number in
+ * all tables. One behind a macvlan has none: what it sends meets our program on the uplink's egress, what is for
+ * it goes on from the uplink's ingress by its MAC. Its number is made of its network namespace's cookie. */
+#pragma once
+#include "packet.h"
+
+#define ON_UPLINK    0x80000000u /* set in the number of a container behind a macvlan */
+#define SKB_DST_MASK (~1UL)
+#define ETH_P_ARP    0x0806
+
+volatile const __u32 uplink_ifindex;
+/* Tells our packets from the host stack's on the way out, and from the fabric's on the way in; the same for all
+ * programs of a node, and a secret of it. */
+volatile const __u32 packet_mark;
+/* Containers may be behind macvlans. */
+volatile const bool macvlan;
+volatile const __u64 node_cookie;
+
+void *bpf_rdonly_cast(const void *obj, __u32 btf_id) __ksym;
+
+/* Whose packet it is that leaves by the uplink: the namespace of the device it was routed by, or of the socket it
+ * was written to as a frame. A sender can change neither; 0 if there is neither. (Not the socket first: that of the
+ * kernel's own ICMP is of another namespace once the packet has waited for a neighbour.) Null pointers read as zeros
+ * here. */
+static __always_inline __u64 namespace_of(struct __sk_buff *skb)
+{
+	struct sk_buff *kernel = bpf_cast_to_kern_ctx(skb);
+	struct sock *socket = kernel->sk;
+	struct dst_entry *dst;
+	__u64 cookie;
+
+	dst = bpf_rdonly_cast((void *)(kernel->_skb_refdst & SKB_DST_MASK), bpf_core_type_id_kernel(struct dst_entry));
+	cookie = dst->dev->nd_net.net->net_cookie;
+	return cookie || !socket ? cookie : socket->__sk_common.skc_net.net->net_cookie;
+}
+
+/* The number of the container that a packet comes from. */
+static __always_inline __u32 device_of(struct __sk_buff *skb)
+{
+	if (macvlan && skb->ifindex == uplink_ifindex)
+		return ON_UPLINK | (__u32)namespace_of(skb);
+	return skb->ifindex;
+}
+
+/* The first two bytes of the MACs of containers behind macvlans, and of nobody else's; their number follows. */
+static const __u8 macvlan_mac[2] = {0x06, 0x70};
+
+static __always_inline void mac_of(__u32 device, __u8 *mac)
+{
+	__be32 number = bpf_htonl(device & ~ON_UPLINK);
+
+	if (!(device & ON_UPLINK)) {
+		__builtin_memcpy(mac, container_mac, ETH_ALEN);
+		return;
+	}
+	__builtin_memcpy(mac, macvlan_mac, sizeof(macvlan_mac));
+	__builtin_memcpy(mac + sizeof(macvlan_mac), &number, sizeof(number));
+}
+
+/* to_macvlan hands a packet whose MACs are written to the container it is for. The macvlan takes it from what comes in
+ * by the uplink: here, where the program on that hook is the one that calls. */
+static __always_inline int to_macvlan(struct __sk_buff *skb, bool here)
+{
+	skb->mark = packet_mark;
+	return here ? TCX_NEXT : bpf_redirect(uplink_ifindex, BPF_F_INGRESS);
+}

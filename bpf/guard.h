@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Between macvlans and the uplink, behind the programs that decide: a macvlan sends and takes whatever those do not
+ * stop, so where one of them is missing this one stops all that no program of ours has marked. */
+#pragma once
+#include "event.h"
+
+/* Only the kernel's own ARP has neither socket nor route. */
+static __always_inline bool is_nodes(struct __sk_buff *skb)
+{
+	__u64 space = namespace_of(skb);
+
+	return space == node_cookie || (!space && skb->protocol == bpf_htons(ETH_P_ARP));
+}
+
+/* for_macvlan reports whether a frame of the fabric would go straight into a container. Frames for many would, into
+ * each, so they get the uplink's MAC: the node's stack has noted already that they are for many. */
+static __always_inline bool for_macvlan(struct __sk_buff *skb)
+{
+	struct sk_buff *kernel = bpf_cast_to_kern_ctx(skb);
+	struct ethhdr *eth = CTX_POINTER(skb, data);
+	__u8 own[ETH_ALEN] = {};
+
+	if ((void *)(eth + 1) > CTX_POINTER(skb, data_end))
+		return true; /* shorter than any frame */
+	if (eth->h_dest[0] & 1) {
+		bpf_probe_read_kernel(own, sizeof(own), kernel->dev->dev_addr);
+		__builtin_memcpy(eth->h_dest, own, sizeof(own));
+		return false;
+	}
+	return eth->h_dest[0] == macvlan_mac[0] && eth->h_dest[1] == macvlan_mac[1];
+}
+
+static __always_inline int guard_in(struct __sk_buff *skb)
+{
+	if (skb->mark == packet_mark) {
+		skb->mark = 0;
+		return TCX_NEXT;
+	}
+	return for_macvlan(skb) ? drop(skb, REASON_NO_PROGRAM, HOOK_UPLINK_IN) : TCX_NEXT;
+}
+
+static __always_inline int guard_out(struct __sk_buff *skb)
+{
+	if (skb->mark == packet_mark) {
+		skb->mark = 0;
+		return TCX_NEXT;
+	}
+	return is_nodes(skb) ? TCX_NEXT : drop(skb, REASON_NO_PROGRAM, HOOK_UPLINK_OUT);
+}

@@ -1,0 +1,220 @@
+package datapath
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"os"
+	"slices"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/netns"
+)
+
+// onUplink marks the number of a container behind a macvlan, which is no ifindex but its namespace's cookie;
+// bpf/device.h has the same.
+const onUplink = 1 << 31
+
+// macvlan is a device of the container's alone, on top of the uplink; our programs are the uplink's. In private
+// mode none of them sends to another.
+type macvlan struct{ *Datapath }
+
+// suits refuses devices that are themselves on top of others in this way: the kernel would put ours beside them, past
+// our programs.
+func (d macvlan) suits(uplink netlink.Link) error {
+	if kind := uplink.Type(); slices.Contains([]string{"macvlan", "macvtap", "ipvlan", "ipvtap"}, kind) {
+		return fmt.Errorf("uplink %s is a %s, and packets of macvlans on it would not pass our programs; nothing was changed; use --device veth", uplink.Attrs().Name, kind)
+	}
+	return nil
+}
+
+// macvlanMAC is a container's MAC by its number: nobody's but on this node.
+func macvlanMAC(number uint32) net.HardwareAddr {
+	return binary.BigEndian.AppendUint32(net.HardwareAddr{0x06, 0x70}, number&^onUplink)
+}
+
+// number tells the container's packets by. Cookies count the namespaces made since boot.
+func (in *inside) number() (uint32, error) {
+	if in.cookie >= onUplink {
+		return 0, fmt.Errorf("this machine has made %d namespaces since it was booted, more than there are numbers for; boot it, or use --device veth", in.cookie)
+	}
+	return onUplink | uint32(in.cookie), nil
+}
+
+func (d macvlan) make(r endpoint.Record, in *inside, mtu int) (endpoint.Device, error) {
+	number, err := in.number()
+	if err != nil {
+		return endpoint.Device{}, err
+	}
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.MTU, attrs.HardwareAddr = r.Interface, mtu, macvlanMAC(number)
+	attrs.ParentIndex, attrs.Namespace = d.uplink.Attrs().Index, netlink.NsFd(in.netns.FD())
+	device := &netlink.Macvlan{LinkAttrs: attrs, Mode: netlink.MACVLAN_MODE_PRIVATE}
+	if err := d.alone(func() error { return netns.Retry(func() error { return d.netlink.LinkAdd(device) }) }); err != nil {
+		switch {
+		case errors.Is(err, os.ErrExist):
+			err = hasDevice(r, err)
+		case errors.Is(err, unix.EBUSY), errors.Is(err, unix.EINVAL):
+			err = fmt.Errorf("%w; the uplink may be a member of a bridge, which takes its packets first: name the bridge with --uplink, or use --device veth", err)
+		}
+		return endpoint.Device{}, fmt.Errorf("make a macvlan on %s: %w", d.config.Uplink, err)
+	}
+	return endpoint.Device{
+		Kind: Macvlan, HostIfindex: int(number), HostMAC: gatewayMAC, ContainerMAC: attrs.HardwareAddr, MTU: mtu,
+	}, nil
+}
+
+func (d macvlan) attach(endpoint.Record) error { return nil }
+
+func (d macvlan) exists(r endpoint.Record) error {
+	in, err := openInside(r.Netns)
+	if errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("%w: %w", err, agent.ErrNoNamespace)
+	}
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	_, err = d.inside(r, in)
+	return err
+}
+
+func (d macvlan) inside(r endpoint.Record, in *inside) (netlink.Link, error) {
+	if number, err := in.number(); err != nil || int(number) != r.Device.HostIfindex {
+		return nil, errors.Join(err, fmt.Errorf("%s is not the namespace that the endpoint was made in", r.Netns))
+	}
+	l, err := in.LinkByName(r.Interface)
+	if err != nil {
+		return nil, fmt.Errorf("link %s in the container: %w", r.Interface, err)
+	}
+	if v, ok := l.(*netlink.Macvlan); !ok || v.Mode != netlink.MACVLAN_MODE_PRIVATE || v.ParentIndex != d.uplink.Attrs().Index {
+		return nil, fmt.Errorf("link %s in %s is not a private macvlan on %s", r.Interface, r.Netns, d.config.Uplink)
+	}
+	return l, nil
+}
+
+func (d macvlan) check(endpoint.Record) error  { return nil }
+func (d macvlan) repair(endpoint.Record) error { return nil }
+
+func (d macvlan) setMTU(_ endpoint.Record, _ int, container func() error) error { return container() }
+
+// remove leaves alone what has taken the place of the container or of its device.
+func (d macvlan) remove(r endpoint.Record, routes ...*net.IPNet) error {
+	for _, dst := range routes {
+		if err := d.deleteNodeRoute(dst); err != nil {
+			return err
+		}
+	}
+	in, err := openInside(r.Netns)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil // the device went with the namespace
+	}
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	l, err := d.inside(r, in)
+	if err != nil {
+		return nil
+	}
+	if err := d.alone(func() error { return gone(netns.Retry(func() error { return in.LinkDel(l) })) }); err != nil {
+		return fmt.Errorf("remove device %s in %s: %w", r.Interface, r.Netns, err)
+	}
+	return nil
+}
+
+// carrying finds those with an entry: the programs that judge them are always there.
+func (d macvlan) carrying() ([]endpoint.ID, error) {
+	entries, err := d.entries()
+	return slices.Collect(maps.Values(entries)), err
+}
+
+// numbered is the endpoint with a number, or 0.
+func (d macvlan) numbered(number uint32) endpoint.ID {
+	entries, _ := d.entries()
+	return entries[number]
+}
+
+// entries are the endpoints behind macvlans, by number.
+func (d macvlan) entries() (map[uint32]endpoint.ID, error) {
+	ids := map[uint32]endpoint.ID{}
+	var key uint64
+	var entry pilasterLocal
+	entries := d.objects.PilLocalsV1.Iterate()
+	for entries.Next(&key, &entry) {
+		if entry.Ifindex&onUplink != 0 {
+			ids[entry.Ifindex] = endpoint.ID(entry.Endpoint)
+		}
+	}
+	if err := entries.Err(); err != nil && !errors.Is(err, ebpf.ErrIterationAborted) {
+		return nil, fmt.Errorf("list the containers behind macvlans: %w", err)
+	}
+	return ids, nil
+}
+
+// leftMacvlans finds those of the calling thread's node, wherever they are: no device of the node says in which
+// namespaces.
+func leftMacvlans() ([]agent.Leftover, error) {
+	node, err := netns.Open("/proc/thread-self/ns/net")
+	if err != nil {
+		return nil, err
+	}
+	defer node.Close()
+	paths, err := netns.Others()
+	if err != nil {
+		return nil, err
+	}
+	var all []agent.Leftover
+	for _, path := range paths {
+		links, err := macvlansOf(node, path)
+		if err != nil {
+			return nil, fmt.Errorf("list the devices of %s: %w", path, err)
+		}
+		for _, l := range links {
+			all = append(all, agent.Leftover{Kind: agent.LeftDevice, Name: l.Attrs().Name + " in " + path, Remove: func() error {
+				return removeIn(path, l)
+			}})
+		}
+	}
+	return all, nil
+}
+
+// macvlansOf lists devices of ours that are in a namespace and on top of a device of the node.
+func macvlansOf(node *netns.Namespace, path string) ([]netlink.Link, error) {
+	in, err := openInside(path)
+	if err != nil {
+		return nil, nil // it ended meanwhile, or has no IPv6
+	}
+	defer in.Close()
+	here, err := in.GetNetNsIdByFd(node.FD())
+	if err != nil || here < 0 {
+		return nil, err // nothing in it is on top of anything here
+	}
+	number, err := in.number()
+	if err != nil {
+		return nil, nil
+	}
+	links, err := netns.List(in.LinkList)
+	return slices.DeleteFunc(links, func(l netlink.Link) bool {
+		return l.Type() != Macvlan || l.Attrs().NetNsID != here || !slices.Equal(l.Attrs().HardwareAddr, macvlanMAC(number))
+	}), err
+}
+
+func removeIn(path string, l netlink.Link) error {
+	in, err := openInside(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	return gone(netns.Retry(func() error { return in.LinkDel(l) }))
+}

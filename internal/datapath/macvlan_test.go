@@ -1,0 +1,209 @@
+package datapath
+
+import (
+	"bytes"
+	"errors"
+	"net"
+	"net/netip"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+
+	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/packet"
+)
+
+// TestMacvlanSendsAsItself: a container with raw sockets shares the uplink with its node and has the frame in its hand;
+// whatever it writes there, it is known by its namespace.
+func TestMacvlanSendsAsItself(t *testing.T) {
+	w := newWireOf(t, Macvlan)
+	n, peer := w.nodes[0], w.nodes[1]
+	c, sibling, far := n.add(t, blue, 1), n.add(t, blue, 1), peer.add(t, blue, 1)
+	raw, marked := injector(t, c.ns), injector(t, c.ns)
+	var mark uint32
+	must(t, n.datapath.objects.PacketMark.Get(&mark))
+	must(t, marked.Mark(mark))
+	onWire, err := packet.NewCapture(peer.ns, "eth0", packet.IncomingOnly)
+	must(t, err)
+	defer onWire.Close()
+	router := peer.mac(t)
+	everybody := net.HardwareAddr{255, 255, 255, 255, 255, 255}
+	from := func(source, to netip.Addr, mac net.HardwareAddr) []byte {
+		return packet.Packet{Source: source, Destination: to, Body: gram}.Frame(router, mac)
+	}
+	own := c.record.Device.ContainerMAC
+	for _, a := range []struct {
+		name  string
+		send  sender
+		frame []byte
+		why   string
+	}{
+		{"as the node", raw, from(n.address(), peer.address(), n.mac(t)), "src-not-own"},
+		{"as the node's underlay", raw, from(n.underlay, peer.underlay, n.mac(t)), "src-not-own"},
+		{"as a sibling, with its MAC", raw, from(sibling.seen(), far.seen(), sibling.record.Device.ContainerMAC), "src-not-own"},
+		{"as a sibling, with its own MAC", raw, from(sibling.seen(), far.seen(), own), "src-not-own"},
+		{"in plaintext", raw, from(c.plain(), far.plain(), own), "src-not-own"},
+		{"in plaintext to a host, with the mark", marked, from(c.plain(), peer.underlay, own), "src-not-own"},
+		{"as the node, with the mark", marked, from(n.address(), far.plain(), n.mac(t)), "src-not-own"},
+		{"IPv4", raw, packet.Frame(router, own, packet.EtherTypeIPv4, make([]byte, 40)), "not-ip6"},
+		{"ARP, as the node", raw, packet.Frame(everybody, n.mac(t), packet.EtherTypeARP, make([]byte, 60)), "not-ip6"},
+		{"to everybody on the link", raw, packet.Packet{Source: c.seen(), Destination: netip.MustParseAddr("ff02::1"), Body: gram}.Frame(everybody, own), "multicast"},
+		{"a tag", raw, tag(from(c.seen(), far.seen(), own)), "not-ip6"},
+	} {
+		before := n.drops(t)[a.why]
+		must(t, a.send.Send(a.frame))
+		if got := n.drops(t)[a.why] - before; got != 1 {
+			t.Errorf("%s: %d drops for %s, want 1", a.name, got, a.why)
+		}
+	}
+	for _, seen := range sentinelAfter(t, onWire, func(s packet.Sentinel) {
+		must(t, n.ns.Do(func() error { return sendUDP(peer.underlay, s[:]) }))
+	}) {
+		if p, err := seen.Packet(); err == nil && p.Body.Protocol() == packet.ProtocolUDP && p.Destination != peer.underlay {
+			t.Errorf("leaked: %+v", p)
+		}
+	}
+	mustReach(t, c, far, "after all of it")
+	transfer(t, n.self(), c, 1000)
+}
+
+// TestMacvlanWithoutOwner: a container that rules its own network can send back frames that no socket wrote and no
+// route led: they are nobody's, and stay.
+func TestMacvlanWithoutOwner(t *testing.T) {
+	w := newWireOf(t, Macvlan)
+	n, peer := w.nodes[0], w.nodes[1]
+	c, far := n.add(t, blue, 1), peer.add(t, blue, 1)
+	mustReach(t, far, c, "before")
+	h, err := c.ns.Netlink()
+	must(t, err)
+	defer h.Close()
+	eth0, err := h.LinkByName("eth0")
+	must(t, err)
+	reflect, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "GPL", Instructions: asm.Instructions{
+		asm.Mov.Imm(asm.R1, int32(eth0.Attrs().Index)), asm.Mov.Imm(asm.R2, 0), asm.FnRedirect.Call(), asm.Return(),
+	}})
+	must(t, err)
+	defer reflect.Close()
+	var l link.Link
+	must(t, c.ns.Do(func() (err error) {
+		l, err = link.AttachTCX(link.TCXOptions{Interface: eth0.Attrs().Index, Program: reflect, Attach: ebpf.AttachTCXIngress})
+		return err
+	}))
+	before := n.drops(t)["src-not-own"]
+	got := far.ping(t, c.seen(), 56, impatience)
+	if drops := n.drops(t)["src-not-own"] - before; got.Received != 0 || drops != uint64(got.Sent) {
+		t.Errorf("%d of %d came back, %d drops", got.Received, got.Sent, drops)
+	}
+	must(t, l.Close())
+	mustReach(t, far, c, "after frames of nobody")
+}
+
+// TestMacvlanHearsTheFabricOnlyThroughUs: its MAC, and those of many, are on the uplink too.
+func TestMacvlanHearsTheFabricOnlyThroughUs(t *testing.T) {
+	for _, without := range []string{"", "uplink_in", "guard_in"} {
+		t.Run("without "+without, func(t *testing.T) {
+			w := newWireOf(t, Macvlan)
+			n, peer := w.nodes[0], w.nodes[1]
+			c, far := n.add(t, blue, 1), peer.add(t, blue, 1)
+			if without != "" {
+				n.detach(t, without)
+			}
+			peer.detach(t, "uplink_out") // which lets no host say what follows
+			inside, onPeer := capture(t, c.ns), capture(t, peer.ns)
+			raw := injector(t, peer.ns)
+			keepOrder(t)
+			own, everybody := c.record.Device.ContainerMAC, net.HardwareAddr{0x33, 0x33, 0, 0, 0, 1}
+			frame := packet.Packet{Source: far.seen(), Destination: c.seen(), Body: gram}.Frame(own, raw.MAC())
+			many := packet.Packet{Source: peer.underlay, Destination: netip.MustParseAddr("ff02::1"), Body: echo}.Frame(everybody, raw.MAC())
+			why := map[string]string{"": "mac-outside", "uplink_in": "no-program", "guard_in": "mac-outside"}[without]
+			for _, f := range [][]byte{frame, tag(frame), packet.Frame(own, raw.MAC(), packet.EtherTypeARP, make([]byte, 46)), many, tag(many)} {
+				must(t, raw.Send(f))
+			}
+			if seen := drain(t, inside, c); len(seen) != 1 {
+				t.Errorf("the container heard %x", seen[0].Frame)
+			}
+			if got := n.drops(t)[why]; got != 3 {
+				t.Errorf("%d drops for %s, want 3", got, why)
+			}
+			// The node itself hears what is for many, and answers.
+			ok := false
+			for _, seen := range sentinelAfter(t, onPeer, func(s packet.Sentinel) { must(t, n.ns.Do(func() error { return sendUDP(peer.underlay, s[:]) })) }) {
+				p, err := seen.Packet()
+				body, icmp := p.Body.(packet.ICMP)
+				ok = ok || err == nil && icmp && body.Type == packet.EchoReply && p.Source == n.underlay
+			}
+			if !ok {
+				t.Error("the node did not answer what was for all nodes on the link")
+			}
+		})
+	}
+}
+
+// TestMacvlanRefusals: replies of the kernel that no socket sends find their way too.
+func TestMacvlanRefusals(t *testing.T) {
+	w := newWireOf(t, Macvlan)
+	n, peer := w.nodes[0], w.nodes[1]
+	c, sibling, far := n.add(t, blue, 1), n.add(t, blue, 1), peer.add(t, blue, 1)
+	for name, from := range map[string]*testContainer{"another node's container": far, "a sibling": sibling} {
+		must(t, from.ns.Do(func() error {
+			_, err := net.DialTimeout("tcp6", netip.AddrPortFrom(c.seen(), 9).String(), patience)
+			if !errors.Is(err, syscall.ECONNREFUSED) {
+				t.Errorf("%s: %v", name, err)
+			}
+			return nil
+		}))
+	}
+}
+
+// TestMacvlanKinds: one kind gives way to the other only when its last container has gone, and not on an uplink
+// where the kernel would lead packets past us.
+func TestMacvlanKinds(t *testing.T) {
+	w := newWireOf(t, Veth)
+	n, peer := w.nodes[0], w.nodes[1]
+	old, far := n.add(t, blue, 1), peer.add(t, blue, 1)
+	config := n.datapath.config
+	config.Device = Macvlan
+	n.reopen(t, config)
+	must(t, n.datapath.PutTenant(blue))
+	n.restore(t, old)
+	fresh := n.add(t, blue, 1)
+	mustReach(t, old, far, "a veth beside macvlans")
+	mustReach(t, old, fresh, "a veth to a macvlan")
+	mustReach(t, fresh, old, "a macvlan to a veth")
+	mustReach(t, fresh, far, "a macvlan beside veths")
+	transfer(t, n.self(), fresh, 1000)
+	if ids, err := n.datapath.Carrying(); err != nil || len(ids) != 2 {
+		t.Errorf("packets are carried for %v, %v", ids, err)
+	}
+
+	config.Device = Veth
+	n.reopen(t, config)
+	if _, err := n.datapath.Restore(t.Context(), []endpoint.Record{old.record, fresh.record}); err == nil || !strings.Contains(err.Error(), "--device macvlan") {
+		t.Errorf("back to veths: %v", err)
+	}
+	mustReach(t, fresh, far, "after a refusal")
+
+	config.Device = "bond"
+	if err := n.ns.Do(func() error { return CheckUplink(config) }); err == nil || !strings.Contains(err.Error(), "veth or macvlan") {
+		t.Errorf("an unknown kind: %v", err)
+	}
+	must(t, n.ns.Do(func() error {
+		return netlink.LinkAdd(&netlink.Macvlan{LinkAttrs: netlink.LinkAttrs{Name: "upper", ParentIndex: n.datapath.uplink.Attrs().Index}, Mode: netlink.MACVLAN_MODE_BRIDGE})
+	}))
+	config.Device, config.Uplink = Macvlan, "upper"
+	if err := n.ns.Do(func() error { return CheckUplink(config) }); err == nil || !strings.Contains(err.Error(), "would not pass our programs") {
+		t.Errorf("an uplink that is a macvlan: %v", err)
+	}
+}
+
+// TestMacvlanMACs: nobody else's, and the programs compute the same.
+func TestMacvlanMACs(t *testing.T) {
+	if got, want := macvlanMAC(onUplink|0x01020304), (net.HardwareAddr{0x06, 0x70, 1, 2, 3, 4}); !bytes.Equal(got, want) {
+		t.Errorf("%v, not %v", got, want)
+	}
+}

@@ -1,0 +1,48 @@
+package netns
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// Others are paths of the machine's network namespaces but the calling thread's, one of each: those of processes,
+// and those that are mounted where this process sees it.
+func Others() ([]string, error) {
+	own, err := os.Readlink("/proc/thread-self/ns/net")
+	if err != nil {
+		return nil, fmt.Errorf("own network namespace: %w", err)
+	}
+	seen := map[string]bool{own: true}
+	var paths []string
+	add := func(name, path string) {
+		if strings.HasPrefix(name, "net:[") && !seen[name] {
+			seen[name] = true
+			paths = append(paths, path)
+		}
+	}
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return nil, fmt.Errorf("mounts: %w", err)
+	}
+	// Fields: id, parent, device, root, mount point, … ; root is the name of a namespace.
+	for line := range strings.Lines(string(mounts)) {
+		if fields := strings.Fields(line); len(fields) > 4 {
+			add(fields[3], unescape(fields[4]))
+		}
+	}
+	processes, err := filepath.Glob("/proc/[0-9]*/ns/net")
+	for _, path := range processes {
+		if name, err := os.Readlink(path); err == nil { // else it has ended
+			add(name, path)
+		}
+	}
+	return paths, errors.Join(err)
+}
+
+// unescape undoes what the kernel does to blanks in paths.
+func unescape(path string) string {
+	return strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace(path)
+}
