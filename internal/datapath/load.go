@@ -74,7 +74,15 @@ func (d *Datapath) load() error {
 	if err := os.MkdirAll(d.mapsDir(), 0o700); err != nil {
 		return fmt.Errorf("make the folder for maps: %w", err)
 	}
-	if err := d.setConstants(spec); err != nil {
+	mark, err := d.mark()
+	if err != nil {
+		return fmt.Errorf("a mark for our packets: %w", err)
+	}
+	var cookie uint64
+	if err := d.node.Do(func() (err error) { cookie, err = netnsCookie(); return err }); err != nil {
+		return fmt.Errorf("the cookie of this network namespace: %w", err)
+	}
+	if err := d.setConstants(spec, mark, cookie); err != nil {
 		return err
 	}
 	err = spec.LoadAndAssign(&d.objects, &ebpf.CollectionOptions{Maps: ebpf.MapOptions{PinPath: d.mapsDir()}})
@@ -92,21 +100,13 @@ func (d *Datapath) load() error {
 }
 
 // setConstants fills in what the programs are compiled around at load.
-func (d *Datapath) setConstants(spec *ebpf.CollectionSpec) error {
+func (d *Datapath) setConstants(spec *ebpf.CollectionSpec, mark uint32, cookie uint64) error {
 	base, baseMask := prefixWords(d.config.Plan.Base)
 	private, privateMask := prefixWords(d.config.Plan.Private)
 	own, _ := prefixWords(d.config.NodePrefix)
 	noCache := uint8(0)
 	if d.config.NoCache {
 		noCache = 1
-	}
-	mark, err := d.mark()
-	if err != nil {
-		return fmt.Errorf("a mark for our packets: %w", err)
-	}
-	var cookie uint64
-	if err := d.node.Do(func() (err error) { cookie, err = netnsCookie(); return err }); err != nil {
-		return fmt.Errorf("the cookie of this network namespace: %w", err)
 	}
 	for name, value := range map[string]any{
 		pilasterVarBasePrefix: base, pilasterVarBaseMask: baseMask,
