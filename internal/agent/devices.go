@@ -4,9 +4,12 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/endpoint"
 )
 
 // followDevices keeps the endpoints' MTU that of the uplink, the node's other interfaces guarded, and notices
@@ -42,18 +45,31 @@ func followDevicesOnce(ctx context.Context, uplink string, core *Core, log *slog
 			log.Error("an interface beside the uplink is not guarded", "error", err)
 		}
 	}
-	lose := func(device string) {
-		if err := core.lose(ctx, device); err != nil && ctx.Err() == nil {
+	lose := func(suspected func(endpoint.Record) bool) {
+		if err := core.lose(ctx, suspected); err != nil && ctx.Err() == nil {
 			log.Error("endpoints without a device keep their entries", "error", err)
 		}
 	}
 	follow() // what came before anybody listened
 	guard(nil)
-	lose("")
+	lose(func(endpoint.Record) bool { return true })
 	known := 0
-	for u := range links {
+	tick := time.NewTicker(sampleEvery)
+	defer tick.Stop()
+	for {
+		var u netlink.LinkUpdate
+		open := true
+		select {
+		case <-tick.C:
+			lose(withoutNews)
+			continue
+		case u, open = <-links:
+		}
+		if !open {
+			return nil
+		}
 		if u.Header.Type == unix.RTM_DELLINK {
-			lose(u.Attrs().Name)
+			lose(onDevice(u.Attrs().Name))
 		}
 		switch a := u.Attrs(); {
 		case a.Name != uplink:
@@ -63,5 +79,4 @@ func followDevicesOnce(ctx context.Context, uplink string, core *Core, log *slog
 			follow()
 		}
 	}
-	return nil
 }

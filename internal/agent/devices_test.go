@@ -98,7 +98,7 @@ func TestDeviceThatGoesByDelete(t *testing.T) {
 	b.driver.during = func(call string, _ endpoint.Record) {
 		switch call {
 		case "Remove":
-			go func() { done <- b.lose(t.Context(), r.Device.HostName) }()
+			go func() { done <- b.lose(t.Context(), onDevice(r.Device.HostName)) }()
 		case "Lose":
 			t.Error("it was taken for lost")
 		}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 
@@ -85,16 +86,29 @@ func (c *Core) settle(ctx context.Context, r endpoint.Record, lost error) {
 	}
 }
 
-// lose settles the active endpoints whose device has gone while the agent runs: that of the name, or with "" any. Most
-// go with a container that nobody deletes.
-func (c *Core) lose(ctx context.Context, device string) error {
+// lose settles those active endpoints whose device has gone while the agent runs. Most go with a container that
+// nobody deletes.
+func (c *Core) lose(ctx context.Context, suspected func(endpoint.Record) bool) error {
 	var errs []error
 	for _, r := range c.store.List() {
-		if r.State == endpoint.Active && (device == "" || r.Device.HostName == device) {
+		if r.State == endpoint.Active && suspected(r) {
 			errs = append(errs, c.loseOne(ctx, r.ContainerID, r.Interface))
 		}
 	}
 	return errors.Join(errs...)
+}
+
+func onDevice(name string) func(endpoint.Record) bool {
+	return func(r endpoint.Record) bool { return r.Device.HostName == name }
+}
+
+// withoutNews suspects a device whose end the kernel tells the node nothing of, if its namespace is not where it was.
+func withoutNews(r endpoint.Record) bool {
+	if r.Device.HostName != "" {
+		return false
+	}
+	_, err := os.Stat(r.Netns)
+	return errors.Is(err, os.ErrNotExist)
 }
 
 func (c *Core) loseOne(ctx context.Context, containerID, iface string) error {

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"net/url"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -21,7 +22,7 @@ import (
 
 func newAgentCommand(env Env) *cobra.Command {
 	var o agent.Options
-	var tokenFile, nodePrefix, bpffs string
+	var tokenFile, nodePrefix, bpffs, device string
 	var mtuReserve int
 	c := &cobra.Command{
 		Use:   "agent",
@@ -41,11 +42,15 @@ and refuses to start without, because what it mounts there ends with it.`,
 			if mtuReserve < 0 {
 				return usage("--mtu-reserve %d is negative", mtuReserve)
 			}
+			if !slices.Contains(datapath.Kinds(), device) {
+				return usage("--device %q: choose %s", device, strings.Join(datapath.Kinds(), " or "))
+			}
 			if err := completeAgent(&o, tokenFile, nodePrefix); err != nil {
 				return err
 			}
 			config := datapath.Config{
-				Uplink: o.Uplink, BPFFS: bpffs, MaxEndpoints: o.MaxEndpoints, MaxTenantIDs: o.MaxTenantIDs, MTUReserve: mtuReserve, Log: o.Log,
+				Uplink: o.Uplink, BPFFS: bpffs, MaxEndpoints: o.MaxEndpoints, MaxTenantIDs: o.MaxTenantIDs, MTUReserve: mtuReserve,
+				Device: device, Log: o.Log,
 			}
 			// Before the node joins: a name and a prefix that were bought for nothing are in the way later.
 			if err := cmp.Or(datapath.CheckBPFFS(bpffs), datapath.CheckUplink(config)); err != nil {
@@ -70,10 +75,18 @@ and refuses to start without, because what it mounts there ends with it.`,
 	f.IntVar(&o.MaxEndpoints, "max-endpoints", agent.DefaultMaxEndpoints, "endpoints this node takes, 1 to 65535")
 	f.IntVar(&o.MaxTenantIDs, "max-tenant-ids", agent.DefaultMaxTenantIDs, "ids of tenants this node takes, 1 to 65535; a tenant has one, and one more for each new key")
 	f.IntVar(&mtuReserve, "mtu-reserve", 0, "bytes the containers' MTU stays below the uplink's")
+	bindDevice(c, &device)
 	f.StringVar(&o.MetricsListen, "metrics-listen", "", "host:port for /metrics, /healthz and /readyz (default: on the socket only)")
 	_ = c.MarkFlagRequired("orchestrator")
 	_ = c.MarkFlagRequired("uplink")
 	return c
+}
+
+// bindDevice adds the flag that says how new containers are joined to the node.
+func bindDevice(c *cobra.Command, device *string) {
+	c.Flags().StringVar(device, "device", datapath.Kinds()[0],
+		"how containers are joined to the node: veth, or macvlan, which is faster and only for containers without CAP_NET_ADMIN")
+	_ = c.RegisterFlagCompletionFunc("device", cobra.FixedCompletions(datapath.Kinds(), cobra.ShellCompDirectiveNoFileComp))
 }
 
 // completeAgent reads what flags only point at.

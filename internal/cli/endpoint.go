@@ -154,7 +154,11 @@ func (v endpointView) text(w io.Writer) {
 	if v.NodeAddress != "" {
 		row("node", v.NodeAddress+"\twhat the container sees of the node")
 	}
-	row("device", fmt.Sprintf("%s, index %d, MTU %d, container's MAC %s", v.HostDevice, v.HostIfindex, v.MTU, v.ContainerMAC))
+	device := fmt.Sprintf("%s, index %d", v.HostDevice, v.HostIfindex)
+	if v.HostDevice == "" {
+		device = "a macvlan on the uplink"
+	}
+	row("device", fmt.Sprintf("%s, MTU %d, container's MAC %s", device, v.MTU, v.ContainerMAC))
 	row("netns", v.Netns)
 	row("since", v.Created)
 }

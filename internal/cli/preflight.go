@@ -74,6 +74,7 @@ something failed.`,
 	agentState(c, &stateDir)
 	agentPins(c, &config.BPFFS)
 	f.IntVar(&config.MTUReserve, "mtu-reserve", 0, "bytes the containers' MTU stays below the uplink's")
+	bindDevice(c, &config.Device)
 	_ = c.MarkFlagRequired("uplink")
 	c.MarkFlagsRequiredTogether("orchestrator", "token-file")
 	out.bind(c)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
@@ -21,12 +22,12 @@ func result(e *pilasterv1.Endpoint, netns string) (*types100.Result, error) {
 	}
 	r := &types100.Result{
 		CNIVersion: types100.ImplementedSpecVersion,
-		Interfaces: []*types100.Interface{
-			{Name: e.HostDevice},
-			{Name: e.Interface, Mac: e.ContainerMac, Mtu: int(e.Mtu), Sandbox: netns},
-		},
+		Interfaces: []*types100.Interface{{Name: e.Interface, Mac: e.ContainerMac, Mtu: int(e.Mtu), Sandbox: netns}},
 	}
-	inside := 1
+	inside := 0
+	if e.HostDevice != "" {
+		r.Interfaces, inside = slices.Insert(r.Interfaces, 0, &types100.Interface{Name: e.HostDevice}), 1
+	}
 	for _, a := range e.Attachments {
 		addr, err := netip.ParseAddr(a.Address)
 		if err != nil {

@@ -51,6 +51,11 @@ func (d *Datapath) kinds() map[string]kind {
 // kind of an endpoint's device.
 func (d *Datapath) kind(r endpoint.Record) kind { return d.kinds()[cmp.Or(r.Device.Kind, Veth)] }
 
+// Suits refuses an uplink that a kind cannot work with.
+func Suits(kind string, uplink netlink.Link) error {
+	return new(Datapath).kinds()[cmp.Or(kind, Kinds()[0])].suits(uplink)
+}
+
 // CreateDevice makes the device and the container's side of it.
 func (d *Datapath) CreateDevice(ctx context.Context, r endpoint.Record) (_ endpoint.Device, err error) {
 	mtu, err := d.MTU()

@@ -74,16 +74,41 @@ func (d macvlan) make(r endpoint.Record, in *inside, mtu int) (endpoint.Device, 
 func (d macvlan) attach(endpoint.Record) error { return nil }
 
 func (d macvlan) exists(r endpoint.Record) error {
-	in, err := openInside(r.Netns)
-	if errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("%w: %w", err, agent.ErrNoNamespace)
-	}
+	in, err := d.enter(r)
 	if err != nil {
 		return err
 	}
 	defer in.Close()
 	_, err = d.inside(r, in)
 	return err
+}
+
+// enter opens the container's namespace, also where the path is one that only the runtime sees.
+func (d macvlan) enter(r endpoint.Record) (*inside, error) {
+	in, err := openInside(r.Netns)
+	if err == nil {
+		if number, err := in.number(); err == nil && int(number) == r.Device.HostIfindex {
+			return in, nil
+		}
+		in.Close()
+	} else if !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	paths, err := netns.Others()
+	if err != nil {
+		return nil, err
+	}
+	for _, path := range paths {
+		in, err := openInside(path)
+		if err != nil {
+			continue // it ended meanwhile, or has no IPv6
+		}
+		if number, err := in.number(); err == nil && int(number) == r.Device.HostIfindex {
+			return in, nil
+		}
+		in.Close()
+	}
+	return nil, fmt.Errorf("no namespace is the one of %s: %w", r.Netns, agent.ErrNoNamespace)
 }
 
 func (d macvlan) inside(r endpoint.Record, in *inside) (netlink.Link, error) {
@@ -112,9 +137,9 @@ func (d macvlan) remove(r endpoint.Record, routes ...*net.IPNet) error {
 			return err
 		}
 	}
-	in, err := openInside(r.Netns)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil // the device went with the namespace
+	in, err := d.enter(r)
+	if errors.Is(err, agent.ErrNoNamespace) {
+		return nil // the device went with it
 	}
 	if err != nil {
 		return err

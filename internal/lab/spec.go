@@ -17,6 +17,7 @@ const (
 type Spec struct {
 	Name       string      `yaml:"name" json:"name"`
 	Nodes      []string    `yaml:"nodes" json:"nodes"`
+	Device     string      `yaml:"device" json:"device,omitempty"` // how containers are joined to their nodes; empty means veth
 	Tenants    []Tenant    `yaml:"tenants" json:"tenants"`
 	Containers []Container `yaml:"containers" json:"containers"`
 }

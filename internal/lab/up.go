@@ -162,13 +162,17 @@ func (l *Lab) orchestratorProcess() Process {
 }
 
 func (l *Lab) agentProcess(node string) Process {
+	arguments := l.state.AgentArgs
+	if l.state.Spec.Device != "" {
+		arguments = append([]string{"--device", l.state.Spec.Device}, arguments...)
+	}
 	return Process{
 		Name: AgentProcess(node), Netns: l.folder.netns(node), Log: l.folder.log(AgentProcess(node)),
 		Argv: append([]string{
 			l.state.Binary, "agent", "--orchestrator", l.OrchestratorURL(), "--token-file", l.TokenFile(),
 			"--uplink", Uplink, "--node-name", node, "--run-dir", l.folder.nodeRun(node),
 			"--state-dir", l.folder.nodeState(node), "--bpffs", l.folder.nodeBPF(node),
-		}, l.state.AgentArgs...),
+		}, arguments...),
 	}
 }
 

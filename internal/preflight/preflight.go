@@ -16,6 +16,7 @@ type Config struct {
 	Uplink     string
 	Plan       address.Plan
 	MTUReserve int // bytes
+	Device     string
 	BPFFS      string
 	NodePrefix netip.Prefix // the node's; zero where it has none yet
 	URL, Token string       // of the orchestrator, and the token's text; both empty to leave it out
@@ -56,6 +57,7 @@ func Run(ctx context.Context, c Config) []Result {
 	add("uplink", found)
 	if uplink != nil {
 		add("mtu", mtu(uplink, c.MTUReserve))
+		add("device", device(uplink, c.Device))
 		add("other programs", otherPrograms(uplink, c.BPFFS))
 		add("other interfaces", otherInterfaces(uplink))
 		add("way to nodes", wayToNodes(uplink, c.Plan))

@@ -1,6 +1,7 @@
 package preflight
 
 import (
+	"cmp"
 	"fmt"
 	"net"
 	"net/netip"
@@ -46,6 +47,17 @@ func findUplink(name string) (netlink.Link, Result) {
 		return uplink, fail("give it one, a link-local one at least: the fabric routes to it", "%s has no IPv6 address that lasts", name)
 	}
 	return uplink, ok("%s is up with %v", name, usable[0].IP)
+}
+
+func device(uplink netlink.Link, kind string) Result {
+	if err := datapath.Suits(kind, uplink); err != nil {
+		return fail("use --device veth", "%v", err)
+	}
+	if kind == datapath.Macvlan {
+		return warn("use veth where a container has CAP_NET_ADMIN: behind a macvlan that lets it listen to the node (docs/operations.md)",
+			"containers get macvlans on %s", uplink.Attrs().Name)
+	}
+	return ok("containers get %s devices", cmp.Or(kind, datapath.Veth))
 }
 
 func mtu(uplink netlink.Link, reserve int) Result {

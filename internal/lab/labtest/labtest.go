@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"pilaster.io/pilaster/internal/datapath"
 	"pilaster.io/pilaster/internal/lab"
 )
 
@@ -28,6 +29,7 @@ func New(t testing.TB, spec lab.Spec, options ...func(*lab.Options)) *lab.Lab {
 		t.Skip("needs root")
 	}
 	spec.Name = cmp.Or(spec.Name, Name(t))
+	spec.Device = cmp.Or(spec.Device, Device())
 	o := lab.Options{Binary: Binary(t)}
 	for _, set := range options {
 		set(&o)
@@ -49,6 +51,9 @@ func New(t testing.TB, spec lab.Spec, options ...func(*lab.Options)) *lab.Lab {
 	})
 	return l
 }
+
+// Device is how the containers of the tests are joined to their nodes: PILASTER_TEST_DEVICE, or veth.
+func Device() string { return cmp.Or(os.Getenv("PILASTER_TEST_DEVICE"), datapath.Veth) }
 
 // Context ends with the test, or when it takes too long.
 func Context(t testing.TB) context.Context {
