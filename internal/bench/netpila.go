@@ -19,7 +19,8 @@ import (
 
 // variant is how one scenario on our datapath differs from the usual one.
 type variant struct {
-	clear   bool // the tenant's addresses
+	device  string // kind; "" means veth
+	clear   bool   // the tenant's addresses
 	noCache bool
 	local   bool // both containers on one node
 }
@@ -116,7 +117,7 @@ func (n *node) openDatapath(v variant) (d *datapath.Datapath, err error) {
 	err = n.ns.Do(func() error {
 		d, err = datapath.Open(datapath.Config{
 			Uplink: "eth0", NodePrefix: n.prefix, Plan: address.DefaultPlan(), BPFFS: pins, MaxEndpoints: 16,
-			NoCache: v.noCache, Log: slog.New(slog.DiscardHandler),
+			Device: v.device, NoCache: v.noCache, Log: slog.New(slog.DiscardHandler),
 		})
 		return err
 	})

@@ -38,6 +38,7 @@ func Scenarios() []Scenario {
 		{Name: "bound-veth", About: "the devices that netpila's packets pass, joined by a redirect of tc, no BPF", Build: boundVeth},
 		{Name: "bound-macvlan", About: "containers on macvlan devices in private mode, no BPF", Build: boundMacvlan},
 		Netpila(),
+		{Name: "netpila-macvlan", About: "netpila with containers on macvlan devices", Build: netpila(variant{device: datapath.Macvlan})},
 		{Name: "netpila-clear", About: "netpila for a tenant with clear addresses: nothing is translated", Build: netpila(variant{clear: true})},
 		{Name: "netpila-nocache", About: "netpila with its flow cache off: every packet is a first one", Build: netpila(variant{noCache: true})},
 		{Name: "loopback", About: "within one node, no container", Build: loopback},
