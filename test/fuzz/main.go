@@ -114,6 +114,8 @@ var (
 	progress = regexp.MustCompile(`(?m)^fuzz: elapsed: .*execs: (\d+) .*new interesting: (\d+) `)
 	written  = regexp.MustCompile(`(?m)^ *Failing input written to (\S+)`)
 	baseline = regexp.MustCompile(`(?m)^fuzz: elapsed: .*baseline coverage: (\d+/\d+) completed$`)
+	// What go says, and fails with, where a worker was still at an input when the time was up: it found nothing.
+	timeIsUp = regexp.MustCompile(`(?m)^--- FAIL: \w+ \([\d.]+s\)\n +context deadline exceeded\n`)
 	seedFail = regexp.MustCompile(`(?m)^ *failure while testing seed corpus entry: (\S+)`)
 )
 
@@ -128,6 +130,9 @@ func (t *target) read() {
 		t.input = filepath.Join(t.folder, string(m[1]))
 	} else if m := seedFail.FindSubmatch(t.said); m != nil {
 		t.input = string(m[1]) + " of the source"
+	}
+	if t.input == "" && t.runs > 0 && timeIsUp.Match(t.said) {
+		t.err = nil
 	}
 	if lines := baseline.FindAllSubmatch(t.said, -1); t.runs == 0 && lines != nil {
 		t.known = string(lines[len(lines)-1][1])

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -52,6 +53,22 @@ FUNC FuzzSeed(f *testing.F) { f.Add(1); f.Fuzz(func(t *testing.T, n int) { t.Fat
 	for _, want := range []string{"FuzzClean", "clean", "FAILED by " + finds.input, "3 targets, 2 failed"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("%q is missing from\n%s", want, &out)
+		}
+	}
+}
+
+// A worker that is at an input when the time is up has found nothing; one that has is told all the same.
+func TestTimeIsUp(t *testing.T) {
+	const said = "fuzz: elapsed: 10s, execs: 900 (90/sec), new interesting: 3 (total: 9)\n--- FAIL: FuzzCall (10.46s)\n    context deadline exceeded\nFAIL\n"
+	for want, text := range map[string]string{
+		"clean":             said,
+		"FAILED by x/found": strings.Replace(said, "FAIL\n", "    Failing input written to found\nFAIL\n", 1),
+		"FAILED: exit":      strings.Replace(said, "execs: 900", "execs: 0", 1),
+	} {
+		ended := &target{folder: "x", said: []byte(text), err: errors.New("exit")}
+		ended.read()
+		if got := ended.verdict(); got != want {
+			t.Errorf("%s, not %s", got, want)
 		}
 	}
 }
