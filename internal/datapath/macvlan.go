@@ -115,14 +115,24 @@ func (d macvlan) inside(r endpoint.Record, in *inside) (netlink.Link, error) {
 	if number, err := in.number(); err != nil || int(number) != r.Device.HostIfindex {
 		return nil, errors.Join(err, fmt.Errorf("%s is not the namespace that the endpoint was made in", r.Netns))
 	}
+	l, err := d.find(r, in)
+	if err == nil && l.Mode != netlink.MACVLAN_MODE_PRIVATE {
+		err = fmt.Errorf("link %s in %s is no longer in private mode", r.Interface, r.Netns)
+	}
+	return l, err
+}
+
+// find takes any mode: root inside may have changed it.
+func (d macvlan) find(r endpoint.Record, in *inside) (*netlink.Macvlan, error) {
 	l, err := in.LinkByName(r.Interface)
 	if err != nil {
 		return nil, fmt.Errorf("link %s in the container: %w", r.Interface, err)
 	}
-	if v, ok := l.(*netlink.Macvlan); !ok || v.Mode != netlink.MACVLAN_MODE_PRIVATE || v.ParentIndex != d.uplink.Attrs().Index {
-		return nil, fmt.Errorf("link %s in %s is not a private macvlan on %s", r.Interface, r.Netns, d.config.Uplink)
+	v, ok := l.(*netlink.Macvlan)
+	if !ok || v.ParentIndex != d.uplink.Attrs().Index {
+		return nil, fmt.Errorf("link %s in %s is not a macvlan on %s", r.Interface, r.Netns, d.config.Uplink)
 	}
-	return l, nil
+	return v, nil
 }
 
 func (d macvlan) check(endpoint.Record) error  { return nil }
@@ -145,7 +155,7 @@ func (d macvlan) remove(r endpoint.Record, routes ...*net.IPNet) error {
 		return err
 	}
 	defer in.Close()
-	l, err := d.inside(r, in)
+	l, err := d.find(r, in)
 	if err != nil {
 		return nil
 	}

@@ -24,7 +24,6 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
-	"pilaster.io/pilaster/internal/datapath"
 	"pilaster.io/pilaster/internal/lab"
 	"pilaster.io/pilaster/internal/lab/labtest"
 	"pilaster.io/pilaster/internal/netns"
@@ -241,15 +240,6 @@ func (b *bed) send(t *testing.T, a attack) (packet.Sentinel, error) {
 }
 
 func (b *bed) sendFrames(a attack) error {
-	if labtest.Device() == datapath.Macvlan && !strings.HasPrefix(a.from, onNode) && !strings.HasPrefix(a.from, onRouter) {
-		// The first program a container's frames meet is on their way out too.
-		for _, f := range a.frames {
-			if err := b.inject[a.from].Send(f); err != nil && !errors.Is(err, unix.ENOBUFS) {
-				return err
-			}
-		}
-		return nil
-	}
 	if !strings.HasPrefix(a.from, onNode) {
 		return b.inject[a.from].Burst(len(a.frames), func(k int) []byte { return a.frames[k] })
 	}

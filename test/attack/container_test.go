@@ -9,7 +9,9 @@ import (
 	"testing"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/datapath"
 	"pilaster.io/pilaster/internal/lab"
+	"pilaster.io/pilaster/internal/lab/labtest"
 	"pilaster.io/pilaster/internal/packet"
 	"pilaster.io/pilaster/internal/reason"
 )
@@ -48,10 +50,16 @@ func TestAttacks(t *testing.T) {
 
 // testEveryReason makes sure that no reason is left without an attack.
 func (b *bed) testEveryReason(t *testing.T) {
+	// Of a node whose routes, tenants or programs are broken; nothing a sender can do.
+	except := []reason.Reason{reason.NoRoute, reason.NoKey, reason.NoProgram}
+	if labtest.Device() == datapath.Macvlan {
+		except = append(except, reason.TooBig) // the kernel lets no macvlan be wider than its uplink
+	} else {
+		except = append(except, reason.MacOutside) // no frame on the fabric has a container's MAC
+	}
 	for _, r := range reason.All() {
-		switch r {
-		case reason.NoRoute, reason.NoKey:
-			continue // of a node whose routes or tenants are broken; nothing a sender can do
+		if slices.Contains(except, r) {
+			continue
 		}
 		if !slices.ContainsFunc(spec.Nodes, func(node string) bool { return b.sent[node+" "+r.String()] > 0 }) {
 			t.Errorf("%s was never tried", r)
@@ -244,10 +252,7 @@ func (b *bed) headers(t *testing.T) []attack {
 		Extensions: []packet.Extension{{Type: packet.HopByHop, Data: []byte{5, 2, 0, 0, 1, 0}}}, Body: packet.ICMP{Type: 143}}
 	spent := datagram(self.Address, b2.Address)
 	spent.HopLimit = 1
-	b.widen(t, "mallory", longest)
-	long := datagram(self.Address, b2.Address)
-	long.Body = packet.UDP{SourcePort: 7, DestinationPort: 7, Payload: make([]byte, longest-40-8)}
-	return []attack{
+	all := []attack{
 		from("routing headers and home address", "mallory", reason.RoutingHeader, "n1", 0, routing...),
 		from("router advertisement", "mallory", reason.NdForbidden, "n1", 0, discovery(packet.RouterAdvertisement, everywhere...)...),
 		from("neighbour advertisement", "mallory", reason.NdForbidden, "n1", 0, discovery(packet.NeighborAdvertisement, everywhere...)...),
@@ -256,7 +261,6 @@ func (b *bed) headers(t *testing.T) []attack {
 			append(discovery(packet.RouterSolicitation, everywhere...), discovery(packet.NeighborSolicitation, everywhere...)...)...),
 		from("listener report", "mallory", reason.MldIgnored, "n1", 0, report),
 		from("hop limit", "mallory", reason.HopLimit, "n1", 0, spent),
-		from("length", "mallory", reason.TooBig, "n1", 0, long),
 		from("error about a packet of others", "mallory", reason.IcmpQuote, "n1", 0,
 			quoting(self.Address, b2.Address, datagram(b2.Address, b1.Address).Marshal()),
 			quoting(self.Address, b2.Address, datagram(b1.Address, self.Address).Marshal()),
@@ -265,6 +269,13 @@ func (b *bed) headers(t *testing.T) []attack {
 			quoting(self.Address, b1.Address, datagram(b1.Address, b2.Address).Marshal()),
 			quoting(self.Address, b1.Address, []byte{0x60, 0, 0, 0})),
 	}
+	if labtest.Device() == datapath.Veth { // no macvlan can be widened
+		b.widen(t, "mallory", longest)
+		long := datagram(self.Address, b2.Address)
+		long.Body = packet.UDP{SourcePort: 7, DestinationPort: 7, Payload: make([]byte, longest-40-8)}
+		all = append(all, from("length", "mallory", reason.TooBig, "n1", 0, long))
+	}
+	return all
 }
 
 func quoting(from, to netip.Addr, quote []byte) packet.Packet {

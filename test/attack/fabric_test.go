@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/datapath"
+	"pilaster.io/pilaster/internal/lab/labtest"
 	"pilaster.io/pilaster/internal/packet"
 	"pilaster.io/pilaster/internal/reason"
 )
@@ -47,7 +49,7 @@ func (b *bed) fabric(t *testing.T) []attack {
 	solicitation := packet.Packet{Source: b1.Plaintext, Destination: b2.Plaintext, HopLimit: 255,
 		Body: packet.ICMP{Type: packet.NeighborSolicitation, Payload: make([]byte, 16)}}
 
-	return []attack{
+	all := []attack{
 		try("own /64 from outside", reason.OwnSource,
 			datagram(b2.Plaintext, b2.Plaintext), datagram(r2.Plaintext, b2.Plaintext), datagram(n2.Addr().Next(), b2.Plaintext),
 			datagram(plain(n2, blue, 1, unused), n2.Addr().Next())),
@@ -74,6 +76,14 @@ func (b *bed) fabric(t *testing.T) []attack {
 		try("ciphertext on the fabric", reason.PrivateOutside,
 			datagram(b1.Plaintext, b2.Address), datagram(b1.Address, b2.Address), datagram(b1.Address, n2.Addr().Next())),
 	}
+	if labtest.Device() == datapath.Macvlan {
+		guess := attack{name: "a container's MAC", from: onRouter + "n2", why: reason.MacOutside, at: "n2", ports: 1}
+		for range many {
+			guess.frames = append(guess.frames, datagram(b1.Plaintext, b2.Plaintext).Frame(b.inject["b2"].MAC(), b.inject[onRouter+"n2"].MAC()))
+		}
+		all = append(all, guess)
+	}
+	return all
 }
 
 // nodes are attacks by processes on a node and by machines that are none.

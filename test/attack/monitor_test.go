@@ -4,14 +4,11 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
-	"errors"
 	"io"
 	"os/exec"
 	"strings"
 	"testing"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"pilaster.io/pilaster/internal/lab/labtest"
 	"pilaster.io/pilaster/internal/packet"
@@ -63,7 +60,7 @@ func (b *bed) awaitMonitor(t *testing.T, m monitor, sender string) {
 	again := time.NewTicker(tryAgain)
 	defer again.Stop()
 	for {
-		if err := b.inject[sender].Send(report); err != nil && !errors.Is(err, unix.ENOBUFS) {
+		if err := b.inject[sender].Send(report); err != nil && !labtest.Dropped(err) {
 			t.Fatal(err)
 		}
 		select {

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -15,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/datapath"
 	"pilaster.io/pilaster/internal/lab"
 	"pilaster.io/pilaster/internal/lab/labtest"
 )
@@ -22,7 +24,7 @@ import (
 // victim is an endpoint that a test breaks behind the agent's back.
 type victim struct {
 	inside, host *netlink.Handle
-	device, peer netlink.Link // in the container, on the node
+	device, peer netlink.Link // in the container, and on the node if it has a side there
 	endpoint     *pilasterv1.Endpoint
 	maps         string // folder of the node's pinned maps
 }
@@ -53,12 +55,14 @@ func (v victim) forgetTenant(name string) error {
 	return v.forget(name, binary.NativeEndian.AppendUint32(nil, v.endpoint.TenantId))
 }
 
-// breakages are what CHECK must see. said is in its message, with {} for the host device's name.
-var breakages = []struct {
+type breakage struct {
 	name string
 	do   func(victim) error
-	said string
-}{
+	said string // in CHECK's message, with {} for the host device's name
+}
+
+// breakages are what CHECK must see.
+var breakages = []breakage{
 	{"address", func(v victim) error {
 		a, err := netlink.ParseAddr(v.attachment().Address + "/128")
 		if err != nil {
@@ -85,14 +89,7 @@ var breakages = []struct {
 	{"MAC", func(v victim) error {
 		return v.inside.LinkSetHardwareAddr(v.device, net.HardwareAddr{2, 0, 0, 0, 0, 9})
 	}, "link eth0 in the container has MAC 02:00:00:00:00:09"},
-	{"link", func(v victim) error { return v.inside.LinkDel(v.device) }, "link {}"},
 	{"link down", func(v victim) error { return v.inside.LinkSetDown(v.device) }, "link eth0 in the container is down"},
-	{"host's link down", func(v victim) error { return v.host.LinkSetDown(v.peer) }, "link {} is down"},
-	{"program", func(v victim) error {
-		return v.host.FilterDel(&netlink.BpfFilter{FilterAttrs: netlink.FilterAttrs{
-			LinkIndex: v.peer.Attrs().Index, Parent: netlink.HANDLE_MIN_INGRESS, Handle: 1, Priority: 1, Protocol: unix.ETH_P_ALL,
-		}})
-	}, "program pil_container is not on {}"},
 	{"local entry", func(v victim) error {
 		a := netip.MustParseAddr(v.attachment().Plaintext).As16()
 		return v.forget("pil_locals_v1", a[8:])
@@ -109,6 +106,27 @@ var breakages = []struct {
 	}, "the node has no route fc"},
 }
 
+// breakagesOf are those of one kind of device.
+var breakagesOf = map[string][]breakage{
+	datapath.Veth: {
+		{"link", func(v victim) error { return v.inside.LinkDel(v.device) }, "link {}"}, // it takes the other end along
+		{"host's link down", func(v victim) error { return v.host.LinkSetDown(v.peer) }, "link {} is down"},
+		{"program", func(v victim) error {
+			return v.host.FilterDel(&netlink.BpfFilter{FilterAttrs: netlink.FilterAttrs{
+				LinkIndex: v.peer.Attrs().Index, Parent: netlink.HANDLE_MIN_INGRESS, Handle: 1, Priority: 1, Protocol: unix.ETH_P_ALL,
+			}})
+		}, "program pil_container is not on {}"},
+	},
+	datapath.Macvlan: {
+		{"link", func(v victim) error { return v.inside.LinkDel(v.device) }, "link eth0 in the container: Link not found"},
+		{"another mode", func(v victim) error {
+			attrs := netlink.NewLinkAttrs()
+			attrs.Index, attrs.Name = v.device.Attrs().Index, v.device.Attrs().Name
+			return v.inside.LinkModify(&netlink.Macvlan{LinkAttrs: attrs, Mode: netlink.MACVLAN_MODE_BRIDGE})
+		}, "is no longer in private mode"},
+	},
+}
+
 // testCheck breaks one thing after the other; DEL takes away whatever is left.
 func testCheck(t *testing.T, n *node) {
 	n.configure(t, "check", conflist(t, "1.1.0", "check", map[string]any{"tenant": "blue"}))
@@ -118,7 +136,7 @@ func testCheck(t *testing.T, n *node) {
 		t.Fatal(err)
 	}
 	defer outside.Close()
-	for _, b := range breakages {
+	for _, b := range slices.Concat(breakages, breakagesOf[labtest.Device()]) {
 		t.Run(b.name, func(t *testing.T) {
 			ctx := labtest.Context(t)
 			ns := n.container(t, "c1")
@@ -127,8 +145,10 @@ func testCheck(t *testing.T, n *node) {
 			if v.device, err = v.inside.LinkByName(lab.Interface); err != nil {
 				t.Fatal(err)
 			}
-			if v.peer, err = v.host.LinkByName(v.endpoint.HostDevice); err != nil {
-				t.Fatal(err)
+			if labtest.Device() == datapath.Veth {
+				if v.peer, err = v.host.LinkByName(v.endpoint.HostDevice); err != nil {
+					t.Fatal(err)
+				}
 			}
 			tool.must(ctx, t, "check", ns)
 			if err := b.do(v); err != nil {

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/datapath"
 	"pilaster.io/pilaster/internal/lab"
 	"pilaster.io/pilaster/internal/lab/labtest"
 	"pilaster.io/pilaster/internal/netns"
@@ -189,7 +190,30 @@ func (n *node) devices(t *testing.T) []string {
 	for _, l := range links(t, ns) {
 		names = append(names, l.Attrs().Name)
 	}
+	containers, err := filepath.Glob(filepath.Join(n.folder, "netns", "*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range containers {
+		names = append(names, onUplink(t, path)...)
+	}
 	slices.Sort(names)
+	return names
+}
+
+// onUplink are the devices of a container that stand on the node's uplink.
+func onUplink(t *testing.T, path string) (names []string) {
+	t.Helper()
+	ns, err := netns.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ns.Close()
+	for _, l := range links(t, ns) {
+		if l.Type() == datapath.Macvlan {
+			names = append(names, l.Attrs().Name+" in "+path)
+		}
+	}
 	return names
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"pilaster.io/pilaster/internal/datapath"
 	"pilaster.io/pilaster/internal/lab"
 	"pilaster.io/pilaster/internal/lab/labtest"
 	"pilaster.io/pilaster/internal/netns"
@@ -112,8 +113,12 @@ func TestUplinkShrinks(t *testing.T) {
 	f.sendLong(t, before)
 	address, err := f.lab.Address("far")
 	must(t, err)
-	if route, err := f.lab.Output(t.Context(), "c0", "ip", "-6", "route", "get", address.String()); err != nil || !strings.Contains(route, fmt.Sprint("mtu ", after)) {
-		t.Errorf("the container does not know that %d is the longest: %q, %v", after, route, err)
+	knows := []string{"ip", "-6", "route", "get", address.String()}
+	if labtest.Device() == datapath.Macvlan {
+		knows = []string{"ip", "link", "show", lab.Interface} // the kernel narrows it with its uplink
+	}
+	if says, err := f.lab.Output(t.Context(), "c0", knows...); err != nil || !strings.Contains(says, fmt.Sprint("mtu ", after)) {
+		t.Errorf("the container does not know that %d is the longest: %q, %v", after, says, err)
 	}
 }
 

@@ -71,7 +71,7 @@ func TestPreflightChangesNothing(t *testing.T) {
 			t.Errorf("%+v", one)
 		}
 	}
-	if want := []string{"route to this node", "source check"}; status != 0 || len(checks) != 17 || !slices.Equal(unchecked, want) {
+	if want := []string{"route to this node", "source check"}; status != 0 || len(checks) != 18 || !slices.Equal(unchecked, want) {
 		t.Errorf("exit %d of %d checks", status, len(checks))
 	}
 	for _, d := range before.differences(look(ctx, t, c.ns, c.tmp)) {
@@ -100,6 +100,9 @@ func TestPreflightNamesWhatIsWrong(t *testing.T) {
 		{check: "mtu", state: "fail", says: "under IPv6's 1280", args: []string{"--mtu-reserve", "300"}},
 		{check: "mtu", state: "warn", says: "announces 1400", spoil: "eth0/mtu=1400", mend: "eth0/mtu=1500"},
 		{check: "mtu", state: "todo", says: "containers get 9000 bytes; not checked", spoil: "ip link set eth0 mtu 9000", mend: "ip link set eth0 mtu 1500"},
+		{check: "device", state: "warn", says: "containers get macvlans on eth0", args: []string{"--device", "macvlan"}},
+		{check: "device", state: "fail", says: "uplink m0 is a macvlan", spoil: "ip link add m0 link eth0 type macvlan\nip link set m0 up", mend: "ip link del m0",
+			args: []string{"--uplink", "m0", "--device", "macvlan"}, also: "way to nodes"},
 		{check: "private prefix", state: "fail", says: "fc00:f853:ccd:e793::/64 on lo",
 			spoil: "ip addr add fc00:f853:ccd:e793::1/64 dev lo", mend: "ip addr del fc00:f853:ccd:e793::1/64 dev lo"},
 		{check: "base prefix", state: "fail", says: "fd70:696c:6109::/64 on v0",

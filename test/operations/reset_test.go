@@ -18,6 +18,7 @@ import (
 	"github.com/cilium/ebpf/link"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/datapath"
 	"pilaster.io/pilaster/internal/lab"
 	"pilaster.io/pilaster/internal/lab/labtest"
 	"pilaster.io/pilaster/internal/netns"
@@ -113,7 +114,8 @@ func TestResetLeavesTheMachineAsItWasFound(t *testing.T) {
 			must(t, n.Stop(ctx, lab.AgentProcess(name)))
 			n.refuses(t, "container "+n.ContainerID("b1")+" eth0, container "+n.ContainerID("b2")+" eth0", "", "--yes")
 			n.refuses(t, "Remove all of it? [y/N]", "n\n", "--force")
-			n.refuses(t, "device pil1", "", "--force")
+			device := map[string]string{datapath.Veth: "device pil1", datapath.Macvlan: "device eth0 in "}[labtest.Device()]
+			n.refuses(t, device, "", "--force")
 
 			status, out, complaint := n.reset(t, "", "--yes", "--force", "-o", "json")
 			var said struct{ Removed []struct{ Kind, Name string } }

@@ -31,6 +31,7 @@ import (
 	"connectrpc.com/connect"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/datapath"
 	"pilaster.io/pilaster/internal/join"
 	"pilaster.io/pilaster/internal/lab"
 	"pilaster.io/pilaster/internal/lab/labtest"
@@ -204,12 +205,16 @@ func TestSysdump(t *testing.T) {
 		t.Errorf("exit %d, %+v\n%s", status, d, complaint)
 	}
 	alive := unpack(t, file)
+	device, program := "pil1", "pil_container" // of b1
+	if labtest.Device() == datapath.Macvlan {
+		device, program = "pilaster1", "pil_guard_out" // b1 has none on the node
+	}
 	for part, says := range map[string]string{
 		"agent/status.json": `"ready":true`, "agent/endpoints.json": b1.Address.String(), "agent/drops.json": "dst-undecryptable",
 		"agent/metrics.txt": "pilaster_agent_ready1", "agent/goroutines.txt": "agent.run", "agent/log.txt": "agentisready",
 		"agent/state.json": b1.Plaintext.String(), "agent/certificates.json": name,
-		"datapath/tables.json": b1.Plaintext.String(), "datapath/pins.json": "pil_locals_v1", "datapath/hooks.json": "pil_container",
-		"network/links.txt": "pil1", "network/routes.txt": "unreachable", "network/sysctls.json": `conf/pil1/forwarding":"1"`,
+		"datapath/tables.json": b1.Plaintext.String(), "datapath/pins.json": "pil_locals_v1", "datapath/hooks.json": program,
+		"network/links.txt": device + "@", "network/routes.txt": "unreachable", "network/sysctls.json": "conf/" + device + `/forwarding":"1"`,
 		"orchestrator/tenants.json": "blue", "orchestrator/nodes.json": name, "orchestrator/goroutines.txt": "orchestrator.",
 		"preflight.json": "privileges", "machine/uname.txt": "linux", "version.json": "go1.", "index.json": "agent/status.json",
 	} {

@@ -19,7 +19,9 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"pilaster.io/pilaster/internal/datapath"
 	"pilaster.io/pilaster/internal/lab"
+	"pilaster.io/pilaster/internal/lab/labtest"
 	"pilaster.io/pilaster/internal/packet"
 )
 
@@ -100,15 +102,15 @@ func (b *bed) judgeFrames(t *testing.T, name string, frames []packet.Captured) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	own := b.mac(t, name)
 	found := map[string]int{}
 	for _, f := range frames {
 		for _, e := range b.evidence(f.Frame) {
 			found[e]++
 		}
-		// The device's two ends have the same two MACs everywhere; a real one would tell nodes apart.
 		macs := []string{net.HardwareAddr(f.Frame[:6]).String(), net.HardwareAddr(f.Frame[6:12]).String()}
 		slices.Sort(macs)
-		if want := []string{"02:70:69:6c:00:01", "02:70:69:6c:00:02"}; !slices.Equal(macs, want) {
+		if want := []string{gateway, own}; !slices.Equal(macs, want) {
 			t.Fatalf("%s: a frame between %v, wanted %v", name, macs, want)
 		}
 	}
@@ -122,6 +124,29 @@ func (b *bed) judgeFrames(t *testing.T, name string, frames []packet.Captured) {
 	case !b.Clear(c.Tenant) && len(found) > 0:
 		t.Errorf("%s: %v in %d frames", name, found, len(frames))
 	}
+}
+
+// gateway is the MAC that every container has its frames from; a real one would tell nodes apart.
+const gateway = "02:70:69:6c:00:01"
+
+// mac is a container's own: the same everywhere, or made of a number that tells nothing of the node.
+func (b *bed) mac(t *testing.T, container string) (mac string) {
+	t.Helper()
+	if labtest.Device() == datapath.Veth {
+		return "02:70:69:6c:00:02"
+	}
+	var device *net.Interface
+	err := b.hosts[container].ns.Do(func() (err error) {
+		device, err = net.InterfaceByName(lab.Interface)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if mac = device.HardwareAddr.String(); !strings.HasPrefix(mac, "06:70:") {
+		t.Errorf("%s has the MAC %s", container, mac)
+	}
+	return mac
 }
 
 // sendSentinel sends a datagram from a socket to another container; nobody listens there.
