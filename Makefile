@@ -11,7 +11,7 @@ CLANG := clang-16
 # One line and exit status 2: what follows needs namespaces and eBPF.
 as_root = $(if $(filter 0,$(shell id -u)),,$(error make $@ needs root: it makes network namespaces and loads eBPF programs))
 
-.PHONY: help build demo test fuzz fuzz-long deps lint generate bench soak survive nexthop chaos mutation vm budget
+.PHONY: help build demo test fuzz fuzz-long deps lint generate bench soak survive macvlan nexthop chaos mutation vm budget
 
 help: ## list these targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 20
@@ -71,6 +71,12 @@ survive: ## 100 kills of agents under traffic; 1,000 containers on a node, 20 ti
 	@$(MAKE) build
 	@PILASTER_SURVIVE_KILLS=$(or $(KILLS),100) PILASTER_SURVIVE_CONTAINERS=$(or $(CONTAINERS),1000) \
 	    PILASTER_SURVIVE_ROUNDS=$(or $(ROUNDS),20) PILASTER_SURVIVE_LIMITS=1 go test -v -count=1 -timeout 0 ./test/survive
+
+macvlan: ## the suites of containers behind macvlans
+	@$(as_root)
+	@$(MAKE) deps build
+	@PILASTER_TEST_DEVICE=macvlan go test -v -count=1 -timeout 15m \
+	    ./internal/datapath ./test/survive ./test/cni ./test/attack ./test/operations | awk -f .ci/test-output.awk
 
 nexthop: ## routers that die in every way, and advertisements of 30 s: the long run of test/nexthop
 	@$(as_root)

@@ -4,7 +4,6 @@ package labtest
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -14,8 +13,6 @@ import (
 	"syscall"
 	"testing"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"pilaster.io/pilaster/internal/datapath"
 	"pilaster.io/pilaster/internal/lab"
@@ -57,10 +54,6 @@ func New(t testing.TB, spec lab.Spec, options ...func(*lab.Options)) *lab.Lab {
 
 // Device is how the containers of the tests are joined to their nodes: PILASTER_TEST_DEVICE, or veth.
 func Device() string { return cmp.Or(os.Getenv("PILASTER_TEST_DEVICE"), datapath.Veth) }
-
-// Dropped reports whether a container's send failed because a program dropped it: behind a macvlan that is on
-// the sender's own way out, and raw sockets are told.
-func Dropped(err error) bool { return Device() == datapath.Macvlan && errors.Is(err, unix.ENOBUFS) }
 
 // Context ends with the test, or when it takes too long.
 func Context(t testing.TB) context.Context {
