@@ -76,7 +76,7 @@ func (s *soak) steal(thief *container, p packet.Packet) {
 	out, err := packet.NewInjector(ns, lab.Interface)
 	s.must(err)
 	defer out.Close()
-	s.counted("src-not-own", thief.Node, func() error { return out.Send(p.Frame(gateway, out.MAC())) })
+	s.counted("src-not-own", thief.Node, out, p.Frame(gateway, out.MAC()))
 }
 
 // inject sends from a device to the one at its other end.
@@ -93,20 +93,18 @@ func (s *soak) inject(in, device, receiver, receiving, reason, at string, p pack
 	to, err := packet.NewInjector(far, receiving)
 	s.must(err)
 	defer to.Close()
-	s.counted(reason, at, func() error { return out.Send(p.Frame(to.MAC(), out.MAC())) })
+	s.counted(reason, at, out, p.Frame(to.MAC(), out.MAC()))
 }
 
 // counted wants as many drops more of a reason as were sent.
-func (s *soak) counted(reason, node string, send func() error) {
+func (s *soak) counted(reason, node string, out *packet.Injector, frame []byte) {
 	drops := func() uint64 {
 		all, err := s.lab.Drops(s.Context(), node)
 		s.must(err)
 		return all[reason]
 	}
 	before := drops()
-	for range forgeries {
-		s.must(send())
-	}
+	s.must(out.Burst(forgeries, func(int) []byte { return frame }))
 	for end := time.Now().Add(5 * time.Second); drops() < before+forgeries && time.Now().Before(end); {
 		time.Sleep(20 * time.Millisecond)
 	}
