@@ -160,7 +160,7 @@ func (s *soak) flap() {
 	node := s.pick(nodes)
 	s.did("flap", "uplink of %s", node)
 	s.command(node, "ip", "link", "set", lab.Uplink, "down")
-	s.unheard, s.away = []string{node}, []string{node}
+	s.unheard, s.away, s.down = []string{node}, []string{node}, []string{node}
 	s.compareReach()
 	s.command(node, "ip", "link", "set", lab.Uplink, "up")
 	link := 1 + slices.Index(nodes, node)
@@ -227,7 +227,7 @@ func (s *soak) during(node string) {
 
 // heal waits until a node is carried again in both directions.
 func (s *soak) heal(node string) {
-	s.unheard, s.away = nil, nil
+	s.unheard, s.away, s.down = nil, nil, nil
 	ns, err := s.lab.Namespace(node)
 	s.must(err)
 	defer ns.Close()

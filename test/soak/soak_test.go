@@ -52,6 +52,7 @@ type soak struct {
 	live     map[string][]uint32   // by tenant, ids in the order made
 	retired  map[string][]uint32
 	unheard  []string // nodes that the fabric does not carry
+	down     []string // nodes whose uplink is down
 	away     []string // nodes that do not reach the orchestrator
 
 	history       []string
