@@ -10,9 +10,12 @@
 #define ETH_P_ARP    0x0806
 
 volatile const __u32 uplink_ifindex;
-/* Tells our packets from the host stack's on the way out, and from the fabric's on the way in; the same for all
- * programs of a node, and a secret of it. */
+/* Tells our packets from the host stack's on the way out, where they came in by a device, and from the fabric's on
+ * the way in; the same for all programs of a node. */
 volatile const __u32 packet_mark;
+/* Tells what a container behind a macvlan sends and we have judged. Such a container can set a mark itself, so it
+ * is a secret of the node that is never put on what a container receives. */
+volatile const __u32 judged_mark;
 /* Containers may be behind macvlans. */
 volatile const bool macvlan;
 volatile const __u64 node_cookie;
@@ -38,9 +41,12 @@ static __always_inline __u64 namespace_of(struct __sk_buff *skb)
 /* The number of the container that a packet comes from. */
 static __always_inline __u32 device_of(struct __sk_buff *skb)
 {
-	if (macvlan && skb->ifindex == uplink_ifindex)
-		return ON_UPLINK | (__u32)namespace_of(skb);
-	return skb->ifindex;
+	__u64 cookie;
+
+	if (!macvlan || skb->ifindex != uplink_ifindex)
+		return skb->ifindex;
+	cookie = namespace_of(skb);
+	return cookie < ON_UPLINK ? ON_UPLINK | cookie : ON_UPLINK; /* which no container has */
 }
 
 /* The first two bytes of the MACs of containers behind macvlans, and of nobody else's; their number follows. */

@@ -195,7 +195,7 @@ static __always_inline int forward(struct __sk_buff *skb, struct frame *h, const
 		return way == WAY_LOCAL && !(f->key.device & ON_UPLINK) ? bpf_redirect_peer(f->ifindex, 0)
 									: bpf_redirect(f->ifindex, 0);
 	}
-	skb->mark = packet_mark;
+	skb->mark = f->key.device & ON_UPLINK ? judged_mark : packet_mark;
 	if (way == WAY_NEIGHBOUR)
 		return redirect_to_neighbour(f, next_hop);
 	return f->key.device & ON_UPLINK ? TCX_NEXT : bpf_redirect(f->ifindex, 0);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* Between macvlans and the uplink, behind the programs that decide: a macvlan sends and takes whatever those do not
- * stop, so where one of them is missing this one stops all that no program of ours has marked. */
+ * stop, so where one of them is missing these stop all that no program of ours has marked. */
 #pragma once
 #include "event.h"
 
@@ -41,7 +41,7 @@ static __always_inline int guard_in(struct __sk_buff *skb)
 
 static __always_inline int guard_out(struct __sk_buff *skb)
 {
-	if (skb->mark == packet_mark) {
+	if (skb->mark == judged_mark) {
 		skb->mark = 0;
 		return TCX_NEXT;
 	}

@@ -114,24 +114,30 @@ static __always_inline int from_fabric(struct __sk_buff *skb)
 	return from_fabric_slow(skb, h, &p, &key, f);
 }
 
-/* Our packets carry the mark, and they came in through a device, which nothing that starts on the node can claim.
- * Of a container behind a macvlan that would be no proof, but it can forge no other than what is checked here:
- * a container's packet to containers elsewhere, which the receiver judges. */
-static __always_inline bool is_ours(struct __sk_buff *skb)
+/* A container's packet that comes by a second time, from the neighbour table: judged, and still its own, or led by
+ * a route of the node where the node chose the next hop. */
+static __always_inline bool is_judged(struct __sk_buff *skb)
 {
-	struct addr src, dst;
-	struct frame *h;
+	struct frame *h = frame_of(skb);
+	struct local *own;
+	struct addr src;
+	__u64 cookie;
 
-	if (skb->mark != packet_mark)
-		return false;
-	if (!macvlan)
-		return skb->ingress_ifindex;
-	h = frame_of(skb);
-	if (!h)
+	if (!h || h->src.hi != own_node)
 		return false;
 	src = h->src;
-	dst = h->dst;
-	return src.hi == own_node && tenant_id(&src) && claims_tenant(&dst);
+	own = bpf_map_lookup_elem(&pil_locals_v1, &src.lo);
+	cookie = namespace_of(skb);
+	return own && (own->ifindex == (ON_UPLINK | cookie) || (own->ifindex & ON_UPLINK && cookie == node_cookie));
+}
+
+/* Our packets carry the mark, and they came in through a device, which nothing that starts on the node or in a
+ * container can claim. */
+static __always_inline bool is_ours(struct __sk_buff *skb)
+{
+	if (skb->mark == packet_mark && skb->ingress_ifindex)
+		return true;
+	return macvlan && skb->mark == judged_mark && is_judged(skb);
 }
 
 /* The host's own stack must not speak as a container, nor tell the fabric what only containers see. */
@@ -142,8 +148,7 @@ static __always_inline int to_fabric(struct __sk_buff *skb)
 	int why;
 
 	if (is_ours(skb)) {
-		if (!macvlan)
-			skb->mark = 0; /* else the guard does, behind us */
+		skb->mark = macvlan ? judged_mark : 0; /* which the guard takes off, behind us */
 		return TCX_NEXT;
 	}
 	if (macvlan && !is_nodes(skb))

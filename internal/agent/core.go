@@ -205,8 +205,9 @@ func (c *Core) build(ctx context.Context, r *endpoint.Record, q AddRequest) erro
 	if err != nil {
 		return err
 	}
+	r.Device = d
 	active := *r
-	active.Device, active.State, active.Netns = d, endpoint.Active, q.Netns
+	active.State, active.Netns = endpoint.Active, q.Netns
 	// On disk before anything flows. What a crash leaves without a record is a device that carries nothing.
 	if err := c.store.Put(active); err != nil {
 		return err

@@ -74,9 +74,9 @@ func (d *Datapath) load() error {
 	if err := os.MkdirAll(d.mapsDir(), 0o700); err != nil {
 		return fmt.Errorf("make the folder for maps: %w", err)
 	}
-	mark, err := d.mark()
+	mark, err := d.judgedMark()
 	if err != nil {
-		return fmt.Errorf("a mark for our packets: %w", err)
+		return fmt.Errorf("a mark for packets that were judged: %w", err)
 	}
 	var cookie uint64
 	if err := d.node.Do(func() (err error) { cookie, err = netnsCookie(); return err }); err != nil {
@@ -104,6 +104,7 @@ func (d *Datapath) setConstants(spec *ebpf.CollectionSpec, mark uint32, cookie u
 	base, baseMask := prefixWords(d.config.Plan.Base)
 	private, privateMask := prefixWords(d.config.Plan.Private)
 	own, _ := prefixWords(d.config.NodePrefix)
+	sum := sha256.Sum256([]byte("pilaster packet mark " + d.config.NodePrefix.String()))
 	noCache := uint8(0)
 	if d.config.NoCache {
 		noCache = 1
@@ -115,9 +116,11 @@ func (d *Datapath) setConstants(spec *ebpf.CollectionSpec, mark uint32, cookie u
 		pilasterVarUplinkIfindex: uint32(d.uplink.Attrs().Index),
 		pilasterVarNodeIfindex:   uint32(d.nodeFar),
 		pilasterVarNoFlowCache:   noCache,
-		pilasterVarPacketMark:    mark,
-		pilasterVarMacvlan:       d.config.Device == Macvlan,
-		pilasterVarNodeCookie:    cookie,
+		// Programs of two loads run side by side during an upgrade, so they must agree on the mark.
+		pilasterVarPacketMark: uint32(sum[0])<<24 | uint32(sum[1])<<16 | uint32(sum[2])<<8 | 1,
+		pilasterVarJudgedMark: mark,
+		pilasterVarMacvlan:    d.config.Device == Macvlan,
+		pilasterVarNodeCookie: cookie,
 	} {
 		if err := spec.Variables[name].Set(value); err != nil {
 			return fmt.Errorf("set %s: %w", name, err)
@@ -126,12 +129,11 @@ func (d *Datapath) setConstants(spec *ebpf.CollectionSpec, mark uint32, cookie u
 	return nil
 }
 
-// marksMap is pinned among the tables and holds the mark, which no program reads: programs of two loads run side by
-// side during an upgrade and must agree on it, and no container may know it.
+// marksMap is pinned among the tables and holds what no program reads from it: a number that no container may know.
 const marksMap = "pil_mark_v1"
 
-// mark is drawn when the packet path is made first.
-func (d *Datapath) mark() (uint32, error) {
+// judgedMark is drawn when the packet path is made first.
+func (d *Datapath) judgedMark() (uint32, error) {
 	m, err := ebpf.NewMapWithOptions(
 		&ebpf.MapSpec{Name: marksMap, Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1, Pinning: ebpf.PinByName},
 		ebpf.MapOptions{PinPath: d.mapsDir()})

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"net"
 	"os"
+	"path/filepath"
 	"slices"
 
 	"github.com/cilium/ebpf"
@@ -111,9 +112,15 @@ func (d macvlan) enter(r endpoint.Record) (*inside, error) {
 	return nil, fmt.Errorf("no namespace is the one of %s: %w", r.Netns, agent.ErrNoNamespace)
 }
 
+// errNotOurs is of what has taken the place of a container or of its device.
+var errNotOurs = errors.New("it is not what the endpoint was made with")
+
+// errElsewhere is of a container whose frames do not come by the uplink.
+var errElsewhere = errors.New("its macvlan is on another device than the uplink")
+
 func (d macvlan) inside(r endpoint.Record, in *inside) (netlink.Link, error) {
 	if number, err := in.number(); err != nil || int(number) != r.Device.HostIfindex {
-		return nil, errors.Join(err, fmt.Errorf("%s is not the namespace that the endpoint was made in", r.Netns))
+		return nil, errors.Join(err, fmt.Errorf("namespace %s: %w", r.Netns, errNotOurs))
 	}
 	l, err := d.find(r, in)
 	if err == nil && l.Mode != netlink.MACVLAN_MODE_PRIVATE {
@@ -129,8 +136,11 @@ func (d macvlan) find(r endpoint.Record, in *inside) (*netlink.Macvlan, error) {
 		return nil, fmt.Errorf("link %s in the container: %w", r.Interface, err)
 	}
 	v, ok := l.(*netlink.Macvlan)
-	if !ok || v.ParentIndex != d.uplink.Attrs().Index {
-		return nil, fmt.Errorf("link %s in %s is not a macvlan on %s", r.Interface, r.Netns, d.config.Uplink)
+	if !ok {
+		return nil, fmt.Errorf("link %s in %s is no macvlan: %w", r.Interface, r.Netns, errNotOurs)
+	}
+	if v.ParentIndex != d.uplink.Attrs().Index {
+		return nil, fmt.Errorf("link %s in %s: %w %s", r.Interface, r.Netns, errElsewhere, d.config.Uplink)
 	}
 	return v, nil
 }
@@ -147,6 +157,10 @@ func (d macvlan) remove(r endpoint.Record, routes ...*net.IPNet) error {
 			return err
 		}
 	}
+	// Numbers begin anew with the machine, and somebody else may have it by now.
+	if id := d.numbered(uint32(r.Device.HostIfindex)); id != 0 && id != r.ID {
+		return nil
+	}
 	in, err := d.enter(r)
 	if errors.Is(err, agent.ErrNoNamespace) {
 		return nil // the device went with it
@@ -156,8 +170,12 @@ func (d macvlan) remove(r endpoint.Record, routes ...*net.IPNet) error {
 	}
 	defer in.Close()
 	l, err := d.find(r, in)
-	if err != nil {
+	var notFound netlink.LinkNotFoundError
+	if errors.As(err, &notFound) || errors.Is(err, errNotOurs) {
 		return nil
+	}
+	if err != nil {
+		return err
 	}
 	if err := d.alone(func() error { return gone(netns.Retry(func() error { return in.LinkDel(l) })) }); err != nil {
 		return fmt.Errorf("remove device %s in %s: %w", r.Interface, r.Netns, err)
@@ -194,38 +212,75 @@ func (d macvlan) entries() (map[uint32]endpoint.ID, error) {
 	return ids, nil
 }
 
-// leftMacvlans finds those of the calling thread's node, wherever they are: no device of the node says in which
-// namespaces.
+// sweepMacvlans removes those of no endpoint, which an ADD left that a crash cut off: nothing of theirs flows, but
+// without the programs that see to that they would send as they like.
+func (d *Datapath) sweepMacvlans(keep []endpoint.Record) error {
+	if _, err := os.Stat(filepath.Join(d.linksDir(), "guard_out")); err != nil && d.config.Device != Macvlan {
+		return nil // there never were any
+	}
+	known := map[uint32]bool{}
+	for _, r := range keep {
+		known[uint32(r.Device.HostIfindex)] = true
+	}
+	return d.node.Do(func() error {
+		left, err := findMacvlans()
+		for _, m := range left {
+			if !known[m.number] {
+				d.log.Warn("device of no endpoint is removed", "device", m.link.Attrs().Name, "namespace", m.path)
+				err = errors.Join(err, m.remove())
+			}
+		}
+		return err
+	})
+}
+
+// leftMacvlans finds those of the calling thread's node.
 func leftMacvlans() ([]agent.Leftover, error) {
+	found, err := findMacvlans()
+	var all []agent.Leftover
+	for _, m := range found {
+		all = append(all, agent.Leftover{Kind: agent.LeftDevice, Name: m.link.Attrs().Name + " in " + m.path, Remove: m.remove})
+	}
+	return all, err
+}
+
+// found is a device of ours in a namespace that had this path.
+type found struct {
+	path   string
+	number uint32
+	link   netlink.Link
+}
+
+// findMacvlans looks for those on top of the devices of the calling thread's namespace, wherever they are: no device of the
+// node says in which namespaces.
+func findMacvlans() ([]found, error) {
+	paths, err := netns.Others()
+	if err != nil {
+		return nil, err
+	}
+	var all []found
+	for _, path := range paths {
+		there, err := macvlansOf(path)
+		if err != nil {
+			return nil, fmt.Errorf("list the devices of %s: %w", path, err)
+		}
+		all = append(all, there...)
+	}
+	return all, nil
+}
+
+func macvlansOf(path string) ([]found, error) {
 	node, err := netns.Open("/proc/thread-self/ns/net")
 	if err != nil {
 		return nil, err
 	}
 	defer node.Close()
-	paths, err := netns.Others()
+	in, err := openInside(path)
+	if errors.Is(err, os.ErrNotExist) || errors.Is(err, os.ErrPermission) {
+		return nil, nil // it ended meanwhile, or has no IPv6, or is in a file system of its owner alone
+	}
 	if err != nil {
 		return nil, err
-	}
-	var all []agent.Leftover
-	for _, path := range paths {
-		links, err := macvlansOf(node, path)
-		if err != nil {
-			return nil, fmt.Errorf("list the devices of %s: %w", path, err)
-		}
-		for _, l := range links {
-			all = append(all, agent.Leftover{Kind: agent.LeftDevice, Name: l.Attrs().Name + " in " + path, Remove: func() error {
-				return removeIn(path, l)
-			}})
-		}
-	}
-	return all, nil
-}
-
-// macvlansOf lists devices of ours that are in a namespace and on top of a device of the node.
-func macvlansOf(node *netns.Namespace, path string) ([]netlink.Link, error) {
-	in, err := openInside(path)
-	if err != nil {
-		return nil, nil // it ended meanwhile, or has no IPv6
 	}
 	defer in.Close()
 	here, err := in.GetNetNsIdByFd(node.FD())
@@ -234,22 +289,34 @@ func macvlansOf(node *netns.Namespace, path string) ([]netlink.Link, error) {
 	}
 	number, err := in.number()
 	if err != nil {
-		return nil, nil
+		return nil, nil // none of ours was made there
 	}
 	links, err := netns.List(in.LinkList)
-	return slices.DeleteFunc(links, func(l netlink.Link) bool {
-		return l.Type() != Macvlan || l.Attrs().NetNsID != here || !slices.Equal(l.Attrs().HardwareAddr, macvlanMAC(number))
-	}), err
+	var all []found
+	for _, l := range links {
+		if l.Type() == Macvlan && l.Attrs().NetNsID == here && slices.Equal(l.Attrs().HardwareAddr, macvlanMAC(number)) {
+			all = append(all, found{path, number, l})
+		}
+	}
+	return all, err
 }
 
-func removeIn(path string, l netlink.Link) error {
-	in, err := openInside(path)
-	if errors.Is(err, os.ErrNotExist) {
+// remove looks again: the path may lead elsewhere by now.
+func (m found) remove() error {
+	again, err := macvlansOf(m.path)
+	if err != nil {
+		return err
+	}
+	if !slices.ContainsFunc(again, func(o found) bool { return o.number == m.number && o.link.Attrs().Index == m.link.Attrs().Index }) {
 		return nil
 	}
+	in, err := openInside(m.path)
 	if err != nil {
 		return err
 	}
 	defer in.Close()
-	return gone(netns.Retry(func() error { return in.LinkDel(l) }))
+	if number, err := in.number(); err != nil || number != m.number {
+		return err
+	}
+	return gone(netns.Retry(func() error { return in.LinkDel(m.link) }))
 }

@@ -24,10 +24,15 @@ func TestMacvlanSendsAsItself(t *testing.T) {
 	w := newWireOf(t, Macvlan)
 	n, peer := w.nodes[0], w.nodes[1]
 	c, sibling, far := n.add(t, blue, 1), n.add(t, blue, 1), peer.add(t, blue, 1)
-	raw, marked := injector(t, c.ns), injector(t, c.ns)
+	raw, marked, secret := injector(t, c.ns), injector(t, c.ns), injector(t, c.ns)
 	var mark uint32
 	must(t, n.datapath.objects.PacketMark.Get(&mark))
 	must(t, marked.Mark(mark))
+	must(t, n.datapath.objects.JudgedMark.Get(&mark)) // if one day a container guesses it
+	must(t, secret.Mark(mark))
+	red1, red2 := n.add(t, red, 1), peer.add(t, red, 1)
+	called := injector(t, c.ns)
+	must(t, called.Call(packet.EtherTypeIPv6))
 	onWire, err := packet.NewCapture(peer.ns, "eth0", packet.IncomingOnly)
 	must(t, err)
 	defer onWire.Close()
@@ -50,9 +55,12 @@ func TestMacvlanSendsAsItself(t *testing.T) {
 		{"in plaintext", raw, from(c.plain(), far.plain(), own), "src-not-own"},
 		{"in plaintext to a host, with the mark", marked, from(c.plain(), peer.underlay, own), "src-not-own"},
 		{"as the node, with the mark", marked, from(n.address(), far.plain(), n.mac(t)), "src-not-own"},
+		{"as another tenant's, with the secret mark", secret, from(red1.plain(), red2.plain(), n.mac(t)), "src-not-own"},
+		{"as the node, with the secret mark", secret, from(n.address(), peer.address(), n.mac(t)), "src-not-own"},
 		{"IPv4", raw, packet.Frame(router, own, packet.EtherTypeIPv4, make([]byte, 40)), "not-ip6"},
 		{"ARP, as the node", raw, packet.Frame(everybody, n.mac(t), packet.EtherTypeARP, make([]byte, 60)), "not-ip6"},
 		{"to everybody on the link", raw, packet.Packet{Source: c.seen(), Destination: netip.MustParseAddr("ff02::1"), Body: gram}.Frame(everybody, own), "multicast"},
+		{"a tag that the socket calls IPv6", called, tag(from(c.seen(), far.seen(), own)), "not-ip6"},
 		{"a tag", raw, tag(from(c.seen(), far.seen(), own)), "not-ip6"},
 	} {
 		before := n.drops(t)[a.why]
@@ -206,4 +214,48 @@ func TestMacvlanMACs(t *testing.T) {
 	if got, want := macvlanMAC(onUplink|0x01020304), (net.HardwareAddr{0x06, 0x70, 1, 2, 3, 4}); !bytes.Equal(got, want) {
 		t.Errorf("%v, not %v", got, want)
 	}
+}
+
+// TestMacvlanLeftovers: what a cut off ADD left is taken away at the next start, before the programs that see to it go;
+// what has a record, or is in the way of a number that came again, is not.
+func TestMacvlanLeftovers(t *testing.T) {
+	w := newWireOf(t, Macvlan)
+	n := w.nodes[0]
+	kept, far := n.add(t, blue, 1), w.nodes[1].add(t, blue, 1)
+	half := n.create(t, blue, 1)
+	eth0 := func(c *testContainer) error {
+		h, err := c.ns.Netlink()
+		must(t, err)
+		defer h.Close()
+		_, err = h.LinkByName("eth0")
+		return err
+	}
+	// A record from before the machine was booted, whose number is another's now.
+	stale := kept.record
+	stale.ID, stale.Netns = 77, kept.record.Netns+"-gone"
+	must(t, n.datapath.kind(stale).remove(stale))
+	must(t, eth0(kept))
+	mustReach(t, kept, far, "after a stale record")
+
+	must(t, eth0(half))
+	config := n.datapath.config
+	n.reopen(t, config)
+	must(t, n.datapath.PutTenant(blue))
+	n.restore(t, kept)
+	if err := eth0(half); err == nil {
+		t.Error("a device without a record is left")
+	}
+	mustReach(t, kept, far, "after a start")
+
+	// On another uplink its frames would not be judged.
+	h, err := n.ns.Netlink()
+	must(t, err)
+	defer h.Close()
+	must(t, h.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "eth9"}, PeerName: "eth9far"}))
+	config.Uplink = "eth9"
+	n.reopen(t, config)
+	if _, err := n.datapath.Restore(t.Context(), []endpoint.Record{kept.record}); err == nil || !strings.Contains(err.Error(), "another device than the uplink") {
+		t.Errorf("with another uplink: %v", err)
+	}
+	mustReach(t, kept, far, "after a refusal")
 }

@@ -129,6 +129,7 @@ const (
 	pilasterProgPilUplinkOut   = "pil_uplink_out"
 	pilasterVarBaseMask        = "base_mask"
 	pilasterVarBasePrefix      = "base_prefix"
+	pilasterVarJudgedMark      = "judged_mark"
 	pilasterVarMacvlan         = "macvlan"
 	pilasterVarNoFlowCache     = "no_flow_cache"
 	pilasterVarNodeCookie      = "node_cookie"
@@ -218,6 +219,7 @@ type pilasterMapSpecs struct {
 type pilasterVariableSpecs struct {
 	BaseMask        *ebpf.VariableSpec `ebpf:"base_mask"`
 	BasePrefix      *ebpf.VariableSpec `ebpf:"base_prefix"`
+	JudgedMark      *ebpf.VariableSpec `ebpf:"judged_mark"`
 	Macvlan         *ebpf.VariableSpec `ebpf:"macvlan"`
 	NoFlowCache     *ebpf.VariableSpec `ebpf:"no_flow_cache"`
 	NodeCookie      *ebpf.VariableSpec `ebpf:"node_cookie"`
@@ -283,6 +285,7 @@ func (m *pilasterMaps) Close() error {
 type pilasterVariables struct {
 	BaseMask        *ebpf.Variable `ebpf:"base_mask"`
 	BasePrefix      *ebpf.Variable `ebpf:"base_prefix"`
+	JudgedMark      *ebpf.Variable `ebpf:"judged_mark"`
 	Macvlan         *ebpf.Variable `ebpf:"macvlan"`
 	NoFlowCache     *ebpf.Variable `ebpf:"no_flow_cache"`
 	NodeCookie      *ebpf.Variable `ebpf:"node_cookie"`

@@ -25,13 +25,20 @@ func (d *Datapath) Restore(_ context.Context, keep []endpoint.Record) (lost map[
 	if err := d.canCarry(keep); err != nil {
 		return nil, err
 	}
+	if err := d.sweepMacvlans(keep); err != nil {
+		return nil, err
+	}
 	var found []endpoint.Record
 	lost = map[endpoint.ID]error{}
 	for _, r := range keep {
 		if !r.Lives() {
 			continue // its removal is tried again
 		}
-		if err := d.exists(r); err != nil {
+		err := d.exists(r)
+		if errors.Is(err, errElsewhere) {
+			return nil, fmt.Errorf("%w; packets flow as before: start with the uplink it was made on until such containers have gone", err)
+		}
+		if err != nil {
 			lost[r.ID] = err
 		} else {
 			found = append(found, r)

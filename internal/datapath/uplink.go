@@ -152,6 +152,8 @@ func (d *Datapath) problems(hooks []hook) (missing, notFirst []string, err error
 			return nil, nil, err
 		case place < 0:
 			missing = append(missing, fmt.Sprintf("program %s is not on %s; restart the agent to attach it", h.name, device))
+		case place == 0 && h.behind != nil:
+			missing = append(missing, fmt.Sprintf("program %s stands first on %s, and drops all packets of containers behind macvlans; restart the agent", h.name, device))
 		case place > 0 && h.behind == nil:
 			notFirst = append(notFirst, fmt.Sprintf("%d other programs stand before %s on %s; attach them after ours", place, h.name, device))
 		}

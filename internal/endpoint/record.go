@@ -1,6 +1,7 @@
 package endpoint
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -65,6 +66,9 @@ func (r Record) validate() error {
 // isPlain reports whether an address is IPv6 and means the same on every interface.
 func isPlain(a netip.Addr) bool { return a.Is6() && !a.Is4In6() && a.Zone() == "" }
 
+// firstKind is that of a device whose file names none.
+const firstKind = "veth"
+
 // deviceFile is a Device with its MACs as people write them.
 type deviceFile struct {
 	Kind         string `json:"kind,omitempty"`
@@ -76,7 +80,11 @@ type deviceFile struct {
 }
 
 func (d Device) MarshalJSON() ([]byte, error) {
-	return json.Marshal(deviceFile{d.Kind, d.HostName, d.HostIfindex, d.HostMAC.String(), d.ContainerMAC.String(), d.MTU})
+	kind := d.Kind
+	if kind == firstKind {
+		kind = "" // which builds read that know no other
+	}
+	return json.Marshal(deviceFile{kind, d.HostName, d.HostIfindex, d.HostMAC.String(), d.ContainerMAC.String(), d.MTU})
 }
 
 func (d *Device) UnmarshalJSON(b []byte) error {
@@ -92,7 +100,7 @@ func (d *Device) UnmarshalJSON(b []byte) error {
 	if err != nil {
 		return err
 	}
-	*d = Device{f.Kind, f.HostName, f.HostIfindex, host, container, f.MTU}
+	*d = Device{cmp.Or(f.Kind, firstKind), f.HostName, f.HostIfindex, host, container, f.MTU}
 	return nil
 }
 

@@ -9,28 +9,31 @@ import (
 )
 
 // Others are paths of the machine's network namespaces but the calling thread's, one of each: those of processes,
-// and those that are mounted where this process sees it.
+// and those that are mounted where this process or the machine's first sees it.
 func Others() ([]string, error) {
 	own, err := os.Readlink("/proc/thread-self/ns/net")
 	if err != nil {
 		return nil, fmt.Errorf("own network namespace: %w", err)
 	}
-	seen := map[string]bool{own: true}
+	known := map[string]bool{own: true}
 	var paths []string
 	add := func(name, path string) {
-		if strings.HasPrefix(name, "net:[") && !seen[name] {
-			seen[name] = true
+		if strings.HasPrefix(name, "net:[") && !known[name] {
+			known[name] = true
 			paths = append(paths, path)
 		}
 	}
-	mounts, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		return nil, fmt.Errorf("mounts: %w", err)
-	}
-	// Fields: id, parent, device, root, mount point, … ; root is the name of a namespace.
-	for line := range strings.Lines(string(mounts)) {
-		if fields := strings.Fields(line); len(fields) > 4 {
-			add(fields[3], unescape(fields[4]))
+	// Those that runtimes mount may be in the machine's mount namespace alone.
+	for _, seen := range []struct{ process, root string }{{"self", ""}, {"1", "/proc/1/root"}} {
+		mounts, err := os.ReadFile(filepath.Join("/proc", seen.process, "mountinfo"))
+		if err != nil {
+			return nil, fmt.Errorf("mounts: %w", err)
+		}
+		// Fields: id, parent, device, root, mount point, … ; root is the name of a namespace.
+		for line := range strings.Lines(string(mounts)) {
+			if fields := strings.Fields(line); len(fields) > 4 {
+				add(fields[3], seen.root+unescape(fields[4]))
+			}
 		}
 	}
 	processes, err := filepath.Glob("/proc/[0-9]*/ns/net")

@@ -50,6 +50,11 @@ func (i *Injector) Mark(mark uint32) error {
 	return unix.SetsockoptInt(i.fd, unix.SOL_SOCKET, unix.SO_MARK, int(mark))
 }
 
+// Call has the kernel take what is sent for a protocol, whatever the frames say.
+func (i *Injector) Call(protocol uint16) error {
+	return unix.Bind(i.fd, &unix.SockaddrLinklayer{Protocol: protocol<<8 | protocol>>8, Ifindex: i.device.Index})
+}
+
 // MAC is the device's own.
 func (i *Injector) MAC() net.HardwareAddr { return i.device.HardwareAddr }
 

@@ -59,6 +59,6 @@ func (r *Rounds[T]) run(mine *round[T]) {
 	r.mu.Lock()
 	r.next = nil
 	r.mu.Unlock()
+	defer close(mine.done) // also where work panics: the others must not wait for ever
 	mine.errs = r.work(mine.all)
-	close(mine.done)
 }
