@@ -133,10 +133,10 @@ func TestMacvlanHearsTheFabricOnlyThroughUs(t *testing.T) {
 				must(t, raw.Send(f))
 			}
 			if seen := drain(t, inside, c); len(seen) != 1 {
-				t.Errorf("the container heard %x", seen[0].Frame)
+				t.Errorf("the container heard: %x", seen[0].Frame)
 			}
 			if got := n.drops(t)[why]; got != 3 {
-				t.Errorf("%d drops for %s, want 3", got, why)
+				t.Errorf("drops for %s: %d, want 3", why, got)
 			}
 			// The node itself hears what is for many, and answers.
 			ok := false

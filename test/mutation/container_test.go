@@ -3,6 +3,12 @@ package mutation_test
 func container() []mutation {
 	return []mutation{
 		{
+			name:  "what a socket calls its frame",
+			old:   "if (macvlan && h->eth.h_proto != bpf_htons(ETH_P_IPV6))\n\t\treturn drop(skb, REASON_NOT_IP6, HOOK_CONTAINER);",
+			test:  "TestMacvlanSendsAsItself",
+			cases: []string{"a tag that the socket calls IPv6"},
+		},
+		{
 			name:  "tenant of the source",
 			old:   "return drop(skb, REASON_NO_KEY, HOOK_CONTAINER);",
 			new:   "return TCX_NEXT;",

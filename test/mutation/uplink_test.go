@@ -79,6 +79,27 @@ func uplink() []mutation {
 			cases: []string{"in the container"},
 		},
 		{
+			name:  "a container's packet is its own the second time",
+			old:   "own->ifindex == (ON_UPLINK | cookie)",
+			new:   "own->ifindex & ON_UPLINK",
+			test:  "TestMacvlanSendsAsItself",
+			cases: []string{"as another tenant's, with the secret mark", "leaked"},
+		},
+		{
+			name:  "containers behind macvlans",
+			old:   "if (macvlan && !is_nodes(skb))\n\t\treturn from_container(skb);",
+			test:  "TestMacvlanSendsAsItself",
+			cases: []string{"ARP, as the node", "IPv4", "a tag", "a tag that the socket calls IPv6", "after all of it", "as a sibling, with its MAC", "as a sibling, with its own MAC",
+				"as another tenant's, with the secret mark", "as the node", "as the node's underlay", "as the node, with the mark", "as the node, with the secret mark",
+				"dial tcp6 [fccc", "in plaintext", "in plaintext to a host, with the mark", "leaked", "to everybody on the link"},
+		},
+		{
+			name:  "frames for macvlans",
+			old:   "if (for_macvlan(skb))\n\t\t\treturn drop(skb, REASON_MAC_OUTSIDE, HOOK_UPLINK_IN);",
+			test:  "TestMacvlanHearsTheFabricOnlyThroughUs",
+			cases: []string{"drops for mac-outside", "the container heard"},
+		},
+		{
 			name:  "tags behind tags",
 			old:   "if (hides_in_tag(h))\n\t\treturn drop(skb, REASON_MALFORMED, HOOK_UPLINK_IN);",
 			new:   "",
