@@ -259,3 +259,34 @@ func TestMacvlanLeftovers(t *testing.T) {
 	}
 	mustReach(t, kept, far, "after a refusal")
 }
+
+// TestMacvlanWithoutItsJudge: where the program is gone that judges what containers send, nothing of it leaves, and the
+// node goes on.
+func TestMacvlanWithoutItsJudge(t *testing.T) {
+	w := newWireOf(t, Macvlan)
+	n, peer := w.nodes[0], w.nodes[1]
+	c, far := n.add(t, blue, 1), peer.add(t, blue, 1)
+	mustReach(t, c, far, "before")
+	n.detach(t, "uplink_out")
+	onWire, err := packet.NewCapture(peer.ns, "eth0", packet.IncomingOnly)
+	must(t, err)
+	defer onWire.Close()
+	raw := injector(t, c.ns)
+	before := n.drops(t)["no-program"]
+	for _, source := range []netip.Addr{n.underlay, c.plain(), c.seen()} {
+		must(t, raw.Send(packet.Packet{Source: source, Destination: peer.underlay, Body: gram}.Frame(peer.mac(t), n.mac(t))))
+	}
+	if got := n.drops(t)["no-program"] - before; got < 3 {
+		t.Errorf("drops for no-program: %d, want 3", got)
+	}
+	for _, seen := range sentinelAfter(t, onWire, func(s packet.Sentinel) {
+		must(t, n.ns.Do(func() error { return sendUDP(peer.underlay, s[:]) }))
+	}) {
+		p, err := seen.Packet()
+		if body, ok := p.Body.(packet.UDP); err == nil && ok && body.DestinationPort == gram.DestinationPort {
+			t.Errorf("leaked: %+v", p)
+		}
+	}
+	n.restore(t, c)
+	mustReach(t, c, far, "after a start")
+}

@@ -123,18 +123,6 @@ func forward() []mutation {
 			cases: []string{"the container saw"},
 		},
 		{
-			name:  "MAC of the container",
-			old:   "\t\t__builtin_memcpy(h->eth.h_dest, container_mac, ETH_ALEN);",
-			test:  "TestMACsSayNothing",
-			cases: []string{"the answer's Ethernet header"},
-		},
-		{
-			name:  "MAC of the gateway",
-			old:   "\t\t__builtin_memcpy(h->eth.h_source, gateway_mac, ETH_ALEN);",
-			test:  "TestMACsSayNothing",
-			cases: []string{"the answer's Ethernet header"},
-		},
-		{
 			name:  "sum over the whole packet",
 			old:   "BPF_F_RECOMPUTE_CSUM",
 			new:   "0",
@@ -188,6 +176,18 @@ func forward() []mutation {
 func flow() []mutation {
 	const test = "TestCacheAnswersOnlyItsKey"
 	return []mutation{
+		{
+			name:  "MAC of the container",
+			old:   "	mac_of(device, f->dmac);",
+			test:  "TestMACsSayNothing",
+			cases: []string{"the answer's Ethernet header"},
+		},
+		{
+			name:  "MAC of the gateway",
+			old:   "	__builtin_memcpy(f->smac, gateway_mac, ETH_ALEN);",
+			test:  "TestMACsSayNothing",
+			cases: []string{"the answer's Ethernet header"},
+		},
 		{name: "destination", old: "same_addr(&f->key.dst, &key->dst) && ", test: test, cases: []string{"another destination", "a node without a route, again"}},
 		{name: "source", old: "same_addr(&f->key.src, &key->src) && ", test: test, cases: []string{"another source"}},
 		{name: "device", old: "f->key.device == key->device &&", test: test, cases: []string{"another device"}},
@@ -230,6 +230,25 @@ func crypto() []mutation {
 			new:   "if (!ctx)\n\t\treturn 0;",
 			test:  "TestCacheAnswersOnlyItsKey",
 			cases: []string{"with a place for a key and none in it"},
+		},
+	}
+}
+
+func guard() []mutation {
+	return []mutation{
+		{
+			name:  "what nobody judged, to a container",
+			old:   "return for_macvlan(skb) ? drop(skb, REASON_NO_PROGRAM, HOOK_UPLINK_IN) : TCX_NEXT;",
+			new:   "return TCX_NEXT;",
+			test:  "TestMacvlanHearsTheFabricOnlyThroughUs",
+			cases: []string{"drops for no-program", "the container heard"},
+		},
+		{
+			name:  "what nobody judged, from a container",
+			old:   "return is_nodes(skb) ? TCX_NEXT : drop(skb, REASON_NO_PROGRAM, HOOK_UPLINK_OUT);",
+			new:   "return TCX_NEXT;",
+			test:  "TestMacvlanWithoutItsJudge",
+			cases: []string{"drops for no-program", "leaked"},
 		},
 	}
 }

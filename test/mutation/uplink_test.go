@@ -86,9 +86,9 @@ func uplink() []mutation {
 			cases: []string{"as another tenant's, with the secret mark", "leaked"},
 		},
 		{
-			name:  "containers behind macvlans",
-			old:   "if (macvlan && !is_nodes(skb))\n\t\treturn from_container(skb);",
-			test:  "TestMacvlanSendsAsItself",
+			name: "containers behind macvlans",
+			old:  "if (macvlan && !is_nodes(skb))\n\t\treturn from_container(skb);",
+			test: "TestMacvlanSendsAsItself",
 			cases: []string{"ARP, as the node", "IPv4", "a tag", "a tag that the socket calls IPv6", "after all of it", "as a sibling, with its MAC", "as a sibling, with its own MAC",
 				"as another tenant's, with the secret mark", "as the node", "as the node's underlay", "as the node, with the mark", "as the node, with the secret mark",
 				"dial tcp6 [fccc", "in plaintext", "in plaintext to a host, with the mark", "leaked", "to everybody on the link"},
@@ -209,8 +209,7 @@ func uplink() []mutation {
 		},
 		{
 			name:  "mark is taken off",
-			old:   "\t\tskb->mark = 0;\n\t\treturn TCX_NEXT;",
-			new:   "\t\treturn TCX_NEXT;",
+			old:   "\t\tskb->mark = macvlan ? judged_mark : 0;",
 			test:  "TestToFabric",
 			cases: []string{"a packet leaves with a mark"},
 		},
