@@ -26,10 +26,10 @@ type Driver interface {
 	// DeleteTenant forgets a tenant that has no endpoint here any more.
 	DeleteTenant(tenant.Tenant) error
 
-	// CreateDevice makes the device pair and the container's side of it: address, routes, static
+	// CreateDevice makes the container's device and what is on its side: address, routes, static
 	// neighbour. Nothing flows yet.
 	CreateDevice(ctx context.Context, r endpoint.Record) (endpoint.Device, error)
-	// Activate writes the map entries of a record whose device exists; packets flow afterwards.
+	// Activate gives a recorded device its program and writes the map entries; packets flow afterwards.
 	Activate(endpoint.Record) error
 	// MTU is what an endpoint is to have now, in bytes; an error says why there is no good one.
 	MTU() (int, error)

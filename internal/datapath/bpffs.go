@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/netns"
 )
 
 // mountSource marks a bpffs that we mounted.
@@ -80,9 +82,6 @@ func ourMount(dir string) (string, error) {
 	return mountOf(f, dir)
 }
 
-// unescaped undoes what the kernel does to a path of mountinfo.
-var unescaped = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
-
 // mountOf reads mountinfo, for the last bpffs of ours on dir or the folder it is in.
 func mountOf(mountinfo io.Reader, dir string) (string, error) {
 	mount := ""
@@ -94,7 +93,7 @@ func mountOf(mountinfo io.Reader, dir string) (string, error) {
 		if len(fields) < 5 || len(kind) < 2 || kind[0] != "bpf" || kind[1] != mountSource {
 			continue
 		}
-		if place := unescaped.Replace(fields[4]); place == dir || place == filepath.Dir(dir) {
+		if place := netns.MountPoint(fields[4]); place == dir || place == filepath.Dir(dir) {
 			mount = place
 		}
 	}

@@ -1,7 +1,6 @@
 package netns
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -32,20 +31,20 @@ func Others() ([]string, error) {
 		// Fields: id, parent, device, root, mount point, … ; root is the name of a namespace.
 		for line := range strings.Lines(string(mounts)) {
 			if fields := strings.Fields(line); len(fields) > 4 {
-				add(fields[3], seen.root+unescape(fields[4]))
+				add(fields[3], seen.root+MountPoint(fields[4]))
 			}
 		}
 	}
-	processes, err := filepath.Glob("/proc/[0-9]*/ns/net")
+	processes, _ := filepath.Glob("/proc/[0-9]*/ns/net") // the pattern is a good one: there is no other error
 	for _, path := range processes {
 		if name, err := os.Readlink(path); err == nil { // else it has ended
 			add(name, path)
 		}
 	}
-	return paths, errors.Join(err)
+	return paths, nil
 }
 
-// unescape undoes what the kernel does to blanks in paths.
-func unescape(path string) string {
-	return strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace(path)
-}
+// MountPoint undoes what the kernel does to a path of mountinfo.
+func MountPoint(field string) string { return unescaped.Replace(field) }
+
+var unescaped = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
