@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"strings"
 	"testing"
 	"time"
 
@@ -21,12 +22,16 @@ func TestDevicesThatGoAreNoticed(t *testing.T) {
 	}
 	defer h.Close()
 	b := newBed(t)
-	before, reaped, lost, kept := b.add("c1"), b.add("c2"), b.add("c3"), b.add("c4")
+	b.add("c1")
+	reaped, lost := b.add("c2"), b.add("c3")
+	b.add("c4")
 	settled := make(chan string, 10)
-	b.driver.during = func(call string, r endpoint.Record) {
-		if call == "Lose" {
-			settled <- r.ContainerID
+	b.driver.looked = func(records []endpoint.Record) {
+		var names []string
+		for _, r := range records {
+			names = append(names, r.ContainerID)
 		}
+		settled <- strings.Join(names, " ")
 	}
 	b.driver.lost["c1"] = fmt.Errorf("link pil1: %w", ErrNoNamespace)
 	for _, r := range []endpoint.Record{reaped, lost} {
@@ -58,9 +63,7 @@ func TestDevicesThatGoAreNoticed(t *testing.T) {
 			t.Fatalf("nobody looked at %s", want)
 		}
 	}
-	for _, r := range []endpoint.Record{before, reaped, lost, kept} { // at first, all
-		wait(r.ContainerID)
-	}
+	wait("c1 c2 c3 c4") // at first, all, and at once
 	b.driver.mu.Lock()
 	b.driver.lost["c2"], b.driver.lost["c3"] = fmt.Errorf("link pil2: %w", ErrNoNamespace), errFake
 	b.driver.mu.Unlock()

@@ -48,9 +48,11 @@ type Driver interface {
 	// says that the container is gone too.
 	Restore(ctx context.Context, keep []endpoint.Record) (lost map[endpoint.ID]error, err error)
 
-	// Lose tells whether the device of an active endpoint is gone, as Restore does, and then takes its map entries
-	// away: packets for it end for a reason, and not on their way to a device that is not there.
-	Lose(endpoint.Record) (lost, err error)
+	// Lost says which devices of active endpoints are gone, and why, as Restore does. It changes nothing.
+	Lost([]endpoint.Record) (map[endpoint.ID]error, error)
+	// Lose takes the map entries of an endpoint away whose device is gone: packets for it end for a reason, and not on
+	// their way to a device that is not there.
+	Lose(endpoint.Record) error
 
 	// KeepSettings sets the devices again where somebody has overwritten what they need; it is called every
 	// few seconds.

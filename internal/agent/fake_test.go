@@ -37,6 +37,7 @@ type fakeDriver struct {
 	fail    map[string]error // by the name of a call
 	lost    map[string]error // what Restore says of containers
 	during  func(call string, r endpoint.Record)
+	looked  func([]endpoint.Record) // for their devices
 	status  Status
 	mtu     int
 	events  chan Event
@@ -173,16 +174,32 @@ func (d *fakeDriver) SetMTU(r endpoint.Record, mtu int) error {
 	return d.call("SetMTU", r)
 }
 
-func (d *fakeDriver) Lose(r endpoint.Record) (lost, err error) {
-	if err := d.call("Lose", r); err != nil {
+func (d *fakeDriver) Lost(records []endpoint.Record) (map[endpoint.ID]error, error) {
+	if err := d.call("Lost", endpoint.Record{}); err != nil {
 		return nil, err
+	}
+	if d.looked != nil {
+		d.looked(records)
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if lost = d.lost[r.ContainerID]; lost != nil {
-		delete(d.active, r.ID)
+	lost := map[endpoint.ID]error{}
+	for _, r := range records {
+		if err := d.lost[r.ContainerID]; err != nil {
+			lost[r.ID] = err
+		}
 	}
 	return lost, nil
+}
+
+func (d *fakeDriver) Lose(r endpoint.Record) error {
+	if err := d.call("Lose", r); err != nil {
+		return err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.active, r.ID)
+	return nil
 }
 
 func (d *fakeDriver) KeepSettings() error { return d.call("KeepSettings", endpoint.Record{}) }

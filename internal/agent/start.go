@@ -87,12 +87,17 @@ func (c *Core) settle(ctx context.Context, r endpoint.Record, lost error) {
 }
 
 // lose settles those active endpoints whose device has gone while the agent runs. Most go with a container that
-// nobody deletes.
+// nobody deletes. All are looked for at once: it may take a walk through the machine.
 func (c *Core) lose(ctx context.Context, suspected func(endpoint.Record) bool) error {
-	var errs []error
-	for _, r := range c.store.List() {
-		if r.State == endpoint.Active && suspected(r) {
-			errs = append(errs, c.loseOne(ctx, r.ContainerID, r.Interface))
+	suspects := slices.DeleteFunc(c.store.List(), func(r endpoint.Record) bool { return r.State != endpoint.Active || !suspected(r) })
+	if len(suspects) == 0 {
+		return nil
+	}
+	lost, err := c.driver.Lost(suspects)
+	errs := []error{err}
+	for _, r := range suspects {
+		if why := lost[r.ID]; why != nil {
+			errs = append(errs, c.loseOne(ctx, r, why))
 		}
 	}
 	return errors.Join(errs...)
@@ -111,20 +116,18 @@ func withoutNews(r endpoint.Record) bool {
 	return errors.Is(err, os.ErrNotExist)
 }
 
-func (c *Core) loseOne(ctx context.Context, containerID, iface string) error {
-	unlock, err := c.byKey.lock(ctx, key(containerID, iface))
+func (c *Core) loseOne(ctx context.Context, seen endpoint.Record, why error) error {
+	unlock, err := c.byKey.lock(ctx, key(seen.ContainerID, seen.Interface))
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	r, ok := c.store.Find(containerID, iface)
-	if !ok || r.State != endpoint.Active {
+	r, ok := c.store.Find(seen.ContainerID, seen.Interface)
+	if !ok || r.State != endpoint.Active || r.ID != seen.ID || r.Device.HostIfindex != seen.Device.HostIfindex {
 		return nil // it went by a DEL
 	}
-	lost, err := c.driver.Lose(r)
-	if lost != nil {
-		c.settle(ctx, r, lost)
-	}
+	err = c.driver.Lose(r)
+	c.settle(ctx, r, why)
 	return err
 }
 

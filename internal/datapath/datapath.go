@@ -50,6 +50,8 @@ type Datapath struct {
 	devices  sync.Mutex // held by alone
 	removals *together.Rounds[removal]
 
+	owners sync.Map // endpoint.ID by the number of its device in the tables, a uint32
+
 	nodeNear, nodeFar int // ifindexes of the pair between the node and its containers
 }
 
@@ -74,7 +76,7 @@ func Open(c Config) (_ *Datapath, err error) {
 		return nil, err
 	}
 	// The programs know the node's device by its index.
-	for _, step := range []func() error{d.makeNodeDevice, d.load, d.tryCipher, d.guardPrefix} {
+	for _, step := range []func() error{d.makeNodeDevice, d.load, d.readOwners, d.tryCipher, d.guardPrefix} {
 		if err := step(); err != nil {
 			return nil, err
 		}

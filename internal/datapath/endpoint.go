@@ -94,6 +94,7 @@ func (d *Datapath) Activate(r endpoint.Record) error {
 }
 
 func (d *Datapath) writeEntries(r endpoint.Record) error {
+	d.owners.Store(uint32(r.Device.HostIfindex), r.ID)
 	for _, a := range r.Attachments {
 		err := d.objects.PilLocalsV1.Put(words(a.Plaintext).Lo, localEntry(r, a))
 		if err == nil {
@@ -105,6 +106,20 @@ func (d *Datapath) writeEntries(r endpoint.Record) error {
 		if err != nil {
 			return fmt.Errorf("endpoint %d: write its entries: %w", r.ID, err)
 		}
+	}
+	return nil
+}
+
+// eachLocal reads the containers' entries.
+func (d *Datapath) eachLocal(f func(pilasterLocal)) error {
+	var key uint64
+	var local pilasterLocal
+	entries := d.objects.PilLocalsV1.Iterate()
+	for entries.Next(&key, &local) {
+		f(local)
+	}
+	if err := entries.Err(); err != nil && !errors.Is(err, ebpf.ErrIterationAborted) {
+		return fmt.Errorf("list the containers' entries: %w", err)
 	}
 	return nil
 }
@@ -155,20 +170,32 @@ func (d *Datapath) withdraw(r endpoint.Record) error {
 	return d.changed()
 }
 
-// Lose takes away the entries of an endpoint whose device is gone, and says why it cannot be brought back.
-func (d *Datapath) Lose(r endpoint.Record) (lost, err error) {
-	lost = d.exists(r)
-	var notFound netlink.LinkNotFoundError
-	if !errors.As(lost, &notFound) && !errors.Is(lost, agent.ErrNoNamespace) {
-		return nil, lost // it is there, or could not be looked for
+// Lost looks for the devices of active endpoints, and says of those that are gone why they cannot be brought back.
+func (d *Datapath) Lost(records []endpoint.Record) (gone map[endpoint.ID]error, err error) {
+	gone = map[endpoint.ID]error{}
+	var errs []error
+	for id, lost := range d.lost(records) {
+		var notFound netlink.LinkNotFoundError
+		if errors.As(lost, &notFound) || errors.Is(lost, agent.ErrNoNamespace) {
+			gone[id] = lost
+		} else {
+			errs = append(errs, lost) // it is there, or could not be looked for
+		}
 	}
-	return lost, d.deactivate(r)
+	return gone, errors.Join(errs...)
 }
+
+// Lose takes away the entries of an endpoint whose device is gone.
+func (d *Datapath) Lose(r endpoint.Record) error { return d.deactivate(r) }
 
 // Remove takes away the entries first, then routes and device.
 func (d *Datapath) Remove(_ context.Context, r endpoint.Record) error {
 	if err := d.withdraw(r); err != nil {
 		return err
 	}
-	return d.kind(r).remove(r, routesTo(r)...)
+	if err := d.kind(r).remove(r, routesTo(r)...); err != nil {
+		return err
+	}
+	d.owners.CompareAndDelete(uint32(r.Device.HostIfindex), r.ID)
+	return nil
 }

@@ -75,18 +75,17 @@ func (d *Datapath) decodeEvent(sample []byte) (agent.Event, error) {
 	return event, nil
 }
 
-// endpointOf finds whose device a packet came from, whatever source it claims: the device's name
-// carries the id. 0 for the uplink, and for a device that is gone meanwhile.
-func (d *Datapath) endpointOf(ifindex uint32) endpoint.ID {
-	if ifindex&onUplink != 0 {
-		return macvlan{d}.numbered(ifindex)
-	}
-	link, err := d.netlink.LinkByIndex(int(ifindex))
-	if err != nil {
-		return 0
-	}
-	id, _ := deviceID(link)
-	return id
+// endpointOf finds whose device a packet came from, whatever source it claims. 0 for the uplink, and for a device that is
+// gone meanwhile.
+func (d *Datapath) endpointOf(device uint32) endpoint.ID {
+	id, _ := d.owners.Load(device)
+	owner, _ := id.(endpoint.ID)
+	return owner
+}
+
+// readOwners learns them from the tables another process has filled.
+func (d *Datapath) readOwners() error {
+	return d.eachLocal(func(l pilasterLocal) { d.owners.Store(l.Ifindex, endpoint.ID(l.Endpoint)) })
 }
 
 func swap(port uint16) uint16 {

@@ -20,8 +20,8 @@ type kind interface {
 	make(r endpoint.Record, in *inside, mtu int) (endpoint.Device, error)
 	// attach lets the container's packets meet our program; nothing but that may do so.
 	attach(r endpoint.Record) error
-	// exists says why the device cannot be brought back.
-	exists(r endpoint.Record) error
+	// lost says why devices cannot be brought back, of those that cannot.
+	lost([]endpoint.Record) map[endpoint.ID]error
 	// inside finds the container's end of the device: the path of a namespace may meanwhile lead into another
 	// one, which is none of ours.
 	inside(r endpoint.Record, in *inside) (netlink.Link, error)

@@ -4,13 +4,11 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"maps"
 	"net"
 	"os"
 	"path/filepath"
 	"slices"
 
-	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -49,6 +47,11 @@ func (in *inside) number() (uint32, error) {
 	return onUplink | uint32(in.cookie), nil
 }
 
+func (in *inside) numbered(number uint32) bool {
+	n, err := in.number()
+	return err == nil && n == number
+}
+
 func (d macvlan) make(r endpoint.Record, in *inside, mtu int) (endpoint.Device, error) {
 	number, err := in.number()
 	if err != nil {
@@ -74,43 +77,89 @@ func (d macvlan) make(r endpoint.Record, in *inside, mtu int) (endpoint.Device, 
 
 func (d macvlan) attach(endpoint.Record) error { return nil }
 
-func (d macvlan) exists(r endpoint.Record) error {
-	in, err := d.enter(r)
+// lost looks for all of them at once.
+func (d macvlan) lost(records []endpoint.Record) map[endpoint.ID]error {
+	return d.visit(records, func(r endpoint.Record, in *inside) error {
+		_, err := d.inside(r, in)
+		return err
+	})
+}
+
+// visit calls f in the containers' namespaces, also those whose path only the runtime sees, for which one walk through all
+// namespaces does. It tells what went wrong.
+func (d macvlan) visit(records []endpoint.Record, f func(endpoint.Record, *inside) error) map[endpoint.ID]error {
+	errs := map[endpoint.ID]error{}
+	do := func(r endpoint.Record, in *inside) {
+		if err := f(r, in); err != nil {
+			errs[r.ID] = err
+		}
+	}
+	elsewhere := map[uint32][]endpoint.Record{}
+	for _, r := range records {
+		number := uint32(r.Device.HostIfindex)
+		in, err := openInside(r.Netns)
+		switch {
+		case err == nil && in.numbered(number):
+			do(r, in)
+		case err == nil || hasEnded(err):
+			elsewhere[number] = append(elsewhere[number], r)
+		default:
+			errs[r.ID] = err
+		}
+		if err == nil {
+			in.Close()
+		}
+	}
+	if len(elsewhere) == 0 {
+		return errs
+	}
+	err := everywhere(func(_ string, in *inside) (enough bool, err error) {
+		if number, err := in.number(); err == nil {
+			for _, r := range elsewhere[number] {
+				do(r, in)
+			}
+			delete(elsewhere, number)
+		}
+		return len(elsewhere) == 0, nil
+	})
+	for _, missing := range elsewhere {
+		for _, r := range missing {
+			if errs[r.ID] = err; err == nil {
+				errs[r.ID] = fmt.Errorf("no namespace is the one of %s: %w", r.Netns, agent.ErrNoNamespace)
+			}
+		}
+	}
+	return errs
+}
+
+// everywhere opens the machine's namespaces but the calling thread's, one after the other, until f has seen enough.
+func everywhere(f func(path string, in *inside) (enough bool, err error)) error {
+	paths, err := netns.Others()
 	if err != nil {
 		return err
 	}
-	defer in.Close()
-	_, err = d.inside(r, in)
-	return err
-}
-
-// enter opens the container's namespace, also where the path is one that only the runtime sees.
-func (d macvlan) enter(r endpoint.Record) (*inside, error) {
-	in, err := openInside(r.Netns)
-	if err == nil {
-		if number, err := in.number(); err == nil && int(number) == r.Device.HostIfindex {
-			return in, nil
-		}
-		in.Close()
-	} else if !errors.Is(err, os.ErrNotExist) {
-		return nil, err
-	}
-	paths, err := netns.Others()
-	if err != nil {
-		return nil, err
-	}
 	for _, path := range paths {
 		in, err := openInside(path)
+		if hasEnded(err) || errors.Is(err, os.ErrPermission) {
+			continue // or it has no IPv6, or is in a file system of its owner alone
+		}
+		enough := false
+		if err == nil {
+			enough, err = f(path, in)
+			in.Close()
+		}
 		if err != nil {
-			continue // it ended meanwhile, or has no IPv6
+			return fmt.Errorf("look into the namespace %s: %w", path, err)
 		}
-		if number, err := in.number(); err == nil && int(number) == r.Device.HostIfindex {
-			return in, nil
+		if enough {
+			break
 		}
-		in.Close()
 	}
-	return nil, fmt.Errorf("no namespace is the one of %s: %w", r.Netns, agent.ErrNoNamespace)
+	return nil
 }
+
+// hasEnded tells of a namespace at a path that has led to one.
+func hasEnded(err error) bool { return errors.Is(err, os.ErrNotExist) || errors.Is(err, netns.ErrNone) }
 
 // errNotOurs is of what has taken the place of a container or of its device.
 var errNotOurs = errors.New("it is not what the endpoint was made with")
@@ -119,8 +168,8 @@ var errNotOurs = errors.New("it is not what the endpoint was made with")
 var errElsewhere = errors.New("its macvlan is on another device than the uplink")
 
 func (d macvlan) inside(r endpoint.Record, in *inside) (netlink.Link, error) {
-	if number, err := in.number(); err != nil || int(number) != r.Device.HostIfindex {
-		return nil, errors.Join(err, fmt.Errorf("namespace %s: %w", r.Netns, errNotOurs))
+	if !in.numbered(uint32(r.Device.HostIfindex)) {
+		return nil, fmt.Errorf("namespace %s: %w", r.Netns, errNotOurs)
 	}
 	l, err := d.find(r, in)
 	if err == nil && l.Mode != netlink.MACVLAN_MODE_PRIVATE {
@@ -158,17 +207,17 @@ func (d macvlan) remove(r endpoint.Record, routes ...*net.IPNet) error {
 		}
 	}
 	// Numbers begin anew with the machine, and somebody else may have it by now.
-	if id := d.numbered(uint32(r.Device.HostIfindex)); id != 0 && id != r.ID {
+	if id := d.endpointOf(uint32(r.Device.HostIfindex)); id != 0 && id != r.ID {
 		return nil
 	}
-	in, err := d.enter(r)
+	err := d.visit([]endpoint.Record{r}, d.removeInside)[r.ID]
 	if errors.Is(err, agent.ErrNoNamespace) {
 		return nil // the device went with it
 	}
-	if err != nil {
-		return err
-	}
-	defer in.Close()
+	return err
+}
+
+func (d macvlan) removeInside(r endpoint.Record, in *inside) error {
 	l, err := d.find(r, in)
 	var notFound netlink.LinkNotFoundError
 	if errors.As(err, &notFound) || errors.Is(err, errNotOurs) {
@@ -185,31 +234,13 @@ func (d macvlan) remove(r endpoint.Record, routes ...*net.IPNet) error {
 
 // carrying finds those with an entry: the programs that judge them are always there.
 func (d macvlan) carrying() ([]endpoint.ID, error) {
-	entries, err := d.entries()
-	return slices.Collect(maps.Values(entries)), err
-}
-
-// numbered is the endpoint with a number, or 0.
-func (d macvlan) numbered(number uint32) endpoint.ID {
-	entries, _ := d.entries()
-	return entries[number]
-}
-
-// entries are the endpoints behind macvlans, by number.
-func (d macvlan) entries() (map[uint32]endpoint.ID, error) {
-	ids := map[uint32]endpoint.ID{}
-	var key uint64
-	var entry pilasterLocal
-	entries := d.objects.PilLocalsV1.Iterate()
-	for entries.Next(&key, &entry) {
-		if entry.Ifindex&onUplink != 0 {
-			ids[entry.Ifindex] = endpoint.ID(entry.Endpoint)
+	var ids []endpoint.ID
+	err := d.eachLocal(func(l pilasterLocal) {
+		if l.Ifindex&onUplink != 0 {
+			ids = append(ids, endpoint.ID(l.Endpoint))
 		}
-	}
-	if err := entries.Err(); err != nil && !errors.Is(err, ebpf.ErrIterationAborted) {
-		return nil, fmt.Errorf("list the containers behind macvlans: %w", err)
-	}
-	return ids, nil
+	})
+	return ids, err
 }
 
 // sweepMacvlans removes those of no endpoint, which an ADD left that a crash cut off: nothing of theirs flows, but
@@ -253,36 +284,21 @@ type found struct {
 
 // findMacvlans looks for those on top of the devices of the calling thread's namespace, wherever they are: no device of the
 // node says in which namespaces.
-func findMacvlans() ([]found, error) {
-	paths, err := netns.Others()
-	if err != nil {
-		return nil, err
-	}
-	var all []found
-	for _, path := range paths {
-		there, err := macvlansOf(path)
-		if err != nil {
-			return nil, fmt.Errorf("list the devices of %s: %w", path, err)
-		}
+func findMacvlans() (all []found, err error) {
+	err = everywhere(func(path string, in *inside) (bool, error) {
+		there, err := macvlansOf(path, in)
 		all = append(all, there...)
-	}
-	return all, nil
+		return false, err
+	})
+	return all, err
 }
 
-func macvlansOf(path string) ([]found, error) {
+func macvlansOf(path string, in *inside) ([]found, error) {
 	node, err := netns.Open("/proc/thread-self/ns/net")
 	if err != nil {
 		return nil, err
 	}
 	defer node.Close()
-	in, err := openInside(path)
-	if errors.Is(err, os.ErrNotExist) || errors.Is(err, os.ErrPermission) {
-		return nil, nil // it ended meanwhile, or has no IPv6, or is in a file system of its owner alone
-	}
-	if err != nil {
-		return nil, err
-	}
-	defer in.Close()
 	here, err := in.GetNetNsIdByFd(node.FD())
 	if err != nil || here < 0 {
 		return nil, err // nothing in it is on top of anything here
@@ -303,19 +319,16 @@ func macvlansOf(path string) ([]found, error) {
 
 // remove looks again: the path may lead elsewhere by now.
 func (m found) remove() error {
-	again, err := macvlansOf(m.path)
-	if err != nil {
-		return err
-	}
-	if !slices.ContainsFunc(again, func(o found) bool { return o.number == m.number && o.link.Attrs().Index == m.link.Attrs().Index }) {
+	in, err := openInside(m.path)
+	if hasEnded(err) {
 		return nil
 	}
-	in, err := openInside(m.path)
 	if err != nil {
 		return err
 	}
 	defer in.Close()
-	if number, err := in.number(); err != nil || number != m.number {
+	again, err := macvlansOf(m.path, in)
+	if err != nil || !slices.ContainsFunc(again, func(o found) bool { return o.number == m.number && o.link.Attrs().Index == m.link.Attrs().Index }) {
 		return err
 	}
 	return gone(netns.Retry(func() error { return in.LinkDel(m.link) }))

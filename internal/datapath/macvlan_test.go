@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"net/netip"
+	"os"
 	"strings"
 	"syscall"
 	"testing"
@@ -14,6 +15,7 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 
+	"pilaster.io/pilaster/internal/agent"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/packet"
 )
@@ -233,8 +235,10 @@ func TestMacvlanLeftovers(t *testing.T) {
 	// A record from before the machine was booted, whose number is another's now.
 	stale := kept.record
 	stale.ID, stale.Netns = 77, kept.record.Netns+"-gone"
+	n.reopen(t, n.datapath.config) // which goes on with removals before anything else
 	must(t, n.datapath.kind(stale).remove(stale))
 	must(t, eth0(kept))
+	must(t, n.datapath.PutTenant(blue))
 	mustReach(t, kept, far, "after a stale record")
 
 	must(t, eth0(half))
@@ -258,6 +262,33 @@ func TestMacvlanLeftovers(t *testing.T) {
 		t.Errorf("with another uplink: %v", err)
 	}
 	mustReach(t, kept, far, "after a refusal")
+}
+
+// TestMacvlansElsewhere: containers are found where the agent does not see the paths of their namespaces, all in one walk,
+// and told from those that are gone.
+func TestMacvlansElsewhere(t *testing.T) {
+	w := newWireOf(t, Macvlan)
+	n := w.nodes[0]
+	seen, hidden, hidden2, unplugged, gone := n.add(t, blue, 1), n.add(t, blue, 1), n.add(t, blue, 1), n.add(t, blue, 1), n.add(t, blue, 1)
+	unplugged.unplug(t)
+	gone.record.Device.HostIfindex = onUplink | 0x7fffffff // nobody's
+	stale := hidden.record                                 // from before the machine was booted, whose number is another's now
+	stale.ID, stale.Interface = 77, "eth7"
+	stale.Netns += "-elsewhere"
+	records := []endpoint.Record{seen.record, stale}
+	for i, c := range []*testContainer{hidden, hidden2, unplugged, gone} {
+		c.record.Netns += "-elsewhere"
+		if i%2 == 0 { // as unmounting leaves it
+			must(t, os.WriteFile(c.record.Netns, nil, 0o600))
+		}
+		records = append(records, c.record)
+	}
+	lost, err := n.datapath.Lost(records)
+	must(t, err)
+	var notFound netlink.LinkNotFoundError
+	if len(lost) != 3 || !errors.As(lost[unplugged.record.ID], &notFound) || !errors.As(lost[stale.ID], &notFound) || !errors.Is(lost[gone.record.ID], agent.ErrNoNamespace) {
+		t.Errorf("lost are %v", lost)
+	}
 }
 
 // TestMacvlanWithoutItsJudge: where the program is gone that judges what containers send, nothing of it leaves, and the

@@ -28,22 +28,14 @@ func (d *Datapath) Restore(_ context.Context, keep []endpoint.Record) (lost map[
 	if err := d.sweepMacvlans(keep); err != nil {
 		return nil, err
 	}
-	var found []endpoint.Record
-	lost = map[endpoint.ID]error{}
-	for _, r := range keep {
-		if !r.Lives() {
-			continue // its removal is tried again
-		}
-		err := d.exists(r)
+	living := slices.DeleteFunc(slices.Clone(keep), func(r endpoint.Record) bool { return !r.Lives() }) // others' removal is tried again
+	lost = d.lost(living)
+	for _, err := range lost {
 		if errors.Is(err, errElsewhere) {
 			return nil, fmt.Errorf("%w; packets flow as before: start with the uplink it was made on until such containers have gone", err)
 		}
-		if err != nil {
-			lost[r.ID] = err
-		} else {
-			found = append(found, r)
-		}
 	}
+	found := slices.DeleteFunc(living, func(r endpoint.Record) bool { return lost[r.ID] != nil })
 	if err := d.fillTables(keep, found); err != nil {
 		return nil, err
 	}
@@ -78,12 +70,19 @@ func (d *Datapath) canCarry(keep []endpoint.Record) error {
 	return nil
 }
 
-// exists says why an endpoint cannot be brought back.
-func (d *Datapath) exists(r endpoint.Record) error {
-	if err := d.kind(r).exists(r); err != nil {
-		return fmt.Errorf("endpoint %d: %w", r.ID, err)
+// lost says why endpoints cannot be brought back, of those that cannot.
+func (d *Datapath) lost(records []endpoint.Record) map[endpoint.ID]error {
+	byKind := map[kind][]endpoint.Record{}
+	for _, r := range records {
+		byKind[d.kind(r)] = append(byKind[d.kind(r)], r)
 	}
-	return nil
+	lost := map[endpoint.ID]error{}
+	for k, records := range byKind {
+		for id, err := range k.lost(records) {
+			lost[id] = fmt.Errorf("endpoint %d: %w", id, err)
+		}
+	}
+	return lost
 }
 
 // fillTables makes them hold the endpoints found, and the tenants of all that are recorded.
@@ -95,6 +94,7 @@ func (d *Datapath) fillTables(recorded, found []endpoint.Record) error {
 	if err := d.keepSiblings(ids); err != nil {
 		return err
 	}
+	d.owners.Clear()
 	for _, r := range found {
 		if err := d.writeEntries(r); err != nil {
 			return err

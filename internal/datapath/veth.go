@@ -120,15 +120,19 @@ func (d veth) hostSide(r endpoint.Record) (netlink.Link, error) {
 	return host, nil
 }
 
-func (d veth) exists(r endpoint.Record) error {
-	_, err := d.hostSide(r)
-	if err == nil {
-		return nil
+func (d veth) lost(records []endpoint.Record) map[endpoint.ID]error {
+	lost := map[endpoint.ID]error{}
+	for _, r := range records {
+		_, err := d.hostSide(r)
+		if err == nil {
+			continue
+		}
+		if _, gone := os.Stat(r.Netns); errors.Is(gone, os.ErrNotExist) {
+			err = fmt.Errorf("%w, and %w", err, agent.ErrNoNamespace)
+		}
+		lost[r.ID] = err
 	}
-	if _, gone := os.Stat(r.Netns); errors.Is(gone, os.ErrNotExist) {
-		return fmt.Errorf("%w, and %w", err, agent.ErrNoNamespace)
-	}
-	return err
+	return lost
 }
 
 func (d veth) inside(r endpoint.Record, in *inside) (netlink.Link, error) {

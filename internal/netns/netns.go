@@ -10,6 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// ErrNone is of a path that leads to something else than a namespace, such as where one was mounted.
+var ErrNone = errors.New("not a namespace")
+
 // Namespace is an open network namespace. The kernel keeps it alive until Close.
 type Namespace struct {
 	path string
@@ -51,7 +54,7 @@ func Open(path string) (*Namespace, error) {
 	var fs unix.Statfs_t
 	if err := unix.Fstatfs(int(f.Fd()), &fs); err != nil || fs.Type != unix.NSFS_MAGIC {
 		f.Close()
-		return nil, fmt.Errorf("open namespace: %s is not a namespace", path)
+		return nil, fmt.Errorf("open namespace: %s is %w", path, ErrNone)
 	}
 	return &Namespace{path, f}, nil
 }
