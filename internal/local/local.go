@@ -16,19 +16,26 @@ import (
 // URL is the base URL for clients made by Client; the host in it means nothing.
 const URL = "http://pilaster.local"
 
+// maxPath in bytes is what the kernel takes for a socket (unix(7)).
+const maxPath = 107
+
 // Listen serves path for its owner only. A socket that nobody answers on is replaced; one that
 // somebody answers on is left alone and reported. Closing the listener removes the socket.
 func Listen(path string) (net.Listener, error) {
+	dir := filepath.Dir(path)
+	if most := maxPath - max(len("/.s4294967295/s"), len(path)-len(dir)); len(dir) > most {
+		return nil, fmt.Errorf("%s cannot be a socket: its path has room for a --run-dir of at most %d bytes", path, most)
+	}
 	if c, err := net.DialTimeout("unix", path, time.Second); err == nil {
 		c.Close()
 		return nil, fmt.Errorf("%s is in use by a running daemon; stop it, or choose another --run-dir", path)
 	}
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
 	}
 	// Made in a private folder and moved into place with its final mode: at no moment can
 	// another user connect, and at no moment is the path without a socket.
-	private, err := os.MkdirTemp(filepath.Dir(path), ".s")
+	private, err := os.MkdirTemp(dir, ".s")
 	if err != nil {
 		return nil, err
 	}

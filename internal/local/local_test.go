@@ -52,3 +52,26 @@ func TestServeAndReplaceStale(t *testing.T) {
 		t.Errorf("socket is still there after Close: %v", err)
 	}
 }
+
+// A folder as long as the refusal of a longer one says is taken.
+func TestFoldersTooLong(t *testing.T) {
+	base := t.TempDir()
+	var most int
+	for _, name := range []string{"d.sock", "a-longer-name.sock"} {
+		long := filepath.Join(base, strings.Repeat("x", 100))
+		_, err := Listen(filepath.Join(long, name))
+		if err == nil {
+			t.Fatalf("%s: a socket in %s", name, long)
+		}
+		_, limit, _ := strings.Cut(err.Error(), "--run-dir of at most ")
+		if _, err := fmt.Sscan(limit, &most); err != nil || most < 80 {
+			t.Fatalf("%s: %q, %v", name, limit, err)
+		}
+		fits := filepath.Join(base, strings.Repeat("x", most-len(base)-1))
+		l, err := Listen(filepath.Join(fits, name))
+		if err != nil {
+			t.Fatalf("%s in %d bytes: %v", name, len(fits), err)
+		}
+		l.Close()
+	}
+}

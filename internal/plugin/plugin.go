@@ -48,12 +48,9 @@ func Run(environ []string, stdin func() ([]byte, error)) (stdout, stderr string,
 	if err != nil {
 		return refusal(codeIO, "the configuration cannot be read from standard input: "+err.Error()), "", 1
 	}
-	socket := agentSocket(config)
-	if socket == "" {
-		socket = DefaultSocket
-	}
-	if socket[0] != '/' {
-		return refusal(codeConfig, "the network configuration cannot be used: agentSocket "+quote(socket)+" is not an absolute path"), "", 1
+	socket, refused := findSocket(config)
+	if refused != "" {
+		return refusal(codeConfig, "the network configuration cannot be used: "+refused), "", 1
 	}
 	// An empty variable ends the environment.
 	answer, err := ask(socket, append(append(said, 0), config...))

@@ -98,10 +98,24 @@ func TestKnownWithoutAnAgent(t *testing.T) {
 	if out, _, exit := Run([]string{"CNI_COMMAND=ADD"}, none); exit != 1 || !strings.Contains(out, `"code":5,`) {
 		t.Errorf("without a configuration: %q, %d", out, exit)
 	}
-	for _, verb := range verbs {
-		if _, refused := run(t, verb, config("agent.sock")); refused == nil || refused.Code != types.ErrInvalidNetworkConfig || !strings.Contains(refused.Msg, `"agent.sock" is not an absolute path`) {
-			t.Errorf("%s: %v", verb, refused)
+}
+
+func TestSocketsThatCannotBe(t *testing.T) {
+	for config, want := range map[string]string{
+		config("agent.sock"):                                                     `"agent.sock" is not an absolute path`,
+		config("/" + strings.Repeat("x", 107)):                                   "has 108 bytes, and the path of a socket has 107 at most",
+		strings.Replace(config("/run/x"), "agentSocket", "agentsocket", 1):       `the key "agentsocket", which is written agentSocket`,
+		strings.Replace(config("/run/x"), "agentSocket", "\\u0041GENTSOCKET", 1): `the key "AGENTSOCKET"`,
+		`{"AgentSocket":null,` + config("/run/x")[1:]:                            `the key "AgentSocket"`,
+	} {
+		for _, verb := range verbs {
+			if _, refused := run(t, verb, config); refused == nil || refused.Code != types.ErrInvalidNetworkConfig || !strings.Contains(refused.Msg, want) {
+				t.Errorf("%s with %s: %v, want %q", verb, config, refused, want)
+			}
 		}
+	}
+	if _, refused := findSocket([]byte(`{"args":{"agentsocket":"/x"},"type":"agentsocket"}`)); refused != "" {
+		t.Errorf("elsewhere: %s", refused)
 	}
 }
 
@@ -114,7 +128,7 @@ func TestAgentAway(t *testing.T) {
 	}
 	l.SetUnlinkOnClose(false)
 	l.Close() // as after a crash
-	for _, socket := range []string{socket, stale, "/" + strings.Repeat("x", 200)} {
+	for _, socket := range []string{socket, stale, "/" + strings.Repeat("x", 106)} {
 		for _, verb := range verbs {
 			want := types.ErrTryAgainLater
 			if verb == "STATUS" {
@@ -181,7 +195,7 @@ func TestEscapesInTheSocket(t *testing.T) {
 		if err := json.Unmarshal([]byte(`"`+text+`"`), &judge); err != nil || judge != want {
 			t.Fatalf("%s is %q, %v", text, judge, err)
 		}
-		if got := agentSocket([]byte(`{"agentSocket":"` + text + `"}`)); got != want {
+		if got, _ := agentSocket([]byte(`{"agentSocket":"` + text + `"}`)); got != want {
 			t.Errorf("%s read as %q, want %q", text, got, want)
 		}
 	}

@@ -1,14 +1,40 @@
 package plugin
 
 import (
+	"strconv"
+	"strings"
 	"unicode/utf16"
 	"unicode/utf8"
 )
 
-// agentSocket is the text of that key of the configuration, of which the last counts; empty where there is none. It is
-// right for JSON, and the agent refuses what is not. encoding/json takes longer to load than all this plugin does.
-func agentSocket(config []byte) string {
-	socket, depth := "", 0
+// socketKey is of the configuration.
+const socketKey = "agentSocket"
+
+// longestSocket in bytes is what the kernel takes for a path (unix(7)).
+const longestSocket = 107
+
+// findSocket is where the configuration says that the agent listens.
+func findSocket(config []byte) (socket, refused string) {
+	socket, other := agentSocket(config)
+	switch {
+	case other != "":
+		return "", "it has the key " + quote(other) + ", which is written " + socketKey
+	case socket == "":
+		return DefaultSocket, ""
+	case socket[0] != '/':
+		return "", socketKey + " " + quote(socket) + " is not an absolute path"
+	case len(socket) > longestSocket:
+		return "", socketKey + " " + quote(socket) + " has " + strconv.Itoa(len(socket)) + " bytes, and the path of a socket has " + strconv.Itoa(longestSocket) +
+			" at most; choose another --run-dir for the agent"
+	}
+	return socket, ""
+}
+
+// agentSocket is the text of that key of the configuration, of which the last counts; empty where there is none. other is
+// the same key in another case. It is right for JSON, and the agent refuses what is not. encoding/json takes longer to load
+// than all this plugin does.
+func agentSocket(config []byte) (socket, other string) {
+	depth := 0
 	for i := 0; i < len(config); i++ {
 		switch config[i] {
 		case '{', '[':
@@ -19,7 +45,13 @@ func agentSocket(config []byte) string {
 			text, after := stringAt(config, i)
 			i = after - 1
 			colon := skipSpace(config, after)
-			if depth != 1 || colon == len(config) || config[colon] != ':' || string(unquote(text)) != "agentSocket" {
+			if depth != 1 || colon == len(config) || config[colon] != ':' {
+				continue
+			}
+			if key := string(unquote(text)); key != socketKey {
+				if strings.EqualFold(key, socketKey) {
+					other = key
+				}
 				continue
 			}
 			socket = ""
@@ -30,7 +62,7 @@ func agentSocket(config []byte) string {
 			}
 		}
 	}
-	return socket
+	return socket, other
 }
 
 func skipSpace(text []byte, i int) int {
