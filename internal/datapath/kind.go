@@ -30,6 +30,8 @@ type kind interface {
 	repair(r endpoint.Record) error
 	// setMTU changes the node's side to what the container's side is to be.
 	setMTU(r endpoint.Record, mtu int, container func() error) error
+	// narrowed is what the kernel makes of the MTU while the uplink has its own.
+	narrowed(mtu int) int
 	// remove takes the device away, whatever is left of it, and the node's routes to it.
 	remove(r endpoint.Record, routes ...*net.IPNet) error
 	// carrying finds the endpoints whose devices take packets, whichever build made them.

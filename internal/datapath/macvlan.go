@@ -199,6 +199,13 @@ func (d macvlan) repair(endpoint.Record) error { return nil }
 
 func (d macvlan) setMTU(_ endpoint.Record, _ int, container func() error) error { return container() }
 
+func (d macvlan) narrowed(mtu int) int {
+	if uplink, err := d.netlink.LinkByIndex(d.uplink.Attrs().Index); err == nil {
+		mtu = min(mtu, uplink.Attrs().MTU)
+	}
+	return mtu
+}
+
 // remove leaves alone what has taken the place of the container or of its device.
 func (d macvlan) remove(r endpoint.Record, routes ...*net.IPNet) error {
 	for _, dst := range routes {

@@ -1,7 +1,9 @@
 package datapath
 
 import (
+	"bytes"
 	"cmp"
+	"log/slog"
 	"os"
 	"strings"
 	"testing"
@@ -62,5 +64,29 @@ func TestMTUOfAnotherNamespace(t *testing.T) {
 		if got := link.Attrs().MTU; got != 1500 {
 			t.Errorf("%s has an MTU of %d", device, got)
 		}
+	}
+}
+
+// TestMTUOfADeadAgent: an uplink that was narrowed meanwhile is no reason to complain about containers, or to change
+// them: whoever follows its MTU does that.
+func TestMTUOfADeadAgent(t *testing.T) {
+	for _, kind := range Kinds() {
+		n := newWireOf(t, kind).nodes[0]
+		c := n.add(t, blue, 1)
+		n.setUplink(t, func(h *netlink.Handle, eth0 netlink.Link) error { return h.LinkSetMTU(eth0, 1400) })
+		var said bytes.Buffer
+		config := n.datapath.config
+		config.Log = slog.New(slog.NewTextHandler(&said, nil))
+		n.reopen(t, config)
+		must(t, n.datapath.PutTenant(blue))
+		n.restore(t, c)
+		if text := said.String(); strings.Contains(text, "differ") {
+			t.Errorf("%s: the log has\n%s", kind, text)
+		}
+		mtu, err := n.datapath.MTU()
+		must(t, err)
+		must(t, n.datapath.SetMTU(c.record, mtu))
+		c.record.Device.MTU = 1400
+		must(t, n.datapath.Check(t.Context(), c.record))
 	}
 }

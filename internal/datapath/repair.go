@@ -5,6 +5,8 @@ import "pilaster.io/pilaster/internal/endpoint"
 // repair puts right what differs on the two sides of an endpoint's device. What cannot be put right is
 // said, and leaves the endpoint as it is: CHECK names it too.
 func (d *Datapath) repair(r endpoint.Record) {
+	// The record gets it from what follows the uplink's MTU.
+	r.Device.MTU = d.kind(r).narrowed(r.Device.MTU)
 	log := d.log.With("endpoint", r.ID, "container", r.ContainerID, "pod", r.Pod)
 	compare := func(check, repair func() error) {
 		difference := check()

@@ -201,6 +201,8 @@ func (d veth) setMTU(r endpoint.Record, mtu int, container func() error) error {
 	return second()
 }
 
+func (d veth) narrowed(mtu int) int { return mtu }
+
 func (d veth) remove(r endpoint.Record, routes ...*net.IPNet) error {
 	return d.Datapath.remove(deviceName(r.ID), routes...)
 }
