@@ -8,10 +8,20 @@ import (
 	"pilaster.io/pilaster/internal/plugin"
 )
 
+var call plugin.Call
+
 func main() {
-	stdout, stderr, exit := plugin.Run(syscall.Environ(), func() ([]byte, error) { return plugin.Read(syscall.Stdin) })
-	if plugin.Write(syscall.Stdout, []byte(stdout)) != nil || plugin.Write(syscall.Stderr, []byte(stderr)) != nil {
+	for _, v := range syscall.Environ() {
+		call.Variable(v)
+	}
+	syscall.Exit(run())
+}
+
+func run() int {
+	call.Kernel = syscall.RawSyscall6
+	stdout, stderr, exit := call.Run(syscall.Stdin)
+	if !call.Write(syscall.Stdout, stdout) || !call.Write(syscall.Stderr, stderr) {
 		exit = 1
 	}
-	syscall.Exit(exit)
+	return exit
 }

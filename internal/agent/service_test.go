@@ -6,9 +6,11 @@ import (
 	"io"
 	"log/slog"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"runtime"
 	"strings"
+	"syscall"
 	"testing"
 
 	"connectrpc.com/connect"
@@ -71,7 +73,20 @@ func (b *serviceBed) cniIn(verb, container, netns, extra string) (string, error)
 		"CNI_ARGS=IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=web-0",
 	}
 	config := `{"cniVersion":"1.1.0","name":"pilaster","type":"pilaster-cni","tenant":"blue","labels":{"app":"web"},"agentSocket":"` + b.socket + `"` + extra + `}`
-	stdout, _, exit := plugin.Run(env, func() ([]byte, error) { return []byte(config), nil })
+	c := &plugin.Call{Kernel: syscall.Syscall6}
+	for _, v := range env {
+		c.Variable(v)
+	}
+	stdin, write, err := os.Pipe()
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	defer stdin.Close()
+	if _, err := write.WriteString(config); err != nil { // a pipe takes that much
+		b.t.Fatal(err)
+	}
+	write.Close()
+	stdout, _, exit := c.Run(int(stdin.Fd()))
 	if exit == 0 {
 		return stdout, nil
 	}

@@ -1,14 +1,19 @@
 package plugin
 
 import (
-	"errors"
-	"strconv"
 	"strings"
 	"syscall"
+	"unsafe"
 )
 
 // patience in seconds is more than the agent itself waits for anybody.
 const patience = 60
+
+// The head of a request stands before what is said, and its length is written into it from the right.
+const (
+	head    = "POST /cni HTTP/1.0\r\nHost: pilaster.local\r\nContent-Length: 00000000\r\n\r\n"
+	maxHead = len(head)
+)
 
 // answer is what an HTTP server said.
 type answer struct {
@@ -17,102 +22,153 @@ type answer struct {
 	body   string
 }
 
-// failed is a system call that failed.
-type failed struct {
-	call string
-	err  error
+// view is a text without a copy of it.
+func view(text []byte) string { return unsafe.String(unsafe.SliceData(text), len(text)) }
+
+// ask is one exchange of HTTP/1.0: the answer ends where the connection ends. If it fails it says which system call did,
+// if it is one, and why.
+func (c *Call) ask(socket string) (a answer, call, why string) {
+	const stream = syscall.SOCK_STREAM | syscall.SOCK_CLOEXEC
+	s, _, err := c.Kernel(syscall.SYS_SOCKET, syscall.AF_UNIX, stream, 0, 0, 0, 0)
+	if err != 0 {
+		return a, "socket: ", err.Error()
+	}
+	a, call, why = c.exchange(s, socket)
+	c.Kernel(syscall.SYS_CLOSE, s, 0, 0, 0, 0, 0)
+	return a, call, why
 }
 
-func (f *failed) Error() string { return f.call + ": " + f.err.Error() }
+func (c *Call) exchange(s uintptr, socket string) (a answer, call, why string) {
+	c.wait.Sec = patience
+	for option := uintptr(syscall.SO_RCVTIMEO); option <= syscall.SO_SNDTIMEO; option++ {
+		_, _, err := c.Kernel(syscall.SYS_SETSOCKOPT, s, syscall.SOL_SOCKET, option, uintptr(unsafe.Pointer(&c.wait)), unsafe.Sizeof(c.wait), 0)
+		if err != 0 {
+			return a, "setsockopt: ", err.Error()
+		}
+	}
+	if err := c.connect(s, socket); err != 0 {
+		return a, "connect: ", err.Error()
+	}
+	copy(c.said[:], head)
+	for i, n := maxHead-len("\r\n\r\n")-1, c.end-maxHead; n > 0; i, n = i-1, n/10 {
+		c.said[i] = '0' + byte(n%10)
+	}
+	if err := c.send(s, c.said[:c.end]); err != 0 {
+		return a, "write: ", err.Error()
+	}
+	n, err := c.read(int(s), c.came[:])
+	switch {
+	case err == syscall.EAGAIN:
+		return a, "read: ", "nothing came for a minute"
+	case err != 0:
+		return a, "read: ", err.Error()
+	case n == len(c.came):
+		return a, "", "its answer is longer than 1 MiB"
+	}
+	a, why = understand(view(c.came[:n]))
+	return a, "read: ", why
+}
 
-// again repeats a call that a signal interrupted: the runtime sends itself some.
-func again(call func() (int, error)) (n int, err error) {
+func (c *Call) connect(s uintptr, socket string) syscall.Errno {
+	c.address.Family = syscall.AF_UNIX
+	for i := range len(socket) { // findSocket has seen that there is room
+		c.address.Path[i] = int8(socket[i])
+	}
+	length := unsafe.Offsetof(c.address.Path) + uintptr(len(socket)) + 1
 	for {
-		if n, err = call(); err != syscall.EINTR {
-			return n, err
+		_, _, err := c.Kernel(syscall.SYS_CONNECT, s, uintptr(unsafe.Pointer(&c.address)), length, 0, 0, 0)
+		if err != syscall.EINTR {
+			return err
 		}
 	}
 }
 
-// ask is one exchange of HTTP/1.0: the answer ends where the connection ends.
-func ask(socket string, body []byte) (answer, error) {
-	fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return answer{}, &failed{"socket", err}
-	}
-	defer syscall.Close(fd)
-	for _, direction := range []int{syscall.SO_SNDTIMEO, syscall.SO_RCVTIMEO} {
-		if err := syscall.SetsockoptTimeval(fd, syscall.SOL_SOCKET, direction, &syscall.Timeval{Sec: patience}); err != nil {
-			return answer{}, &failed{"setsockopt", err}
-		}
-	}
-	if _, err := again(func() (int, error) { return 0, syscall.Connect(fd, &syscall.SockaddrUnix{Name: socket}) }); err != nil {
-		return answer{}, &failed{"connect", err}
-	}
-	head := "POST /cni HTTP/1.0\r\nHost: pilaster.local\r\nContent-Length: " + strconv.Itoa(len(body)) + "\r\n\r\n"
-	if err := Write(fd, append([]byte(head), body...)); err != nil {
-		return answer{}, &failed{"write", err}
-	}
-	said, err := Read(fd)
-	if err == syscall.EAGAIN {
-		err = errors.New("nothing came for a minute")
-	}
-	if err != nil {
-		return answer{}, &failed{"read", err}
-	}
-	return understand(string(said))
-}
-
-// understand reads an HTTP/1 response.
-func understand(said string) (answer, error) {
+// understand reads an HTTP/1 response, or says why it is none.
+func understand(said string) (a answer, why string) {
 	head, body, whole := strings.Cut(said, "\r\n\r\n")
 	line, headers, _ := strings.Cut(head, "\r\n")
 	version, rest, _ := strings.Cut(line, " ")
 	status, _, _ := strings.Cut(rest, " ")
 	if !whole || !strings.HasPrefix(version, "HTTP/1.") || len(status) != 3 {
-		return answer{}, errors.New("what came is not a whole answer of HTTP")
+		return a, "what came is not a whole answer of HTTP"
 	}
-	a := answer{status: status, exit: -1, body: body}
+	a = answer{status: status, exit: -1, body: body}
 	for headers != "" {
 		line, headers, _ = strings.Cut(headers, "\r\n")
 		name, value, _ := strings.Cut(line, ": ")
 		switch name { // as Go's server writes them
 		case "Content-Length":
-			if value != strconv.Itoa(len(body)) {
-				return answer{}, errors.New("the answer was cut off")
+			if number(value) != len(body) {
+				return a, "the answer was cut off"
 			}
 		case "Pilaster-Exit":
-			if exit, err := strconv.ParseUint(value, 10, 8); err == nil {
-				a.exit = int(exit)
+			if exit := number(value); exit <= 255 {
+				a.exit = exit
 			}
 		}
 	}
-	return a, nil
+	return a, ""
 }
 
-// Write writes all of it to an open file.
-func Write(fd int, text []byte) error {
+// number is -1 for what is none, or is longer than anything here.
+func number(text string) int {
+	if text == "" || len(text) > 9 {
+		return -1
+	}
+	n := 0
+	for i := range len(text) {
+		if text[i] < '0' || text[i] > '9' {
+			return -1
+		}
+		n = 10*n + int(text[i]-'0')
+	}
+	return n
+}
+
+// send does not let a signal end the program where the agent has closed.
+func (c *Call) send(s uintptr, text []byte) syscall.Errno {
 	for len(text) > 0 {
-		n, err := again(func() (int, error) { return syscall.Write(fd, text) })
-		if err != nil {
+		n, _, err := c.Kernel(syscall.SYS_SENDTO, s, uintptr(unsafe.Pointer(unsafe.SliceData(text))), uintptr(len(text)), syscall.MSG_NOSIGNAL, 0, 0)
+		if err == syscall.EINTR {
+			continue
+		}
+		if err != 0 {
 			return err
 		}
 		text = text[n:]
 	}
-	return nil
+	return 0
 }
 
-// Read reads an open file to its end.
-func Read(fd int) ([]byte, error) {
-	buffer, n := make([]byte, 4096), 0
-	for {
-		if n == len(buffer) {
-			buffer = append(buffer, make([]byte, n)...)
+// Write writes all of it to an open file, and says whether it could.
+func (c *Call) Write(fd int, text string) bool {
+	for len(text) > 0 {
+		n, _, err := c.Kernel(syscall.SYS_WRITE, uintptr(fd), uintptr(unsafe.Pointer(unsafe.StringData(text))), uintptr(len(text)), 0, 0, 0)
+		if err == syscall.EINTR {
+			continue
 		}
-		more, err := again(func() (int, error) { return syscall.Read(fd, buffer[n:]) })
-		if more <= 0 || err != nil {
-			return buffer[:n], err
+		if err != 0 {
+			return false
 		}
-		n += more
+		text = text[n:]
 	}
+	return true
+}
+
+// read reads an open file to its end, or until the room is full.
+func (c *Call) read(fd int, room []byte) (n int, err syscall.Errno) {
+	for n < len(room) {
+		more, _, err := c.Kernel(syscall.SYS_READ, uintptr(fd), uintptr(unsafe.Pointer(&room[n])), uintptr(len(room)-n), 0, 0, 0)
+		if err == syscall.EINTR {
+			continue
+		}
+		if err != 0 {
+			return n, err
+		}
+		if more == 0 {
+			break
+		}
+		n += int(more)
+	}
+	return n, 0
 }

@@ -1,8 +1,9 @@
 package plugin
 
 import (
-	"strconv"
 	"strings"
+	"syscall"
+	"unicode/utf8"
 )
 
 // DefaultSocket is where the agent is looked for unless "agentSocket" says otherwise.
@@ -10,11 +11,11 @@ const DefaultSocket = "/run/pilaster/agent.sock"
 
 // Codes of CNI for what the agent cannot answer itself.
 const (
-	codeIO       = 5
-	codeConfig   = 7
-	codeTryAgain = 11
-	codeStatus   = 50 // STATUS: an ADD would not be taken now
-	codeInternal = 999
+	codeIO       = "5"
+	codeConfig   = "7"
+	codeTryAgain = "11"
+	codeStatus   = "50" // STATUS: an ADD would not be taken now
+	codeInternal = "999"
 )
 
 // Known without an agent.
@@ -24,70 +25,114 @@ const (
 		"CNI protocol versions supported: 1.0.0, 1.1.0\n"
 )
 
-// Run is one call by a runtime: what it gets on its standard output and error, and the exit code. What is not
-// an answer of the agent is one here: a runtime always gets a result or an error of CNI.
-func Run(environ []string, stdin func() ([]byte, error)) (stdout, stderr string, exit int) {
-	var said []byte // each variable of CNI with a NUL behind it, which none can contain
-	command := ""
-	for _, variable := range environ {
-		if !strings.HasPrefix(variable, "CNI_") {
-			continue
-		}
-		said = append(append(said, variable...), 0)
-		if value, is := strings.CutPrefix(variable, "CNI_COMMAND="); is {
-			command = value
-		}
+// In bytes. The agent takes no longer call.
+const (
+	maxCall   = 32 << 20
+	maxAnswer = 1 << 20
+	maxText   = 4096 // of what a message quotes
+)
+
+// Call is one call by a runtime, and all the memory it takes. Pages that are not used cost nothing.
+type Call struct {
+	Kernel  func(number, a, b, c, d, e, f uintptr) (r1, r2 uintptr, err syscall.Errno)
+	command [16]byte // what CNI_COMMAND is, or begins with
+	said    [maxHead + maxCall]byte
+	end     int // of said
+	came    [maxAnswer]byte
+	socket  [maxText]byte
+	key     [len(socketKey) + 2*utf8.UTFMax]byte // room for that key in any case
+	other   [len(socketKey) + 2*utf8.UTFMax]byte
+	out     [1 << 16]byte
+	address syscall.RawSockaddrUnix
+	wait    syscall.Timeval
+}
+
+// Variable is to hear of each variable of the environment, before Run.
+func (c *Call) Variable(v string) {
+	if !strings.HasPrefix(v, "CNI_") {
+		return
 	}
-	switch command {
+	if value, is := strings.CutPrefix(v, "CNI_COMMAND="); is {
+		c.command = [len(c.command)]byte{}
+		copy(c.command[:], value)
+	}
+	c.say(v)
+	c.say("\x00") // which no variable contains
+}
+
+// say leaves out what is more than any agent takes.
+func (c *Call) say(text string) {
+	c.end = max(c.end, maxHead)
+	c.end += copy(c.said[c.end:], text)
+}
+
+func (c *Call) verb() string {
+	verb, _, _ := strings.Cut(view(c.command[:]), "\x00")
+	return verb
+}
+
+// Run is the rest of the call: what the runtime gets on its standard output and error, and the exit code. What is not
+// an answer of the agent is one here: a runtime always gets a result or an error of CNI.
+func (c *Call) Run(stdin int) (stdout, stderr string, exit int) {
+	switch c.verb() {
 	case "":
 		return "", about, 0
 	case "VERSION":
 		return versions, "", 0
 	}
-	config, err := stdin()
-	if err != nil {
-		return refusal(codeIO, "the configuration cannot be read from standard input: "+err.Error()), "", 1
+	c.say("\x00") // an empty variable ends the environment
+	n, failed := c.read(stdin, c.said[c.end:])
+	if failed != 0 {
+		return c.refusal(codeIO, "the configuration cannot be read from standard input: ", failed.Error()), "", 1
 	}
-	socket, refused := findSocket(config)
+	if n == len(c.said)-c.end {
+		return c.refusal(codeIO, "the configuration is longer than 32 MiB; nothing was changed"), "", 1
+	}
+	config := c.said[c.end:][:n]
+	c.end += n
+	socket, refused := c.findSocket(config)
 	if refused != "" {
-		return refusal(codeConfig, "the network configuration cannot be used: "+refused), "", 1
+		return refused, "", 1
 	}
-	// An empty variable ends the environment.
-	answer, err := ask(socket, append(append(said, 0), config...))
-	if err != nil {
+	answer, call, why := c.ask(socket)
+	if why != "" {
 		code := codeTryAgain
-		if command == "STATUS" {
+		if c.verb() == "STATUS" {
 			code = codeStatus
 		}
-		return refusal(code, "the agent on "+socket+" does not answer: "+err.Error()), "", 1
+		return c.refusal(code, "the agent on ", socket, " does not answer: ", call, why), "", 1
 	}
 	switch {
 	case answer.status == "404":
-		return refusal(codeInternal, "the agent on "+socket+" does not know /cni, so it is older than this plugin; nothing was changed; upgrade the agent"), "", 1
+		return c.refusal(codeInternal, "the agent on ", socket, " does not know /cni, so it is older than this plugin; nothing was changed; upgrade the agent"), "", 1
 	case answer.status != "200" || answer.exit < 0:
-		return refusal(codeInternal, socket+" answers with HTTP status "+answer.status+" and is no agent of Pilaster; correct agentSocket"), "", 1
+		return c.refusal(codeInternal, socket, " answers with HTTP status ", answer.status, " and is no agent of Pilaster; correct agentSocket"), "", 1
 	}
 	return answer.body, "", answer.exit
 }
 
 // refusal is an error as CNI wants it on standard output.
-func refusal(code int, message string) string {
-	return `{"code":` + strconv.Itoa(code) + `,"msg":` + quote(message) + "}\n"
+func (c *Call) refusal(code string, message ...string) string {
+	out := append(c.out[:0], `{"code":`...)
+	out = append(append(out, code...), `,"msg":"`...)
+	for _, part := range message {
+		out = escape(out, part)
+	}
+	return view(append(out, "\"}\n"...))
 }
 
-// quote is text as a JSON string.
-func quote(text string) string {
+// escape adds text to a string of JSON, which has room for as much of it as is quoted.
+func escape(out []byte, text string) []byte {
 	const hex = "0123456789abcdef"
-	out := []byte{'"'}
-	for _, r := range text { // what is not UTF-8 becomes U+FFFD
+	for _, r := range text[:min(len(text), maxText)] { // what is not UTF-8 becomes U+FFFD
 		switch {
 		case r == '"' || r == '\\':
 			out = append(out, '\\', byte(r))
 		case r < ' ':
 			out = append(out, '\\', 'u', '0', '0', hex[r>>4], hex[r&15])
 		default:
-			out = append(out, string(r)...)
+			out = utf8.AppendRune(out, r)
 		}
 	}
-	return string(append(out, '"'))
+	return out
 }

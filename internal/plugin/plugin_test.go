@@ -8,10 +8,14 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/containernetworking/cni/pkg/version"
@@ -38,11 +42,60 @@ func config(socket string) string {
 	return fmt.Sprintf(`{"cniVersion":"1.1.0","name":"pil","type":"pilaster-cni","agentSocket":%q}`, socket)
 }
 
+// both are the plugin as it is installed, without Go's runtime, and with it.
+var both = sync.OnceValues(func() ([]string, error) {
+	tree := "../.."
+	if out, err := exec.Command("make", "-C", tree, "build").CombinedOutput(); err != nil {
+		return nil, fmt.Errorf("make build: %w\n%s", err, out)
+	}
+	dir, err := os.MkdirTemp("", "pilaster-plugin-")
+	if err != nil {
+		return nil, err
+	}
+	plain := filepath.Join(dir, "pilaster-cni")
+	if out, err := exec.Command("go", "build", "-o", plain, tree+"/cmd/pilaster-cni").CombinedOutput(); err != nil {
+		return nil, fmt.Errorf("go build: %w\n%s", err, out)
+	}
+	return []string{tree + "/bin/pilaster-cni", plain}, nil
+})
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if binaries, err := both(); err == nil {
+		os.RemoveAll(filepath.Dir(binaries[1]))
+	}
+	os.Exit(code)
+}
+
+// call starts both of them with an environment and a standard input, which must answer the same: what they print, and
+// the exit code.
+func call(t *testing.T, env []string, stdin string) (stdout, stderr string, exit int) {
+	t.Helper()
+	binaries, err := both()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, binary := range binaries {
+		var out, said strings.Builder
+		cmd := exec.Command(binary, "an argument")
+		cmd.Env, cmd.Stdin, cmd.Stdout, cmd.Stderr = env, strings.NewReader(stdin), &out, &said
+		var failed *exec.ExitError
+		if err := cmd.Run(); err != nil && (!errors.As(err, &failed) || !failed.Exited()) {
+			t.Fatalf("%s: %v\n%s", binary, err, said.String())
+		}
+		code := cmd.ProcessState.ExitCode()
+		if i > 0 && (out.String() != stdout || said.String() != stderr || code != exit) {
+			t.Fatalf("%s ended with %d, said %q and %q\nand with Go's runtime %d, %q, %q", binaries[0], exit, stdout, stderr, code, out.String(), said.String())
+		}
+		stdout, stderr, exit = out.String(), said.String(), code
+	}
+	return stdout, stderr, exit
+}
+
 // run is one call with that configuration: what was printed, or the error of CNI that was.
 func run(t *testing.T, verb, config string) (string, *types.Error) {
 	t.Helper()
-	env := []string{"HOME=/root", "CNI_COMMAND=" + verb, "CNI_CONTAINERID=c1", "CNI_ARGS=a=b\nHost: x"}
-	stdout, stderr, exit := Run(env, func() ([]byte, error) { return []byte(config), nil })
+	stdout, stderr, exit := call(t, []string{"HOME=/root", "CNI_COMMAND=" + verb, "CNI_CONTAINERID=c1", "CNI_ARGS=a=b\nHost: x"}, config)
 	if stderr != "" {
 		t.Errorf("%s: standard error has %q", verb, stderr)
 	}
@@ -54,6 +107,38 @@ func run(t *testing.T, verb, config string) (string, *types.Error) {
 		t.Fatalf("%s: exit code %d with %q: %v", verb, exit, stdout, err)
 	}
 	return "", refused
+}
+
+// TestNoRuntime: what is installed has one thread, where Go's runtime has more before main begins.
+func TestNoRuntime(t *testing.T) {
+	binaries, err := both()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, binary := range binaries {
+		cmd := exec.Command(binary)
+		cmd.Env = []string{"CNI_COMMAND=ADD"}
+		stdin, err := cmd.StdinPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		state := func() string {
+			said, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", cmd.Process.Pid))
+			return string(said)
+		}
+		for !strings.Contains(state(), ") S ") { // it waits for its standard input
+			time.Sleep(time.Millisecond)
+		}
+		threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", cmd.Process.Pid))
+		stdin.Close()
+		cmd.Wait()
+		if err != nil || (len(threads) == 1) != (i == 0 && runtime.GOARCH == "amd64") {
+			t.Errorf("%s has %d threads, %v", binary, len(threads), err)
+		}
+	}
 }
 
 var verbs = []string{"ADD", "DEL", "CHECK", "GC", "STATUS"}
@@ -86,27 +171,24 @@ func TestPassesOn(t *testing.T) {
 }
 
 func TestKnownWithoutAnAgent(t *testing.T) {
-	none := func() ([]byte, error) { return nil, errors.New("nothing is to be read") }
-	out, _, exit := Run([]string{"CNI_COMMAND=VERSION"}, none)
+	out, _, exit := call(t, []string{"CNI_COMMAND=VERSION"}, "")
 	info, err := (&version.PluginDecoder{}).Decode([]byte(out))
 	if want := cni.Versions(); exit != 0 || err != nil || fmt.Sprint(info.SupportedVersions()) != fmt.Sprint(want.SupportedVersions()) {
 		t.Errorf("VERSION says %q, %v; the agent speaks %v", out, err, want.SupportedVersions())
 	}
-	if out, help, exit := Run([]string{"CNI_PATH=/x"}, none); out != "" || exit != 0 || !strings.Contains(help, "https://www.cni.dev") {
+	if out, help, exit := call(t, []string{"CNI_PATH=/x"}, ""); out != "" || exit != 0 || !strings.Contains(help, "https://www.cni.dev") {
 		t.Errorf("without a verb: %q, %q, %d", out, help, exit)
-	}
-	if out, _, exit := Run([]string{"CNI_COMMAND=ADD"}, none); exit != 1 || !strings.Contains(out, `"code":5,`) {
-		t.Errorf("without a configuration: %q, %d", out, exit)
 	}
 }
 
 func TestSocketsThatCannotBe(t *testing.T) {
 	for config, want := range map[string]string{
-		config("agent.sock"):                                                     `"agent.sock" is not an absolute path`,
-		config("/" + strings.Repeat("x", 107)):                                   "has 108 bytes, and the path of a socket has 107 at most",
-		strings.Replace(config("/run/x"), "agentSocket", "agentsocket", 1):       `the key "agentsocket", which is written agentSocket`,
-		strings.Replace(config("/run/x"), "agentSocket", "\\u0041GENTSOCKET", 1): `the key "AGENTSOCKET"`,
-		`{"AgentSocket":null,` + config("/run/x")[1:]:                            `the key "AgentSocket"`,
+		config("agent.sock"):                                                         `"agent.sock" is not an absolute path`,
+		config("/" + strings.Repeat("x", 107)):                                       "has more than the 107 bytes that the path of a socket has at most",
+		strings.Replace(config("/run/x"), "agentSocket", "agentsocket", 1):           `the key "agentsocket", which is written agentSocket`,
+		strings.Replace(config("/run/x"), "agentSocket", "\\u0041GENTSOCKET", 1):     `the key "AGENTSOCKET"`,
+		strings.Replace(config("/run/x"), "agentSocket", "agent\u017foc\u212aET", 1): "the key \"agent\u017foc\u212aET\"",
+		`{"AgentSocket":null,` + config("/run/x")[1:]:                                `the key "AgentSocket"`,
 	} {
 		for _, verb := range verbs {
 			if _, refused := run(t, verb, config); refused == nil || refused.Code != types.ErrInvalidNetworkConfig || !strings.Contains(refused.Msg, want) {
@@ -114,7 +196,7 @@ func TestSocketsThatCannotBe(t *testing.T) {
 			}
 		}
 	}
-	if _, refused := findSocket([]byte(`{"args":{"agentsocket":"/x"},"type":"agentsocket"}`)); refused != "" {
+	if _, refused := new(Call).findSocket([]byte(`{"args":{"agentsocket":"/x"},"type":"agentsocket"}`)); refused != "" {
 		t.Errorf("elsewhere: %s", refused)
 	}
 }
@@ -170,13 +252,15 @@ func TestStrangeAnswers(t *testing.T) {
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			c, err := l.Accept()
-			if err != nil {
-				return
+			for {
+				c, err := l.Accept()
+				if err != nil {
+					return
+				}
+				c.Read(make([]byte, 1<<16))
+				c.Write([]byte(answer))
+				c.Close()
 			}
-			defer c.Close()
-			c.Read(make([]byte, 1<<16))
-			c.Write([]byte(answer))
 		}()
 		out, refused := run(t, "ADD", config(path))
 		l.Close()
@@ -195,7 +279,7 @@ func TestEscapesInTheSocket(t *testing.T) {
 		if err := json.Unmarshal([]byte(`"`+text+`"`), &judge); err != nil || judge != want {
 			t.Fatalf("%s is %q, %v", text, judge, err)
 		}
-		if got, _ := agentSocket([]byte(`{"agentSocket":"` + text + `"}`)); got != want {
+		if got, _ := new(Call).agentSocket([]byte(`{"agentSocket":"` + text + `"}`)); got != want {
 			t.Errorf("%s read as %q, want %q", text, got, want)
 		}
 	}
@@ -206,22 +290,48 @@ func TestReadAndWriteAll(t *testing.T) {
 	if err := syscall.Pipe(pipe[:]); err != nil {
 		t.Fatal(err)
 	}
+	c := &Call{Kernel: syscall.Syscall6}
 	want := strings.Repeat("0123456789", 100_000)
-	go func() { defer syscall.Close(pipe[1]); Write(pipe[1], []byte(want)) }()
-	got, err := Read(pipe[0])
-	if err != nil || string(got) != want {
-		t.Errorf("%d bytes of %d came, %v", len(got), len(want), err)
+	go func() { defer syscall.Close(pipe[1]); c.Write(pipe[1], want) }()
+	room := make([]byte, len(want)+1)
+	n, failed := c.read(pipe[0], room)
+	if failed != 0 || string(room[:n]) != want {
+		t.Errorf("%d bytes of %d came, %v", n, len(want), failed)
 	}
 	syscall.Close(pipe[0])
-	if _, err := Read(pipe[0]); err == nil {
-		t.Error("a closed file was read")
+	if out, _, exit := read(c, pipe[0]); exit != 1 || !strings.Contains(out, `"code":5,`) {
+		t.Errorf("a closed file was read: %q", out)
 	}
 	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer full.Close()
-	if Write(int(full.Fd()), []byte("x")) == nil {
+	if c.Write(int(full.Fd()), "x") {
 		t.Error("a full disk took what was written")
+	}
+}
+
+func read(c *Call, stdin int) (string, string, int) {
+	c.Variable("CNI_COMMAND=ADD")
+	return c.Run(stdin)
+}
+
+// What is longer than there is room for is refused, and says so.
+func TestTooLong(t *testing.T) {
+	if _, refused := run(t, "ADD", strings.Repeat(" ", maxCall)); refused == nil || !strings.Contains(refused.Msg, "longer than 32 MiB") {
+		t.Errorf("a configuration of 32 MiB: %v", refused)
+	}
+	length := maxAnswer - 1000
+	socket := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Pilaster-Exit", "0")
+		w.Write(make([]byte, length))
+	}))
+	if out, refused := run(t, "ADD", config(socket)); refused != nil || len(out) != length {
+		t.Errorf("of %d bytes %d came: %v", length, len(out), refused)
+	}
+	length = maxAnswer
+	if _, refused := run(t, "ADD", config(socket)); refused == nil || !strings.Contains(refused.Msg, "longer than 1 MiB") {
+		t.Errorf("an answer of 1 MiB: %v", refused)
 	}
 }

@@ -1,7 +1,6 @@
 package plugin
 
 import (
-	"strconv"
 	"strings"
 	"unicode/utf16"
 	"unicode/utf8"
@@ -10,30 +9,26 @@ import (
 // socketKey is of the configuration.
 const socketKey = "agentSocket"
 
-// longestSocket in bytes is what the kernel takes for a path (unix(7)).
-const longestSocket = 107
-
-// findSocket is where the configuration says that the agent listens.
-func findSocket(config []byte) (socket, refused string) {
-	socket, other := agentSocket(config)
+// findSocket is where the configuration says that the agent listens, or the refusal of it.
+func (c *Call) findSocket(config []byte) (socket, refused string) {
+	const cannot = "the network configuration cannot be used: "
+	socket, other := c.agentSocket(config)
 	switch {
 	case other != "":
-		return "", "it has the key " + quote(other) + ", which is written " + socketKey
+		return "", c.refusal(codeConfig, cannot, `it has the key "`, other, `", which is written `, socketKey)
 	case socket == "":
 		return DefaultSocket, ""
 	case socket[0] != '/':
-		return "", socketKey + " " + quote(socket) + " is not an absolute path"
-	case len(socket) > longestSocket:
-		return "", socketKey + " " + quote(socket) + " has " + strconv.Itoa(len(socket)) + " bytes, and the path of a socket has " + strconv.Itoa(longestSocket) +
-			" at most; choose another --run-dir for the agent"
+		return "", c.refusal(codeConfig, cannot, socketKey, ` "`, socket, `" is not an absolute path`)
+	case len(socket) >= len(c.address.Path):
+		return "", c.refusal(codeConfig, cannot, socketKey, ` "`, socket, `" has more than the 107 bytes that the path of a socket has at most; choose another --run-dir for the agent`)
 	}
 	return socket, ""
 }
 
-// agentSocket is the text of that key of the configuration, of which the last counts; empty where there is none. other is
-// the same key in another case. It is right for JSON, and the agent refuses what is not. encoding/json takes longer to load
-// than all this plugin does.
-func agentSocket(config []byte) (socket, other string) {
+// agentSocket is the text of that key of the configuration, of which the last counts, as far as there is room for it; empty
+// where there is none. other is the same key in another case. It is right for JSON, and the agent refuses what is not.
+func (c *Call) agentSocket(config []byte) (socket, other string) {
 	depth := 0
 	for i := 0; i < len(config); i++ {
 		switch config[i] {
@@ -48,9 +43,9 @@ func agentSocket(config []byte) (socket, other string) {
 			if depth != 1 || colon == len(config) || config[colon] != ':' {
 				continue
 			}
-			if key := string(unquote(text)); key != socketKey {
-				if strings.EqualFold(key, socketKey) {
-					other = key
+			if key := unquote(c.key[:0], text); view(key) != socketKey {
+				if strings.EqualFold(view(key), socketKey) {
+					other = view(append(c.other[:0], key...))
 				}
 				continue
 			}
@@ -58,7 +53,7 @@ func agentSocket(config []byte) (socket, other string) {
 			i = skipSpace(config, colon+1) - 1 // whatever stands there is looked at next
 			if i+1 < len(config) && config[i+1] == '"' {
 				text, after := stringAt(config, i+1)
-				socket, i = string(unquote(text)), after-1
+				socket, i = view(unquote(c.socket[:0], text)), after-1
 			}
 		}
 	}
@@ -87,9 +82,9 @@ func stringAt(text []byte, i int) (inside []byte, after int) {
 
 var escapes = [...]byte{'b': '\b', 'f': '\f', 'n': '\n', 'r': '\r', 't': '\t'}
 
-func unquote(s []byte) []byte {
-	var out []byte
-	for i := 0; i < len(s); i++ {
+// unquote adds the text of a string to out, as far as that has room for any character.
+func unquote(out, s []byte) []byte {
+	for i := 0; i < len(s) && cap(out)-len(out) >= utf8.UTFMax; i++ {
 		if s[i] != '\\' || i+1 == len(s) {
 			out = append(out, s[i])
 			continue
