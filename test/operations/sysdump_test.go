@@ -29,6 +29,7 @@ import (
 	"unicode"
 
 	"connectrpc.com/connect"
+	"github.com/cilium/ebpf"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/datapath"
@@ -37,9 +38,10 @@ import (
 	"pilaster.io/pilaster/internal/lab/labtest"
 )
 
-// writings are the ways in which a secret could stand in a text, without spaces and in lower case.
+// writings are the ways in which a secret could stand in a text, without spaces and in lower case. A word of four bytes
+// is as short as other things are, and so is looked for as a whole number or string only.
 func writings(secret []byte) []string {
-	all := []string{string(secret), hex.EncodeToString(secret)}
+	all := []string{hex.EncodeToString(secret)}
 	var decimal, hexadecimal []string
 	for _, b := range secret {
 		decimal = append(decimal, fmt.Sprint(b))
@@ -47,7 +49,16 @@ func writings(secret []byte) []string {
 	}
 	all = append(all, strings.Join(decimal, ","), strings.Join(decimal, ""), strings.Join(hexadecimal, ","),
 		strings.ReplaceAll(fmt.Sprintf("% x", secret), " ", ":"))
+	if len(secret) == 4 {
+		all = append(all, base64.StdEncoding.EncodeToString(secret), base64.URLEncoding.EncodeToString(secret))
+		for _, order := range []binary.ByteOrder{binary.LittleEndian, binary.BigEndian} {
+			word := order.Uint32(secret)
+			all = append(all, fmt.Sprint(word), fmt.Sprint(int32(word)), fmt.Sprintf("%x", word))
+		}
+		return plainly(all)
+	}
 	// As a part of something longer, at any of its places in a group of three.
+	all = append(all, string(secret))
 	for before := range 3 {
 		text := base64.StdEncoding.EncodeToString(append(make([]byte, before), secret...))
 		text = strings.TrimRight(text, "=")[before*2 : (before+len(secret))*8/6]
@@ -64,6 +75,10 @@ func writings(secret []byte) []string {
 	if a, ok := netip.AddrFromSlice(secret); ok {
 		all = append(all, a.String())
 	}
+	return plainly(all)
+}
+
+func plainly(all []string) []string {
 	for i, w := range all {
 		all[i] = plain(w)
 	}
@@ -86,6 +101,9 @@ func leaks(files map[string][]byte, secrets map[string][]byte) []string {
 	for file, content := range files {
 		text := plain(string(content))
 		for name, secret := range secrets {
+			if bytes.Contains(content, secret) {
+				found = append(found, fmt.Sprintf("%s has %s as it is", file, name))
+			}
 			for _, w := range writings(secret) {
 				if strings.Contains(text, w) {
 					found = append(found, fmt.Sprintf("%s has %s as %q", file, name, w))
@@ -109,6 +127,15 @@ func TestLeaksAreFound(t *testing.T) {
 	} {
 		if len(leaks(map[string][]byte{"x": []byte("before " + text + " after")}, map[string][]byte{"key": secret})) == 0 {
 			t.Errorf("%s is not found in %q", name, text)
+		}
+	}
+	mark := secret[:4]
+	for _, text := range []any{
+		mark, string(mark), fmt.Sprintf("%#v", mark), binary.LittleEndian.Uint32(mark), int32(binary.LittleEndian.Uint32(mark)), fmt.Sprintf("% x", mark),
+		fmt.Sprintf("%#x", binary.LittleEndian.Uint32(mark)), fmt.Sprintf("%x", mark), base64.StdEncoding.EncodeToString(mark),
+	} {
+		if len(leaks(map[string][]byte{"x": fmt.Appendf(nil, "before %v after", text)}, map[string][]byte{"mark": mark})) == 0 {
+			t.Errorf("%v is not found", text)
 		}
 	}
 }
@@ -141,6 +168,12 @@ func (n *node) secrets(ctx context.Context, t *testing.T) map[string][]byte {
 		if len(secret) < 16 {
 			t.Fatalf("%s has %d bytes", name, len(secret))
 		}
+	}
+	mark, err := ebpf.LoadPinnedMap(filepath.Join(n.bpffs, "maps", "pil_mark_v1"), &ebpf.LoadPinOptions{ReadOnly: true})
+	must(t, err)
+	defer mark.Close()
+	if all["the programs' mark"], err = mark.LookupBytes(uint32(0)); err != nil || len(all["the programs' mark"]) != 4 {
+		t.Fatalf("the programs' mark: %x, %v", all["the programs' mark"], err)
 	}
 	return all
 }
@@ -222,6 +255,15 @@ func TestSysdump(t *testing.T) {
 			t.Errorf("%s does not say %q:\n%s", part, says, alive[part])
 		}
 	}
+
+	for _, command := range [][]string{{"status"}, {"endpoint", "list"}} {
+		out, err := n.Output(ctx, name, append([]string{labtest.Binary(t)}, append(command, "-o", "json")...)...)
+		must(t, err)
+		alive["pilaster "+strings.Join(command, " ")] = []byte(out)
+	}
+	log, err := os.ReadFile(filepath.Join(n.Folder(), "log", lab.AgentProcess(name)+".log"))
+	must(t, err)
+	alive["the whole log"] = log
 
 	documented(t, alive["agent/metrics.txt"], alive["orchestrator/metrics.txt"])
 
