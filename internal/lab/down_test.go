@@ -55,40 +55,50 @@ func surroundings(t *testing.T, name string) []string {
 	return all
 }
 
-func TestDownLeavesNothing(t *testing.T) {
-	name := labtest.Name(t)
-	before := surroundings(t, name)
-	spec := small
-	spec.Name = name
-	ctx := labtest.Context(t)
+// inSurroundings hands out a lab to be, and wants the surroundings as they were whenever unchanged is called.
+func inSurroundings(t *testing.T) (spec lab.Spec, unchanged func(after string)) {
+	t.Helper()
+	spec = small
+	spec.Name = labtest.Name(t)
+	before := surroundings(t, spec.Name)
+	return spec, func(after string) {
+		t.Helper()
+		if now := surroundings(t, spec.Name); !slices.Equal(before, now) {
+			t.Errorf("%s: before %q\nafter  %q", after, before, now)
+		}
+	}
+}
+
+func up(ctx context.Context, t *testing.T, spec lab.Spec) *lab.Lab {
+	t.Helper()
 	l, err := lab.Up(ctx, spec, lab.Options{Binary: labtest.Binary(t)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if during := surroundings(t, name); len(during) < len(before)+8 {
+	return l
+}
+
+func TestDownLeavesNothing(t *testing.T) {
+	spec, unchanged := inSurroundings(t)
+	ctx := labtest.Context(t)
+	before := surroundings(t, spec.Name)
+	l := up(ctx, t, spec)
+	if during := surroundings(t, spec.Name); len(during) < len(before)+8 {
 		t.Errorf("the test does not see the lab: %q", during)
 	}
-	if _, err := lab.Up(ctx, spec, lab.Options{Binary: labtest.Binary(t)}); err == nil || !strings.Contains(err.Error(), "lab down "+name) {
+	if _, err := lab.Up(ctx, spec, lab.Options{Binary: labtest.Binary(t)}); err == nil || !strings.Contains(err.Error(), "lab down "+spec.Name) {
 		t.Errorf("up twice: %v", err)
 	}
 	if err := l.Down(ctx); err != nil {
 		t.Fatal(err)
 	}
-	if after := surroundings(t, name); !slices.Equal(before, after) {
-		t.Errorf("before %q\nafter  %q", before, after)
-	}
+	unchanged("down")
 }
 
 func TestDownCleansUpAfterACrash(t *testing.T) {
-	name := labtest.Name(t)
-	before := surroundings(t, name)
-	spec := small
-	spec.Name = name
+	spec, unchanged := inSurroundings(t)
 	ctx := labtest.Context(t)
-	l, err := lab.Up(ctx, spec, lab.Options{Binary: labtest.Binary(t)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := up(ctx, t, spec)
 	// A command somebody left running in a container, and the supervisor gone.
 	left := exec.CommandContext(ctx, "sleep", "1000")
 	ended := make(chan error, 1)
@@ -103,22 +113,17 @@ func TestDownCleansUpAfterACrash(t *testing.T) {
 	if err := os.Remove(filepath.Join(l.Folder(), "lab.json")); err != nil { // half written, say
 		t.Fatal(err)
 	}
-	if err := lab.Down(ctx, "", name); err != nil {
+	if err := lab.Down(ctx, "", spec.Name); err != nil {
 		t.Fatal(err)
 	}
 	if status, _ := lab.ExitStatus(<-ended); status != 128+9 {
 		t.Errorf("the command in the container ended with %d", status)
 	}
-	if after := surroundings(t, name); !slices.Equal(before, after) {
-		t.Errorf("before %q\nafter  %q", before, after)
-	}
+	unchanged("down after a crash")
 }
 
 func TestUpThatIsInterruptedLeavesNothing(t *testing.T) {
-	name := labtest.Name(t)
-	before := surroundings(t, name)
-	spec := small
-	spec.Name = name
+	spec, unchanged := inSurroundings(t)
 	for _, stage := range []string{"fabric", "orchestrator", "agents", "containers"} {
 		ctx, cancel := context.WithCancel(labtest.Context(t))
 		defer cancel()
@@ -130,9 +135,7 @@ func TestUpThatIsInterruptedLeavesNothing(t *testing.T) {
 		if err == nil {
 			t.Errorf("%s: up in spite of the interruption", stage)
 		}
-		if after := surroundings(t, name); !slices.Equal(before, after) {
-			t.Errorf("%s: before %q\nafter  %q", stage, before, after)
-		}
+		unchanged(stage)
 	}
 }
 
