@@ -127,5 +127,5 @@ __noinline int answer(struct __sk_buff *skb, const struct packet *p, const struc
 	bpf_skb_change_type(skb, PACKET_HOST);
 	skb->mark = 0;
 	skb->tstamp = 0;
-	return f->key.device & ON_UPLINK ? to_macvlan(skb, false) : bpf_redirect_peer(f->key.device, 0);
+	return to_container(skb, f->key.device, on_way_in(skb, f->key.device), false);
 }

@@ -146,7 +146,7 @@ static __always_inline int from_container(struct __sk_buff *skb)
 	if (!h)
 		return drop(skb, REASON_MALFORMED, HOOK_CONTAINER);
 	/* On its way out a frame is called what the sending socket calls it. */
-	if (macvlan && h->eth.h_proto != bpf_htons(ETH_P_IPV6))
+	if (h->eth.h_proto != bpf_htons(ETH_P_IPV6))
 		return drop(skb, REASON_NOT_IP6, HOOK_CONTAINER);
 	key.src = h->src;
 	key.dst = h->dst;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* How a container is joined to the node. One behind a veth has a device here, whose ifindex is its number in
  * all tables. One behind a macvlan has none: what it sends meets our program on the uplink's egress, what is for
- * it goes on from the uplink's ingress by its MAC. Its number is made of its network namespace's cookie. */
+ * it goes on from the uplink's ingress by its MAC. Its number is made of its network namespace's cookie. One behind a
+ * netkit is as one behind a veth, but that our program runs as the container sends. */
 #pragma once
 #include "packet.h"
 
@@ -13,8 +14,8 @@ volatile const __u32 uplink_ifindex;
 /* Tells our packets from the host stack's on the way out, where they came in by a device, and from the fabric's on
  * the way in; the same for all programs of a node. */
 volatile const __u32 packet_mark;
-/* Tells what a container behind a macvlan sends and we have judged. Such a container can set a mark itself, so it
- * is a secret of the node that is never put on what a container receives. */
+/* Tells what a container behind a macvlan or a netkit sends and we have judged, which came in by no device. The
+ * former can set a mark itself, so it is a secret of the node that is never put on what a container receives. */
 volatile const __u32 judged_mark;
 /* Containers may be behind macvlans. */
 volatile const bool macvlan;
@@ -49,6 +50,13 @@ static __always_inline __u32 device_of(struct __sk_buff *skb)
 	return cookie < ON_UPLINK ? ON_UPLINK | cookie : ON_UPLINK; /* which no container has */
 }
 
+/* on_way_in tells a hook that packets come in by from those on the way out: the uplink's egress, where a macvlan's
+ * packets meet us, and a netkit's, that a packet gets to from the container's own stack. */
+static __always_inline bool on_way_in(struct __sk_buff *skb, __u32 device)
+{
+	return !(device & ON_UPLINK) && skb->ingress_ifindex;
+}
+
 /* The first two bytes of the MACs of containers behind macvlans, and of nobody else's; their number follows. */
 static const __u8 macvlan_mac[2] = {0x06, 0x70};
 
@@ -70,4 +78,13 @@ static __always_inline int to_macvlan(struct __sk_buff *skb, bool here)
 {
 	skb->mark = packet_mark;
 	return here ? TCX_NEXT : bpf_redirect(uplink_ifindex, BPF_F_INGRESS);
+}
+
+/* to_container hands it over by whatever kind of device, or to another device of the node. Into a namespace at once
+ * leads only from a hook on the way in. */
+static __always_inline int to_container(struct __sk_buff *skb, __u32 device, bool at_once, bool here)
+{
+	if (device & ON_UPLINK)
+		return to_macvlan(skb, here);
+	return at_once ? bpf_redirect_peer(device, 0) : bpf_redirect(device, 0);
 }

@@ -146,7 +146,7 @@ static __always_inline int redirect_to_neighbour(struct flow *f, struct addr *ne
 static __always_inline int forward(struct __sk_buff *skb, struct frame *h, const struct packet *p, struct flow *f,
 				   enum way way, struct addr *next_hop, enum hook hook)
 {
-	bool out = way != WAY_LOCAL && way != WAY_DEVICE;
+	bool out = way != WAY_LOCAL && way != WAY_DEVICE, in;
 
 	if (is_error(p)) {
 		int why = check_quote(skb, p, f);
@@ -189,13 +189,14 @@ static __always_inline int forward(struct __sk_buff *skb, struct frame *h, const
 	if (!out) {
 		skb->mark = 0;
 		skb->tstamp = 0;
-		if (f->ifindex & ON_UPLINK)
-			return to_macvlan(skb, hook == HOOK_UPLINK_IN);
-		/* Into a namespace at once leads only from a hook on the way in. */
-		return way == WAY_LOCAL && !(f->key.device & ON_UPLINK) ? bpf_redirect_peer(f->ifindex, 0)
-									: bpf_redirect(f->ifindex, 0);
+		return to_container(skb, f->ifindex, way == WAY_LOCAL && on_way_in(skb, f->key.device),
+				    hook == HOOK_UPLINK_IN);
 	}
-	skb->mark = f->key.device & ON_UPLINK ? judged_mark : packet_mark;
+	in = on_way_in(skb, f->key.device);
+	skb->mark = in ? packet_mark : judged_mark;
+	/* Beside macvlans the mark is not proof enough, and what has been routed by the node's own table is. */
+	if (macvlan && !in && !(f->key.device & ON_UPLINK))
+		return redirect_to_neighbour(f, NULL);
 	if (way == WAY_NEIGHBOUR)
 		return redirect_to_neighbour(f, next_hop);
 	return f->key.device & ON_UPLINK ? TCX_NEXT : bpf_redirect(f->ifindex, 0);

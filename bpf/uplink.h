@@ -114,8 +114,8 @@ static __always_inline int from_fabric(struct __sk_buff *skb)
 	return from_fabric_slow(skb, h, &p, &key, f);
 }
 
-/* A container's packet that comes by a second time, from the neighbour table: judged, and still its own, or led by
- * a route of the node where the node chose the next hop. */
+/* A container's packet that comes by a second time, from the neighbour table, or from a netkit: judged, and still its
+ * own, or led by a route of the node where the node chose the next hop. */
 static __always_inline bool is_judged(struct __sk_buff *skb)
 {
 	struct frame *h = frame_of(skb);
@@ -128,16 +128,17 @@ static __always_inline bool is_judged(struct __sk_buff *skb)
 	src = h->src;
 	own = bpf_map_lookup_elem(&pil_locals_v1, &src.lo);
 	cookie = namespace_of(skb);
-	return own && (own->ifindex == (ON_UPLINK | cookie) || (own->ifindex & ON_UPLINK && cookie == node_cookie));
+	return own && (own->ifindex == (ON_UPLINK | cookie) || cookie == node_cookie);
 }
 
 /* Our packets carry the mark, and they came in through a device, which nothing that starts on the node or in a
- * container can claim. */
+ * container can claim. Or they carry the one that nobody knows who may not change all of this; a container behind
+ * a macvlan might guess it. */
 static __always_inline bool is_ours(struct __sk_buff *skb)
 {
 	if (skb->mark == packet_mark && skb->ingress_ifindex)
 		return true;
-	return macvlan && skb->mark == judged_mark && is_judged(skb);
+	return skb->mark == judged_mark && (!macvlan || is_judged(skb));
 }
 
 /* The host's own stack must not speak as a container, nor tell the fabric what only containers see. */

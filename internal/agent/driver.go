@@ -71,6 +71,7 @@ type Driver interface {
 // Status of the packet path, read from the kernel.
 type Status struct {
 	DeviceKind   string
+	DeviceWhy    string // why that one, where the agent chose it
 	Programs     string // version tag of the loaded programs
 	Healthy      bool   // packets flow; if not, the first of Problems says why
 	FirstInChain bool

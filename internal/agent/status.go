@@ -63,7 +63,7 @@ func (s *Service) addDatapath(r *pilasterv1.StatusResponse, d Driver) {
 	r.Problems = append(r.Problems, status.Problems...)
 	r.Datapath = &pilasterv1.DatapathStatus{
 		DeviceKind: status.DeviceKind, Programs: status.Programs, Healthy: status.Healthy, FirstInChain: status.FirstInChain,
-		Guarded: status.Guarded,
+		Guarded: status.Guarded, DeviceWhy: status.DeviceWhy,
 	}
 	for _, e := range status.Entries {
 		r.Datapath.Entries = append(r.Datapath.Entries, &pilasterv1.Entries{Table: e.Table, Used: uint32(e.Used), Capacity: uint32(e.Capacity), Cache: e.Cache})

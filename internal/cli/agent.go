@@ -42,8 +42,8 @@ and refuses to start without, because what it mounts there ends with it.`,
 			if mtuReserve < 0 {
 				return usage("--mtu-reserve %d is negative", mtuReserve)
 			}
-			if !slices.Contains(datapath.Kinds(), device) {
-				return usage("--device %q: choose %s", device, strings.Join(datapath.Kinds(), " or "))
+			if !slices.Contains(datapath.Choices(), device) {
+				return usage("--device %q: choose %s", device, strings.Join(datapath.Choices(), ", "))
 			}
 			if err := completeAgent(&o, tokenFile, nodePrefix); err != nil {
 				return err
@@ -85,8 +85,8 @@ and refuses to start without, because what it mounts there ends with it.`,
 // bindDevice adds the flag that says how new containers are joined to the node.
 func bindDevice(c *cobra.Command, device *string) {
 	c.Flags().StringVar(device, "device", datapath.Kinds()[0],
-		"how containers are joined to the node: veth, or macvlan, which is faster and only for containers without CAP_NET_ADMIN")
-	_ = c.RegisterFlagCompletionFunc("device", cobra.FixedCompletions(datapath.Kinds(), cobra.ShellCompDirectiveNoFileComp))
+		"how containers are joined to the node: veth; netkit, which is faster, where the kernel has it; auto, the one of these two; or macvlan, only for containers without CAP_NET_ADMIN")
+	_ = c.RegisterFlagCompletionFunc("device", cobra.FixedCompletions(datapath.Choices(), cobra.ShellCompDirectiveNoFileComp))
 }
 
 // completeAgent reads what flags only point at.

@@ -77,6 +77,7 @@ type linkView struct {
 
 type datapathView struct {
 	DeviceKind   string      `json:"deviceKind"`
+	DeviceWhy    string      `json:"deviceWhy,omitempty"` // why that one, where the agent chose it
 	Programs     string      `json:"programs"`
 	Healthy      bool        `json:"healthy"`
 	FirstInChain bool        `json:"firstInChain"`
@@ -127,7 +128,7 @@ func viewStatus(s *pilasterv1.StatusResponse) statusView {
 		Drops: []dropView{}, Version: s.GetVersion(), PID: s.GetPid(),
 	}
 	if d := s.GetDatapath(); d != nil {
-		v.Datapath = &datapathView{d.DeviceKind, d.Programs, d.Healthy, d.FirstInChain, append([]string{}, d.Guarded...), []entryView{}}
+		v.Datapath = &datapathView{d.DeviceKind, d.DeviceWhy, d.Programs, d.Healthy, d.FirstInChain, append([]string{}, d.Guarded...), []entryView{}}
 		for _, e := range d.Entries {
 			v.Datapath.Entries = append(v.Datapath.Entries, entryView{e.Table, e.Used, e.Capacity, e.Cache})
 		}
@@ -161,6 +162,9 @@ func (v statusView) text(w io.Writer, now time.Time) {
 	if d := v.Datapath; d != nil {
 		row("datapath", "", choose(d.Healthy, "healthy", "broken"), fmt.Sprintf("%s, programs %s, %s",
 			d.DeviceKind, d.Programs, choose(d.FirstInChain, "first in chain", "not first in chain")))
+		if d.DeviceWhy != "" {
+			row("", "", "device", d.DeviceKind+": "+d.DeviceWhy)
+		}
 		if len(d.Guarded) > 0 {
 			row("", "", "guarded", strings.Join(d.Guarded, ", "))
 		}

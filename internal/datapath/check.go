@@ -39,6 +39,10 @@ func (d *Datapath) checkProgram(l netlink.Link, hook uint32, program *ebpf.Progr
 	if err != nil {
 		return err
 	}
+	return sameProgram(there, l, program, name)
+}
+
+func sameProgram(there ebpf.ProgramID, l netlink.Link, program *ebpf.Program, name string) error {
 	info, err := program.Info()
 	if err != nil {
 		return fmt.Errorf("program: %w", err)

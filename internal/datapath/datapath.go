@@ -28,7 +28,7 @@ type Config struct {
 	MaxEndpoints int    // 1..65535
 	MaxTenantIDs int    // of all tenants of the node; 1..65535, 0 means agent.DefaultMaxTenantIDs
 	MTUReserve   int    // bytes the containers' MTU stays below the uplink's
-	Device       string // how new containers are joined to the node: one of Kinds; "" means the first
+	Device       string // how new containers are joined to the node: one of Choices; "" means the first
 	NoCache      bool   // for measuring only: every packet is a first one
 	Log          *slog.Logger
 }
@@ -36,6 +36,7 @@ type Config struct {
 // Datapath implements agent.Driver on Linux.
 type Datapath struct {
 	config   Config
+	why      string // this kind of device was chosen; empty where somebody named it
 	log      *slog.Logger
 	node     *netns.Namespace
 	netlink  *netlink.Handle
@@ -103,8 +104,9 @@ func stand(c Config) (_ *Datapath, err error) {
 		return nil, err
 	}
 	c.MaxTenantIDs = cmp.Or(c.MaxTenantIDs, agent.DefaultMaxTenantIDs)
-	c.Device = cmp.Or(c.Device, Kinds()[0])
-	d := &Datapath{config: c, log: c.Log}
+	d := &Datapath{log: c.Log}
+	c.Device, d.why = Choose(c.Device)
+	d.config = c
 	d.removals = together.New(&d.devices, d.removeAll)
 	defer func() {
 		if err != nil {
@@ -155,8 +157,8 @@ func (c Config) validate() error {
 }
 
 func checkKind(name string) error {
-	if name != "" && !slices.Contains(Kinds(), name) {
-		return fmt.Errorf("--device %s is none; nothing was changed: choose %s", name, strings.Join(Kinds(), " or "))
+	if name != "" && !slices.Contains(Choices(), name) {
+		return fmt.Errorf("--device %s is none; nothing was changed: choose %s", name, strings.Join(Choices(), ", "))
 	}
 	return nil
 }

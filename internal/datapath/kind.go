@@ -41,13 +41,31 @@ type kind interface {
 const (
 	Veth    = "veth"
 	Macvlan = "macvlan"
+	Netkit  = "netkit"
 )
 
+// Auto is the best kind that a node's kernel has and that suits every container.
+const Auto = "auto"
+
+// Choices are what a node may be told: the names of the kinds of device, the default first, and Auto.
+func Choices() []string { return append(Kinds(), Auto) }
+
+// Choose is the kind that a choice means here, and of Auto also why.
+func Choose(choice string) (kind, why string) {
+	if choice != Auto {
+		return cmp.Or(choice, Kinds()[0]), ""
+	}
+	if err := HasNetkit(); err != nil {
+		return Veth, err.Error()
+	}
+	return Netkit, "this kernel has netkit"
+}
+
 // Kinds are the names of the kinds of device, the default first.
-func Kinds() []string { return []string{Veth, Macvlan} }
+func Kinds() []string { return []string{Veth, Macvlan, Netkit} }
 
 func (d *Datapath) kinds() map[string]kind {
-	return map[string]kind{Veth: veth{d}, Macvlan: macvlan{d}}
+	return map[string]kind{Veth: pair{d, veth{d}}, Macvlan: macvlan{d}, Netkit: pair{d, netkit{d}}}
 }
 
 // kind of an endpoint's device.
@@ -55,7 +73,10 @@ func (d *Datapath) kind(r endpoint.Record) kind { return d.kinds()[cmp.Or(r.Devi
 
 // Suits refuses an uplink that a kind cannot work with.
 func Suits(kind string, uplink netlink.Link) error {
-	return new(Datapath).kinds()[cmp.Or(kind, Kinds()[0])].suits(uplink)
+	if err := checkKind(kind); err != nil {
+		return err
+	}
+	return new(Datapath).kinds()[kind].suits(uplink)
 }
 
 // CreateDevice makes the device and the container's side of it.

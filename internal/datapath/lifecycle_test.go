@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 
@@ -132,7 +133,7 @@ func TestNothingFlowsBeforeActive(t *testing.T) {
 
 // TestMissingProgramDrops: without its program a hook lets nothing pass (design rule: drop, never leak).
 func TestMissingProgramDrops(t *testing.T) {
-	w := newWireOf(t, Veth)
+	w := newWireOf(t, paired)
 	n1, n2 := w.nodes[0], w.nodes[1]
 	a, b := n1.add(t, blue, 1), n2.add(t, blue, 1)
 	// A node that forwards for others must not forward for us.
@@ -261,6 +262,13 @@ func drain(t *testing.T, c *packet.Capture, to *testContainer) []packet.Captured
 }
 
 func (n *testNode) detachContainer(r endpoint.Record) error {
+	if r.Device.Kind == Netkit {
+		return n.ns.Do(func() error {
+			return link.RawDetachProgram(link.RawDetachProgramOptions{
+				Target: r.Device.HostIfindex, Program: n.datapath.objects.PilContainer, Attach: ebpf.AttachNetkitPeer,
+			})
+		})
+	}
 	return n.datapath.netlink.QdiscDel(&netlink.GenericQdisc{QdiscType: "clsact", QdiscAttrs: netlink.QdiscAttrs{
 		LinkIndex: r.Device.HostIfindex, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT,
 	}})
@@ -358,7 +366,7 @@ func TestDeviceThatIsGone(t *testing.T) {
 		all, err := n.datapath.Lost([]endpoint.Record{r, sibling.record})
 		lost := all[r.ID]
 		// Behind a macvlan the namespace is found wherever it is.
-		noNamespace := r.Netns == dead.Netns && joined == Veth
+		noNamespace := r.Netns == dead.Netns && joined != Macvlan
 		if errors.Is(lost, agent.ErrNoNamespace) != noNamespace || lost == nil || len(all) != 1 || err != nil {
 			t.Errorf("%s: %v, %v", r.Netns, all, err)
 		}

@@ -57,11 +57,27 @@ func (d macvlan) make(r endpoint.Record, in *inside, mtu int) (endpoint.Device, 
 	if err != nil {
 		return endpoint.Device{}, err
 	}
-	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.MTU, attrs.HardwareAddr = r.Interface, mtu, macvlanMAC(number)
-	attrs.ParentIndex, attrs.Namespace = d.uplink.Attrs().Index, netlink.NsFd(in.netns.FD())
-	device := &netlink.Macvlan{LinkAttrs: attrs, Mode: netlink.MACVLAN_MODE_PRIVATE}
-	if err := d.alone(func() error { return netns.Retry(func() error { return d.netlink.LinkAdd(device) }) }); err != nil {
+	mac := macvlanMAC(number)
+	add := func(name string) error {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name, attrs.MTU, attrs.HardwareAddr = name, mtu, mac
+		attrs.ParentIndex, attrs.Namespace = d.uplink.Attrs().Index, netlink.NsFd(in.netns.FD())
+		device := &netlink.Macvlan{LinkAttrs: attrs, Mode: netlink.MACVLAN_MODE_PRIVATE}
+		return netns.Retry(func() error { return d.netlink.LinkAdd(device) })
+	}
+	err = d.alone(func() error {
+		err := add(r.Interface)
+		if !errors.Is(err, os.ErrExist) {
+			return err
+		}
+		// Older kernels mind what has the name on the node, which it does not stay with.
+		other := fmt.Sprintf("%s%x", devicePrefix, number)
+		if err := add(other); err != nil {
+			return err
+		}
+		return in.rename(other, r.Interface)
+	})
+	if err != nil {
 		switch {
 		case errors.Is(err, os.ErrExist):
 			err = hasDevice(r, err)
@@ -71,8 +87,20 @@ func (d macvlan) make(r endpoint.Record, in *inside, mtu int) (endpoint.Device, 
 		return endpoint.Device{}, fmt.Errorf("make a macvlan on %s: %w", d.config.Uplink, err)
 	}
 	return endpoint.Device{
-		Kind: Macvlan, HostIfindex: int(number), HostMAC: gatewayMAC, ContainerMAC: attrs.HardwareAddr, MTU: mtu,
+		Kind: Macvlan, HostIfindex: int(number), HostMAC: gatewayMAC, ContainerMAC: mac, MTU: mtu,
 	}, nil
+}
+
+// rename gives a device its name, or leaves none.
+func (in *inside) rename(from, to string) error {
+	l, err := in.LinkByName(from)
+	if err != nil {
+		return err
+	}
+	if err := netns.Retry(func() error { return in.LinkSetName(l, to) }); err != nil {
+		return errors.Join(err, netns.Retry(func() error { return in.LinkDel(l) }))
+	}
+	return nil
 }
 
 func (d macvlan) attach(endpoint.Record) error { return nil }

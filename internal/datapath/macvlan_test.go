@@ -173,7 +173,7 @@ func TestMacvlanRefusals(t *testing.T) {
 // TestMacvlanKinds: one kind gives way to the other only when its last container has gone, and not on an uplink
 // where the kernel would lead packets past us.
 func TestMacvlanKinds(t *testing.T) {
-	w := newWireOf(t, Veth)
+	w := newWireOf(t, paired)
 	n, peer := w.nodes[0], w.nodes[1]
 	old, far := n.add(t, blue, 1), peer.add(t, blue, 1)
 	config := n.datapath.config
@@ -182,10 +182,10 @@ func TestMacvlanKinds(t *testing.T) {
 	must(t, n.datapath.PutTenant(blue))
 	n.restore(t, old)
 	fresh := n.add(t, blue, 1)
-	mustReach(t, old, far, "a veth beside macvlans")
-	mustReach(t, old, fresh, "a veth to a macvlan")
-	mustReach(t, fresh, old, "a macvlan to a veth")
-	mustReach(t, fresh, far, "a macvlan beside veths")
+	mustReach(t, old, far, "a pair beside macvlans")
+	mustReach(t, old, fresh, "a pair to a macvlan")
+	mustReach(t, fresh, old, "a macvlan to a pair")
+	mustReach(t, fresh, far, "a macvlan beside pairs")
 	transfer(t, n.self(), fresh, 1000)
 	if ids, err := n.datapath.Carrying(); err != nil || len(ids) != 2 {
 		t.Errorf("packets are carried for %v, %v", ids, err)
@@ -199,7 +199,7 @@ func TestMacvlanKinds(t *testing.T) {
 	mustReach(t, fresh, far, "after a refusal")
 
 	config.Device = "bond"
-	if err := n.ns.Do(func() error { return CheckUplink(config) }); err == nil || !strings.Contains(err.Error(), "veth or macvlan") {
+	if err := n.ns.Do(func() error { return CheckUplink(config) }); err == nil || !strings.Contains(err.Error(), "choose veth, macvlan") {
 		t.Errorf("an unknown kind: %v", err)
 	}
 	must(t, n.ns.Do(func() error {

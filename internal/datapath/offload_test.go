@@ -64,7 +64,7 @@ func (s offloadSocket) sendOffloaded(frame []byte, o offload) error {
 // send leaves to a device the checksum from start on, to be written offset bytes behind it.
 func (s offloadSocket) send(frame []byte, start, offset int) error {
 	err := s.sendOffloaded(frame, offload{sum: true, start: start, offset: offset})
-	if joined == Macvlan && errors.Is(err, unix.ENOBUFS) {
+	if joined != Veth && errors.Is(err, unix.ENOBUFS) {
 		return nil // dropped on the way out, which behind a veth nobody is told of
 	}
 	return err

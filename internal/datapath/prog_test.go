@@ -242,6 +242,8 @@ func TestToFabric(t *testing.T) {
 		return packet.Packet{Source: source, Destination: b.b3.Addr(), Body: echo}.Frame(containerMAC, b.uplinkMAC)
 	}
 	mark := b.mark(t)
+	var secret uint32
+	must(t, b.datapath.objects.JudgedMark.Get(&secret))
 	for _, c := range []struct {
 		progCase
 		ctx skb
@@ -250,6 +252,7 @@ func TestToFabric(t *testing.T) {
 		{progCase{name: "the underlay", frame: frame(b.underlay), next: true}, skb{}},
 		{progCase{name: "an address that reads like a tenant's", frame: frame(tenantLike), next: true}, skb{}},
 		{progCase{name: "a container's packet on its way", frame: frame(b.b1.plain()), next: true}, skb{Mark: mark, IngressIfindex: uint32(b.b1.record.Device.HostIfindex)}},
+		{progCase{name: "a container's packet from a netkit", frame: frame(b.b1.plain()), next: true}, skb{Mark: secret}},
 		{progCase{name: "a process with a container's address", frame: frame(b.b1.plain()), reason: "host-claims-tenant"}, skb{}},
 		{progCase{name: "a process that knows the mark", frame: frame(b.b1.plain()), reason: "host-claims-tenant"}, skb{Mark: mark}},
 		{progCase{name: "forwarded from another device", frame: frame(b.b1.plain()), reason: "host-claims-tenant"}, skb{IngressIfindex: b.uplinkIfindex()}},

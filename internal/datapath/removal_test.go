@@ -32,7 +32,7 @@ func (n *testNode) removeTogether(t testing.TB, records []endpoint.Record) error
 
 // TestRemoveTogether: what is asked for at once goes at once, and nothing else does.
 func TestRemoveTogether(t *testing.T) {
-	w := newWireOf(t, Veth)
+	w := newWireOf(t, paired)
 	n := w.nodes[0]
 	stays := n.add(t, blue, 1)
 	var records []endpoint.Record

@@ -61,8 +61,14 @@ func (d *Datapath) Restore(_ context.Context, keep []endpoint.Record) (lost map[
 	return lost, nil
 }
 
-// canCarry refuses to leave containers behind macvlans without the programs that judge them.
+// canCarry refuses devices that are not known here, and to leave containers behind macvlans without the programs that
+// judge them.
 func (d *Datapath) canCarry(keep []endpoint.Record) error {
+	for _, r := range keep {
+		if d.kind(r) == nil {
+			return fmt.Errorf("endpoint %d has a device of kind %q, which this build does not know; packets flow as before: start the build that made it", r.ID, r.Device.Kind)
+		}
+	}
 	others := slices.DeleteFunc(slices.Clone(keep), func(r endpoint.Record) bool { return r.Device.Kind != Macvlan })
 	if len(others) > 0 && d.config.Device != Macvlan {
 		return fmt.Errorf("%d endpoints have a macvlan, the first of them endpoint %d; packets flow as before: start with --device macvlan until the last has gone", len(others), others[0].ID)

@@ -116,8 +116,8 @@ func breakages() []breakage {
 	}
 }
 
-// ofVeth are of the node's side of a pair.
-func ofVeth() []breakage {
+// ofPair are of the node's side of one.
+func ofPair() []breakage {
 	return []breakage{
 		{"node's MTU", "has MTU 1300", func(b *broken) error { return b.datapath().netlink.LinkSetMTU(b.host, 1300) }},
 		{"node's IPv6", "disable_ipv6 is 0, not 1", func(b *broken) error { return b.setHost("ipv6", "disable_ipv6", "0") }},
@@ -139,8 +139,8 @@ func TestCheckNamesAndRestoreRepairs(t *testing.T) {
 	must(t, err)
 	defer inside.Close()
 	all := breakages()
-	if joined == Veth {
-		all = append(all, ofVeth()...)
+	if joined == paired {
+		all = append(all, ofPair()...)
 	}
 	for _, br := range all {
 		t.Run(br.name, func(t *testing.T) {

@@ -40,6 +40,7 @@ func (d *Datapath) Status() (agent.Status, error) {
 	}
 	return agent.Status{
 		DeviceKind:   d.config.Device,
+		DeviceWhy:    d.why,
 		Programs:     objectVersion(),
 		Healthy:      len(missing) == 0,
 		FirstInChain: len(missing) == 0 && len(notFirst) == 0,

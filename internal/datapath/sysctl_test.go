@@ -8,7 +8,7 @@ import (
 
 // TestSettingsOfAllDevices: what is written to "all" the kernel writes to each device, ours too.
 func TestSettingsOfAllDevices(t *testing.T) {
-	w := newWireOf(t, Veth)
+	w := newWireOf(t, paired)
 	n := w.nodes[0]
 	c, far := n.add(t, blue, 1), w.nodes[1].add(t, blue, 1)
 	all := func(setting string, values ...string) {

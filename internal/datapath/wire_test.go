@@ -76,6 +76,9 @@ func must(t testing.TB, err error) {
 // joined is how the containers of these tests are joined to their nodes: PILASTER_TEST_DEVICE, or the default.
 var joined = cmp.Or(os.Getenv("PILASTER_TEST_DEVICE"), Kinds()[0])
 
+// paired is joined for tests of containers that have a device on the node.
+var paired = cmp.Or(map[string]string{Netkit: Netkit}[joined], Veth)
+
 func newWire(t testing.TB) *wire { return newWireOf(t, joined) }
 
 // newWireOf is for tests of one kind of device alone.

@@ -1,7 +1,6 @@
 package preflight
 
 import (
-	"cmp"
 	"fmt"
 	"net"
 	"net/netip"
@@ -49,15 +48,19 @@ func findUplink(name string) (netlink.Link, Result) {
 	return uplink, ok("%s is up with %v", name, usable[0].IP)
 }
 
-func device(uplink netlink.Link, kind string) Result {
+func device(uplink netlink.Link, choice string) Result {
+	kind, why := datapath.Choose(choice)
 	if err := datapath.Suits(kind, uplink); err != nil {
 		return fail("use --device veth", "%v", err)
+	}
+	if why != "" {
+		return ok("containers get %s devices: %s", kind, why)
 	}
 	if kind == datapath.Macvlan {
 		return warn("use veth where a container has CAP_NET_ADMIN: behind a macvlan that lets it listen to the node (docs/operations.md)",
 			"containers get macvlans on %s", uplink.Attrs().Name)
 	}
-	return ok("containers get %s devices", cmp.Or(kind, datapath.Veth))
+	return ok("containers get %s devices", kind)
 }
 
 func mtu(uplink netlink.Link, reserve int) Result {

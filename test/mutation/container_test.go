@@ -4,7 +4,7 @@ func container() []mutation {
 	return []mutation{
 		{
 			name:  "what a socket calls its frame",
-			old:   "if (macvlan && h->eth.h_proto != bpf_htons(ETH_P_IPV6))\n\t\treturn drop(skb, REASON_NOT_IP6, HOOK_CONTAINER);",
+			old:   "if (h->eth.h_proto != bpf_htons(ETH_P_IPV6))\n\t\treturn drop(skb, REASON_NOT_IP6, HOOK_CONTAINER);",
 			test:  "TestMacvlanSendsAsItself",
 			cases: []string{"a tag that the socket calls IPv6"},
 		},

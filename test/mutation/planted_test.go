@@ -45,7 +45,7 @@ func bugs() []planted {
 		{"FuzzToEdge", "bpf/edge.h", "return claims_tenant(src) ?", "return claims_tenant(src) && tenant_id(src) != 9 ?"},
 		{"FuzzFromNode", "bpf/node.h", "if (skb->ingress_ifindex)", "if (skb->ingress_ifindex == node_ifindex)"},
 		{"FuzzDecodeEvent", "internal/datapath/events.go", "Count: e.Count,", "Count: e.Count & (1<<63 - 1),"},
-		{"FuzzDeviceID", "internal/datapath/veth.go", "name == deviceName(endpoint.ID(id))", `!strings.HasPrefix(number, "00")`},
+		{"FuzzDeviceID", "internal/datapath/pair.go", "name == deviceName(endpoint.ID(id))", `!strings.HasPrefix(number, "00")`},
 		{"FuzzCursor", "internal/endpoint/cursor.go", "if i > f.Reserved {", "if i > f.Reserved+1 {"},
 		{"FuzzDecodeRecord", "internal/endpoint/record.go", "r.ID < 1 || r.ID > MaxID:", "r.ID < 1 || r.ID > MaxID+1:"},
 		{"FuzzMember", "internal/join/member.go", "if err := cert.CheckSignatureFrom(ca); err != nil {", "if err := cert.CheckSignatureFrom(ca); err != nil && len(certDER) == 0 {"},

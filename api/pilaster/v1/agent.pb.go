@@ -1207,8 +1207,9 @@ type DatapathStatus struct {
 	Programs      string                 `protobuf:"bytes,2,opt,name=programs,proto3" json:"programs,omitempty"`                       // version tag of the loaded programs
 	Healthy       bool                   `protobuf:"varint,3,opt,name=healthy,proto3" json:"healthy,omitempty"`
 	FirstInChain  bool                   `protobuf:"varint,4,opt,name=first_in_chain,json=firstInChain,proto3" json:"first_in_chain,omitempty"`
-	Entries       []*Entries             `protobuf:"bytes,5,rep,name=entries,proto3" json:"entries,omitempty"` // what this node keeps, read from the kernel
-	Guarded       []string               `protobuf:"bytes,6,rep,name=guarded,proto3" json:"guarded,omitempty"` // interfaces beside the uplink where packets are checked
+	Entries       []*Entries             `protobuf:"bytes,5,rep,name=entries,proto3" json:"entries,omitempty"`                      // what this node keeps, read from the kernel
+	Guarded       []string               `protobuf:"bytes,6,rep,name=guarded,proto3" json:"guarded,omitempty"`                      // interfaces beside the uplink where packets are checked
+	DeviceWhy     string                 `protobuf:"bytes,7,opt,name=device_why,json=deviceWhy,proto3" json:"device_why,omitempty"` // why that kind, where the agent chose it
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1283,6 +1284,13 @@ func (x *DatapathStatus) GetGuarded() []string {
 		return x.Guarded
 	}
 	return nil
+}
+
+func (x *DatapathStatus) GetDeviceWhy() string {
+	if x != nil {
+		return x.DeviceWhy
+	}
+	return ""
 }
 
 type Entries struct {
@@ -1963,7 +1971,7 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\brevision\x18\x03 \x01(\x03R\brevision\x120\n" +
 	"\x05since\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x1d\n" +
 	"\n" +
-	"last_error\x18\x05 \x01(\tR\tlastError\"\xd7\x01\n" +
+	"last_error\x18\x05 \x01(\tR\tlastError\"\xf6\x01\n" +
 	"\x0eDatapathStatus\x12\x1f\n" +
 	"\vdevice_kind\x18\x01 \x01(\tR\n" +
 	"deviceKind\x12\x1a\n" +
@@ -1971,7 +1979,9 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\ahealthy\x18\x03 \x01(\bR\ahealthy\x12$\n" +
 	"\x0efirst_in_chain\x18\x04 \x01(\bR\ffirstInChain\x12.\n" +
 	"\aentries\x18\x05 \x03(\v2\x14.pilaster.v1.EntriesR\aentries\x12\x18\n" +
-	"\aguarded\x18\x06 \x03(\tR\aguarded\"e\n" +
+	"\aguarded\x18\x06 \x03(\tR\aguarded\x12\x1d\n" +
+	"\n" +
+	"device_why\x18\a \x01(\tR\tdeviceWhy\"e\n" +
 	"\aEntries\x12\x14\n" +
 	"\x05table\x18\x01 \x01(\tR\x05table\x12\x12\n" +
 	"\x04used\x18\x02 \x01(\rR\x04used\x12\x1a\n" +

@@ -1,0 +1,98 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/netns"
+)
+
+// netkit has the program where the container sends: a packet goes on from there, as one of the node's side, without
+// waiting in a queue in between. Without a program the device itself drops what the container sends; it takes
+// whatever is for it, as a veth does.
+type netkit struct{ *Datapath }
+
+func (d netkit) link(node, container netlink.LinkAttrs) netlink.Link {
+	n := &netlink.Netkit{
+		LinkAttrs: node, Mode: netlink.NETKIT_MODE_L2, Policy: netlink.NETKIT_POLICY_FORWARD, PeerPolicy: netlink.NETKIT_POLICY_BLACKHOLE,
+		Scrub: netlink.NETKIT_SCRUB_DEFAULT, PeerScrub: netlink.NETKIT_SCRUB_DEFAULT,
+	}
+	n.SetPeerAttrs(&container)
+	return n
+}
+
+func (d netkit) available() error { return HasNetkit() }
+
+// HasNetkit says why this kernel cannot make a netkit pair, by making one where nobody sees it.
+func HasNetkit() error {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = "probe"
+	err := netns.OnThread(func() error {
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			return fmt.Errorf("unshare: %w", err)
+		}
+		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+		if err != nil {
+			return err
+		}
+		defer h.Close()
+		return netns.Retry(func() error { return h.LinkAdd(netkit{}.link(attrs, netlink.NewLinkAttrs())) })
+	})
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		return fmt.Errorf("this kernel has no netkit (CONFIG_NETKIT, Linux 6.7 or newer): %w", err)
+	}
+	if err != nil {
+		return fmt.Errorf("a netkit pair cannot be made: %w", err)
+	}
+	return nil
+}
+
+// attach uses no link, which would have to be kept somewhere: what is attached so goes with the device.
+func (d netkit) attach(r endpoint.Record) error {
+	there, err := d.programAt(r.Device.HostIfindex)
+	if err != nil {
+		return err
+	}
+	o := link.RawAttachProgramOptions{
+		Target: r.Device.HostIfindex, Program: d.objects.PilContainer, Attach: ebpf.AttachNetkitPeer, Anchor: link.Head(),
+	}
+	if there != 0 {
+		old, err := ebpf.NewProgramFromID(there)
+		if err != nil {
+			return fmt.Errorf("program on %s: %w", r.Device.HostName, err)
+		}
+		defer old.Close()
+		o.Anchor = link.ReplaceProgram(old)
+	}
+	err = d.node.Do(func() error { return link.RawAttachProgram(o) })
+	if err != nil && !errors.Is(err, os.ErrExist) { // it is this very program that stands there
+		return fmt.Errorf("put the program on %s: %w", r.Device.HostName, err)
+	}
+	return nil
+}
+
+func (d netkit) standing(host netlink.Link) (ebpf.ProgramID, error) {
+	return d.programAt(host.Attrs().Index)
+}
+
+// programAt is the first of those that the container's packets meet.
+func (d netkit) programAt(ifindex int) (id ebpf.ProgramID, err error) {
+	err = d.node.Do(func() error {
+		result, err := link.QueryPrograms(link.QueryOptions{Target: ifindex, Attach: ebpf.AttachNetkitPeer})
+		if err == nil && len(result.Programs) > 0 {
+			id = result.Programs[0].ID
+		}
+		return err
+	})
+	if err != nil {
+		return 0, fmt.Errorf("program: ask device %d for its programs: %w", ifindex, err)
+	}
+	return id, nil
+}

@@ -1,0 +1,245 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strconv"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/netns"
+)
+
+const devicePrefix = "pil"
+
+// deviceName is the host side's name: at most 3+5 of the 15 characters Linux allows.
+func deviceName(id endpoint.ID) string { return devicePrefix + strconv.Itoa(int(id)) }
+
+// deviceID is the endpoint whose host side a link is. Somebody else's pil007 is none of ours.
+func deviceID(l netlink.Link) (endpoint.ID, bool) {
+	name := l.Attrs().Name
+	number, ours := strings.CutPrefix(name, devicePrefix)
+	id, err := strconv.ParseUint(number, 10, 16)
+	ours = ours && (l.Type() == Veth || l.Type() == Netkit)
+	return endpoint.ID(id), ours && err == nil && name == deviceName(endpoint.ID(id))
+}
+
+// The pair is a wire for two, so the MACs need not differ between endpoints; constant ones tell a
+// container nothing. bpf/packet.h has the same two.
+var (
+	gatewayMAC   = net.HardwareAddr{0x02, 0x70, 0x69, 0x6c, 0x00, 0x01}
+	containerMAC = net.HardwareAddr{0x02, 0x70, 0x69, 0x6c, 0x00, 0x02}
+)
+
+// pair is two devices, one of them on the node, and our program between them.
+type pair struct {
+	*Datapath
+	ends
+}
+
+// ends is what pairs differ in.
+type ends interface {
+	// available says why this kernel has no such pair.
+	available() error
+	// link is the pair for the kernel to make.
+	link(node, container netlink.LinkAttrs) netlink.Link
+	// attach lets what the container sends meet our program, or swaps an older one for it in one step.
+	attach(r endpoint.Record) error
+	// standing is the id of the program in the place of ours; 0 without one.
+	standing(host netlink.Link) (ebpf.ProgramID, error)
+}
+
+func (d pair) suits(netlink.Link) error { return d.available() }
+
+// make makes the pair, its container side born in the container's namespace: moving it there later
+// would cost 30 times as much.
+func (d pair) make(r endpoint.Record, in *inside, mtu int) (_ endpoint.Device, err error) {
+	name := deviceName(r.ID)
+	node, container := netlink.NewLinkAttrs(), netlink.NewLinkAttrs()
+	node.Name, node.MTU, node.HardwareAddr = name, mtu, gatewayMAC
+	container.Name, container.MTU, container.HardwareAddr, container.Namespace = r.Interface, mtu, containerMAC, netlink.NsFd(in.netns.FD())
+	pair := d.link(node, container)
+	add := func() error {
+		return d.alone(func() error { return netns.Retry(func() error { return d.netlink.LinkAdd(pair) }) })
+	}
+	err = add()
+	if errors.Is(err, os.ErrExist) {
+		// A device of that name is what a crash left of an endpoint that has no record.
+		if err = d.Datapath.remove(name); err == nil {
+			err = add()
+		}
+	}
+	if err != nil {
+		if errors.Is(err, os.ErrExist) {
+			return endpoint.Device{}, hasDevice(r, err)
+		}
+		return endpoint.Device{}, fmt.Errorf("make the device pair: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, d.Datapath.remove(name))
+		}
+	}()
+	if pair.Attrs().Index == 0 { // LinkAdd looks it up, and does not say that it failed
+		return endpoint.Device{}, fmt.Errorf("%s went while it was made", name)
+	}
+	r.Device = endpoint.Device{
+		Kind: pair.Type(), HostName: name, HostIfindex: pair.Attrs().Index,
+		HostMAC: gatewayMAC, ContainerMAC: containerMAC, MTU: mtu,
+	}
+	if err := d.alone(func() error { return d.setUpHostSide(r, pair) }); err != nil {
+		return endpoint.Device{}, fmt.Errorf("host side: %w", err)
+	}
+	return r.Device, nil
+}
+
+func hasDevice(r endpoint.Record, err error) error {
+	return fmt.Errorf("the namespace has a device %s already; remove it or name another interface: %w", r.Interface, err)
+}
+
+func (d pair) setUpHostSide(r endpoint.Record, host netlink.Link) error {
+	if err := d.settings.set(r.Device.HostName, hostSettings()); err != nil {
+		return err
+	}
+	if err := setMTU(d.netlink, host, r.Device.MTU); err != nil {
+		return err
+	}
+	if err := netns.Retry(func() error { return d.netlink.LinkSetARPOff(host) }); err != nil {
+		return err
+	}
+	return netns.Retry(func() error { return d.netlink.LinkSetUp(host) })
+}
+
+// hostSide finds the endpoint's device. After a reboot its index may be any other device's, even the
+// uplink's.
+func (d pair) hostSide(r endpoint.Record) (netlink.Link, error) {
+	host, err := d.netlink.LinkByName(r.Device.HostName)
+	if err != nil {
+		return nil, fmt.Errorf("link %s: %w", r.Device.HostName, err)
+	}
+	if host.Attrs().Index != r.Device.HostIfindex {
+		return nil, fmt.Errorf("link %s has index %d, not %d: it was made anew", r.Device.HostName, host.Attrs().Index, r.Device.HostIfindex)
+	}
+	return host, nil
+}
+
+func (d pair) lost(records []endpoint.Record) map[endpoint.ID]error {
+	lost := map[endpoint.ID]error{}
+	for _, r := range records {
+		_, err := d.hostSide(r)
+		if err == nil {
+			continue
+		}
+		if _, gone := os.Stat(r.Netns); errors.Is(gone, os.ErrNotExist) {
+			err = fmt.Errorf("%w, and %w", err, agent.ErrNoNamespace)
+		}
+		lost[r.ID] = err
+	}
+	return lost
+}
+
+func (d pair) inside(r endpoint.Record, in *inside) (netlink.Link, error) {
+	host, err := d.hostSide(r)
+	if err != nil {
+		return nil, err
+	}
+	container, err := in.LinkByName(r.Interface)
+	if err != nil {
+		return nil, fmt.Errorf("link %s in the container: %w", r.Interface, err)
+	}
+	if container.Attrs().ParentIndex != host.Attrs().Index || host.Attrs().ParentIndex != container.Attrs().Index {
+		return nil, fmt.Errorf("link %s in %s is not the other end of %s", r.Interface, r.Netns, r.Device.HostName)
+	}
+	return container, nil
+}
+
+func (d pair) check(r endpoint.Record) error {
+	host, err := d.hostSide(r)
+	if err != nil {
+		return err
+	}
+	if host.Attrs().Flags&net.FlagUp == 0 {
+		return fmt.Errorf("link %s is down", r.Device.HostName)
+	}
+	if host.Attrs().RawFlags&unix.IFF_NOARP == 0 {
+		return fmt.Errorf("link %s does ARP", r.Device.HostName)
+	}
+	if mtu := host.Attrs().MTU; mtu != r.Device.MTU {
+		return fmt.Errorf("link %s has MTU %d, not %d", r.Device.HostName, mtu, r.Device.MTU)
+	}
+	if err := d.settings.check(r.Device.HostName, hostSettings()); err != nil {
+		return err
+	}
+	there, err := d.standing(host)
+	if err != nil {
+		return err
+	}
+	return sameProgram(there, host, d.objects.PilContainer, pilasterProgPilContainer)
+}
+
+func (d pair) repair(r endpoint.Record) error {
+	host, err := d.hostSide(r)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.setUpHostSide(r, host), d.attach(r))
+}
+
+// setMTU changes the side first that sends: the node's side takes no packet longer than its own MTU, and
+// says nothing of it.
+func (d pair) setMTU(r endpoint.Record, mtu int, container func() error) error {
+	host, err := d.hostSide(r)
+	if err != nil {
+		return err
+	}
+	set := func() error {
+		if err := netns.Retry(func() error { return d.netlink.LinkSetMTU(host, mtu) }); err != nil {
+			return fmt.Errorf("link %s: %w", r.Device.HostName, err)
+		}
+		return nil
+	}
+	first, second := container, set
+	if mtu > host.Attrs().MTU {
+		first, second = set, container
+	}
+	if err := first(); err != nil {
+		return err
+	}
+	return second()
+}
+
+func (d pair) narrowed(mtu int) int { return mtu }
+
+func (d pair) remove(r endpoint.Record, routes ...*net.IPNet) error {
+	return d.Datapath.remove(deviceName(r.ID), routes...)
+}
+
+// carrying finds the devices that have a program.
+func (d pair) carrying() ([]endpoint.ID, error) {
+	links, err := netns.List(d.netlink.LinkList)
+	if err != nil {
+		return nil, fmt.Errorf("list devices: %w", err)
+	}
+	var ids []endpoint.ID
+	for _, l := range links {
+		id, ours := deviceID(l)
+		if !ours || l.Type() != d.link(netlink.LinkAttrs{}, netlink.LinkAttrs{}).Type() {
+			continue
+		}
+		program, err := d.standing(l)
+		if err != nil {
+			return nil, err
+		}
+		if program != 0 {
+			ids = append(ids, id)
+		}
+	}
+	return ids, nil
+}
