@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -44,6 +45,7 @@ type cursor struct {
 	log  durable.Syncer // of the release log
 
 	mu       sync.Mutex
+	gone     bool          // forgotten: the key has another cursor, or none
 	used     time.Time     // an index was last drawn or given back, or all of it was read
 	next     address.Index // the first never tried
 	reserved address.Index // on disk: all up to here may be in use
@@ -67,10 +69,7 @@ type released struct {
 // index from the given one on, or address.ErrExhausted. The index is on disk as used before
 // DrawIndex returns; whoever does not put it into a record gives it back by ReleaseIndex.
 func (s *Store) DrawIndex(key CursorKey, find func(from address.Index) (address.Index, error)) (address.Index, error) {
-	s.forgetting.RLock()
-	defer s.forgetting.RUnlock()
-	c := s.cursor(key)
-	c.mu.Lock()
+	c := s.lockCursor(key)
 	defer c.mu.Unlock()
 	c.used = s.now()
 	if c.next <= address.MaxIndex {
@@ -104,18 +103,16 @@ func (s *Store) DrawIndex(key CursorKey, find func(from address.Index) (address.
 
 // ReleaseIndex gives an index back to rest. It is written before the record that held it goes.
 func (s *Store) ReleaseIndex(key CursorKey, i address.Index) error {
-	s.forgetting.RLock()
-	defer s.forgetting.RUnlock()
-	c := s.cursor(key)
-	if err := c.release(i, s.now()); err != nil {
+	c := s.lockCursor(key)
+	err := c.release(i, s.now())
+	c.mu.Unlock()
+	if err != nil {
 		return err
 	}
-	return c.log.Sync()
+	return c.log.Sync() // while it rests, nobody forgets it
 }
 
 func (c *cursor) release(i address.Index, now time.Time) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	c.used = now
 	r := released{i, now}
 	for _, old := range c.resting {
@@ -138,7 +135,18 @@ func newCursor(path string, reserved address.Index) *cursor {
 	return &cursor{path: path, log: durable.NewSyncer(path + ".released"), next: reserved + 1, reserved: reserved}
 }
 
-// cursor is used by one at a time, who locks it. The caller holds forgetting for reading.
+// lockCursor finds or makes the key's cursor, for one at a time, who unlocks it.
+func (s *Store) lockCursor(key CursorKey) *cursor {
+	for {
+		c := s.cursor(key)
+		c.mu.Lock()
+		if !c.gone {
+			return c
+		}
+		c.mu.Unlock()
+	}
+}
+
 func (s *Store) cursor(key CursorKey) *cursor {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -151,30 +159,43 @@ func (s *Store) cursor(key CursorKey) *cursor {
 }
 
 // Forget removes the cursors of tenant ids that this node has no more, once every index has rested: an id may
-// come back with its tenant.
+// come back with its tenant. Only who draws from such a cursor waits for the disk.
 func (s *Store) Forget(has func(address.TenantID) bool) error {
-	s.forgetting.Lock()
-	defer s.forgetting.Unlock()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	live := s.live()
 	var errs []error
-	for key, c := range s.cursors {
-		if has(key.Tenant) || live[key] != nil || s.now().Sub(c.used) < s.rest {
-			continue
-		}
-		// The log first: without its cursor it would say that the cursor was lost.
-		err := durable.Remove(c.path + ".released")
-		if err == nil {
-			err = durable.Remove(c.path + ".json")
-		}
-		if err != nil {
+	for key, c := range s.unused(has) {
+		if err := s.forget(key, c); err != nil {
 			errs = append(errs, fmt.Errorf("removing the cursor of tenant id %d, app %d: %w", key.Tenant, key.App, err))
-			continue
 		}
-		delete(s.cursors, key)
 	}
 	return errors.Join(errs...)
+}
+
+// unused are the cursors of keys without records. One that is drawn from meanwhile has been used just now.
+func (s *Store) unused(has func(address.TenantID) bool) map[CursorKey]*cursor {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	unused, live := maps.Clone(s.cursors), s.live()
+	maps.DeleteFunc(unused, func(key CursorKey, _ *cursor) bool { return has(key.Tenant) || live[key] != nil })
+	return unused
+}
+
+func (s *Store) forget(key CursorKey, c *cursor) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.gone || s.now().Sub(c.used) < s.rest {
+		return nil
+	}
+	// The log first: without its cursor it would say that the cursor was lost.
+	for _, suffix := range []string{".released", ".json"} {
+		if err := durable.Remove(c.path + suffix); err != nil {
+			return err
+		}
+	}
+	c.gone = true
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.cursors, key)
+	return nil
 }
 
 // reserve makes sure that the disk says i is used.
@@ -196,7 +217,7 @@ func (c *cursor) writeReserved(to address.Index) error {
 func (c *cursor) close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.next-1 == c.reserved {
+	if c.gone || c.next-1 == c.reserved {
 		return nil
 	}
 	return c.writeReserved(c.next - 1)

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"time"
 
 	"pilaster.io/pilaster/internal/address"
 )
@@ -131,4 +132,30 @@ func TestForgetMeanwhile(t *testing.T) {
 		}
 		c.advance(1)
 	}
+}
+
+// While one cursor is forgotten, which may wait for a slow disk, nobody else waits.
+func TestForgetLetsOthersGoOn(t *testing.T) {
+	dir, c := t.TempDir(), newClock()
+	s := open(t, dir, c)
+	draw(t, s)
+	c.advance(MinRest)
+	slow := s.lockCursor(key) // as the one who waits for the disk has it
+	forgotten := make(chan struct{})
+	go func() { defer close(forgotten); forget(t, s) }()
+	others := make(chan error, 1)
+	go func() {
+		_, err := s.DrawIndex(CursorKey{key.Tenant + 1, key.App}, every)
+		others <- errors.Join(err, s.Put(record(7, 7)))
+	}()
+	select {
+	case err := <-others:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(20 * time.Second):
+		t.Error("others wait")
+	}
+	slow.mu.Unlock()
+	<-forgotten
 }

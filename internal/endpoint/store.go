@@ -40,9 +40,7 @@ type Store struct {
 	rest  time.Duration
 	now   func() time.Time
 
-	forgetting sync.RWMutex // of cursors; those who use one hold it for reading
-
-	mu      sync.Mutex
+	mu      sync.Mutex // may be taken with a cursor's held, not the other way around
 	records map[ID]Record
 	cursors map[CursorKey]*cursor
 }
@@ -217,9 +215,10 @@ func (s *Store) Find(containerID, iface string) (Record, bool) {
 // Close gives back the indexes that were reserved and not used. Nothing may be drawn afterwards.
 func (s *Store) Close() error {
 	s.mu.Lock()
-	defer s.mu.Unlock()
+	cursors := slices.Collect(maps.Values(s.cursors))
+	s.mu.Unlock()
 	var errs []error
-	for _, c := range s.cursors {
+	for _, c := range cursors {
 		errs = append(errs, c.close())
 	}
 	return errors.Join(errs...)
