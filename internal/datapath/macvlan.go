@@ -261,7 +261,8 @@ func (d macvlan) removeInside(r endpoint.Record, in *inside) error {
 	if err != nil {
 		return err
 	}
-	if err := d.alone(func() error { return gone(netns.Retry(func() error { return in.LinkDel(l) })) }); err != nil {
+	// Not alone: the kernel waits for its readers after it has let go of its lock for devices, at once for all who ask.
+	if err := gone(netns.Retry(func() error { return in.LinkDel(l) })); err != nil {
 		return fmt.Errorf("remove device %s in %s: %w", r.Interface, r.Netns, err)
 	}
 	return nil
