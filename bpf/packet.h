@@ -2,6 +2,7 @@
 /* Finding the transport header, and refusing what could slip past the checks on the way there. */
 #pragma once
 #include "address.h"
+#include "context.h"
 #include "reason.h"
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_helpers.h>
@@ -102,17 +103,6 @@ static __always_inline bool headers_of(struct __sk_buff *skb, struct frame *f)
 	return !bpf_skb_load_bytes(skb, ip_offset(skb), &f->priority_version, IPV6_HLEN) &&
 	       f->priority_version >> 4 == 6;
 }
-
-/* The compiler likes to keep the address of a context field in a register; the verifier takes only a
- * constant offset, so the load is written out. */
-#define CTX_POINTER(skb, field)                                                                                        \
-	({                                                                                                             \
-		void *p;                                                                                               \
-		asm volatile("%0 = *(u32 *)(%1 + %2)"                                                                  \
-			     : "=r"(p)                                                                                 \
-			     : "r"(skb), "i"(__builtin_offsetof(struct __sk_buff, field)));                            \
-		p;                                                                                                     \
-	})
 
 /* frame_of makes the two headers readable and writable in place. Call it again after any helper that may
  * move the packet. */

@@ -98,14 +98,16 @@ func FullGates() []Gate {
 	}
 	gates = append(gates, atLeast("netpila", "netpila-clear", true, speeds(ofClear))...)
 	gates = append(gates, atLeast("netpila-local", "native", false, speeds(ofLocal))...)
-	return append(gates, atLeast(best, "vxlan", false, ofVXLAN)...)
+	gates = append(gates, atLeast(best, "vxlan", false, ofVXLAN)...)
+	return append(gates, noWorse(best, "oncache")...)
 }
 
 // QuickGates notice a datapath that is broken or slow by a great deal; a quick run shows no more.
 func QuickGates() []Gate {
-	return atLeast("netpila", "native", false, map[string]float64{
+	gates := atLeast("netpila", "native", false, map[string]float64{
 		"TCP_RR": 0.85, "UDP_RR": 0.85, "TCP_STREAM": 0.85, "TCP_CRR": 0.75, "UDP_PPS": 0.75,
 	})
+	return append(gates, noWorse(best, "oncache")...)
 }
 
 // SmokeGates hold on a machine that does other things meanwhile.
@@ -124,6 +126,19 @@ func atLeast(scenario, against string, whole bool, bars map[string]float64) []Ga
 	return gates
 }
 
+// noWorse asks for at least the other's figure in every metric, or at most where less is better.
+func noWorse(scenario, against string) []Gate {
+	var gates []Gate
+	for _, m := range Metrics() {
+		g := Gate{Scenario: scenario, Against: against, Metric: m.Name, AtLeast: 1}
+		if m.Less {
+			g.AtLeast, g.AtMost = 0, 1
+		}
+		gates = append(gates, g)
+	}
+	return gates
+}
+
 // speeds asks the same of every metric of which more is better.
 func speeds(bar float64) map[string]float64 {
 	bars := map[string]float64{}
@@ -138,17 +153,19 @@ func speeds(bar float64) map[string]float64 {
 // best stands for the device kind that does best of those in the run: one, and the same for all metrics.
 const best = "best device"
 
-// bestOf is the kind whose ratios to the other scenario have the highest product.
-func (r *Report) bestOf(against string, metrics []string) string {
+// bestOf is the kind whose figures have the highest product, inverted where less is better.
+func (r *Report) bestOf(metrics []string) string {
 	name, highest := "", math.Inf(-1)
 	for _, k := range kinds {
 		sum := 0.0
 		for _, metric := range metrics {
-			ours, theirs := r.find(k.scenario, metric), r.find(against, metric)
-			if ours == nil || theirs == nil {
-				continue
+			switch x := r.find(k.scenario, metric); {
+			case x == nil:
+			case x.Less:
+				sum -= math.Log(x.Median)
+			default:
+				sum += math.Log(x.Median)
 			}
-			sum += math.Log(ours.Median / theirs.Median)
 		}
 		if r.has(k.scenario) && sum > highest {
 			name, highest = k.scenario, sum
@@ -161,13 +178,13 @@ func (r *Report) bestOf(against string, metrics []string) string {
 func (r *Report) check(gates []Gate) {
 	var judged []string
 	for _, g := range gates {
-		if g.Scenario == best {
+		if g.Scenario == best && !slices.Contains(judged, g.Metric) {
 			judged = append(judged, g.Metric)
 		}
 	}
 	for _, g := range gates {
 		if g.Scenario == best {
-			g.Scenario = r.bestOf(g.Against, judged)
+			g.Scenario = r.bestOf(judged)
 		}
 		ours, theirs := r.find(g.Scenario, g.Metric), r.find(g.Against, g.Metric)
 		if ours == nil || g.Against != "" && theirs == nil {

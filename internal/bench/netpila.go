@@ -66,17 +66,7 @@ func netpila(v variant) func(*wire) (Pair, error) {
 				}
 				return err
 			},
-			Runs: func() (sum datapath.Runs, err error) {
-				sum = datapath.Runs{}
-				for _, d := range paths {
-					runs, err := d.Runs()
-					if err != nil {
-						return nil, err
-					}
-					sum.Add(runs)
-				}
-				return sum, nil
-			},
+			Runs: func() (datapath.Runs, error) { return sumRuns(paths) },
 		}, nil
 	}
 }

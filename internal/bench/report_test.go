@@ -208,24 +208,27 @@ func TestTickStep(t *testing.T) {
 // A run without what a gate names is not judged by it; the best device is one, the same for all metrics.
 func TestBestDevice(t *testing.T) {
 	o := tiny(t)
-	o.Scenarios = some("native", "vxlan", "netpila", "netpila-macvlan")
+	o.Scenarios = some("native", "vxlan", "oncache", "netpila", "netpila-macvlan")
 	o.Metrics, o.Gates = o.Metrics[:2], FullGates()
 	r := reported(t, o, [][][]float64{
-		{{100, 102, 99}, {100, 95, 104}}, {{50, 51, 49.5}, {50, 47.5, 52}}, {{97, 98, 95}, {76, 75, 77}}, {{90, 92, 89}, {90, 85, 93.5}},
+		{{100, 102, 99}, {100, 95, 104}}, {{50, 51, 49.5}, {50, 47.5, 52}}, {{85, 86, 84}, {92, 87, 96}}, {{97, 98, 95}, {76, 75, 77}}, {{90, 92, 89}, {90, 85, 93.5}},
 	})
 	var seen []string
 	for _, c := range r.Checks {
 		if c.Against == "native" && c.Got != *r.find(c.Scenario, c.Metric).Ratio {
 			t.Errorf("%s: %v is judged, and %v shown", c.Metric, c.Got, r.find(c.Scenario, c.Metric).Ratio)
 		}
-		if c.Against == "vxlan" {
-			seen = append(seen, fmt.Sprintf("%s %s %.1f %s", c.Scenario, c.Metric, c.Got.Median, c.Verdict))
+		if c.Against == "vxlan" || c.Against == "oncache" {
+			seen = append(seen, fmt.Sprintf("%s %s %s %.1f %s", c.Scenario, c.Against, c.Metric, c.Got.Median, c.Verdict))
 		}
 		if strings.HasPrefix(c.Against, "bound") {
 			t.Errorf("judged against what was not run: %+v", c)
 		}
 	}
-	if !slices.Equal(seen, []string{"netpila-macvlan TCP_RR 1.8 ok", "netpila-macvlan UDP_RR 1.8 ok"}) {
+	if !slices.Equal(seen, []string{
+		"netpila-macvlan vxlan TCP_RR 1.8 ok", "netpila-macvlan vxlan UDP_RR 1.8 ok",
+		"netpila-macvlan oncache TCP_RR 1.1 ok", "netpila-macvlan oncache UDP_RR 1.0 too low",
+	}) {
 		t.Errorf("best device: %q", seen)
 	}
 }

@@ -47,13 +47,16 @@ func (n *node) addRouted() (*netns.Namespace, netip.Addr, error) {
 // vxlan is what Flannel's VXLAN backend sets up on each node: containers on a bridge, the kernel routing
 // between it and one VXLAN device that learns nothing; for the other node a route, its neighbour and a
 // forwarding entry, all static. Flannel's rules for masquerading are left out: they would slow it down.
-func vxlan(w *wire) (Pair, error) {
+func vxlan(w *wire) (Pair, error) { return w.overlay(netlink.Vxlan{}) }
+
+// overlay is vxlan, with devices that differ from Flannel's in what is set in like.
+func (w *wire) overlay(like netlink.Vxlan) (Pair, error) {
 	p, err := w.containers((*node).addBridged)
 	if err != nil {
 		return p, err
 	}
 	a, b := w.nodes[0], w.nodes[1]
-	return p, errors.Join(a.tunnel(b), b.tunnel(a))
+	return p, errors.Join(a.tunnel(b, like), b.tunnel(a, like))
 }
 
 // What Flannel uses.
@@ -124,19 +127,17 @@ func (n *node) hardware() net.HardwareAddr {
 	return net.HardwareAddr{0x02, 0x70, 0x69, 0x6c, 0, n.prefix.Addr().As16()[7]}
 }
 
-// tunnel makes the VXLAN device and what it knows of the peer.
-func (n *node) tunnel(peer *node) error {
+// tunnel makes the VXLAN device, otherwise like another, and what it knows of the peer.
+func (n *node) tunnel(peer *node, device netlink.Vxlan) error {
 	return onDevice(n.ns, "eth0", func(h *netlink.Handle, uplink netlink.Link) error {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name, attrs.MTU, attrs.HardwareAddr = "vxlan", uplink.Attrs().MTU-vxlanOverhead, n.hardware()
-		device := &netlink.Vxlan{
-			LinkAttrs: attrs, VxlanId: vxlanID, VtepDevIndex: uplink.Attrs().Index,
-			SrcAddr: n.underlay.AsSlice(), Port: vxlanPort,
-		}
-		if err := netns.Retry(func() error { return h.LinkAdd(device) }); err != nil {
+		device.LinkAttrs, device.VxlanId, device.VtepDevIndex = attrs, vxlanID, uplink.Attrs().Index
+		device.SrcAddr, device.Port = n.underlay.AsSlice(), vxlanPort
+		if err := netns.Retry(func() error { return h.LinkAdd(&device) }); err != nil {
 			return fmt.Errorf("vxlan in %s: %w", n.name, err)
 		}
-		if err := h.LinkSetUp(device); err != nil {
+		if err := h.LinkSetUp(&device); err != nil {
 			return err
 		}
 		index, there := device.Attrs().Index, peer.prefix.Addr()
@@ -149,7 +150,7 @@ func (n *node) tunnel(peer *node) error {
 				LinkIndex: index, Family: netlink.FAMILY_V6, State: netlink.NUD_PERMANENT,
 				HardwareAddr: peer.hardware(), IP: there.AsSlice(),
 			}),
-			addAddress(h, device, netip.PrefixFrom(n.prefix.Addr(), 128)),
+			addAddress(h, &device, netip.PrefixFrom(n.prefix.Addr(), 128)),
 			h.RouteDel(&netlink.Route{Dst: ipNet(peer.prefix)}), // the fabric's
 			h.RouteAdd(&netlink.Route{
 				LinkIndex: index, Dst: ipNet(peer.prefix), Gw: there.AsSlice(), Flags: int(netlink.FLAG_ONLINK),

@@ -47,14 +47,14 @@ const Free = -1
 // Smoke takes seconds and shows that everything works; Quick takes two minutes, Full half an hour.
 func Smoke() Options {
 	return Options{
-		Form: "smoke", Scenarios: some("native", "netpila", "netpila-macvlan"), Metrics: Metrics(), Gates: SmokeGates(),
+		Form: "smoke", Scenarios: some("native", "oncache", "netpila", "netpila-macvlan"), Metrics: Metrics(), Gates: SmokeGates(),
 		Rounds: 5, Warmup: 10 * time.Millisecond, Window: 50 * time.Millisecond,
 	}
 }
 
 func Quick() Options {
 	o := Options{
-		Form: "quick", Scenarios: some("native", "route", "vxlan", "netpila", "netpila-macvlan"), Gates: QuickGates(), TooWide: 0.10,
+		Form: "quick", Scenarios: some("native", "route", "vxlan", "oncache", "netpila", "netpila-macvlan"), Gates: QuickGates(), TooWide: 0.10,
 		Rounds: 15, Warmup: 30 * time.Millisecond, Window: 200 * time.Millisecond,
 	}
 	o.Metrics, _ = Pick(Metrics(), []string{"TCP_RR", "UDP_RR", "TCP_CRR", "UDP_PPS", "TCP_STREAM"})

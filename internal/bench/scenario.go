@@ -35,6 +35,7 @@ func Scenarios() []Scenario {
 		{Name: "native", About: "node to node, no container", Build: native},
 		{Name: "route", About: "containers behind veth pairs, routed by the kernels of both nodes", Build: route},
 		{Name: "vxlan", About: "containers on kernel bridges, between the nodes kernel VXLAN as Flannel sets it up", Build: vxlan},
+		{Name: "oncache", About: "the same with a cache of ONCache's design over it, in our own programs", Build: cachedVXLAN},
 		{Name: "bound-veth", About: "the devices that netpila's packets pass, joined by a redirect of tc, no BPF", Build: boundVeth},
 		{Name: "bound-macvlan", About: "containers on macvlan devices in private mode, no BPF", Build: boundMacvlan},
 		Netpila(),

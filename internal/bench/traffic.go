@@ -135,6 +135,7 @@ var connecting = traffic{
 const (
 	warmup byte = iota
 	measured
+	first // both have an answer: a flow that only one side speaks on is established for nobody who asks for that
 	last
 )
 
@@ -156,15 +157,19 @@ var flooding = traffic{
 			switch buffer[0] {
 			case measured:
 				a.Ops++
-			case last:
-				_, err := s.write(buffer)
-				return a, err
+			case first, last:
+				if _, err := s.write(buffer); err != nil || buffer[0] == last {
+					return a, err
+				}
 			}
 		}
 	},
 	drive: func(c *client) (answer, error) {
 		s, err := c.dial()
 		if err != nil {
+			return answer{}, err
+		}
+		if err := s.ask(first, c.metric.block); err != nil {
 			return answer{}, err
 		}
 		buffer := make([]byte, c.metric.block)
@@ -175,20 +180,30 @@ var flooding = traffic{
 		if err != nil {
 			return a, err
 		}
-		if err := s.wait(echoWait); err != nil {
-			return a, err
-		}
-		buffer[0] = last
-		for range int(patience / echoWait) {
-			if _, err := s.write(buffer); err != nil {
-				return a, err
-			}
-			if _, err = s.read(buffer); !errors.Is(err, unix.EAGAIN) {
-				return a, err
-			}
-		}
-		return a, errors.New("the server does not say that it saw the end")
+		return a, s.ask(last, c.metric.block)
 	},
+}
+
+// ask sends a datagram until it is answered.
+func (s socket) ask(what byte, block int) error {
+	if err := s.wait(echoWait); err != nil {
+		return err
+	}
+	question, reply := make([]byte, block), make([]byte, block)
+	question[0] = what
+	for range int(patience / echoWait) {
+		if _, err := s.write(question); err != nil {
+			return err
+		}
+		_, err := s.read(reply)
+		for err == nil && reply[0] != what { // to an earlier question
+			_, err = s.read(reply)
+		}
+		if !errors.Is(err, unix.EAGAIN) {
+			return errors.Join(err, s.wait(patience))
+		}
+	}
+	return errors.New("the server does not answer")
 }
 
 // firsts: each trial is a new socket's, and begins with nothing of the path cached.

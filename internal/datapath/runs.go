@@ -19,9 +19,12 @@ type Runs map[string]Run
 
 // Runs reads what the programs that this process loaded have done. On a node that was upgraded, older
 // ones may still be at work.
-func (d *Datapath) Runs() (Runs, error) {
+func (d *Datapath) Runs() (Runs, error) { return RunsOf(d.objects.pilasterPrograms) }
+
+// RunsOf reads what programs have done; they are the fields of a struct that bpf2go made.
+func RunsOf(objects any) (Runs, error) {
 	runs := Runs{}
-	programs := reflect.ValueOf(d.objects.pilasterPrograms)
+	programs := reflect.ValueOf(objects)
 	for i := range programs.NumField() {
 		name := programs.Type().Field(i).Tag.Get("ebpf")
 		stats, err := programs.Field(i).Interface().(*ebpf.Program).Stats()
