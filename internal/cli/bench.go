@@ -42,9 +42,10 @@ func newBenchDatapathCommand(env Env) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "datapath",
 		Short: "Compare NETPILA with node to node, kernel routing and kernel VXLAN",
-		Long: `Compare the speed of containers on NETPILA with that of the bare nodes, of kernel routing, of kernel VXLAN and
-of the same devices without BPF, all in one run, in turn and in random order. Every scenario has two nodes of its
-own, network namespaces on a veth link. Client and server share one CPU, unless --free leaves that to the scheduler.
+		Long: `Compare the speed of containers on NETPILA with that of the bare nodes, of kernel routing, of kernel VXLAN with
+and without a cache of ONCache's design, and of the same devices without BPF, all in one run, in turn and in random
+order. Every scenario has two nodes of its own, network namespaces on a veth link. Client and server share one CPU,
+unless --free leaves that to the scheduler.
 
 It fails where NETPILA stays below what is asked of it, and where the run was too noisy to tell; nothing is asked of
 a --free run. Run it on a machine that does nothing else. docs/benchmarks.md explains scenarios, metrics and method.
