@@ -6,6 +6,7 @@ import (
 	"net"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"pilaster.io/pilaster/internal/netns"
@@ -13,9 +14,9 @@ import (
 
 // Injector sends frames out of a device as they are, past routing and firewall of its namespace.
 type Injector struct {
-	fd      int
-	device  *net.Interface
-	macvlan bool
+	fd     int
+	device *net.Interface
+	told   bool // an error of what a program drops, and not of a full queue
 }
 
 func NewInjector(ns *netns.Namespace, device string) (*Injector, error) {
@@ -23,14 +24,16 @@ func NewInjector(ns *netns.Namespace, device string) (*Injector, error) {
 	if err != nil {
 		return nil, fmt.Errorf("inject: %w", err)
 	}
-	macvlan, err := isMacvlan(ns, dev)
+	told, err := sendsToProgram(ns, dev)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("inject on %s: %w", device, err), unix.Close(fd))
 	}
-	return &Injector{fd, dev, macvlan}, nil
+	return &Injector{fd, dev, told}, nil
 }
 
-func isMacvlan(ns *netns.Namespace, device *net.Interface) (bool, error) {
+// sendsToProgram reports whether a program meets what is sent in the very call that sends it: on the uplink of a macvlan,
+// or between the container's side of a netkit and the node's.
+func sendsToProgram(ns *netns.Namespace, device *net.Interface) (bool, error) {
 	h, err := ns.Netlink()
 	if err != nil {
 		return false, err
@@ -40,7 +43,8 @@ func isMacvlan(ns *netns.Namespace, device *net.Interface) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	return link.Type() == "macvlan", nil
+	netkit, ok := link.(*netlink.Netkit)
+	return link.Type() == "macvlan" || ok && !netkit.IsPrimary(), nil
 }
 
 func (i *Injector) Close() error { return unix.Close(i.fd) }
@@ -76,13 +80,13 @@ const backlogPause = 200 * time.Microsecond
 
 // Burst sends n frames as fast as the device takes them; frame may return the same buffer each
 // time. A frame refused because the peer's queue is full is sent again, so after a nil error
-// exactly n frames have passed the device. A macvlan has no such queue: there a frame is refused that a program
-// dropped behind it, on its way out by the uplink.
+// exactly n frames have passed the device. Where a program meets what is sent there is no such queue, and a frame is
+// refused that the program dropped.
 func (i *Injector) Burst(n int, frame func(k int) []byte) error {
 	for k := range n {
 		f := frame(k)
 		err := i.Send(f)
-		if i.macvlan && errors.Is(err, unix.ENOBUFS) {
+		if i.told && errors.Is(err, unix.ENOBUFS) {
 			continue
 		}
 		for tries := 0; errors.Is(err, unix.ENOBUFS) && tries < 10_000; tries++ {

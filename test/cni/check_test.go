@@ -106,17 +106,21 @@ var breakages = []breakage{
 	}, "the node has no route fc"},
 }
 
+var ofPair = []breakage{
+	{"link", func(v victim) error { return v.inside.LinkDel(v.device) }, "link {}"}, // it takes the other end along
+	{"host's link down", func(v victim) error { return v.host.LinkSetDown(v.peer) }, "link {} is down"},
+}
+
 // breakagesOf are those of one kind of device.
 var breakagesOf = map[string][]breakage{
-	datapath.Veth: {
-		{"link", func(v victim) error { return v.inside.LinkDel(v.device) }, "link {}"}, // it takes the other end along
-		{"host's link down", func(v victim) error { return v.host.LinkSetDown(v.peer) }, "link {} is down"},
-		{"program", func(v victim) error {
+	datapath.Veth: append(ofPair, breakage{
+		"program", func(v victim) error {
 			return v.host.FilterDel(&netlink.BpfFilter{FilterAttrs: netlink.FilterAttrs{
 				LinkIndex: v.peer.Attrs().Index, Parent: netlink.HANDLE_MIN_INGRESS, Handle: 1, Priority: 1, Protocol: unix.ETH_P_ALL,
 			}})
-		}, "program pil_container is not on {}"},
-	},
+		}, "program pil_container is not on {}",
+	}),
+	datapath.Netkit: ofPair,
 	datapath.Macvlan: {
 		{"link", func(v victim) error { return v.inside.LinkDel(v.device) }, "link eth0 in the container: Link not found"},
 		{"another mode", func(v victim) error {
@@ -145,7 +149,7 @@ func testCheck(t *testing.T, n *node) {
 			if v.device, err = v.inside.LinkByName(lab.Interface); err != nil {
 				t.Fatal(err)
 			}
-			if labtest.Device() == datapath.Veth {
+			if labtest.Device() != datapath.Macvlan {
 				if v.peer, err = v.host.LinkByName(v.endpoint.HostDevice); err != nil {
 					t.Fatal(err)
 				}

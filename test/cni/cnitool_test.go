@@ -150,7 +150,7 @@ func testResult(t *testing.T, n *node) {
 					t.Fatalf("%v: %s", err, out)
 				}
 				var hosts []*types100.Interface // the node's side; a macvlan has none
-				if labtest.Device() == datapath.Veth && len(r.Interfaces) > 0 {
+				if labtest.Device() != datapath.Macvlan && len(r.Interfaces) > 0 {
 					hosts = r.Interfaces[:1]
 				}
 				if r.CNIVersion != version || len(r.Interfaces) != len(hosts)+1 || len(r.IPs) != 1 {

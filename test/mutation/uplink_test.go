@@ -208,10 +208,10 @@ func uplink() []mutation {
 			cases: []string{"a process that knows the mark"},
 		},
 		{
-			name:  "the secret of a netkit's packets",
-			old:   "return skb->mark == judged_mark && (",
-			new:   "return (",
-			test:  "TestToFabric",
+			name: "the secret of a netkit's packets",
+			old:  "return skb->mark == judged_mark && (",
+			new:  "return (",
+			test: "TestToFabric",
 			cases: []string{
 				"a process with a container's address", "a process that knows the mark", "forwarded from another device", "a ciphertext as source",
 				"a ciphertext as destination", "a tag of VLAN 0", "two tags of VLAN 0", "another node's container",

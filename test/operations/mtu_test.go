@@ -96,7 +96,7 @@ func awaitMTU(ctx context.Context, t *testing.T, l *lab.Lab, want int) {
 		must(t, json.Unmarshal([]byte(out), &said))
 		container := deviceMTU(t, l, "b1", lab.Interface)
 		host := container // a macvlan has no side on the node
-		if labtest.Device() == datapath.Veth {
+		if labtest.Device() != datapath.Macvlan {
 			host = deviceMTU(t, l, "n1", said.HostDevice)
 		}
 		if said.MTU == want && host == want && container == want {

@@ -81,7 +81,8 @@ var build struct {
 	err    error
 }
 
-// Binary is the path of a pilaster binary of this source tree, with pilaster-cni beside it.
+// Binary is the path of a pilaster binary of this source tree, with pilaster-cni beside it. PILASTER_TEST_BINARY names
+// one that was made before, where building takes minutes.
 func Binary(t testing.TB) string {
 	t.Helper()
 	build.Do(func() { build.binary, build.err = makeBinary() })
@@ -92,6 +93,9 @@ func Binary(t testing.TB) string {
 }
 
 func makeBinary() (string, error) {
+	if made := os.Getenv("PILASTER_TEST_BINARY"); made != "" {
+		return made, nil
+	}
 	out, err := exec.Command("go", "env", "GOMOD").Output()
 	if err != nil {
 		return "", fmt.Errorf("find the source tree: %w", err)
