@@ -82,7 +82,7 @@ func (d *Datapath) checkInside(r endpoint.Record, in *inside) error {
 	if mtu := container.Attrs().MTU; mtu != r.Device.MTU {
 		return fmt.Errorf("link %s in the container has MTU %d, not %d", r.Interface, mtu, r.Device.MTU)
 	}
-	if err := in.settings.check(r.Interface, containerSettings()); err != nil {
+	if err := in.withSettings(func(s settings) error { return s.check(r.Interface, containerSettings()) }); err != nil {
 		return fmt.Errorf("in the container: %w", err)
 	}
 	return checkContainerNetwork(r, in, container)

@@ -84,7 +84,7 @@ func (d *Datapath) setKey(id uint32, key address.Key) error {
 
 // Activate gives the endpoint's device its program and writes the map entries: from now on packets flow.
 func (d *Datapath) Activate(r endpoint.Record) error {
-	if err := d.alone(func() error { return d.kind(r).attach(r) }); err != nil {
+	if err := d.kind(r).attach(r); err != nil {
 		return err
 	}
 	if err := d.writeEntries(r); err != nil {

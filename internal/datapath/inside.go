@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"pilaster.io/pilaster/internal/endpoint"
@@ -18,13 +19,12 @@ import (
 // carrierTimeout is far above the second that the kernel's link watch takes at most.
 const carrierTimeout = 10 * time.Second
 
-// inside is a container's namespace while we work in it. What is done there goes by its handle and its
-// settings, from any thread: to enter it once is most of the cost.
+// inside is a container's namespace while we work in it. What is done there goes by its handle, from any thread: to
+// enter it is most of the cost.
 type inside struct {
 	*netlink.Handle
-	netns    *netns.Namespace
-	settings settings
-	cookie   uint64 // of the namespace, as long as the machine runs
+	netns  *netns.Namespace
+	cookie uint64 // of the namespace, as long as the machine runs
 }
 
 func openInside(path string) (_ *inside, err error) {
@@ -33,9 +33,6 @@ func openInside(path string) (_ *inside, err error) {
 		return nil, err
 	}
 	err = in.netns.Do(func() (err error) {
-		if in.settings, err = openSettings("ipv6"); err != nil {
-			return err
-		}
 		if in.Handle, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
 			return err
 		}
@@ -62,15 +59,21 @@ func (in *inside) Close() error {
 	if in.Handle != nil {
 		in.Handle.Close()
 	}
-	return errors.Join(in.settings.Close(), in.netns.Close())
+	return in.netns.Close()
+}
+
+// withSettings opens those of the container's devices for f.
+func (in *inside) withSettings(f func(settings) error) error {
+	var s settings
+	if err := in.netns.Do(func() (err error) { s, err = openSettings("ipv6"); return err }); err != nil {
+		return err
+	}
+	return errors.Join(f(s), s.Close())
 }
 
 // setUpInside gives the container its address and the one way out. Nothing in it is
 // resolved, solicited or advertised.
 func (d *Datapath) setUpInside(r endpoint.Record, in *inside) error {
-	if err := in.settings.set(r.Interface, containerSettings()); err != nil {
-		return err
-	}
 	container, err := d.kind(r).inside(r, in)
 	if err != nil {
 		return err
@@ -81,12 +84,13 @@ func (d *Datapath) setUpInside(r endpoint.Record, in *inside) error {
 	steps := []func() error{
 		func() error { return setMTU(in.Handle, container, r.Device.MTU) },
 		func() error { return setMAC(in.Handle, container, r.Device.ContainerMAC) },
+		func() error { return in.LinkSetIP6AddrGenMode(container, nl.IN6_ADDR_GEN_MODE_NONE) },
 		func() error { return in.LinkSetARPOff(container) },
 		func() error { return in.LinkSetUp(container) },
 	}
 	for _, a := range r.Attachments {
 		steps = append(steps,
-			func() error { return in.AddrReplace(container, containerAddress(a)) },
+			func() error { return in.setAddress(container, a) },
 			func() error { return in.NeighSet(gatewayNeighbour(container, a)) },
 		)
 		for _, route := range containerRoutes(container, a) {
@@ -99,6 +103,19 @@ func (d *Datapath) setUpInside(r endpoint.Record, in *inside) error {
 		}
 	}
 	return nil
+}
+
+// setAddress enables IPv6 where the runtime, or who lives there, has disabled it.
+func (in *inside) setAddress(container netlink.Link, a endpoint.Attachment) error {
+	set := func() error { return in.AddrReplace(container, containerAddress(a)) }
+	err := set()
+	if errors.Is(err, unix.EACCES) {
+		enable := func(s settings) error { return s.set(container.Attrs().Name, containerSettings()) }
+		if err = in.withSettings(enable); err == nil {
+			err = set()
+		}
+	}
+	return err
 }
 
 // routesAreFree refuses routes that another device of the container has: it would lose them to this one.

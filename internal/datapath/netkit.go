@@ -71,7 +71,7 @@ func (d netkit) attach(r endpoint.Record) error {
 		defer old.Close()
 		o.Anchor = link.ReplaceProgram(old)
 	}
-	err = d.node.Do(func() error { return link.RawAttachProgram(o) })
+	err = d.alone(func() error { return d.node.Do(func() error { return link.RawAttachProgram(o) }) })
 	if err != nil && !errors.Is(err, os.ErrExist) { // it is this very program that stands there
 		return fmt.Errorf("put the program on %s: %w", r.Device.HostName, err)
 	}

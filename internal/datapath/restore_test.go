@@ -91,7 +91,7 @@ func breakages() []breakage {
 		}},
 		{"container's MTU", "eth0 in the container has MTU 1300", func(b *broken) error { return b.inside.LinkSetMTU(b.eth0, 1300) }},
 		{"container's IPv6", "disable_ipv6 is 1, not 0", func(b *broken) error { return b.setInside("disable_ipv6", "1") }},
-		{"container's router advertisements", "accept_ra is 2, not 0", func(b *broken) error { return b.setInside("accept_ra", "2") }},
+		{"container's link-local address", "addr_gen_mode is 0, not 1", func(b *broken) error { return b.setInside("addr_gen_mode", "0") }},
 		{"container's device that is down", "eth0 in the container is down", func(b *broken) error { return b.inside.LinkSetDown(b.eth0) }},
 		{"container's MAC", "eth0 in the container has MAC", func(b *broken) error { return b.inside.LinkSetHardwareAddr(b.eth0, gatewayMAC) }},
 		{"local entry", "map entry pil_locals", func(b *broken) error {

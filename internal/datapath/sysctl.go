@@ -24,20 +24,21 @@ func hostSettings() []sysctl {
 	}
 }
 
+// containerSettings are all it takes to be silent. Without a link-local address, and without ARP, the kernel solicits nobody
+// and doubts no address; and a router speaks from a link-local address, which no program lets in.
 func containerSettings() []sysctl {
 	return []sysctl{
 		{"ipv6", "disable_ipv6", "0"},
-		{"ipv6", "addr_gen_mode", "1"}, // no link-local address
-		{"ipv6", "accept_ra", "0"},
-		{"ipv6", "accept_dad", "0"},
-		{"ipv6", "router_solicitations", "0"},
+		{"ipv6", "addr_gen_mode", noLinkLocal},
 	}
 }
+
+const noLinkLocal = "1"
 
 // nodeSettings are of the near end of the node's device, and farSettings of its far end, where nobody listens.
 func nodeSettings() []sysctl {
 	return []sysctl{
-		{"ipv6", "addr_gen_mode", "1"}, // no link-local address
+		{"ipv6", "addr_gen_mode", noLinkLocal},
 		{"ipv6", "accept_ra", "0"},
 		{"ipv6", "accept_dad", "0"},
 		{"ipv6", "router_solicitations", "0"},
@@ -58,7 +59,7 @@ func farSettings() []sysctl {
 }
 
 // settings are the folders of the calling thread's namespace with the settings of its devices, by family. The kernel finds the
-// folder of one namespace by passing those of all others, so they are found once.
+// folder of one namespace by passing those of all others, so they are found once, and for a container only if need be.
 type settings map[string]*os.Root
 
 func openSettings(families ...string) (settings, error) {

@@ -42,8 +42,12 @@ type Store struct {
 
 	mu      sync.Mutex // may be taken with a cursor's held, not the other way around
 	records map[ID]Record
+	ids     map[interfaceOf]ID // of those records
 	cursors map[CursorKey]*cursor
 }
+
+// interfaceOf names one interface of one container.
+type interfaceOf struct{ container, name string }
 
 // StoreConfig says where the store is and what it takes from outside.
 type StoreConfig struct {
@@ -61,6 +65,7 @@ func OpenStore(c StoreConfig) (*Store, error) {
 		rest:    cmp.Or(c.Rest, MinRest),
 		now:     c.Now,
 		records: map[ID]Record{},
+		ids:     map[interfaceOf]ID{},
 		cursors: map[CursorKey]*cursor{},
 	}
 	if s.now == nil {
@@ -123,8 +128,14 @@ func (s *Store) loadRecord(name, suffix string, inUse map[string]ID) error {
 		}
 		inUse[a.Network+" "+a.Plaintext.String()] = r.ID
 	}
-	s.records[r.ID] = r
+	s.keep(r)
 	return nil
+}
+
+// keep is called with the lock held, or before anybody else knows the store.
+func (s *Store) keep(r Record) {
+	s.records[r.ID] = r
+	s.ids[interfaceOf{r.ContainerID, r.Interface}] = r.ID
 }
 
 const (
@@ -145,7 +156,7 @@ func (s *Store) Hold(r Record) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.records[r.ID] = r
+	s.keep(r)
 	return nil
 }
 
@@ -181,7 +192,11 @@ func (s *Store) Delete(id ID) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	r := s.records[id]
 	delete(s.records, id)
+	if of := (interfaceOf{r.ContainerID, r.Interface}); s.ids[of] == id {
+		delete(s.ids, of)
+	}
 	return nil
 }
 
@@ -204,12 +219,8 @@ func (s *Store) List() []Record {
 func (s *Store) Find(containerID, iface string) (Record, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, r := range s.records {
-		if r.ContainerID == containerID && r.Interface == iface {
-			return r, true
-		}
-	}
-	return Record{}, false
+	id, ok := s.ids[interfaceOf{containerID, iface}]
+	return s.records[id], ok
 }
 
 // Close gives back the indexes that were reserved and not used. Nothing may be drawn afterwards.
