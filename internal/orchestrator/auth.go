@@ -73,7 +73,7 @@ func authenticate(now func() time.Time, guard *guard, next http.Handler) http.Ha
 			return
 		}
 		defer done()
-		body := guard.bound(r)
+		body := guard.bound(r, by)
 		r = r.WithContext(context.WithValue(ctx, bodyKey, body))
 		r.Body = body
 		next.ServeHTTP(w, r)

@@ -56,17 +56,21 @@ const (
 type allowance struct {
 	atOnce int   // calls or streams
 	bytes  int64 // of a request, or of each message of a stream
+	rate   int   // calls a second, ten times as many in a burst; 0 of Joins: Limits have it
 }
 
 // allowances have room for a node that hosts 65,535 tenants, and after a restart asks for what all its
-// containers need at once.
+// containers need at once. Agents register and follow again with growing pauses.
 var allowances = map[string]allowance{
-	pilasterv1connect.NodeServiceJoinProcedure:     {64, 64 << 10}, // has about 500 bytes
-	pilasterv1connect.NodeServiceRenewProcedure:    {4, 64 << 10},
-	pilasterv1connect.NodeServiceRegisterProcedure: {4, 16 << 20},
-	pilasterv1connect.NodeServiceResolveProcedure:  {256, 64 << 10},
-	pilasterv1connect.NodeServiceFollowProcedure:   {4, 16 << 20},
+	pilasterv1connect.NodeServiceJoinProcedure:     {64, 64 << 10, 0}, // has about 500 bytes
+	pilasterv1connect.NodeServiceRenewProcedure:    {4, 64 << 10, 5},
+	pilasterv1connect.NodeServiceRegisterProcedure: {4, 8 << 20, 5},
+	pilasterv1connect.NodeServiceResolveProcedure:  {256, 64 << 10, 500},
+	pilasterv1connect.NodeServiceFollowProcedure:   {4, 16 << 20, 5},
 }
+
+// messageRate is how many messages of its streams a node is heard a second, ten times as many in a burst; the rest waits.
+const messageRate = 100
 
 // Words for the counter of refusals, one a limit.
 const (
@@ -75,17 +79,19 @@ const (
 	limitNodeConnections = "node-connections"
 	limitAtOnce          = "calls"
 	limitJoins           = "joins"
+	limitRate            = "rate"
 	limitRequest         = "request-size"
 	limitAnswer          = "answer-size"
 	limitCompressed      = "compressed"
 )
 
-var limitWords = []string{limitConnections, limitStrangers, limitNodeConnections, limitAtOnce, limitJoins, limitRequest, limitAnswer, limitCompressed}
+var limitWords = []string{limitConnections, limitStrangers, limitNodeConnections, limitAtOnce, limitJoins, limitRate, limitRequest, limitAnswer, limitCompressed}
 
 // guard refuses calls for which their caller has no allowance left, before anything of them is read.
 type guard struct {
-	joins   *joinRate
-	refused func(limit string)
+	rates    map[string]*rates // by procedure
+	messages *rates
+	refused  func(limit string)
 
 	mu    sync.Mutex
 	going map[call]int
@@ -111,7 +117,11 @@ func (c client) String() string {
 }
 
 func newGuard(l Limits, refused func(string)) *guard {
-	return &guard{joins: newJoinRate(l.Joins), refused: refused, going: map[call]int{}}
+	g := &guard{rates: map[string]*rates{}, messages: newRates(messageRate), refused: refused, going: map[call]int{}}
+	for procedure, may := range allowances {
+		g.rates[procedure] = newRates(cmp.Or(may.rate, l.Joins))
+	}
+	return g
 }
 
 // admit takes a place for the call until done.
@@ -126,9 +136,8 @@ func (g *guard) admit(r *http.Request, by client) (done func(), err error) {
 			return nil, g.refuse(limitCompressed, connect.CodeUnimplemented, "requests are not taken compressed (%s: %s); nothing was changed: send it as it is", header, e)
 		}
 	}
-	if from := source(r.RemoteAddr); r.URL.Path == pilasterv1connect.NodeServiceJoinProcedure && !g.joins.allow(from) {
-		return nil, g.refuse(limitJoins, connect.CodeUnavailable, "%v tries to join more than %d times a second; nothing was changed: try again in a few seconds, or allow more with the orchestrator's --max-joins",
-			from, g.joins.rate)
+	if err := g.often(r, by); err != nil {
+		return nil, err
 	}
 	c := call{r.URL.Path, by}
 	g.mu.Lock()
@@ -139,6 +148,21 @@ func (g *guard) admit(r *http.Request, by client) (done func(), err error) {
 	}
 	g.going[c]++
 	return func() { g.end(c) }, nil
+}
+
+// often refuses who calls too often.
+func (g *guard) often(r *http.Request, by client) error {
+	calls := g.rates[r.URL.Path]
+	if r.URL.Path == pilasterv1connect.NodeServiceJoinProcedure {
+		if from := source(r.RemoteAddr); !calls.of(client{from: from}).Allow() {
+			return g.refuse(limitJoins, connect.CodeUnavailable, "%v tries to join more than %d times a second; nothing was changed: try again in a few seconds, or allow more with the orchestrator's --max-joins",
+				from, calls.rate)
+		}
+	} else if !calls.of(by).Allow() {
+		return g.refuse(limitRate, connect.CodeUnavailable, "%v calls %s more than %d times a second; nothing was changed: try again in a few seconds, or see what runs with its certificate",
+			by, r.URL.Path, calls.rate)
+	}
+	return nil
 }
 
 func (g *guard) end(c call) {
@@ -156,13 +180,14 @@ func (g *guard) refuse(limit string, code connect.Code, format string, args ...a
 type body struct {
 	io.ReadCloser
 	guard     *guard
+	by        client
 	max, left int64
 }
 
-func (g *guard) bound(r *http.Request) *body {
+func (g *guard) bound(r *http.Request, by client) *body {
 	// A message comes with up to five bytes of framing.
 	max := allowances[r.URL.Path].bytes + 5
-	return &body{r.Body, g, max, max}
+	return &body{r.Body, g, by, max, max}
 }
 
 func (b *body) Read(p []byte) (int, error) {
@@ -179,11 +204,15 @@ func (b *body) Read(p []byte) (int, error) {
 	return n, err
 }
 
-func (b *body) next() { b.left = b.max }
+// next lets a stream have another message, as long as the one before, when its node has not had too many.
+func (b *body) next(ctx context.Context) error {
+	b.left = b.max
+	return b.guard.messages.of(b.by).Wait(ctx)
+}
 
-// nextMessage lets a stream have another message, as long as the one before.
-func nextMessage(ctx context.Context) {
+func nextMessage(ctx context.Context) error {
 	if b, ok := ctx.Value(bodyKey).(*body); ok {
-		b.next()
+		return b.next(ctx)
 	}
+	return nil
 }

@@ -7,7 +7,6 @@ import (
 	"math"
 	"net"
 	"net/http"
-	"net/netip"
 	"strings"
 	"testing"
 	"time"
@@ -16,6 +15,7 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
+	"pilaster.io/pilaster/internal/join"
 	"pilaster.io/pilaster/internal/orchestrator/pki"
 	"pilaster.io/pilaster/internal/orchestrator/store"
 )
@@ -31,9 +31,9 @@ func TestSizeOfRequests(t *testing.T) {
 	t.Parallel()
 	s := start(t, testConfig(t))
 	n1 := registered(t, s, testNode(1))
-	_, err := n1.Register(t.Context(), connect.NewRequest(&pilasterv1.RegisterRequest{Version: strings.Repeat("x", 16<<20+100)}))
+	_, err := n1.Register(t.Context(), connect.NewRequest(&pilasterv1.RegisterRequest{Version: strings.Repeat("x", 8<<20+100)}))
 	wantCode(t, err, connect.CodeResourceExhausted)
-	wantText(t, err, "may have 16777216 bytes")
+	wantText(t, err, "may have 8388608 bytes")
 	_, err = n1.Resolve(t.Context(), connect.NewRequest(&pilasterv1.ResolveRequest{Tenant: strings.Repeat("x", 64<<10+100)}))
 	wantCode(t, err, connect.CodeResourceExhausted)
 	wantRefusals(t, s, limitRequest, 2)
@@ -121,29 +121,85 @@ func TestJoinsOfOneSource(t *testing.T) {
 	}
 }
 
-func TestJoinRateForgets(t *testing.T) {
-	j := newJoinRate(1)
-	from := func(i int) netip.Prefix {
-		return source(fmt.Sprintf("[2001:db8:%x:%x::1]:1", i>>16, i&0xffff))
+func TestRatesForget(t *testing.T) {
+	r := newRates(1)
+	allow := func(i int) bool {
+		return r.of(client{from: source(fmt.Sprintf("[2001:db8:%x:%x::1]:1", i>>16, i&0xffff))}).Allow()
 	}
-	for i := range maxSources {
-		j.allow(from(i))
+	for i := range maxClients {
+		allow(i)
 	}
-	full := from(maxSources)
 	for range 10 {
-		if !j.allow(full) {
+		if !allow(maxClients) {
 			t.Fatal("refused early")
 		}
 	}
-	if j.allow(from(maxSources+1)) || len(j.by) != maxSources {
-		t.Errorf("%d sources are told apart; the others share", len(j.by))
+	if allow(maxClients+1) || len(r.by) != maxClients {
+		t.Errorf("%d sources are told apart; the others share", len(r.by))
 	}
-	if !j.allow(from(1)) {
+	if !allow(1) {
 		t.Error("one that is told apart pays for the others")
 	}
 	time.Sleep(1100 * time.Millisecond) // the passing of time is the event
-	if !j.allow(from(maxSources+2)) || len(j.by) > 10 {
-		t.Errorf("%d sources are remembered for nothing", len(j.by))
+	if !allow(maxClients+2) || len(r.by) > 10 {
+		t.Errorf("%d sources are remembered for nothing", len(r.by))
+	}
+}
+
+// A certificate may call as often as an agent ever does, and no oftener; others notice nothing.
+func TestCallsOfOneNode(t *testing.T) {
+	t.Parallel()
+	s := start(t, testConfig(t))
+	n1, n2 := registered(t, s, testNode(1)), registered(t, s, testNode(2))
+	register := func(n *join.Client) error {
+		_, err := n.Register(t.Context(), connect.NewRequest(&pilasterv1.RegisterRequest{}))
+		return err
+	}
+	rate, calls := allowances[pilasterv1connect.NodeServiceRegisterProcedure].rate, 1
+	began := time.Now()
+	err := register(n1)
+	for ; err == nil; err = register(n1) {
+		if calls++; calls > 100*rate {
+			t.Fatalf("%d calls were let through", calls)
+		}
+	}
+	if most := 10*rate + int(time.Since(began).Seconds()+1)*rate; calls < 10*rate || calls > most {
+		t.Errorf("%d calls were let through, at least %d and at most %d should be", calls, 10*rate, most)
+	}
+	wantCode(t, err, connect.CodeUnavailable)
+	wantText(t, err, "node n1 calls /pilaster.v1.NodeService/Register more than 5 times a second")
+	wantRefusals(t, s, limitRate, 1)
+	if err := register(n2); err != nil {
+		t.Errorf("another node: %v", err)
+	}
+	if _, err := n1.Resolve(t.Context(), connect.NewRequest(&pilasterv1.ResolveRequest{Tenant: "none"})); connect.CodeOf(err) != connect.CodeNotFound {
+		t.Errorf("another procedure: %v", err)
+	}
+	for end := time.Now().Add(20 * time.Second); register(n1) != nil; time.Sleep(100 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("it is refused for ever")
+		}
+	}
+}
+
+// Messages of a stream that come too fast wait, and are heard.
+func TestMessagesOfOneNode(t *testing.T) {
+	t.Parallel()
+	s := start(t, testConfig(t))
+	f := follow(t, registered(t, s, testNode(1)), hosting())
+	f.next(t)
+	createTenant(t, s, "blue")
+	const excess = 3 * messageRate
+	began := time.Now()
+	for range 10*messageRate + excess {
+		f.send(t, hosting())
+	}
+	f.send(t, hosting("blue"))
+	if d := f.next(t).GetDelta(); len(d.GetTenants()) != 1 {
+		t.Errorf("the last message was answered with %v", d)
+	}
+	if took := time.Since(began); took < excess/messageRate*time.Second-time.Second/2 {
+		t.Errorf("%d messages were heard in %v", 10*messageRate+excess, took)
 	}
 }
 

@@ -273,7 +273,9 @@ func (s *nodeService) host(ctx context.Context, f *follower, req *pilasterv1.Fol
 
 func receive(ctx context.Context, stream *connect.BidiStream[pilasterv1.FollowRequest, pilasterv1.FollowResponse], to chan<- *pilasterv1.FollowRequest) error {
 	for {
-		nextMessage(ctx)
+		if err := nextMessage(ctx); err != nil {
+			return err
+		}
 		req, err := stream.Receive()
 		if err != nil {
 			return err

@@ -1,0 +1,70 @@
+package orchestrator
+
+import (
+	"net/netip"
+	"sync"
+	"time"
+
+	"golang.org/x/time/rate"
+)
+
+// maxClients is how many clients are told apart at once: more than there are nodes.
+const maxClients = 1 << 17
+
+// rates bounds how often each client may do something.
+type rates struct {
+	rate   int // a second; ten times as many at once
+	mu     sync.Mutex
+	by     map[client]*rate.Limiter
+	swept  time.Time
+	others *rate.Limiter // of clients that there are too many of
+}
+
+func newRates(perSecond int) *rates {
+	r := &rates{rate: perSecond, by: map[client]*rate.Limiter{}}
+	r.others = r.limiter()
+	return r
+}
+
+func (r *rates) limiter() *rate.Limiter { return rate.NewLimiter(rate.Limit(r.rate), 10*r.rate) }
+
+func (r *rates) of(c client) *rate.Limiter {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	l := r.by[c]
+	if l == nil {
+		if l = r.others; r.room() {
+			l = r.limiter()
+			r.by[c] = l
+		}
+	}
+	return l
+}
+
+// room forgets whom forgetting changes nothing for, when there are too many.
+func (r *rates) room() bool {
+	if now := time.Now(); len(r.by) >= maxClients && now.Sub(r.swept) > time.Second {
+		r.swept = now
+		for c, l := range r.by {
+			if l.TokensAt(now) >= float64(l.Burst()) {
+				delete(r.by, c)
+			}
+		}
+	}
+	return len(r.by) < maxClients
+}
+
+// source is what one stranger can be thought to have: an address, or an IPv6 network of a link.
+func source(remote string) netip.Prefix {
+	p, err := netip.ParseAddrPort(remote)
+	if err != nil {
+		return netip.Prefix{}
+	}
+	a := p.Addr().Unmap().WithZone("")
+	bits := 64
+	if a.Is4() {
+		bits = 32
+	}
+	from, _ := a.Prefix(bits)
+	return from
+}
