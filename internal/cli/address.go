@@ -13,9 +13,10 @@ import (
 
 func newAddressCommand(env Env) *cobra.Command {
 	c := &cobra.Command{
-		Use:   "address",
-		Short: "Encrypt and decrypt addresses, offline",
-		Args:  cobra.NoArgs,
+		Use:     "address",
+		Short:   "Encrypt and decrypt addresses, offline",
+		Example: "  pilaster address encrypt --key 000102030405060708090a0b0c0d0e0f fd70:696c:6100:1:0:100:100:3bc",
+		Args:    cobra.NoArgs,
 	}
 	c.AddCommand(
 		newCipherCommand(env, "encrypt", "plaintext", "ciphertext", (*address.Cipher).Encrypt, "fd70:696c:6100:1:0:100:100:3bc"),

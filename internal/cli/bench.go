@@ -21,9 +21,10 @@ import (
 
 func newBenchCommand(env Env) *cobra.Command {
 	c := &cobra.Command{
-		Use:   "bench",
-		Short: "Measure the datapath on this machine",
-		Args:  cobra.NoArgs,
+		Use:     "bench",
+		Short:   "Measure the datapath on this machine",
+		Example: "  pilaster bench datapath --quick -o results\n  pilaster bench check",
+		Args:    cobra.NoArgs,
 	}
 	c.AddCommand(newBenchDatapathCommand(env), newBenchScaleCommand(env), newBenchCheckCommand(env), &cobra.Command{
 		Use:    "generator",

@@ -13,6 +13,7 @@ func newRoot(env Env) *cobra.Command {
 	root := &cobra.Command{
 		Use:           "pilaster",
 		Short:         "A container network in which a container's IPv6 address is its location",
+		Example:       "  pilaster demo     # see it on this machine, in namespaces\n  pilaster status   # of this node",
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		Args:          cobra.NoArgs,
@@ -43,6 +44,9 @@ func newRoot(env Env) *cobra.Command {
 	root.AddCommand(newSysdumpCommand(env))
 	root.InitDefaultCompletionCmd() // now, so that they are strict too
 	root.InitDefaultHelpCmd()
+	if c, _, err := root.Find([]string{"completion"}); err == nil {
+		c.Example = "  pilaster completion bash > /etc/bash_completion.d/pilaster"
+	}
 	strict(root)
 	return root
 }
