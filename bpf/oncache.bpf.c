@@ -37,12 +37,17 @@ volatile const struct in6_addr tunnel_address;
 volatile const __u32 tunnel_vni;
 volatile const __u16 tunnel_port;
 
+/* The kernel's struct is its VXLAN module's own, so programs cannot count on it. */
+struct vxlan {
+	__be32 flags, vni;
+};
+
 /* What a packet carries in the tunnel before its own IPv6 header, as lengths. */
 struct outer {
 	struct ethhdr eth;
 	__u8 ip[sizeof(struct ipv6hdr)];
 	__u8 udp[sizeof(struct udphdr)];
-	__u8 vxlan[sizeof(struct vxlanhdr)];
+	__u8 vxlan[sizeof(struct vxlan)];
 	struct ethhdr inner;
 };
 _Static_assert(sizeof(struct outer) == 84, "Ethernet, IPv6, UDP, VXLAN, Ethernet");
@@ -267,7 +272,7 @@ int once_out(struct __sk_buff *skb)
 /* tunnelled is the IPv6 header inside of a packet of the overlay, NULL of any other. */
 static __always_inline struct ipv6hdr *tunnelled(struct __sk_buff *skb, bool out, void **end)
 {
-	struct vxlanhdr *vxlan;
+	struct vxlan *vxlan;
 	struct ipv6hdr *ip;
 	struct udphdr *udp;
 	void *data;
@@ -283,7 +288,7 @@ static __always_inline struct ipv6hdr *tunnelled(struct __sk_buff *skb, bool out
 	vxlan = data + OUTER_VXLAN;
 	if (data + sizeof(struct outer) + sizeof(struct ipv6hdr) > *end || ip->nexthdr != IPPROTO_UDP ||
 	    udp->dest != bpf_htons(tunnel_port) || !same_address(out ? &ip->saddr : &ip->daddr, &tunnel_address) ||
-	    vxlan->vx_flags != bpf_htonl(VXLAN_HAS_VNI) || vxlan->vx_vni != bpf_htonl(tunnel_vni << 8) ||
+	    vxlan->flags != bpf_htonl(VXLAN_HAS_VNI) || vxlan->vni != bpf_htonl(tunnel_vni << 8) ||
 	    ((struct outer *)data)->inner.h_proto != bpf_htons(ETH_P_IPV6))
 		return NULL;
 	return data + sizeof(struct outer);

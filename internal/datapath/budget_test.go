@@ -180,8 +180,11 @@ func kernelSeries(t *testing.T) string {
 	return series
 }
 
-// measureCosts loads the programs as load does for macvlans, which is most of them, and reads what the verifier says
-// of each.
+// oncacheObject has programs that live on the same hooks, and the same budget file.
+const oncacheObject = "../oncache/oncache_bpfel.o"
+
+// measureCosts loads the programs as load does for macvlans, which is most of them, and those of the other object, and
+// reads what the verifier says of each.
 func measureCosts(t *testing.T) map[string]cost {
 	spec, err := loadPilaster()
 	must(t, err)
@@ -191,6 +194,14 @@ func measureCosts(t *testing.T) map[string]cost {
 		nodeFar: 101,
 	}
 	must(t, d.setConstants(spec, 1, 1))
+	costs := costsOf(t, spec)
+	spec, err = ebpf.LoadCollectionSpec(oncacheObject)
+	must(t, err)
+	maps.Copy(costs, costsOf(t, spec))
+	return costs
+}
+
+func costsOf(t *testing.T, spec *ebpf.CollectionSpec) map[string]cost {
 	loaded, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{Programs: ebpf.ProgramOptions{LogLevel: ebpf.LogLevelStats}})
 	var verifier *ebpf.VerifierError
 	if errors.As(err, &verifier) {
