@@ -1,19 +1,11 @@
 package bench
 
 import (
-	_ "embed"
 	"fmt"
-	"html/template"
 	"io"
-	"math"
 	"strings"
 	"time"
 )
-
-//go:embed page.html
-var pageText string
-
-var pageTemplate = template.Must(template.New("page").Parse(pageText))
 
 // Page writes the report as one HTML file that needs no other.
 func (r *Report) Page(w io.Writer) error {
@@ -39,7 +31,7 @@ func (r *Report) Page(w io.Writer) error {
 		m, _ := metricByName(name)
 		page.Plots = append(page.Plots, r.plot(m))
 	}
-	return pageTemplate.Execute(w, page)
+	return pageTemplates.ExecuteTemplate(w, "page.html", page)
 }
 
 type checkRow struct {
@@ -48,92 +40,40 @@ type checkRow struct {
 	Passed           bool
 }
 
-// plot is a metric's picture, in units of SVG.
+// plot is a metric's picture and its table.
 type plot struct {
 	Metric
-	Unit   string // of the axis
-	Bars   []bar
-	Ticks  []tick
-	One    float64 // where the reference stands; 0: no line
-	Bottom int     // end of the bars
-	Height int
+	Chart chart
+	Rows  []resultRow
 }
 
-type bar struct {
+// resultRow is a result as people read it.
+type resultRow struct {
 	Result
-	Class           string
-	Figure          string // the median, as people read it
-	Ratio, Interval string
-	CPU             string
-	Y               int
-	Width, Low, Top float64 // ends of the bar and of its interval
-	Label           float64 // where its figure begins
+	Figure, Ratio, Interval, CPU string
 }
-
-type tick struct {
-	X    float64
-	Text string
-}
-
-// Where things are in a plot.
-const (
-	plotLeft  = 150 // names of scenarios stand before it
-	plotWidth = 480
-	barStep   = 26
-)
 
 // plot shows ratios to the reference where there are any, and figures where not.
 func (r *Report) plot(m Metric) plot {
-	p := plot{Metric: m, Unit: m.Unit}
-	relative := r.find(r.Reference, m.Name) != nil
-	shown := func(x Result) Interval {
-		if relative {
-			return *x.Ratio
-		}
-		return x.Spread
-	}
-	highest := 0.0
-	for _, x := range r.of(m.Name) {
-		highest = max(highest, shown(x).High)
-	}
-	step := tickStep(highest)
-	scale := plotWidth / (math.Ceil(highest/step) * step)
+	p := plot{Metric: m}
+	axis, relative := m.Unit, r.find(r.Reference, m.Name) != nil
 	if relative {
-		p.Unit, p.One = "of "+r.Reference, plotLeft+scale
+		axis = "of " + r.Reference
 	}
-	for v := 0.0; v*scale <= plotWidth+0.5; v += step {
-		p.Ticks = append(p.Ticks, tick{plotLeft + v*scale, strings.TrimSuffix(fmt.Sprintf("%.4g", v), ".0")})
-	}
-	for i, x := range r.of(m.Name) {
-		at := shown(x)
-		b := bar{
-			Result: x, Class: class(x.Scenario), Figure: figure(x.Median) + " " + x.Unit, CPU: x.cpu(), Y: i * barStep,
-			Width: at.Median * scale, Low: plotLeft + at.Low*scale, Top: plotLeft + at.High*scale,
+	var bars []bar
+	for _, x := range r.of(m.Name) {
+		row := resultRow{Result: x, Figure: figure(x.Median) + " " + x.Unit, CPU: x.cpu()}
+		b := bar{Name: x.Scenario, Class: class(x.Scenario), Figure: row.Figure, At: x.Spread}
+		if relative {
+			b.At = *x.Ratio
 		}
-		b.Label = max(b.Top, plotLeft+b.Width) + 8
 		if x.Ratio != nil {
-			b.Ratio, b.Interval = precise(x.Ratio.Median), x.Ratio.String()
+			row.Ratio, row.Interval = precise(x.Ratio.Median), x.Ratio.String()
 		}
-		p.Bars = append(p.Bars, b)
+		p.Rows, bars = append(p.Rows, row), append(bars, b)
 	}
-	p.Bottom = len(p.Bars) * barStep
-	p.Height = p.Bottom + 40
+	p.Chart = newChart(m.Name+" by scenario", axis, 150, relative, bars)
 	return p
-}
-
-// tickStep is a round number that divides an axis into two to seven parts.
-func tickStep(highest float64) float64 {
-	if !(highest > 0) || math.IsInf(highest, 1) {
-		return 1
-	}
-	step := math.Pow(10, math.Floor(math.Log10(highest)))
-	switch parts := highest / step; {
-	case parts < 2:
-		return step / 4
-	case parts < 5:
-		return step
-	}
-	return step * 2
 }
 
 // class is the colour of a scenario; its name tells as much.

@@ -171,7 +171,21 @@ func TestPage(t *testing.T) {
 			t.Errorf("the page lacks %q", want)
 		}
 	}
-	if n := strings.Count(text, "<svg "); n != 3 {
+	checkPage(t, text, 3)
+	// Bars are as long as their ratios: route's 0.8 of native's.
+	widths := regexp.MustCompile(`<rect class="theirs" x="150" y="5" width="([0-9.]+)"`).FindAllStringSubmatch(text, 2)
+	var native, route float64
+	fmt.Sscan(widths[0][1], &native)
+	fmt.Sscan(widths[1][1], &route)
+	if !(native > 100) || math.Abs(route/native-0.8) > 0.01 {
+		t.Errorf("bars of %v and %v", native, route)
+	}
+}
+
+// checkPage: one file that needs no other and is well-formed, with that many plots.
+func checkPage(t *testing.T, text string, plots int) {
+	t.Helper()
+	if n := strings.Count(text, "<svg "); n != plots {
 		t.Errorf("%d plots", n)
 	}
 	for _, external := range []string{"http://", "https://", "src=", "href=", "url(", "@import", "NaN", "Inf"} {
@@ -186,14 +200,6 @@ func TestPage(t *testing.T) {
 		} else if err != nil {
 			t.Fatalf("not well-formed: %v", err)
 		}
-	}
-	// Bars are as long as their ratios: route's 0.8 of native's.
-	widths := regexp.MustCompile(`<rect class="theirs" x="150" y="5" width="([0-9.]+)"`).FindAllStringSubmatch(text, 2)
-	var native, route float64
-	fmt.Sscan(widths[0][1], &native)
-	fmt.Sscan(widths[1][1], &route)
-	if !(native > 100) || math.Abs(route/native-0.8) > 0.01 {
-		t.Errorf("bars of %v and %v", native, route)
 	}
 }
 

@@ -3,6 +3,7 @@ package bench
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"path/filepath"
 	"strings"
@@ -102,5 +103,40 @@ func TestMissed(t *testing.T) {
 		if got := missed(peers); math.Abs(got-want) > 0.001 {
 			t.Errorf("%d peers: %.4f, want %.3f", peers, got, want)
 		}
+	}
+}
+
+// The page has every figure of the report, and is whole.
+func TestScalePage(t *testing.T) {
+	at := func(ns float64) Interval { return Interval{ns, ns - 1, ns + 1} }
+	r := &ScaleReport{Rounds: 9, Packets: 1000, Slots: flowSlots, Sprays: []SprayCost{
+		{Endpoints: 1, Keys: 0, Alone: at(61), Beside: at(67), Own: at(71)}, {Endpoints: 1, Keys: 4096, Evicted: 0.632, Alone: at(62), Beside: at(501), Own: at(903)},
+	}}
+	for _, endpoints := range []int{1, 1000} {
+		for i, hook := range []string{"container", "uplink-in"} {
+			ns := float64(100*i + endpoints/100)
+			r.Hooks = append(r.Hooks, HookCost{Hook: hook, Endpoints: endpoints, Tenants: endpoints / 10, Miss: at(1100 + ns),
+				Peers: []PeersCost{{Peers: 10, Missed: 0.001, Nanoseconds: at(80 + ns)}, {Peers: 100_000, Missed: 0.96, Nanoseconds: at(900 + ns)}}})
+		}
+	}
+	var page strings.Builder
+	if err := r.Page(&page); err != nil {
+		t.Fatal(err)
+	}
+	checkPage(t, page.String(), 3)
+	for _, want := range []string{
+		"<h2>container</h2>", "<h2>uplink-in</h2>", "10 peers · 1,000 endpoints", "cache void · 1 endpoints",
+		"<td>100,000 peers</td><td>1,000</td><td>100</td><td>910 (909–911)</td><td>96 %</td>", "<td>cache void</td><td>1</td><td>0</td><td>1200 (1199–1201)</td><td>100 %</td>",
+		"made-up addresses · 1 endpoints", "<td>1</td><td>4,096 keys</td><td>62 (61–63)</td><td>501 (500–502)</td><td>63 %</td><td>903 (902–904)</td>",
+	} {
+		if !strings.Contains(page.String(), want) {
+			t.Errorf("the page lacks %q", want)
+		}
+	}
+	// The same peers at more endpoints stand beneath each other, each bar as long as its figure.
+	few, many := strings.Index(page.String(), "10 peers · 1 endpoints"), strings.Index(page.String(), "10 peers · 1,000 endpoints")
+	between := page.String()[few:many]
+	if strings.Count(between, "<rect") != 1 || !strings.Contains(between, fmt.Sprintf(`width="%.1f"`, 80*480.0/1250)) {
+		t.Errorf("between them: %s", between)
 	}
 }

@@ -95,10 +95,9 @@ a --free run. Run it on a machine that does nothing else. docs/benchmarks.md exp
 	f.StringSliceVar(&scenarios, "scenarios", nil, "these only, by name; the first of the list below is what the others are compared to")
 	f.StringSliceVar(&metrics, "metrics", nil, "these only, by name")
 	f.StringArrayVar(&peers, "peer", nil, "NAME=COMMAND: a network that COMMAND builds between two of our nodes, as docs/benchmarks.md tells it; may be repeated")
-	f.StringVarP(&to, "output", "o", "text", "text, json, or a folder for report.json and report.html beside the text")
+	bindReport(c, &to)
 	_ = c.RegisterFlagCompletionFunc("scenarios", listed(bench.Names(bench.Scenarios())))
 	_ = c.RegisterFlagCompletionFunc("metrics", listed(bench.Names(bench.Metrics())))
-	_ = c.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"text", "json"}, cobra.ShellCompDirectiveFilterDirs))
 	return c
 }
 
@@ -245,8 +244,20 @@ and fails where it does not agree. Run it on a machine that does nothing else.`,
 	return c
 }
 
+// benchReport is what a bench found.
+type benchReport interface {
+	Table(io.Writer)
+	Page(io.Writer) error
+}
+
+// bindReport is where a report goes to.
+func bindReport(c *cobra.Command, to *string) {
+	c.Flags().StringVarP(to, "output", "o", "text", "text, json, or a folder for report.json and report.html beside the text")
+	_ = c.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"text", "json"}, cobra.ShellCompDirectiveFilterDirs))
+}
+
 // writeReport writes JSON; or text, and beside it report.json and report.html in the folder to.
-func writeReport(stdout io.Writer, r *bench.Report, to string) error {
+func writeReport(stdout io.Writer, r benchReport, to string) error {
 	if to == "text" || to == "json" {
 		return (&output{to}).print(stdout, r, r.Table)
 	}
@@ -268,6 +279,6 @@ func writeReport(stdout io.Writer, r *bench.Report, to string) error {
 	if err := (&output{"text"}).print(stdout, r, r.Table); err != nil {
 		return err
 	}
-	_, err := fmt.Fprintf(stdout, "\nplots are in %s, every sample in %s\n", filepath.Join(to, "report.html"), filepath.Join(to, "report.json"))
+	_, err := fmt.Fprintf(stdout, "\nplots are in %s, all figures in %s\n", filepath.Join(to, "report.html"), filepath.Join(to, "report.json"))
 	return err
 }

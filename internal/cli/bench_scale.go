@@ -18,7 +18,7 @@ const (
 func newBenchScaleCommand(env Env) *cobra.Command {
 	var quick, full bool
 	var endpoints, peers []int
-	var out output
+	var to string
 	c := &cobra.Command{
 		Use:   "scale",
 		Short: "Measure a packet's cost by endpoints and peers, and beside a sprayer",
@@ -27,8 +27,8 @@ with how many peers they talk, in random order; what a packet takes that the flo
 flows take beside a container that sprays addresses. The tables of a node of its own are filled as an agent does it,
 and the kernel runs the programs by themselves on one CPU (BPF_PROG_TEST_RUN). docs/scale.md says how to read it.
 
-Run it on a machine that does nothing else.`,
-		Example: "  pilaster bench scale --quick\n  pilaster bench scale --endpoints 1,1000 --peers 10,1000000 -o json",
+A folder given with -o gets report.json, and report.html with plots. Run it on a machine that does nothing else.`,
+		Example: "  pilaster bench scale --quick -o results\n  pilaster bench scale --endpoints 1,1000 --peers 10,1000000 -o json",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			o := bench.QuickScale()
@@ -65,7 +65,7 @@ Run it on a machine that does nothing else.`,
 			if err != nil {
 				return err
 			}
-			return out.print(env.Stdout, report, report.Table)
+			return writeReport(env.Stdout, report, to)
 		},
 	}
 	c.Flags().BoolVar(&quick, "quick", false, "about half a minute (default)")
@@ -73,6 +73,6 @@ Run it on a machine that does nothing else.`,
 	c.MarkFlagsMutuallyExclusive("quick", "full")
 	c.Flags().IntSliceVar(&endpoints, "endpoints", nil, "endpoints of the node, ten to a tenant")
 	c.Flags().IntSliceVar(&peers, "peers", nil, "containers elsewhere that they talk with")
-	out.bind(c)
+	bindReport(c, &to)
 	return c
 }

@@ -45,7 +45,6 @@ func TestExitCodes(t *testing.T) {
 		{"bench scale --peers 1048577", ExitUsage, "--peers 1048577: choose 1 to 1048576"},
 		{"bench scale --quick --full", ExitUsage, "[full quick]"},
 		{"bench scale --peers x", ExitUsage, `--peers "x": say whole numbers`},
-		{"bench scale -o yaml", ExitUsage, "text or json"},
 		{"tenant rotate-key blue --wait soon", ExitUsage, `--wait "soon": say a duration`},
 		{"tenant create blue -o yaml --orchestrator-socket /nonexistent/o.sock", ExitUsage, "text or json"},
 		{"explain fd70::1 --agent-socket /nonexistent/agent.sock", ExitUnreachable, "nobody answers on /nonexistent/agent.sock (connect: no such file or directory)\n  run this where an agent runs; if that is here"},

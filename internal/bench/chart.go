@@ -1,0 +1,87 @@
+package bench
+
+import (
+	"embed"
+	"fmt"
+	"html/template"
+	"math"
+	"strings"
+)
+
+//go:embed chart.html page.html scalepage.html
+var pages embed.FS
+
+var pageTemplates = template.Must(template.ParseFS(pages, "*.html"))
+
+// chart has bars beneath each other, in units of SVG.
+type chart struct {
+	Title, Axis           string
+	Bars                  []bar
+	Ticks                 []tick
+	Left, Names           int     // where bars begin, and their names end
+	AxisAt, Width, Height int     // of the whole
+	Bottom                int     // end of the bars
+	One                   float64 // where 1 stands; 0: no line
+}
+
+type bar struct {
+	Name, Class, Figure string
+	At                  Interval // the median is the bar
+	Y                   int
+	Width, Low, Top     float64 // ends of the bar and of its interval
+	Label               float64 // where its figure begins
+}
+
+type tick struct {
+	X    float64
+	Text string
+}
+
+const (
+	chartWidth  = 480 // of the bars
+	figureWidth = 230 // behind them
+	barStep     = 26
+)
+
+// newChart draws bars; left is the room for their names, and one asks for a line there.
+func newChart(title, axis string, left int, one bool, bars []bar) chart {
+	c := chart{
+		Title: title, Axis: axis, Bars: bars, Left: left, Names: left - 8, AxisAt: left + chartWidth + 10, Width: left + chartWidth + figureWidth,
+	}
+	highest := 0.0
+	for _, b := range bars {
+		highest = max(highest, b.At.High)
+	}
+	step := tickStep(highest)
+	scale := chartWidth / (math.Ceil(highest/step) * step)
+	x := func(v float64) float64 { return float64(left) + v*scale }
+	if one {
+		c.One = x(1)
+	}
+	for v := 0.0; v*scale <= chartWidth+0.5; v += step {
+		c.Ticks = append(c.Ticks, tick{x(v), strings.TrimSuffix(fmt.Sprintf("%.4g", v), ".0")})
+	}
+	for i := range bars {
+		b := &bars[i]
+		b.Y, b.Width, b.Low, b.Top = i*barStep, b.At.Median*scale, x(b.At.Low), x(b.At.High)
+		b.Label = max(b.Top, float64(left)+b.Width) + 8
+	}
+	c.Bottom = len(bars) * barStep
+	c.Height = c.Bottom + 40
+	return c
+}
+
+// tickStep is a round number that divides an axis into two to seven parts.
+func tickStep(highest float64) float64 {
+	if !(highest > 0) || math.IsInf(highest, 1) {
+		return 1
+	}
+	step := math.Pow(10, math.Floor(math.Log10(highest)))
+	switch parts := highest / step; {
+	case parts < 2:
+		return step / 4
+	case parts < 5:
+		return step
+	}
+	return step * 2
+}

@@ -1,0 +1,93 @@
+package bench
+
+import (
+	"fmt"
+	"io"
+	"time"
+)
+
+// scaleSection is a chart of a scale report, and its table.
+type scaleSection struct {
+	Title, About string
+	Chart        chart
+	Head         []string
+	Rows         [][]string
+}
+
+// scaleNames is the room for names of bars.
+const scaleNames = 270
+
+// Page writes the report as one HTML file that needs no other.
+func (r *ScaleReport) Page(w io.Writer) error {
+	var sections []scaleSection
+	for i, h := range r.Hooks {
+		if first := r.costs(h.Hook); first[0] == &r.Hooks[i] {
+			sections = append(sections, hookSection(h.Hook, first))
+		}
+	}
+	sections = append(sections, r.spraySection())
+	return pageTemplates.ExecuteTemplate(w, "scalepage.html", struct {
+		*ScaleReport
+		When     string
+		Sections []scaleSection
+	}{r, r.Started.Format(time.RFC3339), sections})
+}
+
+// costs are those of one hook, by endpoints.
+func (r *ScaleReport) costs(hook string) (all []*HookCost) {
+	for i := range r.Hooks {
+		if r.Hooks[i].Hook == hook {
+			all = append(all, &r.Hooks[i])
+		}
+	}
+	return all
+}
+
+// hookSection has what is to be compared beneath each other: the same peers at more and more endpoints.
+func hookSection(hook string, costs []*HookCost) scaleSection {
+	s := scaleSection{
+		Title: hook,
+		About: "A packet's cost by peers, for each number of endpoints of the node: it is to be the same at any. With more peers than slots, packets find nothing in the cache.",
+		Head:  []string{"peers", "endpoints", "tenants", "ns", "not in the cache"},
+	}
+	var bars []bar
+	add := func(peers string, h *HookCost, class string, ns Interval, missed float64) {
+		bars = append(bars, bar{
+			Name: fmt.Sprintf("%s · %s endpoints", peers, count(h.Endpoints)), Class: class, Figure: fmt.Sprintf("%.0f ns", ns.Median), At: ns,
+		})
+		s.Rows = append(s.Rows, []string{peers, count(h.Endpoints), count(h.Tenants), spread(ns), fmt.Sprintf("%.0f %%", 100*missed)})
+	}
+	for i := range costs[0].Peers {
+		for _, h := range costs {
+			p := h.Peers[i]
+			add(count(p.Peers)+" peers", h, "ours", p.Nanoseconds, p.Missed)
+		}
+	}
+	for _, h := range costs {
+		add("cache void", h, "theirs", h.Miss, 1)
+	}
+	s.Chart = newChart(hook+" by peers and endpoints", "ns a packet", scaleNames, false, bars)
+	return s
+}
+
+func (r *ScaleReport) spraySection() scaleSection {
+	s := scaleSection{
+		Title: "beside a container that sprays",
+		About: fmt.Sprintf("What a packet of %d flows takes beside a container that sends once over all it knows between every two packets of each, and beside one that sends as much to one peer.", victimFlows),
+		Head:  []string{"endpoints", "keys of the sprayer", "beside one that does not", "beside it", "slots taken", "the sprayer's own"},
+	}
+	var bars []bar
+	for _, c := range r.Sprays {
+		keys := "made-up addresses"
+		if c.Keys > 0 {
+			keys = count(c.Keys) + " keys"
+		}
+		name := fmt.Sprintf("%s · %s endpoints", keys, count(c.Endpoints))
+		bars = append(bars,
+			bar{Name: name, Class: "ours", Figure: fmt.Sprintf("%.0f ns beside it", c.Beside.Median), At: c.Beside},
+			bar{Name: "without", Class: "theirs", Figure: fmt.Sprintf("%.0f ns", c.Alone.Median), At: c.Alone})
+		s.Rows = append(s.Rows, []string{count(c.Endpoints), keys, spread(c.Alone), spread(c.Beside), fmt.Sprintf("%.0f %%", 100*c.Evicted), spread(c.Own)})
+	}
+	s.Chart = newChart("flows beside a sprayer", "ns a packet", scaleNames, false, bars)
+	return s
+}
