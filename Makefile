@@ -14,7 +14,7 @@ plugin_entry = $(if $(filter amd64,$(shell go env GOARCH)),-E main.start)
 # One line and exit status 2: what follows needs namespaces and eBPF.
 as_root = $(if $(filter 0,$(shell id -u)),,$(error make $@ needs root: it makes network namespaces and loads eBPF programs))
 
-.PHONY: help build demo test fuzz fuzz-long deps lint generate bench soak survive macvlan nexthop chaos mutation vm budget
+.PHONY: help build demo test fuzz fuzz-long deps lint generate bench soak survive macvlan netkit nexthop chaos mutation vm budget
 
 help: ## list these targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 20
@@ -80,6 +80,16 @@ macvlan: ## the suites of containers behind macvlans
 	@$(MAKE) deps build
 	@PILASTER_TEST_DEVICE=macvlan go test -v -count=1 -timeout 15m \
 	    ./internal/datapath ./test/survive ./test/cni ./test/attack ./test/operations | awk -f .ci/test-output.awk
+
+# FORM=smoke is what CI runs, in a minute.
+netkit: export PILASTER_TEST_DEVICE := netkit
+netkit: ## the suites of containers behind netkits, on Linux 6.12 in a virtual machine: 10 minutes, FORM=smoke one
+ifeq ($(FORM),smoke)
+	@$(MAKE) vm CPUS=1 RUN='^Test(TenContainers|MissingProgramDrops|CheckNamesAndRestoreRepairs|ChooseDevice)$$$$'
+else
+	@$(MAKE) build
+	@PILASTER_TEST_BINARY=$(CURDIR)/bin/pilaster $(MAKE) vm CPUS=1 PKG='./internal/datapath ./test/attack' SKIP='TestBudget|TestMacvlan[^K]'
+endif
 
 nexthop: ## routers that die in every way, and advertisements of 30 s: the long run of test/nexthop
 	@$(as_root)

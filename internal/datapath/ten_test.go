@@ -1,0 +1,85 @@
+package datapath
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"pilaster.io/pilaster/internal/packet"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+// TestTenContainers: each reaches its own tenant's and nobody else's; while they send, a node's agent is started time
+// and again and moves their devices to other programs, and no packet is lost. One without its program is cut off, alone.
+func TestTenContainers(t *testing.T) {
+	w := newWire(t)
+	byTenant := map[string][]*testContainer{}
+	of := map[*testNode][]*testContainer{}
+	for _, n := range w.nodes {
+		for _, its := range []tenant.Tenant{blue, blue, blue, red, red} {
+			c := n.add(t, its, 1)
+			byTenant[its.Name] = append(byTenant[its.Name], c)
+			of[n] = append(of[n], c)
+		}
+	}
+	for name, own := range byTenant {
+		for i, from := range own {
+			for _, to := range own[i+1:] {
+				mustReach(t, from, to, name)
+			}
+		}
+	}
+	for _, from := range byTenant["blue"] {
+		to := byTenant["red"][from.record.ID%4]
+		if r := from.ping(t, to.seen(), 56, impatience); r.Received != 0 {
+			t.Errorf("blue %v reached red %v", from.plain(), to.plain())
+		}
+	}
+
+	var group sync.WaitGroup
+	var results [10]packet.PingResult
+	sending, stop := context.WithCancel(t.Context())
+	defer stop()
+	i := 0
+	for _, own := range byTenant {
+		for k, from := range own {
+			result, to := &results[i], own[(k+1)%len(own)] // each receives too, two of each tenant across nodes
+			i++
+			group.Go(func() {
+				var err error
+				*result, err = packet.Ping(sending, from.ns, to.seen(), packet.PingOptions{Count: 1 << 15, Interval: 5 * time.Millisecond, Timeout: patience})
+				if !errors.Is(err, context.Canceled) {
+					t.Errorf("it ended before the starts: %v", err)
+				}
+			})
+		}
+	}
+	n := w.nodes[0]
+	for range 2 {
+		n.reopen(t, n.datapath.config)
+		must(t, n.datapath.PutTenant(blue))
+		must(t, n.datapath.PutTenant(red))
+		n.restore(t, of[n]...)
+	}
+	stop()
+	group.Wait()
+	for _, r := range results {
+		if r.Received != r.Sent || r.Sent < 10 {
+			t.Errorf("%d of %d answered while agents were started", r.Received, r.Sent)
+		}
+	}
+
+	if joined != paired {
+		return // a macvlan has no program of its own
+	}
+	cut, still, far := of[n][0], of[n][1], of[w.nodes[1]][0]
+	must(t, n.detachContainer(cut.record))
+	for _, to := range []*testContainer{still, far} {
+		if r := cut.ping(t, to.seen(), 56, impatience); r.Received != 0 {
+			t.Errorf("without its program it reached %v", to.plain())
+		}
+	}
+	mustReach(t, still, far, "beside one without a program")
+}
