@@ -69,7 +69,7 @@ func theStatus() *pilasterv1.StatusResponse {
 		Node: &pilasterv1.Node{Name: "n1", Uuid: "u", Prefix: "fd70:696c:6100:1::/64"}, Uplink: "eth0", Ready: true, Version: "v1", Pid: 7,
 		Plan:         &pilasterv1.Plan{BasePrefix: "fd70:696c:6100::/40", PrivatePrefix: "fc00::/8"},
 		Orchestrator: &pilasterv1.OrchestratorLink{Url: "https://o:7070", Connected: true, Revision: 1412, Since: timestamppb.New(noon)},
-		Datapath: &pilasterv1.DatapathStatus{DeviceKind: "veth", Programs: "1.4.0", Healthy: true, FirstInChain: true, Entries: []*pilasterv1.Entries{
+		Datapath: &pilasterv1.DatapathStatus{DeviceKind: "veth", DeviceWhy: "this kernel has no netkit", Programs: "1.4.0", Healthy: true, FirstInChain: true, Entries: []*pilasterv1.Entries{
 			{Table: "locals", Used: 2, Capacity: 4096}, {Table: "flows", Used: 8192, Capacity: 8192, Cache: true},
 		}},
 		Endpoints: 2, Tenants: 2,
@@ -94,6 +94,7 @@ limits         endpoints    2,000 of 4,096, most of them tenant blue's: 1,900
                tenant-ids   2 of 4,096
 orchestrator   connected    https://o:7070, revision 1,412, for 1m30s
 datapath       healthy      veth, programs 1.4.0, first in chain
+               device       veth: this kernel has no netkit
                locals       2 of 4,096 entries
                flows        a cache of 8,192 slots
 drops          last minute 12; since start 100,002 (dst-undecryptable 100,001, src-not-own 1)   pilaster monitor --type drop

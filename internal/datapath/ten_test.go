@@ -76,10 +76,20 @@ func TestTenContainers(t *testing.T) {
 	}
 	cut, still, far := of[n][0], of[n][1], of[w.nodes[1]][0]
 	must(t, n.detachContainer(cut.record))
+	onNode, err := packet.NewCapture(n.ns, cut.record.Device.HostName)
+	must(t, err)
+	defer onNode.Close()
 	for _, to := range []*testContainer{still, far} {
 		if r := cut.ping(t, to.seen(), 56, impatience); r.Received != 0 {
 			t.Errorf("without its program it reached %v", to.plain())
 		}
+	}
+	host, err := packet.NewInjector(n.ns, cut.record.Device.HostName)
+	must(t, err)
+	defer host.Close()
+	seen := sentinelAfter(t, onNode, func(s packet.Sentinel) { must(t, host.Send(packet.Frame(containerMAC, gatewayMAC, 0x88b5, s[:]))) })
+	if joined == Netkit && len(seen) > 1 { // what a veth passes on the stack drops
+		t.Errorf("without a program the device passes on %x", seen[0].Frame)
 	}
 	mustReach(t, still, far, "beside one without a program")
 }

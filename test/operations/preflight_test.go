@@ -22,6 +22,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/datapath"
 	"pilaster.io/pilaster/internal/lab"
 	"pilaster.io/pilaster/internal/lab/labtest"
 	"pilaster.io/pilaster/internal/netns"
@@ -103,6 +104,7 @@ func TestPreflightNamesWhatIsWrong(t *testing.T) {
 		{check: "device", state: "warn", says: "containers get macvlans on eth0", args: []string{"--device", "macvlan"}},
 		{check: "device", state: "fail", says: "uplink m0 is a macvlan", spoil: "ip link add m0 link eth0 type macvlan\nip link set m0 up", mend: "ip link del m0",
 			args: []string{"--uplink", "m0", "--device", "macvlan"}, also: "way to nodes"},
+		{check: "device", state: "fail", says: "--device bond is none", args: []string{"--device", "bond"}},
 		{check: "private prefix", state: "fail", says: "fc00:f853:ccd:e793::/64 on lo",
 			spoil: "ip addr add fc00:f853:ccd:e793::1/64 dev lo", mend: "ip addr del fc00:f853:ccd:e793::1/64 dev lo"},
 		{check: "base prefix", state: "fail", says: "fd70:696c:6109::/64 on v0",
@@ -154,6 +156,26 @@ func (c *candidate) only(t *testing.T, name, state, says string, checks []check)
 			t.Errorf("%+v", one)
 		case one.Check == name && (one.State != state || !strings.Contains(one.Says, says) || one.Do == ""):
 			t.Errorf("%+v, wanted %s with %q", one, state, says)
+		}
+	}
+}
+
+// TestPreflightChoosesTheDevice: by what this kernel has, and it says so.
+func TestPreflightChoosesTheDevice(t *testing.T) {
+	c, args := newCandidate(t)
+	ctx := labtest.Context(t)
+	kind, why := datapath.Choose(datapath.Auto)
+	netkit := check{Check: "device", State: "ok", Says: "containers get netkit devices"}
+	if err := datapath.HasNetkit(); err != nil {
+		netkit = check{Check: "device", State: "fail", Says: err.Error(), Do: "use --device veth"}
+	}
+	for device, want := range map[string]check{
+		datapath.Auto:   {Check: "device", State: "ok", Says: "containers get " + kind + " devices: " + why},
+		datapath.Netkit: netkit,
+	} {
+		_, checks := c.preflight(ctx, t, append(slices.Clone(args), "--device", device)...)
+		if !slices.Contains(checks, want) {
+			t.Errorf("%s: %+v, want %+v", device, checks, want)
 		}
 	}
 }
