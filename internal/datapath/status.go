@@ -12,8 +12,14 @@ import (
 	"pilaster.io/pilaster/internal/reason"
 )
 
-// Status reads from the kernel what it holds and counts now.
-func (d *Datapath) Status() (agent.Status, error) {
+// Status reads from the kernel what it holds and counts now. It enters the node's namespace once: a thread for each hook
+// would cost more than all it asks.
+func (d *Datapath) Status() (s agent.Status, err error) {
+	err = d.node.Do(func() error { s, err = d.status(); return err })
+	return s, err
+}
+
+func (d *Datapath) status() (agent.Status, error) {
 	missing, notFirst, err := d.problems(d.uplinkHooks())
 	if err != nil {
 		return agent.Status{}, err

@@ -64,8 +64,8 @@ func (d *Datapath) attachHooks(hooks []hook) error {
 // would look like nobody's, and be swept away with the network of their containers.
 func (d *Datapath) aloneOnUplink() error {
 	for _, h := range d.judges() { // their programs are not loaded yet
-		result, err := d.onHook(h)
-		if err != nil {
+		var result *link.QueryResult
+		if d.node.Do(func() (err error) { result, err = onHook(h); return err }) != nil {
 			return nil // a kernel without tcx: load says what is missing
 		}
 		for _, p := range result.Programs {
@@ -89,13 +89,9 @@ func isUplinkProgram(id ebpf.ProgramID) bool {
 	return err == nil && (info.Name == pilasterProgPilUplinkIn || info.Name == pilasterProgPilUplinkOut)
 }
 
-// onHook lists what stands at a hook, first to last.
-func (d *Datapath) onHook(h hook) (result *link.QueryResult, err error) {
-	err = d.node.Do(func() (err error) {
-		result, err = link.QueryPrograms(link.QueryOptions{Target: h.device.Attrs().Index, Attach: h.attach})
-		return err
-	})
-	return result, err
+// onHook lists what stands at a hook of the calling thread's namespace, first to last.
+func onHook(h hook) (*link.QueryResult, error) {
+	return link.QueryPrograms(link.QueryOptions{Target: h.device.Attrs().Index, Attach: h.attach})
 }
 
 func (d *Datapath) attachHook(h hook) error {
@@ -128,9 +124,9 @@ func (d *Datapath) attachHook(h hook) error {
 	return l.Pin(pin)
 }
 
-// place is how many programs stand before ours at a hook; -1 where ours is not there.
+// place is how many programs stand before ours at a hook of the calling thread's namespace; -1 where ours is not there.
 func (d *Datapath) place(h hook) (int, error) {
-	result, err := d.onHook(h)
+	result, err := onHook(h)
 	if err != nil {
 		return 0, fmt.Errorf("ask %s for its programs: %w", h.device.Attrs().Name, err)
 	}
@@ -142,7 +138,7 @@ func (d *Datapath) place(h hook) (int, error) {
 	return -1, nil
 }
 
-// problems says what is wrong with our place at hooks: a program missing, or not first.
+// problems says what is wrong with our place at hooks of the calling thread's namespace: a program missing, or not first.
 func (d *Datapath) problems(hooks []hook) (missing, notFirst []string, err error) {
 	for _, h := range hooks {
 		place, err := d.place(h)
