@@ -88,7 +88,7 @@ ifeq ($(FORM),smoke)
 	@$(MAKE) vm CPUS=1 RUN='^Test(TenContainers|MissingProgramDrops|CheckNamesAndRestoreRepairs|ChooseDevice)$$$$'
 else
 	@$(MAKE) build
-	@PILASTER_TEST_BINARY=$(CURDIR)/bin/pilaster $(MAKE) vm CPUS=1 PKG='./internal/datapath ./test/attack' SKIP='TestBudget|TestMacvlan[^K]'
+	@PILASTER_TEST_BINARY=$(CURDIR)/bin/pilaster $(MAKE) vm CPUS=1 PKG='./internal/datapath ./internal/bench ./test/attack' SKIP='TestBudget|TestMacvlan[^K]|TestScale'
 endif
 
 nexthop: ## routers that die in every way, and advertisements of 30 s: the long run of test/nexthop

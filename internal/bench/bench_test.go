@@ -52,7 +52,7 @@ func tiny(t *testing.T) Options {
 // The mechanics of a run, not its speed: every scenario carries traffic, in segments that are cut too.
 func TestRunOfAllScenarios(t *testing.T) {
 	o := tiny(t)
-	o.Scenarios = Scenarios()
+	o.Scenarios, _ = Offered(Scenarios())
 	o.Metrics, _ = Pick(Metrics(), []string{"TCP_RR", "TCP_STREAM_CUT"})
 	r, err := Run(t.Context(), o)
 	if err != nil {

@@ -6,6 +6,9 @@ import (
 	"net"
 	"net/netip"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -22,7 +25,16 @@ import (
 // sending node a traffic control action, which looks at nothing, joins the container's pair to it. Routing
 // instead, as `route` does, or bridges would make a bound that is easily beaten: more is done there for a packet
 // than on netpila.
-func boundVeth(w *wire) (Pair, error) {
+func boundVeth(w *wire) (Pair, error) { return w.oneWayEach((*node).joinVeth) }
+
+// boundNetkit is the same with netkits where boundVeth has the containers' veth pairs. A netkit hands nothing to another
+// device without a program: here to one of four instructions, which redirects.
+func boundNetkit(w *wire) (Pair, error) { return w.oneWayEach((*node).joinNetkit) }
+
+// join gives a container its eth0, and has what it sends leave by the node's device "wire".
+type join func(n *node, container *netns.Namespace) error
+
+func (w *wire) oneWayEach(join join) (Pair, error) {
 	var ends [2]*netns.Namespace
 	var addresses [2]netip.Addr
 	for i, n := range w.nodes {
@@ -33,7 +45,7 @@ func boundVeth(w *wire) (Pair, error) {
 		ends[i], addresses[i] = c, address.Plain{Node: n.prefix, Tenant: 1, App: 1, Index: 1}.Addr()
 	}
 	for i, n := range w.nodes {
-		if err := n.oneWay(ends[i], addresses[i], ends[1-i], addresses[1-i]); err != nil {
+		if err := n.oneWay(join, ends[i], addresses[i], ends[1-i], addresses[1-i]); err != nil {
 			return Pair{}, err
 		}
 	}
@@ -41,20 +53,17 @@ func boundVeth(w *wire) (Pair, error) {
 }
 
 // oneWay leads from a container on the node to one elsewhere.
-func (n *node) oneWay(from *netns.Namespace, source netip.Addr, to *netns.Namespace, target netip.Addr) error {
-	err := errors.Join(
-		n.wire.link(n.ns, "container", from, "eth0"),
-		n.wire.link(n.ns, "wire", to, "in"))
-	if err != nil {
+func (n *node) oneWay(join join, from *netns.Namespace, source netip.Addr, to *netns.Namespace, target netip.Addr) error {
+	if err := n.wire.link(n.ns, "wire", to, "in"); err != nil {
 		return err
 	}
 	var mac net.HardwareAddr
-	err = onDevice(to, "in", func(h *netlink.Handle, d netlink.Link) error {
+	err := onDevice(to, "in", func(h *netlink.Handle, d netlink.Link) error {
 		mac = d.Attrs().HardwareAddr
 		return h.LinkSetUp(d)
 	})
 	return errors.Join(err,
-		n.redirect("container", "wire"),
+		join(n, from),
 		onDevice(from, "eth0", func(h *netlink.Handle, d netlink.Link) error {
 			return errors.Join(
 				addAddress(h, d, netip.PrefixFrom(source, 128)),
@@ -65,6 +74,32 @@ func (n *node) oneWay(from *netns.Namespace, source netip.Addr, to *netns.Namesp
 					HardwareAddr: mac, IP: target.AsSlice(),
 				}))
 		}))
+}
+
+func (n *node) joinVeth(container *netns.Namespace) error {
+	return errors.Join(n.wire.link(n.ns, "container", container, "eth0"), n.redirect("container", "wire"))
+}
+
+func (n *node) joinNetkit(container *netns.Namespace) error {
+	return onDevice(n.ns, "wire", func(h *netlink.Handle, to netlink.Link) error {
+		node, peer := netlink.NewLinkAttrs(), netlink.NewLinkAttrs()
+		node.Name, peer.Name, peer.Namespace = "container", "eth0", netlink.NsFd(container.FD())
+		pair := &netlink.Netkit{LinkAttrs: node, Mode: netlink.NETKIT_MODE_L2, Scrub: netlink.NETKIT_SCRUB_DEFAULT, PeerScrub: netlink.NETKIT_SCRUB_DEFAULT}
+		pair.SetPeerAttrs(&peer)
+		if err := netns.Retry(func() error { return h.LinkAdd(pair) }); err != nil {
+			return fmt.Errorf("netkit: %w", err)
+		}
+		program, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "GPL", Instructions: asm.Instructions{
+			asm.Mov.Imm(asm.R1, int32(to.Attrs().Index)), asm.Mov.Imm(asm.R2, 0), asm.FnRedirect.Call(), asm.Return(),
+		}})
+		if err != nil {
+			return err
+		}
+		defer program.Close() // the device keeps it
+		return errors.Join(h.LinkSetUp(pair), h.LinkSetUp(to), n.ns.Do(func() error {
+			return link.RawAttachProgram(link.RawAttachProgramOptions{Target: pair.Index, Program: program, Attach: ebpf.AttachNetkitPeer})
+		}))
+	})
 }
 
 // redirect sends all that comes in by one device of the node out by another.
@@ -99,7 +134,8 @@ func (n *node) addMacvlan() (*netns.Namespace, netip.Addr, error) {
 	}
 	err = onDevice(n.ns, "eth0", func(h *netlink.Handle, uplink netlink.Link) error {
 		attrs := netlink.NewLinkAttrs()
-		attrs.Name, attrs.ParentIndex, attrs.Namespace = "eth0", uplink.Attrs().Index, netlink.NsFd(c.FD())
+		// Older kernels want a name that is free here too.
+		attrs.Name, attrs.ParentIndex, attrs.Namespace = "macvlan", uplink.Attrs().Index, netlink.NsFd(c.FD())
 		device := &netlink.Macvlan{LinkAttrs: attrs, Mode: netlink.MACVLAN_MODE_PRIVATE}
 		if err := netns.Retry(func() error { return h.LinkAdd(device) }); err != nil {
 			return fmt.Errorf("macvlan: %w", err)
@@ -109,8 +145,9 @@ func (n *node) addMacvlan() (*netns.Namespace, netip.Addr, error) {
 	if err != nil {
 		return nil, a, err
 	}
-	return c, a, onDevice(c, "eth0", func(h *netlink.Handle, d netlink.Link) error {
+	return c, a, onDevice(c, "macvlan", func(h *netlink.Handle, d netlink.Link) error {
 		return errors.Join(
+			h.LinkSetName(d, "eth0"),
 			addAddress(h, d, netip.PrefixFrom(a, 128)),
 			h.LinkSetUp(d),
 			h.RouteAdd(&netlink.Route{LinkIndex: d.Attrs().Index, Dst: ipNet(address.DefaultPlan().Base)}))

@@ -18,9 +18,11 @@ type Report struct {
 	Machine  Machine   `json:"machine"`
 	Settings Settings  `json:"settings"`
 	// Reference is the scenario that ratios are of.
-	Reference string    `json:"reference"`
-	Results   []Result  `json:"results"`
-	Programs  []Program `json:"programs,omitempty"`
+	Reference string `json:"reference"`
+	// LeftOut are scenarios that the kernel cannot do, and why.
+	LeftOut  []string  `json:"leftOut,omitempty"`
+	Results  []Result  `json:"results"`
+	Programs []Program `json:"programs,omitempty"`
 	// EmptyProgramNs is what the kernel tells of a program that does nothing; it is in all times of programs.
 	EmptyProgramNs float64 `json:"emptyProgramNs,omitempty"`
 	Checks         []Check `json:"checks,omitempty"`
@@ -88,7 +90,7 @@ func (r *run) report(started time.Time) *Report {
 			Form: r.Form, Rounds: r.Rounds, WarmupMs: r.Warmup.Milliseconds(), WindowMs: r.Window.Milliseconds(),
 			CPU: r.CPU, Congestion: congestion, Seed: r.Seed, TooWide: r.TooWide,
 		},
-		Reference: r.Scenarios[0].Name, EmptyProgramNs: r.emptyProgram,
+		Reference: r.Scenarios[0].Name, LeftOut: r.LeftOut, EmptyProgramNs: r.emptyProgram,
 		Pass: true,
 	}
 	for s, scenario := range r.Scenarios {

@@ -18,6 +18,7 @@ import (
 type Options struct {
 	Form      string // of the command line
 	Scenarios []Scenario
+	LeftOut   []string // scenarios that this kernel cannot do, and why
 	Metrics   []Metric
 	Gates     []Gate
 	TooWide   float64 // an interval from which on a figure tells nothing, as a part of one or of its median; 0: none

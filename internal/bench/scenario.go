@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 
@@ -14,6 +15,8 @@ type Scenario struct {
 	About string
 	// Build joins a pair over two fresh nodes; what it opens is closed with the wire.
 	Build func(*wire) (Pair, error)
+	// Lacks says why this kernel cannot do it; nil where every kernel can.
+	Lacks func() error
 }
 
 // ID is the name.
@@ -38,8 +41,10 @@ func Scenarios() []Scenario {
 		{Name: "oncache", About: "the same with a cache of ONCache's design over it, in our own programs", Build: cachedVXLAN},
 		{Name: "bound-veth", About: "the devices that netpila's packets pass, joined by a redirect of tc, no BPF", Build: boundVeth},
 		{Name: "bound-macvlan", About: "containers on macvlan devices in private mode, no BPF", Build: boundMacvlan},
+		{Name: "bound-netkit", About: "bound-veth with netkit for the containers' pairs, where the kernel has it", Build: boundNetkit, Lacks: datapath.HasNetkit},
 		Netpila(),
 		{Name: "netpila-macvlan", About: "netpila with containers on macvlan devices", Build: netpila(variant{device: datapath.Macvlan})},
+		{Name: "netpila-netkit", About: "netpila with containers on netkit devices, where the kernel has them", Build: netpila(variant{device: datapath.Netkit}), Lacks: datapath.HasNetkit},
 		{Name: "netpila-clear", About: "netpila for a tenant with clear addresses: nothing is translated", Build: netpila(variant{clear: true})},
 		{Name: "netpila-nocache", About: "netpila with its flow cache off: every packet is a first one", Build: netpila(variant{noCache: true})},
 		{Name: "loopback", About: "within one node, no container", Build: loopback},
@@ -62,6 +67,20 @@ func loopback(w *wire) (Pair, error) {
 
 func route(w *wire) (Pair, error) {
 	return w.containers((*node).addRouted)
+}
+
+// Offered are those of all that this kernel can do, and why it cannot do the others.
+func Offered(all []Scenario) (offered []Scenario, leftOut []string) {
+	for _, s := range all {
+		if s.Lacks != nil {
+			if err := s.Lacks(); err != nil {
+				leftOut = append(leftOut, fmt.Sprintf("%s: %v", s.Name, err))
+				continue
+			}
+		}
+		offered = append(offered, s)
+	}
+	return offered, leftOut
 }
 
 // Names are those of scenarios or metrics.

@@ -28,6 +28,9 @@ func (r *Report) Table(w io.Writer) {
 			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", c.Scenario, c.beside(), c.Metric, precise(c.Got.Median), c.Got, c.verdict())
 		}
 	}
+	for _, why := range r.LeftOut {
+		fmt.Fprintf(w, "\nleft out: %s\n", why)
+	}
 	if r.Lost > 0 {
 		fmt.Fprintf(w, "\n%d datagrams were lost\n", r.Lost)
 	}

@@ -73,6 +73,10 @@ a --free run. Run it on a machine that does nothing else. docs/benchmarks.md exp
 			if err := requireRoot("bench"); err != nil {
 				return err
 			}
+			o.Scenarios, o.LeftOut = bench.Offered(o.Scenarios)
+			if len(scenarios) > 0 && len(o.LeftOut) > 0 {
+				return usage("--scenarios: %s; nothing was measured", strings.Join(o.LeftOut, "; "))
+			}
 			report, err := runBench(c.Context(), env, o, free)
 			if err != nil {
 				return err
@@ -96,7 +100,7 @@ a --free run. Run it on a machine that does nothing else. docs/benchmarks.md exp
 	f.StringSliceVar(&metrics, "metrics", nil, "these only, by name")
 	f.StringArrayVar(&peers, "peer", nil, "NAME=COMMAND: a network that COMMAND builds between two of our nodes, as docs/benchmarks.md tells it; may be repeated")
 	bindReport(c, &to)
-	_ = c.RegisterFlagCompletionFunc("scenarios", listed(bench.Names(bench.Scenarios())))
+	_ = c.RegisterFlagCompletionFunc("scenarios", offered)
 	_ = c.RegisterFlagCompletionFunc("metrics", listed(bench.Names(bench.Metrics())))
 	return c
 }
@@ -115,6 +119,12 @@ func benchNames() string {
 	}
 	t.Flush()
 	return strings.TrimRight(b.String(), "\n")
+}
+
+// offered completes scenarios that this machine can do.
+func offered(c *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
+	can, _ := bench.Offered(bench.Scenarios())
+	return listed(bench.Names(can))(c, args, typed)
 }
 
 // listed completes the last of names separated by commas.

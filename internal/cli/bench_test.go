@@ -3,6 +3,8 @@ package cli
 import (
 	"strings"
 	"testing"
+
+	"pilaster.io/pilaster/internal/datapath"
 )
 
 func TestBenchRefuses(t *testing.T) {
@@ -21,6 +23,24 @@ func TestBenchRefuses(t *testing.T) {
 		code, out, errs := run(t, "", append([]string{"bench", "datapath"}, strings.Fields(line)...)...)
 		if code != ExitUsage || !strings.Contains(errs, says) || out != "" {
 			t.Errorf("bench datapath %s: exit %d, stdout %q, stderr %q", line, code, out, errs)
+		}
+	}
+}
+
+// What this kernel cannot do is no scenario here: named, it is refused and nothing is measured; it is not offered.
+func TestBenchLeavesOut(t *testing.T) {
+	lacks := datapath.HasNetkit()
+	_, offers, _ := run(t, "", "__complete", "bench", "datapath", "--scenarios", "")
+	for _, name := range []string{"bound-netkit", "netpila-netkit"} {
+		if strings.Contains("\n"+offers, "\n"+name+"\n") != (lacks == nil) {
+			t.Errorf("%v, and offered: %q", lacks, offers)
+		}
+		if lacks == nil {
+			continue
+		}
+		code, out, errs := run(t, "", "bench", "datapath", "--scenarios", "native,"+name)
+		if want := "--scenarios: " + name + ": this kernel has no netkit"; code != ExitUsage || !strings.Contains(errs, want) || out != "" {
+			t.Errorf("exit %d, stdout %q, stderr %q, want %q", code, out, errs, want)
 		}
 	}
 }
