@@ -126,8 +126,10 @@ func (w *overlapWatch) watch(ctx context.Context, log *slog.Logger) error {
 	}()
 	w.recheck(log) // what came before anybody listened
 	w.tell()
+	own := 0 // index of NodeDevice once it has been seen: the kernel gives none twice
 	for {
 		var dst *net.IPNet
+		device := 0
 		select {
 		case u, ok := <-addrs:
 			if !ok {
@@ -139,15 +141,17 @@ func (w *overlapWatch) watch(ctx context.Context, log *slog.Logger) error {
 			if !ok {
 				return nil
 			}
-			if l, err := netlink.LinkByIndex(u.LinkIndex); err == nil && l.Attrs().Name == NodeDevice {
-				continue
-			}
-			dst = u.Dst
+			dst, device = u.Dst, u.LinkIndex
 		}
 		// A busy node changes routes all the time; only these few mean something here.
-		if p := prefixOf(dst); p.IsValid() && p.Overlaps(w.private) {
-			w.recheck(log)
+		if p := prefixOf(dst); !p.IsValid() || !p.Overlaps(w.private) || device != 0 && device == own {
+			continue
 		}
+		if l, err := netlink.LinkByIndex(device); err == nil && l.Attrs().Name == NodeDevice {
+			own = device
+			continue
+		}
+		w.recheck(log)
 	}
 }
 
