@@ -46,7 +46,7 @@ const (
 // newChart draws bars; left is the room for their names, and one asks for a line there.
 func newChart(title, axis string, left int, one bool, bars []bar) chart {
 	c := chart{
-		Title: title, Axis: axis, Bars: bars, Left: left, Names: left - 8, AxisAt: left + chartWidth + 10, Width: left + chartWidth + figureWidth,
+		Title: title, Axis: axis, Bars: bars, Left: left, Names: left - 8, AxisAt: left + chartWidth + 30, Width: left + chartWidth + figureWidth,
 	}
 	highest := 0.0
 	for _, b := range bars {
