@@ -12,11 +12,15 @@ _Static_assert(sizeof(struct addr) == 16, "an address is 16 bytes");
 
 #define FIRST_RESERVED_APP 0xff00
 
-/* Set once at load. Masks and prefixes are the first 8 bytes of the address, as they lie in memory;
+/* What is set once at load, all on one line of the data cache; initialised, or a compiler puts them in another order.
+ */
+#define CONSTANT volatile const __attribute__((section(".rodata.node")))
+
+/* Masks and prefixes are the first 8 bytes of the address, as they lie in memory;
  * both prefixes are at most 64 bits long. */
-volatile const __u64 base_prefix, base_mask;
-volatile const __u64 private_prefix, private_mask;
-volatile const __u64 own_node; /* the /64 routed to this node */
+CONSTANT __u64 base_prefix = 0, base_mask = 0;
+CONSTANT __u64 private_prefix = 0, private_mask = 0;
+CONSTANT __u64 own_node = 0; /* the /64 routed to this node */
 
 static __always_inline bool same_addr(const struct addr *a, const struct addr *b)
 {

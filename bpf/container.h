@@ -148,8 +148,8 @@ static __always_inline int from_container(struct __sk_buff *skb)
 	/* On its way out a frame is called what the sending socket calls it. */
 	if (h->eth.h_proto != bpf_htons(ETH_P_IPV6))
 		return drop(skb, REASON_NOT_IP6, HOOK_CONTAINER);
-	key.src = h->src;
-	key.dst = h->dst;
+	key.src = *src_of(h);
+	key.dst = *dst_of(h);
 	key.path = path_of(h);
 	why = parse(skb, h, &p);
 	if (why)
@@ -163,10 +163,10 @@ static __always_inline int from_container(struct __sk_buff *skb)
 	f = flow_slot(&key);
 	if (!f)
 		return drop(skb, REASON_MALFORMED, HOOK_CONTAINER);
-	if (flow_matches(f, &key)) {
+	if (likely(flow_matches(f, &key))) {
 		if (f->way == WAY_LOCAL)
 			return forward(skb, h, &p, f, WAY_LOCAL, NULL, HOOK_CONTAINER);
-		if (f->expires > bpf_jiffies64())
+		if (likely(f->expires > bpf_jiffies64()))
 			return forward(skb, h, &p, f, WAY_UPLINK, NULL, HOOK_CONTAINER);
 	}
 	return from_container_slow(skb, h, &p, &key, f);

@@ -10,16 +10,17 @@
 #define SKB_DST_MASK (~1UL)
 #define ETH_P_ARP    0x0806
 
-volatile const __u32 uplink_ifindex;
+CONSTANT __u64 node_cookie = 0; /* of its network namespace */
+CONSTANT __u32 uplink_ifindex = 0;
 /* Tells our packets from the host stack's on the way out, where they came in by a device, and from the fabric's on
  * the way in; the same for all programs of a node. */
-volatile const __u32 packet_mark;
-/* Tells what a container behind a macvlan or a netkit sends and we have judged, which came in by no device. The
- * former can set a mark itself, so it is a secret of the node that is never put on what a container receives. */
-volatile const __u32 judged_mark;
+CONSTANT __u32 packet_mark = 0;
+/* Tells what we have judged and what came in by no device: what a container behind a netkit sends, and what one behind
+ * a macvlan sent and the neighbour table brings to us again. The latter can set a mark itself, so it is a secret of the
+ * node that is never put on what a container receives. */
+CONSTANT __u32 judged_mark = 0;
 /* Containers may be behind macvlans. */
-volatile const bool macvlan;
-volatile const __u64 node_cookie;
+CONSTANT bool macvlan = false;
 
 void *bpf_rdonly_cast(const void *obj, __u32 btf_id) __ksym;
 
@@ -72,12 +73,21 @@ static __always_inline void mac_of(__u32 device, __u8 *mac)
 	__builtin_memcpy(mac + sizeof(macvlan_mac), &number, sizeof(number));
 }
 
+/* pass lets a container's packet by. The guards of guard.h, behind us on the uplink, need not look at it again. */
+static __always_inline int pass(struct __sk_buff *skb)
+{
+	skb->mark = 0;
+	return macvlan ? TCX_PASS : TCX_NEXT;
+}
+
 /* to_macvlan hands a packet whose MACs are written to the container it is for. The macvlan takes it from what comes in
  * by the uplink: here, where the program on that hook is the one that calls. */
 static __always_inline int to_macvlan(struct __sk_buff *skb, bool here)
 {
+	if (here)
+		return pass(skb);
 	skb->mark = packet_mark;
-	return here ? TCX_NEXT : bpf_redirect(uplink_ifindex, BPF_F_INGRESS);
+	return bpf_redirect(uplink_ifindex, BPF_F_INGRESS);
 }
 
 /* to_container hands it over by whatever kind of device, or to another device of the node. Into a namespace at once

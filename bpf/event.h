@@ -53,7 +53,7 @@ struct {
 #define EVENT_INTERVAL 10000000ULL
 #define EVENT_BURST    32
 
-__noinline int drop(struct __sk_buff *skb, __u32 reason, __u32 hook)
+SELDOM int drop(struct __sk_buff *skb, __u32 reason, __u32 hook)
 {
 	struct drop_state *state = bpf_map_lookup_elem(&pil_drops_v1, &reason);
 	__u64 now = bpf_ktime_get_ns();

@@ -23,17 +23,27 @@ struct flow_key {
 
 struct flow {
 	struct flow_key key;
+	__u8 dmac[ETH_ALEN], smac[ETH_ALEN];
+	__u8 way;
+	__u8 translate;	      /* 0: the addresses stay */
+	__u16 mtu;	      /* longest packet that goes there, from the IPv6 header on; not for WAY_LOCAL */
 	struct addr src, dst; /* as the packet goes */
 	__u64 expires;	      /* jiffies; only WAY_UPLINK */
 	__u32 checksum;	      /* difference of both addresses */
 	__u32 ifindex;	      /* where it goes */
-	__u8 dmac[ETH_ALEN], smac[ETH_ALEN];
-	__u8 way;
-	__u8 translate; /* 0: the addresses stay */
-	__u16 mtu;	/* longest packet that goes there, from the IPv6 header on; not for WAY_LOCAL */
+	__u64 zero[2];
 };
 _Static_assert(sizeof(struct flow_key) == 48, "no padding in a key");
-_Static_assert(sizeof(struct flow) == 112, "no implicit padding");
+_Static_assert(sizeof(struct flow) == 128, "two lines of the data cache");
+
+/* Both MACs at once: an Ethernet header begins with them, in this order. */
+static __always_inline void set_macs(void *frame, const struct flow *f)
+{
+	const void *macs = f->dmac;
+
+	*(__u64 *)frame = *(const __u64 *)macs;
+	*(__u32 *)(frame + sizeof(__u64)) = *(const __u32 *)(macs + sizeof(__u64));
+}
 
 /* send_to has the packets go to a device of the node, or to a container. */
 static __always_inline void send_to(struct flow *f, __u32 device)
@@ -44,14 +54,17 @@ static __always_inline void send_to(struct flow *f, __u32 device)
 }
 
 /* Direct-mapped, and a slot's whole key is compared: two busy flows on one slot cost speed, never
- * correctness. Programs run with softirqs off, so a slot is never seen half-written. */
+ * correctness. Each CPU has FLOW_SLOTS of its own, and programs run with softirqs off, so a slot is never seen
+ * half-written. A per-CPU map would cost one more line of the data cache, where the slots of a CPU are listed; and
+ * what can be mapped to user space begins at a page, so that slots do not straddle lines. */
 #define FLOW_SLOTS 4096
 
 struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
 	__type(key, __u32);
 	__type(value, struct flow);
-	__uint(max_entries, FLOW_SLOTS);
+	__uint(max_entries, FLOW_SLOTS); /* times the CPUs, set at load */
 } pil_flows SEC(".maps");
 
 /* A next hop is believed for at most a second; then a packet asks the FIB again and goes through the
@@ -75,14 +88,14 @@ static __always_inline struct flow *flow_slot(const struct flow_key *key)
 	__u64 h = (key->dst.lo ^ key->src.hi) * 0x9e3779b97f4a7c15ULL;
 
 	h = (h ^ key->src.lo ^ key->dst.hi ^ key->device ^ (__u64)key->path << 32) * 0xc2b2ae3d27d4eb4fULL;
-	__u32 slot = h >> 52;
+	__u32 slot = bpf_get_smp_processor_id() * FLOW_SLOTS + (h >> 52);
 
 	_Static_assert(FLOW_SLOTS == 1 << 12, "the slot is the top 12 bits");
 	return bpf_map_lookup_elem(&pil_flows, &slot);
 }
 
 /* For measuring what the cache is worth: then nothing in it counts. */
-volatile const __u8 no_flow_cache;
+CONSTANT bool no_flow_cache = false;
 
 static __always_inline bool flow_matches(const struct flow *f, const struct flow_key *key)
 {

@@ -75,7 +75,7 @@ static __always_inline int translate_quoted_checksum(struct __sk_buff *skb, cons
 /* An ICMPv6 error quotes the packet it is about: from the receiver of the error, to its sender. Any other
  * would let a container meddle with conversations it has no part in. The quote is translated like the
  * header. The kernel's own errors between containers always have that form. */
-__noinline int check_quote(struct __sk_buff *skb, const struct packet *p, const struct flow *f)
+SELDOM int check_quote(struct __sk_buff *skb, const struct packet *p, const struct flow *f)
 {
 	struct addr quoted[2];
 	__u32 at;
@@ -168,13 +168,12 @@ static __always_inline int forward(struct __sk_buff *skb, struct frame *h, const
 	if (!out && skb->pkt_type != PACKET_HOST)
 		bpf_skb_change_type(skb, PACKET_HOST);
 	if (way != WAY_NEIGHBOUR) {
-		__builtin_memcpy(h->eth.h_dest, f->dmac, ETH_ALEN);
-		__builtin_memcpy(h->eth.h_source, f->smac, ETH_ALEN);
+		set_macs(h, f);
 	}
 	if (f->translate) {
 		if (p->l4 && checksum_offset(p->proto)) {
-			h->src = f->src;
-			h->dst = f->dst;
+			*src_of(h) = f->src;
+			*dst_of(h) = f->dst;
 			if (fix_checksum(skb, p, f->checksum))
 				return drop(skb, REASON_MALFORMED, hook);
 		} else {
@@ -192,6 +191,8 @@ static __always_inline int forward(struct __sk_buff *skb, struct frame *h, const
 		return to_container(skb, f->ifindex, way == WAY_LOCAL && on_way_in(skb, f->key.device),
 				    hook == HOOK_UPLINK_IN);
 	}
+	if (way == WAY_UPLINK && f->key.device & ON_UPLINK)
+		return pass(skb);
 	in = on_way_in(skb, f->key.device);
 	skb->mark = in ? packet_mark : judged_mark;
 	/* Beside macvlans the mark is not proof enough, and what has been routed by the node's own table is. */
@@ -199,5 +200,5 @@ static __always_inline int forward(struct __sk_buff *skb, struct frame *h, const
 		return redirect_to_neighbour(f, NULL);
 	if (way == WAY_NEIGHBOUR)
 		return redirect_to_neighbour(f, next_hop);
-	return f->key.device & ON_UPLINK ? TCX_NEXT : bpf_redirect(f->ifindex, 0);
+	return bpf_redirect(f->ifindex, 0);
 }

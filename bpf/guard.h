@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* Between macvlans and the uplink, behind the programs that decide: a macvlan sends and takes whatever those do not
- * stop, so where one of them is missing these stop all that no program of ours has marked. */
+ * stop, so where one of them is missing these stop all that is of a container. What those let by skips these. */
 #pragma once
 #include "event.h"
 
@@ -32,18 +32,12 @@ static __always_inline bool for_macvlan(struct __sk_buff *skb)
 
 static __always_inline int guard_in(struct __sk_buff *skb)
 {
-	if (skb->mark == packet_mark) {
-		skb->mark = 0;
-		return TCX_NEXT;
-	}
+	if (skb->mark == packet_mark)
+		return pass(skb);
 	return for_macvlan(skb) ? drop(skb, REASON_NO_PROGRAM, HOOK_UPLINK_IN) : TCX_NEXT;
 }
 
 static __always_inline int guard_out(struct __sk_buff *skb)
 {
-	if (skb->mark == judged_mark) {
-		skb->mark = 0;
-		return TCX_NEXT;
-	}
 	return is_nodes(skb) ? TCX_NEXT : drop(skb, REASON_NO_PROGRAM, HOOK_UPLINK_OUT);
 }

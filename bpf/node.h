@@ -113,8 +113,8 @@ static __always_inline int from_node(struct __sk_buff *skb)
 	h = frame_of(skb);
 	if (!h)
 		return drop(skb, REASON_MALFORMED, HOOK_NODE);
-	key.src = h->src;
-	key.dst = h->dst;
+	key.src = *src_of(h);
+	key.dst = *dst_of(h);
 	why = parse(skb, h, &p);
 	if (why)
 		return drop(skb, why, HOOK_NODE);
@@ -122,7 +122,7 @@ static __always_inline int from_node(struct __sk_buff *skb)
 	f = flow_slot(&key);
 	if (!h || !f)
 		return drop(skb, REASON_MALFORMED, HOOK_NODE);
-	if (flow_matches(f, &key))
+	if (likely(flow_matches(f, &key)))
 		return forward(skb, h, &p, f, WAY_DEVICE, NULL, HOOK_NODE);
 	return from_node_slow(skb, h, &p, &key, f);
 }

@@ -105,14 +105,14 @@ int pil_try_cipher(struct __sk_buff *skb)
 	/* Destination: plaintext in, ciphertext out; the tenant id is in the plaintext. */
 	if (!h)
 		return REASON_MALFORMED;
-	a = h->dst;
+	a = *dst_of(h);
 	why = crypt(tenant_id(&a), &a, ENCRYPT);
 	if (why)
 		return why;
 	h = frame_of(skb);
 	if (!h)
 		return REASON_MALFORMED;
-	h->src = a;
+	*src_of(h) = a;
 	return 0;
 }
 

@@ -70,7 +70,7 @@ static __always_inline int from_fabric(struct __sk_buff *skb)
 
 	if (macvlan) {
 		if (skb->mark == packet_mark)
-			return TCX_NEXT; /* on its way to a container, as one of our programs has decided */
+			return pass(skb); /* on its way to a container, as one of our programs has decided */
 		if (for_macvlan(skb))
 			return drop(skb, REASON_MAC_OUTSIDE, HOOK_UPLINK_IN);
 	}
@@ -84,10 +84,10 @@ static __always_inline int from_fabric(struct __sk_buff *skb)
 	if (skb->protocol != bpf_htons(ETH_P_IPV6))
 		return TCX_NEXT;
 	/* Our own /64 is behind us; from the fabric it is a forgery, whomever it is for. */
-	if (h->src.hi == own_node)
+	if (src_of(h)->hi == own_node)
 		return drop(skb, REASON_OWN_SOURCE, HOOK_UPLINK_IN);
-	key.src = h->src;
-	key.dst = h->dst;
+	key.src = *src_of(h);
+	key.dst = *dst_of(h);
 	if (key.dst.hi != own_node || !tenant_id(&key.dst)) {
 		why = check_private(&key.src, &key.dst);
 		/* Containers speak to containers; between those of other nodes this one may be a router. */
@@ -109,7 +109,7 @@ static __always_inline int from_fabric(struct __sk_buff *skb)
 	f = flow_slot(&key);
 	if (!h || !f)
 		return drop(skb, REASON_MALFORMED, HOOK_UPLINK_IN);
-	if (flow_matches(f, &key))
+	if (likely(flow_matches(f, &key)))
 		return forward(skb, h, &p, f, WAY_LOCAL, NULL, HOOK_UPLINK_IN);
 	return from_fabric_slow(skb, h, &p, &key, f);
 }
@@ -123,9 +123,9 @@ static __always_inline bool is_judged(struct __sk_buff *skb)
 	struct addr src;
 	__u64 cookie;
 
-	if (!h || h->src.hi != own_node)
+	if (!h || src_of(h)->hi != own_node)
 		return false;
-	src = h->src;
+	src = *src_of(h);
 	own = bpf_map_lookup_elem(&pil_locals_v1, &src.lo);
 	cookie = namespace_of(skb);
 	return own && (own->ifindex == (ON_UPLINK | cookie) || cookie == node_cookie);
@@ -148,10 +148,8 @@ static __always_inline int to_fabric(struct __sk_buff *skb)
 	struct frame *h;
 	int why;
 
-	if (is_ours(skb)) {
-		skb->mark = macvlan ? judged_mark : 0; /* which the guard takes off, behind us */
-		return TCX_NEXT;
-	}
+	if (is_ours(skb))
+		return pass(skb);
 	if (macvlan && !is_nodes(skb))
 		return from_container(skb);
 	h = frame_of(skb);
@@ -162,8 +160,8 @@ static __always_inline int to_fabric(struct __sk_buff *skb)
 	/* The frame's own word: a packet socket may say that it sends IPv4. */
 	if (h->eth.h_proto != bpf_htons(ETH_P_IPV6))
 		return TCX_NEXT;
-	src = h->src;
-	dst = h->dst;
+	src = *src_of(h);
+	dst = *dst_of(h);
 	why = check_outward(&src, &dst);
 	return why ? drop(skb, why, HOOK_UPLINK_OUT) : TCX_NEXT;
 }

@@ -218,7 +218,7 @@ func FuzzFromContainer(f *testing.F) {
 		ctx := skb{Ifindex: b.uplinkIfindex(), Mark: uint32(how), Timestamp: uint64(how)}
 		if n := int(device) % (len(b.containers) + 1); n < len(b.containers) {
 			from = b.containers[n]
-			ctx.Ifindex = from.ifindex()
+			ctx.Ifindex, ctx.IngressIfindex = from.ifindex(), from.ifindex()
 		}
 		if how&asSegments != 0 {
 			ctx.Segments = 2

@@ -71,6 +71,11 @@ func (d *Datapath) load() error {
 			m.MaxEntries = uint32(t.room)
 		}
 	}
+	cpus, err := ebpf.PossibleCPU()
+	if err != nil {
+		return err
+	}
+	spec.Maps[pilasterMapPilFlows].MaxEntries *= uint32(cpus)
 	if err := os.MkdirAll(d.mapsDir(), 0o700); err != nil {
 		return fmt.Errorf("make the folder for maps: %w", err)
 	}
@@ -105,17 +110,13 @@ func (d *Datapath) setConstants(spec *ebpf.CollectionSpec, mark uint32, cookie u
 	private, privateMask := prefixWords(d.config.Plan.Private)
 	own, _ := prefixWords(d.config.NodePrefix)
 	sum := sha256.Sum256([]byte("pilaster packet mark " + d.config.NodePrefix.String()))
-	noCache := uint8(0)
-	if d.config.NoCache {
-		noCache = 1
-	}
 	for name, value := range map[string]any{
 		pilasterVarBasePrefix: base, pilasterVarBaseMask: baseMask,
 		pilasterVarPrivatePrefix: private, pilasterVarPrivateMask: privateMask,
 		pilasterVarOwnNode:       own,
 		pilasterVarUplinkIfindex: uint32(d.uplink.Attrs().Index),
 		pilasterVarNodeIfindex:   uint32(d.nodeFar),
-		pilasterVarNoFlowCache:   noCache,
+		pilasterVarNoFlowCache:   d.config.NoCache,
 		// Programs of two loads run side by side during an upgrade, so they must agree on the mark.
 		pilasterVarPacketMark: uint32(sum[0])<<24 | uint32(sum[1])<<16 | uint32(sum[2])<<8 | 1,
 		pilasterVarJudgedMark: mark,

@@ -47,16 +47,17 @@ type pilasterDropState struct {
 type pilasterFlow struct {
 	_         structs.HostLayout
 	Key       pilasterFlowKey
-	Src       pilasterAddr
-	Dst       pilasterAddr
-	Expires   uint64
-	Checksum  uint32
-	Ifindex   uint32
 	Dmac      [6]uint8
 	Smac      [6]uint8
 	Way       uint8
 	Translate uint8
 	Mtu       uint16
+	Src       pilasterAddr
+	Dst       pilasterAddr
+	Expires   uint64
+	Checksum  uint32
+	Ifindex   uint32
+	Zero      [2]uint64
 }
 
 type pilasterFlowKey struct {

@@ -75,11 +75,7 @@ func (d *Datapath) entries() ([]agent.Entries, error) {
 		}
 		all = append(all, agent.Entries{Table: t.name, Used: n, Capacity: int(t.m.MaxEntries())})
 	}
-	slots, err := ebpf.PossibleCPU()
-	if err != nil {
-		return nil, err
-	}
-	flows := int(d.objects.PilFlows.MaxEntries()) * slots
+	flows := int(d.objects.PilFlows.MaxEntries())
 	return append(all, agent.Entries{Table: "flows", Used: flows, Capacity: flows, Cache: true}), nil
 }
 

@@ -14,7 +14,7 @@ func attackers() []mutation {
 		},
 		{
 			name:  "another node as this one",
-			old:   "if (h->src.hi == own_node)\n\t\treturn drop(skb, REASON_OWN_SOURCE, HOOK_UPLINK_IN);",
+			old:   "if (src_of(h)->hi == own_node)\n\t\treturn drop(skb, REASON_OWN_SOURCE, HOOK_UPLINK_IN);",
 			new:   "",
 			test:  node,
 			cases: []string{"this node", "this node's container", "this node, to the node"},

@@ -160,7 +160,7 @@ func container() []mutation {
 		},
 		{
 			name:  "age of a next hop",
-			old:   "if (f->expires > bpf_jiffies64())",
+			old:   "if (likely(f->expires > bpf_jiffies64()))",
 			new:   "if (f->expires || 1)",
 			test:  "TestCacheAnswersOnlyItsKey",
 			cases: []string{"a next hop that is too old"},

@@ -234,6 +234,18 @@ func crypto() []mutation {
 	}
 }
 
+func device() []mutation {
+	return []mutation{
+		{
+			name:  "mark is taken off",
+			old:   "\tskb->mark = 0;\n\treturn macvlan",
+			new:   "\treturn macvlan",
+			test:  "TestToFabric",
+			cases: []string{"a packet leaves with a mark"},
+		},
+	}
+}
+
 func guard() []mutation {
 	return []mutation{
 		{

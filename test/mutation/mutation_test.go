@@ -37,7 +37,7 @@ type mutation struct {
 func table() map[string][]mutation {
 	return map[string][]mutation{
 		"container.h": container(), "node.h": node(), "uplink.h": uplink(), "edge.h": edge(), "packet.h": packet(),
-		"forward.h": forward(), "flow.h": flow(), "guard.h": guard(), "crypto.h": crypto(), "tables.h": tables(),
+		"forward.h": forward(), "flow.h": flow(), "device.h": device(), "guard.h": guard(), "crypto.h": crypto(), "tables.h": tables(),
 		"answer.h": answer(), "event.h": event(),
 	}
 }

@@ -129,7 +129,7 @@ func uplink() []mutation {
 		},
 		{
 			name:  "own source",
-			old:   "if (h->src.hi == own_node)\n\t\treturn drop(skb, REASON_OWN_SOURCE, HOOK_UPLINK_IN);",
+			old:   "if (src_of(h)->hi == own_node)\n\t\treturn drop(skb, REASON_OWN_SOURCE, HOOK_UPLINK_IN);",
 			new:   "",
 			test:  "TestFromFabric",
 			cases: []string{"our own /64 as source", "our own /64 as source, for the node's underlay", "our own node as source"},
@@ -216,12 +216,6 @@ func uplink() []mutation {
 				"a process with a container's address", "a process that knows the mark", "forwarded from another device", "a ciphertext as source",
 				"a ciphertext as destination", "a tag of VLAN 0", "two tags of VLAN 0", "another node's container",
 			},
-		},
-		{
-			name:  "mark is taken off",
-			old:   "\t\tskb->mark = macvlan ? judged_mark : 0;",
-			test:  "TestToFabric",
-			cases: []string{"a packet leaves with a mark"},
 		},
 		{
 			name:  "the frame's own word",
