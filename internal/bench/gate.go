@@ -35,15 +35,17 @@ const (
 	TooNoisy Verdict = "too noisy"
 )
 
-// judge knows no pass where the interval is wider than tooWide of one, or of the figure where that is more;
-// 0 takes any width.
+// judge knows no verdict where the interval is wider than tooWide of one, or of the figure where that is more, and
+// what is asked lies in it; 0 takes any width.
 func (g Gate) judge(got Interval, tooWide float64) Verdict {
 	low, high := got.Median, got.Median
-	if g.Whole {
+	wide := tooWide > 0 && got.High-got.Low > tooWide*max(1, got.Median)
+	if g.Whole || wide {
 		low, high = got.Low, got.High
 	}
+	inside := g.AtLeast > got.Low && g.AtLeast < got.High || g.AtMost > got.Low && g.AtMost < got.High
 	switch {
-	case tooWide > 0 && got.High-got.Low > tooWide*max(1, got.Median):
+	case wide && inside:
 		return TooNoisy
 	case g.AtLeast > 0 && low < g.AtLeast:
 		return TooLow

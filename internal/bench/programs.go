@@ -28,15 +28,20 @@ func directionOf(program string) direction {
 	return out
 }
 
+// perRun is the nanoseconds that a program took for a packet, beyond what one takes that does nothing.
+func (r *run) perRun(of datapath.Run) float64 {
+	return float64(of.Time.Nanoseconds())/float64(of.Count) - r.emptyProgram
+}
+
 // perPacket is the nanoseconds that all programs of a direction take for one packet: every packet meets
 // the one of them that ran most.
-func (d direction) perPacket(runs datapath.Runs) (float64, error) {
+func (r *run) perPacket(d direction, runs datapath.Runs) (float64, error) {
 	var packets uint64
 	var sum float64
 	for name, run := range runs {
-		if directionOf(name) == d {
+		if directionOf(name) == d && run.Count > 0 {
 			packets = max(packets, run.Count)
-			sum += float64(run.Time.Nanoseconds())
+			sum += r.perRun(run) * float64(run.Count)
 		}
 	}
 	if packets == 0 {
@@ -88,7 +93,7 @@ func (r *run) countPrograms(scenario int, runs datapath.Runs) error {
 		if metric.programs == 0 {
 			continue
 		}
-		ns, err := metric.programs.perPacket(runs)
+		ns, err := r.perPacket(metric.programs, runs)
 		if err != nil {
 			return err
 		}
@@ -97,14 +102,14 @@ func (r *run) countPrograms(scenario int, runs datapath.Runs) error {
 	}
 	for name, run := range runs {
 		if run.Count > 0 {
-			r.programs[scenario][name] = append(r.programs[scenario][name], float64(run.Time.Nanoseconds())/float64(run.Count))
+			r.programs[scenario][name] = append(r.programs[scenario][name], r.perRun(run))
 		}
 	}
 	return nil
 }
 
 // emptyProgram is the nanoseconds that the statistics tell of a program that does nothing: reading the
-// clock, which is part of what they tell of any.
+// clock, which is part of what they tell of any and none of the program's.
 func emptyProgram() (float64, error) {
 	const runs = 100_000
 	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{

@@ -60,8 +60,10 @@ func TestJudge(t *testing.T) {
 		{low, Interval{0.92, 0.91, 0.93}, 0.1, Passed},
 		{low, Interval{0.85, 0.84, 0.86}, 0.1, Passed},
 		{low, Interval{0.84, 0.83, 0.86}, 0.1, TooLow},
-		{low, Interval{0.92, 0.86, 0.97}, 0.1, TooNoisy},
-		{low, Interval{0.70, 0.60, 0.80}, 0.1, TooNoisy},
+		{low, Interval{0.92, 0.84, 0.97}, 0.1, TooNoisy},
+		{low, Interval{0.80, 0.75, 0.88}, 0.1, TooNoisy},
+		{low, Interval{0.92, 0.86, 0.97}, 0.1, Passed},
+		{low, Interval{0.70, 0.60, 0.80}, 0.1, TooLow},
 		{low, Interval{0.92, 0.50, 1.97}, 0, Passed},
 		{low, Interval{0.70, 0.50, 1.97}, 0, TooLow},
 		{low, Interval{1.70, 1.62, 1.78}, 0.1, Passed},
@@ -69,7 +71,9 @@ func TestJudge(t *testing.T) {
 		{whole, Interval{0.86, 0.85, 0.88}, 0.1, Passed},
 		{high, Interval{79, 77, 81}, 0.1, Passed},
 		{high, Interval{81, 77, 84}, 0.1, TooHigh},
-		{high, Interval{70, 65, 75}, 0.1, TooNoisy},
+		{high, Interval{79, 70, 90}, 0.1, TooNoisy},
+		{high, Interval{70, 60, 75}, 0.1, Passed},
+		{high, Interval{90, 82, 99}, 0.1, TooHigh},
 		{Gate{AtMost: 80, Whole: true}, Interval{79, 77, 81}, 0.1, TooHigh},
 	} {
 		if got := c.gate.judge(c.got, c.tooWide); got != c.want {

@@ -56,7 +56,7 @@ func Smoke() Options {
 func Quick() Options {
 	o := Options{
 		Form: "quick", Scenarios: some("native", "route", "vxlan", "oncache", "netpila", "netpila-macvlan"), Gates: QuickGates(), TooWide: 0.10,
-		Rounds: 15, Warmup: 30 * time.Millisecond, Window: 200 * time.Millisecond,
+		Rounds: 24, Warmup: 20 * time.Millisecond, Window: 80 * time.Millisecond,
 	}
 	o.Metrics, _ = Pick(Metrics(), []string{"TCP_RR", "UDP_RR", "TCP_CRR", "UDP_PPS", "TCP_STREAM"})
 	return o
@@ -65,7 +65,7 @@ func Quick() Options {
 func Full() Options {
 	return Options{
 		Form: "full", Scenarios: Scenarios(), Metrics: Metrics(), Gates: FullGates(), TooWide: 0.10,
-		Rounds: 30, Warmup: 50 * time.Millisecond, Window: 300 * time.Millisecond,
+		Rounds: 60, Warmup: 20 * time.Millisecond, Window: 80 * time.Millisecond,
 	}
 }
 

@@ -42,6 +42,8 @@ func Scenarios() []Scenario {
 		{Name: "bound-veth", About: "the devices that netpila's packets pass, joined by a redirect of tc, no BPF", Build: boundVeth},
 		{Name: "bound-macvlan", About: "containers on macvlan devices in private mode, no BPF", Build: boundMacvlan},
 		{Name: "bound-netkit", About: "bound-veth with netkit for the containers' pairs, where the kernel has it", Build: boundNetkit, Lacks: datapath.HasNetkit},
+		{Name: "floor-veth", About: "the same devices with programs where netpila's are, which only redirect", Build: floorVeth},
+		{Name: "floor-macvlan", About: "bound-macvlan with programs where netpila's are, which do nothing", Build: floorMacvlan},
 		Netpila(),
 		{Name: "netpila-macvlan", About: "netpila with containers on macvlan devices", Build: netpila(variant{device: datapath.Macvlan})},
 		{Name: "netpila-netkit", About: "netpila with containers on netkit devices, where the kernel has them", Build: netpila(variant{device: datapath.Netkit}), Lacks: datapath.HasNetkit},

@@ -1,0 +1,138 @@
+package bench
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/netns"
+)
+
+// A floor is a bound with programs on the hooks that ours are on, which do nothing but send the packet on: what the
+// kernel takes for calling any program there. What our own decide costs the rest.
+
+// floorMacvlan has an empty program on either hook of the uplink.
+func floorMacvlan(w *wire) (Pair, error) {
+	pair, err := boundMacvlan(w)
+	for _, n := range w.nodes {
+		err = errors.Join(err,
+			n.hook("eth0", ebpf.AttachTCXIngress, asm.Mov.Imm(asm.R0, tcxNext)),
+			n.hook("eth0", ebpf.AttachTCXEgress, asm.Mov.Imm(asm.R0, tcxNext)))
+	}
+	return pair, err
+}
+
+const tcxNext = -1
+
+// floorVeth redirects what the container sends to the uplink, and what comes by the uplink into the container.
+func floorVeth(w *wire) (Pair, error) {
+	var macs [2]net.HardwareAddr
+	for i, n := range w.nodes {
+		err := onDevice(n.ns, "eth0", func(_ *netlink.Handle, d netlink.Link) error {
+			macs[i] = d.Attrs().HardwareAddr
+			return nil
+		})
+		if err != nil {
+			return Pair{}, err
+		}
+	}
+	// The container's neighbour is the other node's uplink, which takes for its own what is to be redirected.
+	return w.containers(func(n *node) (*netns.Namespace, netip.Addr, error) {
+		gateway := macs[0]
+		if n == w.nodes[0] {
+			gateway = macs[1]
+		}
+		return n.addRedirected(gateway)
+	})
+}
+
+func (n *node) addRedirected(gateway net.HardwareAddr) (*netns.Namespace, netip.Addr, error) {
+	a := address.Plain{Node: n.prefix, Tenant: 1, App: 1, Index: 1}.Addr()
+	c, err := n.wire.namespace(n.name + "-container")
+	if err != nil {
+		return nil, a, err
+	}
+	if err := n.wire.link(n.ns, "container", c, "eth0"); err != nil {
+		return nil, a, err
+	}
+	var ours, uplink int
+	err = errors.Join(
+		onDevice(n.ns, "container", func(h *netlink.Handle, d netlink.Link) error {
+			ours = d.Attrs().Index
+			return h.LinkSetUp(d)
+		}),
+		onDevice(n.ns, "eth0", func(_ *netlink.Handle, d netlink.Link) error {
+			uplink = d.Attrs().Index
+			return nil
+		}),
+		onDevice(c, "eth0", func(h *netlink.Handle, d netlink.Link) error {
+			next := netip.MustParseAddr("fe80::1")
+			return errors.Join(
+				addAddress(h, d, netip.PrefixFrom(a, 128)),
+				h.LinkSetUp(d),
+				h.NeighSet(&netlink.Neigh{
+					LinkIndex: d.Attrs().Index, Family: netlink.FAMILY_V6, State: netlink.NUD_PERMANENT, HardwareAddr: gateway, IP: next.AsSlice(),
+				}),
+				h.RouteAdd(&netlink.Route{LinkIndex: d.Attrs().Index, Dst: ipNet(address.DefaultPlan().Base), Gw: next.AsSlice()}))
+		}))
+	if err != nil {
+		return nil, a, err
+	}
+	return c, a, errors.Join(
+		n.filter("container", redirect(asm.FnRedirect, uplink)...),
+		n.hook("eth0", ebpf.AttachTCXEgress, asm.Mov.Imm(asm.R0, tcxNext)),
+		n.hook("eth0", ebpf.AttachTCXIngress, redirect(asm.FnRedirectPeer, ours)...))
+}
+
+// redirect sends every packet to a device, by one of the kernel's helpers for that.
+func redirect(by asm.BuiltinFunc, ifindex int) []asm.Instruction {
+	return []asm.Instruction{asm.Mov.Imm(asm.R1, int32(ifindex)), asm.Mov.Imm(asm.R2, 0), by.Call()}
+}
+
+// hook attaches a program to a device of the node as our own are attached to its uplink, until the run ends.
+func (n *node) hook(device string, at ebpf.AttachType, body ...asm.Instruction) error {
+	return n.load(body, func(p *ebpf.Program) error {
+		return onDevice(n.ns, device, func(_ *netlink.Handle, d netlink.Link) error {
+			return n.ns.Do(func() error {
+				l, err := link.AttachTCX(link.TCXOptions{Interface: d.Attrs().Index, Program: p, Attach: at})
+				if err == nil {
+					n.wire.closing(l.Close)
+				}
+				return err
+			})
+		})
+	})
+}
+
+// filter attaches one as our own are attached to the veth of a container.
+func (n *node) filter(device string, body ...asm.Instruction) error {
+	return n.load(body, func(p *ebpf.Program) error {
+		return onDevice(n.ns, device, func(h *netlink.Handle, d netlink.Link) error {
+			at := d.Attrs().Index
+			return errors.Join(
+				h.QdiscAdd(&netlink.GenericQdisc{QdiscType: "clsact", QdiscAttrs: netlink.QdiscAttrs{
+					LinkIndex: at, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT,
+				}}),
+				h.FilterAdd(&netlink.BpfFilter{
+					FilterAttrs: netlink.FilterAttrs{LinkIndex: at, Parent: netlink.HANDLE_MIN_INGRESS, Handle: 1, Priority: 1, Protocol: unix.ETH_P_ALL},
+					Fd:          p.FD(), Name: "floor", DirectAction: true,
+				}))
+		})
+	})
+}
+
+func (n *node) load(body []asm.Instruction, use func(*ebpf.Program) error) error {
+	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "GPL", Instructions: append(body, asm.Return())})
+	if err != nil {
+		return err
+	}
+	defer p.Close() // the device keeps it
+	return use(p)
+}
