@@ -146,7 +146,7 @@ static __always_inline int redirect_to_neighbour(struct flow *f, struct addr *ne
 static __always_inline int forward(struct __sk_buff *skb, struct frame *h, const struct packet *p, struct flow *f,
 				   enum way way, struct addr *next_hop, enum hook hook)
 {
-	bool out = way != WAY_LOCAL && way != WAY_DEVICE, in;
+	bool out = way != WAY_LOCAL && way != WAY_DEVICE;
 
 	if (is_error(p)) {
 		int why = check_quote(skb, p, f);
@@ -193,10 +193,9 @@ static __always_inline int forward(struct __sk_buff *skb, struct frame *h, const
 	}
 	if (way == WAY_UPLINK && f->key.device & ON_UPLINK)
 		return pass(skb);
-	in = on_way_in(skb, f->key.device);
-	skb->mark = in ? packet_mark : judged_mark;
-	/* Beside macvlans the mark is not proof enough, and what has been routed by the node's own table is. */
-	if (macvlan && !in && !(f->key.device & ON_UPLINK))
+	skb->mark = !macvlan && on_way_in(skb, f->key.device) ? packet_mark : judged_mark;
+	/* Beside macvlans a mark is not proof enough, and what has been routed by the node's own table is. */
+	if (macvlan && !(f->key.device & ON_UPLINK))
 		return redirect_to_neighbour(f, NULL);
 	if (way == WAY_NEIGHBOUR)
 		return redirect_to_neighbour(f, next_hop);

@@ -131,14 +131,14 @@ static __always_inline bool is_judged(struct __sk_buff *skb)
 	return own && (own->ifindex == (ON_UPLINK | cookie) || cookie == node_cookie);
 }
 
-/* Our packets carry the mark, and they came in through a device, which nothing that starts on the node or in a
- * container can claim. Or they carry the one that nobody knows who may not change all of this; a container behind
- * a macvlan might guess it. */
+/* Our packets carry the mark, and they came in through a device, which nothing that starts on the node can claim. Or
+ * they carry the one that nobody knows who may not change all of this. A container behind a macvlan may set any mark,
+ * and have devices of its own that its packets come in by: there it takes more. */
 static __always_inline bool is_ours(struct __sk_buff *skb)
 {
-	if (skb->mark == packet_mark && skb->ingress_ifindex)
-		return true;
-	return skb->mark == judged_mark && (!macvlan || is_judged(skb));
+	if (macvlan)
+		return skb->mark == judged_mark && is_judged(skb);
+	return skb->mark == judged_mark || (skb->mark == packet_mark && skb->ingress_ifindex);
 }
 
 /* The host's own stack must not speak as a container, nor tell the fabric what only containers see. */
