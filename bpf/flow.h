@@ -56,7 +56,8 @@ static __always_inline void send_to(struct flow *f, __u32 device)
 /* Direct-mapped, and a slot's whole key is compared: two busy flows on one slot cost speed, never
  * correctness. Each CPU has FLOW_SLOTS of its own, and programs run with softirqs off, so a slot is never seen
  * half-written. A per-CPU map would cost one more line of the data cache, where the slots of a CPU are listed; and
- * what can be mapped to user space begins at a page, so that slots do not straddle lines. */
+ * what can be mapped to user space begins at a page, so that slots do not straddle lines. Where memory is on several
+ * sockets all slots lie on one, and a slot in use in the caches of the CPU that it is of. */
 #define FLOW_SLOTS 4096
 
 struct {

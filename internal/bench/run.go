@@ -45,7 +45,7 @@ type Step struct {
 // Free is the CPU of a run that leaves it to the scheduler.
 const Free = -1
 
-// Smoke takes seconds and shows that everything works; Quick takes two minutes, Full half an hour.
+// Smoke takes seconds and shows that everything works; Quick takes two minutes, Full 20 minutes.
 func Smoke() Options {
 	return Options{
 		Form: "smoke", Scenarios: some("native", "oncache", "netpila", "netpila-macvlan"), Metrics: Metrics(), Gates: SmokeGates(),
@@ -65,7 +65,7 @@ func Quick() Options {
 func Full() Options {
 	return Options{
 		Form: "full", Scenarios: Scenarios(), Metrics: Metrics(), Gates: FullGates(), TooWide: 0.10,
-		Rounds: 60, Warmup: 20 * time.Millisecond, Window: 80 * time.Millisecond,
+		Rounds: 40, Warmup: 20 * time.Millisecond, Window: 80 * time.Millisecond,
 	}
 }
 

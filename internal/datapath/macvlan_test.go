@@ -2,10 +2,12 @@ package datapath
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -17,6 +19,7 @@ import (
 
 	"pilaster.io/pilaster/internal/agent"
 	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/netns"
 	"pilaster.io/pilaster/internal/packet"
 )
 
@@ -118,6 +121,43 @@ func TestMacvlanWithoutOwner(t *testing.T) {
 		must(t, l.Close())
 	}
 	mustReach(t, far, c, "after frames of nobody")
+}
+
+// TestMacvlanKeepsItsARP: who rules the network of a container can have its kernel ask for IPv4 neighbours. Nobody owns such
+// a frame, and the node's own has no other sign than its MAC.
+func TestMacvlanKeepsItsARP(t *testing.T) {
+	w := newWireOf(t, Macvlan)
+	n, peer := w.nodes[0], w.nodes[1]
+	c := n.add(t, blue, 1)
+	onWire := capture(t, peer.ns)
+	ask := func(from *netns.Namespace, ip string) {
+		t.Helper()
+		h, err := from.Netlink()
+		must(t, err)
+		defer h.Close()
+		eth0, err := h.LinkByName("eth0")
+		must(t, err)
+		must(t, h.LinkSetARPOn(eth0))
+		must(t, h.AddrAdd(eth0, &netlink.Addr{IPNet: ipNet(netip.MustParsePrefix(ip))}))
+		must(t, from.Do(func() error { return sendUDP(netip.MustParseAddr("192.0.2.99"), []byte("who is it?")) }))
+	}
+	before := n.drops(t)["not-ip6"]
+	ask(c.ns, "192.0.2.1/24")
+	if got := n.drops(t)["not-ip6"] - before; got == 0 {
+		t.Error("the container's ARP was not dropped")
+	}
+	ask(n.ns, "192.0.2.2/24")
+	var senders []string
+	for _, seen := range sentinelAfter(t, onWire, func(s packet.Sentinel) {
+		must(t, n.ns.Do(func() error { return sendUDP(peer.underlay, s[:]) }))
+	}) {
+		if binary.BigEndian.Uint16(seen.Frame[12:]) == packet.EtherTypeARP {
+			senders = append(senders, net.HardwareAddr(seen.Frame[6:12]).String())
+		}
+	}
+	if len(senders) == 0 || slices.ContainsFunc(senders, func(mac string) bool { return mac != n.mac(t).String() }) {
+		t.Errorf("ARP on the wire is of %v, want of the node, %v", senders, n.mac(t))
+	}
 }
 
 // TestMacvlanHearsTheFabricOnlyThroughUs: its MAC, and those of many, are on the uplink too.
