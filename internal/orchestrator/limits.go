@@ -154,11 +154,11 @@ func (g *guard) admit(r *http.Request, by client) (done func(), err error) {
 func (g *guard) often(r *http.Request, by client) error {
 	calls := g.rates[r.URL.Path]
 	if r.URL.Path == pilasterv1connect.NodeServiceJoinProcedure {
-		if from := source(r.RemoteAddr); !calls.of(client{from: from}).Allow() {
+		if from := source(r.RemoteAddr); !calls.allow(client{from: from}) {
 			return g.refuse(limitJoins, connect.CodeUnavailable, "%v tries to join more than %d times a second; nothing was changed: try again in a few seconds, or allow more with the orchestrator's --max-joins",
 				from, calls.rate)
 		}
-	} else if !calls.of(by).Allow() {
+	} else if !calls.allow(by) {
 		return g.refuse(limitRate, connect.CodeUnavailable, "%v calls %s more than %d times a second; nothing was changed: try again in a few seconds, or see what runs with its certificate",
 			by, r.URL.Path, calls.rate)
 	}

@@ -14,6 +14,7 @@ const maxClients = 1 << 17
 // rates bounds how often each client may do something.
 type rates struct {
 	rate   int // a second; ten times as many at once
+	now    func() time.Time
 	mu     sync.Mutex
 	by     map[client]*rate.Limiter
 	swept  time.Time
@@ -21,12 +22,14 @@ type rates struct {
 }
 
 func newRates(perSecond int) *rates {
-	r := &rates{rate: perSecond, by: map[client]*rate.Limiter{}}
+	r := &rates{rate: perSecond, now: time.Now, by: map[client]*rate.Limiter{}}
 	r.others = r.limiter()
 	return r
 }
 
 func (r *rates) limiter() *rate.Limiter { return rate.NewLimiter(rate.Limit(r.rate), 10*r.rate) }
+
+func (r *rates) allow(c client) bool { return r.of(c).AllowN(r.now(), 1) }
 
 func (r *rates) of(c client) *rate.Limiter {
 	r.mu.Lock()
@@ -43,7 +46,7 @@ func (r *rates) of(c client) *rate.Limiter {
 
 // room forgets whom forgetting changes nothing for, when there are too many.
 func (r *rates) room() bool {
-	if now := time.Now(); len(r.by) >= maxClients && now.Sub(r.swept) > time.Second {
+	if now := r.now(); len(r.by) >= maxClients && now.Sub(r.swept) > time.Second {
 		r.swept = now
 		for c, l := range r.by {
 			if l.TokensAt(now) >= float64(l.Burst()) {
