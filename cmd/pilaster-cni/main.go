@@ -14,11 +14,11 @@ func main() {
 	for _, v := range syscall.Environ() {
 		call.Variable(v)
 	}
+	call.Kernel = syscall.Syscall6 // which tells the scheduler: it would interrupt a raw one that waits, again and again
 	syscall.Exit(run())
 }
 
 func run() int {
-	call.Kernel = syscall.RawSyscall6
 	stdout, stderr, exit := call.Run(syscall.Stdin)
 	if !call.Write(syscall.Stdout, stdout) || !call.Write(syscall.Stderr, stderr) {
 		exit = 1

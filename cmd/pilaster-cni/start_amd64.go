@@ -26,6 +26,7 @@ func begin(stack unsafe.Pointer) {
 		}
 		call.Variable(unsafe.String(variable, n))
 	}
+	call.Kernel = syscall.RawSyscall6
 	exit := run()
 	syscall.RawSyscall(syscall.SYS_EXIT_GROUP, uintptr(exit), 0, 0)
 }

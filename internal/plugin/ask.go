@@ -6,8 +6,8 @@ import (
 	"unsafe"
 )
 
-// patience in seconds is more than the agent itself waits for anybody.
-const patience = 60
+// patience in seconds is more than the agent itself waits for anybody. The linker sets it for tests.
+var patience = "60"
 
 // The head of a request stands before what is said, and its length is written into it from the right.
 const (
@@ -22,16 +22,13 @@ type answer struct {
 	body   string
 }
 
-// view is a text without a copy of it.
-func view(text []byte) string { return unsafe.String(unsafe.SliceData(text), len(text)) }
-
 // ask is one exchange of HTTP/1.0: the answer ends where the connection ends. If it fails it says which system call did,
 // if it is one, and why.
 func (c *Call) ask(socket string) (a answer, call, why string) {
-	const stream = syscall.SOCK_STREAM | syscall.SOCK_CLOEXEC
+	const stream = syscall.SOCK_STREAM | syscall.SOCK_CLOEXEC | syscall.SOCK_NONBLOCK
 	s, _, err := c.Kernel(syscall.SYS_SOCKET, syscall.AF_UNIX, stream, 0, 0, 0, 0)
 	if err != 0 {
-		return a, "socket: ", err.Error()
+		return a, "socket: ", c.describe(err)
 	}
 	a, call, why = c.exchange(s, socket)
 	c.Kernel(syscall.SYS_CLOSE, s, 0, 0, 0, 0, 0)
@@ -39,29 +36,21 @@ func (c *Call) ask(socket string) (a answer, call, why string) {
 }
 
 func (c *Call) exchange(s uintptr, socket string) (a answer, call, why string) {
-	c.wait.Sec = patience
-	for option := uintptr(syscall.SO_RCVTIMEO); option <= syscall.SO_SNDTIMEO; option++ {
-		_, _, err := c.Kernel(syscall.SYS_SETSOCKOPT, s, syscall.SOL_SOCKET, option, uintptr(unsafe.Pointer(&c.wait)), unsafe.Sizeof(c.wait), 0)
-		if err != 0 {
-			return a, "setsockopt: ", err.Error()
-		}
-	}
+	c.left = syscall.NsecToTimespec(int64(number(patience)) * second)
 	if err := c.connect(s, socket); err != 0 {
-		return a, "connect: ", err.Error()
+		return a, "connect: ", c.describe(err)
 	}
 	copy(c.said[:], head)
 	for i, n := maxHead-len("\r\n\r\n")-1, c.end-maxHead; n > 0; i, n = i-1, n/10 {
 		c.said[i] = '0' + byte(n%10)
 	}
 	if err := c.send(s, c.said[:c.end]); err != 0 {
-		return a, "write: ", err.Error()
+		return a, "write: ", c.describe(err)
 	}
-	n, err := c.read(int(s), c.came[:])
+	n, err := c.read(int(s), c.came[:], &c.left)
 	switch {
-	case err == syscall.EAGAIN:
-		return a, "read: ", "nothing came for a minute"
 	case err != 0:
-		return a, "read: ", err.Error()
+		return a, "read: ", c.describe(err)
 	case n == len(c.came):
 		return a, "", "its answer is longer than 1 MiB"
 	}
@@ -77,9 +66,20 @@ func (c *Call) connect(s uintptr, socket string) syscall.Errno {
 	length := unsafe.Offsetof(c.address.Path) + uintptr(len(socket)) + 1
 	for {
 		_, _, err := c.Kernel(syscall.SYS_CONNECT, s, uintptr(unsafe.Pointer(&c.address)), length, 0, 0, 0)
-		if err != syscall.EINTR {
+		if err != syscall.EAGAIN {
 			return err
 		}
+		// As many wait already as the agent's socket lets, and no event tells when there are fewer.
+		left := c.left.Nano()
+		if left <= pause {
+			return syscall.ETIMEDOUT
+		}
+		c.left = syscall.NsecToTimespec(pause)
+		c.poll = pollFd{fd: -1} // none
+		if err := c.await(&c.left); err != syscall.ETIMEDOUT {
+			return err
+		}
+		c.left = syscall.NsecToTimespec(left - pause)
 	}
 }
 
@@ -123,52 +123,4 @@ func number(text string) int {
 		n = 10*n + int(text[i]-'0')
 	}
 	return n
-}
-
-// send does not let a signal end the program where the agent has closed.
-func (c *Call) send(s uintptr, text []byte) syscall.Errno {
-	for len(text) > 0 {
-		n, _, err := c.Kernel(syscall.SYS_SENDTO, s, uintptr(unsafe.Pointer(unsafe.SliceData(text))), uintptr(len(text)), syscall.MSG_NOSIGNAL, 0, 0)
-		if err == syscall.EINTR {
-			continue
-		}
-		if err != 0 {
-			return err
-		}
-		text = text[n:]
-	}
-	return 0
-}
-
-// Write writes all of it to an open file, and says whether it could.
-func (c *Call) Write(fd int, text string) bool {
-	for len(text) > 0 {
-		n, _, err := c.Kernel(syscall.SYS_WRITE, uintptr(fd), uintptr(unsafe.Pointer(unsafe.StringData(text))), uintptr(len(text)), 0, 0, 0)
-		if err == syscall.EINTR {
-			continue
-		}
-		if err != 0 {
-			return false
-		}
-		text = text[n:]
-	}
-	return true
-}
-
-// read reads an open file to its end, or until the room is full.
-func (c *Call) read(fd int, room []byte) (n int, err syscall.Errno) {
-	for n < len(room) {
-		more, _, err := c.Kernel(syscall.SYS_READ, uintptr(fd), uintptr(unsafe.Pointer(&room[n])), uintptr(len(room)-n), 0, 0, 0)
-		if err == syscall.EINTR {
-			continue
-		}
-		if err != 0 {
-			return n, err
-		}
-		if more == 0 {
-			break
-		}
-		n += int(more)
-	}
-	return n, 0
 }

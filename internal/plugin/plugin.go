@@ -44,7 +44,9 @@ type Call struct {
 	other   [len(socketKey) + 2*utf8.UTFMax]byte
 	out     [1 << 16]byte
 	address syscall.RawSockaddrUnix
-	wait    syscall.Timeval
+	poll    pollFd
+	left    syscall.Timespec // of patience
+	why     [64]byte
 }
 
 // Variable is to hear of each variable of the environment, before Run.
@@ -81,9 +83,9 @@ func (c *Call) Run(stdin int) (stdout, stderr string, exit int) {
 		return versions, "", 0
 	}
 	c.say("\x00") // an empty variable ends the environment
-	n, failed := c.read(stdin, c.said[c.end:])
+	n, failed := c.read(stdin, c.said[c.end:], nil)
 	if failed != 0 {
-		return c.refusal(codeIO, "the configuration cannot be read from standard input: ", failed.Error()), "", 1
+		return c.refusal(codeIO, "the configuration cannot be read from standard input: ", c.describe(failed)), "", 1
 	}
 	if n == len(c.said)-c.end {
 		return c.refusal(codeIO, "the configuration is longer than 32 MiB; nothing was changed"), "", 1
@@ -113,26 +115,9 @@ func (c *Call) Run(stdin int) (stdout, stderr string, exit int) {
 
 // refusal is an error as CNI wants it on standard output.
 func (c *Call) refusal(code string, message ...string) string {
-	out := append(c.out[:0], `{"code":`...)
-	out = append(append(out, code...), `,"msg":"`...)
+	out := add(add(add(c.out[:0], `{"code":`), code), `,"msg":"`)
 	for _, part := range message {
 		out = escape(out, part)
 	}
-	return view(append(out, "\"}\n"...))
-}
-
-// escape adds text to a string of JSON, which has room for as much of it as is quoted.
-func escape(out []byte, text string) []byte {
-	const hex = "0123456789abcdef"
-	for _, r := range text[:min(len(text), maxText)] { // what is not UTF-8 becomes U+FFFD
-		switch {
-		case r == '"' || r == '\\':
-			out = append(out, '\\', byte(r))
-		case r < ' ':
-			out = append(out, '\\', 'u', '0', '0', hex[r>>4], hex[r&15])
-		default:
-			out = utf8.AppendRune(out, r)
-		}
-	}
-	return out
+	return view(add(out, "\"}\n"))
 }

@@ -10,12 +10,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/containernetworking/cni/pkg/version"
@@ -40,31 +37,6 @@ func serve(t *testing.T, h http.Handler) string {
 
 func config(socket string) string {
 	return fmt.Sprintf(`{"cniVersion":"1.1.0","name":"pil","type":"pilaster-cni","agentSocket":%q}`, socket)
-}
-
-// both are the plugin as it is installed, without Go's runtime, and with it.
-var both = sync.OnceValues(func() ([]string, error) {
-	tree := "../.."
-	if out, err := exec.Command("make", "-C", tree, "build").CombinedOutput(); err != nil {
-		return nil, fmt.Errorf("make build: %w\n%s", err, out)
-	}
-	dir, err := os.MkdirTemp("", "pilaster-plugin-")
-	if err != nil {
-		return nil, err
-	}
-	plain := filepath.Join(dir, "pilaster-cni")
-	if out, err := exec.Command("go", "build", "-o", plain, tree+"/cmd/pilaster-cni").CombinedOutput(); err != nil {
-		return nil, fmt.Errorf("go build: %w\n%s", err, out)
-	}
-	return []string{tree + "/bin/pilaster-cni", plain}, nil
-})
-
-func TestMain(m *testing.M) {
-	code := m.Run()
-	if binaries, err := both(); err == nil {
-		os.RemoveAll(filepath.Dir(binaries[1]))
-	}
-	os.Exit(code)
 }
 
 // call starts both of them with an environment and a standard input, which must answer the same: what they print, and
@@ -107,38 +79,6 @@ func run(t *testing.T, verb, config string) (string, *types.Error) {
 		t.Fatalf("%s: exit code %d with %q: %v", verb, exit, stdout, err)
 	}
 	return "", refused
-}
-
-// TestNoRuntime: what is installed has one thread, where Go's runtime has more before main begins.
-func TestNoRuntime(t *testing.T) {
-	binaries, err := both()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for i, binary := range binaries {
-		cmd := exec.Command(binary)
-		cmd.Env = []string{"CNI_COMMAND=ADD"}
-		stdin, err := cmd.StdinPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		state := func() string {
-			said, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", cmd.Process.Pid))
-			return string(said)
-		}
-		for !strings.Contains(state(), ") S ") { // it waits for its standard input
-			time.Sleep(time.Millisecond)
-		}
-		threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", cmd.Process.Pid))
-		stdin.Close()
-		cmd.Wait()
-		if err != nil || (len(threads) == 1) != (i == 0 && runtime.GOARCH == "amd64") {
-			t.Errorf("%s has %d threads, %v", binary, len(threads), err)
-		}
-	}
 }
 
 var verbs = []string{"ADD", "DEL", "CHECK", "GC", "STATUS"}
@@ -294,7 +234,7 @@ func TestReadAndWriteAll(t *testing.T) {
 	want := strings.Repeat("0123456789", 100_000)
 	go func() { defer syscall.Close(pipe[1]); c.Write(pipe[1], want) }()
 	room := make([]byte, len(want)+1)
-	n, failed := c.read(pipe[0], room)
+	n, failed := c.read(pipe[0], room, nil)
 	if failed != 0 || string(room[:n]) != want {
 		t.Errorf("%d bytes of %d came, %v", n, len(want), failed)
 	}

@@ -45,7 +45,7 @@ func (c *Call) agentSocket(config []byte) (socket, other string) {
 			}
 			if key := unquote(c.key[:0], text); view(key) != socketKey {
 				if strings.EqualFold(view(key), socketKey) {
-					other = view(append(c.other[:0], key...))
+					other = view(add(c.other[:0], view(key)))
 				}
 				continue
 			}
@@ -86,7 +86,7 @@ var escapes = [...]byte{'b': '\b', 'f': '\f', 'n': '\n', 'r': '\r', 't': '\t'}
 func unquote(out, s []byte) []byte {
 	for i := 0; i < len(s) && cap(out)-len(out) >= utf8.UTFMax; i++ {
 		if s[i] != '\\' || i+1 == len(s) {
-			out = append(out, s[i])
+			out = add(out, view(s[i:][:1]))
 			continue
 		}
 		i++
@@ -100,11 +100,11 @@ func unquote(out, s []byte) []byte {
 					i += 6
 				}
 			}
-			out = utf8.AppendRune(out, r)
+			out = addRune(out, r)
 		case int(c) < len(escapes) && escapes[c] != 0:
-			out = append(out, escapes[c])
+			out = add(out, view(escapes[c:][:1]))
 		default: // itself
-			out = append(out, c)
+			out = add(out, view(s[i:][:1]))
 		}
 	}
 	return out

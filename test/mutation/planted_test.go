@@ -68,7 +68,7 @@ func bugs() []planted {
 		{"FuzzCall", "internal/cni/call.go", "if err := utils.ValidateInterfaceName(c.name); err != nil {", "if err := utils.ValidateInterfaceName(c.name); err != nil && len(c.name) > 15 {"},
 		{"FuzzSocket", "internal/plugin/socket.go", "c += 9", "c += 8"},
 		{"FuzzAnswer", "internal/plugin/ask.go", `!strings.HasPrefix(version, "HTTP/1.")`, `!strings.HasPrefix(version, "HTTP/")`},
-		{"FuzzRefusal", "internal/plugin/plugin.go", "case r < ' ':", "case r < 31:"},
+		{"FuzzRefusal", "internal/plugin/text.go", "case r < ' ':", "case r < 31:"},
 		{"FuzzMountinfo", "internal/datapath/bpffs.go", "kind[1] != mountSource", "!strings.HasPrefix(kind[1], mountSource)"},
 	}
 }
