@@ -54,7 +54,8 @@ func HasNetkit() error {
 	return nil
 }
 
-// attach uses no link, which would have to be kept somewhere: what is attached so goes with the device.
+// attach uses no link, which would have to be kept somewhere: what is attached so goes with the device. Somebody else's
+// programs stay.
 func (d netkit) attach(r endpoint.Record) error {
 	there, err := d.programAt(r.Device.HostIfindex)
 	if err != nil {
@@ -82,14 +83,20 @@ func (d netkit) standing(host netlink.Link) (ebpf.ProgramID, error) {
 	return d.programAt(host.Attrs().Index)
 }
 
-// programAt is the first of those that the container's packets meet.
+// programAt is ours among those that the container's packets meet, whichever build's; 0 without one.
 func (d netkit) programAt(ifindex int) (id ebpf.ProgramID, err error) {
 	err = d.node.Do(func() error {
 		result, err := link.QueryPrograms(link.QueryOptions{Target: ifindex, Attach: ebpf.AttachNetkitPeer})
-		if err == nil && len(result.Programs) > 0 {
-			id = result.Programs[0].ID
+		if err != nil {
+			return err
 		}
-		return err
+		for _, p := range result.Programs {
+			if isNamed(p.ID, pilasterProgPilContainer) {
+				id = p.ID
+				break
+			}
+		}
+		return nil
 	})
 	if err != nil {
 		return 0, fmt.Errorf("program: ask device %d for its programs: %w", ifindex, err)

@@ -1,10 +1,17 @@
 package datapath
 
 import (
+	"errors"
+	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 )
 
 // TestChooseDevice: what is there decides, and the choice says so; what is not there is refused.
@@ -31,5 +38,77 @@ func TestChooseDevice(t *testing.T) {
 	}
 	if err := Suits("bond", lo); err == nil || !strings.Contains(err.Error(), "choose veth, macvlan, netkit, auto") {
 		t.Errorf("an unknown kind: %v", err)
+	}
+}
+
+// TestNetkitBesideOthers: somebody else's program at the same hook stays, and ours is told from it.
+func TestNetkitBesideOthers(t *testing.T) {
+	if joined != Netkit {
+		return // few kernels have it
+	}
+	w := newWireOf(t, Netkit)
+	n := w.nodes[0]
+	c, far := n.add(t, blue, 1), w.nodes[1].add(t, blue, 1)
+	at := func() (ids []ebpf.ProgramID) {
+		must(t, n.ns.Do(func() error {
+			result, err := link.QueryPrograms(link.QueryOptions{Target: c.record.Device.HostIfindex, Attach: ebpf.AttachNetkitPeer})
+			for _, p := range result.Programs {
+				ids = append(ids, p.ID)
+			}
+			return err
+		}))
+		return ids
+	}
+	next, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "stranger", Type: ebpf.SchedCLS, License: "GPL", Instructions: asm.Instructions{
+		asm.Mov.Imm(asm.R0, -1), asm.Return(), // TCX_NEXT
+	}})
+	must(t, err)
+	defer next.Close()
+	info, err := next.Info()
+	must(t, err)
+	stranger, _ := info.ID()
+	must(t, n.ns.Do(func() error {
+		return link.RawAttachProgram(link.RawAttachProgramOptions{Target: c.record.Device.HostIfindex, Program: next, Attach: ebpf.AttachNetkitPeer, Anchor: link.Head()})
+	}))
+	restart := func() {
+		n.reopen(t, n.datapath.config)
+		must(t, n.datapath.PutTenant(blue))
+		n.restore(t, c)
+		must(t, n.datapath.Check(t.Context(), c.record))
+		if ids := at(); len(ids) != 2 || !slices.Contains(ids, stranger) {
+			t.Errorf("programs %v, want ours and %d", ids, stranger)
+		}
+		mustReach(t, c, far, "beside a stranger")
+	}
+	restart()
+	must(t, n.detachContainer(c.record))
+	if ids, err := n.datapath.Carrying(); err != nil || len(ids) != 0 {
+		t.Errorf("with the stranger alone, packets are carried for %v, %v", ids, err)
+	}
+	restart()
+	if ids := at(); ids[0] == stranger {
+		t.Error("ours was put behind the stranger")
+	}
+}
+
+// vanishing are ends of a pair that has gone when somebody asks for its program.
+type vanishing struct {
+	ends
+	errno error
+}
+
+func (v vanishing) standing(netlink.Link) (ebpf.ProgramID, error) {
+	return 0, fmt.Errorf("program: %w", v.errno)
+}
+
+func TestCarryingWhatGoes(t *testing.T) {
+	n := newWireOf(t, paired).nodes[0]
+	n.add(t, blue, 1)
+	own := n.datapath.kinds()[paired].(pair).ends
+	if ids, err := (pair{n.datapath, vanishing{own, unix.ENODEV}}).carrying(); err != nil || len(ids) != 0 {
+		t.Errorf("%v, %v", ids, err)
+	}
+	if _, err := (pair{n.datapath, vanishing{own, unix.EPERM}}).carrying(); !errors.Is(err, unix.EPERM) {
+		t.Errorf("another error: %v", err)
 	}
 }

@@ -221,7 +221,7 @@ func (d pair) remove(r endpoint.Record, routes ...*net.IPNet) error {
 	return d.Datapath.remove(deviceName(r.ID), routes...)
 }
 
-// carrying finds the devices that have a program.
+// carrying finds the devices that have a program. One may go while it is asked for.
 func (d pair) carrying() ([]endpoint.ID, error) {
 	links, err := netns.List(d.netlink.LinkList)
 	if err != nil {
@@ -234,7 +234,7 @@ func (d pair) carrying() ([]endpoint.ID, error) {
 			continue
 		}
 		program, err := d.standing(l)
-		if err != nil {
+		if err := gone(err); err != nil {
 			return nil, err
 		}
 		if program != 0 {

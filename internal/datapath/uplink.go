@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -69,7 +70,7 @@ func (d *Datapath) aloneOnUplink() error {
 			return nil // a kernel without tcx: load says what is missing
 		}
 		for _, p := range result.Programs {
-			if isUplinkProgram(p.ID) && !d.isOurLink(h, p) {
+			if isNamed(p.ID, pilasterProgPilUplinkIn, pilasterProgPilUplinkOut) && !d.isOurLink(h, p) {
 				return fmt.Errorf("%s carries the packet path of another agent, whose pins are not in %s; nothing was changed: "+
 					"use the --bpffs and --state-dir that agent was started with, or take it apart with `pilaster node reset`",
 					d.config.Uplink, d.config.BPFFS)
@@ -79,14 +80,15 @@ func (d *Datapath) aloneOnUplink() error {
 	return nil
 }
 
-func isUplinkProgram(id ebpf.ProgramID) bool {
+// isNamed tells programs by their names, whichever build loaded them.
+func isNamed(id ebpf.ProgramID, names ...string) bool {
 	p, err := ebpf.NewProgramFromID(id)
 	if err != nil {
 		return false // detached meanwhile
 	}
 	defer p.Close()
 	info, err := p.Info()
-	return err == nil && (info.Name == pilasterProgPilUplinkIn || info.Name == pilasterProgPilUplinkOut)
+	return err == nil && slices.Contains(names, info.Name)
 }
 
 // onHook lists what stands at a hook of the calling thread's namespace, first to last.
