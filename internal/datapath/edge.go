@@ -4,8 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
-	"path/filepath"
 	"slices"
 
 	"github.com/cilium/ebpf"
@@ -118,7 +116,7 @@ func (d *Datapath) GuardEdge(changed netlink.Link) error {
 		if slices.ContainsFunc(wanted, func(h hook) bool { return h.pin == pin }) {
 			continue
 		}
-		if err := detach(filepath.Join(d.linksDir(), pin)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		if err := d.takeOff(pin); err != nil {
 			errs = append(errs, fmt.Errorf("take %s off %s: %w", name, changed.Attrs().Name, err))
 		}
 	}

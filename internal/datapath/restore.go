@@ -18,7 +18,8 @@ import (
 
 // Restore takes the packet path over from whichever build left it. The order is what makes that safe
 // at any moment, also when it is cut off and begun again by either build: all tables are whole before
-// the first hook is moved to programs that read them, each hook goes from a program to a program, and
+// the first hook is moved to programs that read them, each hook goes from a program to a program (but
+// for guards where no macvlan is left, which are taken off), what one hook sends the next lets by, and
 // the tables of other builds go after the last hook has left them. Until then those are not written,
 // which is why nothing may be added or removed meanwhile.
 func (d *Datapath) Restore(_ context.Context, keep []endpoint.Record) (lost map[endpoint.ID]error, err error) {
@@ -39,13 +40,10 @@ func (d *Datapath) Restore(_ context.Context, keep []endpoint.Record) (lost map[
 	if err := d.fillTables(keep, found); err != nil {
 		return nil, err
 	}
-	for _, r := range found {
-		if err := d.kind(r).attach(r); err != nil {
-			lost[r.ID] = err
+	for _, move := range d.moves(found, lost) {
+		if err := move(); err != nil {
+			return nil, err
 		}
-	}
-	if err := errors.Join(d.attachNode(), d.attachUplink()); err != nil {
-		return nil, err
 	}
 	if err := d.GuardEdge(nil); err != nil {
 		d.log.Error("not every interface beside the uplink is guarded", "error", err) // as Status says
@@ -59,6 +57,26 @@ func (d *Datapath) Restore(_ context.Context, keep []endpoint.Record) (lost map[
 		}
 	}
 	return lost, nil
+}
+
+// moves are of the hooks that packets of containers pass, in order; lost gets those that could not be moved. What a container's program
+// sends beside macvlans, with the secret mark and by the node's own route, the uplink's let by on any node. What one sends
+// where there are none, only the uplink's let by that know of none, and no guard does. So on the way to macvlans the
+// containers' go first, and on the way back the guards, which have nothing left to stop, and the uplink's. Only what
+// waits for a neighbour's MAC all the way to macvlans is lost.
+func (d *Datapath) moves(found []endpoint.Record, lost map[endpoint.ID]error) []func() error {
+	containers := func() error {
+		for _, r := range found {
+			if err := d.kind(r).attach(r); err != nil {
+				lost[r.ID] = err
+			}
+		}
+		return nil
+	}
+	if d.config.Device == Macvlan {
+		return []func() error{containers, d.attachNode, d.attachUplink}
+	}
+	return []func() error{d.detachGuards, d.attachUplink, containers, d.attachNode}
 }
 
 // canCarry refuses devices that are not known here, and to leave containers behind macvlans without the programs that

@@ -38,38 +38,21 @@ func TestTenContainers(t *testing.T) {
 		}
 	}
 
-	var group sync.WaitGroup
-	var results [10]packet.PingResult
-	sending, stop := context.WithCancel(t.Context())
-	defer stop()
-	i := 0
+	n := w.nodes[0]
+	var pairs [][2]*testContainer
 	for _, own := range byTenant {
 		for k, from := range own {
-			result, to := &results[i], own[(k+1)%len(own)] // each receives too, two of each tenant across nodes
-			i++
-			group.Go(func() {
-				var err error
-				*result, err = packet.Ping(sending, from.ns, to.seen(), packet.PingOptions{Count: 1 << 15, Interval: 5 * time.Millisecond, Timeout: patience})
-				if !errors.Is(err, context.Canceled) {
-					t.Errorf("it ended before the starts: %v", err)
-				}
-			})
+			pairs = append(pairs, [2]*testContainer{from, own[(k+1)%len(own)]}) // each receives too, two of each tenant across nodes
 		}
 	}
-	n := w.nodes[0]
-	for range 2 {
-		n.reopen(t, n.datapath.config)
-		must(t, n.datapath.PutTenant(blue))
-		must(t, n.datapath.PutTenant(red))
-		n.restore(t, of[n]...)
-	}
-	stop()
-	group.Wait()
-	for _, r := range results {
-		if r.Received != r.Sent || r.Sent < 10 {
-			t.Errorf("%d of %d answered while agents were started", r.Received, r.Sent)
+	losesNothing(t, pairs, 5*time.Millisecond, func() {
+		for range 2 {
+			n.reopen(t, n.datapath.config)
+			must(t, n.datapath.PutTenant(blue))
+			must(t, n.datapath.PutTenant(red))
+			n.restore(t, of[n]...)
 		}
-	}
+	})
 
 	if joined != paired {
 		return // a macvlan has no program of its own
@@ -92,4 +75,31 @@ func TestTenContainers(t *testing.T) {
 		t.Errorf("without a program the device passes on %x", seen[0].Frame)
 	}
 	mustReach(t, still, far, "beside one without a program")
+}
+
+// losesNothing wants an answer to each packet that is sent during the starts, from the first of each pair to the second.
+func losesNothing(t *testing.T, pairs [][2]*testContainer, interval time.Duration, starts func()) {
+	t.Helper()
+	var group sync.WaitGroup
+	results := make([]packet.PingResult, len(pairs))
+	sending, stop := context.WithCancel(t.Context())
+	defer group.Wait()
+	defer stop()
+	for i, pair := range pairs {
+		group.Go(func() {
+			var err error
+			results[i], err = packet.Ping(sending, pair[0].ns, pair[1].seen(), packet.PingOptions{Count: 1 << 15, Interval: interval, Timeout: patience})
+			if !errors.Is(err, context.Canceled) {
+				t.Errorf("it ended before the starts: %v", err)
+			}
+		})
+	}
+	starts()
+	stop()
+	group.Wait()
+	for _, r := range results {
+		if r.Received != r.Sent || r.Sent < 10 {
+			t.Errorf("%d of %d answered while agents were started", r.Received, r.Sent)
+		}
+	}
 }

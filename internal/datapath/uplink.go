@@ -30,9 +30,7 @@ func (d *Datapath) uplinkHooks() []hook {
 	if d.config.Device != Macvlan {
 		return d.judges()
 	}
-	return append(d.judges(),
-		hook{"guard_in", "guard_in", d.uplink, ebpf.AttachTCXIngress, d.objects.PilGuardIn, d.objects.PilUplinkIn},
-		hook{"guard_out", "guard_out", d.uplink, ebpf.AttachTCXEgress, d.objects.PilGuardOut, d.objects.PilUplinkOut})
+	return append(d.judges(), d.guards()...)
 }
 
 // judges stand first on the uplink.
@@ -41,6 +39,32 @@ func (d *Datapath) judges() []hook {
 		{"uplink_in", "uplink_in", d.uplink, ebpf.AttachTCXIngress, d.objects.PilUplinkIn, nil},
 		{"uplink_out", "uplink_out", d.uplink, ebpf.AttachTCXEgress, d.objects.PilUplinkOut, nil},
 	}
+}
+
+// guards stand behind them, beside macvlans.
+func (d *Datapath) guards() []hook {
+	return []hook{
+		{"guard_in", "guard_in", d.uplink, ebpf.AttachTCXIngress, d.objects.PilGuardIn, d.objects.PilUplinkIn},
+		{"guard_out", "guard_out", d.uplink, ebpf.AttachTCXEgress, d.objects.PilGuardOut, d.objects.PilUplinkOut},
+	}
+}
+
+func (d *Datapath) detachGuards() error {
+	for _, h := range d.guards() {
+		if err := d.takeOff(h.pin); err != nil {
+			return fmt.Errorf("take %s off %s: %w", h.name, h.device.Attrs().Name, err)
+		}
+	}
+	return nil
+}
+
+// takeOff detaches the program that a pin holds, if there is one.
+func (d *Datapath) takeOff(pin string) error {
+	err := detach(filepath.Join(d.linksDir(), pin))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	return err
 }
 
 // attachUplink puts our programs first on the uplink, or swaps them for those that are there.
