@@ -123,30 +123,32 @@ func TestMacvlanWithoutOwner(t *testing.T) {
 	mustReach(t, far, c, "after frames of nobody")
 }
 
-// TestMacvlanKeepsItsARP: who rules the network of a container can have its kernel ask for IPv4 neighbours. Nobody owns such
-// a frame, and the node's own has no other sign than its MAC.
+// TestMacvlanKeepsItsARP: who rules the network of a container can have its kernel tell the link of an IPv4 address. Nobody
+// owns such a frame, and the node's own has no other sign than its MAC.
 func TestMacvlanKeepsItsARP(t *testing.T) {
 	w := newWireOf(t, Macvlan)
 	n, peer := w.nodes[0], w.nodes[1]
 	c := n.add(t, blue, 1)
 	onWire := capture(t, peer.ns)
-	ask := func(from *netns.Namespace, ip string) {
+	tell := func(ns *netns.Namespace, ip string, also func(*netlink.Handle, netlink.Link) error) {
 		t.Helper()
-		h, err := from.Netlink()
+		h, err := ns.Netlink()
 		must(t, err)
 		defer h.Close()
 		eth0, err := h.LinkByName("eth0")
 		must(t, err)
-		must(t, h.LinkSetARPOn(eth0))
-		must(t, h.AddrAdd(eth0, &netlink.Addr{IPNet: ipNet(netip.MustParsePrefix(ip))}))
-		must(t, from.Do(func() error { return sendUDP(netip.MustParseAddr("192.0.2.99"), []byte("who is it?")) }))
+		must(t, ns.Do(func() error { return os.WriteFile("/proc/sys/net/ipv4/conf/eth0/arp_notify", []byte("1"), 0) }))
+		must(t, errors.Join(h.AddrAdd(eth0, &netlink.Addr{IPNet: ipNet(netip.MustParsePrefix(ip))}), also(h, eth0)))
 	}
 	before := n.drops(t)["not-ip6"]
-	ask(c.ns, "192.0.2.1/24")
+	tell(c.ns, "192.0.2.1/24", func(h *netlink.Handle, eth0 netlink.Link) error {
+		return errors.Join(h.LinkSetDown(eth0), h.LinkSetARPOn(eth0), h.LinkSetUp(eth0))
+	})
 	if got := n.drops(t)["not-ip6"] - before; got == 0 {
-		t.Error("the container's ARP was not dropped")
+		t.Error("drops of the ARP of a container: none")
 	}
-	ask(n.ns, "192.0.2.2/24")
+	tell(n.ns, "192.0.2.2/24", func(*netlink.Handle, netlink.Link) error { return nil })
+	must(t, n.ns.Do(func() error { return sendUDP(netip.MustParseAddr("192.0.2.99"), []byte("who is it?")) }))
 	var senders []string
 	for _, seen := range sentinelAfter(t, onWire, func(s packet.Sentinel) {
 		must(t, n.ns.Do(func() error { return sendUDP(peer.underlay, s[:]) }))
@@ -156,7 +158,7 @@ func TestMacvlanKeepsItsARP(t *testing.T) {
 		}
 	}
 	if len(senders) == 0 || slices.ContainsFunc(senders, func(mac string) bool { return mac != n.mac(t).String() }) {
-		t.Errorf("ARP on the wire is of %v, want of the node, %v", senders, n.mac(t))
+		t.Errorf("ARP on the wire: of %v, want of the node, %v", senders, n.mac(t))
 	}
 }
 

@@ -249,6 +249,13 @@ func device() []mutation {
 func guard() []mutation {
 	return []mutation{
 		{
+			name:  "the node's ARP by its MAC",
+			old:   "return !__builtin_memcmp(eth->h_source, own, sizeof(own));",
+			new:   "return true;",
+			test:  "TestMacvlanKeepsItsARP",
+			cases: []string{"drops of the ARP of a container", "ARP on the wire"},
+		},
+		{
 			name:  "what nobody judged, to a container",
 			old:   "return for_macvlan(skb) ? drop(skb, REASON_NO_PROGRAM, HOOK_UPLINK_IN) : TCX_NEXT;",
 			new:   "return TCX_NEXT;",
