@@ -6,7 +6,7 @@ import (
 	"slices"
 )
 
-// Gate asks something of one metric of a scenario. It counts in a run that has all it names.
+// Gate asks something of one metric of a scenario.
 type Gate struct {
 	Scenario string `json:"scenario"`
 	// Against is the scenario whose figure of the same round this one's is divided by; "": the figure itself counts.
@@ -23,6 +23,12 @@ type Check struct {
 	Gate
 	Got     Interval `json:"got"`
 	Verdict Verdict  `json:"verdict"`
+}
+
+// Unjudged is a gate that the run has no figures for, and why.
+type Unjudged struct {
+	Gate
+	Why string `json:"why"`
 }
 
 // Verdict says whether a gate was reached.
@@ -67,11 +73,13 @@ func (g Gate) wants() string {
 	return what
 }
 
-// kinds are our scenarios by device kind, and what the same device does without us.
-var kinds = []struct {
+type kind struct {
 	scenario, bound string
 	ofNative        map[string]float64 // nil: nothing is asked
-}{
+}
+
+// kinds are our scenarios by device kind, and what the same device does without us.
+var kinds = []kind{
 	{"netpila", "bound-veth", map[string]float64{"TCP_RR": 0.91, "UDP_RR": 0.88, "TCP_STREAM": 0.96, "TCP_CRR": 0.88, "UDP_PPS": 0.86}},
 	{"netpila-macvlan", "bound-macvlan", map[string]float64{"TCP_RR": 0.96, "UDP_RR": 0.95, "TCP_STREAM": 0.95, "TCP_CRR": 0.93, "UDP_PPS": 0.92}},
 	{"netpila-netkit", "bound-netkit", nil},
@@ -129,11 +137,11 @@ func atLeast(scenario, against string, whole bool, bars map[string]float64) []Ga
 	return gates
 }
 
-// noWorse asks for at least the other's figure in every metric, or at most where less is better.
+// noWorse asks for at least the other's figure in every metric, or at most where less is better, of the whole interval.
 func noWorse(scenario, against string) []Gate {
 	var gates []Gate
 	for _, m := range Metrics() {
-		g := Gate{Scenario: scenario, Against: against, Metric: m.Name, AtLeast: 1}
+		g := Gate{Scenario: scenario, Against: against, Metric: m.Name, AtLeast: 1, Whole: true}
 		if m.Less {
 			g.AtLeast, g.AtMost = 0, 1
 		}
@@ -177,20 +185,24 @@ func (r *Report) bestOf(metrics []string) string {
 	return name
 }
 
-// check judges the gates that the run has results for.
-func (r *Report) check(gates []Gate) {
+// check judges the run's gates. One that has no figures is no pass, unless the run was to have none: the kernel lacks the
+// scenario, or somebody chose others.
+func (r *Report) check(o Options) {
 	var judged []string
-	for _, g := range gates {
+	for _, g := range o.Gates {
 		if g.Scenario == best && !slices.Contains(judged, g.Metric) {
 			judged = append(judged, g.Metric)
 		}
 	}
-	for _, g := range gates {
-		if g.Scenario == best {
-			g.Scenario = r.bestOf(judged)
+	for _, g := range o.Gates {
+		if name := r.bestOf(judged); g.Scenario == best && name != "" {
+			g.Scenario = name
 		}
 		ours, theirs := r.find(g.Scenario, g.Metric), r.find(g.Against, g.Metric)
 		if ours == nil || g.Against != "" && theirs == nil {
+			why, meant := o.missing(g)
+			r.NotJudged = append(r.NotJudged, Unjudged{g, why})
+			r.Pass = r.Pass && meant
 			continue
 		}
 		values := slices.Clone(ours.Samples)
@@ -202,4 +214,40 @@ func (r *Report) check(gates []Gate) {
 		r.Pass = r.Pass && c.Verdict == Passed
 		r.Checks = append(r.Checks, c)
 	}
+}
+
+// missing is why a run has no figures for a gate, and whether it was not to have them.
+func (o Options) missing(g Gate) (why string, meant bool) {
+	ran := Names(o.Scenarios)
+	if g.Scenario == best && !slices.ContainsFunc(kinds, func(k kind) bool { return slices.Contains(ran, k.scenario) }) {
+		return "no device kind of ours ran", true
+	}
+	for _, name := range []string{g.Scenario, g.Against} {
+		if name != "" && name != best && !slices.Contains(ran, name) {
+			return name + " did not run", true
+		}
+	}
+	if !slices.Contains(Names(o.Metrics), g.Metric) {
+		return "these metrics did not run", true
+	}
+	return "it ran and has no figures, no pass", false
+}
+
+// unjudged is a line for all metrics of the same scenarios.
+func (r *Report) unjudged() []string {
+	var lines []string
+	before := ""
+	for _, u := range r.NotJudged {
+		of := u.Scenario
+		if u.Against != "" {
+			of += " beside " + u.Against
+		}
+		of += ", " + u.Why
+		if of == before {
+			lines[len(lines)-1] += ", " + u.Metric
+			continue
+		}
+		lines, before = append(lines, of+": "+u.Metric), of
+	}
+	return lines
 }

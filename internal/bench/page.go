@@ -15,9 +15,11 @@ func (r *Report) Page(w io.Writer) error {
 		Checks     []checkRow
 		Failed     int
 		Plots      []plot
+		Unjudged   []string
 		EmptyClock string
 	}{
 		Report: r, How: r.Settings.text(r.Machine), When: r.Started.Format(time.RFC3339),
+		Unjudged:   r.unjudged(),
 		EmptyClock: fmt.Sprintf("%.0f", r.EmptyProgramNs),
 	}
 	for _, c := range r.Checks {

@@ -26,9 +26,11 @@ type Report struct {
 	// EmptyProgramNs is what the kernel tells of a program that does nothing; it is in all times of programs.
 	EmptyProgramNs float64 `json:"emptyProgramNs,omitempty"`
 	Checks         []Check `json:"checks,omitempty"`
+	// NotJudged is what else was asked.
+	NotJudged []Unjudged `json:"notJudged,omitempty"`
 	// Lost datagrams had no echo in 100 ms; each costs UDP_RR that much.
 	Lost int  `json:"lost"`
-	Pass bool `json:"pass"` // all checks
+	Pass bool `json:"pass"` // all checks, and none is missing that the run should have
 }
 
 type Machine struct {
@@ -118,7 +120,7 @@ func (r *run) report(started time.Time) *Report {
 			p.Programs = append(p.Programs, Program{scenario.Name, name, p.Settings.interval(samples), samples})
 		}
 	}
-	p.check(r.Gates)
+	p.check(r.Options)
 	return p
 }
 

@@ -28,6 +28,12 @@ func (r *Report) Table(w io.Writer) {
 			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", c.Scenario, c.beside(), c.Metric, precise(c.Got.Median), c.Got, c.verdict())
 		}
 	}
+	for _, line := range r.unjudged() {
+		fmt.Fprintf(w, "\nnot judged: %s", line)
+	}
+	if len(r.NotJudged) > 0 {
+		fmt.Fprintln(w)
+	}
 	for _, why := range r.LeftOut {
 		fmt.Fprintf(w, "\nleft out: %s\n", why)
 	}
