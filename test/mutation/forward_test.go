@@ -237,6 +237,13 @@ func crypto() []mutation {
 func device() []mutation {
 	return []mutation{
 		{
+			name:  "a container's packets that came in by a device are on the way out",
+			old:   "return !(device & ON_UPLINK) && skb->ingress_ifindex;",
+			new:   "return skb->ingress_ifindex;",
+			test:  "TestMacvlanForwards",
+			cases: []string{"forwarded"},
+		},
+		{
 			name:  "mark is taken off",
 			old:   "\tskb->mark = 0;\n\treturn macvlan",
 			new:   "\treturn macvlan",

@@ -86,6 +86,13 @@ func uplink() []mutation {
 			cases: []string{"as another tenant's, with the secret mark", "leaked"},
 		},
 		{
+			name:  "packets led by the node's route",
+			old:   "cookie == node_cookie",
+			new:   "cookie == ~node_cookie",
+			test:  "TestMacvlanKinds",
+			cases: []string{"a pair beside macvlans"},
+		},
+		{
 			name: "containers behind macvlans",
 			old:  "if (macvlan && !is_nodes(skb))\n\t\treturn from_container(skb);",
 			test: "TestMacvlanSendsAsItself",
