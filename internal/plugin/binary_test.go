@@ -182,24 +182,28 @@ func TestDescribe(t *testing.T) {
 	}
 }
 
-// An agent that takes a call and never answers is waited for as long as is said, however many signals come meanwhile.
+// An agent that takes a call and never answers, or has no room for one, is waited for as long as is said, however many
+// signals come meanwhile.
 func TestPatience(t *testing.T) {
-	const link, seconds = "-X pilaster.io/pilaster/internal/plugin.patience=2", 2 * time.Second
+	const link, seconds = "-X pilaster.io/pilaster/internal/plugin.patience=1", time.Second
 	dir := t.TempDir()
 	without, with := filepath.Join(dir, "without"), filepath.Join(dir, "with")
 	if err := errors.Join(build(without, link), plain(with, link)); err != nil {
 		t.Fatal(err)
 	}
-	l, err := net.Listen("unix", filepath.Join(dir, "s"))
+	silent := filepath.Join(dir, "silent")
+	l, err := net.Listen("unix", silent)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	for _, binary := range []string{without, with} {
+	for _, c := range []struct{ binary, socket, at string }{
+		{without, silent, "read"}, {with, silent, "read"}, {without, crowded(t), "connect"}, {with, crowded(t), "connect"},
+	} {
 		var out strings.Builder
-		cmd := exec.Command(binary)
+		cmd := exec.Command(c.binary)
 		cmd.Env, cmd.Stdout = []string{"CNI_COMMAND=ADD"}, &out
-		cmd.Stdin = strings.NewReader(config(l.Addr().String()))
+		cmd.Stdin = strings.NewReader(config(c.socket))
 		began := time.Now()
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
@@ -219,8 +223,34 @@ func TestPatience(t *testing.T) {
 				}
 			}
 		}
-		if took := time.Since(began); took < seconds || cmd.ProcessState.ExitCode() != 1 || !strings.Contains(out.String(), `"code":11,`) || !strings.Contains(out.String(), "does not answer: read: nothing came for 2 seconds") {
-			t.Errorf("%s: %v after %v, said %q", binary, cmd.ProcessState, took, out.String())
+		if took := time.Since(began); took < seconds || cmd.ProcessState.ExitCode() != 1 || !strings.Contains(out.String(), `"code":11,`) || !strings.Contains(out.String(), "does not answer: "+c.at+": nothing came for 1 seconds") {
+			t.Errorf("%s: %v after %v, said %q", c.binary, cmd.ProcessState, took, out.String())
+		}
+	}
+}
+
+// crowded is a socket where as many wait already as may.
+func crowded(t *testing.T) string {
+	path := filepath.Join(t.TempDir(), "s")
+	socket := func() int {
+		s, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC|syscall.SOCK_NONBLOCK, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { syscall.Close(s) })
+		return s
+	}
+	l, address := socket(), &syscall.SockaddrUnix{Name: path}
+	if err := errors.Join(syscall.Bind(l, address), syscall.Listen(l, 0)); err != nil {
+		t.Fatal(err)
+	}
+	for {
+		switch err := syscall.Connect(socket(), address); err {
+		case nil:
+		case syscall.EAGAIN:
+			return path
+		default:
+			t.Fatal(err)
 		}
 	}
 }
