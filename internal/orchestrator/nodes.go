@@ -153,6 +153,7 @@ func (s *nodeService) Resolve(ctx context.Context, req *connect.Request[pilaster
 		return nil, err
 	}
 	node, _ := caller(ctx)
+	s.awaitPredecessor(ctx, node, instance(ctx))
 	if err := s.model.session(node.Name).Admit(node.Name, instance(ctx)); err != nil {
 		return nil, err
 	}
