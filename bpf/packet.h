@@ -12,7 +12,6 @@
 /* What few packets need lies behind what all need, so that those pass few lines of the instruction cache: the
  * programs' own time is mostly spent on waiting for them. */
 #define likely(x)	    __builtin_expect(!!(x), 1)
-#define unlikely(x)	    __builtin_expect(!!(x), 0)
 #define SELDOM		    __noinline __attribute__((cold, section(".text")))
 
 #define TC_ACT_SHOT	    2
