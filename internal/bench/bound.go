@@ -89,15 +89,10 @@ func (n *node) joinNetkit(container *netns.Namespace) error {
 		if err := netns.Retry(func() error { return h.LinkAdd(pair) }); err != nil {
 			return fmt.Errorf("netkit: %w", err)
 		}
-		program, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "GPL", Instructions: asm.Instructions{
-			asm.Mov.Imm(asm.R1, int32(to.Attrs().Index)), asm.Mov.Imm(asm.R2, 0), asm.FnRedirect.Call(), asm.Return(),
-		}})
-		if err != nil {
-			return err
-		}
-		defer program.Close() // the device keeps it
-		return errors.Join(h.LinkSetUp(pair), h.LinkSetUp(to), n.ns.Do(func() error {
-			return link.RawAttachProgram(link.RawAttachProgramOptions{Target: pair.Index, Program: program, Attach: ebpf.AttachNetkitPeer})
+		return errors.Join(h.LinkSetUp(pair), h.LinkSetUp(to), n.load(redirect(asm.FnRedirect, to.Attrs().Index), func(p *ebpf.Program) error {
+			return n.ns.Do(func() error {
+				return link.RawAttachProgram(link.RawAttachProgramOptions{Target: pair.Index, Program: p, Attach: ebpf.AttachNetkitPeer})
+			})
 		}))
 	})
 }

@@ -9,9 +9,9 @@ import (
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/datapath"
 	"pilaster.io/pilaster/internal/netns"
 )
 
@@ -115,15 +115,7 @@ func (n *node) hook(device string, at ebpf.AttachType, body ...asm.Instruction) 
 func (n *node) filter(device string, body ...asm.Instruction) error {
 	return n.load(body, func(p *ebpf.Program) error {
 		return onDevice(n.ns, device, func(h *netlink.Handle, d netlink.Link) error {
-			at := d.Attrs().Index
-			return errors.Join(
-				h.QdiscAdd(&netlink.GenericQdisc{QdiscType: "clsact", QdiscAttrs: netlink.QdiscAttrs{
-					LinkIndex: at, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT,
-				}}),
-				h.FilterAdd(&netlink.BpfFilter{
-					FilterAttrs: netlink.FilterAttrs{LinkIndex: at, Parent: netlink.HANDLE_MIN_INGRESS, Handle: 1, Priority: 1, Protocol: unix.ETH_P_ALL},
-					Fd:          p.FD(), Name: "floor", DirectAction: true,
-				}))
+			return datapath.AttachFilter(h, d.Attrs().Index, device, netlink.HANDLE_MIN_INGRESS, p, "floor")
 		})
 	})
 }

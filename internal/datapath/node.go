@@ -94,7 +94,7 @@ func (d *Datapath) setNodeDevice() error {
 
 // attachNode puts the node's program where its packets to containers leave the stack.
 func (d *Datapath) attachNode() error {
-	return d.attachFilter(d.nodeNear, nodeDevice, netlink.HANDLE_MIN_EGRESS, d.objects.PilNode, pilasterProgPilNode)
+	return AttachFilter(d.netlink, d.nodeNear, nodeDevice, netlink.HANDLE_MIN_EGRESS, d.objects.PilNode, pilasterProgPilNode)
 }
 
 // nodeProblems says what is missing between the node and its containers.

@@ -28,7 +28,7 @@ func (d veth) link(node, container netlink.LinkAttrs) netlink.Link {
 // operation waits for.
 func (d veth) attach(r endpoint.Record) error {
 	return d.alone(func() error {
-		return d.attachFilter(r.Device.HostIfindex, r.Device.HostName, netlink.HANDLE_MIN_INGRESS, d.objects.PilContainer, pilasterProgPilContainer)
+		return AttachFilter(d.netlink, r.Device.HostIfindex, r.Device.HostName, netlink.HANDLE_MIN_INGRESS, d.objects.PilContainer, pilasterProgPilContainer)
 	})
 }
 
@@ -43,11 +43,12 @@ const (
 	filterPriority = 1
 )
 
-func (d *Datapath) attachFilter(ifindex int, device string, hook uint32, program *ebpf.Program, name string) error {
+// AttachFilter puts a program on a hook of a device with clsact, in the place of ours.
+func AttachFilter(h *netlink.Handle, ifindex int, device string, hook uint32, program *ebpf.Program, name string) error {
 	clsact := &netlink.GenericQdisc{QdiscType: "clsact", QdiscAttrs: netlink.QdiscAttrs{
 		LinkIndex: ifindex, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT,
 	}}
-	err := netns.Retry(func() error { return d.netlink.QdiscAdd(clsact) })
+	err := netns.Retry(func() error { return h.QdiscAdd(clsact) })
 	if err != nil && !errors.Is(err, os.ErrExist) {
 		return fmt.Errorf("make room for a program on %s: %w", device, err)
 	}
@@ -57,7 +58,7 @@ func (d *Datapath) attachFilter(ifindex int, device string, hook uint32, program
 		},
 		Fd: program.FD(), Name: name, DirectAction: true,
 	}
-	if err := netns.Retry(func() error { return d.netlink.FilterReplace(filter) }); err != nil {
+	if err := netns.Retry(func() error { return h.FilterReplace(filter) }); err != nil {
 		return fmt.Errorf("put the program on %s: %w", device, err)
 	}
 	return nil
