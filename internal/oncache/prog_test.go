@@ -99,6 +99,8 @@ func received(body packet.Body, change ...func(*packet.Packet)) []byte {
 	return changed(packet.Packet{Source: there, Destination: here, Body: body}, change).Frame(eth0, gateway)
 }
 
+func fragment(p *packet.Packet) { p.Extensions = []packet.Extension{packet.Fragment(0, true, 7)} }
+
 func changed(p packet.Packet, change []func(*packet.Packet)) packet.Packet {
 	for _, c := range change {
 		c(&p)
@@ -160,7 +162,10 @@ func (b *bench) learn(t *testing.T) {
 func TestSameAsTheNetwork(t *testing.T) {
 	b := newBench(t)
 	b.learn(t)
-	for _, body := range []packet.TCP{said, {SourcePort: 4000, DestinationPort: 80, Flags: packet.ACK | packet.FIN, Payload: make([]byte, 1000)}} {
+	for _, body := range []packet.TCP{
+		said, {SourcePort: 4000, DestinationPort: 80, Flags: packet.ACK | packet.FIN, Payload: make([]byte, 1000)},
+		{SourcePort: 4000, DestinationPort: 80, Flags: packet.SYN | packet.ACK}, // answers, and begins nothing
+	} {
 		for class := range uint8(4) { // congestion bits are copied outward (RFC 6040)
 			frame := sent(body, func(p *packet.Packet) { p.TrafficClass = class })
 			want := with(leaving(frame), classAt, class<<4)
@@ -183,7 +188,6 @@ func TestLeftToTheNetwork(t *testing.T) {
 	hops := func(n uint8) func(*packet.Packet) { return func(p *packet.Packet) { p.HopLimit = n } }
 	in := coming(received(answered))
 	errorOf := packet.ICMP{Type: packet.PacketTooBig, Payload: sent(said)[14:]}
-	fragment := func(p *packet.Packet) { p.Extensions = []packet.Extension{packet.Fragment(0, true, 7)} }
 	syn := func(body packet.TCP) packet.TCP { body.Flags = packet.SYN; return body }
 	drop := func(m func(*bench) *ebpf.Map) func(*testing.T, *bench) {
 		return func(t *testing.T, b *bench) { must(t, empty(m(b))) }
@@ -284,6 +288,8 @@ func TestNotLearnt(t *testing.T) {
 		"out: forwarded":      {b.objects.OnceLearnOut, coming(sent(said)), learnOut},
 		"in: no mark":         {b.objects.OnceLearnIn, received(answered), 0},
 		"in: the other mark":  {b.objects.OnceLearnIn, received(answered), learnOut},
+		"in: fragment":        {b.objects.OnceLearnIn, received(said, fragment), learnIn},
+		"out: fragment":       {b.objects.OnceLearnOut, leaving(sent(said, fragment)), learnOut},
 		"in: IPv4":            {b.objects.OnceLearnIn, with(received(answered), 12, 8), learnIn},
 	} {
 		b.run(t, c.program, c.frame, c.mark)
