@@ -257,7 +257,7 @@ func programName(id ebpf.ProgramID) string {
 	return fmt.Sprintf("program %d", id)
 }
 
-// DumpHooks lists the tcx hooks of every device, where there are programs, and the filters on devices
+// DumpHooks lists the tcx hooks of every device, and a netkit's own, where there are programs, and the filters on devices
 // of ours.
 func DumpHooks() ([]Hook, error) {
 	links, err := netns.List(netlink.LinkList)
@@ -267,7 +267,11 @@ func DumpHooks() ([]Hook, error) {
 	var all []Hook
 	var errs []error
 	for _, l := range links {
-		for _, hook := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
+		hooks := []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress}
+		if n, ok := l.(*netlink.Netkit); ok && n.IsPrimary() { // the other side is asked here too
+			hooks = append(hooks, ebpf.AttachNetkitPrimary, ebpf.AttachNetkitPeer)
+		}
+		for _, hook := range hooks {
 			h, err := Chain(l, hook)
 			errs = append(errs, err)
 			if len(h.Programs) > 0 {

@@ -107,87 +107,24 @@ func (d macvlan) attach(endpoint.Record) error { return nil }
 
 // lost looks for all of them at once.
 func (d macvlan) lost(records []endpoint.Record) map[endpoint.ID]error {
-	return d.visit(records, func(r endpoint.Record, in *inside) error {
+	lost := d.visit(d, records, func(r endpoint.Record, in *inside) error {
 		_, err := d.inside(r, in)
 		return err
 	})
+	for id, err := range lost {
+		if errors.Is(err, errNowhere) {
+			lost[id] = fmt.Errorf("%w: %w", err, agent.ErrNoNamespace) // it would be there as long as the device is
+		}
+	}
+	return lost
 }
 
-// visit calls f in the containers' namespaces, also those whose path only the runtime sees, for which one walk through all
-// namespaces does. It tells what went wrong.
-func (d macvlan) visit(records []endpoint.Record, f func(endpoint.Record, *inside) error) map[endpoint.ID]error {
-	errs := map[endpoint.ID]error{}
-	do := func(r endpoint.Record, in *inside) {
-		if err := f(r, in); err != nil {
-			errs[r.ID] = err
-		}
-	}
-	elsewhere := map[uint32][]endpoint.Record{}
-	for _, r := range records {
-		number := uint32(r.Device.HostIfindex)
-		in, err := openInside(r.Netns)
-		switch {
-		case err == nil && in.numbered(number):
-			do(r, in)
-		case err == nil || hasEnded(err):
-			elsewhere[number] = append(elsewhere[number], r)
-		default:
-			errs[r.ID] = err
-		}
-		if err == nil {
-			in.Close()
-		}
-	}
-	if len(elsewhere) == 0 {
-		return errs
-	}
-	err := everywhere(func(_ string, in *inside) (enough bool, err error) {
-		if number, err := in.number(); err == nil {
-			for _, r := range elsewhere[number] {
-				do(r, in)
-			}
-			delete(elsewhere, number)
-		}
-		return len(elsewhere) == 0, nil
-	})
-	for _, missing := range elsewhere {
-		for _, r := range missing {
-			if errs[r.ID] = err; err == nil {
-				errs[r.ID] = fmt.Errorf("no namespace is the one of %s: %w", r.Netns, agent.ErrNoNamespace)
-			}
-		}
-	}
-	return errs
-}
+func (d macvlan) home(r endpoint.Record) (int, error) { return r.Device.HostIfindex, nil }
 
-// everywhere opens the machine's namespaces but the calling thread's, one after the other, until f has seen enough.
-func everywhere(f func(path string, in *inside) (enough bool, err error)) error {
-	paths, err := netns.Others()
-	if err != nil {
-		return err
-	}
-	for _, path := range paths {
-		in, err := openInside(path)
-		if hasEnded(err) || errors.Is(err, os.ErrPermission) {
-			continue // or it has no IPv6, or is in a file system of its owner alone
-		}
-		enough := false
-		if err == nil {
-			enough, err = f(path, in)
-			in.Close()
-		}
-		if err != nil {
-			return fmt.Errorf("look into the namespace %s: %w", path, err)
-		}
-		if enough {
-			break
-		}
-	}
-	return nil
+func (d macvlan) homeOf(in *inside) (int, error) {
+	number, err := in.number()
+	return int(number), err
 }
-
-// hasEnded tells of a namespace at a path that has led to one.
-func hasEnded(err error) bool { return errors.Is(err, os.ErrNotExist) || errors.Is(err, netns.ErrNone) }
 
 // errNotOurs is of what has taken the place of a container or of its device.
 var errNotOurs = errors.New("it is not what the endpoint was made with")
@@ -245,8 +182,8 @@ func (d macvlan) remove(r endpoint.Record, routes ...*net.IPNet) error {
 	if id := d.endpointOf(uint32(r.Device.HostIfindex)); id != 0 && id != r.ID {
 		return nil
 	}
-	err := d.visit([]endpoint.Record{r}, d.removeInside)[r.ID]
-	if errors.Is(err, agent.ErrNoNamespace) {
+	err := d.visit(d, []endpoint.Record{r}, d.removeInside)[r.ID]
+	if errors.Is(err, errNowhere) {
 		return nil // the device went with it
 	}
 	return err

@@ -145,6 +145,19 @@ func (d pair) lost(records []endpoint.Record) map[endpoint.ID]error {
 	return lost
 }
 
+func (d pair) home(r endpoint.Record) (int, error) {
+	host, err := d.hostSide(r)
+	if err != nil {
+		return 0, err
+	}
+	if host.Attrs().NetNsID < 0 {
+		return 0, fmt.Errorf("the other end of %s is on the node", r.Device.HostName)
+	}
+	return host.Attrs().NetNsID, nil
+}
+
+func (d pair) homeOf(in *inside) (int, error) { return d.netlink.GetNetNsIdByFd(in.netns.FD()) }
+
 func (d pair) inside(r endpoint.Record, in *inside) (netlink.Link, error) {
 	host, err := d.hostSide(r)
 	if err != nil {

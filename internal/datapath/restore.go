@@ -51,11 +51,7 @@ func (d *Datapath) Restore(_ context.Context, keep []endpoint.Record) (lost map[
 	if err := errors.Join(d.sweepNodeRoutes(found), d.sweepDevices(keep), d.sweepMaps()); err != nil {
 		return nil, err
 	}
-	for _, r := range found {
-		if lost[r.ID] == nil {
-			d.repair(r)
-		}
-	}
+	d.repair(slices.DeleteFunc(found, func(r endpoint.Record) bool { return lost[r.ID] != nil }))
 	return lost, nil
 }
 
@@ -94,14 +90,18 @@ func (d *Datapath) canCarry(keep []endpoint.Record) error {
 	return nil
 }
 
+func (d *Datapath) byKind(records []endpoint.Record) map[kind][]endpoint.Record {
+	all := map[kind][]endpoint.Record{}
+	for _, r := range records {
+		all[d.kind(r)] = append(all[d.kind(r)], r)
+	}
+	return all
+}
+
 // lost says why endpoints cannot be brought back, of those that cannot.
 func (d *Datapath) lost(records []endpoint.Record) map[endpoint.ID]error {
-	byKind := map[kind][]endpoint.Record{}
-	for _, r := range records {
-		byKind[d.kind(r)] = append(byKind[d.kind(r)], r)
-	}
 	lost := map[endpoint.ID]error{}
-	for k, records := range byKind {
+	for k, records := range d.byKind(records) {
 		for id, err := range k.lost(records) {
 			lost[id] = fmt.Errorf("endpoint %d: %w", id, err)
 		}

@@ -1,7 +1,9 @@
 package datapath
 
 import (
+	"bytes"
 	"errors"
+	"log/slog"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -169,6 +171,49 @@ func TestCheckNamesAndRestoreRepairs(t *testing.T) {
 	defer in.Close()
 	must(t, errors.Join(in.waitForCarrier(t.Context(), c.record), in.waitForAddresses(t.Context(), c.record)))
 	mustReach(t, c, peer, "repaired")
+}
+
+// TestRestoreFindsWhatIsHidden: the agent may not see a container's namespace where the runtime does, or see another one there.
+func TestRestoreFindsWhatIsHidden(t *testing.T) {
+	for _, kind := range []string{joined, Macvlan} {
+		n := newWireOf(t, kind).nodes[0]
+		other, hidden, moved := n.add(t, blue, 1), n.add(t, blue, 1), n.add(t, blue, 1)
+		var keep []endpoint.Record
+		for c, path := range map[*testContainer]string{hidden: hidden.ns.Path() + "-elsewhere", moved: other.ns.Path()} {
+			in, err := c.ns.Netlink()
+			must(t, err)
+			defer in.Close()
+			eth0, err := in.LinkByName("eth0")
+			must(t, err)
+			must(t, in.LinkSetMTU(eth0, 1400))
+			there := c.record
+			there.Netns = path
+			keep = append(keep, there)
+		}
+		lost, err := n.datapath.Restore(t.Context(), append(keep, other.record))
+		must(t, err)
+		for _, c := range []*testContainer{other, hidden, moved} {
+			if err := errors.Join(lost[c.record.ID], n.datapath.Check(t.Context(), c.record)); err != nil {
+				t.Errorf("%s: not repaired: %v", kind, err)
+			}
+		}
+	}
+}
+
+// TestRestoreSaysWhatItDoesNotSee: a namespace that only somebody's file holds is nowhere to be found, and its container lives on.
+func TestRestoreSaysWhatItDoesNotSee(t *testing.T) {
+	n := newWireOf(t, paired).nodes[0]
+	c := n.add(t, blue, 1)
+	must(t, netns.Remove(c.ns.Path())) // the test has it open
+	var said bytes.Buffer
+	config := n.datapath.config
+	config.Log = slog.New(slog.NewTextHandler(&said, nil))
+	n.reopen(t, config)
+	must(t, n.datapath.PutTenant(blue))
+	n.restore(t, c)
+	if text := said.String(); !strings.Contains(text, "container's side was not compared") || !strings.Contains(text, errNowhere.Error()) {
+		t.Errorf("the log has %q", text)
+	}
 }
 
 // TestRestoreAttachesToTheUplink where somebody has taken a program off it, by link or by pin.

@@ -1,0 +1,96 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/netns"
+)
+
+// errNowhere is of a container whose namespace this process finds neither where it was nor elsewhere.
+var errNowhere = errors.New("no namespace that is seen here is the container's")
+
+// visit calls f in the containers' namespaces, also those whose path only the runtime sees, for which one walk through all
+// namespaces does. It tells what went wrong.
+func (d *Datapath) visit(k kind, records []endpoint.Record, f func(endpoint.Record, *inside) error) map[endpoint.ID]error {
+	errs := map[endpoint.ID]error{}
+	do := func(r endpoint.Record, in *inside) {
+		if err := f(r, in); err != nil {
+			errs[r.ID] = err
+		}
+	}
+	elsewhere := map[int][]endpoint.Record{}
+	for _, r := range records {
+		home, err := k.home(r)
+		if err == nil {
+			err = at(r.Netns, func(in *inside) error {
+				if there, err := k.homeOf(in); err != nil || there != home {
+					return errNowhere
+				}
+				do(r, in)
+				return nil
+			})
+		}
+		if hasEnded(err) || errors.Is(err, errNowhere) {
+			elsewhere[home] = append(elsewhere[home], r)
+		} else if err != nil {
+			errs[r.ID] = err
+		}
+	}
+	if len(elsewhere) == 0 {
+		return errs
+	}
+	err := everywhere(func(_ string, in *inside) (enough bool, err error) {
+		if home, err := k.homeOf(in); err == nil {
+			for _, r := range elsewhere[home] {
+				do(r, in)
+			}
+			delete(elsewhere, home)
+		}
+		return len(elsewhere) == 0, nil
+	})
+	for _, missing := range elsewhere {
+		for _, r := range missing {
+			if errs[r.ID] = err; err == nil {
+				errs[r.ID] = fmt.Errorf("namespace %s: %w", r.Netns, errNowhere)
+			}
+		}
+	}
+	return errs
+}
+
+func at(path string, f func(*inside) error) error {
+	in, err := openInside(path)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	return f(in)
+}
+
+// everywhere opens the machine's namespaces but the calling thread's, one after the other, until f has seen enough.
+func everywhere(f func(path string, in *inside) (enough bool, err error)) error {
+	paths, err := netns.Others()
+	if err != nil {
+		return err
+	}
+	for _, path := range paths {
+		enough := false
+		err := at(path, func(in *inside) (err error) { enough, err = f(path, in); return err })
+		if hasEnded(err) || errors.Is(err, os.ErrPermission) {
+			continue // or it has no IPv6, or is in a file system of its owner alone
+		}
+		if err != nil {
+			return fmt.Errorf("look into the namespace %s: %w", path, err)
+		}
+		if enough {
+			break
+		}
+	}
+	return nil
+}
+
+// hasEnded tells of a namespace at a path that has led to one.
+func hasEnded(err error) bool { return errors.Is(err, os.ErrNotExist) || errors.Is(err, netns.ErrNone) }
