@@ -59,10 +59,10 @@ func netpila(v variant) func(*wire) (Pair, error) {
 		}
 		return Pair{
 			Client: ends[0], Server: ends[1], Target: target,
-			// As after any change of a tenant: nothing that was cached before counts.
+			// As after any change of a table: nothing that was cached before counts.
 			Fresh: func() (err error) {
 				for _, d := range paths {
-					err = errors.Join(err, d.PutTenant(blue))
+					err = errors.Join(err, d.Void())
 				}
 				return err
 			},

@@ -81,6 +81,7 @@ type run struct {
 	pairs  []Pair
 	wires  []*wire
 	taken  [][]taken // by scenario and metric
+	idle   *idleTable
 
 	programs     []map[string][]float64 // by scenario: ns by program and round
 	emptyProgram float64
@@ -104,6 +105,9 @@ func Run(ctx context.Context, o Options) (_ *Report, err error) {
 	defer func() { err = errors.Join(err, release()) }()
 	r := &run{Options: o, random: rand.New(rand.NewPCG(o.Seed, 0))}
 	defer func() { err = errors.Join(err, r.close()) }()
+	if r.idle, err = newIdleTable(); err != nil {
+		return nil, err
+	}
 	for _, s := range o.Scenarios {
 		if err := r.build(s); err != nil {
 			return nil, fmt.Errorf("scenario %s: %w", s.Name, err)
@@ -119,6 +123,9 @@ func (r *run) build(s Scenario) error {
 	}
 	r.wires = append(r.wires, w)
 	pair, err := s.Build(w)
+	if pair.Fresh == nil {
+		pair.Fresh = r.idle.write
+	}
 	r.pairs = append(r.pairs, pair)
 	r.taken = append(r.taken, make([]taken, len(r.Metrics)))
 	r.programs = append(r.programs, map[string][]float64{})
@@ -126,7 +133,7 @@ func (r *run) build(s Scenario) error {
 }
 
 func (r *run) close() error {
-	var errs []error
+	errs := []error{r.idle.Close()}
 	for _, w := range r.wires {
 		errs = append(errs, w.Close())
 	}
@@ -136,8 +143,8 @@ func (r *run) close() error {
 func (r *run) measure(ctx context.Context, started time.Time) (*Report, error) {
 	programs := slices.ContainsFunc(r.pairs, func(p Pair) bool { return p.Runs != nil }) &&
 		slices.ContainsFunc(r.Metrics, func(m Metric) bool { return m.programs != 0 })
-	for _, m := range r.Metrics {
-		if m.programs == 0 {
+	for m := range r.Metrics {
+		if r.leads(m) {
 			r.steps += r.Rounds
 		}
 	}
@@ -146,7 +153,7 @@ func (r *run) measure(ctx context.Context, started time.Time) (*Report, error) {
 	}
 	for round := range r.Rounds {
 		for m, metric := range r.Metrics {
-			if metric.programs != 0 {
+			if !r.leads(m) {
 				continue
 			}
 			if err := r.round(ctx, m); err != nil {
@@ -178,16 +185,55 @@ func (r *run) round(ctx context.Context, m int) (err error) {
 			defer func() { err = errors.Join(err, restore()) }()
 		}
 	}
+	got, err := r.samples(ctx, m)
+	if err != nil {
+		return err
+	}
+	for s, a := range got {
+		r.taken[s][m].lost += a.Lost
+		for _, each := range r.together(m) {
+			t := &r.taken[s][each]
+			t.values = append(t.values, r.Metrics[each].value(a))
+			t.ops, t.busy = t.ops+a.Ops, t.busy+a.Busy
+		}
+	}
+	return nil
+}
+
+// samples are one of every scenario.
+func (r *run) samples(ctx context.Context, m int) ([]answer, error) {
+	metric := r.Metrics[m]
+	if metric.trials {
+		return r.inTurns(ctx, metric, len(r.together(m)))
+	}
+	all := make([]answer, len(r.pairs))
 	for _, s := range r.random.Perm(len(r.pairs)) {
 		got, err := r.sample(ctx, r.pairs[s], metric)
 		if err != nil {
-			return fmt.Errorf("%s: %w", r.Scenarios[s].Name, err)
+			return nil, fmt.Errorf("%s: %w", r.Scenarios[s].Name, err)
 		}
-		t := &r.taken[s][m]
-		t.values = append(t.values, metric.value(got))
-		t.ops, t.busy, t.lost = t.ops+got.Ops, t.busy+got.Busy, t.lost+got.Lost
+		all[s] = got
 	}
-	return nil
+	return all, nil
+}
+
+// together are the metrics that are taken of the same traffic as one of them.
+func (r *run) together(m int) []int {
+	if !r.Metrics[m].trials {
+		return []int{m}
+	}
+	var all []int
+	for i, other := range r.Metrics {
+		if other.trials {
+			all = append(all, i)
+		}
+	}
+	return all
+}
+
+// leads tells whether a metric is taken by itself, or is the first of those that are taken together.
+func (r *run) leads(m int) bool {
+	return r.Metrics[m].programs == 0 && r.together(m)[0] == m
 }
 
 func (r *run) step(round int, metric string) {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os/exec"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -18,39 +19,108 @@ import (
 func (o Options) sample(ctx context.Context, p Pair, m Metric) (answer, error) {
 	ctx, cancel := context.WithTimeout(ctx, o.Warmup+o.Window+4*patience)
 	defer cancel()
-	server, err := o.start(ctx, p.Server, job{Metric: m.Name, Serve: true, Target: netip.AddrPortFrom(p.Target, 0)})
+	s, err := o.begin(ctx, p, m, 1)
 	if err != nil {
-		return answer{}, fmt.Errorf("server: %w", err)
+		return answer{}, err
 	}
-	defer server.kill()
-	listening, err := server.answer()
-	if err != nil {
-		return answer{}, fmt.Errorf("server: %w", err)
-	}
-	client, err := o.start(ctx, p.Client, job{
-		Metric: m.Name, Target: netip.AddrPortFrom(p.Target, listening.Port), Warmup: o.Warmup, Window: o.Window, CPU: o.CPU,
-	})
-	if err != nil {
-		return answer{}, fmt.Errorf("client: %w", err)
-	}
-	defer client.kill()
-	counted, err := client.answer()
-	for ; err == nil && counted.Fresh; counted, err = client.answer() {
-		if err := client.freshen(p); err != nil {
-			return answer{}, err
+	defer s.kill()
+	for {
+		if got, done, err := s.turn(); done || err != nil {
+			return got, err
 		}
 	}
-	if err != nil {
-		return answer{}, fmt.Errorf("client: %w", err)
+}
+
+// inTurns runs a server and a client of every scenario at once, of which one at a time is at a trial: in each turn all of
+// them, in random order. So whatever the machine does for longer than a turn is in the figures of all.
+func (r *run) inTurns(ctx context.Context, m Metric, windows int) ([]answer, error) {
+	windows *= len(r.pairs)
+	ctx, cancel := context.WithTimeout(ctx, time.Duration(windows)*(r.Warmup+r.Window)+4*patience)
+	defer cancel()
+	sessions := make([]*session, len(r.pairs))
+	for i, p := range r.pairs {
+		s, err := r.begin(ctx, p, m, windows)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", r.Scenarios[i].Name, err)
+		}
+		defer s.kill()
+		sessions[i] = s
 	}
-	arrived, err := server.answer()
+	all := make([]answer, len(sessions))
+	for left := len(sessions); left > 0; {
+		for _, i := range r.random.Perm(len(sessions)) {
+			if sessions[i] == nil {
+				continue
+			}
+			got, done, err := sessions[i].turn()
+			if err != nil {
+				return nil, fmt.Errorf("%s: %w", r.Scenarios[i].Name, err)
+			}
+			if done {
+				all[i], sessions[i] = got, nil
+				left--
+			}
+		}
+	}
+	return all, nil
+}
+
+// session is a server and its client at work.
+type session struct {
+	pair           Pair
+	server, client *generator
+	waits          bool // the client, for a fresh path
+}
+
+// begin starts a session of so many warm-ups and windows.
+func (o Options) begin(ctx context.Context, p Pair, m Metric, windows int) (*session, error) {
+	server, err := o.start(ctx, p.Server, job{Metric: m.Name, Serve: true, Target: netip.AddrPortFrom(p.Target, 0)})
 	if err != nil {
-		return answer{}, fmt.Errorf("server: %w", err)
+		return nil, fmt.Errorf("server: %w", err)
+	}
+	listening, err := server.answer()
+	if err != nil {
+		server.kill()
+		return nil, fmt.Errorf("server: %w", err)
+	}
+	client, err := o.start(ctx, p.Client, job{
+		Metric: m.Name, Target: netip.AddrPortFrom(p.Target, listening.Port),
+		Warmup: time.Duration(windows) * o.Warmup, Window: time.Duration(windows) * o.Window, CPU: o.CPU,
+	})
+	if err != nil {
+		server.kill()
+		return nil, fmt.Errorf("client: %w", err)
+	}
+	return &session{pair: p, server: server, client: client}, nil
+}
+
+// turn lets the client do what it waits to do, until it waits again or is done.
+func (s *session) turn() (got answer, done bool, err error) {
+	if s.waits {
+		if err := s.client.freshen(s.pair); err != nil {
+			return got, false, err
+		}
+	}
+	got, err = s.client.answer()
+	if err != nil {
+		return got, false, fmt.Errorf("client: %w", err)
+	}
+	if s.waits = got.Fresh; s.waits {
+		return got, false, nil
+	}
+	arrived, err := s.server.answer()
+	if err != nil {
+		return got, false, fmt.Errorf("server: %w", err)
 	}
 	if arrived.Ops > 0 { // what was sent is not what counts
-		counted.Ops = arrived.Ops
+		got.Ops = arrived.Ops
 	}
-	return counted, errors.Join(client.wait(), server.wait())
+	return got, true, errors.Join(s.client.wait(), s.server.wait())
+}
+
+func (s *session) kill() {
+	s.client.kill()
+	s.server.kill()
 }
 
 // freshen sees to it that nothing is cached, and lets the client go on.

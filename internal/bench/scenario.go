@@ -26,7 +26,8 @@ func (s Scenario) ID() string { return s.Name }
 type Pair struct {
 	Client, Server *netns.Namespace
 	Target         netip.Addr
-	// Fresh makes the next packet the first of its path; nil where nothing is cached.
+	// Fresh makes the next packet the first of its path; nil where nothing is cached, and then a
+	// run has as much work done that nobody needs.
 	Fresh func() error
 	// Runs is what our programs have done on both nodes; nil where there are none.
 	Runs func() (datapath.Runs, error)

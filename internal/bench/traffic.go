@@ -257,15 +257,19 @@ var firsts = traffic{
 // followers of a first datagram; their median is the path's when all is cached.
 const followers = 4
 
-// freshen waits until nothing of the path is cached, and a little longer: what a node does after a change
-// of its tables is not the first packet's to wait for.
+// settle is how long a client waits for what a node does after a change, which is not the first packet's to wait for. It
+// waits awake: a CPU that has slept takes as long to wake as a packet does, and the one of a virtual machine now more, now less.
+const settle = 200 * time.Microsecond
+
+// freshen waits until nothing of the path is cached.
 func (c *client) freshen() error {
 	if err := c.out.Encode(answer{Fresh: true}); err != nil {
 		return err
 	}
 	var done struct{}
 	err := c.in.Decode(&done)
-	time.Sleep(time.Millisecond)
+	for start := time.Now(); time.Since(start) < settle; {
+	}
 	return err
 }
 

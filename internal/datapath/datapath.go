@@ -179,8 +179,8 @@ func (d *Datapath) Close() error {
 	return errors.Join(append(errs, d.objects.Close())...)
 }
 
-// changed voids what the programs have cached, after tables were written.
-func (d *Datapath) changed() error {
+// Void has the programs take nothing that they have cached for true any more, as after every change of a table.
+func (d *Datapath) Void() error {
 	d.generation.Lock()
 	defer d.generation.Unlock()
 	var count uint32

@@ -51,7 +51,7 @@ func (d *Datapath) PutTenant(t tenant.Tenant) error {
 			return fmt.Errorf("tenant %s: write id %d: %w", t.Name, id.ID, err)
 		}
 	}
-	return d.changed()
+	return d.Void()
 }
 
 // DeleteTenant forgets the tenant's ids and keys.
@@ -63,7 +63,7 @@ func (d *Datapath) DeleteTenant(t tenant.Tenant) error {
 			}
 		}
 	}
-	return d.changed()
+	return d.Void()
 }
 
 func (d *Datapath) setKey(id uint32, key address.Key) error {
@@ -90,7 +90,7 @@ func (d *Datapath) Activate(r endpoint.Record) error {
 	if err := d.writeEntries(r); err != nil {
 		return errors.Join(err, d.deactivate(r))
 	}
-	return d.changed()
+	return d.Void()
 }
 
 func (d *Datapath) writeEntries(r endpoint.Record) error {
@@ -167,7 +167,7 @@ func (d *Datapath) withdraw(r endpoint.Record) error {
 			return fmt.Errorf("endpoint %d: remove its entry: %w", r.ID, err)
 		}
 	}
-	return d.changed()
+	return d.Void()
 }
 
 // Lost looks for the devices of active endpoints, and says of those that are gone why they cannot be brought back.

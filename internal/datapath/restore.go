@@ -137,7 +137,7 @@ func (d *Datapath) fillTables(recorded, found []endpoint.Record) error {
 	if err != nil {
 		return err
 	}
-	return d.changed()
+	return d.Void()
 }
 
 func devices(records []endpoint.Record) map[string]bool {
