@@ -68,6 +68,9 @@ func driveStream(c *client) (answer, error) {
 	}, func() {})
 }
 
+// turns is how often a connection that is ready is used before the next one has its turn, as with iperf3.
+const turns = 10
+
 // flows are connections of one process; a single one blocks instead of being polled.
 type flows struct {
 	polled []unix.PollFd
@@ -98,10 +101,27 @@ func (f *flows) each(use func(int, socket) error) error {
 		return fmt.Errorf("nothing moves: %w", unix.EAGAIN)
 	}
 	for i, p := range f.polled {
-		if p.Fd >= 0 && p.Revents != 0 {
-			if err := use(i, socket(p.Fd)); err != nil && !errors.Is(err, unix.EAGAIN) {
+		if p.Revents != 0 {
+			if err := f.inTurn(i, use); err != nil {
 				return err
 			}
+		}
+	}
+	return nil
+}
+
+// inTurn uses a connection that is ready until it is not.
+func (f *flows) inTurn(i int, use func(int, socket) error) error {
+	for range turns {
+		if f.polled[i].Fd < 0 {
+			return nil
+		}
+		err := use(i, socket(f.polled[i].Fd))
+		if errors.Is(err, unix.EAGAIN) {
+			return nil
+		}
+		if err != nil {
+			return err
 		}
 	}
 	return nil
