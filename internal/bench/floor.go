@@ -2,6 +2,7 @@ package bench
 
 import (
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 
@@ -54,23 +55,55 @@ func floorVeth(w *wire) (Pair, error) {
 }
 
 func (n *node) addRedirected(gateway net.HardwareAddr) (*netns.Namespace, netip.Addr, error) {
-	a := address.Plain{Node: n.prefix, Tenant: 1, App: 1, Index: 1}.Addr()
-	c, err := n.wire.namespace(n.name + "-container")
+	c, a, ours, err := n.addPaired(1, gateway)
 	if err != nil {
 		return nil, a, err
 	}
-	if err := n.wire.link(n.ns, "container", c, "eth0"); err != nil {
-		return nil, a, err
+	var uplink int
+	err = onDevice(n.ns, "eth0", func(_ *netlink.Handle, d netlink.Link) error {
+		uplink = d.Attrs().Index
+		return nil
+	})
+	return c, a, errors.Join(err,
+		n.filter(paired(1), redirect(asm.FnRedirect, uplink)...),
+		n.hook("eth0", ebpf.AttachTCXEgress, asm.Mov.Imm(asm.R0, tcxNext)),
+		n.hook("eth0", ebpf.AttachTCXIngress, redirect(asm.FnRedirectPeer, ours)...))
+}
+
+// floorLocal redirects between two containers of one node.
+func floorLocal(w *wire) (Pair, error) {
+	n := w.nodes[0]
+	var ends [2]*netns.Namespace
+	var devices [2]int
+	var target netip.Addr
+	var err error
+	for i := range ends {
+		if ends[i], target, devices[i], err = n.addPaired(i+1, nil); err != nil {
+			return Pair{}, err
+		}
 	}
-	var ours, uplink int
+	return Pair{Client: ends[0], Server: ends[1], Target: target}, errors.Join(
+		n.filter(paired(1), redirect(asm.FnRedirectPeer, devices[1])...),
+		n.filter(paired(2), redirect(asm.FnRedirectPeer, devices[0])...))
+}
+
+// addPaired adds a container behind a veth pair that is nobody's yet, and says which device the node's end is. That is
+// also the container's neighbour, unless there is a gateway.
+func (n *node) addPaired(number int, gateway net.HardwareAddr) (c *netns.Namespace, a netip.Addr, ours int, err error) {
+	a = address.Plain{Node: n.prefix, Tenant: 1, App: 1, Index: address.Index(number)}.Addr()
+	if c, err = n.wire.namespace(fmt.Sprint(n.name, "-container", number)); err != nil {
+		return nil, a, 0, err
+	}
+	if err := n.wire.link(n.ns, paired(number), c, "eth0"); err != nil {
+		return nil, a, 0, err
+	}
 	err = errors.Join(
-		onDevice(n.ns, "container", func(h *netlink.Handle, d netlink.Link) error {
+		onDevice(n.ns, paired(number), func(h *netlink.Handle, d netlink.Link) error {
 			ours = d.Attrs().Index
+			if gateway == nil {
+				gateway = d.Attrs().HardwareAddr
+			}
 			return h.LinkSetUp(d)
-		}),
-		onDevice(n.ns, "eth0", func(_ *netlink.Handle, d netlink.Link) error {
-			uplink = d.Attrs().Index
-			return nil
 		}),
 		onDevice(c, "eth0", func(h *netlink.Handle, d netlink.Link) error {
 			next := netip.MustParseAddr("fe80::1")
@@ -82,14 +115,11 @@ func (n *node) addRedirected(gateway net.HardwareAddr) (*netns.Namespace, netip.
 				}),
 				h.RouteAdd(&netlink.Route{LinkIndex: d.Attrs().Index, Dst: ipNet(address.DefaultPlan().Base), Gw: next.AsSlice()}))
 		}))
-	if err != nil {
-		return nil, a, err
-	}
-	return c, a, errors.Join(
-		n.filter("container", redirect(asm.FnRedirect, uplink)...),
-		n.hook("eth0", ebpf.AttachTCXEgress, asm.Mov.Imm(asm.R0, tcxNext)),
-		n.hook("eth0", ebpf.AttachTCXIngress, redirect(asm.FnRedirectPeer, ours)...))
+	return c, a, ours, err
 }
+
+// paired is the node's end.
+func paired(number int) string { return fmt.Sprint("container", number) }
 
 // redirect sends every packet to a device, by one of the kernel's helpers for that.
 func redirect(by asm.BuiltinFunc, ifindex int) []asm.Instruction {

@@ -108,7 +108,9 @@ func FullGates() []Gate {
 			Gate{Scenario: k.scenario, Metric: "PROGRAM_IN", AtMost: programTime})
 	}
 	gates = append(gates, atLeast("netpila", "netpila-clear", true, speeds(ofClear))...)
-	gates = append(gates, atLeast("netpila-local", "native", false, speeds(ofLocal))...)
+	for _, local := range []string{"netpila-local", "netpila-local-macvlan"} {
+		gates = append(gates, atLeast(local, "native", false, speeds(ofLocal))...)
+	}
 	gates = append(gates, atLeast(best, "vxlan", false, ofVXLAN)...)
 	return append(gates, noWorse(best, "oncache")...)
 }

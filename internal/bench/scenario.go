@@ -45,6 +45,7 @@ func Scenarios() []Scenario {
 		{Name: "bound-netkit", About: "bound-veth with netkit for the containers' pairs, where the kernel has it", Build: boundNetkit, Lacks: datapath.HasNetkit},
 		{Name: "floor-veth", About: "the same devices with programs where netpila's are, which only redirect", Build: floorVeth},
 		{Name: "floor-macvlan", About: "bound-macvlan with programs where netpila's are, which do nothing", Build: floorMacvlan},
+		{Name: "floor-local", About: "two containers of one node on veth devices, with programs that only redirect", Build: floorLocal},
 		Netpila(),
 		{Name: "netpila-macvlan", About: "netpila with containers on macvlan devices", Build: netpila(variant{device: datapath.Macvlan})},
 		{Name: "netpila-netkit", About: "netpila with containers on netkit devices, where the kernel has them", Build: netpila(variant{device: datapath.Netkit}), Lacks: datapath.HasNetkit},
@@ -52,6 +53,7 @@ func Scenarios() []Scenario {
 		{Name: "netpila-nocache", About: "netpila with its flow cache off: every packet is a first one", Build: netpila(variant{noCache: true})},
 		{Name: "loopback", About: "within one node, no container", Build: loopback},
 		{Name: "netpila-local", About: "netpila between two containers of one node", Build: netpila(variant{local: true})},
+		{Name: "netpila-local-macvlan", About: "the same on macvlan devices", Build: netpila(variant{local: true, device: datapath.Macvlan})},
 	}
 }
 
