@@ -3,6 +3,7 @@ package datapath
 import (
 	"errors"
 	"fmt"
+	"path/filepath"
 	"sync"
 	"testing"
 	"time"
@@ -10,6 +11,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/netns"
 )
 
 // removeTogether has all of them wait for the devices before the first is removed.
@@ -101,4 +103,47 @@ func BenchmarkRemove(b *testing.B) {
 			must(b, n.removeTogether(b, records))
 		}
 	})
+}
+
+// BenchmarkRemoveMacvlans is the least that a hundred deletions behind macvlans can take: the kernel's own time for a hundred of them, each
+// in a namespace of its own, asked for at once.
+func BenchmarkRemoveMacvlans(b *testing.B) {
+	node, err := netns.Create(filepath.Join(b.TempDir(), "node"))
+	must(b, err)
+	b.Cleanup(func() { must(b, errors.Join(node.Close(), netns.Remove(node.Path()))) })
+	h, err := node.Netlink()
+	must(b, err)
+	b.Cleanup(h.Close)
+	must(b, h.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "uplink", TxQLen: -1}, PeerName: "fabric"}))
+	uplink, err := h.LinkByName("uplink")
+	must(b, err)
+	var inside [100]*inside
+	for i := range inside {
+		ns, err := netns.Create(filepath.Join(b.TempDir(), "container"))
+		must(b, err)
+		inside[i], err = openInside(ns.Path())
+		must(b, err)
+		b.Cleanup(func() { must(b, errors.Join(inside[i].Close(), ns.Close(), netns.Remove(ns.Path()))) })
+	}
+	for b.Loop() {
+		b.StopTimer()
+		var links [len(inside)]netlink.Link
+		for i, in := range inside {
+			attrs := netlink.LinkAttrs{Name: "eth0", TxQLen: -1, ParentIndex: uplink.Attrs().Index, Namespace: netlink.NsFd(in.netns.FD())}
+			must(b, h.LinkAdd(&netlink.Macvlan{LinkAttrs: attrs, Mode: netlink.MACVLAN_MODE_PRIVATE}))
+			links[i], err = in.LinkByName("eth0")
+			must(b, err)
+			must(b, in.LinkSetUp(links[i]))
+		}
+		var errs [len(inside)]error
+		b.StartTimer()
+		var all sync.WaitGroup
+		for i, in := range inside {
+			all.Go(func() { errs[i] = in.LinkDel(links[i]) })
+		}
+		all.Wait()
+		b.StopTimer()
+		must(b, errors.Join(errs[:]...))
+		b.StartTimer()
+	}
 }

@@ -2,10 +2,13 @@ package survive_test
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"syscall"
 	"testing"
 	"time"
 
+	"pilaster.io/pilaster/internal/datapath"
 	"pilaster.io/pilaster/internal/lab"
 	"pilaster.io/pilaster/internal/lab/labtest"
 )
@@ -15,13 +18,44 @@ const node = "n1"
 
 const inFlight = 10
 
-// What a node with a thousand containers may take. A short run among other tests tells nothing
-// about times, so `make survive` alone judges these.
-const (
-	maxOne    = 20 * time.Millisecond // median of an ADD, one at a time
-	maxTen    = 60 * time.Millisecond // and with ten in flight
-	maxMemory = 64 << 20
-)
+const maxMemory = 64 << 20
+
+// pace is what calls of the plugin may take at a node with a thousand containers. A short run among other tests tells
+// nothing about times, so `make survive` alone judges these.
+type pace struct {
+	one          time.Duration // median of an ADD, one at a time
+	ten, slowest time.Duration // median and P99 of one with ten in flight
+	goneInAll    time.Duration // of a hundred DELs that begin together, until the last has ended
+}
+
+// paceOf a kind of device, on the machine of docs/scale.md in its slow hours: that says what was aimed at, 20 and 60 ms for an ADD behind a
+// macvlan and 100 for the DELs, and what the kernel and the processes alone take.
+func paceOf(device string) pace {
+	p := pace{one: 20 * time.Millisecond, ten: 60 * time.Millisecond, slowest: 90 * time.Millisecond, goneInAll: 300 * time.Millisecond}
+	if device == datapath.Macvlan {
+		p.ten, p.slowest = 40*time.Millisecond, 80*time.Millisecond
+	}
+	return p
+}
+
+// exceeded names what took longer than it may.
+func (p pace) exceeded(took pace) error {
+	var errs []error
+	for _, c := range []struct {
+		what      string
+		took, may time.Duration
+	}{
+		{"the median of an ADD, one at a time,", took.one, p.one},
+		{"the median of an ADD with ten in flight", took.ten, p.ten},
+		{"the P99 of an ADD with ten in flight", took.slowest, p.slowest},
+		{"all DELs together", took.goneInAll, p.goneInAll},
+	} {
+		if c.took > c.may {
+			errs = append(errs, fmt.Errorf("%s took %v, and may take %v", c.what, c.took, c.may))
+		}
+	}
+	return errors.Join(errs...)
+}
 
 // TestChurn adds and removes PILASTER_SURVIVE_CONTAINERS containers PILASTER_SURVIVE_ROUNDS times,
 // ten in flight. After the last has gone the node holds what it held before the first came.
@@ -84,22 +118,23 @@ func measure(ctx context.Context, t *testing.T, l *lab.Lab, containers int, do f
 		}
 		return d
 	}
-	medians := map[int]time.Duration{}
+	medians, slowest := map[int]time.Duration{}, map[int]time.Duration{}
 	for _, n := range []int{1, inFlight} {
 		before, beside := used(), ownTime()
 		walls, plugins := do("ADD", containers, containers+more, n)
 		agents, beside := used()-before, ownTime()-beside
-		medians[n] = median(walls)
+		medians[n], slowest[n] = median(walls), percentile(walls, 99)
 		t.Logf("ADD with %d containers there, %d in flight: median %v, P99 %v, slowest of %d %v; CPU an ADD: plugin %v, agent %v, this test %v",
-			containers, n, medians[n], percentile(walls, 99), more, walls[len(walls)-1], plugins/time.Duration(more), agents/time.Duration(more), beside/time.Duration(more))
+			containers, n, medians[n], slowest[n], more, walls[len(walls)-1], plugins/time.Duration(more), agents/time.Duration(more), beside/time.Duration(more))
 		walls, _ = do("DEL", containers, containers+more, n)
 		t.Logf("DEL with %d containers there, %d in flight: median %v, P99 %v", containers, n, median(walls), percentile(walls, 99))
 	}
 	do("ADD", containers, containers+more, inFlight)
 	before, start := used(), time.Now()
 	_, plugins := do("DEL", containers, containers+more, more)
+	inAll := time.Since(start)
 	t.Logf("DEL of %d together with %d containers there: %v in all; CPU a DEL: plugin %v, agent %v",
-		more, containers, time.Since(start), plugins/time.Duration(more), (used()-before)/time.Duration(more))
+		more, containers, inAll, plugins/time.Duration(more), (used()-before)/time.Duration(more))
 	peak, err := peakMemory(agent)
 	if err != nil {
 		t.Fatal(err)
@@ -112,7 +147,7 @@ func measure(ctx context.Context, t *testing.T, l *lab.Lab, containers int, do f
 	if peak > maxMemory {
 		t.Errorf("the agent took %d KiB, the limit is %d", peak>>10, maxMemory>>10)
 	}
-	if judgesTimes() && (medians[1] > maxOne || medians[inFlight] > maxTen) {
-		t.Errorf("medians %v and %v, the limits are %v and %v", medians[1], medians[inFlight], maxOne, maxTen)
+	if err := paceOf(labtest.Device()).exceeded(pace{medians[1], medians[inFlight], slowest[inFlight], inAll}); judgesTimes() && err != nil {
+		t.Error(err)
 	}
 }
