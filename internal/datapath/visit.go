@@ -77,10 +77,14 @@ func everywhere(f func(path string, in *inside) (enough bool, err error)) error 
 		return err
 	}
 	for _, path := range paths {
-		enough := false
-		err := at(path, func(in *inside) (err error) { enough, err = f(path, in); return err })
+		in, err := openInside(path)
 		if hasEnded(err) || errors.Is(err, os.ErrPermission) {
-			continue // or it has no IPv6, or is in a file system of its owner alone
+			continue // or it is in a file system of its owner alone
+		}
+		enough := false
+		if err == nil {
+			enough, err = f(path, in)
+			in.Close()
 		}
 		if err != nil {
 			return fmt.Errorf("look into the namespace %s: %w", path, err)

@@ -1,0 +1,32 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"pilaster.io/pilaster/internal/netns"
+)
+
+// TestNoNamespaceIsPassedOverInSilence: one that cannot be opened may have ended; what goes wrong inside of an open one is said.
+func TestNoNamespaceIsPassedOverInSilence(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "ns")
+	ns, err := netns.Create(path)
+	must(t, err)
+	defer netns.Remove(path)
+	defer ns.Close()
+	for _, why := range []error{os.ErrNotExist, os.ErrPermission, netns.ErrNone} {
+		fails := fmt.Errorf("list its links: %w", why)
+		err := everywhere(func(at string, _ *inside) (bool, error) {
+			if at == path {
+				return false, fails
+			}
+			return false, nil
+		})
+		if !errors.Is(err, fails) {
+			t.Errorf("%v: became %v", fails, err)
+		}
+	}
+}
