@@ -1,0 +1,139 @@
+package bench
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/netns"
+)
+
+// Before every first packet the scenario is told to forget, and a scenario that cannot fails the run.
+func TestFreshBeforeEachFirstPacket(t *testing.T) {
+	o := tiny(t)
+	o.Metrics, _ = Pick(Metrics(), []string{"FIRST_RTT", "NEXT_RTT"})
+	forgot, fails := 0, error(nil)
+	o.Scenarios = []Scenario{{Name: "forgetful", Build: func(w *wire) (Pair, error) {
+		p, err := native(w)
+		p.Fresh = func() error { forgot++; return fails }
+		return p, err
+	}}}
+	if _, err := Run(t.Context(), o); err != nil {
+		t.Fatal(err)
+	}
+	if forgot < 2*16 || forgot%16 != 0 { // both metrics of the same trials: a warm-up and a window of sixteen at least
+		t.Errorf("forgot %d times", forgot)
+	}
+	fails = errors.New("cannot forget")
+	if _, err := Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), "FIRST_RTT of forgetful: void what is cached: cannot forget") {
+		t.Errorf("ran: %v", err)
+	}
+}
+
+// Trials of all scenarios take turns, and in every turn each has one.
+func TestTrialsTakeTurns(t *testing.T) {
+	o := tiny(t)
+	o.Metrics, _ = Pick(Metrics(), []string{"FIRST_RTT"})
+	var turns []int
+	var count [2]int
+	o.Scenarios = nil
+	for i := range count {
+		o.Scenarios = append(o.Scenarios, Scenario{Name: fmt.Sprint("number", i), Build: func(w *wire) (Pair, error) {
+			p, err := native(w)
+			p.Fresh = func() error { turns = append(turns, i); count[i]++; return nil }
+			return p, err
+		}})
+	}
+	if _, err := Run(t.Context(), o); err != nil {
+		t.Fatal(err)
+	}
+	both := 2 * min(count[0], count[1]) // one of them is done first
+	if both < 2*2*16 {
+		t.Errorf("%d trials of both", both)
+	}
+	for turn := 0; turn < both; turn += 2 {
+		if turns[turn] == turns[turn+1] {
+			t.Fatalf("trials %d and %d are both of scenario %d", turn, turn+1, turns[turn])
+		}
+	}
+}
+
+// A server of trials waits for its client's however long those of others take: its socket's patience ends here while it has none.
+func TestServerWaitsForItsTrial(t *testing.T) {
+	ns, err := netns.Create(filepath.Join(t.TempDir(), "ns"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer netns.Remove(ns.Path())
+	defer ns.Close()
+	var sockets [2]int
+	for i := range sockets {
+		err := ns.Do(func() (err error) {
+			sockets[i], err = unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Close(sockets[i])
+	}
+	server, client := sockets[0], sockets[1]
+	bound := unix.Bind(server, &unix.SockaddrInet6{Addr: netip.IPv6Loopback().As16()})
+	at, err := unix.Getsockname(server)
+	if err := errors.Join(bound, err, socket(server).wait(time.Millisecond), socket(client).wait(patience), unix.Connect(client, at)); err != nil {
+		t.Fatal(err)
+	}
+	m, _ := metricByName("FIRST_RTT")
+	ended := make(chan error, 1)
+	go func() {
+		_, err := m.traffic.serve(socket(server), m)
+		ended <- err
+	}()
+	select {
+	case err := <-ended:
+		t.Fatalf("the server did not wait: %v", err)
+	case <-time.After(100 * time.Millisecond):
+	}
+	buffer := []byte{0}
+	if _, err := unix.Write(client, buffer); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := unix.Read(client, buffer); n != 1 {
+		t.Fatalf("an echo of %d bytes, %v", n, err)
+	}
+	if _, err := unix.Write(client, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-ended; err != nil {
+		t.Errorf("at its end: %v", err)
+	}
+}
+
+// A scenario that has nothing to forget has as much written before a first packet as netpila has.
+func TestNothingToForget(t *testing.T) {
+	o := tiny(t)
+	idle, err := newIdleTable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &run{Options: o, idle: idle}
+	defer r.close()
+	for _, s := range some("native") {
+		if err := r.build(s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := r.pairs[0].Fresh(); err != nil {
+		t.Fatal(err)
+	}
+	var writes uint32
+	if err := idle.Lookup(uint32(0), &writes); err != nil || writes != 2 {
+		t.Errorf("%d writes, %v; a generation a node are two", writes, err)
+	}
+}
