@@ -22,18 +22,16 @@ type job struct {
 }
 
 // answer is what it says on its standard output: a server its port as soon as it listens, and when its
-// client is gone what arrived; a client what it did.
+// client is gone what arrived; a client what it did, at its end or after each trial it was told to make.
 type answer struct {
 	Port uint16 `json:",omitempty"`
-	// Fresh asks that nothing of the path be cached; the client goes on when it is told so.
-	Fresh bool `json:",omitempty"`
 
 	Ops     float64 `json:",omitempty"` // in the window: writes, echoes, or datagrams that arrived
 	Seconds float64 `json:",omitempty"` // the window as it was
 	Busy    float64 `json:",omitempty"` // CPU seconds in it
 	Lost    int     `json:",omitempty"` // datagrams whose echo did not come in time
-	// Seconds of a first round trip and of those that follow it, medians.
-	First, Next float64 `json:",omitempty"`
+	// Seconds of first round trips and of those that follow them.
+	First, Next []float64 `json:",omitempty"`
 }
 
 // patience is how long either side waits for the other before it gives up.

@@ -19,61 +19,69 @@ import (
 func (o Options) sample(ctx context.Context, p Pair, m Metric) (answer, error) {
 	ctx, cancel := context.WithTimeout(ctx, o.Warmup+o.Window+4*patience)
 	defer cancel()
-	s, err := o.begin(ctx, p, m, 1)
+	s, err := o.begin(ctx, p, m)
 	if err != nil {
 		return answer{}, err
 	}
 	defer s.kill()
-	for {
-		if got, done, err := s.turn(); done || err != nil {
-			return got, err
-		}
-	}
+	return s.end()
 }
 
 // inTurns runs a server and a client of every scenario at once, of which one at a time is at a trial: in each turn all of
-// them, in random order. So whatever the machine does for longer than a turn is in the figures of all.
+// them, in random order. So whatever the machine does for longer than a turn is in the figures of all, and from the first
+// trial to the last all have the same neighbours.
 func (r *run) inTurns(ctx context.Context, m Metric, windows int) ([]answer, error) {
-	windows *= len(r.pairs)
-	ctx, cancel := context.WithTimeout(ctx, time.Duration(windows)*(r.Warmup+r.Window)+4*patience)
+	warmup, window := time.Duration(windows*len(r.pairs))*r.Warmup, time.Duration(windows*len(r.pairs))*r.Window
+	ctx, cancel := context.WithTimeout(ctx, warmup+window+time.Duration(len(r.pairs))*4*patience)
 	defer cancel()
-	sessions := make([]*session, len(r.pairs))
-	for i, p := range r.pairs {
-		s, err := r.begin(ctx, p, m, windows)
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", r.Scenarios[i].Name, err)
-		}
-		defer s.kill()
-		sessions[i] = s
-	}
-	all := make([]answer, len(sessions))
-	for left := len(sessions); left > 0; {
-		for _, i := range r.random.Perm(len(sessions)) {
-			if sessions[i] == nil {
-				continue
-			}
-			got, done, err := sessions[i].turn()
-			if err != nil {
-				return nil, fmt.Errorf("%s: %w", r.Scenarios[i].Name, err)
-			}
-			if done {
-				all[i], sessions[i] = got, nil
-				left--
+	sessions, all := make([]*session, len(r.pairs)), make([]answer, len(r.pairs))
+	each := func(do func(i int) error) error {
+		for _, i := range r.random.Perm(len(r.pairs)) {
+			if err := do(i); err != nil {
+				return fmt.Errorf("%s: %w", r.Scenarios[i].Name, err)
 			}
 		}
+		return nil
 	}
-	return all, nil
+	defer func() {
+		for _, s := range sessions {
+			if s != nil {
+				s.kill()
+			}
+		}
+	}()
+	err := each(func(i int) (err error) {
+		sessions[i], err = r.begin(ctx, r.pairs[i], m)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	turn := func() (float64, error) {
+		return 1, each(func(i int) error { return sessions[i].trial(&all[i]) })
+	}
+	if _, _, err := repeat(turn, warmup); err != nil {
+		return nil, err
+	}
+	clear(all)
+	if _, _, err := repeat(turn, window); err != nil {
+		return nil, err
+	}
+	return all, each(func(i int) error {
+		if len(all[i].First) == 0 {
+			return errors.New("no echo at all")
+		}
+		return sessions[i].noMore()
+	})
 }
 
 // session is a server and its client at work.
 type session struct {
 	pair           Pair
 	server, client *generator
-	waits          bool // the client, for a fresh path
 }
 
-// begin starts a session of so many warm-ups and windows.
-func (o Options) begin(ctx context.Context, p Pair, m Metric, windows int) (*session, error) {
+func (o Options) begin(ctx context.Context, p Pair, m Metric) (*session, error) {
 	server, err := o.start(ctx, p.Server, job{Metric: m.Name, Serve: true, Target: netip.AddrPortFrom(p.Target, 0)})
 	if err != nil {
 		return nil, fmt.Errorf("server: %w", err)
@@ -84,8 +92,7 @@ func (o Options) begin(ctx context.Context, p Pair, m Metric, windows int) (*ses
 		return nil, fmt.Errorf("server: %w", err)
 	}
 	client, err := o.start(ctx, p.Client, job{
-		Metric: m.Name, Target: netip.AddrPortFrom(p.Target, listening.Port),
-		Warmup: time.Duration(windows) * o.Warmup, Window: time.Duration(windows) * o.Window, CPU: o.CPU,
+		Metric: m.Name, Target: netip.AddrPortFrom(p.Target, listening.Port), Warmup: o.Warmup, Window: o.Window, CPU: o.CPU,
 	})
 	if err != nil {
 		server.kill()
@@ -94,43 +101,52 @@ func (o Options) begin(ctx context.Context, p Pair, m Metric, windows int) (*ses
 	return &session{pair: p, server: server, client: client}, nil
 }
 
-// turn lets the client do what it waits to do, until it waits again or is done.
-func (s *session) turn() (got answer, done bool, err error) {
-	if s.waits {
-		if err := s.client.freshen(s.pair); err != nil {
-			return got, false, err
+// trial lets the client make one, with nothing cached, and adds what came of it.
+func (s *session) trial(to *answer) error {
+	if s.pair.Fresh != nil {
+		if err := s.pair.Fresh(); err != nil {
+			return fmt.Errorf("void what is cached: %w", err)
 		}
 	}
-	got, err = s.client.answer()
-	if err != nil {
-		return got, false, fmt.Errorf("client: %w", err)
+	if err := s.client.in.Encode(true); err != nil {
+		return fmt.Errorf("client: %w", err)
 	}
-	if s.waits = got.Fresh; s.waits {
-		return got, false, nil
+	got, err := s.client.answer()
+	if err != nil {
+		return fmt.Errorf("client: %w", err)
+	}
+	to.First, to.Next, to.Lost = append(to.First, got.First...), append(to.Next, got.Next...), to.Lost+got.Lost
+	return nil
+}
+
+// noMore ends a session of trials.
+func (s *session) noMore() error {
+	if err := s.client.in.Encode(false); err != nil {
+		return fmt.Errorf("client: %w", err)
+	}
+	_, err := s.end()
+	return err
+}
+
+// end waits until both are done.
+func (s *session) end() (answer, error) {
+	got, err := s.client.answer()
+	if err != nil {
+		return got, fmt.Errorf("client: %w", err)
 	}
 	arrived, err := s.server.answer()
 	if err != nil {
-		return got, false, fmt.Errorf("server: %w", err)
+		return got, fmt.Errorf("server: %w", err)
 	}
 	if arrived.Ops > 0 { // what was sent is not what counts
 		got.Ops = arrived.Ops
 	}
-	return got, true, errors.Join(s.client.wait(), s.server.wait())
+	return got, errors.Join(s.client.wait(), s.server.wait())
 }
 
 func (s *session) kill() {
 	s.client.kill()
 	s.server.kill()
-}
-
-// freshen sees to it that nothing is cached, and lets the client go on.
-func (g *generator) freshen(p Pair) error {
-	if p.Fresh != nil {
-		if err := p.Fresh(); err != nil {
-			return fmt.Errorf("void what is cached: %w", err)
-		}
-	}
-	return g.in.Encode(struct{}{})
 }
 
 // generator is a running generator process.

@@ -207,7 +207,7 @@ func (s socket) ask(what byte, block int) error {
 	return errors.New("the server does not answer")
 }
 
-// firsts: each trial is a new socket's, and begins with nothing of the path cached.
+// firsts: each trial is a new socket's, and begins with nothing of the path cached. Who started the client says when.
 var firsts = traffic{
 	serve: func(s socket, m Metric) (a answer, err error) {
 		buffer, bench := make([]byte, m.block), os.Getppid()
@@ -224,32 +224,27 @@ var firsts = traffic{
 			}
 		}
 	},
-	drive: func(c *client) (answer, error) {
-		var first, next []float64
-		lost := 0
-		once := func() (float64, error) {
-			if err := c.freshen(); err != nil {
-				return 0, err
+	drive: func(c *client) (a answer, err error) {
+		for {
+			var another bool
+			if err := c.in.Decode(&another); err != nil {
+				return a, fmt.Errorf("wait for a turn: %w", err)
+			}
+			if !another {
+				break
+			}
+			for start := time.Now(); time.Since(start) < settle; {
 			}
 			times, err := c.roundTrips(1 + followers)
 			if errors.Is(err, unix.EAGAIN) {
-				lost++
-				return 0, nil
+				err = c.out.Encode(answer{Lost: 1})
+			} else if err == nil {
+				err = c.out.Encode(answer{First: times[:1], Next: times[1:]})
 			}
 			if err != nil {
-				return 0, err
+				return a, err
 			}
-			first, next = append(first, times[0]), append(next, times[1:]...)
-			return 1, nil
 		}
-		a, err := c.measure(once, func() { first, next, lost = nil, nil, 0 })
-		if err != nil {
-			return a, err
-		}
-		if len(first) == 0 {
-			return a, errors.New("no echo at all")
-		}
-		a.First, a.Next, a.Lost = median(first), median(next), lost
 		s, err := c.dial()
 		if err == nil {
 			_, err = s.write(nil)
@@ -264,18 +259,6 @@ const followers = 4
 // settle is how long a client waits for what a node does after a change, which is not the first packet's to wait for. It
 // waits awake: a CPU that has slept takes as long to wake as a packet does, and the one of a virtual machine now more, now less.
 const settle = 200 * time.Microsecond
-
-// freshen waits until nothing of the path is cached.
-func (c *client) freshen() error {
-	if err := c.out.Encode(answer{Fresh: true}); err != nil {
-		return err
-	}
-	var done struct{}
-	err := c.in.Decode(&done)
-	for start := time.Now(); time.Since(start) < settle; {
-	}
-	return err
-}
 
 // roundTrips are the seconds of so many echoes, one after the other, on a new socket.
 func (c *client) roundTrips(n int) ([]float64, error) {
