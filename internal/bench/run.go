@@ -45,7 +45,7 @@ type Step struct {
 // Free is the CPU of a run that leaves it to the scheduler.
 const Free = -1
 
-// Smoke takes seconds and shows that everything works; Quick takes two minutes, Full 20 minutes.
+// Smoke takes seconds and shows that everything works; Quick takes two minutes, Full 24 minutes.
 func Smoke() Options {
 	return Options{
 		Form: "smoke", Scenarios: some("native", "oncache", "netpila", "netpila-macvlan"), Metrics: Metrics(), Gates: SmokeGates(),

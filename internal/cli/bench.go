@@ -92,7 +92,7 @@ a --free run. Run it on a machine that does nothing else. docs/benchmarks.md exp
 	}
 	f := c.Flags()
 	f.BoolVar(&quick, "quick", false, "two minutes: the main scenarios and metrics (default)")
-	f.BoolVar(&full, "full", false, "20 minutes: everything")
+	f.BoolVar(&full, "full", false, "24 minutes: everything")
 	f.BoolVar(&smoke, "smoke", false, "seconds: does it all work? On a busy machine too; its figures mean little")
 	c.MarkFlagsMutuallyExclusive("quick", "full", "smoke")
 	f.BoolVar(&free, "free", false, "client and server on any CPU; nothing is judged")
