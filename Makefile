@@ -84,11 +84,11 @@ survive: ## 100 kills of agents under traffic; 1,000 containers on a node, 20 ti
 	@PILASTER_TEST_DEVICE=veth go test -v -count=1 -timeout 0 ./test/survive
 	@PILASTER_TEST_DEVICE=macvlan go test -v -count=1 -timeout 0 -run '^TestChurn$$' ./test/survive
 
-macvlan: ## the suites of containers behind macvlans
+macvlan: ## the suites of containers behind macvlans, and a minute of soak
 	@$(as_root)
 	@$(MAKE) deps build
-	@PILASTER_TEST_DEVICE=macvlan go test -v -count=1 -timeout 15m \
-	    ./internal/datapath ./test/survive ./test/cni ./test/attack ./test/operations | awk -f .ci/test-output.awk
+	@PILASTER_TEST_DEVICE=macvlan PILASTER_SOAK=1m go test -v -count=1 -timeout 15m \
+	    ./internal/datapath ./test/survive ./test/cni ./test/attack ./test/operations ./test/wire ./test/nexthop ./test/soak | awk -f .ci/test-output.awk
 
 # FORM=smoke is what CI runs, in a minute. Pods are left out: containerd's overlays cannot lie on the machine's root, which is one.
 netkit: export PILASTER_TEST_DEVICE := netkit
