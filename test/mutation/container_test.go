@@ -135,7 +135,7 @@ func container() []mutation {
 			old:   "if (skb->protocol != bpf_htons(ETH_P_IPV6) || skb->vlan_present)\n\t\treturn drop(skb, REASON_NOT_IP6, HOOK_CONTAINER);",
 			new:   "if (skb->vlan_present)\n\t\treturn drop(skb, REASON_NOT_IP6, HOOK_CONTAINER);",
 			test:  "TestFromContainer",
-			cases: []string{"ARP", "IPv4"},
+			cases: []string{"ARP"},
 		},
 		{
 			name:  "tags",
