@@ -25,7 +25,7 @@ type tokenFile struct {
 	changed chan struct{} // room for one
 
 	writing sync.Mutex
-	token   atomic.Pointer[join.Token] // as in the file
+	token   atomic.Pointer[join.Token] // the file follows it
 }
 
 func newTokenFile(s *store.Store, dataDir string) *tokenFile {

@@ -83,13 +83,18 @@ func TestTokenFileFollows(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for end := time.Now().Add(20 * time.Second); b.Token() != resp.Msg.Token; time.Sleep(time.Millisecond) {
+	file := filepath.Join(there.DataDir, "join-token") // it is written after the old token is refused
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+		text, err := os.ReadFile(file)
+		if err == nil && string(text) == resp.Msg.Token+"\n" {
+			break
+		}
 		if time.Now().After(end) {
-			t.Fatal("the other orchestrator never heard of it")
+			t.Fatalf("the other orchestrator never heard of it: its file has %q, %v", text, err)
 		}
 	}
-	if text, err := os.ReadFile(filepath.Join(there.DataDir, "join-token")); err != nil || string(text) != resp.Msg.Token+"\n" {
-		t.Errorf("its file has %q, %v", text, err)
+	if b.Token() != resp.Msg.Token {
+		t.Error("the other orchestrator still takes the old token")
 	}
 	a.Close()
 	if a, err = Start(t.Context(), here); err != nil {
