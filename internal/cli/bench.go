@@ -77,6 +77,9 @@ a --free run. Run it on a machine that does nothing else. docs/benchmarks.md exp
 			if len(scenarios) > 0 && len(o.LeftOut) > 0 {
 				return usage("--scenarios: %s; nothing was measured", strings.Join(o.LeftOut, "; "))
 			}
+			if err := makeReportFolder(to); err != nil {
+				return err
+			}
 			report, err := runBench(c.Context(), env, o, free)
 			if err != nil {
 				return err
@@ -171,7 +174,7 @@ func runBench(ctx context.Context, env Env, o bench.Options, free bool) (*bench.
 func invite(o *bench.Options, peers []string) error {
 	for _, peer := range peers {
 		name, command, found := strings.Cut(peer, "=")
-		if !found || !peerName.MatchString(name) {
+		if !found || command == "" || !peerName.MatchString(name) {
 			return usage("--peer %q: say NAME=COMMAND, where the name is of small letters, digits and dashes", peer)
 		}
 		if slices.Contains(bench.Names(append(bench.Scenarios(), o.Scenarios...)), name) {
@@ -266,13 +269,26 @@ func bindReport(c *cobra.Command, to *string) {
 	_ = c.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"text", "json"}, cobra.ShellCompDirectiveFilterDirs))
 }
 
-// writeReport writes JSON; or text, and beside it report.json and report.html in the folder to.
-func writeReport(stdout io.Writer, r benchReport, to string) error {
-	if to == "text" || to == "json" {
-		return (&output{to}).print(stdout, r, r.Table)
+func isFolder(to string) bool { return to != "text" && to != "json" }
+
+// makeReportFolder finds out before anything is measured whether a report can be written.
+func makeReportFolder(to string) error {
+	if !isFolder(to) {
+		return nil
 	}
 	if err := os.MkdirAll(to, 0o755); err != nil {
-		return fmt.Errorf("write the report: %w", err)
+		return usage("--output %s: %w; nothing was measured: choose text, json, or a folder that can be made", to, err)
+	}
+	return nil
+}
+
+// writeReport writes JSON; or text, and beside it report.json and report.html in the folder to.
+func writeReport(stdout io.Writer, r benchReport, to string) error {
+	if !isFolder(to) {
+		return (&output{to}).print(stdout, r, r.Table)
+	}
+	if err := (&output{"text"}).print(stdout, r, r.Table); err != nil {
+		return err
 	}
 	for name, write := range map[string]func(io.Writer) error{
 		"report.json": func(w io.Writer) error { return (&output{"json"}).print(w, r, nil) },
@@ -285,9 +301,6 @@ func writeReport(stdout io.Writer, r benchReport, to string) error {
 		if err := os.WriteFile(filepath.Join(to, name), b.Bytes(), 0o644); err != nil {
 			return fmt.Errorf("write the report: %w", err)
 		}
-	}
-	if err := (&output{"text"}).print(stdout, r, r.Table); err != nil {
-		return err
 	}
 	_, err := fmt.Fprintf(stdout, "\nplots are in %s, all figures in %s\n", filepath.Join(to, "report.html"), filepath.Join(to, "report.json"))
 	return err

@@ -54,6 +54,9 @@ A folder given with -o gets report.json, and report.html with plots. Run it on a
 			if err := requireRoot("bench"); err != nil {
 				return err
 			}
+			if err := makeReportFolder(to); err != nil {
+				return err
+			}
 			cpu, err := bench.LastCPU()
 			if err != nil {
 				return err

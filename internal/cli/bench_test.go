@@ -15,6 +15,8 @@ func TestBenchRefuses(t *testing.T) {
 		"--smoke --full --scenarios nonsense": "none of the others can be",
 		"nonsense":                            "the arguments do not fit",
 		"--peer flannel":                      "say NAME=COMMAND",
+		"--peer flannel=":                     "say NAME=COMMAND",
+		"--output /dev/null/x":                "not a directory; nothing was measured",
 		"--peer ../x=sh":                      "say NAME=COMMAND",
 		"--peer x=/nonexistent/x":             "no such file",
 		"--peer native=sh":                    "there is a scenario native already",
