@@ -24,15 +24,17 @@ func (d *Datapath) visit(k kind, records []endpoint.Record, f func(endpoint.Reco
 	elsewhere := map[int][]endpoint.Record{}
 	for _, r := range records {
 		home, err := k.home(r)
-		if err == nil {
-			err = at(r.Netns, func(in *inside) error {
-				if there, err := k.homeOf(in); err != nil || there != home {
-					return errNowhere
-				}
-				do(r, in)
-				return nil
-			})
+		if err != nil {
+			errs[r.ID] = err
+			continue
 		}
+		err = at(r.Netns, func(in *inside) error {
+			if there, err := k.homeOf(in); err != nil || there != home {
+				return errNowhere
+			}
+			do(r, in)
+			return nil
+		})
 		if hasEnded(err) || errors.Is(err, errNowhere) {
 			elsewhere[home] = append(elsewhere[home], r)
 		} else if err != nil {
