@@ -61,7 +61,7 @@ func FindRemains(stateDir, runDir string) (_ *Remains, err error) {
 			return nil, err
 		}
 	}
-	run, err := find(runDir, func(name string) bool { return name == agentSocket })
+	run, err := find(runDir, func(name string) bool { return name == agentSocket || name == instanceFile })
 	r.Files = append(run, state...)
 	return r, err
 }

@@ -118,7 +118,7 @@ func retriable(err error) bool {
 
 // refused tells whether trying again helps only after somebody has done something: the node was
 // deleted, what it holds is not what the cluster knows, or its identity is used by another machine. The
-// last may be the stream of a process before this one: for half a minute, of six tries, it is taken for that.
+// last may be the stream of this machine before it booted: for half a minute, of six tries, it is taken for that.
 func refused(err error, n int) bool {
 	var remote *connect.Error
 	if !errors.As(err, &remote) {

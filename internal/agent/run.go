@@ -167,8 +167,12 @@ func (d *daemon) close() error {
 
 // dial joins where needed.
 func (d *daemon) dial(ctx context.Context) (pilasterv1connect.NodeServiceClient, error) {
+	instance, err := instance(d.RunDir)
+	if err != nil {
+		return nil, err
+	}
 	c, err := join.Dial(ctx, join.Config{
-		URL: d.OrchestratorURL, Token: d.Token, StateDir: d.StateDir, NodeName: d.node.Name(), NodeUUID: d.node.UUID(), Log: d.Log,
+		URL: d.OrchestratorURL, Token: d.Token, StateDir: d.StateDir, NodeName: d.node.Name(), NodeUUID: d.node.UUID(), Instance: instance, Log: d.Log,
 	})
 	if err != nil {
 		return nil, err

@@ -69,7 +69,7 @@ and refuses to start without, because what it mounts there ends with it.`,
 	f.StringVar(&o.Uplink, "uplink", "", "device to the fabric")
 	f.StringVar(&o.NodeName, "node-name", "", "name of this node (default: the host's name)")
 	f.StringVar(&nodePrefix, "node-prefix", "", "the /64 that the fabric routes to this node (default: the orchestrator gives one)")
-	f.StringVar(&o.RunDir, "run-dir", "/run/pilaster", "where the agent's socket is")
+	f.StringVar(&o.RunDir, "run-dir", "/run/pilaster", "where the agent's socket is; in memory: a copy of the disk must not have it")
 	f.StringVar(&o.StateDir, "state-dir", "/var/lib/pilaster", "where endpoints, keys and the node's identity are kept")
 	f.StringVar(&bpffs, "bpffs", "/sys/fs/bpf/pilaster", "where the packet path is pinned; mounted when missing")
 	f.IntVar(&o.MaxEndpoints, "max-endpoints", agent.DefaultMaxEndpoints, "endpoints this node takes, 1 to 65535")

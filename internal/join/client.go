@@ -29,7 +29,7 @@ type Config struct {
 	StateDir string // where the certificate is kept, in a file of mode 0600
 	NodeName string
 	NodeUUID string // lower-case, with dashes
-	Instance string // of the calling process, which tells it from one on a copy of this disk; empty means a new one
+	Instance string // of the calling machine, which tells it from one with a copy of its disk; empty means a new one
 	Log      *slog.Logger
 
 	Now func() time.Time // nil means time.Now
@@ -104,7 +104,7 @@ func checkURL(s string) error {
 	return nil
 }
 
-// Instance is the process that the client calls as.
+// Instance is the machine that the client calls as.
 func (c *Client) Instance() string { return c.config.Instance }
 
 // Close ends idle connections.
@@ -181,7 +181,7 @@ func newTransport(t *tls.Config) *http.Transport {
 	}
 }
 
-// InstanceHeader names the process that calls, on each call.
+// InstanceHeader names the machine that calls, on each call.
 const InstanceHeader = "Pilaster-Instance"
 
 func newService(t connect.HTTPClient, c Config, pin Token, outer ...connect.Interceptor) pilasterv1connect.NodeServiceClient {

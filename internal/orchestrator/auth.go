@@ -124,7 +124,7 @@ func former(ctx context.Context) (pki.Node, bool) {
 	return n, ok
 }
 
-// instance is the process of the agent that makes the call.
+// instance is the machine of the agent that makes the call.
 func instance(ctx context.Context) string {
 	s, _ := ctx.Value(instanceKey).(string)
 	return s

@@ -28,7 +28,7 @@ func (m *model) awaitSession(ctx context.Context, node string, should func(store
 	return m.await(ctx, func() bool { return should(m.sessions[node]) })
 }
 
-// awaitPredecessor gives the stream of a process that was killed just now the time to end. What is
+// awaitPredecessor gives the stream of a machine before it booted, or was copied, the time to end. What is
 // then so is for the store to judge.
 func (s *nodeService) awaitPredecessor(ctx context.Context, n pki.Node, instance string) {
 	s.model.awaitSession(ctx, n.Name, func(is store.Session) bool { return is.None() || is.Instance == instance })

@@ -21,7 +21,7 @@ type Registration struct {
 	Uplinks []netip.Addr // next hops the fabric can use, best first
 	Version string       // of the agent
 
-	Instance string // process of the agent
+	Instance string // of the agent's machine, until it boots
 
 	// What the node uses already, without keys.
 	Tenants []*pilasterv1.Tenant

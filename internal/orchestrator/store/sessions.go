@@ -15,7 +15,7 @@ import (
 // same certificate, from a copied disk, finds it taken.
 type Session struct {
 	Orchestrator string // process that has the stream
-	Instance     string // process of the agent
+	Instance     string // of the agent's machine, until it boots
 	Stream       string // another one for each stream
 }
 
@@ -95,7 +95,7 @@ func (s Session) Admit(node, instance string) error {
 		"if its disk was copied, stop the agent here, run `pilaster node reset` and let it join as a new node (a machine that has just lost power is let in again within half a minute)", node)
 }
 
-// Connect notes that a registered node has a stream, in place of one that the same process had before.
+// Connect notes that a registered node has a stream, in place of one that the same machine had before.
 func (s *Store) Connect(ctx context.Context, n pki.Node, to Session) error {
 	return s.change(ctx, func(t *txn) error {
 		if record, err := t.identify(n); err != nil {
