@@ -28,6 +28,8 @@ const (
 	PrivateOutside   Reason = 23
 	MacOutside       Reason = 24
 	NoProgram        Reason = 25
+	PeerUnknown      Reason = 26
+	TunnelForged     Reason = 27
 )
 
 var reasons = [...]struct{ name, text string }{
@@ -56,4 +58,6 @@ var reasons = [...]struct{ name, text string }{
 	23: {"private-outside", "An address of the private prefix, which only containers and their node see, was on an interface of the node or on its way there. Somebody forges it, or the node asks for a container that is gone."},
 	24: {"mac-outside", "A frame from the fabric is addressed to a container's MAC, which is known on this node alone. Somebody guesses it."},
 	25: {"no-program", "A packet of a container behind a macvlan met the guard on the uplink and not the program that judges it. That program was detached; restart the agent."},
+	26: {"peer-unknown", "A VXLAN packet is not from a node of this cluster. Somebody on the fabric forges it, or a region's nodes are not known here."},
+	27: {"tunnel-forged", "The node's own stack sends VXLAN that the container network did not make. A process on the node forges it."},
 }

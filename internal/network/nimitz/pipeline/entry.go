@@ -1,0 +1,162 @@
+package pipeline
+
+import (
+	"fmt"
+	"net/netip"
+)
+
+// Stage is one of the pipeline's five, in their order.
+type Stage uint8
+
+const (
+	Decap Stage = iota + 1
+	Register
+	NAT
+	Forwarding
+	Encap
+)
+
+// Stages is all, in order.
+var Stages = []Stage{Decap, Register, NAT, Forwarding, Encap}
+
+func (s Stage) String() string {
+	return [...]string{"none", "decap", "register", "nat", "forwarding", "encap"}[s]
+}
+
+// VNI is a VXLAN network identifier, 24 bits: the tenant's id.
+type VNI uint32
+
+const (
+	Any        VNI = 0    // in a forwarding entry: all VNIs
+	GatewayVNI VNI = 0xff // of what comes from the gateway; no tenant has it (§3.1)
+	MaxVNI     VNI = 1<<24 - 1
+)
+
+// Port is where packets come from and go to: containers by their endpoint ids, 1 to 65535, and two more.
+type Port uint32
+
+const (
+	VXLAN   Port = 1<<16 + iota // other nodes
+	Gateway                     // the node's own stack, and through it the underlay
+)
+
+func (p Port) String() string {
+	switch p {
+	case VXLAN:
+		return "vxlan"
+	case Gateway:
+		return "gateway"
+	}
+	return fmt.Sprintf("container %d", uint32(p))
+}
+
+// Entry is a line of a table. Values of the types below are compared with ==.
+type Entry interface {
+	Stage() Stage
+	// Match is what the entry is found by: no table has two entries of one match.
+	Match() any
+	String() string
+}
+
+// Peer, in Decap, is nodes that encapsulated packets are taken from: all whose /64 lies in the prefix, each at its VTEP's address (VTEP).
+// One entry is a whole region.
+type Peer struct{ Nodes netip.Prefix }
+
+// Sender, in Register, is a container that may send: by its port, with this source. Its packets are the VNI's, and carry the identity in
+// VXLAN's group policy field.
+type Sender struct {
+	Port     Port
+	Address  netip.Addr
+	VNI      VNI
+	Identity uint16
+}
+
+// NorthSouth, in NAT, is addresses outside the overlay, which this node's gateway leads to: what goes there, and what comes from the gateway, is translated.
+type NorthSouth struct{ To netip.Prefix }
+
+// DNAT, in NAT, gives north-south packets another destination and the VNI that it is in. A service's virtual address becomes the
+// real one (from a container), a container's virtual address the container's (from the gateway).
+type DNAT struct {
+	VNI     VNI // GatewayVNI or a tenant's
+	Virtual netip.Addr
+	RealVNI VNI
+	Real    netip.Addr
+}
+
+// SNAT, in NAT, gives north-south packets another source: the way back of a DNAT, looked up after it.
+type SNAT struct {
+	VNI     VNI
+	Real    netip.Addr
+	Virtual netip.Addr
+}
+
+// Forward, in Forwarding, says where packets to a prefix go. The longest prefix of the packet's own VNI decides, then the longest of Any.
+type Forward struct {
+	VNI  VNI // or Any
+	To   netip.Prefix
+	Port Port       // a container's, VXLAN or Gateway; 0 means nobody: the prefix is the tenant's, and nobody is there
+	VTEP netip.Addr // of the node, where the port is VXLAN
+}
+
+func (Peer) Stage() Stage       { return Decap }
+func (Sender) Stage() Stage     { return Register }
+func (NorthSouth) Stage() Stage { return NAT }
+func (DNAT) Stage() Stage       { return NAT }
+func (SNAT) Stage() Stage       { return NAT }
+func (Forward) Stage() Stage    { return Forwarding }
+
+func (e Peer) Match() any       { return e }
+func (e Sender) Match() any     { return Sender{Port: e.Port, Address: e.Address} }
+func (e NorthSouth) Match() any { return e }
+func (e DNAT) Match() any       { return DNAT{VNI: e.VNI, Virtual: e.Virtual} }
+func (e SNAT) Match() any       { return SNAT{VNI: e.VNI, Real: e.Real} }
+func (e Forward) Match() any    { return Forward{VNI: e.VNI, To: e.To} }
+
+func (e Peer) String() string { return fmt.Sprintf("decap: from nodes in %v", e.Nodes) }
+func (e Sender) String() string {
+	return fmt.Sprintf("register: %v from %v: VNI %d, identity %d", e.Port, e.Address, e.VNI, e.Identity)
+}
+func (e NorthSouth) String() string { return fmt.Sprintf("nat: %v is outside", e.To) }
+func (e DNAT) String() string {
+	return fmt.Sprintf("nat: to %v in VNI %d: to %v in VNI %d", e.Virtual, e.VNI, e.Real, e.RealVNI)
+}
+func (e SNAT) String() string {
+	return fmt.Sprintf("nat: from %v in VNI %d: from %v", e.Real, e.VNI, e.Virtual)
+}
+
+func (e Forward) String() string {
+	to := e.Port.String()
+	switch e.Port {
+	case 0:
+		to = "nobody"
+	case VXLAN:
+		to = fmt.Sprintf("node at %v", e.VTEP)
+	}
+	vni := fmt.Sprintf("in VNI %d", e.VNI)
+	if e.VNI == Any {
+		vni = "in any VNI"
+	}
+	return fmt.Sprintf("forwarding: %v %s: %s", e.To, vni, to)
+}
+
+// vtepHost is the last 64 bits of each node's VTEP: tenant id 0 in its /64, beside the node itself.
+const vtepHost = 2
+
+// VTEP is where a node takes VXLAN: its address follows from its prefix, so no table has to name it.
+func VTEP(node netip.Prefix) netip.Addr {
+	b := node.Masked().Addr().As16()
+	b[15] = vtepHost
+	return netip.AddrFrom16(b)
+}
+
+// IsVTEP tells whether an address is that of a node's VTEP.
+func IsVTEP(a netip.Addr) bool { return a.Is6() && a == VTEP(netip.PrefixFrom(a, 64)) }
+
+// Count is how many entries each stage has.
+func Count(entries []Entry) map[Stage]int {
+	n := map[Stage]int{}
+	for _, e := range entries {
+		n[e.Stage()]++
+	}
+	return n
+}

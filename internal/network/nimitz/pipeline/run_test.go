@@ -1,0 +1,97 @@
+package pipeline
+
+import (
+	"net/netip"
+	"testing"
+
+	"pilaster.io/pilaster/internal/reason"
+)
+
+var (
+	addr   = netip.MustParseAddr
+	prefix = netip.MustParsePrefix
+	n1     = prefix("fd70:696c:6100:1::/64")
+	n2     = prefix("fd70:696c:6100:2::/64")
+	region = prefix("fd70:696c:6100::/40")
+)
+
+// Tenants 7 and 8 have the same addresses. On each node are 10.0.N.2 of both, ports 2 and 3; of 7 it may be reached from
+// outside at 100.64.N.2. 100.64.N.1 is node N's gateway; storage at 192.0.2.9 is 10.9.9.9 to tenant 7.
+func table(here, there byte, remote netip.Prefix) Table {
+	at := func(n ...byte) netip.Addr { return netip.AddrFrom4([4]byte(n)) }
+	cidr := func(n byte) netip.Prefix { return netip.PrefixFrom(at(10, 0, n, 0), 24) }
+	return Table{Entries: []Entry{
+		Peer{region},
+		Sender{2, at(10, 0, here, 2), 7, 70},
+		Sender{3, at(10, 0, here, 2), 8, 80},
+		NorthSouth{prefix("192.0.2.9/32")},
+		NorthSouth{netip.PrefixFrom(at(100, 64, here, 1), 32)},
+		DNAT{7, addr("10.9.9.9"), 7, addr("192.0.2.9")},
+		SNAT{7, addr("192.0.2.9"), addr("10.9.9.9")},
+		DNAT{GatewayVNI, at(100, 64, here, 2), 7, at(10, 0, here, 2)},
+		SNAT{7, at(10, 0, here, 2), at(100, 64, here, 2)},
+		DNAT{GatewayVNI, at(100, 64, here, 3), 7, at(10, 0, there, 2)}, // a service's address here leads to the container there
+		SNAT{7, at(10, 0, there, 2), at(100, 64, here, 3)},
+		Forward{7, prefix("10.0.0.0/16"), 0, netip.Addr{}},
+		Forward{8, prefix("10.0.0.0/16"), 0, netip.Addr{}},
+		Forward{7, netip.PrefixFrom(at(10, 0, here, 2), 32), 2, netip.Addr{}},
+		Forward{8, netip.PrefixFrom(at(10, 0, here, 2), 32), 3, netip.Addr{}},
+		Forward{7, cidr(there), VXLAN, VTEP(remote)},
+		Forward{8, cidr(there), VXLAN, VTEP(remote)},
+		Forward{Any, prefix("192.0.2.9/32"), Gateway, netip.Addr{}},
+		Forward{Any, netip.PrefixFrom(at(100, 64, here, 1), 32), Gateway, netip.Addr{}},
+		Forward{Any, netip.PrefixFrom(at(100, 64, there, 1), 32), VXLAN, VTEP(remote)},
+	}}
+}
+
+// TestTraffic is the traffic types of NIMITZ §3.1 and appendix A, hop by hop, and what must not get through (NM1).
+func TestTraffic(t *testing.T) {
+	one, two := table(1, 2, n2), table(2, 1, n1)
+	c1, c2, storage, virtual, client := addr("10.0.1.2"), addr("10.0.2.2"), addr("192.0.2.9"), addr("10.9.9.9"), addr("100.64.1.1")
+	v1, v2 := VTEP(n1), VTEP(n2)
+	none := netip.Addr{}
+	for _, c := range []struct {
+		name string
+		at   Table
+		in   Packet
+		out  Verdict
+	}{
+		{"a: same node", Table{Entries: append(one.Entries, Sender{4, addr("10.0.1.4"), 7, 71})},
+			Packet{4, none, 0, 0, addr("10.0.1.4"), c1}, Verdict{0, 2, none, 7, 71, addr("10.0.1.4"), c1}},
+		{"b: leaves", one, Packet{2, none, 0, 0, c1, c2}, Verdict{0, VXLAN, v2, 7, 70, c1, c2}},
+		{"b: arrives", two, Packet{VXLAN, v1, 7, 70, c1, c2}, Verdict{0, 2, none, 7, 70, c1, c2}},
+		{"b: of the other tenant", two, Packet{VXLAN, v1, 8, 80, c1, c2}, Verdict{0, 3, none, 8, 80, c1, c2}},
+		{"c: to the service", one, Packet{2, none, 0, 0, c1, virtual}, Verdict{0, Gateway, none, 7, 70, addr("100.64.1.2"), storage}},
+		{"c: its answer", one, Packet{Gateway, none, 0, 0, storage, addr("100.64.1.2")}, Verdict{0, 2, none, 7, 0, virtual, c1}},
+		{"d: at the gateway", one, Packet{Gateway, none, 0, 0, client, addr("100.64.1.3")}, Verdict{0, VXLAN, v2, 7, 0, client, c2}},
+		{"d: at the container's node", two, Packet{VXLAN, v1, 7, 0, client, c2}, Verdict{0, 2, none, 7, 0, client, c2}},
+		{"d: the answer leaves", two, Packet{2, none, 0, 0, c2, client}, Verdict{0, VXLAN, v1, 7, 70, c2, client}},
+		{"d: the answer at the gateway", one, Packet{VXLAN, v2, 7, 70, c2, client}, Verdict{0, Gateway, none, 7, 70, addr("100.64.1.3"), client}},
+		{"e: an Edge Switch sends on", Table{Transit: true, Entries: one.Entries}, Packet{VXLAN, v2, 7, 70, c2, c2}, Verdict{0, VXLAN, v2, 7, 70, c2, c2}},
+		{"a node does not", one, Packet{VXLAN, v2, 7, 70, c2, c2}, Verdict{reason.NoRoute, 0, none, 7, 70, c2, c2}},
+		{"another's source", one, Packet{2, none, 0, 0, c2, c1}, Verdict{reason.SrcNotOwn, 0, none, 0, 0, c2, c1}},
+		{"nobody is there", one, Packet{2, none, 0, 0, c1, addr("10.0.7.7")}, Verdict{reason.NoEndpoint, 0, none, 7, 70, c1, addr("10.0.7.7")}},
+		{"outside, and no service", one, Packet{2, none, 0, 0, c1, addr("192.0.2.1")}, Verdict{reason.NoRoute, 0, none, 7, 70, c1, addr("192.0.2.1")}},
+		{"another tenant's service", one, Packet{3, none, 0, 0, c1, virtual}, Verdict{reason.NoRoute, 0, none, 8, 80, c1, virtual}},
+		{"not from a VTEP", two, Packet{VXLAN, addr("fd70:696c:6100:1::1"), 7, 70, c1, c2}, Verdict{reason.PeerUnknown, 0, none, 7, 70, c1, c2}},
+		{"from another network's", two, Packet{VXLAN, addr("fd00::2"), 7, 70, c1, c2}, Verdict{reason.PeerUnknown, 0, none, 7, 70, c1, c2}},
+		{"an unknown VNI", two, Packet{VXLAN, v1, 9, 0, c1, c2}, Verdict{reason.NoRoute, 0, none, 9, 0, c1, c2}},
+		{"the gateway to nothing virtual", one, Packet{Gateway, none, 0, 0, storage, c1}, Verdict{reason.NoRoute, 0, none, GatewayVNI, 0, storage, c1}},
+	} {
+		got, trace := c.at.Run(c.in)
+		if got != c.out {
+			t.Errorf("%s: %+v, want %+v; it met %v", c.name, got, c.out, trace)
+		}
+	}
+}
+
+// TestMatches has no two entries with one match in the tables above: switches could not tell them apart.
+func TestMatches(t *testing.T) {
+	seen := map[any]Entry{}
+	for _, e := range table(1, 2, n2).Entries {
+		if other, twice := seen[e.Match()]; twice {
+			t.Errorf("%v and %v have one match", e, other)
+		}
+		seen[e.Match()] = e
+	}
+}
