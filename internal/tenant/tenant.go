@@ -4,6 +4,7 @@ package tenant
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -19,10 +20,25 @@ const (
 	Clear     Addressing = "clear"     // the plaintext address itself
 )
 
+// Networks that a tenant may be on.
+const (
+	Netpila = "netpila" // the default
+	Nimitz  = "nimitz"
+)
+
+// Overlay is a range of addresses that is a nimitz tenant's own; other tenants may have the same.
+type Overlay struct {
+	CIDR netip.Prefix
+	// NodeBits is the length of the subnet of it that each node gets (NIMITZ §3.2); 0 means none: addresses are given one by one.
+	NodeBits int
+}
+
 // Tenant owns one or more ids. Two addresses belong together when their ids map to the same
 // tenant, never because their bits are equal.
 type Tenant struct {
 	Name       string
+	Network    string    // one of the above
+	Overlays   []Overlay // of a nimitz tenant: one, or one of each family
 	Addressing Addressing
 	IDs        []ID      // in the order made; not all of them are OnlyAccepted
 	Changes    uint64    // of ids, counted: of two lists the one with more is newer
