@@ -24,8 +24,11 @@ func Frame(destination, source net.HardwareAddr, etherType uint16, payload []byt
 	return append(b, payload...)
 }
 
-// Marshal builds the packet, from the IPv6 header on, with lengths and checksum right.
+// Marshal builds the packet, from the IP header on, with lengths and checksum right.
 func (p Packet) Marshal() []byte {
+	if p.Source.Is4() {
+		return p.marshal4()
+	}
 	body := p.Body
 	if body == nil {
 		body = Raw{Proto: NoNextHeader}
@@ -59,7 +62,7 @@ func (p Packet) Marshal() []byte {
 	binary.BigEndian.PutUint16(b[4:], uint16(len(b)-ipv6HeaderLen))
 	b[7] = p.HopLimit
 	if p.HopLimit == 0 {
-		b[7] = defaultHopLimit
+		b[7] = DefaultHopLimit
 	}
 	source, destination := p.Source.As16(), p.Destination.As16()
 	copy(b[8:], source[:])
@@ -69,7 +72,11 @@ func (p Packet) Marshal() []byte {
 
 // Frame builds the packet behind an Ethernet header.
 func (p Packet) Frame(destination, source net.HardwareAddr) []byte {
-	return Frame(destination, source, EtherTypeIPv6, p.Marshal())
+	kind := EtherTypeIPv6
+	if p.Source.Is4() {
+		kind = EtherTypeIPv4
+	}
+	return Frame(destination, source, kind, p.Marshal())
 }
 
 func (u UDP) header(b []byte) ([]byte, int) {
@@ -97,12 +104,16 @@ func (i ICMP) header(b []byte) ([]byte, int) {
 
 func (r Raw) header(b []byte) ([]byte, int) { return b, -1 }
 
-// Checksum is the Internet checksum over the IPv6 pseudo header and the upper layer, whose own
-// checksum field is zero. Over a packet with a right checksum it is 0.
+// Checksum is the Internet checksum over the pseudo header and the upper layer, whose own checksum field is zero.
+// Over a packet with a right checksum it is 0. (An IPv4 address as one of IPv6 has 0xffff before it, which adds nothing.)
 func Checksum(source, destination netip.Addr, protocol uint8, upper []byte) uint16 {
 	s, d := source.As16(), destination.As16()
-	sum := uint64(len(upper)) + uint64(protocol)
-	for _, part := range [][]byte{s[:], d[:], upper} {
+	return onesSum(uint64(len(upper))+uint64(protocol), s[:], d[:], upper)
+}
+
+// onesSum is the Internet checksum (RFC 1071) over parts, each but the last of an even length.
+func onesSum(sum uint64, parts ...[]byte) uint16 {
+	for _, part := range parts {
 		for len(part) >= 2 {
 			sum += uint64(binary.BigEndian.Uint16(part))
 			part = part[2:]

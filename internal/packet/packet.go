@@ -12,7 +12,7 @@ const (
 	ProtocolICMPv6      uint8 = 58
 	NoNextHeader        uint8 = 59
 	DestinationOptions  uint8 = 60
-	defaultHopLimit     uint8 = 64
+	DefaultHopLimit     uint8 = 64
 	ipv6HeaderLen             = 40
 	udpHeaderLen              = 8
 	tcpHeaderLen              = 20
@@ -34,7 +34,7 @@ const (
 	NeighborAdvertisement  uint8 = 136
 )
 
-// Packet is an IPv6 packet taken apart, or to be built.
+// Packet is an IPv6 packet taken apart, or one of IPv6 or IPv4 to be built, as its addresses are.
 type Packet struct {
 	Source, Destination netip.Addr
 	TrafficClass        uint8

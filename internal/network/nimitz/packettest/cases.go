@@ -1,0 +1,216 @@
+package packettest
+
+import (
+	"net/netip"
+	"slices"
+
+	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
+	"pilaster.io/pilaster/internal/packet"
+	"pilaster.io/pilaster/internal/reason"
+)
+
+// Here is the node of the switch under test, There another, Stranger of another cluster.
+var (
+	Here     = netip.MustParsePrefix("fd70:696c:6100:1::/64")
+	There    = netip.MustParsePrefix("fd70:696c:6100:2::/64")
+	Stranger = netip.MustParsePrefix("fd00:1:2:3::/64")
+	region   = netip.MustParsePrefix("fd70:696c:6100::/48")
+)
+
+// world is who there is, in one family. Tenants 7 and 8 have the same addresses.
+type world struct {
+	name     string
+	own      netip.Addr // port 2 of tenant 7, port 3 of tenant 8
+	beside   netip.Addr // port 4 of tenant 7, on this node too
+	far      netip.Addr // of both tenants, on There
+	nobody   netip.Addr // in the tenants' overlay
+	overlay  netip.Prefix
+	there    netip.Prefix // of both tenants, on There
+	service  netip.Addr   // tenant 7's name of storage
+	storage  netip.Addr   // outside
+	outside  netip.Addr   // too, and no service
+	gateway  netip.Addr   // of this node
+	gateway2 netip.Addr   // of There
+	virtual  netip.Addr   // how own of tenant 7 looks from outside
+	leads    netip.Addr   // a virtual address here of far of tenant 7
+	request  packet.ICMP
+	groups   []netip.Addr
+}
+
+func worlds() []world {
+	a, p := netip.MustParseAddr, netip.MustParsePrefix
+	return []world{{
+		name: "IPv4",
+		own:  a("10.0.1.2"), beside: a("10.0.1.4"), far: a("10.0.2.2"), nobody: a("10.0.7.7"), overlay: p("10.0.0.0/16"), there: p("10.0.2.0/24"),
+		service: a("10.9.9.9"), storage: a("192.0.2.9"), outside: a("192.0.2.1"),
+		gateway: a("100.64.1.1"), gateway2: a("100.64.2.1"), virtual: a("100.64.1.2"), leads: a("100.64.1.3"),
+		request: packet.ICMP{Type: packet.EchoRequest4, Rest: packet.Echo(1, 2), Payload: []byte("odd")},
+		groups:  []netip.Addr{a("224.0.0.1"), a("239.255.255.250"), a("255.255.255.255")},
+	}, {
+		name: "IPv6",
+		own:  a("fd10:0:0:1::2"), beside: a("fd10:0:0:1::4"), far: a("fd10:0:0:2::2"), nobody: a("fd10:0:0:7::7"), overlay: p("fd10::/48"), there: p("fd10:0:0:2::/64"),
+		service: a("fd10:9::9"), storage: a("2001:db8:9::9"), outside: a("2001:db8:9::1"),
+		gateway: a("fd64:0:0:1::1"), gateway2: a("fd64:0:0:2::1"), virtual: a("fd64:0:0:1::2"), leads: a("fd64:0:0:1::3"),
+		request: packet.ICMP{Type: packet.EchoRequest, Rest: packet.Echo(1, 2), Payload: []byte("odd")},
+		groups:  []netip.Addr{a("ff02::1"), a("ff0e::1234")},
+	}}
+}
+
+// entries of one family on Here.
+func (w world) entries() []pipeline.Entry {
+	one := func(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
+	sender := func(port pipeline.Port, a netip.Addr, vni pipeline.VNI, identity uint16) pipeline.Entry {
+		return pipeline.Sender{Port: port, Address: a, VNI: vni, Identity: identity}
+	}
+	virtual := func(vni pipeline.VNI, a, real netip.Addr) []pipeline.Entry {
+		return []pipeline.Entry{
+			pipeline.DNAT{VNI: vni, Virtual: a, RealVNI: 7, Real: real}, pipeline.SNAT{VNI: 7, Real: real, Virtual: a},
+		}
+	}
+	forward := func(vni pipeline.VNI, to netip.Prefix, port pipeline.Port) pipeline.Entry {
+		f := pipeline.Forward{VNI: vni, To: to, Port: port}
+		if port == pipeline.VXLAN {
+			f.VTEP = pipeline.VTEP(There)
+		}
+		return f
+	}
+	return slices.Concat([]pipeline.Entry{
+		sender(2, w.own, 7, 70), sender(3, w.own, 8, 80), sender(4, w.beside, 7, 0),
+		pipeline.NorthSouth{To: one(w.storage)}, pipeline.NorthSouth{To: one(w.gateway)},
+		forward(7, w.overlay, 0), forward(8, w.overlay, 0),
+		forward(7, one(w.own), 2), forward(8, one(w.own), 3), forward(7, one(w.beside), 4),
+		forward(7, w.there, pipeline.VXLAN), forward(8, w.there, pipeline.VXLAN),
+		forward(pipeline.Any, one(w.storage), pipeline.Gateway), forward(pipeline.Any, one(w.gateway), pipeline.Gateway),
+		forward(pipeline.Any, one(w.gateway2), pipeline.VXLAN),
+	}, virtual(7, w.service, w.storage), virtual(pipeline.GatewayVNI, w.virtual, w.own), virtual(pipeline.GatewayVNI, w.leads, w.far))
+}
+
+// Entries are those of the cases, in both families.
+func Entries() []pipeline.Entry {
+	all := []pipeline.Entry{pipeline.Peer{Nodes: region}}
+	for _, w := range worlds() {
+		all = append(all, w.entries()...)
+	}
+	return all
+}
+
+// Ports are the containers of the cases.
+var Ports = []pipeline.Port{2, 3, 4}
+
+// Cases are all, whose packets are told apart by no payload: run one after the other.
+func Cases() []Case {
+	var all []Case
+	table := pipeline.Table{Entries: Entries()}
+	for _, w := range worlds() {
+		for _, c := range append(w.traffic(), w.drops()...) {
+			c.Name, c.Table = w.name+": "+c.Name, table
+			all = append(all, c)
+		}
+	}
+	arp := packet.Frame([]byte{255, 255, 255, 255, 255, 255}, pipeline.InsideMAC, packet.EtherTypeARP, make([]byte, 28))
+	return append(all, Case{Name: "ARP", Table: table, From: 2, Frame: arp, Drop: reason.NotIp6})
+}
+
+// body is a packet without addresses.
+type body struct {
+	name string
+	packet.Packet
+}
+
+// bodies are what NAT has to set right.
+func (w world) bodies() []body {
+	return []body{
+		{"TCP", packet.Packet{Body: packet.TCP{SourcePort: 1000, DestinationPort: 80, Sequence: 7, Flags: packet.SYN, Window: 512, Payload: []byte("odd")}}},
+		{"UDP", packet.Packet{Body: packet.UDP{SourcePort: 1000, DestinationPort: 53, Payload: []byte("odd")}}},
+		{"UDP without a checksum", packet.Packet{Body: packet.Raw{Proto: packet.ProtocolUDP, Data: []byte{0, 1, 0, 2, 0, 10, 0, 0, 1, 2}}}},
+		{"ICMP", packet.Packet{Body: w.request}},
+		{"another protocol", packet.Packet{Body: packet.Raw{Proto: 50, Data: []byte("whatever is in it")}}},
+		{"a first fragment", packet.Packet{Body: packet.UDP{SourcePort: 1000, DestinationPort: 53, Payload: []byte("12345678")},
+			Extensions: []packet.Extension{packet.Fragment(0, true, 9)}}},
+		{"a later fragment", packet.Packet{Body: packet.Raw{Proto: packet.ProtocolUDP, Data: []byte("12345678")},
+			Extensions: []packet.Extension{packet.Fragment(16, false, 9)}}},
+	}
+}
+
+// ways are those of NIMITZ §3.1's traffic types, each node's part of it.
+func (w world) ways() []Case {
+	at := func(name string, from pipeline.Port, source, destination netip.Addr) Case {
+		return Case{Name: name, From: from, Packet: packet.Packet{Source: source, Destination: destination}}
+	}
+	by := func(name string, vni pipeline.VNI, identity uint16, source, destination netip.Addr) Case {
+		c := at(name, pipeline.VXLAN, source, destination)
+		c.Outer, c.VNI, c.Identity = pipeline.VTEP(There), vni, identity
+		return c
+	}
+	return []Case{
+		at("a: same node", 4, w.beside, w.own),
+		at("a: to oneself", 2, w.own, w.own),
+		at("b: leaves", 2, w.own, w.far),
+		at("b: the other tenant's leaves", 3, w.own, w.far),
+		by("b: arrives", 7, 71, w.far, w.own),
+		by("b: the other tenant's arrives", 8, 81, w.far, w.own),
+		at("c: to the service", 2, w.own, w.service),
+		at("c: its answer", pipeline.Gateway, w.storage, w.virtual),
+		at("d: to a container here", pipeline.Gateway, w.gateway, w.virtual),
+		at("d: its answer", 2, w.own, w.gateway),
+		at("d: to a container there", pipeline.Gateway, w.gateway, w.leads),
+		by("d: its answer arrives", 7, 71, w.far, w.gateway),
+		by("d: from a gateway there", 7, 0, w.gateway2, w.own),
+		at("d: the answer to a gateway there", 2, w.own, w.gateway2),
+	}
+}
+
+func (w world) traffic() []Case {
+	var all []Case
+	for _, way := range w.ways() {
+		for _, b := range w.bodies() {
+			c := way
+			c.Name += ", " + b.name
+			c.Packet = b.Packet
+			c.Packet.Source, c.Packet.Destination = way.Packet.Source, way.Packet.Destination
+			all = append(all, c)
+		}
+	}
+	return all
+}
+
+func (w world) drops() []Case {
+	gram := packet.UDP{SourcePort: 1000, DestinationPort: 53, Payload: []byte("odd")}
+	at := func(name string, from pipeline.Port, source, destination netip.Addr) Case {
+		return Case{Name: name, From: from, Packet: packet.Packet{Source: source, Destination: destination, Body: gram}}
+	}
+	by := func(name string, outer netip.Addr, vni pipeline.VNI, destination netip.Addr) Case {
+		c := at(name, pipeline.VXLAN, w.far, destination)
+		c.Outer, c.VNI = outer, vni
+		return c
+	}
+	all := []Case{
+		at("another's source", 2, w.beside, w.far),
+		at("a source of far away", 2, w.far, w.own),
+		at("a source of the other tenant alone", 3, w.beside, w.far),
+		at("nobody is there", 2, w.own, w.nobody),
+		at("outside, and no service", 2, w.own, w.outside),
+		at("the other tenant to the service", 3, w.own, w.service),
+		at("the other tenant to who is beside", 3, w.own, w.beside),
+		at("from the gateway to nothing virtual", pipeline.Gateway, w.storage, w.own),
+		at("from the gateway back to it", pipeline.Gateway, w.storage, w.storage),
+		by("a node passes nothing on", pipeline.VTEP(There), 7, w.far),
+		by("an unknown VNI", pipeline.VTEP(There), 9, w.own),
+		by("the gateway's VNI", pipeline.VTEP(There), pipeline.GatewayVNI, w.own),
+		by("no VNI", pipeline.VTEP(There), 0, w.own),
+		by("not from a VTEP", There.Addr().Next(), 7, w.own),
+		by("from another cluster's VTEP", pipeline.VTEP(Stranger), 7, w.own),
+	}
+	for _, group := range w.groups {
+		c := at("to all of "+group.String(), 2, w.own, group)
+		c.Drop = reason.Multicast
+		all = append(all, c)
+	}
+	last := at("the last hop is not for a tunnel", 2, w.own, w.far)
+	last.Packet.HopLimit = 1
+	here := at("the last hop, same node", 4, w.beside, w.own)
+	here.Packet.HopLimit = 1
+	arrives := by("the last hop, arrived", pipeline.VTEP(There), 7, w.own)
+	arrives.Packet.HopLimit = 1
+	return append(all, last, here, arrives)
+}

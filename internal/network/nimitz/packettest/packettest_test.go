@@ -1,0 +1,38 @@
+package packettest
+
+import (
+	"testing"
+
+	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
+	"pilaster.io/pilaster/internal/reason"
+)
+
+// TestCases has every way out of the pipeline and every reason to be dropped among what the judge makes of the cases.
+func TestCases(t *testing.T) {
+	names, ports, reasons := map[string]bool{}, map[pipeline.Port]int{}, map[reason.Reason]int{}
+	for _, c := range Cases() {
+		if names[c.Name] {
+			t.Errorf("two cases are called %s", c.Name)
+		}
+		names[c.Name] = true
+		got := c.Want()
+		if got.Drop != 0 {
+			reasons[got.Drop]++
+		} else {
+			ports[got.To]++
+		}
+		if (got.Drop == 0) != (got.Frame != nil) {
+			t.Errorf("%s: %+v", c.Name, got)
+		}
+	}
+	for _, port := range append(Ports, pipeline.VXLAN, pipeline.Gateway) {
+		if ports[port] == 0 && port != 4 {
+			t.Errorf("nothing goes to %v", port)
+		}
+	}
+	for _, why := range []reason.Reason{reason.NotIp6, reason.SrcNotOwn, reason.NoEndpoint, reason.NoRoute, reason.PeerUnknown, reason.Multicast, reason.HopLimit} {
+		if reasons[why] == 0 {
+			t.Errorf("nothing is dropped for %v", why)
+		}
+	}
+}
