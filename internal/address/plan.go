@@ -19,13 +19,24 @@ const (
 type Plan struct {
 	Base    netip.Prefix // node /64s are cut from it
 	Private netip.Prefix // where ciphertexts lie
+	// Every node has a block of virtual addresses in each of these, by which tenants with addresses of their own and the rest of
+	// the network see each other (NIMITZ §3.1). The zero Prefix means none.
+	Gateway4, Gateway6 netip.Prefix
 }
 
-// DefaultPlan is fd70:696c:6100::/40 ("pila") beside fc00::/8.
+// Lengths of a node's block in the gateway prefixes. In IPv4 256 addresses, so of 100.64.0.0/10 16,384 nodes have one.
+const (
+	GatewayBits4 = 24
+	GatewayBits6 = 80
+)
+
+// DefaultPlan is fd70:696c:6100::/40 ("pila") beside fc00::/8, with gateways in 100.64.0.0/10 (RFC 6598) and fd70:696c:6700::/48 ("pilg").
 func DefaultPlan() Plan {
 	return Plan{
-		Base:    netip.MustParsePrefix("fd70:696c:6100::/40"),
-		Private: netip.MustParsePrefix("fc00::/8"),
+		Base:     netip.MustParsePrefix("fd70:696c:6100::/40"),
+		Private:  netip.MustParsePrefix("fc00::/8"),
+		Gateway4: netip.MustParsePrefix("100.64.0.0/10"),
+		Gateway6: netip.MustParsePrefix("fd70:696c:6700::/48"),
 	}
 }
 
@@ -69,7 +80,7 @@ func (p Plan) Validate() error {
 	if p.Base.Overlaps(p.Private) {
 		return fmt.Errorf("base prefix %v and private prefix %v overlap; choose them apart", p.Base, p.Private)
 	}
-	return nil
+	return p.validateGateways()
 }
 
 // ContainsNode reports whether a prefix is a node's /64 under this plan.

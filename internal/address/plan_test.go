@@ -41,7 +41,7 @@ func TestPlanValidate(t *testing.T) {
 		// What does not parse is the zero prefix, as a caller that lost an error would pass it.
 		base, _ := netip.ParsePrefix(c.base)
 		private, _ := netip.ParsePrefix(c.private)
-		err := Plan{base, private}.Validate()
+		err := Plan{Base: base, Private: private}.Validate()
 		if (err == nil) != (c.refused == "") || err != nil && !strings.Contains(err.Error(), c.refused) {
 			t.Errorf("base %q, private %q: %v; want %q", c.base, c.private, err, c.refused)
 		}
@@ -56,7 +56,7 @@ func FuzzPlanValidate(f *testing.F) {
 	f.Fuzz(func(t *testing.T, base []byte, baseBits int, private []byte, privateBits int) {
 		a, _ := netip.AddrFromSlice(base)
 		b, _ := netip.AddrFromSlice(private)
-		p := Plan{netip.PrefixFrom(a, baseBits), netip.PrefixFrom(b, privateBits)}
+		p := Plan{Base: netip.PrefixFrom(a, baseBits), Private: netip.PrefixFrom(b, privateBits)}
 		if p.Validate() != nil {
 			return
 		}

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -77,7 +78,7 @@ func appFromProto(a *pilasterv1.App) (App, error) {
 }
 
 func tenantFromProto(t *pilasterv1.Tenant) (tenant.Tenant, error) {
-	out := tenant.Tenant{Name: t.GetName(), Changes: t.GetChanges()}
+	out := tenant.Tenant{Name: t.GetName(), Network: cmp.Or(t.GetNetwork(), tenant.Netpila), Changes: t.GetChanges()}
 	if t.GetCreated() != nil {
 		out.Created = t.Created.AsTime()
 	}
@@ -86,8 +87,17 @@ func tenantFromProto(t *pilasterv1.Tenant) (tenant.Tenant, error) {
 		out.Addressing = tenant.Encrypted
 	case pilasterv1.Addressing_ADDRESSING_CLEAR:
 		out.Addressing = tenant.Clear
+	case pilasterv1.Addressing_ADDRESSING_OWN:
+		out.Addressing = tenant.Own
 	default:
 		return out, fmt.Errorf("tenant %s has addressing %d, which this build does not know; upgrade the agent", t.GetName(), a)
+	}
+	var err error
+	if out.Overlays, err = tenant.ParseOverlays(t.GetOverlays()); err != nil {
+		return out, fmt.Errorf("tenant %s: %w", t.GetName(), err)
+	}
+	if err := checkNetwork(out); err != nil {
+		return out, fmt.Errorf("tenant %s %w; upgrade the agent", t.GetName(), err)
 	}
 	for _, id := range t.GetIds() {
 		if id.Id < 1 || id.Id > uint32(address.MaxTenantID) || len(id.Key) != len(address.Key{}) {
@@ -102,6 +112,18 @@ func tenantFromProto(t *pilasterv1.Tenant) (tenant.Tenant, error) {
 		return out, fmt.Errorf("tenant %s has no id to draw from", t.GetName())
 	}
 	return out, nil
+}
+
+// checkNetwork refuses a tenant whose containers this build could not give addresses.
+func checkNetwork(t tenant.Tenant) error {
+	own := t.Network == tenant.Nimitz
+	switch {
+	case !own && t.Network != tenant.Netpila:
+		return fmt.Errorf("is on network %q, which this build does not know", t.Network)
+	case own != (t.Addressing == tenant.Own), own != (len(t.Overlays) > 0):
+		return fmt.Errorf("on network %s has %s addressing and %d CIDRs, which do not go together", t.Network, t.Addressing, len(t.Overlays))
+	}
+	return nil
 }
 
 // knownFromProto sorts tenants and apps by tenant. Apps may come without their tenant.
@@ -134,12 +156,18 @@ func knownFromProto(tenants []*pilasterv1.Tenant, apps []*pilasterv1.App, whole 
 
 // tenantToProto leaves the ids out.
 func tenantToProto(t tenant.Tenant) *pilasterv1.Tenant {
-	out := &pilasterv1.Tenant{Name: t.Name, Addressing: pilasterv1.Addressing_ADDRESSING_ENCRYPTED, Changes: t.Changes}
+	out := &pilasterv1.Tenant{Name: t.Name, Addressing: pilasterv1.Addressing_ADDRESSING_ENCRYPTED, Changes: t.Changes, Network: t.Network}
 	if !t.Created.IsZero() {
 		out.Created = timestamppb.New(t.Created)
 	}
-	if t.Addressing == tenant.Clear {
+	switch t.Addressing {
+	case tenant.Clear:
 		out.Addressing = pilasterv1.Addressing_ADDRESSING_CLEAR
+	case tenant.Own:
+		out.Addressing = pilasterv1.Addressing_ADDRESSING_OWN
+	}
+	for _, o := range t.Overlays {
+		out.Overlays = append(out.Overlays, &pilasterv1.Overlay{Cidr: o.CIDR.String(), NodeBits: uint32(o.NodeBits)})
 	}
 	return out
 }
@@ -159,6 +187,17 @@ func membershipFromProto(r *pilasterv1.RegisterResponse) (Membership, error) {
 			return m, fmt.Errorf("the orchestrator's answer cannot be used: %w", err)
 		}
 		*p.to = prefix
+	}
+	for _, text := range r.GetPlan().GetGatewayPrefixes() {
+		prefix, err := netip.ParsePrefix(text)
+		if err != nil {
+			return m, fmt.Errorf("the orchestrator's answer cannot be used: %w", err)
+		}
+		if prefix.Addr().Is4() {
+			m.Plan.Gateway4 = prefix
+		} else {
+			m.Plan.Gateway6 = prefix
+		}
 	}
 	return m, nil
 }

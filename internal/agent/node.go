@@ -45,6 +45,9 @@ type clusterFile struct {
 	Prefix  netip.Prefix `json:"prefix"`
 	Base    netip.Prefix `json:"basePrefix"`
 	Private netip.Prefix `json:"privatePrefix"`
+
+	Gateway4 netip.Prefix `json:"gatewayPrefix4,omitzero"`
+	Gateway6 netip.Prefix `json:"gatewayPrefix6,omitzero"`
 }
 
 // Membership is what registration fixed for good: which cluster this is, its use of the
@@ -117,7 +120,7 @@ func (f nodeFile) validate() error {
 }
 
 func (c *clusterFile) membership() Membership {
-	return Membership{c.UUID, c.Prefix, address.Plan{Base: c.Base, Private: c.Private}}
+	return Membership{c.UUID, c.Prefix, address.Plan{Base: c.Base, Private: c.Private, Gateway4: c.Gateway4, Gateway6: c.Gateway6}}
 }
 
 func (m Membership) validate() error {
@@ -159,14 +162,20 @@ func (n *Node) Join(m Membership) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.file.Cluster != nil {
-		if held := n.file.Cluster.membership(); held != m {
-			return fmt.Errorf("the orchestrator says cluster %s, prefix %v, plan %v and %v; this node holds %s, %v, %v and %v\n  nothing was changed and containers keep what they have; use the right orchestrator, or restore its data",
-				m.ClusterUUID, m.Prefix, m.Plan.Base, m.Plan.Private, held.ClusterUUID, held.Prefix, held.Plan.Base, held.Plan.Private)
+		held := n.file.Cluster.membership()
+		if held == m {
+			return nil
 		}
-		return nil
+		if older := held.Plan; !older.Gateway4.IsValid() && !older.Gateway6.IsValid() { // than gateway prefixes
+			held.Plan.Gateway4, held.Plan.Gateway6 = m.Plan.Gateway4, m.Plan.Gateway6
+		}
+		if held != m {
+			return fmt.Errorf("the orchestrator says cluster %s, prefix %v, plan %v; this node holds %s, %v, %v\n  nothing was changed and containers keep what they have; use the right orchestrator, or restore its data",
+				m.ClusterUUID, m.Prefix, m.Plan, held.ClusterUUID, held.Prefix, held.Plan)
+		}
 	}
 	f := n.file
-	f.Cluster = &clusterFile{m.ClusterUUID, m.Prefix, m.Plan.Base, m.Plan.Private}
+	f.Cluster = &clusterFile{m.ClusterUUID, m.Prefix, m.Plan.Base, m.Plan.Private, m.Plan.Gateway4, m.Plan.Gateway6}
 	if err := durable.Write(n.path, f, 0o600); err != nil {
 		return err
 	}

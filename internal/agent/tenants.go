@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -70,6 +71,8 @@ func newHosted(k Known) *hosted { return &hosted{Known: k, endpoints: map[addres
 type tenantFile struct {
 	Version    int               `json:"version"`
 	Name       string            `json:"name"`
+	Network    string            `json:"network,omitempty"` // empty means netpila
+	Overlays   []overlayFile     `json:"overlays,omitempty"`
 	Addressing tenant.Addressing `json:"addressing"`
 	Created    time.Time         `json:"created"`
 	IDs        []idFile          `json:"ids"`
@@ -83,6 +86,11 @@ type idFile struct {
 	Key string           `json:"key"` // 32 hexadecimal digits
 
 	OnlyAccepted bool `json:"onlyAccepted,omitempty"`
+}
+
+type overlayFile struct {
+	CIDR     netip.Prefix `json:"cidr"`
+	NodeBits int          `json:"nodeBits,omitempty"`
 }
 
 // OpenTenants reads what is known from <dir>/tenants.
@@ -123,10 +131,16 @@ func readTenant(path string) (*hosted, error) {
 }
 
 func (f tenantFile) hosted() (*hosted, error) {
-	h := newHosted(Known{Tenant: tenant.Tenant{Name: f.Name, Addressing: f.Addressing, Created: f.Created, Changes: f.Changes}, Apps: f.Apps})
+	h := newHosted(Known{Tenant: tenant.Tenant{Name: f.Name, Network: cmp.Or(f.Network, tenant.Netpila), Addressing: f.Addressing, Created: f.Created, Changes: f.Changes}, Apps: f.Apps})
 	h.deleted = f.Deleted
-	if f.Addressing != tenant.Encrypted && f.Addressing != tenant.Clear {
+	for _, o := range f.Overlays {
+		h.Tenant.Overlays = append(h.Tenant.Overlays, tenant.Overlay(o))
+	}
+	if !slices.Contains([]tenant.Addressing{tenant.Encrypted, tenant.Clear, tenant.Own}, f.Addressing) {
 		return nil, fmt.Errorf("addressing %q is unknown", f.Addressing)
+	}
+	if err := checkNetwork(h.Tenant); err != nil {
+		return nil, fmt.Errorf("it %w", err)
 	}
 	for _, id := range f.IDs {
 		k, err := address.ParseKey(id.Key)
@@ -158,6 +172,12 @@ func (f tenantFile) hosted() (*hosted, error) {
 
 func (t *Tenants) write(h *hosted) error {
 	f := tenantFile{Version: stateVersion, Name: h.Tenant.Name, Addressing: h.Tenant.Addressing, Created: h.Tenant.Created, Changes: h.Tenant.Changes, Apps: h.Apps, Deleted: h.deleted}
+	if h.Tenant.Network != tenant.Netpila {
+		f.Network = h.Tenant.Network
+	}
+	for _, o := range h.Tenant.Overlays {
+		f.Overlays = append(f.Overlays, overlayFile(o))
+	}
 	for _, id := range h.Tenant.IDs {
 		f.IDs = append(f.IDs, idFile{id.ID, id.Key.String(), id.OnlyAccepted})
 	}

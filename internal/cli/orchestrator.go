@@ -18,6 +18,7 @@ const defaultDataDir = "/var/lib/pilaster/orchestrator"
 func newOrchestratorCommand(env Env) *cobra.Command {
 	var c orchestrator.Config
 	var etcd, base, private string
+	var gateways []string
 	plan := address.DefaultPlan()
 	cmd := &cobra.Command{
 		Use:   "orchestrator",
@@ -36,6 +37,9 @@ replaces.`,
 				return err
 			}
 			if c.Plan.Private, err = prefixFlag("--private-prefix", private); err != nil {
+				return err
+			}
+			if err = gatewayFlag(gateways, &c.Plan); err != nil {
 				return err
 			}
 			if c.Etcd.Endpoints = store.SplitEndpoints(etcd); len(c.Etcd.Endpoints) == 0 && (c.Etcd.CA != "" || c.Etcd.Cert != "" || c.Etcd.Key != "") {
@@ -73,7 +77,28 @@ replaces.`,
 	f.StringVar(&c.Etcd.Key, "etcd-key", "", "file with its key")
 	f.StringVar(&base, "base-prefix", "", fmt.Sprintf("prefix that node /64s are cut from, fixed at the first start (default %v)", plan.Base))
 	f.StringVar(&private, "private-prefix", "", fmt.Sprintf("prefix of the addresses that containers see, fixed at the first start (default %v)", plan.Private))
+	f.StringSliceVar(&gateways, "gateway-prefix", nil, fmt.Sprintf("prefixes of virtual addresses, one of each family, of which nodes with tenants of network nimitz have a /%d and a /%d each; fixed at the first start (default %v,%v)",
+		address.GatewayBits4, address.GatewayBits6, plan.Gateway4, plan.Gateway6))
 	return cmd
+}
+
+// gatewayFlag sorts gateway prefixes by family.
+func gatewayFlag(texts []string, plan *address.Plan) error {
+	for _, text := range texts {
+		prefix, err := prefixFlag("--gateway-prefix", text)
+		if err != nil {
+			return err
+		}
+		to := &plan.Gateway6
+		if prefix.Addr().Is4() {
+			to = &plan.Gateway4
+		}
+		if to.IsValid() {
+			return usage("--gateway-prefix %v and %v are of one family", *to, prefix)
+		}
+		*to = prefix
+	}
+	return nil
 }
 
 // prefixFlag is the zero Prefix for an empty text.

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"net/netip"
 	"strings"
 	"time"
 
@@ -17,8 +18,10 @@ import (
 // tenantView is a tenant as JSON.
 type tenantView struct {
 	Name       string            `json:"name"`
+	Network    string            `json:"network"`
 	Addressing tenant.Addressing `json:"addressing"`
-	IDs        []tenantIDView    `json:"ids"` // in the order made
+	Overlays   []overlayView     `json:"overlays,omitzero"` // of a nimitz tenant
+	IDs        []tenantIDView    `json:"ids"`               // in the order made
 	Created    time.Time         `json:"created"`
 	Apps       []appView         `json:"apps,omitzero"`  // of tenant get
 	Nodes      []hostView        `json:"nodes,omitzero"` // of tenant get: those that host it
@@ -29,10 +32,28 @@ type appView struct {
 	Labels map[string]string `json:"labels"`
 }
 
+// overlayView is a range of addresses that is a tenant's own.
+type overlayView struct {
+	CIDR     string `json:"cidr"`
+	NodeBits uint32 `json:"nodeBits,omitempty"` // 0: addresses are given one by one
+	Given    uint64 `json:"given"`              // subnets or addresses that nodes have
+	Capacity uint64 `json:"capacity"`
+}
+
 func viewTenant(t *pilasterv1.Tenant) tenantView {
-	v := tenantView{Name: t.Name, Addressing: tenant.Encrypted, Created: t.Created.AsTime()}
-	if t.Addressing == pilasterv1.Addressing_ADDRESSING_CLEAR {
+	v := tenantView{Name: t.Name, Network: cmp.Or(t.Network, tenant.Netpila), Addressing: tenant.Encrypted, Created: t.Created.AsTime()}
+	switch t.Addressing {
+	case pilasterv1.Addressing_ADDRESSING_CLEAR:
 		v.Addressing = tenant.Clear
+	case pilasterv1.Addressing_ADDRESSING_OWN:
+		v.Addressing = tenant.Own
+	}
+	for _, o := range t.Overlays {
+		view := overlayView{CIDR: o.Cidr, NodeBits: o.NodeBits, Given: o.Given}
+		if cidr, err := netip.ParsePrefix(o.Cidr); err == nil {
+			_, view.Capacity = tenant.Overlay{CIDR: cidr, NodeBits: int(o.NodeBits)}.Given()
+		}
+		v.Overlays = append(v.Overlays, view)
 	}
 	v.IDs = viewIDs(t.Ids)
 	return v
@@ -44,6 +65,22 @@ func (v tenantView) ids() string {
 		ids = append(ids, fmt.Sprint(id.ID))
 	}
 	return strings.Join(ids, ",")
+}
+
+func (o overlayView) describe() string {
+	what := "addresses"
+	if o.NodeBits != 0 {
+		what = fmt.Sprintf("node subnets /%d", o.NodeBits)
+	}
+	return fmt.Sprintf("%d of %d %s given", o.Given, o.Capacity, what)
+}
+
+func (v tenantView) cidrs() string {
+	var cidrs []string
+	for _, o := range v.Overlays {
+		cidrs = append(cidrs, fmt.Sprintf("%s (%d/%d)", o.CIDR, o.Given, o.Capacity))
+	}
+	return cmp.Or(strings.Join(cidrs, ", "), "-")
 }
 
 func newTenantCommand(env Env) *cobra.Command {
@@ -60,21 +97,22 @@ func newTenantCommand(env Env) *cobra.Command {
 func newTenantCreate(env Env) *cobra.Command {
 	var socket orchestratorSocket
 	var out output
-	addressing := string(tenant.Encrypted)
+	var chosen tenantChoice
 	cmd := &cobra.Command{
-		Use:     "create NAME",
-		Short:   "Make a tenant with an id and a random key",
-		Example: "  pilaster tenant create blue\n  pilaster tenant create red --addressing clear",
-		Args:    cobra.ExactArgs(1),
+		Use:   "create NAME",
+		Short: "Make a tenant with an id and a random key",
+		Long: `Make a tenant with an id and a random key.
+
+On network netpila a container's address says where it is, and no node keeps a table. On network nimitz
+a tenant has addresses of its own, which others may have too: one CIDR, or one of each family. Every node
+that hosts it gets a subnet of each, or with --no-node-cidrs every container an address.`,
+		Example: "  pilaster tenant create blue\n  pilaster tenant create red --addressing clear\n" +
+			"  pilaster tenant create green --network nimitz --cidr 10.0.0.0/16 --cidr fd12:3456::/48",
+		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			req := &pilasterv1.CreateTenantRequest{Name: args[0]}
-			switch tenant.Addressing(addressing) {
-			case tenant.Encrypted:
-				req.Addressing = pilasterv1.Addressing_ADDRESSING_ENCRYPTED
-			case tenant.Clear:
-				req.Addressing = pilasterv1.Addressing_ADDRESSING_CLEAR
-			default:
-				return usage("addressing %q: say encrypted or clear", addressing)
+			req, err := chosen.request(args[0])
+			if err != nil {
+				return err
 			}
 			resp, err := socket.client().CreateTenant(cmd.Context(), connect.NewRequest(req))
 			if err != nil {
@@ -82,15 +120,107 @@ func newTenantCreate(env Env) *cobra.Command {
 			}
 			v := viewTenant(resp.Msg.Tenant)
 			return out.print(env.Stdout, v, func(w io.Writer) {
-				fmt.Fprintf(w, "tenant %s created: id %s, %s\n", v.Name, v.ids(), v.Addressing)
+				fmt.Fprintf(w, "tenant %s created: id %s, %s\n", v.Name, v.ids(), v.describe())
 			})
 		},
 	}
 	socket.bind(cmd)
 	out.bind(cmd)
-	cmd.Flags().StringVar(&addressing, "addressing", addressing, "what its containers see: encrypted or clear addresses")
-	_ = cmd.RegisterFlagCompletionFunc("addressing", cobra.FixedCompletions([]string{string(tenant.Encrypted), string(tenant.Clear)}, cobra.ShellCompDirectiveNoFileComp))
+	chosen.bind(cmd)
 	return cmd
+}
+
+// describe is how its containers get their addresses.
+func (v tenantView) describe() string {
+	if v.Network == tenant.Netpila {
+		return string(v.Addressing)
+	}
+	var cidrs []string
+	for _, o := range v.Overlays {
+		cidrs = append(cidrs, o.CIDR)
+		if o.NodeBits != 0 {
+			cidrs[len(cidrs)-1] += fmt.Sprintf(" (a /%d each node)", o.NodeBits)
+		}
+	}
+	return fmt.Sprintf("network %s, %s", v.Network, strings.Join(cidrs, ", "))
+}
+
+// tenantChoice is the flags of tenant create.
+type tenantChoice struct {
+	network, addressing string
+	cidrs               []string
+	nodeBits            []int
+	noNodeCIDRs         bool
+}
+
+func (c *tenantChoice) bind(cmd *cobra.Command) {
+	f := cmd.Flags()
+	fixed := func(flag string, values ...string) {
+		_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
+	}
+	f.StringVar(&c.network, "network", tenant.Netpila, "netpila or nimitz")
+	fixed("network", tenant.Netpila, tenant.Nimitz)
+	f.StringVar(&c.addressing, "addressing", "", "of network netpila, what its containers see: encrypted or clear addresses (default encrypted)")
+	fixed("addressing", string(tenant.Encrypted), string(tenant.Clear))
+	f.StringSliceVar(&c.cidrs, "cidr", nil, "of network nimitz, the tenant's own addresses; one, or one of each family")
+	f.IntSliceVar(&c.nodeBits, "node-bits", nil, fmt.Sprintf("length of each node's subnet, one for each --cidr in their order (default %d in IPv4, %d in IPv6)", tenant.DefaultNodeBits4, tenant.DefaultNodeBits6))
+	f.BoolVar(&c.noNodeCIDRs, "no-node-cidrs", false, "nodes get no subnets; addresses are given one by one, and every node keeps an entry for each container")
+}
+
+func (c *tenantChoice) request(name string) (*pilasterv1.CreateTenantRequest, error) {
+	req := &pilasterv1.CreateTenantRequest{Name: name, Network: c.network}
+	switch c.network {
+	case tenant.Netpila:
+		if len(c.cidrs) > 0 || len(c.nodeBits) > 0 || c.noNodeCIDRs {
+			return nil, usage("--cidr, --node-bits and --no-node-cidrs are for --network nimitz; on netpila addresses follow from the node")
+		}
+	case tenant.Nimitz:
+		if c.addressing != "" {
+			return nil, usage("--addressing is for --network netpila; on nimitz containers have addresses of the tenant's own")
+		}
+		var err error
+		req.Overlays, err = c.overlays()
+		return req, err
+	default:
+		return nil, usage("network %q: say netpila or nimitz", c.network)
+	}
+	switch tenant.Addressing(c.addressing) {
+	case tenant.Encrypted, "":
+		req.Addressing = pilasterv1.Addressing_ADDRESSING_ENCRYPTED
+	case tenant.Clear:
+		req.Addressing = pilasterv1.Addressing_ADDRESSING_CLEAR
+	default:
+		return nil, usage("addressing %q: say encrypted or clear", c.addressing)
+	}
+	return req, nil
+}
+
+func (c *tenantChoice) overlays() ([]*pilasterv1.Overlay, error) {
+	switch {
+	case len(c.cidrs) == 0:
+		return nil, usage("--network nimitz needs the tenant's own addresses: --cidr, once or once for each family")
+	case c.noNodeCIDRs && len(c.nodeBits) > 0:
+		return nil, usage("--node-bits and --no-node-cidrs exclude each other")
+	case len(c.nodeBits) > 0 && len(c.nodeBits) != len(c.cidrs):
+		return nil, usage("%d --node-bits for %d --cidr: give one for each, in their order", len(c.nodeBits), len(c.cidrs))
+	}
+	var overlays []*pilasterv1.Overlay
+	for i, text := range c.cidrs {
+		cidr, err := prefixFlag("--cidr", text)
+		if err != nil || !cidr.IsValid() {
+			return nil, usage("--cidr %q is not a prefix such as 10.0.0.0/16", text)
+		}
+		bits := tenant.DefaultNodeBits(cidr)
+		if c.noNodeCIDRs {
+			bits = 0
+		} else if len(c.nodeBits) > 0 {
+			if bits = c.nodeBits[i]; bits < 1 || bits > cidr.Addr().BitLen() {
+				return nil, usage("--node-bits %d is not the length of a subnet of %v", bits, cidr)
+			}
+		}
+		overlays = append(overlays, &pilasterv1.Overlay{Cidr: text, NodeBits: uint32(bits)})
+	}
+	return overlays, nil
 }
 
 func newTenantGet(env Env) *cobra.Command {
@@ -119,7 +249,10 @@ func newTenantGet(env Env) *cobra.Command {
 }
 
 func printTenant(w io.Writer, v tenantView) {
-	fmt.Fprintf(w, "name\t%s\naddressing\t%s\ncreated\t%s\n", v.Name, v.Addressing, moment(v.Created))
+	fmt.Fprintf(w, "name\t%s\nnetwork\t%s\naddressing\t%s\ncreated\t%s\n", v.Name, v.Network, v.Addressing, moment(v.Created))
+	for _, o := range v.Overlays {
+		fmt.Fprintf(w, "cidr\t%s\t%s\n", o.CIDR, o.describe())
+	}
 	for _, id := range v.IDs {
 		fmt.Fprintf(w, "id\t%d\t%s\n", id.ID, id.describe())
 	}
@@ -154,9 +287,9 @@ func newTenantList(env Env) *cobra.Command {
 				views = append(views, viewTenant(t))
 			}
 			return out.print(env.Stdout, views, func(w io.Writer) {
-				fmt.Fprintln(w, "NAME\tADDRESSING\tIDS\tCREATED")
+				fmt.Fprintln(w, "NAME\tNETWORK\tADDRESSING\tCIDRS\tIDS\tCREATED")
 				for _, v := range views {
-					fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", v.Name, v.Addressing, v.ids(), moment(v.Created))
+					fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", v.Name, v.Network, v.Addressing, v.cidrs(), v.ids(), moment(v.Created))
 				}
 			})
 		},

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/join"
 	"pilaster.io/pilaster/internal/orchestrator/pki"
@@ -33,6 +34,7 @@ const (
 
 // nodeService serves agents. A node acts as itself only: who it is comes from its certificate.
 type nodeService struct {
+	pilasterv1connect.UnimplementedNodeServiceHandler
 	store   *store.Store
 	model   *model
 	token   *tokenFile
@@ -145,7 +147,13 @@ func checkHeld(held *pilasterv1.Held) error {
 }
 
 func plan(p address.Plan) *pilasterv1.Plan {
-	return &pilasterv1.Plan{BasePrefix: p.Base.String(), PrivatePrefix: p.Private.String()}
+	out := &pilasterv1.Plan{BasePrefix: p.Base.String(), PrivatePrefix: p.Private.String()}
+	for _, gateway := range []netip.Prefix{p.Gateway4, p.Gateway6} {
+		if gateway.IsValid() {
+			out.GatewayPrefixes = append(out.GatewayPrefixes, gateway.String())
+		}
+	}
+	return out
 }
 
 func (s *nodeService) Resolve(ctx context.Context, req *connect.Request[pilasterv1.ResolveRequest]) (*connect.Response[pilasterv1.ResolveResponse], error) {

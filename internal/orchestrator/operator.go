@@ -11,6 +11,7 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/orchestrator/store"
+	"pilaster.io/pilaster/internal/tenant"
 )
 
 // operatorService serves people on the unix socket. Changes return when this orchestrator's
@@ -32,12 +33,35 @@ func (s *operatorService) await(ctx context.Context) {
 }
 
 func (s *operatorService) CreateTenant(ctx context.Context, req *connect.Request[pilasterv1.CreateTenantRequest]) (*connect.Response[pilasterv1.CreateTenantResponse], error) {
-	tenant, err := s.store.CreateTenant(ctx, req.Msg.Name, req.Msg.Addressing)
+	made, err := s.createTenant(ctx, req.Msg)
 	if err != nil {
 		return nil, err
 	}
 	s.await(ctx)
-	return connect.NewResponse(&pilasterv1.CreateTenantResponse{Tenant: withoutKeys(tenant)}), nil
+	return connect.NewResponse(&pilasterv1.CreateTenantResponse{Tenant: withoutKeys(made)}), nil
+}
+
+func (s *operatorService) createTenant(ctx context.Context, m *pilasterv1.CreateTenantRequest) (*pilasterv1.Tenant, error) {
+	invalid := func(format string, args ...any) error {
+		return connect.NewError(connect.CodeInvalidArgument, fmt.Errorf(format+"; nothing was changed", args...))
+	}
+	switch m.Network {
+	case "", tenant.Netpila:
+		if len(m.Overlays) > 0 {
+			return nil, invalid("tenant %s is on network netpila, where addresses follow from the node, and has no CIDRs of its own (network nimitz has)", m.Name)
+		}
+		return s.store.CreateTenant(ctx, m.Name, m.Addressing)
+	case tenant.Nimitz:
+		if m.Addressing != pilasterv1.Addressing_ADDRESSING_UNSPECIFIED && m.Addressing != pilasterv1.Addressing_ADDRESSING_OWN {
+			return nil, invalid("tenant %s is on network nimitz, where containers have addresses of the tenant's own; encrypted and clear addressing are of network netpila", m.Name)
+		}
+		overlays, err := tenant.ParseOverlays(m.Overlays)
+		if err != nil {
+			return nil, invalid("%v", err)
+		}
+		return s.store.CreateNimitzTenant(ctx, m.Name, overlays)
+	}
+	return nil, invalid("there is no network %q; a tenant is on netpila or nimitz", m.Network)
 }
 
 func (s *operatorService) GetTenant(_ context.Context, req *connect.Request[pilasterv1.GetTenantRequest]) (*connect.Response[pilasterv1.GetTenantResponse], error) {

@@ -18,6 +18,7 @@ type Addressing string
 const (
 	Encrypted Addressing = "encrypted" // AES-128 of the plaintext address (NETPILA §6.2)
 	Clear     Addressing = "clear"     // the plaintext address itself
+	Own       Addressing = "own"       // an address of the tenant's overlays: on network nimitz, and on no other
 )
 
 // Networks that a tenant may be on.

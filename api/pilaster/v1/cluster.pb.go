@@ -30,6 +30,7 @@ const (
 	Addressing_ADDRESSING_UNSPECIFIED Addressing = 0 // means encrypted
 	Addressing_ADDRESSING_ENCRYPTED   Addressing = 1 // containers see AES-128(key, plaintext address)
 	Addressing_ADDRESSING_CLEAR       Addressing = 2 // containers see the plaintext address
+	Addressing_ADDRESSING_OWN         Addressing = 3 // containers have addresses of the tenant's overlays: on network nimitz, and on no other
 )
 
 // Enum value maps for Addressing.
@@ -38,11 +39,13 @@ var (
 		0: "ADDRESSING_UNSPECIFIED",
 		1: "ADDRESSING_ENCRYPTED",
 		2: "ADDRESSING_CLEAR",
+		3: "ADDRESSING_OWN",
 	}
 	Addressing_value = map[string]int32{
 		"ADDRESSING_UNSPECIFIED": 0,
 		"ADDRESSING_ENCRYPTED":   1,
 		"ADDRESSING_CLEAR":       2,
+		"ADDRESSING_OWN":         3,
 	}
 )
 
@@ -78,8 +81,10 @@ type Plan struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	BasePrefix    string                 `protobuf:"bytes,1,opt,name=base_prefix,json=basePrefix,proto3" json:"base_prefix,omitempty"`          // "fd70:696c:6100::/40": node /64s are cut from it
 	PrivatePrefix string                 `protobuf:"bytes,2,opt,name=private_prefix,json=privatePrefix,proto3" json:"private_prefix,omitempty"` // "fc00::/8": what containers of encrypted tenants see
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	// "100.64.0.0/10" and one of IPv6: each node has a block of virtual addresses in each, which follows from its prefix.
+	GatewayPrefixes []string `protobuf:"bytes,3,rep,name=gateway_prefixes,json=gatewayPrefixes,proto3" json:"gateway_prefixes,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *Plan) Reset() {
@@ -124,6 +129,13 @@ func (x *Plan) GetPrivatePrefix() string {
 		return x.PrivatePrefix
 	}
 	return ""
+}
+
+func (x *Plan) GetGatewayPrefixes() []string {
+	if x != nil {
+		return x.GatewayPrefixes
+	}
+	return nil
 }
 
 // Node is a machine: a name, the UUID on its disk, and the /64 routed to it.
@@ -288,7 +300,9 @@ type Tenant struct {
 	Addressing    Addressing             `protobuf:"varint,2,opt,name=addressing,proto3,enum=pilaster.v1.Addressing" json:"addressing,omitempty"`
 	Ids           []*TenantId            `protobuf:"bytes,3,rep,name=ids,proto3" json:"ids,omitempty"` // in the order made; new containers draw from the last that is not only accepted
 	Created       *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=created,proto3" json:"created,omitempty"`
-	Changes       uint64                 `protobuf:"varint,5,opt,name=changes,proto3" json:"changes,omitempty"` // of ids, counted: of two lists the one with more is newer
+	Changes       uint64                 `protobuf:"varint,5,opt,name=changes,proto3" json:"changes,omitempty"`  // of ids, counted: of two lists the one with more is newer
+	Network       string                 `protobuf:"bytes,6,opt,name=network,proto3" json:"network,omitempty"`   // "netpila", also where it is empty, or "nimitz"
+	Overlays      []*Overlay             `protobuf:"bytes,7,rep,name=overlays,proto3" json:"overlays,omitempty"` // of a nimitz tenant: one, or one of each family
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -358,6 +372,158 @@ func (x *Tenant) GetChanges() uint64 {
 	return 0
 }
 
+func (x *Tenant) GetNetwork() string {
+	if x != nil {
+		return x.Network
+	}
+	return ""
+}
+
+func (x *Tenant) GetOverlays() []*Overlay {
+	if x != nil {
+		return x.Overlays
+	}
+	return nil
+}
+
+// Overlay is a range of addresses that is a tenant's own; other tenants may have the same.
+type Overlay struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Cidr          string                 `protobuf:"bytes,1,opt,name=cidr,proto3" json:"cidr,omitempty"`                          // "10.0.0.0/16"
+	NodeBits      uint32                 `protobuf:"varint,2,opt,name=node_bits,json=nodeBits,proto3" json:"node_bits,omitempty"` // length of the subnet of it that each node gets; 0: addresses are given one by one
+	Given         uint64                 `protobuf:"varint,3,opt,name=given,proto3" json:"given,omitempty"`                       // subnets or addresses of it that nodes have; where people ask, never stored
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Overlay) Reset() {
+	*x = Overlay{}
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Overlay) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Overlay) ProtoMessage() {}
+
+func (x *Overlay) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Overlay.ProtoReflect.Descriptor instead.
+func (*Overlay) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *Overlay) GetCidr() string {
+	if x != nil {
+		return x.Cidr
+	}
+	return ""
+}
+
+func (x *Overlay) GetNodeBits() uint32 {
+	if x != nil {
+		return x.NodeBits
+	}
+	return 0
+}
+
+func (x *Overlay) GetGiven() uint64 {
+	if x != nil {
+		return x.Given
+	}
+	return 0
+}
+
+// Mapping says which node a subnet or an address of a tenant's overlay is on.
+type Mapping struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	To            string                 `protobuf:"bytes,2,opt,name=to,proto3" json:"to,omitempty"`     // "10.0.3.0/24", "10.0.0.5/32"
+	Node          string                 `protobuf:"bytes,3,opt,name=node,proto3" json:"node,omitempty"` // prefix: "fd70:696c:6100:1::/64"
+	Name          string                 `protobuf:"bytes,4,opt,name=name,proto3" json:"name,omitempty"` // of the node
+	Key           string                 `protobuf:"bytes,5,opt,name=key,proto3" json:"key,omitempty"`   // of an address: that of the endpoint it was given for
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Mapping) Reset() {
+	*x = Mapping{}
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Mapping) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Mapping) ProtoMessage() {}
+
+func (x *Mapping) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Mapping.ProtoReflect.Descriptor instead.
+func (*Mapping) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *Mapping) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *Mapping) GetTo() string {
+	if x != nil {
+		return x.To
+	}
+	return ""
+}
+
+func (x *Mapping) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *Mapping) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Mapping) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
 // Hosting is what is known of one node and one tenant it hosts.
 type Hosting struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -373,7 +539,7 @@ type Hosting struct {
 
 func (x *Hosting) Reset() {
 	*x = Hosting{}
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[4]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -385,7 +551,7 @@ func (x *Hosting) String() string {
 func (*Hosting) ProtoMessage() {}
 
 func (x *Hosting) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[4]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -398,7 +564,7 @@ func (x *Hosting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hosting.ProtoReflect.Descriptor instead.
 func (*Hosting) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{4}
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Hosting) GetTenant() string {
@@ -455,7 +621,7 @@ type App struct {
 
 func (x *App) Reset() {
 	*x = App{}
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[5]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -467,7 +633,7 @@ func (x *App) String() string {
 func (*App) ProtoMessage() {}
 
 func (x *App) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[5]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -480,7 +646,7 @@ func (x *App) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use App.ProtoReflect.Descriptor instead.
 func (*App) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{5}
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *App) GetTenant() string {
@@ -508,11 +674,12 @@ var File_pilaster_v1_cluster_proto protoreflect.FileDescriptor
 
 const file_pilaster_v1_cluster_proto_rawDesc = "" +
 	"\n" +
-	"\x19pilaster/v1/cluster.proto\x12\vpilaster.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"N\n" +
+	"\x19pilaster/v1/cluster.proto\x12\vpilaster.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"y\n" +
 	"\x04Plan\x12\x1f\n" +
 	"\vbase_prefix\x18\x01 \x01(\tR\n" +
 	"basePrefix\x12%\n" +
-	"\x0eprivate_prefix\x18\x02 \x01(\tR\rprivatePrefix\"\xe5\x01\n" +
+	"\x0eprivate_prefix\x18\x02 \x01(\tR\rprivatePrefix\x12)\n" +
+	"\x10gateway_prefixes\x18\x03 \x03(\tR\x0fgatewayPrefixes\"\xe5\x01\n" +
 	"\x04Node\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04uuid\x18\x02 \x01(\tR\x04uuid\x12\x16\n" +
@@ -526,7 +693,7 @@ const file_pilaster_v1_cluster_proto_rawDesc = "" +
 	"\bTenantId\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\fR\x03key\x12#\n" +
-	"\ronly_accepted\x18\x03 \x01(\bR\fonlyAccepted\"\xce\x01\n" +
+	"\ronly_accepted\x18\x03 \x01(\bR\fonlyAccepted\"\x9a\x02\n" +
 	"\x06Tenant\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x127\n" +
 	"\n" +
@@ -534,7 +701,19 @@ const file_pilaster_v1_cluster_proto_rawDesc = "" +
 	"addressing\x12'\n" +
 	"\x03ids\x18\x03 \x03(\v2\x15.pilaster.v1.TenantIdR\x03ids\x124\n" +
 	"\acreated\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\acreated\x12\x18\n" +
-	"\achanges\x18\x05 \x01(\x04R\achanges\"\x9f\x01\n" +
+	"\achanges\x18\x05 \x01(\x04R\achanges\x12\x18\n" +
+	"\anetwork\x18\x06 \x01(\tR\anetwork\x120\n" +
+	"\boverlays\x18\a \x03(\v2\x14.pilaster.v1.OverlayR\boverlays\"P\n" +
+	"\aOverlay\x12\x12\n" +
+	"\x04cidr\x18\x01 \x01(\tR\x04cidr\x12\x1b\n" +
+	"\tnode_bits\x18\x02 \x01(\rR\bnodeBits\x12\x14\n" +
+	"\x05given\x18\x03 \x01(\x04R\x05given\"k\n" +
+	"\aMapping\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x0e\n" +
+	"\x02to\x18\x02 \x01(\tR\x02to\x12\x12\n" +
+	"\x04node\x18\x03 \x01(\tR\x04node\x12\x12\n" +
+	"\x04name\x18\x04 \x01(\tR\x04name\x12\x10\n" +
+	"\x03key\x18\x05 \x01(\tR\x03key\"\x9f\x01\n" +
 	"\aHosting\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12\x18\n" +
@@ -548,12 +727,13 @@ const file_pilaster_v1_cluster_proto_rawDesc = "" +
 	"\x06labels\x18\x03 \x03(\v2\x1c.pilaster.v1.App.LabelsEntryR\x06labels\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01*X\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01*l\n" +
 	"\n" +
 	"Addressing\x12\x1a\n" +
 	"\x16ADDRESSING_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14ADDRESSING_ENCRYPTED\x10\x01\x12\x14\n" +
-	"\x10ADDRESSING_CLEAR\x10\x02B1Z/pilaster.io/pilaster/api/pilaster/v1;pilasterv1b\x06proto3"
+	"\x10ADDRESSING_CLEAR\x10\x02\x12\x12\n" +
+	"\x0eADDRESSING_OWN\x10\x03B1Z/pilaster.io/pilaster/api/pilaster/v1;pilasterv1b\x06proto3"
 
 var (
 	file_pilaster_v1_cluster_proto_rawDescOnce sync.Once
@@ -568,29 +748,32 @@ func file_pilaster_v1_cluster_proto_rawDescGZIP() []byte {
 }
 
 var file_pilaster_v1_cluster_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_pilaster_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 7)
+var file_pilaster_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
 var file_pilaster_v1_cluster_proto_goTypes = []any{
 	(Addressing)(0),               // 0: pilaster.v1.Addressing
 	(*Plan)(nil),                  // 1: pilaster.v1.Plan
 	(*Node)(nil),                  // 2: pilaster.v1.Node
 	(*TenantId)(nil),              // 3: pilaster.v1.TenantId
 	(*Tenant)(nil),                // 4: pilaster.v1.Tenant
-	(*Hosting)(nil),               // 5: pilaster.v1.Hosting
-	(*App)(nil),                   // 6: pilaster.v1.App
-	nil,                           // 7: pilaster.v1.App.LabelsEntry
-	(*timestamppb.Timestamp)(nil), // 8: google.protobuf.Timestamp
+	(*Overlay)(nil),               // 5: pilaster.v1.Overlay
+	(*Mapping)(nil),               // 6: pilaster.v1.Mapping
+	(*Hosting)(nil),               // 7: pilaster.v1.Hosting
+	(*App)(nil),                   // 8: pilaster.v1.App
+	nil,                           // 9: pilaster.v1.App.LabelsEntry
+	(*timestamppb.Timestamp)(nil), // 10: google.protobuf.Timestamp
 }
 var file_pilaster_v1_cluster_proto_depIdxs = []int32{
-	8, // 0: pilaster.v1.Node.registered:type_name -> google.protobuf.Timestamp
-	0, // 1: pilaster.v1.Tenant.addressing:type_name -> pilaster.v1.Addressing
-	3, // 2: pilaster.v1.Tenant.ids:type_name -> pilaster.v1.TenantId
-	8, // 3: pilaster.v1.Tenant.created:type_name -> google.protobuf.Timestamp
-	7, // 4: pilaster.v1.App.labels:type_name -> pilaster.v1.App.LabelsEntry
-	5, // [5:5] is the sub-list for method output_type
-	5, // [5:5] is the sub-list for method input_type
-	5, // [5:5] is the sub-list for extension type_name
-	5, // [5:5] is the sub-list for extension extendee
-	0, // [0:5] is the sub-list for field type_name
+	10, // 0: pilaster.v1.Node.registered:type_name -> google.protobuf.Timestamp
+	0,  // 1: pilaster.v1.Tenant.addressing:type_name -> pilaster.v1.Addressing
+	3,  // 2: pilaster.v1.Tenant.ids:type_name -> pilaster.v1.TenantId
+	10, // 3: pilaster.v1.Tenant.created:type_name -> google.protobuf.Timestamp
+	5,  // 4: pilaster.v1.Tenant.overlays:type_name -> pilaster.v1.Overlay
+	9,  // 5: pilaster.v1.App.labels:type_name -> pilaster.v1.App.LabelsEntry
+	6,  // [6:6] is the sub-list for method output_type
+	6,  // [6:6] is the sub-list for method input_type
+	6,  // [6:6] is the sub-list for extension type_name
+	6,  // [6:6] is the sub-list for extension extendee
+	0,  // [0:6] is the sub-list for field type_name
 }
 
 func init() { file_pilaster_v1_cluster_proto_init() }
@@ -604,7 +787,7 @@ func file_pilaster_v1_cluster_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pilaster_v1_cluster_proto_rawDesc), len(file_pilaster_v1_cluster_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   7,
+			NumMessages:   9,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

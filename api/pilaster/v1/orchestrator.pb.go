@@ -22,6 +22,302 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+type AllocateRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Key           string                 `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"` // of the endpoint; empty where the tenant has node subnets
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AllocateRequest) Reset() {
+	*x = AllocateRequest{}
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AllocateRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AllocateRequest) ProtoMessage() {}
+
+func (x *AllocateRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AllocateRequest.ProtoReflect.Descriptor instead.
+func (*AllocateRequest) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *AllocateRequest) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *AllocateRequest) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+type AllocateResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Prefixes      []string               `protobuf:"bytes,1,rep,name=prefixes,proto3" json:"prefixes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AllocateResponse) Reset() {
+	*x = AllocateResponse{}
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AllocateResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AllocateResponse) ProtoMessage() {}
+
+func (x *AllocateResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AllocateResponse.ProtoReflect.Descriptor instead.
+func (*AllocateResponse) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *AllocateResponse) GetPrefixes() []string {
+	if x != nil {
+		return x.Prefixes
+	}
+	return nil
+}
+
+type FreeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Key           string                 `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FreeRequest) Reset() {
+	*x = FreeRequest{}
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FreeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FreeRequest) ProtoMessage() {}
+
+func (x *FreeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FreeRequest.ProtoReflect.Descriptor instead.
+func (*FreeRequest) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *FreeRequest) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *FreeRequest) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+type FreeResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FreeResponse) Reset() {
+	*x = FreeResponse{}
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FreeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FreeResponse) ProtoMessage() {}
+
+func (x *FreeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FreeResponse.ProtoReflect.Descriptor instead.
+func (*FreeResponse) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{3}
+}
+
+type ListMappingsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	PageToken     string                 `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"` // of the page before; empty for the first
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListMappingsRequest) Reset() {
+	*x = ListMappingsRequest{}
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListMappingsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListMappingsRequest) ProtoMessage() {}
+
+func (x *ListMappingsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListMappingsRequest.ProtoReflect.Descriptor instead.
+func (*ListMappingsRequest) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *ListMappingsRequest) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *ListMappingsRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+type ListMappingsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Mappings      []*Mapping             `protobuf:"bytes,1,rep,name=mappings,proto3" json:"mappings,omitempty"`
+	Revision      int64                  `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"`                                 // of the store, of all pages
+	NextPageToken string                 `protobuf:"bytes,3,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"` // empty: this is the last one
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListMappingsResponse) Reset() {
+	*x = ListMappingsResponse{}
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListMappingsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListMappingsResponse) ProtoMessage() {}
+
+func (x *ListMappingsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListMappingsResponse.ProtoReflect.Descriptor instead.
+func (*ListMappingsResponse) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *ListMappingsResponse) GetMappings() []*Mapping {
+	if x != nil {
+		return x.Mappings
+	}
+	return nil
+}
+
+func (x *ListMappingsResponse) GetRevision() int64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
+func (x *ListMappingsResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
 type JoinRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Secret        string                 `protobuf:"bytes,1,opt,name=secret,proto3" json:"secret,omitempty"` // the secret part of the join token
@@ -34,7 +330,7 @@ type JoinRequest struct {
 
 func (x *JoinRequest) Reset() {
 	*x = JoinRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[0]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -46,7 +342,7 @@ func (x *JoinRequest) String() string {
 func (*JoinRequest) ProtoMessage() {}
 
 func (x *JoinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[0]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -59,7 +355,7 @@ func (x *JoinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinRequest.ProtoReflect.Descriptor instead.
 func (*JoinRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{0}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *JoinRequest) GetSecret() string {
@@ -100,7 +396,7 @@ type JoinResponse struct {
 
 func (x *JoinResponse) Reset() {
 	*x = JoinResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[1]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -112,7 +408,7 @@ func (x *JoinResponse) String() string {
 func (*JoinResponse) ProtoMessage() {}
 
 func (x *JoinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[1]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -125,7 +421,7 @@ func (x *JoinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinResponse.ProtoReflect.Descriptor instead.
 func (*JoinResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{1}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *JoinResponse) GetCertificate() []byte {
@@ -151,7 +447,7 @@ type RenewRequest struct {
 
 func (x *RenewRequest) Reset() {
 	*x = RenewRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[2]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -163,7 +459,7 @@ func (x *RenewRequest) String() string {
 func (*RenewRequest) ProtoMessage() {}
 
 func (x *RenewRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[2]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -176,7 +472,7 @@ func (x *RenewRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewRequest.ProtoReflect.Descriptor instead.
 func (*RenewRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{2}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *RenewRequest) GetCsr() []byte {
@@ -195,7 +491,7 @@ type RenewResponse struct {
 
 func (x *RenewResponse) Reset() {
 	*x = RenewResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[3]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -207,7 +503,7 @@ func (x *RenewResponse) String() string {
 func (*RenewResponse) ProtoMessage() {}
 
 func (x *RenewResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[3]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -220,7 +516,7 @@ func (x *RenewResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewResponse.ProtoReflect.Descriptor instead.
 func (*RenewResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{3}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *RenewResponse) GetCertificate() []byte {
@@ -243,7 +539,7 @@ type RegisterRequest struct {
 
 func (x *RegisterRequest) Reset() {
 	*x = RegisterRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[4]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -255,7 +551,7 @@ func (x *RegisterRequest) String() string {
 func (*RegisterRequest) ProtoMessage() {}
 
 func (x *RegisterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[4]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -268,7 +564,7 @@ func (x *RegisterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterRequest.ProtoReflect.Descriptor instead.
 func (*RegisterRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{4}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *RegisterRequest) GetWantedPrefix() string {
@@ -312,13 +608,14 @@ type Held struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Tenants       []*Tenant              `protobuf:"bytes,1,rep,name=tenants,proto3" json:"tenants,omitempty"` // names and ids, without keys; changes as last heard
 	Apps          []*App                 `protobuf:"bytes,2,rep,name=apps,proto3" json:"apps,omitempty"`
+	Mappings      []*Mapping             `protobuf:"bytes,3,rep,name=mappings,proto3" json:"mappings,omitempty"` // its own
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Held) Reset() {
 	*x = Held{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[5]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -330,7 +627,7 @@ func (x *Held) String() string {
 func (*Held) ProtoMessage() {}
 
 func (x *Held) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[5]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -343,7 +640,7 @@ func (x *Held) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Held.ProtoReflect.Descriptor instead.
 func (*Held) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{5}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Held) GetTenants() []*Tenant {
@@ -360,6 +657,13 @@ func (x *Held) GetApps() []*App {
 	return nil
 }
 
+func (x *Held) GetMappings() []*Mapping {
+	if x != nil {
+		return x.Mappings
+	}
+	return nil
+}
+
 type RegisterResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Node          *Node                  `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
@@ -371,7 +675,7 @@ type RegisterResponse struct {
 
 func (x *RegisterResponse) Reset() {
 	*x = RegisterResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[6]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -383,7 +687,7 @@ func (x *RegisterResponse) String() string {
 func (*RegisterResponse) ProtoMessage() {}
 
 func (x *RegisterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[6]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -396,7 +700,7 @@ func (x *RegisterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterResponse.ProtoReflect.Descriptor instead.
 func (*RegisterResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{6}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *RegisterResponse) GetNode() *Node {
@@ -431,7 +735,7 @@ type ResolveRequest struct {
 
 func (x *ResolveRequest) Reset() {
 	*x = ResolveRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[7]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -443,7 +747,7 @@ func (x *ResolveRequest) String() string {
 func (*ResolveRequest) ProtoMessage() {}
 
 func (x *ResolveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[7]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -456,7 +760,7 @@ func (x *ResolveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResolveRequest.ProtoReflect.Descriptor instead.
 func (*ResolveRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{7}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ResolveRequest) GetTenant() string {
@@ -490,7 +794,7 @@ type ResolveResponse struct {
 
 func (x *ResolveResponse) Reset() {
 	*x = ResolveResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[8]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -502,7 +806,7 @@ func (x *ResolveResponse) String() string {
 func (*ResolveResponse) ProtoMessage() {}
 
 func (x *ResolveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[8]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -515,7 +819,7 @@ func (x *ResolveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResolveResponse.ProtoReflect.Descriptor instead.
 func (*ResolveResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{8}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ResolveResponse) GetTenant() *Tenant {
@@ -552,7 +856,7 @@ type FollowRequest struct {
 
 func (x *FollowRequest) Reset() {
 	*x = FollowRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[9]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -564,7 +868,7 @@ func (x *FollowRequest) String() string {
 func (*FollowRequest) ProtoMessage() {}
 
 func (x *FollowRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[9]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -577,7 +881,7 @@ func (x *FollowRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowRequest.ProtoReflect.Descriptor instead.
 func (*FollowRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{9}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *FollowRequest) GetHostedTenants() []string {
@@ -637,7 +941,7 @@ type FollowResponse struct {
 
 func (x *FollowResponse) Reset() {
 	*x = FollowResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[10]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -649,7 +953,7 @@ func (x *FollowResponse) String() string {
 func (*FollowResponse) ProtoMessage() {}
 
 func (x *FollowResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[10]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -662,7 +966,7 @@ func (x *FollowResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowResponse.ProtoReflect.Descriptor instead.
 func (*FollowResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{10}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *FollowResponse) GetEvent() isFollowResponse_Event {
@@ -739,7 +1043,7 @@ type Snapshot struct {
 
 func (x *Snapshot) Reset() {
 	*x = Snapshot{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[11]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -751,7 +1055,7 @@ func (x *Snapshot) String() string {
 func (*Snapshot) ProtoMessage() {}
 
 func (x *Snapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[11]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -764,7 +1068,7 @@ func (x *Snapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Snapshot.ProtoReflect.Descriptor instead.
 func (*Snapshot) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{11}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Snapshot) GetNode() *Node {
@@ -795,13 +1099,15 @@ type Delta struct {
 	Apps           []*App                 `protobuf:"bytes,3,rep,name=apps,proto3" json:"apps,omitempty"`
 	DeletedTenants []string               `protobuf:"bytes,4,rep,name=deleted_tenants,json=deletedTenants,proto3" json:"deleted_tenants,omitempty"`
 	WholeTenants   []string               `protobuf:"bytes,5,rep,name=whole_tenants,json=wholeTenants,proto3" json:"whole_tenants,omitempty"` // those of tenants above that come with all their apps
+	Mappings       []*Mapping             `protobuf:"bytes,6,rep,name=mappings,proto3" json:"mappings,omitempty"`                             // new ones
+	EndedMappings  []*Mapping             `protobuf:"bytes,7,rep,name=ended_mappings,json=endedMappings,proto3" json:"ended_mappings,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
 
 func (x *Delta) Reset() {
 	*x = Delta{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[12]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -813,7 +1119,7 @@ func (x *Delta) String() string {
 func (*Delta) ProtoMessage() {}
 
 func (x *Delta) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[12]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -826,7 +1132,7 @@ func (x *Delta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Delta.ProtoReflect.Descriptor instead.
 func (*Delta) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{12}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Delta) GetNode() *Node {
@@ -864,6 +1170,20 @@ func (x *Delta) GetWholeTenants() []string {
 	return nil
 }
 
+func (x *Delta) GetMappings() []*Mapping {
+	if x != nil {
+		return x.Mappings
+	}
+	return nil
+}
+
+func (x *Delta) GetEndedMappings() []*Mapping {
+	if x != nil {
+		return x.EndedMappings
+	}
+	return nil
+}
+
 type Heartbeat struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -872,7 +1192,7 @@ type Heartbeat struct {
 
 func (x *Heartbeat) Reset() {
 	*x = Heartbeat{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[13]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -884,7 +1204,7 @@ func (x *Heartbeat) String() string {
 func (*Heartbeat) ProtoMessage() {}
 
 func (x *Heartbeat) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[13]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -897,7 +1217,7 @@ func (x *Heartbeat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Heartbeat.ProtoReflect.Descriptor instead.
 func (*Heartbeat) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{13}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{19}
 }
 
 type GetTokenRequest struct {
@@ -908,7 +1228,7 @@ type GetTokenRequest struct {
 
 func (x *GetTokenRequest) Reset() {
 	*x = GetTokenRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[14]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -920,7 +1240,7 @@ func (x *GetTokenRequest) String() string {
 func (*GetTokenRequest) ProtoMessage() {}
 
 func (x *GetTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[14]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -933,7 +1253,7 @@ func (x *GetTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTokenRequest.ProtoReflect.Descriptor instead.
 func (*GetTokenRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{14}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{20}
 }
 
 type GetTokenResponse struct {
@@ -945,7 +1265,7 @@ type GetTokenResponse struct {
 
 func (x *GetTokenResponse) Reset() {
 	*x = GetTokenResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[15]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -957,7 +1277,7 @@ func (x *GetTokenResponse) String() string {
 func (*GetTokenResponse) ProtoMessage() {}
 
 func (x *GetTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[15]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -970,7 +1290,7 @@ func (x *GetTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTokenResponse.ProtoReflect.Descriptor instead.
 func (*GetTokenResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{15}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *GetTokenResponse) GetToken() string {
@@ -988,7 +1308,7 @@ type RotateTokenRequest struct {
 
 func (x *RotateTokenRequest) Reset() {
 	*x = RotateTokenRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[16]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1000,7 +1320,7 @@ func (x *RotateTokenRequest) String() string {
 func (*RotateTokenRequest) ProtoMessage() {}
 
 func (x *RotateTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[16]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1013,7 +1333,7 @@ func (x *RotateTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateTokenRequest.ProtoReflect.Descriptor instead.
 func (*RotateTokenRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{16}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{22}
 }
 
 type RotateTokenResponse struct {
@@ -1025,7 +1345,7 @@ type RotateTokenResponse struct {
 
 func (x *RotateTokenResponse) Reset() {
 	*x = RotateTokenResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[17]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1037,7 +1357,7 @@ func (x *RotateTokenResponse) String() string {
 func (*RotateTokenResponse) ProtoMessage() {}
 
 func (x *RotateTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[17]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1050,7 +1370,7 @@ func (x *RotateTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateTokenResponse.ProtoReflect.Descriptor instead.
 func (*RotateTokenResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{17}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *RotateTokenResponse) GetToken() string {
@@ -1063,14 +1383,16 @@ func (x *RotateTokenResponse) GetToken() string {
 type CreateTenantRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	Addressing    Addressing             `protobuf:"varint,2,opt,name=addressing,proto3,enum=pilaster.v1.Addressing" json:"addressing,omitempty"`
+	Addressing    Addressing             `protobuf:"varint,2,opt,name=addressing,proto3,enum=pilaster.v1.Addressing" json:"addressing,omitempty"` // of a netpila tenant
+	Network       string                 `protobuf:"bytes,3,opt,name=network,proto3" json:"network,omitempty"`                                    // empty means netpila
+	Overlays      []*Overlay             `protobuf:"bytes,4,rep,name=overlays,proto3" json:"overlays,omitempty"`                                  // of a nimitz tenant
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CreateTenantRequest) Reset() {
 	*x = CreateTenantRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[18]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1082,7 +1404,7 @@ func (x *CreateTenantRequest) String() string {
 func (*CreateTenantRequest) ProtoMessage() {}
 
 func (x *CreateTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[18]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1095,7 +1417,7 @@ func (x *CreateTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTenantRequest.ProtoReflect.Descriptor instead.
 func (*CreateTenantRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{18}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *CreateTenantRequest) GetName() string {
@@ -1112,6 +1434,20 @@ func (x *CreateTenantRequest) GetAddressing() Addressing {
 	return Addressing_ADDRESSING_UNSPECIFIED
 }
 
+func (x *CreateTenantRequest) GetNetwork() string {
+	if x != nil {
+		return x.Network
+	}
+	return ""
+}
+
+func (x *CreateTenantRequest) GetOverlays() []*Overlay {
+	if x != nil {
+		return x.Overlays
+	}
+	return nil
+}
+
 type CreateTenantResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Tenant        *Tenant                `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
@@ -1121,7 +1457,7 @@ type CreateTenantResponse struct {
 
 func (x *CreateTenantResponse) Reset() {
 	*x = CreateTenantResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[19]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1133,7 +1469,7 @@ func (x *CreateTenantResponse) String() string {
 func (*CreateTenantResponse) ProtoMessage() {}
 
 func (x *CreateTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[19]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1146,7 +1482,7 @@ func (x *CreateTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTenantResponse.ProtoReflect.Descriptor instead.
 func (*CreateTenantResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{19}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *CreateTenantResponse) GetTenant() *Tenant {
@@ -1166,7 +1502,7 @@ type GetTenantRequest struct {
 
 func (x *GetTenantRequest) Reset() {
 	*x = GetTenantRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[20]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1178,7 +1514,7 @@ func (x *GetTenantRequest) String() string {
 func (*GetTenantRequest) ProtoMessage() {}
 
 func (x *GetTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[20]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1191,7 +1527,7 @@ func (x *GetTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTenantRequest.ProtoReflect.Descriptor instead.
 func (*GetTenantRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{20}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *GetTenantRequest) GetName() string {
@@ -1219,7 +1555,7 @@ type GetTenantResponse struct {
 
 func (x *GetTenantResponse) Reset() {
 	*x = GetTenantResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[21]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1231,7 +1567,7 @@ func (x *GetTenantResponse) String() string {
 func (*GetTenantResponse) ProtoMessage() {}
 
 func (x *GetTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[21]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1244,7 +1580,7 @@ func (x *GetTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTenantResponse.ProtoReflect.Descriptor instead.
 func (*GetTenantResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{21}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *GetTenantResponse) GetTenant() *Tenant {
@@ -1276,7 +1612,7 @@ type ListTenantsRequest struct {
 
 func (x *ListTenantsRequest) Reset() {
 	*x = ListTenantsRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[22]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1288,7 +1624,7 @@ func (x *ListTenantsRequest) String() string {
 func (*ListTenantsRequest) ProtoMessage() {}
 
 func (x *ListTenantsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[22]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1301,7 +1637,7 @@ func (x *ListTenantsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTenantsRequest.ProtoReflect.Descriptor instead.
 func (*ListTenantsRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{22}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{28}
 }
 
 type ListTenantsResponse struct {
@@ -1313,7 +1649,7 @@ type ListTenantsResponse struct {
 
 func (x *ListTenantsResponse) Reset() {
 	*x = ListTenantsResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[23]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1325,7 +1661,7 @@ func (x *ListTenantsResponse) String() string {
 func (*ListTenantsResponse) ProtoMessage() {}
 
 func (x *ListTenantsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[23]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1338,7 +1674,7 @@ func (x *ListTenantsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTenantsResponse.ProtoReflect.Descriptor instead.
 func (*ListTenantsResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{23}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ListTenantsResponse) GetTenants() []*Tenant {
@@ -1357,7 +1693,7 @@ type DeleteTenantRequest struct {
 
 func (x *DeleteTenantRequest) Reset() {
 	*x = DeleteTenantRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[24]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1369,7 +1705,7 @@ func (x *DeleteTenantRequest) String() string {
 func (*DeleteTenantRequest) ProtoMessage() {}
 
 func (x *DeleteTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[24]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1382,7 +1718,7 @@ func (x *DeleteTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTenantRequest.ProtoReflect.Descriptor instead.
 func (*DeleteTenantRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{24}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *DeleteTenantRequest) GetName() string {
@@ -1400,7 +1736,7 @@ type DeleteTenantResponse struct {
 
 func (x *DeleteTenantResponse) Reset() {
 	*x = DeleteTenantResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[25]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1412,7 +1748,7 @@ func (x *DeleteTenantResponse) String() string {
 func (*DeleteTenantResponse) ProtoMessage() {}
 
 func (x *DeleteTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[25]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1425,7 +1761,7 @@ func (x *DeleteTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTenantResponse.ProtoReflect.Descriptor instead.
 func (*DeleteTenantResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{25}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{31}
 }
 
 type RotateKeyRequest struct {
@@ -1438,7 +1774,7 @@ type RotateKeyRequest struct {
 
 func (x *RotateKeyRequest) Reset() {
 	*x = RotateKeyRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[26]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1450,7 +1786,7 @@ func (x *RotateKeyRequest) String() string {
 func (*RotateKeyRequest) ProtoMessage() {}
 
 func (x *RotateKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[26]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1463,7 +1799,7 @@ func (x *RotateKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateKeyRequest.ProtoReflect.Descriptor instead.
 func (*RotateKeyRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{26}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *RotateKeyRequest) GetName() string {
@@ -1490,7 +1826,7 @@ type RotateKeyResponse struct {
 
 func (x *RotateKeyResponse) Reset() {
 	*x = RotateKeyResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[27]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1502,7 +1838,7 @@ func (x *RotateKeyResponse) String() string {
 func (*RotateKeyResponse) ProtoMessage() {}
 
 func (x *RotateKeyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[27]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1515,7 +1851,7 @@ func (x *RotateKeyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateKeyResponse.ProtoReflect.Descriptor instead.
 func (*RotateKeyResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{27}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *RotateKeyResponse) GetTenant() *Tenant {
@@ -1541,7 +1877,7 @@ type GetNodeRequest struct {
 
 func (x *GetNodeRequest) Reset() {
 	*x = GetNodeRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[28]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1553,7 +1889,7 @@ func (x *GetNodeRequest) String() string {
 func (*GetNodeRequest) ProtoMessage() {}
 
 func (x *GetNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[28]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1566,7 +1902,7 @@ func (x *GetNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeRequest.ProtoReflect.Descriptor instead.
 func (*GetNodeRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{28}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *GetNodeRequest) GetName() string {
@@ -1586,7 +1922,7 @@ type GetNodeResponse struct {
 
 func (x *GetNodeResponse) Reset() {
 	*x = GetNodeResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[29]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1598,7 +1934,7 @@ func (x *GetNodeResponse) String() string {
 func (*GetNodeResponse) ProtoMessage() {}
 
 func (x *GetNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[29]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1611,7 +1947,7 @@ func (x *GetNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeResponse.ProtoReflect.Descriptor instead.
 func (*GetNodeResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{29}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *GetNodeResponse) GetNode() *Node {
@@ -1636,7 +1972,7 @@ type ListNodesRequest struct {
 
 func (x *ListNodesRequest) Reset() {
 	*x = ListNodesRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[30]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1648,7 +1984,7 @@ func (x *ListNodesRequest) String() string {
 func (*ListNodesRequest) ProtoMessage() {}
 
 func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[30]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1661,7 +1997,7 @@ func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesRequest.ProtoReflect.Descriptor instead.
 func (*ListNodesRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{30}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{36}
 }
 
 type ListNodesResponse struct {
@@ -1673,7 +2009,7 @@ type ListNodesResponse struct {
 
 func (x *ListNodesResponse) Reset() {
 	*x = ListNodesResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[31]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1685,7 +2021,7 @@ func (x *ListNodesResponse) String() string {
 func (*ListNodesResponse) ProtoMessage() {}
 
 func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[31]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1698,7 +2034,7 @@ func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesResponse.ProtoReflect.Descriptor instead.
 func (*ListNodesResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{31}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ListNodesResponse) GetNodes() []*Node {
@@ -1718,7 +2054,7 @@ type DeleteNodeRequest struct {
 
 func (x *DeleteNodeRequest) Reset() {
 	*x = DeleteNodeRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[32]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1730,7 +2066,7 @@ func (x *DeleteNodeRequest) String() string {
 func (*DeleteNodeRequest) ProtoMessage() {}
 
 func (x *DeleteNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[32]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1743,7 +2079,7 @@ func (x *DeleteNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNodeRequest.ProtoReflect.Descriptor instead.
 func (*DeleteNodeRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{32}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *DeleteNodeRequest) GetName() string {
@@ -1768,7 +2104,7 @@ type DeleteNodeResponse struct {
 
 func (x *DeleteNodeResponse) Reset() {
 	*x = DeleteNodeResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[33]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1780,7 +2116,7 @@ func (x *DeleteNodeResponse) String() string {
 func (*DeleteNodeResponse) ProtoMessage() {}
 
 func (x *DeleteNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[33]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1793,7 +2129,7 @@ func (x *DeleteNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNodeResponse.ProtoReflect.Descriptor instead.
 func (*DeleteNodeResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{33}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{39}
 }
 
 type ClusterStatusRequest struct {
@@ -1804,7 +2140,7 @@ type ClusterStatusRequest struct {
 
 func (x *ClusterStatusRequest) Reset() {
 	*x = ClusterStatusRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[34]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1816,7 +2152,7 @@ func (x *ClusterStatusRequest) String() string {
 func (*ClusterStatusRequest) ProtoMessage() {}
 
 func (x *ClusterStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[34]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1829,7 +2165,7 @@ func (x *ClusterStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterStatusRequest.ProtoReflect.Descriptor instead.
 func (*ClusterStatusRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{34}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{40}
 }
 
 type ClusterStatusResponse struct {
@@ -1850,7 +2186,7 @@ type ClusterStatusResponse struct {
 
 func (x *ClusterStatusResponse) Reset() {
 	*x = ClusterStatusResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[35]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1862,7 +2198,7 @@ func (x *ClusterStatusResponse) String() string {
 func (*ClusterStatusResponse) ProtoMessage() {}
 
 func (x *ClusterStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[35]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1875,7 +2211,7 @@ func (x *ClusterStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterStatusResponse.ProtoReflect.Descriptor instead.
 func (*ClusterStatusResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{35}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ClusterStatusResponse) GetClusterUuid() string {
@@ -1952,7 +2288,24 @@ var File_pilaster_v1_orchestrator_proto protoreflect.FileDescriptor
 
 const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\n" +
-	"\x1epilaster/v1/orchestrator.proto\x12\vpilaster.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x19pilaster/v1/cluster.proto\"q\n" +
+	"\x1epilaster/v1/orchestrator.proto\x12\vpilaster.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x19pilaster/v1/cluster.proto\";\n" +
+	"\x0fAllocateRequest\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x10\n" +
+	"\x03key\x18\x02 \x01(\tR\x03key\".\n" +
+	"\x10AllocateResponse\x12\x1a\n" +
+	"\bprefixes\x18\x01 \x03(\tR\bprefixes\"7\n" +
+	"\vFreeRequest\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x10\n" +
+	"\x03key\x18\x02 \x01(\tR\x03key\"\x0e\n" +
+	"\fFreeResponse\"L\n" +
+	"\x13ListMappingsRequest\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x02 \x01(\tR\tpageToken\"\x8c\x01\n" +
+	"\x14ListMappingsResponse\x120\n" +
+	"\bmappings\x18\x01 \x03(\v2\x14.pilaster.v1.MappingR\bmappings\x12\x1a\n" +
+	"\brevision\x18\x02 \x01(\x03R\brevision\x12&\n" +
+	"\x0fnext_page_token\x18\x03 \x01(\tR\rnextPageToken\"q\n" +
 	"\vJoinRequest\x12\x16\n" +
 	"\x06secret\x18\x01 \x01(\tR\x06secret\x12\x1b\n" +
 	"\tnode_name\x18\x02 \x01(\tR\bnodeName\x12\x1b\n" +
@@ -1970,10 +2323,11 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\x10uplink_addresses\x18\x02 \x03(\tR\x0fuplinkAddresses\x12\x18\n" +
 	"\aversion\x18\x03 \x01(\tR\aversion\x12!\n" +
 	"\fcluster_uuid\x18\x04 \x01(\tR\vclusterUuid\x12%\n" +
-	"\x04held\x18\x05 \x01(\v2\x11.pilaster.v1.HeldR\x04held\"[\n" +
+	"\x04held\x18\x05 \x01(\v2\x11.pilaster.v1.HeldR\x04held\"\x8d\x01\n" +
 	"\x04Held\x12-\n" +
 	"\atenants\x18\x01 \x03(\v2\x13.pilaster.v1.TenantR\atenants\x12$\n" +
-	"\x04apps\x18\x02 \x03(\v2\x10.pilaster.v1.AppR\x04apps\"\x83\x01\n" +
+	"\x04apps\x18\x02 \x03(\v2\x10.pilaster.v1.AppR\x04apps\x120\n" +
+	"\bmappings\x18\x03 \x03(\v2\x14.pilaster.v1.MappingR\bmappings\"\x83\x01\n" +
 	"\x10RegisterResponse\x12%\n" +
 	"\x04node\x18\x01 \x01(\v2\x11.pilaster.v1.NodeR\x04node\x12%\n" +
 	"\x04plan\x18\x02 \x01(\v2\x11.pilaster.v1.PlanR\x04plan\x12!\n" +
@@ -2004,25 +2358,29 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\bSnapshot\x12%\n" +
 	"\x04node\x18\x01 \x01(\v2\x11.pilaster.v1.NodeR\x04node\x12-\n" +
 	"\atenants\x18\x02 \x03(\v2\x13.pilaster.v1.TenantR\atenants\x12$\n" +
-	"\x04apps\x18\x03 \x03(\v2\x10.pilaster.v1.AppR\x04apps\"\xd1\x01\n" +
+	"\x04apps\x18\x03 \x03(\v2\x10.pilaster.v1.AppR\x04apps\"\xc0\x02\n" +
 	"\x05Delta\x12%\n" +
 	"\x04node\x18\x01 \x01(\v2\x11.pilaster.v1.NodeR\x04node\x12-\n" +
 	"\atenants\x18\x02 \x03(\v2\x13.pilaster.v1.TenantR\atenants\x12$\n" +
 	"\x04apps\x18\x03 \x03(\v2\x10.pilaster.v1.AppR\x04apps\x12'\n" +
 	"\x0fdeleted_tenants\x18\x04 \x03(\tR\x0edeletedTenants\x12#\n" +
-	"\rwhole_tenants\x18\x05 \x03(\tR\fwholeTenants\"\v\n" +
+	"\rwhole_tenants\x18\x05 \x03(\tR\fwholeTenants\x120\n" +
+	"\bmappings\x18\x06 \x03(\v2\x14.pilaster.v1.MappingR\bmappings\x12;\n" +
+	"\x0eended_mappings\x18\a \x03(\v2\x14.pilaster.v1.MappingR\rendedMappings\"\v\n" +
 	"\tHeartbeat\"\x11\n" +
 	"\x0fGetTokenRequest\"(\n" +
 	"\x10GetTokenResponse\x12\x14\n" +
 	"\x05token\x18\x01 \x01(\tR\x05token\"\x14\n" +
 	"\x12RotateTokenRequest\"+\n" +
 	"\x13RotateTokenResponse\x12\x14\n" +
-	"\x05token\x18\x01 \x01(\tR\x05token\"b\n" +
+	"\x05token\x18\x01 \x01(\tR\x05token\"\xae\x01\n" +
 	"\x13CreateTenantRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x127\n" +
 	"\n" +
 	"addressing\x18\x02 \x01(\x0e2\x17.pilaster.v1.AddressingR\n" +
-	"addressing\"C\n" +
+	"addressing\x12\x18\n" +
+	"\anetwork\x18\x03 \x01(\tR\anetwork\x120\n" +
+	"\boverlays\x18\x04 \x03(\v2\x14.pilaster.v1.OverlayR\boverlays\"C\n" +
 	"\x14CreateTenantResponse\x12+\n" +
 	"\x06tenant\x18\x01 \x01(\v2\x13.pilaster.v1.TenantR\x06tenant\"A\n" +
 	"\x10GetTenantRequest\x12\x12\n" +
@@ -2068,13 +2426,16 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\astarted\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\astarted\x12\x14\n" +
 	"\x05store\x18\t \x01(\tR\x05store\x12\x16\n" +
 	"\x06listen\x18\n" +
-	" \x01(\tR\x06listen2\xe0\x02\n" +
+	" \x01(\tR\x06listen2\xbb\x04\n" +
 	"\vNodeService\x12;\n" +
 	"\x04Join\x12\x18.pilaster.v1.JoinRequest\x1a\x19.pilaster.v1.JoinResponse\x12>\n" +
 	"\x05Renew\x12\x19.pilaster.v1.RenewRequest\x1a\x1a.pilaster.v1.RenewResponse\x12G\n" +
 	"\bRegister\x12\x1c.pilaster.v1.RegisterRequest\x1a\x1d.pilaster.v1.RegisterResponse\x12D\n" +
 	"\aResolve\x12\x1b.pilaster.v1.ResolveRequest\x1a\x1c.pilaster.v1.ResolveResponse\x12E\n" +
-	"\x06Follow\x12\x1a.pilaster.v1.FollowRequest\x1a\x1b.pilaster.v1.FollowResponse(\x010\x012\xf9\x06\n" +
+	"\x06Follow\x12\x1a.pilaster.v1.FollowRequest\x1a\x1b.pilaster.v1.FollowResponse(\x010\x01\x12G\n" +
+	"\bAllocate\x12\x1c.pilaster.v1.AllocateRequest\x1a\x1d.pilaster.v1.AllocateResponse\x12;\n" +
+	"\x04Free\x12\x18.pilaster.v1.FreeRequest\x1a\x19.pilaster.v1.FreeResponse\x12S\n" +
+	"\fListMappings\x12 .pilaster.v1.ListMappingsRequest\x1a!.pilaster.v1.ListMappingsResponse2\xf9\x06\n" +
 	"\x0fOperatorService\x12S\n" +
 	"\fCreateTenant\x12 .pilaster.v1.CreateTenantRequest\x1a!.pilaster.v1.CreateTenantResponse\x12J\n" +
 	"\tGetTenant\x12\x1d.pilaster.v1.GetTenantRequest\x1a\x1e.pilaster.v1.GetTenantResponse\x12P\n" +
@@ -2101,120 +2462,139 @@ func file_pilaster_v1_orchestrator_proto_rawDescGZIP() []byte {
 	return file_pilaster_v1_orchestrator_proto_rawDescData
 }
 
-var file_pilaster_v1_orchestrator_proto_msgTypes = make([]protoimpl.MessageInfo, 37)
+var file_pilaster_v1_orchestrator_proto_msgTypes = make([]protoimpl.MessageInfo, 43)
 var file_pilaster_v1_orchestrator_proto_goTypes = []any{
-	(*JoinRequest)(nil),           // 0: pilaster.v1.JoinRequest
-	(*JoinResponse)(nil),          // 1: pilaster.v1.JoinResponse
-	(*RenewRequest)(nil),          // 2: pilaster.v1.RenewRequest
-	(*RenewResponse)(nil),         // 3: pilaster.v1.RenewResponse
-	(*RegisterRequest)(nil),       // 4: pilaster.v1.RegisterRequest
-	(*Held)(nil),                  // 5: pilaster.v1.Held
-	(*RegisterResponse)(nil),      // 6: pilaster.v1.RegisterResponse
-	(*ResolveRequest)(nil),        // 7: pilaster.v1.ResolveRequest
-	(*ResolveResponse)(nil),       // 8: pilaster.v1.ResolveResponse
-	(*FollowRequest)(nil),         // 9: pilaster.v1.FollowRequest
-	(*FollowResponse)(nil),        // 10: pilaster.v1.FollowResponse
-	(*Snapshot)(nil),              // 11: pilaster.v1.Snapshot
-	(*Delta)(nil),                 // 12: pilaster.v1.Delta
-	(*Heartbeat)(nil),             // 13: pilaster.v1.Heartbeat
-	(*GetTokenRequest)(nil),       // 14: pilaster.v1.GetTokenRequest
-	(*GetTokenResponse)(nil),      // 15: pilaster.v1.GetTokenResponse
-	(*RotateTokenRequest)(nil),    // 16: pilaster.v1.RotateTokenRequest
-	(*RotateTokenResponse)(nil),   // 17: pilaster.v1.RotateTokenResponse
-	(*CreateTenantRequest)(nil),   // 18: pilaster.v1.CreateTenantRequest
-	(*CreateTenantResponse)(nil),  // 19: pilaster.v1.CreateTenantResponse
-	(*GetTenantRequest)(nil),      // 20: pilaster.v1.GetTenantRequest
-	(*GetTenantResponse)(nil),     // 21: pilaster.v1.GetTenantResponse
-	(*ListTenantsRequest)(nil),    // 22: pilaster.v1.ListTenantsRequest
-	(*ListTenantsResponse)(nil),   // 23: pilaster.v1.ListTenantsResponse
-	(*DeleteTenantRequest)(nil),   // 24: pilaster.v1.DeleteTenantRequest
-	(*DeleteTenantResponse)(nil),  // 25: pilaster.v1.DeleteTenantResponse
-	(*RotateKeyRequest)(nil),      // 26: pilaster.v1.RotateKeyRequest
-	(*RotateKeyResponse)(nil),     // 27: pilaster.v1.RotateKeyResponse
-	(*GetNodeRequest)(nil),        // 28: pilaster.v1.GetNodeRequest
-	(*GetNodeResponse)(nil),       // 29: pilaster.v1.GetNodeResponse
-	(*ListNodesRequest)(nil),      // 30: pilaster.v1.ListNodesRequest
-	(*ListNodesResponse)(nil),     // 31: pilaster.v1.ListNodesResponse
-	(*DeleteNodeRequest)(nil),     // 32: pilaster.v1.DeleteNodeRequest
-	(*DeleteNodeResponse)(nil),    // 33: pilaster.v1.DeleteNodeResponse
-	(*ClusterStatusRequest)(nil),  // 34: pilaster.v1.ClusterStatusRequest
-	(*ClusterStatusResponse)(nil), // 35: pilaster.v1.ClusterStatusResponse
-	nil,                           // 36: pilaster.v1.ResolveRequest.LabelsEntry
-	(*Tenant)(nil),                // 37: pilaster.v1.Tenant
-	(*App)(nil),                   // 38: pilaster.v1.App
-	(*Node)(nil),                  // 39: pilaster.v1.Node
-	(*Plan)(nil),                  // 40: pilaster.v1.Plan
-	(*Hosting)(nil),               // 41: pilaster.v1.Hosting
-	(Addressing)(0),               // 42: pilaster.v1.Addressing
-	(*timestamppb.Timestamp)(nil), // 43: google.protobuf.Timestamp
+	(*AllocateRequest)(nil),       // 0: pilaster.v1.AllocateRequest
+	(*AllocateResponse)(nil),      // 1: pilaster.v1.AllocateResponse
+	(*FreeRequest)(nil),           // 2: pilaster.v1.FreeRequest
+	(*FreeResponse)(nil),          // 3: pilaster.v1.FreeResponse
+	(*ListMappingsRequest)(nil),   // 4: pilaster.v1.ListMappingsRequest
+	(*ListMappingsResponse)(nil),  // 5: pilaster.v1.ListMappingsResponse
+	(*JoinRequest)(nil),           // 6: pilaster.v1.JoinRequest
+	(*JoinResponse)(nil),          // 7: pilaster.v1.JoinResponse
+	(*RenewRequest)(nil),          // 8: pilaster.v1.RenewRequest
+	(*RenewResponse)(nil),         // 9: pilaster.v1.RenewResponse
+	(*RegisterRequest)(nil),       // 10: pilaster.v1.RegisterRequest
+	(*Held)(nil),                  // 11: pilaster.v1.Held
+	(*RegisterResponse)(nil),      // 12: pilaster.v1.RegisterResponse
+	(*ResolveRequest)(nil),        // 13: pilaster.v1.ResolveRequest
+	(*ResolveResponse)(nil),       // 14: pilaster.v1.ResolveResponse
+	(*FollowRequest)(nil),         // 15: pilaster.v1.FollowRequest
+	(*FollowResponse)(nil),        // 16: pilaster.v1.FollowResponse
+	(*Snapshot)(nil),              // 17: pilaster.v1.Snapshot
+	(*Delta)(nil),                 // 18: pilaster.v1.Delta
+	(*Heartbeat)(nil),             // 19: pilaster.v1.Heartbeat
+	(*GetTokenRequest)(nil),       // 20: pilaster.v1.GetTokenRequest
+	(*GetTokenResponse)(nil),      // 21: pilaster.v1.GetTokenResponse
+	(*RotateTokenRequest)(nil),    // 22: pilaster.v1.RotateTokenRequest
+	(*RotateTokenResponse)(nil),   // 23: pilaster.v1.RotateTokenResponse
+	(*CreateTenantRequest)(nil),   // 24: pilaster.v1.CreateTenantRequest
+	(*CreateTenantResponse)(nil),  // 25: pilaster.v1.CreateTenantResponse
+	(*GetTenantRequest)(nil),      // 26: pilaster.v1.GetTenantRequest
+	(*GetTenantResponse)(nil),     // 27: pilaster.v1.GetTenantResponse
+	(*ListTenantsRequest)(nil),    // 28: pilaster.v1.ListTenantsRequest
+	(*ListTenantsResponse)(nil),   // 29: pilaster.v1.ListTenantsResponse
+	(*DeleteTenantRequest)(nil),   // 30: pilaster.v1.DeleteTenantRequest
+	(*DeleteTenantResponse)(nil),  // 31: pilaster.v1.DeleteTenantResponse
+	(*RotateKeyRequest)(nil),      // 32: pilaster.v1.RotateKeyRequest
+	(*RotateKeyResponse)(nil),     // 33: pilaster.v1.RotateKeyResponse
+	(*GetNodeRequest)(nil),        // 34: pilaster.v1.GetNodeRequest
+	(*GetNodeResponse)(nil),       // 35: pilaster.v1.GetNodeResponse
+	(*ListNodesRequest)(nil),      // 36: pilaster.v1.ListNodesRequest
+	(*ListNodesResponse)(nil),     // 37: pilaster.v1.ListNodesResponse
+	(*DeleteNodeRequest)(nil),     // 38: pilaster.v1.DeleteNodeRequest
+	(*DeleteNodeResponse)(nil),    // 39: pilaster.v1.DeleteNodeResponse
+	(*ClusterStatusRequest)(nil),  // 40: pilaster.v1.ClusterStatusRequest
+	(*ClusterStatusResponse)(nil), // 41: pilaster.v1.ClusterStatusResponse
+	nil,                           // 42: pilaster.v1.ResolveRequest.LabelsEntry
+	(*Mapping)(nil),               // 43: pilaster.v1.Mapping
+	(*Tenant)(nil),                // 44: pilaster.v1.Tenant
+	(*App)(nil),                   // 45: pilaster.v1.App
+	(*Node)(nil),                  // 46: pilaster.v1.Node
+	(*Plan)(nil),                  // 47: pilaster.v1.Plan
+	(*Hosting)(nil),               // 48: pilaster.v1.Hosting
+	(Addressing)(0),               // 49: pilaster.v1.Addressing
+	(*Overlay)(nil),               // 50: pilaster.v1.Overlay
+	(*timestamppb.Timestamp)(nil), // 51: google.protobuf.Timestamp
 }
 var file_pilaster_v1_orchestrator_proto_depIdxs = []int32{
-	5,  // 0: pilaster.v1.RegisterRequest.held:type_name -> pilaster.v1.Held
-	37, // 1: pilaster.v1.Held.tenants:type_name -> pilaster.v1.Tenant
-	38, // 2: pilaster.v1.Held.apps:type_name -> pilaster.v1.App
-	39, // 3: pilaster.v1.RegisterResponse.node:type_name -> pilaster.v1.Node
-	40, // 4: pilaster.v1.RegisterResponse.plan:type_name -> pilaster.v1.Plan
-	36, // 5: pilaster.v1.ResolveRequest.labels:type_name -> pilaster.v1.ResolveRequest.LabelsEntry
-	37, // 6: pilaster.v1.ResolveResponse.tenant:type_name -> pilaster.v1.Tenant
-	38, // 7: pilaster.v1.ResolveResponse.app:type_name -> pilaster.v1.App
-	41, // 8: pilaster.v1.FollowRequest.hosting:type_name -> pilaster.v1.Hosting
-	11, // 9: pilaster.v1.FollowResponse.snapshot:type_name -> pilaster.v1.Snapshot
-	12, // 10: pilaster.v1.FollowResponse.delta:type_name -> pilaster.v1.Delta
-	13, // 11: pilaster.v1.FollowResponse.heartbeat:type_name -> pilaster.v1.Heartbeat
-	39, // 12: pilaster.v1.Snapshot.node:type_name -> pilaster.v1.Node
-	37, // 13: pilaster.v1.Snapshot.tenants:type_name -> pilaster.v1.Tenant
-	38, // 14: pilaster.v1.Snapshot.apps:type_name -> pilaster.v1.App
-	39, // 15: pilaster.v1.Delta.node:type_name -> pilaster.v1.Node
-	37, // 16: pilaster.v1.Delta.tenants:type_name -> pilaster.v1.Tenant
-	38, // 17: pilaster.v1.Delta.apps:type_name -> pilaster.v1.App
-	42, // 18: pilaster.v1.CreateTenantRequest.addressing:type_name -> pilaster.v1.Addressing
-	37, // 19: pilaster.v1.CreateTenantResponse.tenant:type_name -> pilaster.v1.Tenant
-	37, // 20: pilaster.v1.GetTenantResponse.tenant:type_name -> pilaster.v1.Tenant
-	38, // 21: pilaster.v1.GetTenantResponse.apps:type_name -> pilaster.v1.App
-	41, // 22: pilaster.v1.GetTenantResponse.hosting:type_name -> pilaster.v1.Hosting
-	37, // 23: pilaster.v1.ListTenantsResponse.tenants:type_name -> pilaster.v1.Tenant
-	37, // 24: pilaster.v1.RotateKeyResponse.tenant:type_name -> pilaster.v1.Tenant
-	39, // 25: pilaster.v1.GetNodeResponse.node:type_name -> pilaster.v1.Node
-	39, // 26: pilaster.v1.ListNodesResponse.nodes:type_name -> pilaster.v1.Node
-	40, // 27: pilaster.v1.ClusterStatusResponse.plan:type_name -> pilaster.v1.Plan
-	43, // 28: pilaster.v1.ClusterStatusResponse.started:type_name -> google.protobuf.Timestamp
-	0,  // 29: pilaster.v1.NodeService.Join:input_type -> pilaster.v1.JoinRequest
-	2,  // 30: pilaster.v1.NodeService.Renew:input_type -> pilaster.v1.RenewRequest
-	4,  // 31: pilaster.v1.NodeService.Register:input_type -> pilaster.v1.RegisterRequest
-	7,  // 32: pilaster.v1.NodeService.Resolve:input_type -> pilaster.v1.ResolveRequest
-	9,  // 33: pilaster.v1.NodeService.Follow:input_type -> pilaster.v1.FollowRequest
-	18, // 34: pilaster.v1.OperatorService.CreateTenant:input_type -> pilaster.v1.CreateTenantRequest
-	20, // 35: pilaster.v1.OperatorService.GetTenant:input_type -> pilaster.v1.GetTenantRequest
-	22, // 36: pilaster.v1.OperatorService.ListTenants:input_type -> pilaster.v1.ListTenantsRequest
-	24, // 37: pilaster.v1.OperatorService.DeleteTenant:input_type -> pilaster.v1.DeleteTenantRequest
-	26, // 38: pilaster.v1.OperatorService.RotateKey:input_type -> pilaster.v1.RotateKeyRequest
-	28, // 39: pilaster.v1.OperatorService.GetNode:input_type -> pilaster.v1.GetNodeRequest
-	30, // 40: pilaster.v1.OperatorService.ListNodes:input_type -> pilaster.v1.ListNodesRequest
-	32, // 41: pilaster.v1.OperatorService.DeleteNode:input_type -> pilaster.v1.DeleteNodeRequest
-	34, // 42: pilaster.v1.OperatorService.ClusterStatus:input_type -> pilaster.v1.ClusterStatusRequest
-	14, // 43: pilaster.v1.OperatorService.GetToken:input_type -> pilaster.v1.GetTokenRequest
-	16, // 44: pilaster.v1.OperatorService.RotateToken:input_type -> pilaster.v1.RotateTokenRequest
-	1,  // 45: pilaster.v1.NodeService.Join:output_type -> pilaster.v1.JoinResponse
-	3,  // 46: pilaster.v1.NodeService.Renew:output_type -> pilaster.v1.RenewResponse
-	6,  // 47: pilaster.v1.NodeService.Register:output_type -> pilaster.v1.RegisterResponse
-	8,  // 48: pilaster.v1.NodeService.Resolve:output_type -> pilaster.v1.ResolveResponse
-	10, // 49: pilaster.v1.NodeService.Follow:output_type -> pilaster.v1.FollowResponse
-	19, // 50: pilaster.v1.OperatorService.CreateTenant:output_type -> pilaster.v1.CreateTenantResponse
-	21, // 51: pilaster.v1.OperatorService.GetTenant:output_type -> pilaster.v1.GetTenantResponse
-	23, // 52: pilaster.v1.OperatorService.ListTenants:output_type -> pilaster.v1.ListTenantsResponse
-	25, // 53: pilaster.v1.OperatorService.DeleteTenant:output_type -> pilaster.v1.DeleteTenantResponse
-	27, // 54: pilaster.v1.OperatorService.RotateKey:output_type -> pilaster.v1.RotateKeyResponse
-	29, // 55: pilaster.v1.OperatorService.GetNode:output_type -> pilaster.v1.GetNodeResponse
-	31, // 56: pilaster.v1.OperatorService.ListNodes:output_type -> pilaster.v1.ListNodesResponse
-	33, // 57: pilaster.v1.OperatorService.DeleteNode:output_type -> pilaster.v1.DeleteNodeResponse
-	35, // 58: pilaster.v1.OperatorService.ClusterStatus:output_type -> pilaster.v1.ClusterStatusResponse
-	15, // 59: pilaster.v1.OperatorService.GetToken:output_type -> pilaster.v1.GetTokenResponse
-	17, // 60: pilaster.v1.OperatorService.RotateToken:output_type -> pilaster.v1.RotateTokenResponse
-	45, // [45:61] is the sub-list for method output_type
-	29, // [29:45] is the sub-list for method input_type
-	29, // [29:29] is the sub-list for extension type_name
-	29, // [29:29] is the sub-list for extension extendee
-	0,  // [0:29] is the sub-list for field type_name
+	43, // 0: pilaster.v1.ListMappingsResponse.mappings:type_name -> pilaster.v1.Mapping
+	11, // 1: pilaster.v1.RegisterRequest.held:type_name -> pilaster.v1.Held
+	44, // 2: pilaster.v1.Held.tenants:type_name -> pilaster.v1.Tenant
+	45, // 3: pilaster.v1.Held.apps:type_name -> pilaster.v1.App
+	43, // 4: pilaster.v1.Held.mappings:type_name -> pilaster.v1.Mapping
+	46, // 5: pilaster.v1.RegisterResponse.node:type_name -> pilaster.v1.Node
+	47, // 6: pilaster.v1.RegisterResponse.plan:type_name -> pilaster.v1.Plan
+	42, // 7: pilaster.v1.ResolveRequest.labels:type_name -> pilaster.v1.ResolveRequest.LabelsEntry
+	44, // 8: pilaster.v1.ResolveResponse.tenant:type_name -> pilaster.v1.Tenant
+	45, // 9: pilaster.v1.ResolveResponse.app:type_name -> pilaster.v1.App
+	48, // 10: pilaster.v1.FollowRequest.hosting:type_name -> pilaster.v1.Hosting
+	17, // 11: pilaster.v1.FollowResponse.snapshot:type_name -> pilaster.v1.Snapshot
+	18, // 12: pilaster.v1.FollowResponse.delta:type_name -> pilaster.v1.Delta
+	19, // 13: pilaster.v1.FollowResponse.heartbeat:type_name -> pilaster.v1.Heartbeat
+	46, // 14: pilaster.v1.Snapshot.node:type_name -> pilaster.v1.Node
+	44, // 15: pilaster.v1.Snapshot.tenants:type_name -> pilaster.v1.Tenant
+	45, // 16: pilaster.v1.Snapshot.apps:type_name -> pilaster.v1.App
+	46, // 17: pilaster.v1.Delta.node:type_name -> pilaster.v1.Node
+	44, // 18: pilaster.v1.Delta.tenants:type_name -> pilaster.v1.Tenant
+	45, // 19: pilaster.v1.Delta.apps:type_name -> pilaster.v1.App
+	43, // 20: pilaster.v1.Delta.mappings:type_name -> pilaster.v1.Mapping
+	43, // 21: pilaster.v1.Delta.ended_mappings:type_name -> pilaster.v1.Mapping
+	49, // 22: pilaster.v1.CreateTenantRequest.addressing:type_name -> pilaster.v1.Addressing
+	50, // 23: pilaster.v1.CreateTenantRequest.overlays:type_name -> pilaster.v1.Overlay
+	44, // 24: pilaster.v1.CreateTenantResponse.tenant:type_name -> pilaster.v1.Tenant
+	44, // 25: pilaster.v1.GetTenantResponse.tenant:type_name -> pilaster.v1.Tenant
+	45, // 26: pilaster.v1.GetTenantResponse.apps:type_name -> pilaster.v1.App
+	48, // 27: pilaster.v1.GetTenantResponse.hosting:type_name -> pilaster.v1.Hosting
+	44, // 28: pilaster.v1.ListTenantsResponse.tenants:type_name -> pilaster.v1.Tenant
+	44, // 29: pilaster.v1.RotateKeyResponse.tenant:type_name -> pilaster.v1.Tenant
+	46, // 30: pilaster.v1.GetNodeResponse.node:type_name -> pilaster.v1.Node
+	46, // 31: pilaster.v1.ListNodesResponse.nodes:type_name -> pilaster.v1.Node
+	47, // 32: pilaster.v1.ClusterStatusResponse.plan:type_name -> pilaster.v1.Plan
+	51, // 33: pilaster.v1.ClusterStatusResponse.started:type_name -> google.protobuf.Timestamp
+	6,  // 34: pilaster.v1.NodeService.Join:input_type -> pilaster.v1.JoinRequest
+	8,  // 35: pilaster.v1.NodeService.Renew:input_type -> pilaster.v1.RenewRequest
+	10, // 36: pilaster.v1.NodeService.Register:input_type -> pilaster.v1.RegisterRequest
+	13, // 37: pilaster.v1.NodeService.Resolve:input_type -> pilaster.v1.ResolveRequest
+	15, // 38: pilaster.v1.NodeService.Follow:input_type -> pilaster.v1.FollowRequest
+	0,  // 39: pilaster.v1.NodeService.Allocate:input_type -> pilaster.v1.AllocateRequest
+	2,  // 40: pilaster.v1.NodeService.Free:input_type -> pilaster.v1.FreeRequest
+	4,  // 41: pilaster.v1.NodeService.ListMappings:input_type -> pilaster.v1.ListMappingsRequest
+	24, // 42: pilaster.v1.OperatorService.CreateTenant:input_type -> pilaster.v1.CreateTenantRequest
+	26, // 43: pilaster.v1.OperatorService.GetTenant:input_type -> pilaster.v1.GetTenantRequest
+	28, // 44: pilaster.v1.OperatorService.ListTenants:input_type -> pilaster.v1.ListTenantsRequest
+	30, // 45: pilaster.v1.OperatorService.DeleteTenant:input_type -> pilaster.v1.DeleteTenantRequest
+	32, // 46: pilaster.v1.OperatorService.RotateKey:input_type -> pilaster.v1.RotateKeyRequest
+	34, // 47: pilaster.v1.OperatorService.GetNode:input_type -> pilaster.v1.GetNodeRequest
+	36, // 48: pilaster.v1.OperatorService.ListNodes:input_type -> pilaster.v1.ListNodesRequest
+	38, // 49: pilaster.v1.OperatorService.DeleteNode:input_type -> pilaster.v1.DeleteNodeRequest
+	40, // 50: pilaster.v1.OperatorService.ClusterStatus:input_type -> pilaster.v1.ClusterStatusRequest
+	20, // 51: pilaster.v1.OperatorService.GetToken:input_type -> pilaster.v1.GetTokenRequest
+	22, // 52: pilaster.v1.OperatorService.RotateToken:input_type -> pilaster.v1.RotateTokenRequest
+	7,  // 53: pilaster.v1.NodeService.Join:output_type -> pilaster.v1.JoinResponse
+	9,  // 54: pilaster.v1.NodeService.Renew:output_type -> pilaster.v1.RenewResponse
+	12, // 55: pilaster.v1.NodeService.Register:output_type -> pilaster.v1.RegisterResponse
+	14, // 56: pilaster.v1.NodeService.Resolve:output_type -> pilaster.v1.ResolveResponse
+	16, // 57: pilaster.v1.NodeService.Follow:output_type -> pilaster.v1.FollowResponse
+	1,  // 58: pilaster.v1.NodeService.Allocate:output_type -> pilaster.v1.AllocateResponse
+	3,  // 59: pilaster.v1.NodeService.Free:output_type -> pilaster.v1.FreeResponse
+	5,  // 60: pilaster.v1.NodeService.ListMappings:output_type -> pilaster.v1.ListMappingsResponse
+	25, // 61: pilaster.v1.OperatorService.CreateTenant:output_type -> pilaster.v1.CreateTenantResponse
+	27, // 62: pilaster.v1.OperatorService.GetTenant:output_type -> pilaster.v1.GetTenantResponse
+	29, // 63: pilaster.v1.OperatorService.ListTenants:output_type -> pilaster.v1.ListTenantsResponse
+	31, // 64: pilaster.v1.OperatorService.DeleteTenant:output_type -> pilaster.v1.DeleteTenantResponse
+	33, // 65: pilaster.v1.OperatorService.RotateKey:output_type -> pilaster.v1.RotateKeyResponse
+	35, // 66: pilaster.v1.OperatorService.GetNode:output_type -> pilaster.v1.GetNodeResponse
+	37, // 67: pilaster.v1.OperatorService.ListNodes:output_type -> pilaster.v1.ListNodesResponse
+	39, // 68: pilaster.v1.OperatorService.DeleteNode:output_type -> pilaster.v1.DeleteNodeResponse
+	41, // 69: pilaster.v1.OperatorService.ClusterStatus:output_type -> pilaster.v1.ClusterStatusResponse
+	21, // 70: pilaster.v1.OperatorService.GetToken:output_type -> pilaster.v1.GetTokenResponse
+	23, // 71: pilaster.v1.OperatorService.RotateToken:output_type -> pilaster.v1.RotateTokenResponse
+	53, // [53:72] is the sub-list for method output_type
+	34, // [34:53] is the sub-list for method input_type
+	34, // [34:34] is the sub-list for extension type_name
+	34, // [34:34] is the sub-list for extension extendee
+	0,  // [0:34] is the sub-list for field type_name
 }
 
 func init() { file_pilaster_v1_orchestrator_proto_init() }
@@ -2223,7 +2603,7 @@ func file_pilaster_v1_orchestrator_proto_init() {
 		return
 	}
 	file_pilaster_v1_cluster_proto_init()
-	file_pilaster_v1_orchestrator_proto_msgTypes[10].OneofWrappers = []any{
+	file_pilaster_v1_orchestrator_proto_msgTypes[16].OneofWrappers = []any{
 		(*FollowResponse_Snapshot)(nil),
 		(*FollowResponse_Delta)(nil),
 		(*FollowResponse_Heartbeat)(nil),
@@ -2234,7 +2614,7 @@ func file_pilaster_v1_orchestrator_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pilaster_v1_orchestrator_proto_rawDesc), len(file_pilaster_v1_orchestrator_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   37,
+			NumMessages:   43,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -24,6 +24,7 @@ type Cluster interface {
 	// NodeCIDRs are this node's subnets of a tenant's overlays, in their order. The first time takes a message, later ones none.
 	NodeCIDRs(ctx context.Context, tenant string) ([]netip.Prefix, error)
 	// Allocate gives an endpoint an address of each overlay of a tenant without node CIDRs. The same key gets the same ones again.
+	// It is "container id/interface".
 	Allocate(ctx context.Context, tenant, key string) ([]netip.Addr, error)
 	// Free gives them back.
 	Free(ctx context.Context, tenant, key string) error

@@ -35,6 +35,28 @@ type clusterRecord struct {
 	CAKey         []byte       `json:"caKey"`
 	JoinSecret    []byte       `json:"joinSecret"`
 	From          int64        `json:"revisionsFrom,omitempty"`
+
+	Gateways *gatewayRecord `json:"gateways,omitempty"` // nil in a cluster that is older than they are
+}
+
+type gatewayRecord struct {
+	V4 netip.Prefix `json:"v4"`
+	V6 netip.Prefix `json:"v6"`
+}
+
+// plan is the record's. An older cluster has the default gateway prefixes, where it has nothing else there.
+func (r clusterRecord) plan() address.Plan {
+	plan := address.Plan{Base: r.BasePrefix, Private: r.PrivatePrefix}
+	if r.Gateways != nil {
+		plan.Gateway4, plan.Gateway6 = r.Gateways.V4, r.Gateways.V6
+		return plan
+	}
+	with := plan
+	with.Gateway4, with.Gateway6 = address.DefaultPlan().Gateway4, address.DefaultPlan().Gateway6
+	if with.Validate() != nil {
+		with.Gateway6 = netip.Prefix{}
+	}
+	return with
 }
 
 // Open finds the cluster in etcd, or makes it. Parts of the plan that are the zero Prefix take what
@@ -63,7 +85,10 @@ func Open(ctx context.Context, etcd *clientv3.Client, wanted address.Plan, log *
 	for _, p := range []struct {
 		flag        string
 		wanted, has netip.Prefix
-	}{{"--base-prefix", wanted.Base, r.BasePrefix}, {"--private-prefix", wanted.Private, r.PrivatePrefix}} {
+	}{
+		{"--base-prefix", wanted.Base, r.BasePrefix}, {"--private-prefix", wanted.Private, r.PrivatePrefix},
+		{"--gateway-prefix", wanted.Gateway4, r.plan().Gateway4}, {"--gateway-prefix", wanted.Gateway6, r.plan().Gateway6},
+	} {
 		if p.wanted.IsValid() && p.wanted != p.has {
 			return nil, refuse(Refused, "this cluster was made with %s %v and cannot change to %v; nothing was changed: leave the flag out, or start a new cluster with another --data-dir",
 				p.flag, p.has, p.wanted)
@@ -83,6 +108,12 @@ func newCluster(wanted address.Plan) (clusterRecord, error) {
 	if wanted.Private.IsValid() {
 		plan.Private = wanted.Private
 	}
+	if wanted.Gateway4.IsValid() {
+		plan.Gateway4 = wanted.Gateway4
+	}
+	if wanted.Gateway6.IsValid() {
+		plan.Gateway6 = wanted.Gateway6
+	}
 	if err := plan.Validate(); err != nil {
 		return clusterRecord{}, refuse(Invalid, "%v", err)
 	}
@@ -91,6 +122,7 @@ func newCluster(wanted address.Plan) (clusterRecord, error) {
 		return clusterRecord{}, err
 	}
 	r := clusterRecord{UUID: join.NewUUID(), BasePrefix: plan.Base, PrivatePrefix: plan.Private, Created: time.Now().UTC(), JoinSecret: make([]byte, 16)}
+	r.Gateways = &gatewayRecord{plan.Gateway4, plan.Gateway6}
 	rand.Read(r.JoinSecret)
 	r.CA, r.CAKey, err = authority.Marshal()
 	return r, err
@@ -101,7 +133,7 @@ func (r clusterRecord) cluster() (Cluster, error) {
 	if err != nil {
 		return Cluster{}, fmt.Errorf("the store's cluster record: %w", err)
 	}
-	c := Cluster{UUID: r.UUID, Plan: address.Plan{Base: r.BasePrefix, Private: r.PrivatePrefix}, Authority: authority, From: r.From}
+	c := Cluster{UUID: r.UUID, Plan: r.plan(), Authority: authority, From: r.From}
 	if err := c.Plan.Validate(); err != nil {
 		return Cluster{}, fmt.Errorf("the store's cluster record: %w", err)
 	}

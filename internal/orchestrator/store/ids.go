@@ -27,6 +27,9 @@ func (s *Store) RotateKey(ctx context.Context, name string) (*pilasterv1.Tenant,
 		if err := t.loadTenant(name, found); err != nil {
 			return err
 		}
+		if found.Network == tenant.Nimitz {
+			return refuse(Refused, "tenant %s is on network nimitz, which translates no addresses, so it has no key to rotate; nothing was changed", name)
+		}
 		if n := len(found.Ids); found.Ids[n-1].OnlyAccepted {
 			return nil
 		} else if n >= tenant.MaxIDs {

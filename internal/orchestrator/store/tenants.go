@@ -11,6 +11,7 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 	"pilaster.io/pilaster/internal/orchestrator/pki"
 	"pilaster.io/pilaster/internal/tenant"
 )
@@ -23,26 +24,40 @@ func (s *Store) CreateTenant(ctx context.Context, name string, addressing pilast
 	if addressing == pilasterv1.Addressing_ADDRESSING_UNSPECIFIED {
 		addressing = pilasterv1.Addressing_ADDRESSING_ENCRYPTED
 	}
-	if _, known := pilasterv1.Addressing_name[int32(addressing)]; !known {
-		return nil, refuse(Invalid, "addressing %d is none this orchestrator knows", addressing)
+	if addressing != pilasterv1.Addressing_ADDRESSING_ENCRYPTED && addressing != pilasterv1.Addressing_ADDRESSING_CLEAR {
+		return nil, refuse(Invalid, "addressing %d is none that a tenant of network netpila can have", addressing)
 	}
-	var made *pilasterv1.Tenant
+	return s.createTenant(ctx, &pilasterv1.Tenant{Name: name, Network: tenant.Netpila, Addressing: addressing})
+}
+
+// CreateNimitzTenant makes a tenant with addresses of its own. Its id is the VNI.
+func (s *Store) CreateNimitzTenant(ctx context.Context, name string, overlays []tenant.Overlay) (*pilasterv1.Tenant, error) {
+	if err := checkTenant(name); err != nil {
+		return nil, err
+	}
+	if err := tenant.CheckOverlays(s.cluster.Plan, overlays); err != nil {
+		return nil, refuse(Invalid, "%v", err)
+	}
+	made := &pilasterv1.Tenant{Name: name, Network: tenant.Nimitz, Addressing: pilasterv1.Addressing_ADDRESSING_OWN}
+	for _, o := range overlays {
+		made.Overlays = append(made.Overlays, &pilasterv1.Overlay{Cidr: o.CIDR.String(), NodeBits: uint32(o.NodeBits)})
+	}
+	return s.createTenant(ctx, made)
+}
+
+// createTenant gives it its id and writes it.
+func (s *Store) createTenant(ctx context.Context, made *pilasterv1.Tenant) (*pilasterv1.Tenant, error) {
 	err := s.change(ctx, func(t *txn) error {
-		if value, err := t.get(dirTenants + name); err != nil {
+		if value, err := t.get(dirTenants + made.Name); err != nil {
 			return err
 		} else if value != "" {
-			return refuse(Exists, "tenant %s exists already; nothing was changed", name)
+			return refuse(Exists, "tenant %s exists already; nothing was changed", made.Name)
 		}
-		id, err := t.newTenantID(name)
+		id, err := t.newTenantID(made.Name)
 		if err != nil {
 			return err
 		}
-		made = &pilasterv1.Tenant{
-			Name:       name,
-			Addressing: addressing,
-			Ids:        []*pilasterv1.TenantId{id},
-			Created:    timestamppb.New(time.Now()),
-		}
+		made.Ids, made.Created, made.Changes = []*pilasterv1.TenantId{id}, timestamppb.New(time.Now()), 0
 		return t.saveIDs(made)
 	})
 	if err != nil {
@@ -61,7 +76,7 @@ func (t *txn) takeTenantID(owner string) (uint32, error) {
 		if err != nil {
 			return 0, err
 		}
-		if claimed == "" {
+		if claimed == "" && n != uint64(pipeline.GatewayVNI) {
 			t.setMark(keyTenantMark, n+1)
 			t.put(tenantIDKey(uint32(n)), owner)
 			return uint32(n), nil

@@ -45,6 +45,13 @@ const (
 	NodeServiceResolveProcedure = "/pilaster.v1.NodeService/Resolve"
 	// NodeServiceFollowProcedure is the fully-qualified name of the NodeService's Follow RPC.
 	NodeServiceFollowProcedure = "/pilaster.v1.NodeService/Follow"
+	// NodeServiceAllocateProcedure is the fully-qualified name of the NodeService's Allocate RPC.
+	NodeServiceAllocateProcedure = "/pilaster.v1.NodeService/Allocate"
+	// NodeServiceFreeProcedure is the fully-qualified name of the NodeService's Free RPC.
+	NodeServiceFreeProcedure = "/pilaster.v1.NodeService/Free"
+	// NodeServiceListMappingsProcedure is the fully-qualified name of the NodeService's ListMappings
+	// RPC.
+	NodeServiceListMappingsProcedure = "/pilaster.v1.NodeService/ListMappings"
 	// OperatorServiceCreateTenantProcedure is the fully-qualified name of the OperatorService's
 	// CreateTenant RPC.
 	OperatorServiceCreateTenantProcedure = "/pilaster.v1.OperatorService/CreateTenant"
@@ -91,6 +98,15 @@ type NodeServiceClient interface {
 	Resolve(context.Context, *connect.Request[v1.ResolveRequest]) (*connect.Response[v1.ResolveResponse], error)
 	// Follow streams the node's own record and the tenants it hosts, nothing else.
 	Follow(context.Context) *connect.BidiStreamForClient[v1.FollowRequest, v1.FollowResponse]
+	// Allocate gives a node that hosts a nimitz tenant its subnet of each overlay, or an address of each for one endpoint. It
+	// gives the same ones again until they are freed, or the node hosts the tenant no more.
+	Allocate(context.Context, *connect.Request[v1.AllocateRequest]) (*connect.Response[v1.AllocateResponse], error)
+	// Free gives an endpoint's addresses back; nobody gets them for some minutes.
+	Free(context.Context, *connect.Request[v1.FreeRequest]) (*connect.Response[v1.FreeResponse], error)
+	// ListMappings is where everything of a tenant's overlays is, at one revision of the store, 500 mappings a page. Follow tells
+	// what changes after it. ABORTED: the pages before are too old, begin again. RESOURCE_EXHAUSTED: the tenant is asked about
+	// more often than the operator allows; ask again after the header Retry-After, in seconds.
+	ListMappings(context.Context, *connect.Request[v1.ListMappingsRequest]) (*connect.Response[v1.ListMappingsResponse], error)
 }
 
 // NewNodeServiceClient constructs a client for the pilaster.v1.NodeService service. By default, it
@@ -134,16 +150,37 @@ func NewNodeServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			connect.WithSchema(nodeServiceMethods.ByName("Follow")),
 			connect.WithClientOptions(opts...),
 		),
+		allocate: connect.NewClient[v1.AllocateRequest, v1.AllocateResponse](
+			httpClient,
+			baseURL+NodeServiceAllocateProcedure,
+			connect.WithSchema(nodeServiceMethods.ByName("Allocate")),
+			connect.WithClientOptions(opts...),
+		),
+		free: connect.NewClient[v1.FreeRequest, v1.FreeResponse](
+			httpClient,
+			baseURL+NodeServiceFreeProcedure,
+			connect.WithSchema(nodeServiceMethods.ByName("Free")),
+			connect.WithClientOptions(opts...),
+		),
+		listMappings: connect.NewClient[v1.ListMappingsRequest, v1.ListMappingsResponse](
+			httpClient,
+			baseURL+NodeServiceListMappingsProcedure,
+			connect.WithSchema(nodeServiceMethods.ByName("ListMappings")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
 // nodeServiceClient implements NodeServiceClient.
 type nodeServiceClient struct {
-	join     *connect.Client[v1.JoinRequest, v1.JoinResponse]
-	renew    *connect.Client[v1.RenewRequest, v1.RenewResponse]
-	register *connect.Client[v1.RegisterRequest, v1.RegisterResponse]
-	resolve  *connect.Client[v1.ResolveRequest, v1.ResolveResponse]
-	follow   *connect.Client[v1.FollowRequest, v1.FollowResponse]
+	join         *connect.Client[v1.JoinRequest, v1.JoinResponse]
+	renew        *connect.Client[v1.RenewRequest, v1.RenewResponse]
+	register     *connect.Client[v1.RegisterRequest, v1.RegisterResponse]
+	resolve      *connect.Client[v1.ResolveRequest, v1.ResolveResponse]
+	follow       *connect.Client[v1.FollowRequest, v1.FollowResponse]
+	allocate     *connect.Client[v1.AllocateRequest, v1.AllocateResponse]
+	free         *connect.Client[v1.FreeRequest, v1.FreeResponse]
+	listMappings *connect.Client[v1.ListMappingsRequest, v1.ListMappingsResponse]
 }
 
 // Join calls pilaster.v1.NodeService.Join.
@@ -171,6 +208,21 @@ func (c *nodeServiceClient) Follow(ctx context.Context) *connect.BidiStreamForCl
 	return c.follow.CallBidiStream(ctx)
 }
 
+// Allocate calls pilaster.v1.NodeService.Allocate.
+func (c *nodeServiceClient) Allocate(ctx context.Context, req *connect.Request[v1.AllocateRequest]) (*connect.Response[v1.AllocateResponse], error) {
+	return c.allocate.CallUnary(ctx, req)
+}
+
+// Free calls pilaster.v1.NodeService.Free.
+func (c *nodeServiceClient) Free(ctx context.Context, req *connect.Request[v1.FreeRequest]) (*connect.Response[v1.FreeResponse], error) {
+	return c.free.CallUnary(ctx, req)
+}
+
+// ListMappings calls pilaster.v1.NodeService.ListMappings.
+func (c *nodeServiceClient) ListMappings(ctx context.Context, req *connect.Request[v1.ListMappingsRequest]) (*connect.Response[v1.ListMappingsResponse], error) {
+	return c.listMappings.CallUnary(ctx, req)
+}
+
 // NodeServiceHandler is an implementation of the pilaster.v1.NodeService service.
 type NodeServiceHandler interface {
 	// Join buys a node certificate with the join token.
@@ -183,6 +235,15 @@ type NodeServiceHandler interface {
 	Resolve(context.Context, *connect.Request[v1.ResolveRequest]) (*connect.Response[v1.ResolveResponse], error)
 	// Follow streams the node's own record and the tenants it hosts, nothing else.
 	Follow(context.Context, *connect.BidiStream[v1.FollowRequest, v1.FollowResponse]) error
+	// Allocate gives a node that hosts a nimitz tenant its subnet of each overlay, or an address of each for one endpoint. It
+	// gives the same ones again until they are freed, or the node hosts the tenant no more.
+	Allocate(context.Context, *connect.Request[v1.AllocateRequest]) (*connect.Response[v1.AllocateResponse], error)
+	// Free gives an endpoint's addresses back; nobody gets them for some minutes.
+	Free(context.Context, *connect.Request[v1.FreeRequest]) (*connect.Response[v1.FreeResponse], error)
+	// ListMappings is where everything of a tenant's overlays is, at one revision of the store, 500 mappings a page. Follow tells
+	// what changes after it. ABORTED: the pages before are too old, begin again. RESOURCE_EXHAUSTED: the tenant is asked about
+	// more often than the operator allows; ask again after the header Retry-After, in seconds.
+	ListMappings(context.Context, *connect.Request[v1.ListMappingsRequest]) (*connect.Response[v1.ListMappingsResponse], error)
 }
 
 // NewNodeServiceHandler builds an HTTP handler from the service implementation. It returns the path
@@ -222,6 +283,24 @@ func NewNodeServiceHandler(svc NodeServiceHandler, opts ...connect.HandlerOption
 		connect.WithSchema(nodeServiceMethods.ByName("Follow")),
 		connect.WithHandlerOptions(opts...),
 	)
+	nodeServiceAllocateHandler := connect.NewUnaryHandler(
+		NodeServiceAllocateProcedure,
+		svc.Allocate,
+		connect.WithSchema(nodeServiceMethods.ByName("Allocate")),
+		connect.WithHandlerOptions(opts...),
+	)
+	nodeServiceFreeHandler := connect.NewUnaryHandler(
+		NodeServiceFreeProcedure,
+		svc.Free,
+		connect.WithSchema(nodeServiceMethods.ByName("Free")),
+		connect.WithHandlerOptions(opts...),
+	)
+	nodeServiceListMappingsHandler := connect.NewUnaryHandler(
+		NodeServiceListMappingsProcedure,
+		svc.ListMappings,
+		connect.WithSchema(nodeServiceMethods.ByName("ListMappings")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/pilaster.v1.NodeService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case NodeServiceJoinProcedure:
@@ -234,6 +313,12 @@ func NewNodeServiceHandler(svc NodeServiceHandler, opts ...connect.HandlerOption
 			nodeServiceResolveHandler.ServeHTTP(w, r)
 		case NodeServiceFollowProcedure:
 			nodeServiceFollowHandler.ServeHTTP(w, r)
+		case NodeServiceAllocateProcedure:
+			nodeServiceAllocateHandler.ServeHTTP(w, r)
+		case NodeServiceFreeProcedure:
+			nodeServiceFreeHandler.ServeHTTP(w, r)
+		case NodeServiceListMappingsProcedure:
+			nodeServiceListMappingsHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -261,6 +346,18 @@ func (UnimplementedNodeServiceHandler) Resolve(context.Context, *connect.Request
 
 func (UnimplementedNodeServiceHandler) Follow(context.Context, *connect.BidiStream[v1.FollowRequest, v1.FollowResponse]) error {
 	return connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.NodeService.Follow is not implemented"))
+}
+
+func (UnimplementedNodeServiceHandler) Allocate(context.Context, *connect.Request[v1.AllocateRequest]) (*connect.Response[v1.AllocateResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.NodeService.Allocate is not implemented"))
+}
+
+func (UnimplementedNodeServiceHandler) Free(context.Context, *connect.Request[v1.FreeRequest]) (*connect.Response[v1.FreeResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.NodeService.Free is not implemented"))
+}
+
+func (UnimplementedNodeServiceHandler) ListMappings(context.Context, *connect.Request[v1.ListMappingsRequest]) (*connect.Response[v1.ListMappingsResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.NodeService.ListMappings is not implemented"))
 }
 
 // OperatorServiceClient is a client for the pilaster.v1.OperatorService service.

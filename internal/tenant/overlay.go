@@ -1,0 +1,128 @@
+package tenant
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"pilaster.io/pilaster/internal/address"
+)
+
+// Lengths of a node's subnet unless one is chosen: 254 addresses in IPv4, and of each /48 more subnets than there are nodes.
+const (
+	DefaultNodeBits4 = 24
+	DefaultNodeBits6 = 80
+)
+
+// DefaultNodeBits is the one of a CIDR's family.
+func DefaultNodeBits(cidr netip.Prefix) int {
+	if cidr.Addr().Is4() {
+		return DefaultNodeBits4
+	}
+	return DefaultNodeBits6
+}
+
+// maxGiven bounds how many subnets or addresses of one overlay are told apart.
+const maxGiven = 1 << 32
+
+// A node's subnet has addresses for containers beside its first and its last.
+const minSubnetBits = 2
+
+// CheckOverlays refuses ranges that a tenant cannot have, or that would be mistaken for others of the cluster.
+func CheckOverlays(plan address.Plan, overlays []Overlay) error {
+	if len(overlays) == 0 {
+		return errors.New("a tenant of network nimitz has a range of addresses of its own: give one with --cidr, or one of each family")
+	}
+	for i, o := range overlays {
+		if err := o.check(plan); err != nil {
+			return err
+		}
+		if i > 0 && o.CIDR.Addr().Is4() == overlays[0].CIDR.Addr().Is4() || i > 1 {
+			return fmt.Errorf("%v and %v are of one family; a tenant has one CIDR of each at most", overlays[0].CIDR, o.CIDR)
+		}
+	}
+	return nil
+}
+
+func (o Overlay) check(plan address.Plan) error {
+	if !o.CIDR.IsValid() || o.CIDR.Addr().Is4In6() {
+		return fmt.Errorf("CIDR %v is not a prefix such as 10.0.0.0/16", o.CIDR)
+	}
+	if o.CIDR != o.CIDR.Masked() {
+		return fmt.Errorf("CIDR %v has host bits set; write %v", o.CIDR, o.CIDR.Masked())
+	}
+	for _, other := range []struct {
+		name   string
+		prefix netip.Prefix
+	}{{"base", plan.Base}, {"private", plan.Private}, {"gateway", plan.Gateway4}, {"gateway", plan.Gateway6}} {
+		if o.CIDR.Overlaps(other.prefix) {
+			return fmt.Errorf("CIDR %v overlaps the cluster's %s prefix %v; choose another", o.CIDR, other.name, other.prefix)
+		}
+	}
+	for _, other := range address.Elsewhere {
+		if o.CIDR.Overlaps(other) {
+			return fmt.Errorf("CIDR %v overlaps %v, whose addresses containers cannot have; choose another", o.CIDR, other)
+		}
+	}
+	if most := o.CIDR.Addr().BitLen() - minSubnetBits; o.NodeBits != 0 && (o.NodeBits <= o.CIDR.Bits() || o.NodeBits > most) {
+		return fmt.Errorf("node bits %d leave no room in CIDR %v: a node's subnet is longer than it, and a /%d at most: choose with --node-bits, or have no subnets with --no-node-cidrs", o.NodeBits, o.CIDR, most)
+	}
+	if o.CIDR.Bits() > o.CIDR.Addr().BitLen()-minSubnetBits {
+		return fmt.Errorf("CIDR %v has no room for containers; use a /%d or shorter", o.CIDR, o.CIDR.Addr().BitLen()-minSubnetBits)
+	}
+	return nil
+}
+
+// Bits is the length of what is given of an overlay: to nodes, or one by one.
+func (o Overlay) Bits() int {
+	if o.NodeBits != 0 {
+		return o.NodeBits
+	}
+	return o.CIDR.Addr().BitLen()
+}
+
+// Given is the first number of what may be given, and how many there are: of a CIDR without node subnets neither its own address
+// nor, in IPv4, that of broadcasts.
+func (o Overlay) Given() (first, count uint64) {
+	count = maxGiven
+	if bits := o.Bits() - o.CIDR.Bits(); bits < 32 {
+		count = 1 << bits
+	}
+	switch {
+	case o.NodeBits != 0:
+		return 0, count
+	case o.CIDR.Addr().Is4():
+		return 1, count - 2
+	default:
+		return 1, count - 1
+	}
+}
+
+// Contains tells whether a prefix is one that may be given, and its number.
+func (o Overlay) Contains(given netip.Prefix) (n uint64, ok bool) {
+	if given.Bits() != o.Bits() || given != given.Masked() || !o.CIDR.Contains(given.Addr()) {
+		return 0, false
+	}
+	first, count := o.Given()
+	n = address.SubnetNumber(o.CIDR, given)
+	return n, n >= first && n-first < count
+}
+
+// At undoes Contains.
+func (o Overlay) At(n uint64) netip.Prefix { return address.Subnet(o.CIDR, o.Bits(), n) }
+
+// ParseOverlays reads them as messages have them; what they may be, CheckOverlays says.
+func ParseOverlays[O interface {
+	GetCidr() string
+	GetNodeBits() uint32
+}](list []O) ([]Overlay, error) {
+	var overlays []Overlay
+	for _, o := range list {
+		cidr, err := netip.ParsePrefix(o.GetCidr())
+		if err != nil {
+			return nil, fmt.Errorf("CIDR %q is not a prefix such as 10.0.0.0/16", o.GetCidr())
+		}
+		overlays = append(overlays, Overlay{cidr, int(o.GetNodeBits())})
+	}
+	return overlays, nil
+}
