@@ -105,12 +105,12 @@ func (c *cluster) boot(dir, name string, driver *fakeDriver) *member {
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	network, err := netpila.New(membership.Plan, membership.Prefix, store)
+	network, err := netpila.New(membership.Plan, membership.Prefix, store, fakePath{driver})
 	if err != nil {
 		c.t.Fatal(err)
 	}
 	if m.Core, err = New(Config{
-		Store: store, Tenants: tenants, Network: network, Driver: driver, Resolver: link, Plan: membership.Plan, Log: slog.New(slog.DiscardHandler),
+		Store: store, Tenants: tenants, Networks: map[string]Network{netpila.Name: network}, Driver: driver, Resolver: link, Plan: membership.Plan, Log: slog.New(slog.DiscardHandler),
 	}); err != nil {
 		c.t.Fatal(err)
 	}

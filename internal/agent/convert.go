@@ -49,7 +49,10 @@ func endpointToProto(r endpoint.Record) *pilasterv1.Endpoint {
 		Created: timestamppb.New(r.Created), CniNetwork: r.CNINetwork,
 	}
 	for _, a := range r.Attachments {
-		p := &pilasterv1.Attachment{Network: a.Network, Plaintext: a.Plaintext.String(), Address: a.Address.String(), Gateway: a.Gateway.String()}
+		p := &pilasterv1.Attachment{Network: a.Network, Address: a.Address.String(), Gateway: a.Gateway.String()}
+		if a.Plaintext.IsValid() {
+			p.Plaintext = a.Plaintext.String()
+		}
 		for _, route := range a.Routes {
 			p.Routes = append(p.Routes, route.String())
 		}

@@ -28,12 +28,6 @@ const (
 // removeTimeout bounds the undoing of an ADD whose caller may have gone.
 const removeTimeout = 30 * time.Second
 
-// Network gives endpoints their addresses.
-type Network interface {
-	Prepare(tenant.Tenant, address.AppID) (endpoint.Attachment, error)
-	Release(endpoint.Attachment) error
-}
-
 // Resolver asks the cluster for what this node does not know: a tenant, or the app of a label
 // set. Its errors are refusals of kind ErrNotFound, ErrExhausted, ErrInvalid or ErrUnavailable.
 type Resolver interface {
@@ -46,7 +40,7 @@ type Resolver interface {
 type Core struct {
 	store    *endpoint.Store
 	tenants  *Tenants
-	network  Network
+	networks map[string]Network
 	driver   Driver
 	resolver Resolver
 	plan     address.Plan
@@ -66,7 +60,7 @@ type Core struct {
 type Config struct {
 	Store        *endpoint.Store
 	Tenants      *Tenants
-	Network      Network
+	Networks     map[string]Network // by name
 	Driver       Driver
 	Resolver     Resolver
 	Plan         address.Plan
@@ -79,7 +73,7 @@ type Config struct {
 // New is a core that knows what store and tenants hold. Start must come before anything else.
 func New(c Config) (*Core, error) {
 	core := &Core{
-		store: c.Store, tenants: c.Tenants, network: c.Network, driver: c.Driver, resolver: c.Resolver,
+		store: c.Store, tenants: c.Tenants, networks: c.Networks, driver: c.Driver, resolver: c.Resolver,
 		plan: c.Plan, max: cmp.Or(c.MaxEndpoints, DefaultMaxEndpoints), now: c.Now, log: c.Log,
 		ids: map[endpoint.ID]bool{},
 	}
@@ -92,6 +86,9 @@ func New(c Config) (*Core, error) {
 	}
 	for _, r := range c.Store.List() {
 		core.ids[r.ID] = true
+		if err := core.validate(r); err != nil {
+			return nil, err
+		}
 		if err := c.Tenants.adopt(r); err != nil {
 			return nil, err
 		}
@@ -161,7 +158,7 @@ func (c *Core) Add(ctx context.Context, q AddRequest) (endpoint.Record, error) {
 		c.giveID(id)
 		return endpoint.Record{}, err
 	}
-	r, err := c.prepare(q, id, t, app)
+	r, err := c.prepare(ctx, q, id, t, app)
 	if err != nil {
 		c.giveID(id)
 		c.release(ctx, q.Tenant, t.Current().ID)
@@ -173,26 +170,22 @@ func (c *Core) Add(ctx context.Context, q AddRequest) (endpoint.Record, error) {
 		defer cancel()
 		return endpoint.Record{}, errors.Join(err, c.remove(undo, r))
 	}
-	c.log.Info("endpoint added", "endpoint", r.ID, "container", r.ContainerID, "pod", r.Pod, "tenant", r.Tenant, "app", r.App, "address", r.Attachments[0].Plaintext)
+	c.log.Info("endpoint added", "endpoint", r.ID, "container", r.ContainerID, "pod", r.Pod, "tenant", r.Tenant, "app", r.App, "addresses", r.Addresses())
 	return r, nil
 }
 
-// prepare takes an address and holds the record, or takes nothing.
-func (c *Core) prepare(q AddRequest, id endpoint.ID, t tenant.Tenant, app address.AppID) (endpoint.Record, error) {
-	a, err := c.network.Prepare(t, app)
-	if err != nil {
-		if errors.Is(err, endpoint.ErrExhausted) {
-			return endpoint.Record{}, refuse(ErrExhausted, "%w\n  nothing was changed; `pilaster tenant rotate-key %s` gives the tenant an id with fresh addresses; until then use another node, or labels that make another app", err, t.Name)
-		}
-		return endpoint.Record{}, err
-	}
+// prepare takes addresses and holds the record, or takes nothing.
+func (c *Core) prepare(ctx context.Context, q AddRequest, id endpoint.ID, t tenant.Tenant, app address.AppID) (_ endpoint.Record, err error) {
 	r := endpoint.Record{
 		ID: id, ContainerID: q.ContainerID, Interface: q.Interface, Netns: q.Netns, CNINetwork: q.CNINetwork,
 		Pod: q.Pod, Tenant: t.Name, TenantID: t.Current().ID, App: app, Labels: maps.Clone(q.Labels),
-		State: endpoint.Preparing, Attachments: []endpoint.Attachment{a}, Created: c.now().UTC(),
+		State: endpoint.Preparing, Created: c.now().UTC(),
+	}
+	if r.Attachments, err = c.attach(ctx, t, app, r); err != nil {
+		return endpoint.Record{}, err
 	}
 	if err := c.store.Hold(r); err != nil {
-		return endpoint.Record{}, errors.Join(err, c.network.Release(a))
+		return endpoint.Record{}, errors.Join(err, c.releaseAddresses(ctx, r))
 	}
 	return r, nil
 }
@@ -213,7 +206,18 @@ func (c *Core) build(ctx context.Context, r *endpoint.Record, q AddRequest) erro
 		return err
 	}
 	*r = active
-	return c.driver.Activate(active)
+	if err := c.driver.Attach(active); err != nil {
+		return err
+	}
+	return c.eachNetwork(active, func(n Network, r endpoint.Record) error { return n.Activate(ctx, r) })
+}
+
+func (c *Core) deactivate(ctx context.Context, r endpoint.Record) error {
+	return c.eachNetwork(r, func(n Network, r endpoint.Record) error { return n.Deactivate(ctx, r) })
+}
+
+func (c *Core) releaseAddresses(ctx context.Context, r endpoint.Record) error {
+	return c.eachNetwork(r, func(n Network, r endpoint.Record) error { return n.Release(ctx, r) })
 }
 
 // Delete removes an endpoint; one that is not there is gone already.
@@ -241,14 +245,16 @@ func (c *Core) remove(ctx context.Context, r endpoint.Record) error {
 		// The mark only serves a crash in the lines below; it must not keep containers from going.
 		c.log.Warn("endpoint is removed without a mark on disk", "endpoint", r.ID, "error", err)
 	}
-	if err := c.driver.Remove(ctx, r); err != nil {
+	err := c.deactivate(ctx, r)
+	if err == nil {
+		err = c.driver.Remove(ctx, r)
+	}
+	if err != nil {
 		return fmt.Errorf("%w\n  endpoint %d stays until a repeated DEL succeeds", err, r.ID)
 	}
-	for _, a := range r.Attachments {
-		if err := c.network.Release(a); err != nil {
-			// The cursor stands above the index: it is lost for now, never given out twice.
-			c.log.Warn("address is not noted as released", "address", a.Plaintext, "error", err)
-		}
+	if err := c.releaseAddresses(ctx, r); err != nil {
+		// They are lost for now, never given out twice.
+		c.log.Warn("addresses are not noted as released", "addresses", r.Addresses(), "error", err)
 	}
 	if err := c.store.Delete(r.ID); err != nil {
 		return err
@@ -311,7 +317,11 @@ func (c *Core) Check(ctx context.Context, q CheckRequest) error {
 		r.Netns = q.OpenNetns
 	}
 	// Of one that is lost this says what is gone.
-	if err := c.driver.Check(ctx, r); err != nil {
+	err = c.driver.Check(ctx, r)
+	if err == nil {
+		err = c.eachNetwork(r, func(n Network, r endpoint.Record) error { return n.Check(ctx, r) })
+	}
+	if err != nil {
 		return refuse(ErrCheck, "%w", err)
 	}
 	if r.State != endpoint.Active {

@@ -103,7 +103,7 @@ func TestInvalidRequestsTakeNothing(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if b.orchestrator.calls > 0 || len(b.driver.calls) > 1 { // Restore at the start
+	if b.orchestrator.calls > 0 || len(b.driver.calls) > 2 { // Restore and Repair at the start
 		t.Errorf("%d calls to the orchestrator, kernel %v", b.orchestrator.calls, b.driver.calls)
 	}
 	b.clean()
@@ -111,7 +111,7 @@ func TestInvalidRequestsTakeNothing(t *testing.T) {
 
 // Any failure rolls back everything: the next ADD of the same container finds nothing in its way.
 func TestFailureAtEachStepLeavesNothing(t *testing.T) {
-	for _, step := range []string{"PutTenant", "CreateDevice", "Activate"} {
+	for _, step := range []string{"PutTenant", "CreateDevice", "Attach", "Activate"} {
 		t.Run(step, func(t *testing.T) {
 			b := newBed(t)
 			b.driver.fail[step] = errFake

@@ -9,7 +9,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"pilaster.io/pilaster/internal/endpoint"
-	"pilaster.io/pilaster/internal/tenant"
+	"pilaster.io/pilaster/internal/network"
 )
 
 // ErrNoNamespace means that an endpoint's container is gone, and its device with it.
@@ -20,38 +20,35 @@ const NodeDevice = "pilaster0"
 
 // Driver makes the kernel do what the core decided. Package datapath drives Linux; a simulation
 // counts. Every call may be repeated: the second one finds nothing to do.
+//
+// It owns devices and hooks; what the packet path knows of endpoints and tenants is in the tables of their networks.
 type Driver interface {
-	// PutTenant makes the tenant's ids and keys known to the packet path.
-	PutTenant(tenant.Tenant) error
-	// DeleteTenant forgets a tenant that has no endpoint here any more.
-	DeleteTenant(tenant.Tenant) error
-
 	// CreateDevice makes the container's device and what is on its side: address, routes, static
 	// neighbour. Nothing flows yet.
 	CreateDevice(ctx context.Context, r endpoint.Record) (endpoint.Device, error)
-	// Activate gives a recorded device its program and writes the map entries; packets flow afterwards.
-	Activate(endpoint.Record) error
-	// MTU is what an endpoint is to have now, in bytes; an error says why there is no good one.
+	// Attach gives a recorded device its program. Packets flow once the endpoint's networks have entries for it.
+	Attach(endpoint.Record) error
+	// MTU is what an endpoint without overhead is to have now, in bytes; an error says why there is no good one.
 	MTU() (int, error)
 	// SetMTU changes that of an active endpoint's device, on both sides.
 	SetMTU(r endpoint.Record, mtu int) error
-	// Remove takes away map entries first, then the device. The namespace may be gone already.
+	// Remove takes away the device, after the entries. The namespace may be gone already.
 	Remove(ctx context.Context, r endpoint.Record) error
 	// Check compares what exists with the record and names the first difference: link, address,
-	// route, neighbour, program or map entry.
+	// route, neighbour or program.
 	Check(ctx context.Context, r endpoint.Record) error
 	// Carrying is the endpoints whose devices take packets now, read from the kernel.
 	Carrying() ([]endpoint.ID, error)
 	// Restore makes the packet path hold these endpoints and nothing else, and takes it over from
 	// whichever build left it, losing no packet. It comes after all tenants were put, and nothing else
-	// is called meanwhile. What cannot be brought back is told apart; an error wrapping ErrNoNamespace
-	// says that the container is gone too.
-	Restore(ctx context.Context, keep []endpoint.Record) (lost map[endpoint.ID]error, err error)
+	// is called meanwhile but fill, before the first hook is moved, with the endpoints found. What cannot be brought back is told
+	// apart; an error wrapping ErrNoNamespace says that the container is gone too.
+	Restore(ctx context.Context, keep []endpoint.Record, fill func(found []endpoint.Record) error) (lost map[endpoint.ID]error, err error)
 
 	// Lost says which devices of active endpoints are gone, and why, as Restore does. It changes nothing.
 	Lost([]endpoint.Record) (map[endpoint.ID]error, error)
-	// Lose takes the map entries of an endpoint away whose device is gone: packets for it end for a reason, and not on
-	// their way to a device that is not there.
+	// Lose takes away what leads to an endpoint whose device is gone, after its entries: packets for it end for a reason,
+	// and not on their way to a device that is not there.
 	Lose(endpoint.Record) error
 
 	// KeepSettings sets the devices again where somebody has overwritten what they need; it is called every
@@ -77,16 +74,11 @@ type Status struct {
 	FirstInChain bool
 	Guarded      []string // interfaces beside the uplink where packets are checked
 	Problems     []string // each with what to do
-	Entries      []Entries
-	Drops        []Drops // every reason, also those at 0
+	Drops        []Drops  // every reason, also those at 0
 }
 
-// Entries is how full one table is. Cache tables hold nothing that cannot be computed again.
-type Entries struct {
-	Table          string
-	Used, Capacity int
-	Cache          bool
-}
+// Entries is how full one table is.
+type Entries = network.Entries
 
 // Drops counts the packets dropped for one reason since the maps were made.
 type Drops struct {

@@ -17,6 +17,7 @@ import (
 
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/network"
 	"pilaster.io/pilaster/internal/network/netpila"
 	"pilaster.io/pilaster/internal/tenant"
 )
@@ -39,6 +40,7 @@ type fakeDriver struct {
 	during  func(call string, r endpoint.Record)
 	looked  func([]endpoint.Record) // for their devices
 	status  Status
+	entries []Entries
 	mtu     int
 	events  chan Event
 }
@@ -60,7 +62,12 @@ func (d *fakeDriver) call(name string, r endpoint.Record) error {
 	return d.fail[name]
 }
 
-func (d *fakeDriver) PutTenant(t tenant.Tenant) error {
+// fakePath is a network's part of that kernel.
+type fakePath struct{ *fakeDriver }
+
+func (d *fakeDriver) Netpila() network.Path { return fakePath{d} }
+
+func (d fakePath) PutTenant(_ context.Context, t tenant.Tenant) error {
 	if err := d.call("PutTenant", endpoint.Record{Tenant: t.Name}); err != nil {
 		return err
 	}
@@ -75,7 +82,7 @@ func (d *fakeDriver) PutTenant(t tenant.Tenant) error {
 	return nil
 }
 
-func (d *fakeDriver) DeleteTenant(t tenant.Tenant) error {
+func (d fakePath) DeleteTenant(_ context.Context, t tenant.Tenant) error {
 	if err := d.call("DeleteTenant", endpoint.Record{Tenant: t.Name}); err != nil {
 		return err
 	}
@@ -100,12 +107,14 @@ func (d *fakeDriver) CreateDevice(_ context.Context, r endpoint.Record) (endpoin
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return endpoint.Device{
-		HostName: fmt.Sprintf("pil%d", r.ID), HostIfindex: 100 + int(r.ID), MTU: d.mtu,
+		HostName: fmt.Sprintf("pil%d", r.ID), HostIfindex: 100 + int(r.ID), MTU: d.mtu - r.Overhead(),
 		HostMAC: net.HardwareAddr{2, 0x70, 0x69, 0x6c, 0, 1}, ContainerMAC: net.HardwareAddr{2, 0x70, 0x69, 0x6c, 0, 2},
 	}, nil
 }
 
-func (d *fakeDriver) Activate(r endpoint.Record) error {
+func (d *fakeDriver) Attach(r endpoint.Record) error { return d.call("Attach", r) }
+
+func (d fakePath) Activate(_ context.Context, r endpoint.Record) error {
 	if err := d.call("Activate", r); err != nil {
 		return err
 	}
@@ -118,13 +127,41 @@ func (d *fakeDriver) Activate(r endpoint.Record) error {
 	return nil
 }
 
+func (d fakePath) Deactivate(_ context.Context, r endpoint.Record) error {
+	if err := d.call("Deactivate", r); err != nil {
+		return err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.active, r.ID)
+	return nil
+}
+
+func (d fakePath) Check(_ context.Context, r endpoint.Record) error { return d.call("CheckEntries", r) }
+
+func (d fakePath) Repair(_ context.Context, _, found []endpoint.Record) error {
+	if err := d.call("Repair", endpoint.Record{}); err != nil {
+		return err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	clear(d.active)
+	for _, r := range found {
+		d.active[r.ID] = r
+	}
+	return nil
+}
+
+func (d fakePath) Entries(context.Context) ([]Entries, error) {
+	return d.entries, d.call("Entries", endpoint.Record{})
+}
+
 func (d *fakeDriver) Remove(_ context.Context, r endpoint.Record) error {
 	if err := d.call("Remove", r); err != nil {
 		return err
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	delete(d.active, r.ID)
 	delete(d.devices, r.ID)
 	return nil
 }
@@ -137,29 +174,23 @@ func (d *fakeDriver) Carrying() ([]endpoint.ID, error) {
 	return slices.Collect(maps.Keys(d.active)), nil
 }
 
-func (d *fakeDriver) Restore(_ context.Context, keep []endpoint.Record) (map[endpoint.ID]error, error) {
+func (d *fakeDriver) Restore(_ context.Context, keep []endpoint.Record, fill func([]endpoint.Record) error) (map[endpoint.ID]error, error) {
 	if err := d.call("Restore", endpoint.Record{}); err != nil {
 		return nil, err
 	}
+	kept, lost, found := map[endpoint.ID]bool{}, map[endpoint.ID]error{}, []endpoint.Record(nil)
 	d.mu.Lock()
-	defer d.mu.Unlock()
-	kept := map[endpoint.ID]bool{}
-	lost := map[endpoint.ID]error{}
 	for _, r := range keep {
 		kept[r.ID] = true
 		if err := d.lost[r.ContainerID]; err != nil {
 			lost[r.ID] = err
 		} else if r.Lives() {
-			d.active[r.ID] = r
+			found = append(found, r)
 		}
 	}
-	for id := range d.devices {
-		if !kept[id] {
-			delete(d.devices, id)
-			delete(d.active, id)
-		}
-	}
-	return lost, nil
+	maps.DeleteFunc(d.devices, func(id endpoint.ID, _ endpoint.Record) bool { return !kept[id] })
+	d.mu.Unlock()
+	return lost, fill(found)
 }
 
 func (d *fakeDriver) MTU() (int, error) {
@@ -192,15 +223,7 @@ func (d *fakeDriver) Lost(records []endpoint.Record) (map[endpoint.ID]error, err
 	return lost, nil
 }
 
-func (d *fakeDriver) Lose(r endpoint.Record) error {
-	if err := d.call("Lose", r); err != nil {
-		return err
-	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	delete(d.active, r.ID)
-	return nil
-}
+func (d *fakeDriver) Lose(r endpoint.Record) error { return d.call("Lose", r) }
 
 func (d *fakeDriver) KeepSettings() error { return d.call("KeepSettings", endpoint.Record{}) }
 
@@ -306,12 +329,12 @@ func (b *bed) tryReopen() error {
 	if err != nil {
 		return err
 	}
-	network, err := netpila.New(address.DefaultPlan(), nodePrefix, store)
+	own, err := netpila.New(address.DefaultPlan(), nodePrefix, store, fakePath{b.driver})
 	if err != nil {
 		return err
 	}
 	b.Core, err = New(Config{
-		Store: store, Tenants: tenants, Network: network, Driver: b.driver, Resolver: b.orchestrator,
+		Store: store, Tenants: tenants, Networks: map[string]Network{netpila.Name: own}, Driver: b.driver, Resolver: b.orchestrator,
 		Plan: address.DefaultPlan(), MaxEndpoints: b.max, MaxTenantIDs: b.maxIDs, Now: func() time.Time { return b.now }, Log: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {

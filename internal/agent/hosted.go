@@ -11,7 +11,7 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// acquire finds tenant and app of a new endpoint and makes the driver know the tenant, which
+// acquire finds tenant and app of a new endpoint and makes its network know the tenant, which
 // stays until release. What this node knows costs no message.
 func (c *Core) acquire(ctx context.Context, name string, identity map[string]string) (tenant.Tenant, address.AppID, error) {
 	t, app, ok, err := c.hold(ctx, name, identity, nil)
@@ -61,9 +61,9 @@ func (c *Core) hold(ctx context.Context, name string, identity map[string]string
 	if !ok {
 		return t, 0, false, nil
 	}
-	if err := c.put(name); err != nil {
+	if err := c.put(ctx, name); err != nil {
 		if c.tenants.endpoints(name) == 0 {
-			c.forget(name)
+			c.forget(ctx, name)
 		}
 		return t, 0, false, err
 	}
@@ -71,28 +71,28 @@ func (c *Core) hold(ctx context.Context, name string, identity map[string]string
 	return known.Tenant, app, true, nil
 }
 
-// put makes the driver know the tenant. The caller holds the tenant's lock.
-func (c *Core) put(name string) error {
+// put makes the tenant's networks know the tenant. The caller holds the tenant's lock.
+func (c *Core) put(ctx context.Context, name string) error {
 	known, _, ok := c.tenants.get(name)
 	if !ok {
 		return nil
 	}
 	had := c.tenants.put(name)
-	if slices.Equal(had, known.Tenant.IDs) {
+	if had.Network == known.Tenant.Network && slices.Equal(had.IDs, known.Tenant.IDs) && slices.Equal(had.Overlays, known.Tenant.Overlays) {
 		return nil
 	}
-	if err := c.driver.PutTenant(known.Tenant); err != nil {
+	if err := c.putTenant(ctx, known.Tenant); err != nil {
 		return fmt.Errorf("making tenant %s known to the packet path: %w", name, err)
 	}
 	// Retired ids go when no list names them any more.
 	retired := known.Tenant
-	retired.IDs = slices.DeleteFunc(slices.Clone(had), func(id tenant.ID) bool { return known.Tenant.Has(id.ID) })
+	retired.IDs = slices.DeleteFunc(slices.Clone(had.IDs), func(id tenant.ID) bool { return known.Tenant.Has(id.ID) })
 	if len(retired.IDs) > 0 {
-		if err := c.driver.DeleteTenant(retired); err != nil {
+		if err := c.deleteTenant(ctx, retired); err != nil {
 			return fmt.Errorf("taking retired ids of tenant %s from the packet path: %w", name, err)
 		}
 	}
-	c.tenants.setPut(name, known.Tenant.IDs)
+	c.tenants.setPut(name, known.Tenant)
 	return nil
 }
 
@@ -104,19 +104,19 @@ func (c *Core) release(ctx context.Context, name string, id address.TenantID) {
 	}
 	defer unlock()
 	if c.tenants.count(name, id, -1) == 0 {
-		c.forget(name)
+		c.forget(ctx, name)
 	}
 }
 
 // forget drops a tenant without endpoints. What fails is tried again at the next start, or made
 // good by the tenant's next endpoint. The caller holds the tenant's lock.
-func (c *Core) forget(name string) {
+func (c *Core) forget(ctx context.Context, name string) {
 	known, _, ok := c.tenants.get(name)
 	if !ok {
 		return
 	}
-	c.tenants.setPut(name, nil)
-	if err := c.driver.DeleteTenant(known.Tenant); err != nil {
+	c.tenants.setPut(name, tenant.Tenant{})
+	if err := c.deleteTenant(ctx, known.Tenant); err != nil {
 		c.log.Error("tenant stays in the packet path", "tenant", name, "error", err)
 		return
 	}
@@ -157,7 +157,7 @@ func (c *Core) applyOne(ctx context.Context, k Known) error {
 	} else if err != nil {
 		return err
 	}
-	return c.put(k.Tenant.Name)
+	return c.put(ctx, k.Tenant.Name)
 }
 
 func checkResolved(t tenant.Tenant, app address.AppID, name string) error {

@@ -80,7 +80,7 @@ func (t *Tenants) Report(to *pilasterv1.FollowRequest, newStream bool) {
 			to.IncompleteTenants = append(to.IncompleteTenants, name)
 		}
 		said := &pilasterv1.Hosting{Tenant: name}
-		for _, id := range h.put {
+		for _, id := range h.put.IDs {
 			said.Accepts = append(said.Accepts, uint32(id.ID))
 		}
 		for _, id := range h.Tenant.IDs {
@@ -151,16 +151,16 @@ func (h *hosted) count() (n int) {
 	return n
 }
 
-// put is what the driver knows of a tenant.
-func (t *Tenants) put(name string) []tenant.ID {
+// put is what the networks know of a tenant.
+func (t *Tenants) put(name string) tenant.Tenant {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.m[name].put
 }
 
-func (t *Tenants) setPut(name string, ids []tenant.ID) {
+func (t *Tenants) setPut(name string, put tenant.Tenant) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.m[name].put = ids
+	t.m[name].put = put
 	t.signal()
 }

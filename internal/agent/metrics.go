@@ -50,7 +50,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 	}
-	s := c.service.status()
+	s := c.service.status(context.Background())
 	gauge(c.build, 1, s.Version, s.Datapath.GetPrograms(), runtime.Version())
 	gauge(c.ready, number(s.Ready))
 	gauge(c.tenants, float64(s.Tenants))
@@ -91,8 +91,8 @@ func (s *Service) ObserveHandler() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("/metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { w.Write([]byte("ok\n")) })
-	mux.HandleFunc("/readyz", func(w http.ResponseWriter, _ *http.Request) {
-		status := s.status()
+	mux.HandleFunc("/readyz", func(w http.ResponseWriter, r *http.Request) {
+		status := s.status(r.Context())
 		if !status.Ready {
 			w.WriteHeader(http.StatusServiceUnavailable)
 		}

@@ -18,10 +18,9 @@ func (c *Core) FollowMTU(ctx context.Context) error {
 	var errs []error
 	for _, r := range c.store.List() {
 		// One that is being made may have asked for the MTU before it changed; its lock is waited for.
-		if r.State == endpoint.Active && r.Device.MTU == mtu {
-			continue
+		if own := mtu - r.Overhead(); r.State != endpoint.Active || r.Device.MTU != own {
+			errs = append(errs, c.setMTU(ctx, r.ContainerID, r.Interface, own))
 		}
-		errs = append(errs, c.setMTU(ctx, r.ContainerID, r.Interface, mtu))
 	}
 	return errors.Join(errs...)
 }

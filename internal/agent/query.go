@@ -41,10 +41,11 @@ func (c *Core) Find(key string) (endpoint.Record, error) {
 func (c *Core) nodeSeenBy(r endpoint.Record) (netip.Addr, bool) {
 	known, _, _ := c.tenants.get(r.Tenant)
 	i := slices.IndexFunc(known.Tenant.IDs, func(id tenant.ID) bool { return id.ID == r.TenantID })
-	if i < 0 || len(r.Attachments) == 0 {
+	seen := slices.IndexFunc(r.Attachments, func(a endpoint.Attachment) bool { return a.Plaintext.IsValid() })
+	if i < 0 || seen < 0 {
 		return netip.Addr{}, false
 	}
-	guest, err := known.Tenant.Gateway(c.plan, address.Split(r.Attachments[0].Plaintext).Node, known.Tenant.IDs[i])
+	guest, err := known.Tenant.Gateway(c.plan, address.Split(r.Attachments[seen].Plaintext).Node, known.Tenant.IDs[i])
 	return guest.Address, err == nil
 }
 

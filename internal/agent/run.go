@@ -21,6 +21,7 @@ import (
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/join"
 	"pilaster.io/pilaster/internal/local"
+	"pilaster.io/pilaster/internal/network"
 	"pilaster.io/pilaster/internal/network/netpila"
 	"pilaster.io/pilaster/internal/observe"
 )
@@ -46,6 +47,7 @@ type Options struct {
 // DriverCloser is a Driver that holds something open.
 type DriverCloser interface {
 	Driver
+	Netpila() network.Path
 	io.Closer
 }
 
@@ -251,17 +253,17 @@ func (d *daemon) start(ctx context.Context, g *errgroup.Group) error {
 	if err := overlap.check(); err != nil {
 		return err
 	}
-	network, err := netpila.New(m.Plan, m.Prefix, d.store)
-	if err != nil {
-		return err
-	}
 	driver, err := d.OpenDriver(m)
 	if err != nil {
 		return err // beside which stands a driver that must not be closed
 	}
 	d.driver = driver
+	own, err := netpila.New(m.Plan, m.Prefix, d.store, driver.Netpila())
+	if err != nil {
+		return err
+	}
 	core, err := New(Config{
-		Store: d.store, Tenants: d.tenants, Network: network, Driver: d.driver, Resolver: d.link,
+		Store: d.store, Tenants: d.tenants, Networks: map[string]Network{netpila.Name: own}, Driver: d.driver, Resolver: d.link,
 		Plan: m.Plan, MaxEndpoints: d.MaxEndpoints, MaxTenantIDs: d.MaxTenantIDs, Log: d.Log,
 	})
 	if err != nil {

@@ -227,9 +227,9 @@ func TestStatusTellsAll(t *testing.T) {
 	b.add("c1")
 	b.driver.status = Status{
 		DeviceKind: "veth", Programs: "p1", Healthy: true, FirstInChain: true,
-		Entries: []Entries{{"locals", 1, 10, false}, {"flows", 3, 8, true}},
-		Drops:   []Drops{{"src-not-own", 7}, {"malformed", 0}},
+		Drops: []Drops{{"src-not-own", 7}, {"malformed", 0}},
 	}
+	b.driver.entries = []Entries{{Table: "locals", Used: 1, Capacity: 10}, {Table: "flows", Used: 3, Capacity: 8, Cache: true}}
 	b.service.drops.add([]Drops{{"src-not-own", 3}})
 	s := status()
 	if !s.Ready || s.Endpoints != 1 || len(s.Limits) != 2 || s.Limits[0].Capacity != DefaultMaxEndpoints || s.Tenants != 1 || s.Uplink != "eth0" || len(s.Datapath.Entries) != 2 {

@@ -33,7 +33,7 @@ func (c *Core) Start(ctx context.Context) error {
 		return err
 	}
 	records := c.store.List()
-	lost, err := c.driver.Restore(ctx, records)
+	lost, err := c.driver.Restore(ctx, records, func(found []endpoint.Record) error { return c.repair(ctx, records, found) })
 	if err != nil {
 		return fmt.Errorf("taking over the packet path: %w", err)
 	}
@@ -126,7 +126,9 @@ func (c *Core) loseOne(ctx context.Context, seen endpoint.Record, why error) err
 	if !ok || r.State != endpoint.Active || r.ID != seen.ID || r.Device.HostIfindex != seen.Device.HostIfindex {
 		return nil // it went by a DEL
 	}
-	err = c.driver.Lose(r)
+	if err = c.deactivate(ctx, r); err == nil {
+		err = c.driver.Lose(r)
+	}
 	c.settle(ctx, r, why)
 	return err
 }
@@ -154,9 +156,9 @@ func (c *Core) putTenants(ctx context.Context) error {
 			return err
 		}
 		if c.tenants.endpoints(name) == 0 {
-			c.forget(name)
+			c.forget(ctx, name)
 		} else {
-			err = c.put(name)
+			err = c.put(ctx, name)
 		}
 		unlock()
 		if err != nil {

@@ -61,7 +61,7 @@ func TestFailedRemovalIsTakenUpAgain(t *testing.T) {
 
 // Crash between steps: a new process knows the disk and finds the kernel as the old one left it.
 func TestCrashAtEachStep(t *testing.T) {
-	for _, at := range []string{"PutTenant", "CreateDevice", "Activate", "Remove", "DeleteTenant"} {
+	for _, at := range []string{"PutTenant", "CreateDevice", "Attach", "Activate", "Deactivate", "Remove", "DeleteTenant"} {
 		t.Run(at, func(t *testing.T) {
 			b := newBed(t)
 			// The image of the disk at the moment of the crash; the old process goes on with
@@ -77,7 +77,7 @@ func TestCrashAtEachStep(t *testing.T) {
 				}
 			}
 			r := b.add("c1")
-			if at == "Remove" || at == "DeleteTenant" {
+			if at == "Deactivate" || at == "Remove" || at == "DeleteTenant" {
 				if err := b.Delete(t.Context(), "c1", "eth0"); err != nil {
 					t.Fatal(err)
 				}
@@ -86,14 +86,14 @@ func TestCrashAtEachStep(t *testing.T) {
 			// Without a record the kernel holds no more than a device, with one it may hold everything.
 			b.driver.devices, b.driver.active = map[endpoint.ID]endpoint.Record{}, map[endpoint.ID]endpoint.Record{}
 			switch at {
-			case "CreateDevice":
+			case "CreateDevice", "Remove":
 				b.driver.devices[r.ID] = r
-			case "Activate", "Remove":
+			case "Attach", "Activate", "Deactivate":
 				b.driver.devices[r.ID], b.driver.active[r.ID] = r, r
 			}
 			b.driver.tenants["blue"] = b.orchestrator.tenants["blue"]
 			b.reopen()
-			if at == "Activate" {
+			if at == "Attach" || at == "Activate" {
 				// Nobody was told of it, and the runtime deletes what it was not told of.
 				if err := b.Delete(t.Context(), "c1", "eth0"); err != nil {
 					t.Fatal(err)
@@ -108,13 +108,40 @@ func TestCrashAtEachStep(t *testing.T) {
 	}
 }
 
+// What no network can have made is refused by it, and what is on a network that this node does not have is left alone.
+func TestRecordsAreTheirNetworks(t *testing.T) {
+	b := newBed(t)
+	r := b.add("c1")
+	path := b.store.RecordPath(r.ID)
+	sound, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for says, change := range map[string][2]string{
+		"is not of tenant id 1 and app 2":                      {`"app": 1,`, `"app": 2,`},
+		"is on network strange, which this node does not have": {`"netpila"`, `"strange"`},
+	} {
+		changed := strings.Replace(string(sound), change[0], change[1], 1)
+		if err := os.WriteFile(path, []byte(changed), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		before := len(b.driver.calls)
+		if err := b.tryReopen(); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%v does not say %q of\n%s", err, says, changed)
+		}
+		if len(b.driver.calls) != before {
+			t.Errorf("the kernel was touched: %v", b.driver.calls[before:])
+		}
+	}
+}
+
 func TestRestartBringsActiveEndpointsBack(t *testing.T) {
 	b := newBed(t)
 	r1, r2 := b.add("c1"), b.add("c2")
 	b.driver.devices[77] = endpoint.Record{ID: 77} // nobody's
 	b.driver.active, b.driver.tenants, b.driver.calls = map[endpoint.ID]endpoint.Record{}, map[string]tenant.Tenant{}, nil
 	b.reopen()
-	if want := []string{"PutTenant", "Restore"}; !slices.Equal(b.driver.calls, want) {
+	if want := []string{"PutTenant", "Restore", "Repair"}; !slices.Equal(b.driver.calls, want) {
 		t.Errorf("calls %v, want %v", b.driver.calls, want)
 	}
 	if len(b.driver.active) != 2 || b.driver.active[r1.ID].Attachments[0].Address != r1.Attachments[0].Address {

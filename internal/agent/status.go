@@ -10,11 +10,11 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 )
 
-func (s *Service) Status(context.Context, *connect.Request[pilasterv1.StatusRequest]) (*connect.Response[pilasterv1.StatusResponse], error) {
-	return connect.NewResponse(s.status()), nil
+func (s *Service) Status(ctx context.Context, _ *connect.Request[pilasterv1.StatusRequest]) (*connect.Response[pilasterv1.StatusResponse], error) {
+	return connect.NewResponse(s.status(ctx)), nil
 }
 
-func (s *Service) status() *pilasterv1.StatusResponse {
+func (s *Service) status(ctx context.Context) *pilasterv1.StatusResponse {
 	link := s.config.Link.Status()
 	r := &pilasterv1.StatusResponse{
 		Node:   &pilasterv1.Node{Name: s.config.Node.Name(), Uuid: s.config.Node.UUID(), Version: s.config.Version, Connected: link.Connected},
@@ -44,7 +44,7 @@ func (s *Service) status() *pilasterv1.StatusResponse {
 	if blocked != nil {
 		r.Problems = append(r.Problems, blocked.Error())
 	}
-	s.addDatapath(r, core.driver)
+	s.addDatapath(ctx, r, core.Core)
 	r.Problems = append(r.Problems, core.tenants.refusals()...)
 	if lost := core.lost(); lost != "" {
 		r.Problems = append(r.Problems, lost)
@@ -54,8 +54,8 @@ func (s *Service) status() *pilasterv1.StatusResponse {
 	return r
 }
 
-func (s *Service) addDatapath(r *pilasterv1.StatusResponse, d Driver) {
-	status, err := d.Status()
+func (s *Service) addDatapath(ctx context.Context, r *pilasterv1.StatusResponse, core *Core) {
+	status, err := core.driver.Status()
 	if err != nil {
 		r.Problems = append(r.Problems, "the packet path cannot be read: "+err.Error())
 		return
@@ -65,7 +65,11 @@ func (s *Service) addDatapath(r *pilasterv1.StatusResponse, d Driver) {
 		DeviceKind: status.DeviceKind, Programs: status.Programs, Healthy: status.Healthy, FirstInChain: status.FirstInChain,
 		Guarded: status.Guarded, DeviceWhy: status.DeviceWhy,
 	}
-	for _, e := range status.Entries {
+	entries, err := core.Entries(ctx)
+	if err != nil {
+		r.Problems = append(r.Problems, "the tables of the packet path cannot be read: "+err.Error())
+	}
+	for _, e := range entries {
 		r.Datapath.Entries = append(r.Datapath.Entries, &pilasterv1.Entries{Table: e.Table, Used: uint32(e.Used), Capacity: uint32(e.Capacity), Cache: e.Cache})
 	}
 	for _, drop := range status.Drops {

@@ -60,7 +60,7 @@ type hosted struct {
 	Known
 	deleted   bool                     // by an operator; endpoints of it still live
 	endpoints map[address.TenantID]int // those being made included
-	put       []tenant.ID              // what the driver knows
+	put       tenant.Tenant            // what the networks know
 	refused   error                    // why this node did not take what it heard last
 	asked     bool                     // the stream was asked for the whole of it, which is on its way
 }

@@ -46,7 +46,7 @@ func netpila(v variant) func(*wire) (Pair, error) {
 				if err != nil {
 					return Pair{}, err
 				}
-				if err := d.PutTenant(blue); err != nil {
+				if err := d.Netpila().PutTenant(context.Background(), blue); err != nil {
 					return Pair{}, err
 				}
 				paths = append(paths, d)
@@ -99,7 +99,7 @@ func (n *node) addNetpila(d *datapath.Datapath, t tenant.Tenant, id endpoint.ID)
 	if record.Device, err = d.CreateDevice(context.Background(), record); err != nil {
 		return nil, a, err
 	}
-	return c, a, d.Activate(record)
+	return c, a, activate(d, record)
 }
 
 func (n *node) openDatapath(v variant) (d *datapath.Datapath, err error) {
@@ -116,8 +116,22 @@ func (n *node) openDatapath(v variant) (d *datapath.Datapath, err error) {
 		return nil, err
 	}
 	n.wire.closing(d.Close)
-	_, err = d.Restore(context.Background(), nil)
-	return d, err
+	return d, begin(d)
+}
+
+// begin puts programs on the hooks of a node without endpoints.
+func begin(d *datapath.Datapath) error {
+	_, err := d.Restore(context.Background(), nil, func(found []endpoint.Record) error {
+		return d.Netpila().Repair(context.Background(), nil, found)
+	})
+	return err
+}
+
+func activate(d *datapath.Datapath, r endpoint.Record) error {
+	if err := d.Attach(r); err != nil {
+		return err
+	}
+	return d.Netpila().Activate(context.Background(), r)
 }
 
 // unmount takes away a bpffs and with it the last hold on what is pinned there.

@@ -86,7 +86,7 @@ func newScaleBed(dir string, endpoints, tenants int) (_ *scaleBed, err error) {
 		return nil, err
 	}
 	w.closing(b.datapath.Close)
-	if _, err := b.datapath.Restore(context.Background(), nil); err != nil {
+	if err := begin(b.datapath); err != nil {
 		return nil, err
 	}
 	device, err := b.fill(endpoints, tenants)
@@ -137,7 +137,7 @@ func (b *scaleBed) fill(endpoints, tenants int) (device endpoint.Device, err err
 		id := address.TenantID(t + 1)
 		b.ciphers = append(b.ciphers, address.NewCipher(key))
 		records[t] = endpoint.Record{ID: 1, Interface: "eth0", Netns: c.Path(), Tenant: fmt.Sprint("tenant", t), TenantID: id, App: 1}
-		err := b.datapath.PutTenant(tenant.Tenant{Name: records[t].Tenant, Addressing: tenant.Encrypted, IDs: []tenant.ID{{ID: id, Key: key}}})
+		err := b.datapath.Netpila().PutTenant(context.Background(), tenant.Tenant{Name: records[t].Tenant, Addressing: tenant.Encrypted, IDs: []tenant.ID{{ID: id, Key: key}}})
 		if err != nil {
 			return device, err
 		}
@@ -162,7 +162,7 @@ func (b *scaleBed) fill(endpoints, tenants int) (device endpoint.Device, err err
 	}
 	for _, r := range records {
 		r.Device = device
-		if err := b.datapath.Activate(r); err != nil {
+		if err := activate(b.datapath, r); err != nil {
 			return device, err
 		}
 	}

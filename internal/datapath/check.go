@@ -24,7 +24,6 @@ func (d *Datapath) Check(_ context.Context, r endpoint.Record) error {
 	for _, check := range []func() error{
 		func() error { return d.kind(r).check(r) },
 		func() error { return d.checkInside(r, in) },
-		func() error { return d.checkEntries(r) },
 		func() error { return d.checkNodeRoutes(r) },
 	} {
 		if err := check(); err != nil {
@@ -120,35 +119,6 @@ func checkContainerNetwork(r endpoint.Record, in *inside, container netlink.Link
 			}) {
 				return fmt.Errorf("route %v via %v is not in the container", route.Dst, a.Gateway)
 			}
-		}
-	}
-	return nil
-}
-
-func (d *Datapath) checkEntries(r endpoint.Record) error {
-	for _, a := range r.Attachments {
-		var local pilasterLocal
-		if err := d.objects.PilLocalsV1.Lookup(words(a.Plaintext).Lo, &local); err != nil {
-			return fmt.Errorf("map entry %s of %v: %w", pilasterMapPilLocalsV1, a.Plaintext, err)
-		}
-		if local != localEntry(r, a) {
-			return fmt.Errorf("map entry %s of %v says %v on device %d for endpoint %d", pilasterMapPilLocalsV1, a.Plaintext, local.Address.netip(), local.Ifindex, local.Endpoint)
-		}
-		var source pilasterSource
-		if err := d.objects.PilSourcesV2.Lookup(words(a.Address), &source); err != nil {
-			return fmt.Errorf("map entry %s of %v: %w", pilasterMapPilSourcesV2, a.Address, err)
-		}
-		if source != sourceEntry(r, a) {
-			return fmt.Errorf("map entry %s of %v says %v on device %d, tenant id %d, endpoint %d", pilasterMapPilSourcesV2, a.Address, source.Plain.netip(), source.Ifindex, source.TenantId, source.Endpoint)
-		}
-	}
-	var t pilasterTenant
-	if err := d.objects.PilTenantsV2.Lookup(uint32(r.TenantID), &t); err != nil {
-		return fmt.Errorf("map entry %s of tenant id %d: %w", pilasterMapPilTenantsV2, r.TenantID, err)
-	}
-	if t.Clear == 0 {
-		if err := d.objects.PilKeysV1.Lookup(uint32(r.TenantID), new([8]byte)); err != nil {
-			return fmt.Errorf("map entry %s of tenant id %d: %w", pilasterMapPilKeysV1, r.TenantID, err)
 		}
 	}
 	return nil

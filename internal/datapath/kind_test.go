@@ -24,7 +24,7 @@ func TestMacvlanKindsLoseNothing(t *testing.T) {
 		config := n.datapath.config
 		config.Device = kind
 		n.reopen(t, config)
-		must(t, n.datapath.PutTenant(blue))
+		must(t, n.datapath.putTenant(blue))
 	}
 	losesNothing(t, [][2]*testContainer{{c, far}, {far, c}}, time.Millisecond, func() {
 		for _, kind := range []string{Macvlan, paired, Macvlan, paired} {
@@ -34,7 +34,7 @@ func TestMacvlanKindsLoseNothing(t *testing.T) {
 		for _, kind := range []string{Macvlan, paired} { // and again, slowly
 			begin(kind)
 			keep, lost := []endpoint.Record{c.record}, map[endpoint.ID]error{}
-			must(t, n.datapath.fillTables(keep, keep))
+			must(t, n.datapath.Netpila().Repair(t.Context(), keep, keep))
 			for i, move := range n.datapath.moves(keep, lost) {
 				must(t, move())
 				mustReach(t, c, far, fmt.Sprintf("to %s, move %d", kind, i))
@@ -57,7 +57,7 @@ func TestMacvlanForwards(t *testing.T) {
 	config := n.datapath.config
 	config.Device = Macvlan
 	n.reopen(t, config)
-	must(t, n.datapath.PutTenant(blue))
+	must(t, n.datapath.putTenant(blue))
 	n.restore(t, sibling)
 	c, behind := n.add(t, blue, 1), namespace(t, "behind")
 	h, err := c.ns.Netlink()

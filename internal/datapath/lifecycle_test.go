@@ -45,9 +45,9 @@ func TestWorksWithoutAgent(t *testing.T) {
 		return err
 	}))
 	mustReach(t, a, b, "reopened")
-	must(t, n1.datapath.PutTenant(blue))
+	must(t, n1.datapath.putTenant(blue))
 	n1.restore(t, a)
-	must(t, n1.datapath.Check(t.Context(), a.record))
+	must(t, n1.datapath.checkEndpoint(t.Context(), a.record))
 	mustReach(t, a, b, "taken over")
 	if s, err := n1.datapath.Status(); err != nil || !s.Healthy || !s.FirstInChain {
 		t.Errorf("status %+v, %v", s, err)
@@ -126,7 +126,7 @@ func TestNothingFlowsBeforeActive(t *testing.T) {
 	if got := w.nodes[1].drops(t); got["no-endpoint"] != 2 {
 		t.Errorf("counted %v, not what was sent", got)
 	}
-	must(t, w.nodes[1].datapath.Activate(b.record))
+	must(t, w.nodes[1].datapath.activate(b.record))
 	mustReach(t, a, b, "active")
 	mustReach(t, b, a, "active, back")
 }
@@ -155,7 +155,7 @@ func TestMissingProgramDrops(t *testing.T) {
 			t.Errorf("leaked to the wire: %+v", p)
 		}
 	}
-	must(t, n1.datapath.Activate(a.record))
+	must(t, n1.datapath.activate(a.record))
 	mustReach(t, a, b, "attached again")
 
 	l, err := link.LoadPinnedLink(filepath.Join(n2.datapath.linksDir(), "uplink_in"), nil)
@@ -295,8 +295,8 @@ func TestRefuses(t *testing.T) {
 	if _, err := n.datapath.netlink.LinkByName(deviceName(again.ID)); err == nil {
 		t.Errorf("%s is left", deviceName(again.ID))
 	}
-	must(t, n.datapath.Check(t.Context(), taken.record))
-	if err := n.datapath.PutTenant(tenant.Tenant{Name: "nobody"}); err == nil {
+	must(t, n.datapath.checkEndpoint(t.Context(), taken.record))
+	if err := n.datapath.putTenant(tenant.Tenant{Name: "nobody"}); err == nil {
 		t.Error("a tenant without ids was taken")
 	}
 	wrong := n.datapath.config
@@ -370,7 +370,7 @@ func TestDeviceThatIsGone(t *testing.T) {
 		if errors.Is(lost, agent.ErrNoNamespace) != noNamespace || lost == nil || len(all) != 1 || err != nil {
 			t.Errorf("%s: %v, %v", r.Netns, all, err)
 		}
-		must(t, n.datapath.Lose(r))
+		must(t, n.datapath.deactivate(r))
 	}
 	for _, from := range []*testContainer{far, sibling} {
 		before := n.drops(t)["no-endpoint"]
@@ -383,5 +383,5 @@ func TestDeviceThatIsGone(t *testing.T) {
 		t.Error("the node has a route to it")
 	}
 	mustReach(t, far, sibling, "the other one")
-	must(t, n.datapath.Remove(t.Context(), c.record))
+	must(t, n.datapath.removeEndpoint(t.Context(), c.record))
 }

@@ -228,7 +228,7 @@ func TestMacvlanKinds(t *testing.T) {
 	config := n.datapath.config
 	config.Device = Macvlan
 	n.reopen(t, config)
-	must(t, n.datapath.PutTenant(blue))
+	must(t, n.datapath.putTenant(blue))
 	n.restore(t, old)
 	fresh := n.add(t, blue, 1)
 	mustReach(t, old, far, "a pair beside macvlans")
@@ -242,7 +242,7 @@ func TestMacvlanKinds(t *testing.T) {
 
 	config.Device = Veth
 	n.reopen(t, config)
-	if _, err := n.datapath.Restore(t.Context(), []endpoint.Record{old.record, fresh.record}); err == nil || !strings.Contains(err.Error(), "--device macvlan") {
+	if _, err := n.datapath.restoreAll(t.Context(), []endpoint.Record{old.record, fresh.record}); err == nil || !strings.Contains(err.Error(), "--device macvlan") {
 		t.Errorf("back to veths: %v", err)
 	}
 	mustReach(t, fresh, far, "after a refusal")
@@ -287,13 +287,13 @@ func TestMacvlanLeftovers(t *testing.T) {
 	n.reopen(t, n.datapath.config) // which goes on with removals before anything else
 	must(t, n.datapath.kind(stale).remove(stale))
 	must(t, eth0(kept))
-	must(t, n.datapath.PutTenant(blue))
+	must(t, n.datapath.putTenant(blue))
 	mustReach(t, kept, far, "after a stale record")
 
 	must(t, eth0(half))
 	config := n.datapath.config
 	n.reopen(t, config)
-	must(t, n.datapath.PutTenant(blue))
+	must(t, n.datapath.putTenant(blue))
 	n.restore(t, kept)
 	if err := eth0(half); err == nil {
 		t.Error("a device without a record is left")
@@ -307,7 +307,7 @@ func TestMacvlanLeftovers(t *testing.T) {
 	must(t, h.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "eth9"}, PeerName: "eth9far"}))
 	config.Uplink = "eth9"
 	n.reopen(t, config)
-	if _, err := n.datapath.Restore(t.Context(), []endpoint.Record{kept.record}); err == nil || !strings.Contains(err.Error(), "another device than the uplink") {
+	if _, err := n.datapath.restoreAll(t.Context(), []endpoint.Record{kept.record}); err == nil || !strings.Contains(err.Error(), "another device than the uplink") {
 		t.Errorf("with another uplink: %v", err)
 	}
 	mustReach(t, kept, far, "after a refusal")

@@ -40,7 +40,7 @@ func TestMTUOfALiveDevice(t *testing.T) {
 		must(t, a.node.datapath.SetMTU(a.record, mtu))
 		changed := a.record
 		changed.Device.MTU = mtu
-		if err := a.node.datapath.Check(t.Context(), changed); err != nil {
+		if err := a.node.datapath.checkEndpoint(t.Context(), changed); err != nil {
 			t.Errorf("after a change to %d: %v", mtu, err)
 		}
 		if r := a.ping(t, b.seen(), mtu-48, patience); r.Received != r.Sent {
@@ -78,7 +78,7 @@ func TestMTUOfADeadAgent(t *testing.T) {
 		config := n.datapath.config
 		config.Log = slog.New(slog.NewTextHandler(&said, nil))
 		n.reopen(t, config)
-		must(t, n.datapath.PutTenant(blue))
+		must(t, n.datapath.putTenant(blue))
 		n.restore(t, c)
 		if text := said.String(); strings.Contains(text, "differ") {
 			t.Errorf("%s: the log has\n%s", kind, text)
@@ -87,6 +87,6 @@ func TestMTUOfADeadAgent(t *testing.T) {
 		must(t, err)
 		must(t, n.datapath.SetMTU(c.record, mtu))
 		c.record.Device.MTU = 1400
-		must(t, n.datapath.Check(t.Context(), c.record))
+		must(t, n.datapath.checkEndpoint(t.Context(), c.record))
 	}
 }

@@ -72,9 +72,9 @@ func TestNetkitBesideOthers(t *testing.T) {
 	}))
 	restart := func() {
 		n.reopen(t, n.datapath.config)
-		must(t, n.datapath.PutTenant(blue))
+		must(t, n.datapath.putTenant(blue))
 		n.restore(t, c)
-		must(t, n.datapath.Check(t.Context(), c.record))
+		must(t, n.datapath.checkEndpoint(t.Context(), c.record))
 		if ids := at(); len(ids) != 2 || !slices.Contains(ids, stranger) {
 			t.Errorf("programs %v, want ours and %d", ids, stranger)
 		}

@@ -118,15 +118,17 @@ func (d *Datapath) nodeProblems() ([]string, error) {
 }
 
 // nodeRoute leads the node's stack to a container, as the container sees itself.
-func (d *Datapath) nodeRoute(a endpoint.Attachment) *netlink.Route {
+func (d *Datapath) nodeRoute(dst *net.IPNet) *netlink.Route {
 	return &netlink.Route{
-		LinkIndex: d.nodeNear, Dst: hostNet(a.Address), Src: nodeAddress(d.config.NodePrefix).IP, Protocol: unix.RTPROT_STATIC, MTU: ipv6MinMTU,
+		LinkIndex: d.nodeNear, Dst: dst, Src: nodeAddress(d.config.NodePrefix).IP, Protocol: unix.RTPROT_STATIC, MTU: ipv6MinMTU,
 	}
 }
 
-func (d *Datapath) addNodeRoute(a endpoint.Attachment) error {
-	if err := netns.Retry(func() error { return d.netlink.RouteReplace(d.nodeRoute(a)) }); err != nil {
-		return fmt.Errorf("route %v by %s: %w", a.Address, nodeDevice, err)
+func (d *Datapath) addNodeRoutes(r endpoint.Record) error {
+	for _, dst := range routesTo(r) {
+		if err := netns.Retry(func() error { return d.netlink.RouteReplace(d.nodeRoute(dst)) }); err != nil {
+			return fmt.Errorf("endpoint %d: route %v by %s: %w", r.ID, dst, nodeDevice, err)
+		}
 	}
 	return nil
 }
@@ -161,8 +163,8 @@ func (d *Datapath) sweepNodeRoutes(keep []endpoint.Record) error {
 	}
 	wanted := map[string]bool{}
 	for _, r := range keep {
-		for _, a := range r.Attachments {
-			wanted[hostNet(a.Address).String()] = true
+		for _, dst := range routesTo(r) {
+			wanted[dst.String()] = true
 		}
 	}
 	var errs []error
@@ -175,13 +177,13 @@ func (d *Datapath) sweepNodeRoutes(keep []endpoint.Record) error {
 }
 
 func (d *Datapath) checkNodeRoutes(r endpoint.Record) error {
-	for _, a := range r.Attachments {
-		routes, err := d.nodeRoutes(hostNet(a.Address))
+	for _, dst := range routesTo(r) {
+		routes, err := d.nodeRoutes(dst)
 		if err != nil {
 			return err
 		}
 		if len(routes) == 0 {
-			return fmt.Errorf("the node has no route %v by %s", hostNet(a.Address), nodeDevice)
+			return fmt.Errorf("the node has no route %v by %s", dst, nodeDevice)
 		}
 	}
 	return nil

@@ -155,12 +155,12 @@ func TestNodeRoutesComeAndGo(t *testing.T) {
 	if routes() != 2 {
 		t.Errorf("%d routes for two containers", routes())
 	}
-	must(t, n.datapath.Remove(t.Context(), a.record))
-	must(t, n.datapath.Remove(t.Context(), a.record))
+	must(t, n.datapath.removeEndpoint(t.Context(), a.record))
+	must(t, n.datapath.removeEndpoint(t.Context(), a.record))
 	if routes() != 1 {
 		t.Errorf("%d routes for one container", routes())
 	}
-	must(t, n.datapath.addNodeRoute(a.record.Attachments[0])) // left by a crash
+	must(t, n.datapath.addNodeRoutes(a.record)) // left by a crash
 	n.restore(t, b)
 	if routes() != 1 {
 		t.Errorf("%d routes for one container after a start", routes())

@@ -21,7 +21,7 @@ func (n *testNode) removeTogether(t testing.TB, records []endpoint.Record) error
 	var group sync.WaitGroup
 	must(t, n.datapath.alone(func() error {
 		for i, r := range records {
-			group.Go(func() { errs[i] = n.datapath.Remove(t.Context(), r) })
+			group.Go(func() { errs[i] = n.datapath.removeEndpoint(t.Context(), r) })
 		}
 		for n.datapath.removals.Waiting() < len(records) {
 			time.Sleep(time.Millisecond)
@@ -60,7 +60,7 @@ func TestRemoveTogether(t *testing.T) {
 	if fmt.Sprint(after) != fmt.Sprint(before) {
 		t.Errorf("devices %v, want %v", after, before)
 	}
-	must(t, n.datapath.Check(t.Context(), stays.record))
+	must(t, n.datapath.checkEndpoint(t.Context(), stays.record))
 }
 
 func (n *testNode) devices(t testing.TB) map[string]bool {
@@ -91,7 +91,7 @@ func BenchmarkRemove(b *testing.B) {
 			records := ten()
 			b.StartTimer()
 			for _, r := range records {
-				must(b, n.datapath.Remove(b.Context(), r))
+				must(b, n.datapath.removeEndpoint(b.Context(), r))
 			}
 		}
 	})

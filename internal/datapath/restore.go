@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -22,7 +21,7 @@ import (
 // for guards where no macvlan is left, which are taken off), what one hook sends the next lets by, and
 // the tables of other builds go after the last hook has left them. Until then those are not written,
 // which is why nothing may be added or removed meanwhile.
-func (d *Datapath) Restore(_ context.Context, keep []endpoint.Record) (lost map[endpoint.ID]error, err error) {
+func (d *Datapath) Restore(_ context.Context, keep []endpoint.Record, fill func(found []endpoint.Record) error) (lost map[endpoint.ID]error, err error) {
 	if err := d.canCarry(keep); err != nil {
 		return nil, err
 	}
@@ -37,8 +36,17 @@ func (d *Datapath) Restore(_ context.Context, keep []endpoint.Record) (lost map[
 		}
 	}
 	found := slices.DeleteFunc(living, func(r endpoint.Record) bool { return lost[r.ID] != nil })
-	if err := d.fillTables(keep, found); err != nil {
+	d.owners.Clear()
+	for _, r := range found {
+		d.own(r)
+	}
+	if err := fill(found); err != nil {
 		return nil, err
+	}
+	for _, r := range found {
+		if err := d.addNodeRoutes(r); err != nil {
+			return nil, err
+		}
 	}
 	for _, move := range d.moves(found, lost) {
 		if err := move(); err != nil {
@@ -109,37 +117,6 @@ func (d *Datapath) lost(records []endpoint.Record) map[endpoint.ID]error {
 	return lost
 }
 
-// fillTables makes them hold the endpoints found, and the tenants of all that are recorded.
-func (d *Datapath) fillTables(recorded, found []endpoint.Record) error {
-	sources, locals, ids := map[pilasterAddr]bool{}, map[uint64]bool{}, map[uint32]bool{}
-	for _, r := range recorded {
-		ids[uint32(r.TenantID)] = true
-	}
-	if err := d.keepSiblings(ids); err != nil {
-		return err
-	}
-	d.owners.Clear()
-	for _, r := range found {
-		if err := d.writeEntries(r); err != nil {
-			return err
-		}
-		for _, a := range r.Attachments {
-			sources[words(a.Address)] = true
-			locals[words(a.Plaintext).Lo] = true
-		}
-	}
-	err := errors.Join(
-		deleteOthers(d.objects.PilSourcesV2, sources),
-		deleteOthers(d.objects.PilLocalsV1, locals),
-		deleteOthers(d.objects.PilTenantsV2, ids),
-		deleteOthers(d.objects.PilKeysV1, ids),
-	)
-	if err != nil {
-		return err
-	}
-	return d.Void()
-}
-
 func devices(records []endpoint.Record) map[string]bool {
 	names := map[string]bool{}
 	for _, r := range records {
@@ -196,24 +173,6 @@ func (d *Datapath) sweepFolder(dir string, remove func(string) error, wanted fun
 		d.log.Info("pin of another build, size or interface is removed", "pin", pin)
 		if err := remove(pin); err != nil {
 			return fmt.Errorf("remove pin %s: %w", pin, err)
-		}
-	}
-	return nil
-}
-
-// keepSiblings adds the other ids of the tenants that own the given ones.
-func (d *Datapath) keepSiblings(ids map[uint32]bool) error {
-	for _, id := range slices.Collect(maps.Keys(ids)) {
-		var t pilasterTenant
-		err := d.objects.PilTenantsV2.Lookup(id, &t)
-		if errors.Is(err, ebpf.ErrKeyNotExist) {
-			continue
-		}
-		if err != nil {
-			return fmt.Errorf("read tenant id %d: %w", id, err)
-		}
-		for _, sibling := range t.Ids {
-			ids[sibling] = true
 		}
 	}
 	return nil

@@ -39,7 +39,7 @@ func (n *testNode) restore(t *testing.T, containers ...*testContainer) {
 	for _, c := range containers {
 		keep = append(keep, c.record)
 	}
-	lost, err := n.datapath.Restore(t.Context(), keep)
+	lost, err := n.datapath.restoreAll(t.Context(), keep)
 	must(t, err)
 	if len(lost) > 0 {
 		t.Fatalf("lost: %v", lost)
@@ -153,14 +153,14 @@ func TestCheckNamesAndRestoreRepairs(t *testing.T) {
 				b.host, err = n.datapath.netlink.LinkByName(name)
 				must(t, err)
 			}
-			must(t, n.datapath.Check(t.Context(), c.record))
+			must(t, n.datapath.checkEndpoint(t.Context(), c.record))
 			must(t, br.do(b))
-			if err := n.datapath.Check(t.Context(), c.record); err == nil || !strings.Contains(err.Error(), br.said) {
+			if err := n.datapath.checkEndpoint(t.Context(), c.record); err == nil || !strings.Contains(err.Error(), br.said) {
 				t.Errorf("check says %v, not %q", err, br.said)
 			}
-			must(t, n.datapath.PutTenant(blue))
+			must(t, n.datapath.putTenant(blue))
 			n.restore(t, c)
-			if err := n.datapath.Check(t.Context(), c.record); err != nil {
+			if err := n.datapath.checkEndpoint(t.Context(), c.record); err != nil {
 				t.Errorf("not repaired: %v", err)
 			}
 		})
@@ -190,10 +190,10 @@ func TestRestoreFindsWhatIsHidden(t *testing.T) {
 			there.Netns = path
 			keep = append(keep, there)
 		}
-		lost, err := n.datapath.Restore(t.Context(), append(keep, other.record))
+		lost, err := n.datapath.restoreAll(t.Context(), append(keep, other.record))
 		must(t, err)
 		for _, c := range []*testContainer{other, hidden, moved} {
-			if err := errors.Join(lost[c.record.ID], n.datapath.Check(t.Context(), c.record)); err != nil {
+			if err := errors.Join(lost[c.record.ID], n.datapath.checkEndpoint(t.Context(), c.record)); err != nil {
 				t.Errorf("%s: not repaired: %v", kind, err)
 			}
 		}
@@ -209,7 +209,7 @@ func TestRestoreSaysWhatItDoesNotSee(t *testing.T) {
 	config := n.datapath.config
 	config.Log = slog.New(slog.NewTextHandler(&said, nil))
 	n.reopen(t, config)
-	must(t, n.datapath.PutTenant(blue))
+	must(t, n.datapath.putTenant(blue))
 	n.restore(t, c)
 	if text := said.String(); !strings.Contains(text, "container's side was not compared") || !strings.Contains(text, errNowhere.Error()) {
 		t.Errorf("the log has %q", text)
@@ -247,14 +247,14 @@ func TestRestoreSweeps(t *testing.T) {
 	w := newWire(t)
 	n := w.nodes[0]
 	kept, removed, gone := n.add(t, blue, 1), n.add(t, blue, 1), n.add(t, blue, 1)
-	must(t, n.datapath.Remove(t.Context(), removed.record))
-	must(t, n.datapath.Remove(t.Context(), removed.record))
+	must(t, n.datapath.removeEndpoint(t.Context(), removed.record))
+	must(t, n.datapath.removeEndpoint(t.Context(), removed.record))
 	must(t, gone.ns.Close())
 	must(t, netns.Remove(gone.ns.Path()))
-	must(t, n.datapath.Remove(t.Context(), gone.record))
+	must(t, n.datapath.removeEndpoint(t.Context(), gone.record))
 
-	must(t, n.datapath.PutTenant(red))
-	must(t, n.datapath.writeEntries(removed.record))
+	must(t, n.datapath.putTenant(red))
+	must(t, n.datapath.Netpila().Activate(t.Context(), removed.record))
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = deviceName(77)
 	must(t, n.datapath.netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "stray"}))
@@ -270,10 +270,10 @@ func TestRestoreSweeps(t *testing.T) {
 	}))
 
 	n.restore(t, kept)
-	must(t, n.datapath.Check(t.Context(), kept.record))
-	s, err := n.datapath.Status()
+	must(t, n.datapath.checkEndpoint(t.Context(), kept.record))
+	entries, err := n.datapath.Netpila().Entries(t.Context())
 	must(t, err)
-	for _, e := range s.Entries {
+	for _, e := range entries {
 		if !e.Cache && e.Used != 1 {
 			t.Errorf("%s holds %d entries, not 1", e.Table, e.Used)
 		}
@@ -298,7 +298,7 @@ func TestRestoreSweeps(t *testing.T) {
 		}
 		return err
 	}))
-	must(t, n.datapath.DeleteTenant(blue))
+	must(t, n.datapath.deleteTenant(blue))
 	if err := n.datapath.objects.PilKeysV1.Lookup(uint32(blue.Current().ID), new([8]byte)); !errors.Is(err, ebpf.ErrKeyNotExist) {
 		t.Errorf("the key of a deleted tenant: %v", err)
 	}
@@ -319,7 +319,7 @@ func TestRestoreGuessesNothing(t *testing.T) {
 	b.unplug(t)
 	must(t, b.ns.Close())
 	must(t, netns.Remove(b.ns.Path()))
-	lost, err := n.datapath.Restore(t.Context(), []endpoint.Record{a.record, b.record})
+	lost, err := n.datapath.restoreAll(t.Context(), []endpoint.Record{a.record, b.record})
 	must(t, err)
 	if err := lost[a.record.ID]; err == nil || errors.Is(err, agent.ErrNoNamespace) {
 		t.Errorf("device gone: %v", err)
@@ -345,10 +345,10 @@ func TestAnotherSize(t *testing.T) {
 		config.MaxEndpoints = size
 		n.reopen(t, config)
 		mustReach(t, a, b, "opened, and not yet taken over")
-		must(t, n.datapath.PutTenant(blue))
+		must(t, n.datapath.putTenant(blue))
 		n.restore(t, a)
 		mustReach(t, a, b, "taken over")
-		must(t, n.datapath.Check(t.Context(), a.record))
+		must(t, n.datapath.checkEndpoint(t.Context(), a.record))
 		pins, err := filepath.Glob(filepath.Join(n.datapath.mapsDir(), "pil_locals*"))
 		must(t, err)
 		if m := n.datapath.objects.PilLocalsV1.MaxEntries(); len(pins) != 1 || int(m) != size {
@@ -372,7 +372,7 @@ func TestCountersOfAnotherLayout(t *testing.T) {
 	must(t, os.Rename(pin, filepath.Join(n.datapath.mapsDir(), "pil_drops_v0")))
 	for range 2 {
 		n.reopen(t, n.datapath.config)
-		must(t, n.datapath.PutTenant(blue))
+		must(t, n.datapath.putTenant(blue))
 		n.restore(t, a)
 		if got := n.drops(t)["dst-undecryptable"]; got != want || want == 0 {
 			t.Errorf("%d drops, want %d", got, want)
@@ -388,7 +388,7 @@ func TestCountersOfAnotherLayout(t *testing.T) {
 func TestTryingTheCipherTouchesNoTenant(t *testing.T) {
 	n := newWire(t).nodes[0]
 	last := tenant.Tenant{Name: "last", Addressing: tenant.Encrypted, IDs: []tenant.ID{{ID: address.MaxTenantID, Key: address.Key{1}}}}
-	must(t, n.datapath.PutTenant(last))
+	must(t, n.datapath.putTenant(last))
 	must(t, n.datapath.tryCipher())
 	for _, table := range []struct {
 		name string

@@ -32,10 +32,6 @@ func (d *Datapath) status() (agent.Status, error) {
 	if err != nil {
 		return agent.Status{}, err
 	}
-	entries, err := d.entries()
-	if err != nil {
-		return agent.Status{}, err
-	}
 	drops, err := d.drops()
 	if err != nil {
 		return agent.Status{}, err
@@ -52,36 +48,8 @@ func (d *Datapath) status() (agent.Status, error) {
 		FirstInChain: len(missing) == 0 && len(notFirst) == 0,
 		Guarded:      guarded,
 		Problems:     problems,
-		Entries:      entries,
 		Drops:        drops,
 	}, nil
-}
-
-func (d *Datapath) entries() ([]agent.Entries, error) {
-	var all []agent.Entries
-	for _, t := range []struct {
-		name string
-		m    *ebpf.Map
-		used func() (int, error)
-	}{
-		{"locals", d.objects.PilLocalsV1, func() (int, error) { return used[uint64](d.objects.PilLocalsV1) }},
-		{"sources", d.objects.PilSourcesV2, func() (int, error) { return used[pilasterAddr](d.objects.PilSourcesV2) }},
-		{"tenants", d.objects.PilTenantsV2, func() (int, error) { return used[uint32](d.objects.PilTenantsV2) }},
-		{"keys", d.objects.PilKeysV1, func() (int, error) { return used[uint32](d.objects.PilKeysV1) }},
-	} {
-		n, err := t.used()
-		if err != nil {
-			return nil, fmt.Errorf("count the entries of %s: %w", t.name, err)
-		}
-		all = append(all, agent.Entries{Table: t.name, Used: n, Capacity: int(t.m.MaxEntries())})
-	}
-	flows := int(d.objects.PilFlows.MaxEntries())
-	return append(all, agent.Entries{Table: "flows", Used: flows, Capacity: flows, Cache: true}), nil
-}
-
-func used[K comparable](m *ebpf.Map) (int, error) {
-	keys, err := mapKeys[K](m)
-	return len(keys), err
 }
 
 // drops adds up what the CPUs counted, exact whatever became of the events, under whatever layout.

@@ -29,7 +29,7 @@ func TestSettingsOfAllDevices(t *testing.T) {
 			t.Errorf("%s: the device is as it was", name)
 		}
 		must(t, n.datapath.KeepSettings())
-		if err := n.datapath.Check(t.Context(), c.record); err != nil {
+		if err := n.datapath.checkEndpoint(t.Context(), c.record); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 		mustReach(t, c, far, name)

@@ -48,8 +48,8 @@ func TestTenContainers(t *testing.T) {
 	losesNothing(t, pairs, 5*time.Millisecond, func() {
 		for range 2 {
 			n.reopen(t, n.datapath.config)
-			must(t, n.datapath.PutTenant(blue))
-			must(t, n.datapath.PutTenant(red))
+			must(t, n.datapath.putTenant(blue))
+			must(t, n.datapath.putTenant(red))
 			n.restore(t, of[n]...)
 		}
 	})

@@ -135,7 +135,7 @@ func (n *testNode) open(t testing.TB, kind string) {
 		})
 		return err
 	}))
-	_, err := n.datapath.Restore(t.Context(), nil)
+	_, err := n.datapath.restoreAll(t.Context(), nil)
 	must(t, err)
 	t.Cleanup(func() { n.datapath.Close() })
 }
@@ -150,7 +150,7 @@ func bpffs(t testing.TB) string {
 func (n *testNode) add(t testing.TB, of tenant.Tenant, app address.AppID) *testContainer {
 	t.Helper()
 	c := n.create(t, of, app)
-	must(t, n.datapath.Activate(c.record))
+	must(t, n.datapath.activate(c.record))
 	return c
 }
 
@@ -175,7 +175,7 @@ func (n *testNode) create(t testing.TB, of tenant.Tenant, app address.AppID) *te
 		}},
 	}
 	var err error
-	must(t, n.datapath.PutTenant(of))
+	must(t, n.datapath.putTenant(of))
 	c.record.Device, err = n.datapath.CreateDevice(t.Context(), c.record)
 	must(t, err)
 	return c
@@ -279,7 +279,7 @@ func TestIdsOfOneTenant(t *testing.T) {
 	w := newWire(t)
 	n1, n2 := w.nodes[0], w.nodes[1]
 	old1, new1, new2, old2 := n1.add(t, blue, 1), n1.add(t, renewed, 1), n2.add(t, renewed, 1), n2.add(t, blue, 1)
-	must(t, n2.datapath.PutTenant(renewed))
+	must(t, n2.datapath.putTenant(renewed))
 	all := []*testContainer{old1, new1, new2, old2}
 	for _, from := range all {
 		for _, to := range all {
@@ -303,7 +303,7 @@ func TestIdsOfOneTenant(t *testing.T) {
 
 	five := renewed
 	five.IDs = append(slices.Clone(five.IDs), tenant.ID{ID: 10}, tenant.ID{ID: 11}, tenant.ID{ID: 12})
-	if err := n1.datapath.PutTenant(five); err == nil || !strings.Contains(err.Error(), "nothing was changed") {
+	if err := n1.datapath.putTenant(five); err == nil || !strings.Contains(err.Error(), "nothing was changed") {
 		t.Errorf("a tenant of five ids: %v", err)
 	}
 }

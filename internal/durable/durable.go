@@ -152,7 +152,10 @@ func Read(path string, version int, v any) error {
 }
 
 // DecodeVersion is Read without the file. The version is looked at first: a later one may have any fields.
-func DecodeVersion(b []byte, version int, v any) error {
+func DecodeVersion(b []byte, version int, v any) error { return DecodeSince(b, version, version, v) }
+
+// DecodeSince also takes earlier versions, whose fields are among this one's.
+func DecodeSince(b []byte, first, version int, v any) error {
 	var has struct {
 		Version int `json:"version"`
 	}
@@ -162,7 +165,7 @@ func DecodeVersion(b []byte, version int, v any) error {
 	if err := Decode(b, v); err != nil {
 		return err
 	}
-	if has.Version != version {
+	if has.Version < first || has.Version > version {
 		return fmt.Errorf("it has version %d and this build knows %d", has.Version, version)
 	}
 	return nil

@@ -6,9 +6,12 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -27,16 +30,69 @@ const reserveAhead = 4096
 // compactAbove is how many lines of the release log may be void before it is written anew.
 const compactAbove = 1024
 
-// CursorKey is what indexes are drawn under.
+// CursorKey is what indexes are drawn under: an app, or a subnet.
 type CursorKey struct {
 	Tenant address.TenantID
 	App    address.AppID
+	Subnet netip.Prefix
 }
 
-func (k CursorKey) String() string { return fmt.Sprintf("%d-%d", k.Tenant, k.App) }
+// String is also the name of files.
+func (k CursorKey) String() string {
+	if k.Subnet.IsValid() {
+		return fmt.Sprintf("%d-%s", k.Tenant, strings.Replace(k.Subnet.String(), "/", "_", 1))
+	}
+	return fmt.Sprintf("%d-%d", k.Tenant, k.App)
+}
+
+func parseCursorKey(name string) (key CursorKey, ok bool) {
+	id, of, _ := strings.Cut(name, "-")
+	tenant, err := strconv.ParseUint(id, 10, 32)
+	key.Tenant = address.TenantID(tenant)
+	if app, notApp := strconv.ParseUint(of, 10, 16); notApp == nil {
+		key.App = address.AppID(app)
+	} else if key.Subnet, notApp = netip.ParsePrefix(strings.Replace(of, "_", "/", 1)); notApp != nil {
+		return key, false
+	}
+	return key, err == nil && key.String() == name
+}
+
+// Drawn is which index of which cursor an attachment's address is; false for one that was not drawn on this node.
+func (r Record) Drawn(a Attachment) (CursorKey, address.Index, bool) {
+	switch {
+	case a.Subnet.IsValid():
+		return CursorKey{Tenant: r.TenantID, Subnet: a.Subnet}, indexIn(a.Subnet, a.Address), true
+	case a.Plaintext.IsValid():
+		p := address.Split(a.Plaintext)
+		return CursorKey{Tenant: p.Tenant, App: p.App}, p.Index, true
+	}
+	return CursorKey{}, 0, false
+}
+
+// AddressIn is the address that an index means in a subnet, if there is one.
+func AddressIn(subnet netip.Prefix, i address.Index) (netip.Addr, bool) {
+	b := subnet.Masked().Addr().AsSlice()
+	for at := len(b) - 1; i > 0 && at >= 0; at, i = at-1, i>>8 {
+		sum := uint32(b[at]) + uint32(i&0xff)
+		b[at] = byte(sum)
+		i += address.Index(sum>>8) << 8
+	}
+	a, _ := netip.AddrFromSlice(b)
+	return a, subnet.Contains(a)
+}
+
+// indexIn undoes AddressIn.
+func indexIn(subnet netip.Prefix, a netip.Addr) address.Index {
+	first, b := subnet.Masked().Addr().AsSlice(), a.AsSlice()
+	var i address.Index
+	for at := range b {
+		i = i<<8 | address.Index(b[at]-first[at])
+	}
+	return i
+}
 
 // ErrExhausted means that every index is in use or resting.
-var ErrExhausted = errors.New("every address of this node, tenant id and app is in use or resting")
+var ErrExhausted = errors.New("every address of this node is in use or resting")
 
 // cursor hands out the indexes of one key: upward first, and when the end is reached the one
 // that was released first, once it has rested.
@@ -164,7 +220,7 @@ func (s *Store) Forget(has func(address.TenantID) bool) error {
 	var errs []error
 	for key, c := range s.unused(has) {
 		if err := s.forget(key, c); err != nil {
-			errs = append(errs, fmt.Errorf("removing the cursor of tenant id %d, app %d: %w", key.Tenant, key.App, err))
+			errs = append(errs, fmt.Errorf("removing the cursor %v: %w", key, err))
 		}
 	}
 	return errors.Join(errs...)
@@ -248,9 +304,9 @@ func (s *Store) loadCursors() error {
 	}
 	live := s.live()
 	for _, name := range names {
-		var key CursorKey
 		path := filepath.Join(dir, name)
-		if _, err := fmt.Sscanf(name, "%d-%d", &key.Tenant, &key.App); err != nil || key.String() != name {
+		key, ok := parseCursorKey(name)
+		if !ok {
 			return &durable.CorruptError{Path: path + ".json", Err: errors.New("its name is not <tenant id>-<app>.json")}
 		}
 		c, err := loadCursor(path, live[key])
@@ -272,7 +328,7 @@ func (s *Store) loadCursors() error {
 		if !slices.Contains(names, name) {
 			return &durable.CorruptError{
 				Path: filepath.Join(dir, name+".json"),
-				Err:  errors.New("it is missing, though indexes of this tenant id and app were drawn"),
+				Err:  errors.New("it is missing, though indexes of it were drawn"),
 			}
 		}
 	}

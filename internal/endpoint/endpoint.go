@@ -3,6 +3,7 @@ package endpoint
 import (
 	"net"
 	"net/netip"
+	"slices"
 	"time"
 
 	"pilaster.io/pilaster/internal/address"
@@ -45,13 +46,51 @@ type Record struct {
 // Lives reports whether the endpoint is one the runtime has and has not deleted.
 func (r Record) Lives() bool { return r.State == Active || r.State == Lost }
 
-// Attachment is one network's part of an endpoint.
+// Networks are those it has attachments of, by name.
+func (r Record) Networks() []string {
+	var names []string
+	for _, a := range r.Attachments {
+		if !slices.Contains(names, a.Network) {
+			names = append(names, a.Network)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// On is the record with its attachments of one network alone.
+func (r Record) On(network string) Record {
+	r.Attachments = slices.DeleteFunc(slices.Clone(r.Attachments), func(a Attachment) bool { return a.Network != network })
+	return r
+}
+
+// Addresses are what the container sees itself as.
+func (r Record) Addresses() []netip.Addr {
+	all := make([]netip.Addr, len(r.Attachments))
+	for i, a := range r.Attachments {
+		all[i] = a.Address
+	}
+	return all
+}
+
+// Overhead is how many bytes its packets may grow by on their way.
+func (r Record) Overhead() int {
+	most := 0
+	for _, a := range r.Attachments {
+		most = max(most, a.Overhead)
+	}
+	return most
+}
+
+// Attachment is one network's part of an endpoint: an address, of either family, and what it leads to. A network may give several.
 type Attachment struct {
-	Network   string         `json:"network"`   // "netpila"
-	Plaintext netip.Addr     `json:"plaintext"` // what nodes and the fabric see
-	Address   netip.Addr     `json:"address"`   // what the container sees
-	Gateway   netip.Addr     `json:"gateway"`   // link-local next hop of the routes, a static neighbour
-	Routes    []netip.Prefix `json:"routes"`    // what the container reaches through the gateway
+	Network   string         `json:"network"`            // "netpila"
+	Plaintext netip.Addr     `json:"plaintext,omitzero"` // what nodes and the fabric see, in a network where they see containers
+	Address   netip.Addr     `json:"address"`            // what the container sees
+	Gateway   netip.Addr     `json:"gateway"`            // link-local next hop of the routes, a static neighbour
+	Routes    []netip.Prefix `json:"routes"`             // what the container reaches through the gateway
+	Subnet    netip.Prefix   `json:"subnet,omitzero"`    // of this node, where the address was drawn from one
+	Overhead  int            `json:"overhead,omitempty"` // bytes that the network puts before a packet
 }
 
 // Device joins the container to the node.

@@ -145,7 +145,7 @@ func TestForgetLetsOthersGoOn(t *testing.T) {
 	go func() { defer close(forgotten); forget(t, s) }()
 	others := make(chan error, 1)
 	go func() {
-		_, err := s.DrawIndex(CursorKey{key.Tenant + 1, key.App}, every)
+		_, err := s.DrawIndex(CursorKey{Tenant: key.Tenant + 1, App: key.App}, every)
 		others <- errors.Join(err, s.Put(record(7, 7)))
 	}()
 	select {

@@ -13,8 +13,21 @@ import (
 	"pilaster.io/pilaster/internal/durable"
 )
 
-// recordVersion is that of the file, raised when its meaning changes.
-const recordVersion = 1
+// Versions of the file, raised when its meaning changes. A record that says no more than the first could is written as one, so that older
+// builds read it.
+const (
+	firstVersion  = 1
+	recordVersion = 2 // attachments without a plaintext, of IPv4, with a subnet or an overhead
+)
+
+func (r Record) version() int {
+	for _, a := range r.Attachments {
+		if !a.Plaintext.IsValid() || a.Subnet.IsValid() || a.Overhead != 0 {
+			return recordVersion
+		}
+	}
+	return firstVersion
+}
 
 // recordFile is one record as it lies on disk.
 type recordFile struct {
@@ -26,7 +39,7 @@ type recordFile struct {
 // guess about.
 func DecodeRecord(b []byte) (Record, error) {
 	var f recordFile
-	if err := durable.DecodeVersion(b, recordVersion, &f); err != nil {
+	if err := durable.DecodeSince(b, firstVersion, recordVersion, &f); err != nil {
 		return Record{}, err
 	}
 	return f.Endpoint, f.Endpoint.validate()
@@ -48,23 +61,37 @@ func (r Record) validate() error {
 		return errors.New("no attachment")
 	}
 	for _, a := range r.Attachments {
-		if a.Network == "" || !isPlain(a.Plaintext) || !isPlain(a.Address) || !isPlain(a.Gateway) {
-			return fmt.Errorf("attachment %+v is incomplete", a)
-		}
-		if p := address.Split(a.Plaintext); p.Tenant != r.TenantID || p.App != r.App || p.Index == 0 {
-			return fmt.Errorf("address %v is not of tenant id %d and app %d", a.Plaintext, r.TenantID, r.App)
-		}
-		for _, route := range a.Routes {
-			if !route.IsValid() {
-				return fmt.Errorf("attachment %v has an invalid route", a.Address)
-			}
+		if err := a.validate(); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
-// isPlain reports whether an address is IPv6 and means the same on every interface.
-func isPlain(a netip.Addr) bool { return a.Is6() && !a.Is4In6() && a.Zone() == "" }
+// maxOverhead is far above what any network puts before a packet, and far below any MTU.
+const maxOverhead = 512
+
+// validate refuses what no network can have made; its own looks closer.
+func (a Attachment) validate() error {
+	switch {
+	case a.Network == "" || !isPlain(a.Address) || !isPlain(a.Gateway) || a.Address.Is4() != a.Gateway.Is4(),
+		a.Plaintext.IsValid() && !(isPlain(a.Plaintext) && a.Plaintext.Is6()):
+		return fmt.Errorf("attachment %+v is incomplete", a)
+	case a.Subnet.IsValid() && (a.Subnet != a.Subnet.Masked() || !a.Subnet.Contains(a.Address)):
+		return fmt.Errorf("attachment %v is not of the subnet %v", a.Address, a.Subnet)
+	case a.Overhead < 0 || a.Overhead > maxOverhead:
+		return fmt.Errorf("attachment %v has an overhead of %d bytes", a.Address, a.Overhead)
+	}
+	for _, route := range a.Routes {
+		if !route.IsValid() || route.Addr().Is4() != a.Address.Is4() {
+			return fmt.Errorf("attachment %v has an invalid route", a.Address)
+		}
+	}
+	return nil
+}
+
+// isPlain reports whether an address is whole and means the same on every interface.
+func isPlain(a netip.Addr) bool { return a.IsValid() && !a.Is4In6() && a.Zone() == "" }
 
 // firstKind is that of a device whose file names none.
 const firstKind = "veth"

@@ -29,7 +29,7 @@ func Folders() []string { return []string{recordsFolder, cursorsFolder} }
 //
 //	endpoints/<id>.json                  one record each
 //	endpoints/<id>.deleting              the record of one whose removal has begun
-//	cursors/<tenant id>-<app>.json       up to where indexes may have been used
+//	cursors/<tenant id>-<app>.json       up to where indexes may have been used; <app> may be a subnet, as in 7-10.0.3.0_24
 //	cursors/<tenant id>-<app>.released   one line for each index given back
 //
 // Memory and disk agree whenever no call is running. All methods may be called concurrently;
@@ -123,10 +123,15 @@ func (s *Store) loadRecord(name, suffix string, inUse map[string]ID) error {
 		r.State = Deleting
 	}
 	for _, a := range r.Attachments {
-		if other, twice := inUse[a.Network+" "+a.Plaintext.String()]; twice {
-			return &durable.CorruptError{Path: path, Err: fmt.Errorf("address %v belongs to endpoint %d", a.Plaintext, other)}
+		// What nodes see is one endpoint's on the node; what containers see, one's in the tenant.
+		whose := fmt.Sprint(a.Network, " ", a.Plaintext)
+		if !a.Plaintext.IsValid() {
+			whose = fmt.Sprint(a.Network, " ", r.TenantID, " ", a.Address)
 		}
-		inUse[a.Network+" "+a.Plaintext.String()] = r.ID
+		if other, twice := inUse[whose]; twice {
+			return &durable.CorruptError{Path: path, Err: fmt.Errorf("address %v belongs to endpoint %d", cmp.Or(a.Plaintext, a.Address), other)}
+		}
+		inUse[whose] = r.ID
 	}
 	s.keep(r)
 	return nil
@@ -165,7 +170,7 @@ func (s *Store) Put(r Record) error {
 	if err := r.validate(); err != nil {
 		return fmt.Errorf("endpoint %d: %w", r.ID, err)
 	}
-	if err := s.files.Write(recordName(r.ID), recordFile{recordVersion, r}, 0o600); err != nil {
+	if err := s.files.Write(recordName(r.ID), recordFile{r.version(), r}, 0o600); err != nil {
 		return fmt.Errorf("writing endpoint %d: %w", r.ID, err)
 	}
 	return s.Hold(r)
@@ -240,12 +245,14 @@ func (s *Store) live() map[CursorKey]map[address.Index]bool {
 	live := map[CursorKey]map[address.Index]bool{}
 	for _, r := range s.records {
 		for _, a := range r.Attachments {
-			p := address.Split(a.Plaintext)
-			key := CursorKey{p.Tenant, p.App}
+			key, i, drawn := r.Drawn(a)
+			if !drawn {
+				continue
+			}
 			if live[key] == nil {
 				live[key] = map[address.Index]bool{}
 			}
-			live[key][p.Index] = true
+			live[key][i] = true
 		}
 	}
 	return live

@@ -83,13 +83,99 @@ func TestRecordsSurvive(t *testing.T) {
 
 func TestPutRefusesWhatCouldNotBeRead(t *testing.T) {
 	s := open(t, t.TempDir(), newClock())
-	r := record(1, 1)
-	r.App = 9
-	if err := s.Put(r); err == nil {
-		t.Fatal("a record whose address is of another app was written")
+	sound := record(1, 1).Attachments[0]
+	for name, spoil := range map[string]func(*Attachment){
+		"no network":             func(a *Attachment) { a.Network = "" },
+		"no address":             func(a *Attachment) { a.Address = netip.Addr{} },
+		"IPv4 in IPv6":           func(a *Attachment) { a.Address = netip.MustParseAddr("::ffff:10.0.0.1") },
+		"gateway of IPv4":        func(a *Attachment) { a.Gateway = netip.MustParseAddr("169.254.1.1") },
+		"route of IPv4":          func(a *Attachment) { a.Routes = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")} },
+		"plaintext of IPv4":      func(a *Attachment) { a.Plaintext = netip.MustParseAddr("10.0.0.1") },
+		"not of its subnet":      func(a *Attachment) { a.Subnet = netip.MustParsePrefix("2001:db8::/64") },
+		"subnet not masked":      func(a *Attachment) { a.Subnet = netip.PrefixFrom(a.Address, 64) },
+		"negative overhead":      func(a *Attachment) { a.Overhead = -1 },
+		"more overhead than MTU": func(a *Attachment) { a.Overhead = 1500 },
+	} {
+		r, a := record(1, 1), sound
+		spoil(&a)
+		r.Attachments = []Attachment{a}
+		if err := s.Put(r); err == nil {
+			t.Errorf("%s: %+v was written", name, a)
+		}
 	}
 	if len(s.List()) != 0 {
 		t.Error("it is in memory")
+	}
+}
+
+// TestOtherNetworksRecords: attachments of either family, drawn from a subnet of the node or given by the cluster, and those of two tenants
+// that have the same address.
+func TestOtherNetworksRecords(t *testing.T) {
+	dir, c := t.TempDir(), newClock()
+	s := open(t, dir, c)
+	subnet := netip.MustParsePrefix("10.0.3.0/24")
+	of := CursorKey{Tenant: 7, Subnet: subnet}
+	first, err := s.DrawIndex(of, every)
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr, ok := AddressIn(subnet, first)
+	if !ok {
+		t.Fatal(first)
+	}
+	a := Attachment{Network: "nimitz", Address: addr, Gateway: netip.MustParseAddr("169.254.1.1"), Routes: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/16")}, Subnet: subnet, Overhead: 70}
+	r, other := record(1, 1), record(2, 1)
+	r.Attachments = []Attachment{a}
+	a.Subnet = netip.Prefix{}
+	other.TenantID++
+	other.Attachments = []Attachment{a}
+	for _, r := range []Record{r, other} {
+		if err := s.Put(r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for n, version := range map[string]string{"1": "2", "2": "2", "3": "1"} {
+		if err := s.Put(record(3, draw(t, s))); err != nil {
+			t.Fatal(err)
+		}
+		b, err := os.ReadFile(filepath.Join(dir, "endpoints", n+".json"))
+		if err != nil || !strings.Contains(string(b), `"version": `+version) {
+			t.Errorf("record %s is not of version %s: %s %v", n, version, b, err)
+		}
+	}
+	if err := s.Delete(3); err != nil {
+		t.Fatal(err)
+	}
+	s = open(t, dir, c)
+	if got := s.List(); !reflect.DeepEqual(got, []Record{r, other}) {
+		t.Fatalf("read back\n%+v, want\n%+v", got, []Record{r, other})
+	}
+	if key, i, drawn := r.Drawn(r.Attachments[0]); key != of || i != first || !drawn {
+		t.Errorf("%v is index %d of %v", addr, i, key)
+	}
+	if second, err := s.DrawIndex(of, every); err != nil || second <= first {
+		t.Errorf("index %d after %d, %v", second, first, err)
+	}
+	other.TenantID--
+	if err := s.Put(other); err != nil {
+		t.Fatal(err)
+	}
+	var corrupt *durable.CorruptError
+	if _, err := OpenStore(StoreConfig{Dir: dir}); !errors.As(err, &corrupt) || !strings.Contains(err.Error(), addr.String()) {
+		t.Errorf("one tenant's address twice: %v", err)
+	}
+}
+
+func TestAddressesInSubnets(t *testing.T) {
+	for _, s := range []string{"10.0.3.0/24", "10.0.0.0/8", "10.0.3.240/28", "255.255.255.0/24", "2001:db8:0:7::/64", "fd00:1::ff00/120"} {
+		subnet := netip.MustParsePrefix(s)
+		for _, i := range []address.Index{0, 1, 15, 16, 255, 256, 65535, address.MaxIndex} {
+			a, ok := AddressIn(subnet, i)
+			fits := uint64(i)>>min(subnet.Addr().BitLen()-subnet.Bits(), 32) == 0
+			if ok != fits || ok && indexIn(subnet, a) != i {
+				t.Errorf("index %d of %v is %v (%v), index %d", i, subnet, a, ok, indexIn(subnet, a))
+			}
+		}
 	}
 }
 
@@ -99,7 +185,7 @@ func TestCorruptFilesAreNamed(t *testing.T) {
 			return rewrite(t, filepath.Join(dir, "endpoints/1.json"), func(b string) string { return b[:len(b)/2] })
 		},
 		"record of a later version": func(t *testing.T, dir string) string {
-			return rewrite(t, filepath.Join(dir, "endpoints/1.json"), func(b string) string { return strings.Replace(b, `"version": 1`, `"version": 2`, 1) })
+			return rewrite(t, filepath.Join(dir, "endpoints/1.json"), func(b string) string { return strings.Replace(b, `"version": 1`, `"version": 3`, 1) })
 		},
 		"record with a state of its own": func(t *testing.T, dir string) string {
 			return rewrite(t, filepath.Join(dir, "endpoints/1.json"), func(b string) string { return strings.Replace(b, `"active"`, `"asleep"`, 1) })

@@ -4,17 +4,19 @@
 package netpila
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
 
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/network"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
 // Name is that of the network in attachments.
-const Name = "netpila"
+const Name = tenant.Netpila
 
 // Indexes keeps what was drawn; *endpoint.Store does it on disk.
 type Indexes interface {
@@ -24,27 +26,28 @@ type Indexes interface {
 
 // Network draws addresses for the endpoints of one node.
 type Network struct {
+	network.Path
 	plan    address.Plan
 	node    netip.Prefix
 	indexes Indexes
 }
 
 // New is the network of the node that owns the /64. It refuses a prefix outside the plan.
-func New(plan address.Plan, node netip.Prefix, indexes Indexes) (*Network, error) {
+func New(plan address.Plan, node netip.Prefix, indexes Indexes, path network.Path) (*Network, error) {
 	if err := plan.Validate(); err != nil {
 		return nil, err
 	}
 	if !plan.ContainsNode(node) {
 		return nil, fmt.Errorf("node prefix %v is not a /64 in the base prefix %v", node, plan.Base)
 	}
-	return &Network{plan, node, indexes}, nil
+	return &Network{path, plan, node, indexes}, nil
 }
 
 // Prepare draws an address of the tenant's current id for a new endpoint. It takes no message to
 // anybody (NP1, §6.1). The address is given back by Release.
-func (n *Network) Prepare(t tenant.Tenant, app address.AppID) (endpoint.Attachment, error) {
+func (n *Network) Prepare(_ context.Context, t tenant.Tenant, app address.AppID, _ endpoint.Record) ([]endpoint.Attachment, error) {
 	if app >= address.FirstReservedApp {
-		return endpoint.Attachment{}, fmt.Errorf("app %#x is reserved and never belongs to a container", app)
+		return nil, fmt.Errorf("app %#x is reserved and never belongs to a container", app)
 	}
 	id := t.Current()
 	key := endpoint.CursorKey{Tenant: id.ID, App: app}
@@ -66,11 +69,14 @@ func (n *Network) Prepare(t tenant.Tenant, app address.AppID) (endpoint.Attachme
 		a.Address = cipher.Encrypt(plain.Addr())
 		a.Routes = []netip.Prefix{n.plan.Private}
 	}
+	if errors.Is(err, endpoint.ErrExhausted) {
+		return nil, fmt.Errorf("tenant %s app %d: %w\n  nothing was changed; `pilaster tenant rotate-key %s` gives the tenant an id with fresh addresses; until then use another node, or labels that make another app", t.Name, app, err, t.Name)
+	}
 	if err != nil {
-		return endpoint.Attachment{}, fmt.Errorf("tenant %s app %d: %w", t.Name, app, err)
+		return nil, fmt.Errorf("tenant %s app %d: %w", t.Name, app, err)
 	}
 	a.Plaintext = plain.Addr()
-	return a, nil
+	return []endpoint.Attachment{a}, nil
 }
 
 // firstIndex takes every index: a clear address need not lie anywhere but on the node.
@@ -82,10 +88,26 @@ func firstIndex(from address.Index) (address.Index, error) {
 }
 
 // Release lets the address rest until a later endpoint may have it.
-func (n *Network) Release(a endpoint.Attachment) error {
-	if a.Network != Name {
-		return errors.New("attachment of network " + a.Network + " given to " + Name)
+func (n *Network) Release(_ context.Context, r endpoint.Record) error {
+	for _, a := range r.Attachments {
+		if key, i, drawn := r.Drawn(a); drawn {
+			if err := n.indexes.ReleaseIndex(key, i); err != nil {
+				return err
+			}
+		}
 	}
-	p := address.Split(a.Plaintext)
-	return n.indexes.ReleaseIndex(endpoint.CursorKey{Tenant: p.Tenant, App: p.App}, p.Index)
+	return nil
+}
+
+// Validate refuses a plaintext that does not say whose it is.
+func (n *Network) Validate(r endpoint.Record) error {
+	for _, a := range r.Attachments {
+		if !a.Address.Is6() || !a.Plaintext.IsValid() {
+			return fmt.Errorf("attachment %+v is incomplete", a)
+		}
+		if p := address.Split(a.Plaintext); p.Tenant != r.TenantID || p.App != r.App || p.Index == 0 {
+			return fmt.Errorf("address %v is not of tenant id %d and app %d", a.Plaintext, r.TenantID, r.App)
+		}
+	}
+	return nil
 }

@@ -37,26 +37,32 @@ func (m *memory) ReleaseIndex(_ endpoint.CursorKey, i address.Index) error {
 	return nil
 }
 
-func network(t *testing.T) (*Network, *memory) {
+func newNetwork(t *testing.T) (*Network, *memory) {
 	t.Helper()
 	m := &memory{next: map[endpoint.CursorKey]address.Index{}}
-	n, err := New(address.DefaultPlan(), node, m)
+	n, err := New(address.DefaultPlan(), node, m, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return n, m
 }
 
+func prepare(t *testing.T, n *Network, of tenant.Tenant, app address.AppID) endpoint.Attachment {
+	t.Helper()
+	a, err := n.Prepare(t.Context(), of, app, endpoint.Record{})
+	if err != nil || len(a) != 1 {
+		t.Fatal(a, err)
+	}
+	return a[0]
+}
+
 // NP1 and NP4, §6.1 and §6.2: the plaintext says where the container is; the container sees the
 // ciphertext under its tenant's current key, in the private prefix.
 func TestPrepareEncrypted(t *testing.T) {
-	n, m := network(t)
+	n, m := newNetwork(t)
 	seen := map[netip.Addr]bool{}
 	for range 50 {
-		a, err := n.Prepare(blue, 5)
-		if err != nil {
-			t.Fatal(err)
-		}
+		a := prepare(t, n, blue, 5)
 		p := address.Split(a.Plaintext)
 		if p.Node != node || p.Tenant != 9 || p.App != 5 || p.Index == 0 {
 			t.Fatalf("plaintext %v is %+v", a.Plaintext, p)
@@ -71,37 +77,53 @@ func TestPrepareEncrypted(t *testing.T) {
 			t.Fatalf("%v given twice", a.Address)
 		}
 		seen[a.Address] = true
-		if err := n.Release(a); err != nil || m.released[len(m.released)-1] != p.Index {
+		if err := n.Release(t.Context(), endpoint.Record{Attachments: []endpoint.Attachment{a}}); err != nil || m.released[len(m.released)-1] != p.Index {
 			t.Fatalf("released %v, %v; want %d", m.released, err, p.Index)
 		}
 	}
 }
 
 func TestPrepareClear(t *testing.T) {
-	n, m := network(t)
+	n, m := newNetwork(t)
 	red := tenant.Tenant{Name: "red", Addressing: tenant.Clear, IDs: []tenant.ID{{ID: 2}}}
-	a, err := n.Prepare(red, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	a := prepare(t, n, red, 1)
 	if a.Address != a.Plaintext || a.Routes[0] != address.DefaultPlan().Base {
 		t.Errorf("attachment %+v; want the plaintext and the base prefix", a)
 	}
 	m.next[endpoint.CursorKey{Tenant: 2, App: 1}] = address.MaxIndex + 1
-	if _, err := n.Prepare(red, 1); !errors.Is(err, endpoint.ErrExhausted) {
+	if _, err := n.Prepare(t.Context(), red, 1, endpoint.Record{}); !errors.Is(err, endpoint.ErrExhausted) {
 		t.Errorf("beyond the last index: %v", err)
 	}
 }
 
 func TestRefusals(t *testing.T) {
-	n, _ := network(t)
-	if _, err := n.Prepare(blue, address.FirstReservedApp); err == nil {
+	n, _ := newNetwork(t)
+	if _, err := n.Prepare(t.Context(), blue, address.FirstReservedApp, endpoint.Record{}); err == nil {
 		t.Error("a reserved app got an address")
 	}
-	if err := n.Release(endpoint.Attachment{Network: "other"}); err == nil {
-		t.Error("another network's attachment was released")
+	sound := endpoint.Record{TenantID: 9, App: 5, Attachments: []endpoint.Attachment{prepare(t, n, blue, 5)}}
+	if err := n.Validate(sound); err != nil {
+		t.Error(err)
 	}
-	if _, err := New(address.DefaultPlan(), netip.MustParsePrefix("fd71::/64"), nil); err == nil {
+	for name, spoil := range map[string]func(*endpoint.Record, *endpoint.Attachment){
+		"another app":       func(r *endpoint.Record, _ *endpoint.Attachment) { r.App++ },
+		"another tenant id": func(r *endpoint.Record, _ *endpoint.Attachment) { r.TenantID++ },
+		"no plaintext":      func(_ *endpoint.Record, a *endpoint.Attachment) { a.Plaintext = netip.Addr{} },
+		"index 0": func(_ *endpoint.Record, a *endpoint.Attachment) {
+			p := address.Split(a.Plaintext)
+			p.Index = 0
+			a.Plaintext = p.Addr()
+		},
+		"IPv4": func(_ *endpoint.Record, a *endpoint.Attachment) { a.Address = netip.MustParseAddr("10.0.0.1") },
+	} {
+		r, a := sound, sound.Attachments[0]
+		spoil(&r, &a)
+		r.Attachments = []endpoint.Attachment{a}
+		if err := n.Validate(r); err == nil {
+			t.Errorf("%s was taken: %+v", name, r)
+		}
+	}
+	if _, err := New(address.DefaultPlan(), netip.MustParsePrefix("fd71::/64"), nil, nil); err == nil {
 		t.Error("a node outside the base prefix was taken")
 	}
 }

@@ -1,0 +1,125 @@
+package agent
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/durable"
+	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/network"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+// Network is one way to give containers addresses and to carry their packets.
+type Network = network.Network
+
+// networkOf is the name of the network that new endpoints of a tenant get.
+func networkOf(t tenant.Tenant) string { return cmp.Or(t.Network, tenant.Netpila) }
+
+// attach takes addresses for an endpoint.
+func (c *Core) attach(ctx context.Context, t tenant.Tenant, app address.AppID, r endpoint.Record) ([]endpoint.Attachment, error) {
+	n, ok := c.networks[networkOf(t)]
+	if !ok {
+		return nil, c.withoutNetwork(t)
+	}
+	a, err := n.Prepare(ctx, t, app, r)
+	if errors.Is(err, endpoint.ErrExhausted) {
+		return nil, refuse(ErrExhausted, "%w", err)
+	}
+	return a, err
+}
+
+func (c *Core) withoutNetwork(t tenant.Tenant) error {
+	return refuse(ErrUnavailable, "tenant %s is on network %s, which this node does not have\n  nothing was changed; start the agent with --%s, or use another node", t.Name, t.Network, t.Network)
+}
+
+// eachNetwork has every network that an endpoint has attachments of do something with its part of the record.
+func (c *Core) eachNetwork(r endpoint.Record, do func(Network, endpoint.Record) error) error {
+	for _, name := range r.Networks() {
+		if err := do(c.networks[name], r.On(name)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// allNetworks has every network do something, in the order of their names.
+func (c *Core) allNetworks(do func(name string, n Network) error) error {
+	for _, name := range slices.Sorted(maps.Keys(c.networks)) {
+		if err := do(name, c.networks[name]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// putTenant makes a tenant known to its network, and to those that endpoints here have from before it was moved.
+func (c *Core) putTenant(ctx context.Context, t tenant.Tenant) error {
+	wanted := map[string]bool{networkOf(t): true}
+	for _, r := range c.store.List() {
+		if r.Tenant == t.Name {
+			for _, name := range r.Networks() {
+				wanted[name] = true
+			}
+		}
+	}
+	return c.allNetworks(func(name string, n Network) error {
+		if !wanted[name] {
+			return nil
+		}
+		return n.PutTenant(ctx, t)
+	})
+}
+
+func (c *Core) deleteTenant(ctx context.Context, t tenant.Tenant) error {
+	return c.allNetworks(func(_ string, n Network) error { return n.DeleteTenant(ctx, t) })
+}
+
+// repair fills every network's tables.
+func (c *Core) repair(ctx context.Context, recorded, found []endpoint.Record) error {
+	return c.allNetworks(func(name string, n Network) error { return n.Repair(ctx, on(name, recorded), on(name, found)) })
+}
+
+// on is the records with attachments of a network, reduced to these.
+func on(name string, records []endpoint.Record) []endpoint.Record {
+	var some []endpoint.Record
+	for _, r := range records {
+		if part := r.On(name); len(part.Attachments) > 0 {
+			some = append(some, part)
+		}
+	}
+	return some
+}
+
+// validate refuses a record from the disk that its networks cannot have made, or whose network this node does not have.
+func (c *Core) validate(r endpoint.Record) error {
+	for _, name := range r.Networks() {
+		n, ok := c.networks[name]
+		if !ok {
+			return fmt.Errorf("endpoint %d is on network %s, which this node does not have\n  packets flow as before; start the agent with --%s, or remove such containers first", r.ID, name, name)
+		}
+		if err := n.Validate(r.On(name)); err != nil {
+			return &durable.CorruptError{Path: c.store.RecordPath(r.ID), Err: err}
+		}
+	}
+	return nil
+}
+
+// Entries says how full the networks' tables are.
+func (c *Core) Entries(ctx context.Context) ([]Entries, error) {
+	var all []Entries
+	err := c.allNetworks(func(name string, n Network) error {
+		entries, err := n.Entries(ctx)
+		if err != nil {
+			return fmt.Errorf("network %s: %w", name, err)
+		}
+		all = append(all, entries...)
+		return nil
+	})
+	return all, err
+}

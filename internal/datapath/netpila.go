@@ -1,0 +1,259 @@
+package datapath
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"syscall"
+
+	"github.com/cilium/ebpf"
+
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/network"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+// netpilaPath is the tables of network netpila: two entries an attachment, two a tenant id.
+type netpilaPath struct{ *Datapath }
+
+// Netpila is that network's part of the packet path.
+func (d *Datapath) Netpila() network.Path { return netpilaPath{d} }
+
+// PutTenant makes the tenant's ids known, each with all of them beside it, and gives the cipher
+// their keys.
+func (d netpilaPath) PutTenant(_ context.Context, t tenant.Tenant) error {
+	var value pilasterTenant
+	if len(t.IDs) == 0 || len(t.IDs) > len(value.Ids) {
+		return fmt.Errorf("tenant %s has %d ids, and a node takes 1 to %d of a tenant; nothing was changed: let the containers of the oldest end", t.Name, len(t.IDs), len(value.Ids))
+	}
+	gateways := make([]netip.Addr, len(t.IDs))
+	for i, id := range t.IDs {
+		value.Ids[i] = uint32(id.ID)
+		guest, err := t.Gateway(d.config.Plan, d.config.NodePrefix, id)
+		if err != nil {
+			return err
+		}
+		gateways[i] = guest.Address
+	}
+	if t.Addressing == tenant.Clear {
+		value.Clear = 1
+	}
+	// All keys before the first list that names them.
+	for _, id := range t.IDs {
+		if t.Addressing == tenant.Clear {
+			break
+		}
+		if err := d.setKey(uint32(id.ID), id.Key); err != nil {
+			return fmt.Errorf("tenant %s: %w", t.Name, err)
+		}
+	}
+	for i, id := range t.IDs {
+		value.Gateway = words(gateways[i])
+		if err := d.objects.PilTenantsV2.Put(uint32(id.ID), value); err != nil {
+			return fmt.Errorf("tenant %s: write id %d: %w", t.Name, id.ID, err)
+		}
+	}
+	return d.Void()
+}
+
+// DeleteTenant forgets the tenant's ids and keys.
+func (d netpilaPath) DeleteTenant(_ context.Context, t tenant.Tenant) error {
+	for _, id := range t.IDs {
+		for _, m := range []*ebpf.Map{d.objects.PilTenantsV2, d.objects.PilKeysV1} {
+			if err := m.Delete(uint32(id.ID)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+				return fmt.Errorf("tenant %s: remove id %d: %w", t.Name, id.ID, err)
+			}
+		}
+	}
+	return d.Void()
+}
+
+func (d *Datapath) setKey(id uint32, key address.Key) error {
+	err := d.objects.PilKeysV1.Update(id, make([]byte, d.objects.PilKeysV1.ValueSize()), ebpf.UpdateNoExist)
+	if err != nil && !errors.Is(err, ebpf.ErrKeyExist) {
+		return fmt.Errorf("room for the key of tenant id %d: %w", id, err)
+	}
+	request := pilasterKeyRequest{TenantId: id, Key: key}
+	if _, err := d.objects.PilSetKey.Run(&ebpf.RunOptions{Context: &request, ContextOut: &request}); err != nil {
+		return fmt.Errorf("give the kernel the key of tenant id %d: %w", id, err)
+	}
+	if request.Error != 0 {
+		return fmt.Errorf("the kernel refuses the key of tenant id %d: %w; it must have ecb(aes) (CONFIG_CRYPTO_ECB, CONFIG_CRYPTO_AES)",
+			id, syscall.Errno(-request.Error))
+	}
+	return nil
+}
+
+// Activate writes the endpoint's entries: from now on packets flow.
+func (d netpilaPath) Activate(ctx context.Context, r endpoint.Record) error {
+	if err := d.writeEntries(r); err != nil {
+		return errors.Join(err, d.Deactivate(ctx, r))
+	}
+	return d.Void()
+}
+
+func (d netpilaPath) writeEntries(r endpoint.Record) error {
+	for _, a := range r.Attachments {
+		err := d.objects.PilLocalsV1.Put(words(a.Plaintext).Lo, localEntry(r, a))
+		if err == nil {
+			err = d.objects.PilSourcesV2.Put(words(a.Address), sourceEntry(r, a))
+		}
+		if err != nil {
+			return fmt.Errorf("endpoint %d: write its entries: %w", r.ID, err)
+		}
+	}
+	return nil
+}
+
+// eachLocal reads the containers' entries.
+func (d *Datapath) eachLocal(f func(pilasterLocal)) error {
+	var key uint64
+	var local pilasterLocal
+	entries := d.objects.PilLocalsV1.Iterate()
+	for entries.Next(&key, &local) {
+		f(local)
+	}
+	if err := entries.Err(); err != nil && !errors.Is(err, ebpf.ErrIterationAborted) {
+		return fmt.Errorf("list the containers' entries: %w", err)
+	}
+	return nil
+}
+
+func localEntry(r endpoint.Record, a endpoint.Attachment) pilasterLocal {
+	return pilasterLocal{
+		Address: words(a.Address), Ifindex: uint32(r.Device.HostIfindex), Endpoint: uint32(r.ID),
+		Checksum: difference(a.Plaintext, a.Address),
+	}
+}
+
+func sourceEntry(r endpoint.Record, a endpoint.Attachment) pilasterSource {
+	return pilasterSource{
+		Plain: words(a.Plaintext), Ifindex: uint32(r.Device.HostIfindex), Endpoint: uint32(r.ID), TenantId: uint32(r.TenantID),
+		Checksum: difference(a.Address, a.Plaintext),
+	}
+}
+
+// Deactivate takes the endpoint's entries away: from now on nothing flows.
+func (d netpilaPath) Deactivate(_ context.Context, r endpoint.Record) error {
+	for _, a := range r.Attachments {
+		err := d.objects.PilSourcesV2.Delete(words(a.Address))
+		if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return fmt.Errorf("endpoint %d: remove its source entry: %w", r.ID, err)
+		}
+		err = d.objects.PilLocalsV1.Delete(words(a.Plaintext).Lo)
+		if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return fmt.Errorf("endpoint %d: remove its entry: %w", r.ID, err)
+		}
+	}
+	return d.Void()
+}
+
+// Repair fills the tables.
+func (d netpilaPath) Repair(_ context.Context, recorded, found []endpoint.Record) error {
+	sources, locals, ids := map[pilasterAddr]bool{}, map[uint64]bool{}, map[uint32]bool{}
+	for _, r := range recorded {
+		ids[uint32(r.TenantID)] = true
+	}
+	if err := d.keepSiblings(ids); err != nil {
+		return err
+	}
+	for _, r := range found {
+		if err := d.writeEntries(r); err != nil {
+			return err
+		}
+		for _, a := range r.Attachments {
+			sources[words(a.Address)] = true
+			locals[words(a.Plaintext).Lo] = true
+		}
+	}
+	err := errors.Join(
+		deleteOthers(d.objects.PilSourcesV2, sources),
+		deleteOthers(d.objects.PilLocalsV1, locals),
+		deleteOthers(d.objects.PilTenantsV2, ids),
+		deleteOthers(d.objects.PilKeysV1, ids),
+	)
+	if err != nil {
+		return err
+	}
+	return d.Void()
+}
+
+// keepSiblings adds the other ids of the tenants that own the given ones.
+func (d netpilaPath) keepSiblings(ids map[uint32]bool) error {
+	for _, id := range slices.Collect(maps.Keys(ids)) {
+		var t pilasterTenant
+		err := d.objects.PilTenantsV2.Lookup(id, &t)
+		if errors.Is(err, ebpf.ErrKeyNotExist) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("read tenant id %d: %w", id, err)
+		}
+		for _, sibling := range t.Ids {
+			ids[sibling] = true
+		}
+	}
+	return nil
+}
+
+// Check compares the endpoint's entries and its tenant's.
+func (d netpilaPath) Check(_ context.Context, r endpoint.Record) error {
+	for _, a := range r.Attachments {
+		var local pilasterLocal
+		if err := d.objects.PilLocalsV1.Lookup(words(a.Plaintext).Lo, &local); err != nil {
+			return fmt.Errorf("endpoint %d: map entry %s of %v: %w", r.ID, pilasterMapPilLocalsV1, a.Plaintext, err)
+		}
+		if local != localEntry(r, a) {
+			return fmt.Errorf("endpoint %d: map entry %s of %v says %v on device %d for endpoint %d", r.ID, pilasterMapPilLocalsV1, a.Plaintext, local.Address.netip(), local.Ifindex, local.Endpoint)
+		}
+		var source pilasterSource
+		if err := d.objects.PilSourcesV2.Lookup(words(a.Address), &source); err != nil {
+			return fmt.Errorf("endpoint %d: map entry %s of %v: %w", r.ID, pilasterMapPilSourcesV2, a.Address, err)
+		}
+		if source != sourceEntry(r, a) {
+			return fmt.Errorf("endpoint %d: map entry %s of %v says %v on device %d, tenant id %d, endpoint %d", r.ID, pilasterMapPilSourcesV2, a.Address, source.Plain.netip(), source.Ifindex, source.TenantId, source.Endpoint)
+		}
+	}
+	var t pilasterTenant
+	if err := d.objects.PilTenantsV2.Lookup(uint32(r.TenantID), &t); err != nil {
+		return fmt.Errorf("endpoint %d: map entry %s of tenant id %d: %w", r.ID, pilasterMapPilTenantsV2, r.TenantID, err)
+	}
+	if t.Clear == 0 {
+		if err := d.objects.PilKeysV1.Lookup(uint32(r.TenantID), new([8]byte)); err != nil {
+			return fmt.Errorf("endpoint %d: map entry %s of tenant id %d: %w", r.ID, pilasterMapPilKeysV1, r.TenantID, err)
+		}
+	}
+	return nil
+}
+
+// Entries counts them in the kernel.
+func (d netpilaPath) Entries(context.Context) ([]network.Entries, error) {
+	var all []network.Entries
+	for _, t := range []struct {
+		name string
+		m    *ebpf.Map
+		used func() (int, error)
+	}{
+		{"locals", d.objects.PilLocalsV1, func() (int, error) { return used[uint64](d.objects.PilLocalsV1) }},
+		{"sources", d.objects.PilSourcesV2, func() (int, error) { return used[pilasterAddr](d.objects.PilSourcesV2) }},
+		{"tenants", d.objects.PilTenantsV2, func() (int, error) { return used[uint32](d.objects.PilTenantsV2) }},
+		{"keys", d.objects.PilKeysV1, func() (int, error) { return used[uint32](d.objects.PilKeysV1) }},
+	} {
+		n, err := t.used()
+		if err != nil {
+			return nil, fmt.Errorf("count the entries of %s: %w", t.name, err)
+		}
+		all = append(all, network.Entries{Table: t.name, Used: n, Capacity: int(t.m.MaxEntries())})
+	}
+	flows := int(d.objects.PilFlows.MaxEntries())
+	return append(all, network.Entries{Table: "flows", Used: flows, Capacity: flows, Cache: true}), nil
+}
+
+func used[K comparable](m *ebpf.Map) (int, error) {
+	keys, err := mapKeys[K](m)
+	return len(keys), err
+}

@@ -1,0 +1,56 @@
+// Package network is what the agent asks of a network: one way to give containers addresses and to carry their packets. Several run side
+// by side on a node, each in its own folder below; a tenant chooses one, and an endpoint may have attachments of more.
+package network
+
+import (
+	"context"
+
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+// Network is one of them on one node. It is given records with attachments of its own only. Calls about one endpoint come one after the
+// other, and every call but Prepare may be repeated: the second one finds nothing to do.
+type Network interface {
+	Addresses
+	Path
+}
+
+// Addresses are what a network gives to endpoints.
+type Addresses interface {
+	// Prepare takes addresses for an endpoint that has everything but attachments and a device. An error that wraps
+	// endpoint.ErrExhausted means that there are no more.
+	Prepare(ctx context.Context, t tenant.Tenant, app address.AppID, r endpoint.Record) ([]endpoint.Attachment, error)
+	// Release gives an endpoint's addresses back.
+	Release(ctx context.Context, r endpoint.Record) error
+	// Validate refuses a record from the disk whose attachments the network cannot have made.
+	Validate(r endpoint.Record) error
+}
+
+// Path is a network's part of the packet path: its tables. The devices and hooks are the driver's.
+type Path interface {
+	// PutTenant makes a tenant of this node known, or what has changed of it.
+	PutTenant(ctx context.Context, t tenant.Tenant) error
+	// DeleteTenant forgets a tenant that has no endpoint here any more, or those of its ids that are given.
+	DeleteTenant(ctx context.Context, t tenant.Tenant) error
+
+	// Activate lets packets flow from and to an endpoint, whose device is there.
+	Activate(ctx context.Context, r endpoint.Record) error
+	// Deactivate ends that. The device may be gone.
+	Deactivate(ctx context.Context, r endpoint.Record) error
+	// Check names the first difference between a record and what is there.
+	Check(ctx context.Context, r endpoint.Record) error
+	// Repair makes the tables hold the endpoints found and nothing else, with the tenants of all that are recorded, and loses no packet.
+	// It comes once, at the start, after all tenants were put; what is put before need not take effect until then.
+	Repair(ctx context.Context, recorded, found []endpoint.Record) error
+	// Entries says how full the tables are, read from where packets meet them.
+	Entries(ctx context.Context) ([]Entries, error)
+}
+
+// Entries is how full one table is. Cache tables hold nothing that cannot be computed again.
+type Entries struct {
+	Table          string
+	Used, Capacity int
+	Cache          bool
+}
