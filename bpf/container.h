@@ -83,6 +83,17 @@ static __always_inline int find_next_hop(struct __sk_buff *skb, const struct pac
 	return 0;
 }
 
+/* other_network hands over what no source of ours sends, for its own program to judge. */
+static __always_inline int other_network(struct __sk_buff *skb, __u32 device, int why)
+{
+	struct plug *its = bpf_map_lookup_elem(&pil_ports_v1, &device);
+
+	if (!its)
+		return drop(skb, why, HOOK_CONTAINER);
+	bpf_tail_call(skb, &pil_networks_v1, its->network);
+	return drop(skb, REASON_NO_PROGRAM, HOOK_CONTAINER);
+}
+
 static __always_inline int from_container_slow(struct __sk_buff *skb, struct frame *h, const struct packet *p,
 					       const struct flow_key *key, struct flow *f)
 {
@@ -94,7 +105,7 @@ static __always_inline int from_container_slow(struct __sk_buff *skb, struct fra
 
 	from = bpf_map_lookup_elem(&pil_sources_v2, &key->src);
 	if (!from || from->ifindex != key->device)
-		return drop(skb, REASON_SRC_NOT_OWN, HOOK_CONTAINER);
+		return other_network(skb, key->device, REASON_SRC_NOT_OWN);
 	own = bpf_map_lookup_elem(&pil_tenants_v2, &from->tenant_id);
 	if (!own)
 		return drop(skb, REASON_NO_KEY, HOOK_CONTAINER);
@@ -141,7 +152,7 @@ static __always_inline int from_container(struct __sk_buff *skb)
 
 	/* A tag would leave with the packet and reach another network. */
 	if (skb->protocol != bpf_htons(ETH_P_IPV6) || skb->vlan_present)
-		return drop(skb, REASON_NOT_IP6, HOOK_CONTAINER);
+		return other_network(skb, key.device, REASON_NOT_IP6);
 	h = frame_of(skb);
 	if (!h)
 		return drop(skb, REASON_MALFORMED, HOOK_CONTAINER);

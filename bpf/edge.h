@@ -3,6 +3,7 @@
  * claim to be of one, nor to be the node when it comes in. All else is not ours. Nothing is delivered here. */
 #pragma once
 #include "event.h"
+#include "nimitz_tables.h"
 
 static __always_inline bool claims_tenant(const struct addr *a)
 {
@@ -39,6 +40,26 @@ static __always_inline int check_inward(const struct addr *src, const struct add
 	return check_private(src, dst);
 }
 
+/* speaks_for_node tells of a packet from a tunnel address what nodes would take for another's tunnel: UDP to VXLAN's
+ * port, or what may be a fragment of that. */
+SELDOM int speaks_for_node(struct __sk_buff *skb, const struct addr *src, __u32 nexthdr)
+{
+	__be16 port = 0;
+
+	if (!src || !(in_base(src) || is_peer(src)))
+		return false;
+	if (nexthdr != NEXTHDR_UDP)
+		return nexthdr != NEXTHDR_TCP && nexthdr != NEXTHDR_ICMP;
+	return bpf_skb_load_bytes(skb, ip_offset(skb) + IPV6_HLEN + 2, &port, sizeof(port)) ||
+	       port == bpf_htons(UDP_VXLAN);
+}
+
+/* Tunnels come in by the uplink alone, and only our own device sends any. */
+static __always_inline bool is_tunnel(struct __sk_buff *skb, const struct addr *src, __u8 nexthdr)
+{
+	return src->lo == VTEP_HOST && speaks_for_node(skb, src, nexthdr);
+}
+
 static __always_inline int at_edge(struct __sk_buff *skb, bool inward, __u32 hook)
 {
 	struct frame f = {};
@@ -55,6 +76,8 @@ static __always_inline int at_edge(struct __sk_buff *skb, bool inward, __u32 hoo
 	src = f.src;
 	dst = f.dst;
 	why = inward ? check_inward(&src, &dst) : check_outward(&src, &dst);
+	if (!why && is_tunnel(skb, &src, f.nexthdr))
+		why = inward ? REASON_PEER_UNKNOWN : REASON_TUNNEL_FORGED;
 	return why ? drop(skb, why, hook) : TCX_NEXT;
 }
 

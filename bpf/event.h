@@ -9,7 +9,9 @@ enum hook {
 	HOOK_UPLINK_OUT = 3,
 	HOOK_NODE = 4,
 	HOOK_EDGE_IN = 5,
-	HOOK_EDGE_OUT = 6
+	HOOK_EDGE_OUT = 6,
+	HOOK_TUNNEL = 7,
+	HOOK_GATEWAY = 8
 };
 
 struct drop_event {

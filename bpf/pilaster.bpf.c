@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* Entry points of the packet path. What they do is in one header per concern:
- * container.h, node.h, uplink.h and edge.h decide, flow.h remembers, forward.h sends. */
+ * container.h, node.h, uplink.h, edge.h and nimitz.h decide, flow.h remembers, forward.h sends. */
 #include "vmlinux.h"
 #include <bpf/bpf_helpers.h>
 
 #include "container.h"
+#include "nimitz.h"
 #include "uplink.h"
 
 SEC("tc")
@@ -59,6 +60,24 @@ SEC("tc")
 int pil_node(struct __sk_buff *skb)
 {
 	return from_node(skb);
+}
+
+SEC("tc")
+int pil_nimitz(struct __sk_buff *skb)
+{
+	return nimitz_from_container(skb);
+}
+
+SEC("tc")
+int pil_tunnel_in(struct __sk_buff *skb)
+{
+	return nimitz_from_tunnel(skb);
+}
+
+SEC("tc")
+int pil_gateway_in(struct __sk_buff *skb)
+{
+	return nimitz_from_gateway(skb);
 }
 
 /* Giving a tenant id its key, and trying the cipher: run by the agent, never by a packet. */

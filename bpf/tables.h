@@ -69,6 +69,33 @@ struct {
 	__uint(max_entries, 1); /* set at load */
 } pil_tenants_v2 SEC(".maps");
 
+/* Devices of endpoints that another network serves, alone or beside netpila. */
+struct plug {
+	__u32 number; /* of the endpoint */
+	__u32 network;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32); /* number of the device */
+	__type(value, struct plug);
+	__uint(max_entries, 1); /* set at load */
+} pil_ports_v1 SEC(".maps");
+
+/* The programs of networks beside netpila. */
+enum network {
+	NETWORK_NIMITZ = 0,
+	NETWORK_COUNT
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
+	__type(key, __u32);
+	__type(value, __u32);
+	__uint(max_entries, NETWORK_COUNT);
+} pil_networks_v1 SEC(".maps");
+
 /* Counts changes of the tables above. The agent writes tables first and counts after; a program reads
  * the count once, before any lookup, so that nothing it caches can outlive what it was made from. */
 struct {

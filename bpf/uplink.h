@@ -146,6 +146,7 @@ static __always_inline int to_fabric(struct __sk_buff *skb)
 {
 	struct addr src, dst;
 	struct frame *h;
+	__u8 nexthdr;
 	int why;
 
 	if (is_ours(skb))
@@ -162,6 +163,10 @@ static __always_inline int to_fabric(struct __sk_buff *skb)
 		return TCX_NEXT;
 	src = *src_of(h);
 	dst = *dst_of(h);
+	nexthdr = h->nexthdr;
 	why = check_outward(&src, &dst);
+	/* Beside macvlans our own come to here too; containers that may set marks do not. */
+	if (!why && skb->mark != judged_mark && is_tunnel(skb, &src, nexthdr))
+		why = REASON_TUNNEL_FORGED;
 	return why ? drop(skb, why, HOOK_UPLINK_OUT) : TCX_NEXT;
 }

@@ -88,16 +88,16 @@ func (d *Datapath) checkInside(r endpoint.Record, in *inside) error {
 }
 
 func checkContainerNetwork(r endpoint.Record, in *inside, container netlink.Link) error {
-	addresses, err := netns.List(func() ([]netlink.Addr, error) { return in.AddrList(container, unix.AF_INET6) })
+	addresses, err := netns.List(func() ([]netlink.Addr, error) { return in.AddrList(container, unix.AF_UNSPEC) })
 	if err != nil {
 		return fmt.Errorf("list the addresses of %s: %w", r.Interface, err)
 	}
-	routes, err := netns.List(func() ([]netlink.Route, error) { return in.RouteList(container, unix.AF_INET6) })
+	routes, err := netns.List(func() ([]netlink.Route, error) { return in.RouteList(container, unix.AF_UNSPEC) })
 	if err != nil {
 		return fmt.Errorf("list the routes of %s: %w", r.Interface, err)
 	}
 	neighbours, err := netns.List(func() ([]netlink.Neigh, error) {
-		return in.NeighList(container.Attrs().Index, unix.AF_INET6)
+		return in.NeighList(container.Attrs().Index, unix.AF_UNSPEC)
 	})
 	if err != nil {
 		return fmt.Errorf("list the neighbours of %s: %w", r.Interface, err)

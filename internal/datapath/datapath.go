@@ -27,6 +27,7 @@ type Config struct {
 	BPFFS        string // folder for pins; bpffs is mounted there when it is not on one
 	MaxEndpoints int    // 1..65535
 	MaxTenantIDs int    // of all tenants of the node; 1..65535, 0 means agent.DefaultMaxTenantIDs
+	MaxMappings  int    // of the second network: forwarding entries, and each of its tables of translations; 0 means DefaultMaxMappings
 	MTUReserve   int    // bytes the containers' MTU stays below the uplink's
 	Device       string // how new containers are joined to the node: one of Choices; "" means the first
 	NoCache      bool   // for measuring only: every packet is a first one
@@ -104,6 +105,7 @@ func stand(c Config) (_ *Datapath, err error) {
 		return nil, err
 	}
 	c.MaxTenantIDs = cmp.Or(c.MaxTenantIDs, agent.DefaultMaxTenantIDs)
+	c.MaxMappings = cmp.Or(c.MaxMappings, DefaultMaxMappings)
 	d := &Datapath{log: c.Log}
 	c.Device, d.why = Choose(c.Device)
 	d.config = c
@@ -149,6 +151,9 @@ func (c Config) validate() error {
 	}
 	if c.MaxTenantIDs < 0 || c.MaxTenantIDs > 65535 {
 		return fmt.Errorf("at most %d tenant ids: choose 1 to 65535", c.MaxTenantIDs)
+	}
+	if c.MaxMappings < 0 {
+		return fmt.Errorf("at most %d mappings: choose 1 or more", c.MaxMappings)
 	}
 	if c.MTUReserve < 0 {
 		return fmt.Errorf("an MTU reserve of %d bytes is negative", c.MTUReserve)

@@ -120,7 +120,7 @@ func (in *inside) setAddress(container netlink.Link, a endpoint.Attachment) erro
 
 // routesAreFree refuses routes that another device of the container has: it would lose them to this one.
 func (in *inside) routesAreFree(r endpoint.Record, container netlink.Link) error {
-	there, err := netns.List(func() ([]netlink.Route, error) { return in.RouteList(nil, unix.AF_INET6) })
+	there, err := netns.List(func() ([]netlink.Route, error) { return in.RouteList(nil, unix.AF_UNSPEC) })
 	if err != nil {
 		return fmt.Errorf("list the container's routes: %w", err)
 	}
@@ -168,9 +168,16 @@ func containerAddress(a endpoint.Attachment) *netlink.Addr {
 	return &netlink.Addr{IPNet: hostNet(a.Address), Flags: unix.IFA_F_NODAD | unix.IFA_F_PERMANENT}
 }
 
+func familyOf(a endpoint.Attachment) int {
+	if a.Gateway.Is4() {
+		return unix.AF_INET
+	}
+	return unix.AF_INET6
+}
+
 func gatewayNeighbour(container netlink.Link, a endpoint.Attachment) *netlink.Neigh {
 	return &netlink.Neigh{
-		LinkIndex: container.Attrs().Index, Family: unix.AF_INET6, State: unix.NUD_PERMANENT,
+		LinkIndex: container.Attrs().Index, Family: familyOf(a), State: unix.NUD_PERMANENT,
 		IP: a.Gateway.AsSlice(), HardwareAddr: gatewayMAC,
 	}
 }

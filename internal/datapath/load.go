@@ -48,11 +48,26 @@ func (d *Datapath) tables() []table {
 		{pilasterMapPilLocalsV1, d.config.MaxEndpoints},
 		{pilasterMapPilTenantsV2, d.config.MaxTenantIDs + 1}, // tryCipher's, also on a full node
 		{pilasterMapPilKeysV1, d.config.MaxTenantIDs + 1},
+		{pilasterMapPilPortsV1, d.config.MaxEndpoints},
+		{pilasterMapPilNetworksV1, 0},
+		{pilasterMapNimNodeV1, 0},
+		{pilasterMapNimPeersV1, maxPeers},
+		{pilasterMapNimSendersV1, 2 * d.config.MaxEndpoints}, // an address of each family
+		{pilasterMapNimOutsideV1, d.config.MaxMappings},
+		{pilasterMapNimDnatV1, d.config.MaxMappings},
+		{pilasterMapNimSnatV1, d.config.MaxMappings},
+		{pilasterMapNimForwardV1, d.config.MaxMappings},
 		{pilasterMapPilGenerationV1, 0},
 		{pilasterMapPilDropsV1, 0},
 		{pilasterMapPilEventsV1, 0},
 	}
 }
+
+// DefaultMaxMappings is as many as tenants on one node of the paper's clusters would have without node CIDRs.
+const DefaultMaxMappings = 65536
+
+// maxPeers is regions, and whatever a node takes tunnels from beside its own.
+const maxPeers = 256
 
 // load creates the maps or finds them pinned, and loads the programs over them. No packet meets them
 // before Restore.

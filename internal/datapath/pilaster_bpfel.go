@@ -86,6 +86,62 @@ type pilasterLocal struct {
 	Zero     uint32
 }
 
+type pilasterNimitzNode struct {
+	_       structs.HostLayout
+	Vxlan   uint32
+	Gateway uint32
+	Transit uint32
+	Zero    uint32
+}
+
+type pilasterPeerKey struct {
+	_    structs.HostLayout
+	Bits uint32
+	Node pilasterAddr
+}
+
+type pilasterPlug struct {
+	_       structs.HostLayout
+	Number  uint32
+	Network uint32
+}
+
+type pilasterRoute struct {
+	_       structs.HostLayout
+	Bits    uint32
+	Port    uint32
+	Ifindex uint32
+	Zero    uint32
+	Vtep    pilasterAddr
+}
+
+type pilasterScopedAddr struct {
+	_       structs.HostLayout
+	Address pilasterAddr
+	Scope   uint32
+	Zero    uint32
+}
+
+type pilasterScopedPrefix struct {
+	_       structs.HostLayout
+	Bits    uint32
+	Scope   uint32
+	Address pilasterAddr
+}
+
+type pilasterSender struct {
+	_        structs.HostLayout
+	Vni      uint32
+	Identity uint32
+}
+
+type pilasterSenderKey struct {
+	_      structs.HostLayout
+	Source pilasterAddr
+	Port   uint32
+	Scope  uint32
+}
+
 type pilasterSource struct {
 	_        structs.HostLayout
 	Plain    pilasterAddr
@@ -103,10 +159,24 @@ type pilasterTenant struct {
 	Gateway pilasterAddr
 }
 
+type pilasterTranslation struct {
+	_       structs.HostLayout
+	Address pilasterAddr
+	Vni     uint32
+	Zero    uint32
+}
+
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	pilasterMapNimDnatV1       = "nim_dnat_v1"
+	pilasterMapNimForwardV1    = "nim_forward_v1"
+	pilasterMapNimNodeV1       = "nim_node_v1"
+	pilasterMapNimOutsideV1    = "nim_outside_v1"
+	pilasterMapNimPeersV1      = "nim_peers_v1"
+	pilasterMapNimSendersV1    = "nim_senders_v1"
+	pilasterMapNimSnatV1       = "nim_snat_v1"
 	pilasterMapPilAnswers      = "pil_answers"
 	pilasterMapPilBlock        = "pil_block"
 	pilasterMapPilDropsV1      = "pil_drops_v1"
@@ -115,17 +185,22 @@ const (
 	pilasterMapPilGenerationV1 = "pil_generation_v1"
 	pilasterMapPilKeysV1       = "pil_keys_v1"
 	pilasterMapPilLocalsV1     = "pil_locals_v1"
+	pilasterMapPilNetworksV1   = "pil_networks_v1"
+	pilasterMapPilPortsV1      = "pil_ports_v1"
 	pilasterMapPilSourcesV2    = "pil_sources_v2"
 	pilasterMapPilTenantsV2    = "pil_tenants_v2"
 	pilasterProgPilContainer   = "pil_container"
 	pilasterProgPilEdgeIn      = "pil_edge_in"
 	pilasterProgPilEdgeOut     = "pil_edge_out"
+	pilasterProgPilGatewayIn   = "pil_gateway_in"
 	pilasterProgPilGuardIn     = "pil_guard_in"
 	pilasterProgPilGuardOut    = "pil_guard_out"
+	pilasterProgPilNimitz      = "pil_nimitz"
 	pilasterProgPilNode        = "pil_node"
 	pilasterProgPilPortIn      = "pil_port_in"
 	pilasterProgPilSetKey      = "pil_set_key"
 	pilasterProgPilTryCipher   = "pil_try_cipher"
+	pilasterProgPilTunnelIn    = "pil_tunnel_in"
 	pilasterProgPilUplinkIn    = "pil_uplink_in"
 	pilasterProgPilUplinkOut   = "pil_uplink_out"
 	pilasterVarBaseMask        = "base_mask"
@@ -188,12 +263,15 @@ type pilasterProgramSpecs struct {
 	PilContainer *ebpf.ProgramSpec `ebpf:"pil_container"`
 	PilEdgeIn    *ebpf.ProgramSpec `ebpf:"pil_edge_in"`
 	PilEdgeOut   *ebpf.ProgramSpec `ebpf:"pil_edge_out"`
+	PilGatewayIn *ebpf.ProgramSpec `ebpf:"pil_gateway_in"`
 	PilGuardIn   *ebpf.ProgramSpec `ebpf:"pil_guard_in"`
 	PilGuardOut  *ebpf.ProgramSpec `ebpf:"pil_guard_out"`
+	PilNimitz    *ebpf.ProgramSpec `ebpf:"pil_nimitz"`
 	PilNode      *ebpf.ProgramSpec `ebpf:"pil_node"`
 	PilPortIn    *ebpf.ProgramSpec `ebpf:"pil_port_in"`
 	PilSetKey    *ebpf.ProgramSpec `ebpf:"pil_set_key"`
 	PilTryCipher *ebpf.ProgramSpec `ebpf:"pil_try_cipher"`
+	PilTunnelIn  *ebpf.ProgramSpec `ebpf:"pil_tunnel_in"`
 	PilUplinkIn  *ebpf.ProgramSpec `ebpf:"pil_uplink_in"`
 	PilUplinkOut *ebpf.ProgramSpec `ebpf:"pil_uplink_out"`
 }
@@ -202,6 +280,13 @@ type pilasterProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type pilasterMapSpecs struct {
+	NimDnatV1       *ebpf.MapSpec `ebpf:"nim_dnat_v1"`
+	NimForwardV1    *ebpf.MapSpec `ebpf:"nim_forward_v1"`
+	NimNodeV1       *ebpf.MapSpec `ebpf:"nim_node_v1"`
+	NimOutsideV1    *ebpf.MapSpec `ebpf:"nim_outside_v1"`
+	NimPeersV1      *ebpf.MapSpec `ebpf:"nim_peers_v1"`
+	NimSendersV1    *ebpf.MapSpec `ebpf:"nim_senders_v1"`
+	NimSnatV1       *ebpf.MapSpec `ebpf:"nim_snat_v1"`
 	PilAnswers      *ebpf.MapSpec `ebpf:"pil_answers"`
 	PilBlock        *ebpf.MapSpec `ebpf:"pil_block"`
 	PilDropsV1      *ebpf.MapSpec `ebpf:"pil_drops_v1"`
@@ -210,6 +295,8 @@ type pilasterMapSpecs struct {
 	PilGenerationV1 *ebpf.MapSpec `ebpf:"pil_generation_v1"`
 	PilKeysV1       *ebpf.MapSpec `ebpf:"pil_keys_v1"`
 	PilLocalsV1     *ebpf.MapSpec `ebpf:"pil_locals_v1"`
+	PilNetworksV1   *ebpf.MapSpec `ebpf:"pil_networks_v1"`
+	PilPortsV1      *ebpf.MapSpec `ebpf:"pil_ports_v1"`
 	PilSourcesV2    *ebpf.MapSpec `ebpf:"pil_sources_v2"`
 	PilTenantsV2    *ebpf.MapSpec `ebpf:"pil_tenants_v2"`
 }
@@ -253,6 +340,13 @@ func (o *pilasterObjects) Close() error {
 //
 // It can be passed to loadPilasterObjects or ebpf.CollectionSpec.LoadAndAssign.
 type pilasterMaps struct {
+	NimDnatV1       *ebpf.Map `ebpf:"nim_dnat_v1"`
+	NimForwardV1    *ebpf.Map `ebpf:"nim_forward_v1"`
+	NimNodeV1       *ebpf.Map `ebpf:"nim_node_v1"`
+	NimOutsideV1    *ebpf.Map `ebpf:"nim_outside_v1"`
+	NimPeersV1      *ebpf.Map `ebpf:"nim_peers_v1"`
+	NimSendersV1    *ebpf.Map `ebpf:"nim_senders_v1"`
+	NimSnatV1       *ebpf.Map `ebpf:"nim_snat_v1"`
 	PilAnswers      *ebpf.Map `ebpf:"pil_answers"`
 	PilBlock        *ebpf.Map `ebpf:"pil_block"`
 	PilDropsV1      *ebpf.Map `ebpf:"pil_drops_v1"`
@@ -261,12 +355,21 @@ type pilasterMaps struct {
 	PilGenerationV1 *ebpf.Map `ebpf:"pil_generation_v1"`
 	PilKeysV1       *ebpf.Map `ebpf:"pil_keys_v1"`
 	PilLocalsV1     *ebpf.Map `ebpf:"pil_locals_v1"`
+	PilNetworksV1   *ebpf.Map `ebpf:"pil_networks_v1"`
+	PilPortsV1      *ebpf.Map `ebpf:"pil_ports_v1"`
 	PilSourcesV2    *ebpf.Map `ebpf:"pil_sources_v2"`
 	PilTenantsV2    *ebpf.Map `ebpf:"pil_tenants_v2"`
 }
 
 func (m *pilasterMaps) Close() error {
 	return _PilasterClose(
+		m.NimDnatV1,
+		m.NimForwardV1,
+		m.NimNodeV1,
+		m.NimOutsideV1,
+		m.NimPeersV1,
+		m.NimSendersV1,
+		m.NimSnatV1,
 		m.PilAnswers,
 		m.PilBlock,
 		m.PilDropsV1,
@@ -275,6 +378,8 @@ func (m *pilasterMaps) Close() error {
 		m.PilGenerationV1,
 		m.PilKeysV1,
 		m.PilLocalsV1,
+		m.PilNetworksV1,
+		m.PilPortsV1,
 		m.PilSourcesV2,
 		m.PilTenantsV2,
 	)
@@ -306,12 +411,15 @@ type pilasterPrograms struct {
 	PilContainer *ebpf.Program `ebpf:"pil_container"`
 	PilEdgeIn    *ebpf.Program `ebpf:"pil_edge_in"`
 	PilEdgeOut   *ebpf.Program `ebpf:"pil_edge_out"`
+	PilGatewayIn *ebpf.Program `ebpf:"pil_gateway_in"`
 	PilGuardIn   *ebpf.Program `ebpf:"pil_guard_in"`
 	PilGuardOut  *ebpf.Program `ebpf:"pil_guard_out"`
+	PilNimitz    *ebpf.Program `ebpf:"pil_nimitz"`
 	PilNode      *ebpf.Program `ebpf:"pil_node"`
 	PilPortIn    *ebpf.Program `ebpf:"pil_port_in"`
 	PilSetKey    *ebpf.Program `ebpf:"pil_set_key"`
 	PilTryCipher *ebpf.Program `ebpf:"pil_try_cipher"`
+	PilTunnelIn  *ebpf.Program `ebpf:"pil_tunnel_in"`
 	PilUplinkIn  *ebpf.Program `ebpf:"pil_uplink_in"`
 	PilUplinkOut *ebpf.Program `ebpf:"pil_uplink_out"`
 }
@@ -321,12 +429,15 @@ func (p *pilasterPrograms) Close() error {
 		p.PilContainer,
 		p.PilEdgeIn,
 		p.PilEdgeOut,
+		p.PilGatewayIn,
 		p.PilGuardIn,
 		p.PilGuardOut,
+		p.PilNimitz,
 		p.PilNode,
 		p.PilPortIn,
 		p.PilSetKey,
 		p.PilTryCipher,
+		p.PilTunnelIn,
 		p.PilUplinkIn,
 		p.PilUplinkOut,
 	)

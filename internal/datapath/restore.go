@@ -78,9 +78,9 @@ func (d *Datapath) moves(found []endpoint.Record, lost map[endpoint.ID]error) []
 		return nil
 	}
 	if d.config.Device == Macvlan {
-		return []func() error{containers, d.attachNode, d.attachUplink}
+		return []func() error{d.attachNimitz, containers, d.attachNode, d.attachUplink}
 	}
-	return []func() error{d.detachGuards, d.attachUplink, containers, d.attachNode}
+	return []func() error{d.attachNimitz, d.detachGuards, d.attachUplink, containers, d.attachNode}
 }
 
 // canCarry refuses devices that are not known here, and to leave containers behind macvlans without the programs that

@@ -32,11 +32,15 @@ func (d *Datapath) status() (agent.Status, error) {
 	if err != nil {
 		return agent.Status{}, err
 	}
+	cutOffToo, err := d.tunnelProblems()
+	if err != nil {
+		return agent.Status{}, err
+	}
 	drops, err := d.drops()
 	if err != nil {
 		return agent.Status{}, err
 	}
-	problems := slices.Concat(missing, notFirst, cutOff, unguarded)
+	problems := slices.Concat(missing, notFirst, cutOff, cutOffToo, unguarded)
 	if _, err := d.MTU(); err != nil {
 		problems = append(problems, err.Error())
 	}

@@ -1,0 +1,241 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* The second network: NIMITZ's five stages (§3.1, fig 5), around a VXLAN device of the kernel that takes from us who is
+ * to get a packet and tells us whom one is from. */
+#pragma once
+#include "nimitz_nat.h"
+
+#define TUNNEL_HOPS  64
+#define GBP_IDENTITY 0xffff
+
+/* decap takes packets from the tunnel addresses of nodes, and from nobody else's. A process of this node reaches its
+ * own tunnel address too, with that as source. */
+static __always_inline int decap(struct __sk_buff *skb, struct journey *j)
+{
+	struct vxlan_metadata policy = {};
+	struct bpf_tunnel_key key = {};
+	struct addr from, to;
+
+	if (bpf_skb_get_tunnel_key(skb, &key, sizeof(key), BPF_F_TUNINFO_IPV6))
+		return REASON_PEER_UNKNOWN;
+	__builtin_memcpy(&from, key.remote_ipv6, sizeof(from));
+	__builtin_memcpy(&to, key.local_ipv6, sizeof(to));
+	if (from.hi == own_node)
+		return REASON_OWN_SOURCE;
+	if (from.lo != VTEP_HOST || !is_peer(&from) || to.hi != own_node || to.lo != VTEP_HOST)
+		return REASON_PEER_UNKNOWN;
+	j->vni = key.tunnel_id;
+	if (bpf_skb_get_tunnel_opt(skb, &policy, sizeof(policy)) > 0)
+		j->identity = policy.gbp & GBP_IDENTITY;
+	return 0;
+}
+
+/* register_sender says whose a container's packet is. */
+static __always_inline int register_sender(struct journey *j)
+{
+	struct sender_key key = {.source = j->src, .port = j->from, .scope = scope_of(j->family, 0)};
+	struct sender *s = bpf_map_lookup_elem(&nim_senders_v1, &key);
+
+	if (!s)
+		return REASON_SRC_NOT_OWN;
+	j->vni = s->vni;
+	j->identity = s->identity;
+	return 0;
+}
+
+/* A service's name is outside too: what it becomes is judged after. */
+static __always_inline void nat(struct journey *j)
+{
+	struct scoped_addr key = {.address = j->dst, .scope = scope_of(j->family, j->vni)};
+	struct translation *t = bpf_map_lookup_elem(&nim_dnat_v1, &key);
+
+	if (t) {
+		j->dst = t->address;
+		j->vni = t->vni;
+	}
+	if (j->from != PORT_GATEWAY) {
+		struct scoped_prefix to = {.bits = 32 + 128, .scope = scope_of(j->family, 0), .address = j->dst};
+
+		if (!bpf_map_lookup_elem(&nim_outside_v1, &to))
+			return;
+	}
+	key.address = j->src;
+	key.scope = scope_of(j->family, j->vni);
+	t = bpf_map_lookup_elem(&nim_snat_v1, &key);
+	if (t)
+		j->src = t->address;
+}
+
+static __always_inline struct route *find_route(const struct journey *j)
+{
+	struct scoped_prefix key = {.bits = 32 + 128, .scope = scope_of(j->family, j->vni), .address = j->dst};
+	struct route *r = bpf_map_lookup_elem(&nim_forward_v1, &key);
+
+	if (r)
+		return r;
+	key.scope = scope_of(j->family, 0);
+	return bpf_map_lookup_elem(&nim_forward_v1, &key);
+}
+
+/* take_hop is for what goes on to another node, as a router does. */
+static __always_inline int take_hop(struct __sk_buff *skb, const struct journey *j)
+{
+	struct frame4 *h4 = frame4_of(skb);
+	struct frame *h;
+
+	if (!h4)
+		return REASON_MALFORMED;
+	if (j->family == FAMILY_4) {
+		if (h4->ttl <= 1)
+			return REASON_HOP_LIMIT;
+		h4->ttl--;
+		/* A one less in the high byte of a word (RFC 1624). */
+		h4->check = ~fold(add_checksums((__u16)~h4->check, (__u16)~bpf_htons(0x0100)));
+		return 0;
+	}
+	h = frame_of(skb);
+	if (!h)
+		return REASON_MALFORMED;
+	if (h->hop_limit <= 1)
+		return REASON_HOP_LIMIT;
+	h->hop_limit--;
+	return 0;
+}
+
+static __always_inline int set_both_macs(struct __sk_buff *skb)
+{
+	__u8 macs[2 * ETH_ALEN];
+
+	__builtin_memcpy(macs, container_mac, ETH_ALEN);
+	__builtin_memcpy(macs + ETH_ALEN, gateway_mac, ETH_ALEN);
+	return bpf_skb_store_bytes(skb, 0, macs, sizeof(macs), 0) ? REASON_MALFORMED : 0;
+}
+
+/* encap leaves the rest to the VXLAN device: all it has to know is beside the packet. */
+static __always_inline int encap(struct __sk_buff *skb, const struct journey *j, const struct addr *vtep)
+{
+	struct bpf_tunnel_key key = {.tunnel_id = j->vni, .tunnel_ttl = TUNNEL_HOPS};
+	struct vxlan_metadata policy = {.gbp = j->identity};
+	struct addr own = {.hi = own_node, .lo = VTEP_HOST};
+
+	__builtin_memcpy(key.remote_ipv6, vtep, sizeof(*vtep));
+	__builtin_memcpy(key.local_ipv6, &own, sizeof(own));
+	if (bpf_skb_set_tunnel_key(skb, &key, sizeof(key), BPF_F_TUNINFO_IPV6) ||
+	    bpf_skb_set_tunnel_opt(skb, &policy, sizeof(policy)))
+		return REASON_MALFORMED;
+	return 0;
+}
+
+static __always_inline bool fits(struct __sk_buff *skb, __u32 device)
+{
+	__u32 mtu = 0;
+
+	return !bpf_check_mtu(skb, device, &mtu, 0, skb->gso_segs ? BPF_MTU_CHK_SEGS : 0);
+}
+
+/* into_tunnel sends a packet to the node of a tunnel address. */
+static __always_inline int into_tunnel(struct __sk_buff *skb, const struct journey *j, const struct addr *vtep,
+				       __u32 device)
+{
+	int why = take_hop(skb, j);
+
+	if (!why && !fits(skb, device))
+		why = REASON_TOO_BIG;
+	if (!why)
+		why = encap(skb, j, vtep);
+	if (why)
+		return drop(skb, why, j->hook);
+	skb->mark = judged_mark; /* and whoever sends from the tunnel address without it forges */
+	return bpf_redirect(device, 0);
+}
+
+/* journey_on is the stages that a packet goes through from whichever port, behind the one where it is found whose it
+ * is. */
+__noinline int journey_on(struct __sk_buff *skb, const struct packet *p, struct journey *j)
+{
+	struct nimitz_node *node;
+	struct addr vtep;
+	__u32 zero = 0;
+	struct route *r;
+	int why;
+
+	if (!p || !j)
+		return TC_ACT_SHOT;
+	j->was_src = j->src;
+	j->was_dst = j->dst;
+	nat(j);
+	r = find_route(j);
+	node = bpf_map_lookup_elem(&nim_node_v1, &zero);
+	if (!r || !node)
+		return drop(skb, REASON_NO_ROUTE, j->hook);
+	if (r->port == PORT_NOBODY)
+		return drop(skb, REASON_NO_ENDPOINT, j->hook);
+	/* Never back to where it came from. */
+	if ((r->port == PORT_VXLAN && j->from == PORT_VXLAN && !node->transit) ||
+	    (r->port == PORT_GATEWAY && j->from == PORT_GATEWAY))
+		return drop(skb, REASON_NO_ROUTE, j->hook);
+
+	if (is_error(p) || is_error4(p)) {
+		why = check_journeys_quote(skb, p, j);
+		if (why)
+			return drop(skb, why, j->hook);
+	}
+	if (!same_addr(&j->src, &j->was_src) || !same_addr(&j->dst, &j->was_dst)) {
+		why = translate(skb, p, j);
+		if (why)
+			return drop(skb, why, j->hook);
+	}
+	why = set_both_macs(skb);
+	if (why)
+		return drop(skb, why, j->hook);
+	if (skb->pkt_type != PACKET_HOST)
+		bpf_skb_change_type(skb, PACKET_HOST);
+	if (r->port == PORT_VXLAN) {
+		vtep = r->vtep;
+		return into_tunnel(skb, j, &vtep, node->vxlan);
+	}
+	skb->mark = 0;
+	skb->tstamp = 0;
+	if (r->port == PORT_GATEWAY)
+		return bpf_redirect(node->gateway, 0);
+	return to_container(skb, r->ifindex, on_way_in(skb, skb->ifindex), false);
+}
+
+/* From a container, whose hook is netpila's: what that has no source for goes on here. */
+static __always_inline int nimitz_from_container(struct __sk_buff *skb)
+{
+	struct journey j = {.hook = HOOK_CONTAINER};
+	__u32 device = device_of(skb);
+	struct plug *own = bpf_map_lookup_elem(&pil_ports_v1, &device);
+	struct packet p = {};
+	int why;
+
+	if (!own)
+		return drop(skb, REASON_SRC_NOT_OWN, HOOK_CONTAINER);
+	j.from = own->number;
+	why = look(skb, &j, &p);
+	if (!why && is_multicast(&j))
+		why = REASON_MULTICAST;
+	if (!why)
+		why = register_sender(&j);
+	return why ? drop(skb, why, HOOK_CONTAINER) : journey_on(skb, &p, &j);
+}
+
+static __always_inline int nimitz_from_tunnel(struct __sk_buff *skb)
+{
+	struct journey j = {.hook = HOOK_TUNNEL, .from = PORT_VXLAN};
+	struct packet p = {};
+	int why = decap(skb, &j);
+
+	if (!why)
+		why = look(skb, &j, &p);
+	return why ? drop(skb, why, HOOK_TUNNEL) : journey_on(skb, &p, &j);
+}
+
+static __always_inline int nimitz_from_gateway(struct __sk_buff *skb)
+{
+	struct journey j = {.hook = HOOK_GATEWAY, .from = PORT_GATEWAY, .vni = GATEWAY_VNI};
+	struct packet p = {};
+	int why = look(skb, &j, &p);
+
+	return why ? drop(skb, why, HOOK_GATEWAY) : journey_on(skb, &p, &j);
+}

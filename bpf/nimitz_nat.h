@@ -1,0 +1,210 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* The second network's packets: taking apart IPv4 beside IPv6, and giving either other addresses. */
+#pragma once
+#include "forward.h"
+#include "nimitz_tables.h"
+
+#define ETH_P_IP	    0x0800
+#define IP4_FRAGMENT_OFFSET 0x1fff
+#define PROTO_ICMP4	    1
+#define QUOTED_ADDRESSES_4  (ICMPV6_HLEN + 12)
+
+struct frame4 {
+	struct ethhdr eth;
+	__u8 version_length, tos;
+	__be16 length, id, fragment;
+	__u8 ttl, proto;
+	__sum16 check;
+	__be32 src, dst;
+} __attribute__((packed, aligned(2)));
+_Static_assert(sizeof(struct frame4) == ETH_HLEN + 20, "Ethernet and IPv4 headers");
+
+/* A packet on its way through the stages. */
+struct journey {
+	struct addr src, dst;	      /* as NAT makes them */
+	struct addr was_src, was_dst; /* as they came */
+	__u32 family;
+	__u32 from; /* port */
+	__u32 vni;
+	__u32 identity;
+	__u32 hook;
+	__u32 zero;
+};
+
+static __always_inline struct addr mapped(__be32 ip4)
+{
+	struct addr a = {.lo = (__u64)ip4 << 32 | bpf_htonl(0xffff)};
+
+	return a;
+}
+
+static __always_inline __be32 unmapped(const struct addr *a)
+{
+	return a->lo >> 32;
+}
+
+static __always_inline struct frame4 *frame4_of(struct __sk_buff *skb)
+{
+	void *data = CTX_POINTER(skb, data), *end = CTX_POINTER(skb, data_end);
+
+	if (data + sizeof(struct frame4) > end) {
+		if (bpf_skb_pull_data(skb, sizeof(struct frame4)))
+			return NULL;
+		data = CTX_POINTER(skb, data);
+		end = CTX_POINTER(skb, data_end);
+		if (data + sizeof(struct frame4) > end)
+			return NULL;
+	}
+	return data;
+}
+
+static __always_inline int check_icmp4(struct __sk_buff *skb, struct packet *p)
+{
+	if (p->l4 + ICMPV6_HLEN > p->end || bpf_skb_load_bytes(skb, p->l4, &p->icmp_type, 1))
+		return REASON_MALFORMED;
+	switch (p->icmp_type) {
+	case 5: /* redirect */
+	case 9: /* router advertisement */
+		return REASON_ND_FORBIDDEN;
+	}
+	return 0;
+}
+
+/* Options could lead a packet past the checks (source routes), and nobody needs any. */
+static __always_inline int parse4(struct __sk_buff *skb, const struct frame4 *h, struct packet *p)
+{
+	int why;
+
+	if (h->version_length >> 4 != 4 || (h->version_length & 15) < 5)
+		return REASON_MALFORMED;
+	if ((h->version_length & 15) > 5)
+		return REASON_ROUTING_HEADER;
+	p->end = ETH_HLEN + bpf_ntohs(h->length);
+	if (!h->length && skb->gso_segs) /* BIG TCP, as of IPv6 */
+		p->end = skb->len;
+	if (p->end > skb->len || p->end < sizeof(*h))
+		return REASON_MALFORMED;
+	p->proto = h->proto;
+	if (!(h->fragment & bpf_htons(IP4_FRAGMENT_OFFSET))) {
+		p->l4 = sizeof(*h);
+		why = p->proto == PROTO_ICMP4	 ? check_icmp4(skb, p)
+		      : p->proto == NEXTHDR_ICMP ? 0
+						 : check_transport(skb, p);
+		if (why)
+			return why;
+	}
+	return check_pending(skb, p);
+}
+
+static __always_inline bool is_error4(const struct packet *p)
+{
+	if (p->proto != PROTO_ICMP4 || !p->l4)
+		return false;
+	return p->icmp_type == 3 || p->icmp_type == 4 || p->icmp_type == 11 || p->icmp_type == 12;
+}
+
+/* look finds addresses and transport of a frame of either family, or says why not. */
+static __always_inline int look(struct __sk_buff *skb, struct journey *j, struct packet *p)
+{
+	struct frame4 *h4;
+	struct frame *h;
+
+	if (skb->vlan_present)
+		return REASON_NOT_IP6;
+	h4 = frame4_of(skb);
+	if (!h4)
+		return REASON_MALFORMED;
+	/* On its way out a frame is called what the sending socket calls it. */
+	if (h4->eth.h_proto != skb->protocol)
+		return REASON_NOT_IP6;
+	if (h4->eth.h_proto == bpf_htons(ETH_P_IP)) {
+		j->family = FAMILY_4;
+		j->src = mapped(h4->src);
+		j->dst = mapped(h4->dst);
+		return parse4(skb, h4, p);
+	}
+	if (h4->eth.h_proto != bpf_htons(ETH_P_IPV6))
+		return REASON_NOT_IP6;
+	h = frame_of(skb);
+	if (!h)
+		return REASON_MALFORMED;
+	j->family = FAMILY_6;
+	j->src = *src_of(h);
+	j->dst = *dst_of(h);
+	return parse(skb, h, p);
+}
+
+static __always_inline bool is_multicast(const struct journey *j)
+{
+	__u8 first = *(__u8 *)&j->dst;
+
+	if (j->family == FAMILY_4)
+		return bpf_ntohl(unmapped(&j->dst)) >> 28 >= 0xe; /* and all stations */
+	return first == 0xff;
+}
+
+/* An error quotes the packet it is about, which went the other way: any other would let its sender meddle with
+ * conversations it has no part in. Quotes are not translated yet, and an error whose addresses are is dropped. */
+static __always_inline int check_journeys_quote(struct __sk_buff *skb, const struct packet *p, const struct journey *j)
+{
+	bool same = same_addr(&j->src, &j->was_src) && same_addr(&j->dst, &j->was_dst);
+	struct addr quoted[2] = {};
+
+	if (j->family == FAMILY_4) {
+		__be32 ip4[2] = {};
+
+		if (p->l4 + QUOTED_ADDRESSES_4 + sizeof(ip4) > p->end ||
+		    bpf_skb_load_bytes(skb, p->l4 + QUOTED_ADDRESSES_4, ip4, sizeof(ip4)))
+			return REASON_ICMP_QUOTE;
+		quoted[0] = mapped(ip4[0]);
+		quoted[1] = mapped(ip4[1]);
+	} else if (p->l4 + QUOTED_ADDRESSES + sizeof(quoted) > p->end ||
+		   bpf_skb_load_bytes(skb, p->l4 + QUOTED_ADDRESSES, quoted, sizeof(quoted))) {
+		return REASON_ICMP_QUOTE;
+	}
+	return same && same_addr(&quoted[0], &j->was_dst) && same_addr(&quoted[1], &j->was_src) ? 0 : REASON_ICMP_QUOTE;
+}
+
+static __always_inline int translate4(struct __sk_buff *skb, const struct packet *p, const struct journey *j,
+				      __u32 difference)
+{
+	__u32 at = p->proto == NEXTHDR_ICMP ? 0 : checksum_offset(p->proto);
+	struct frame4 *h = frame4_of(skb);
+	__u16 sum = 0;
+
+	if (!h)
+		return REASON_MALFORMED;
+	/* Over the whole packet header and addresses cancel out; the transport's checksum does not. */
+	h->check = ~fold(add_checksums(difference, (__u16)~h->check));
+	h->src = unmapped(&j->src);
+	h->dst = unmapped(&j->dst);
+	if (!p->l4 || !at)
+		return 0;
+	if (bpf_skb_load_bytes(skb, p->l4 + at, &sum, sizeof(sum)))
+		return REASON_MALFORMED;
+	sum = corrected(skb, p, sum, difference);
+	return bpf_skb_store_bytes(skb, p->l4 + at, &sum, sizeof(sum), BPF_F_RECOMPUTE_CSUM) ? REASON_MALFORMED : 0;
+}
+
+static __always_inline int translate6(struct __sk_buff *skb, const struct packet *p, const struct journey *j,
+				      __u32 difference)
+{
+	struct addr both[2] = {j->src, j->dst};
+	bool cancels = p->l4 && checksum_offset(p->proto);
+
+	if (bpf_skb_store_bytes(skb, offsetof(struct frame, src), both, sizeof(both),
+				cancels ? 0 : BPF_F_RECOMPUTE_CSUM))
+		return REASON_MALFORMED;
+	return cancels && fix_checksum(skb, p, difference) ? REASON_MALFORMED : 0;
+}
+
+/* translate gives a packet the addresses that NAT has found, where they are others. */
+SELDOM int translate(struct __sk_buff *skb, const struct packet *p, struct journey *j)
+{
+	__u32 difference;
+
+	if (!p || !j)
+		return REASON_MALFORMED;
+	difference = add_checksums(address_difference(&j->was_src, &j->src), address_difference(&j->was_dst, &j->dst));
+	return j->family == FAMILY_4 ? translate4(skb, p, j, difference) : translate6(skb, p, j, difference);
+}

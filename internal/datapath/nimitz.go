@@ -1,0 +1,233 @@
+package datapath
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+
+	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
+)
+
+// networkNimitz is the second network's place in pil_networks (bpf/tables.h).
+const networkNimitz = uint32(0)
+
+// Nimitz is the second network's switch on eBPF: bpf/nimitz.h's stages around a VXLAN device of the kernel. Its tables,
+// like all, outlive the process.
+type Nimitz struct {
+	d *Datapath
+
+	changes sync.Mutex
+	used    map[*ebpf.Map]int
+	ports   map[pipeline.Port]uint32 // indexes of the containers' devices, and of the gateway's
+}
+
+// Nimitz makes the VXLAN device, if it is not there yet, and the switch over it.
+func (d *Datapath) Nimitz() (*Nimitz, error) {
+	if d.config.Device == Macvlan {
+		return nil, fmt.Errorf("network nimitz sends what containers do by their devices on the node, and behind macvlans they have none; nothing was changed: start the agent with --device %s or %s", Veth, Netkit)
+	}
+	if err := d.makeTunnel(); err != nil {
+		return nil, err
+	}
+	if err := d.attachNimitz(); err != nil {
+		return nil, err
+	}
+	n := &Nimitz{d: d, used: map[*ebpf.Map]int{}, ports: map[pipeline.Port]uint32{}}
+	for _, m := range d.nimitzMaps() {
+		keys, _, err := rawEntries(m)
+		if err != nil {
+			return nil, fmt.Errorf("count the entries of %v: %w", m, err)
+		}
+		n.used[m] = len(keys)
+	}
+	err := each(d.objects.PilPortsV1, func(device uint32, p pilasterPlug) { n.ports[pipeline.Port(p.Number)] = device })
+	return n, err
+}
+
+// Plug makes a device a port: what comes out of a container's goes through its own hook, which is there already.
+func (n *Nimitz) Plug(_ context.Context, port pipeline.Port, device string) error {
+	n.changes.Lock()
+	defer n.changes.Unlock()
+	l, err := n.d.netlink.LinkByName(device)
+	if err != nil {
+		return fmt.Errorf("%v: device %s: %w", port, device, err)
+	}
+	index := uint32(l.Attrs().Index)
+	switch {
+	case port == pipeline.Gateway:
+		err = n.d.alone(func() error {
+			return AttachFilter(n.d.netlink, int(index), device, netlink.HANDLE_MIN_INGRESS, n.d.objects.PilGatewayIn, pilasterProgPilGatewayIn)
+		})
+		if err == nil {
+			err = n.d.setNimitzNode(func(v *pilasterNimitzNode) { v.Gateway = index })
+		}
+	case port == pipeline.VXLAN || port == 0:
+		err = errors.New("it is no port to be plugged")
+	default:
+		if old, there := n.ports[port]; there && old != index {
+			if err := gone(n.unplug(port, old)); err != nil {
+				return err
+			}
+		}
+		err = n.d.objects.PilPortsV1.Put(index, pilasterPlug{Number: uint32(port), Network: networkNimitz})
+	}
+	if err != nil {
+		return fmt.Errorf("make %s %v: %w", device, port, err)
+	}
+	n.ports[port] = index
+	return nil
+}
+
+// Unplug has nothing come from the port any more. What entries send to it is lost, so they go first.
+func (n *Nimitz) Unplug(_ context.Context, port pipeline.Port) error {
+	n.changes.Lock()
+	defer n.changes.Unlock()
+	if port == pipeline.Gateway {
+		delete(n.ports, port)
+		return n.d.setNimitzNode(func(v *pilasterNimitzNode) { v.Gateway = 0 })
+	}
+	index, there := n.ports[port]
+	if !there {
+		return nil
+	}
+	return n.unplug(port, index)
+}
+
+func (n *Nimitz) unplug(port pipeline.Port, index uint32) error {
+	if err := n.d.objects.PilPortsV1.Delete(index); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("take %v off: %w", port, err)
+	}
+	delete(n.ports, port)
+	return nil
+}
+
+// Apply takes entries away and adds others, or leaves all as it was. An entry takes the place of the one with its
+// match in one step; then come those that are new, and last go those that are to go, so no packet meets neither.
+func (n *Nimitz) Apply(_ context.Context, remove, add []pipeline.Entry) error {
+	n.changes.Lock()
+	defer n.changes.Unlock()
+	c := change{n: n, new: map[*ebpf.Map]int{}}
+	stays := map[any]bool{}
+	for _, e := range add {
+		stays[e.Match()] = true
+		if err := c.plan(e, true); err != nil {
+			return fmt.Errorf("%w; nothing was changed", err)
+		}
+	}
+	for _, e := range remove {
+		if stays[e.Match()] {
+			continue
+		}
+		if err := c.plan(e, false); err != nil {
+			return fmt.Errorf("%w; nothing was changed", err)
+		}
+	}
+	for m, more := range c.new {
+		if n.used[m]+more > int(m.MaxEntries()) {
+			return fmt.Errorf("%s has room for %d entries, holds %d and would get %d more; nothing was changed: raise the agent's limit, or let tenants have fewer services and subnets here",
+				tableOf(m), m.MaxEntries(), n.used[m], more)
+		}
+	}
+	if err := c.write(); err != nil {
+		return errors.Join(err, c.undo())
+	}
+	return nil
+}
+
+// change is one Apply.
+type change struct {
+	n    *Nimitz
+	rows []row
+	done []row // what was there, in the order in which it went
+	new  map[*ebpf.Map]int
+}
+
+func (c *change) plan(e pipeline.Entry, put bool) error {
+	r, err := c.n.render(e)
+	if err != nil {
+		return fmt.Errorf("%v: %w", e, err)
+	}
+	old, err := r.there()
+	if err != nil {
+		return err
+	}
+	if put && old == nil {
+		c.new[r.table]++
+	}
+	if !put {
+		r.value = nil
+	}
+	c.rows = append(c.rows, r)
+	return nil
+}
+
+func (c *change) write() error {
+	for _, r := range c.rows {
+		old, err := r.there()
+		if err != nil {
+			return err
+		}
+		if err := c.put(r, old); err != nil {
+			return err
+		}
+		c.done = append(c.done, row{r.table, r.key, old})
+	}
+	return nil
+}
+
+// put makes the table have the row, or no row of its key, and counts.
+func (c *change) put(r row, old []byte) error {
+	switch {
+	case r.value != nil:
+		if err := r.table.Put(r.key, r.value); err != nil {
+			return fmt.Errorf("write an entry of %s: %w", tableOf(r.table), err)
+		}
+		if old == nil {
+			c.n.used[r.table]++
+		}
+	case old != nil:
+		if err := r.table.Delete(r.key); err != nil {
+			return fmt.Errorf("remove an entry of %s: %w", tableOf(r.table), err)
+		}
+		c.n.used[r.table]--
+	}
+	return nil
+}
+
+func (c *change) undo() error {
+	var errs []error
+	for i := len(c.done) - 1; i >= 0; i-- {
+		now, err := c.done[i].there()
+		if err == nil {
+			err = c.put(c.done[i], now)
+		}
+		errs = append(errs, err)
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("and what was written before could not be taken back: %w", err)
+	}
+	return nil
+}
+
+// Entries is what the tables hold, read from the kernel.
+func (n *Nimitz) Entries(context.Context) ([]pipeline.Entry, error) {
+	var all []pipeline.Entry
+	for _, m := range n.d.nimitzMaps() {
+		keys, values, err := rawEntries(m)
+		if err != nil {
+			return nil, fmt.Errorf("read %s: %w", tableOf(m), err)
+		}
+		for i := range keys {
+			e, err := n.d.read(m, keys[i], values[i])
+			if err != nil {
+				return nil, fmt.Errorf("read %s: %w", tableOf(m), err)
+			}
+			all = append(all, e)
+		}
+	}
+	return all, nil
+}

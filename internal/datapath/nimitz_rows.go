@@ -1,0 +1,239 @@
+package datapath
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"github.com/cilium/ebpf"
+
+	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
+)
+
+// row is an entry of the pipeline as a table has it. Without a value it is none.
+type row struct {
+	table      *ebpf.Map
+	key, value []byte
+}
+
+// there is the value that the table has for the row's key, nil without one. Of a prefix the kernel tells what it finds for
+// it, so values of prefixes begin with their own lengths, as keys do.
+func (r row) there() ([]byte, error) {
+	value, err := r.table.LookupBytes(r.key)
+	if err != nil {
+		return nil, fmt.Errorf("look into %s: %w", tableOf(r.table), err)
+	}
+	if value != nil && r.table.Type() == ebpf.LPMTrie && !bytes.Equal(value[:4], r.key[:4]) {
+		return nil, nil
+	}
+	return value, nil
+}
+
+func (d *Datapath) nimitzMaps() []*ebpf.Map {
+	o := &d.objects
+	return []*ebpf.Map{o.NimPeersV1, o.NimSendersV1, o.NimOutsideV1, o.NimDnatV1, o.NimSnatV1, o.NimForwardV1}
+}
+
+// tableOf is a table's name for people.
+func tableOf(m *ebpf.Map) string {
+	name := m.String()
+	if _, after, found := strings.Cut(name, "nim_"); found {
+		name, _, _ = strings.Cut(after, "_")
+	}
+	return "the table of " + name
+}
+
+// scopeOf is the bpf programs': a family and a VNI.
+func scopeOf(a netip.Addr, vni pipeline.VNI) uint32 {
+	family := uint32(6)
+	if a.Is4() {
+		family = 4
+	}
+	var b [4]byte
+	binary.BigEndian.PutUint32(b[:], family<<24|uint32(vni))
+	return binary.NativeEndian.Uint32(b[:])
+}
+
+func scopeFrom(scope uint32) (is4 bool, vni pipeline.VNI) {
+	var b [4]byte
+	binary.NativeEndian.PutUint32(b[:], scope)
+	n := binary.BigEndian.Uint32(b[:])
+	return n>>24 == 4, pipeline.VNI(n & uint32(pipeline.MaxVNI))
+}
+
+const scopeBits = 32
+
+func prefixKey(p netip.Prefix, vni pipeline.VNI) pilasterScopedPrefix {
+	bits := p.Bits()
+	if p.Addr().Is4() {
+		bits += 96
+	}
+	return pilasterScopedPrefix{Bits: uint32(scopeBits + bits), Scope: scopeOf(p.Addr(), vni), Address: words(p.Masked().Addr())}
+}
+
+func addrKey(a netip.Addr, vni pipeline.VNI) pilasterScopedAddr {
+	return pilasterScopedAddr{Address: words(a), Scope: scopeOf(a, vni)}
+}
+
+// render makes the row of an entry, or says what is wrong with it.
+func (n *Nimitz) render(e pipeline.Entry) (row, error) {
+	o := &n.d.objects
+	switch e := e.(type) {
+	case pipeline.Peer:
+		if !e.Nodes.IsValid() || !e.Nodes.Addr().Is6() {
+			return row{}, errors.New("nodes have prefixes of IPv6")
+		}
+		bits := uint32(e.Nodes.Bits())
+		return newRow(o.NimPeersV1, pilasterPeerKey{Bits: bits, Node: words(e.Nodes.Masked().Addr())}, bits), nil
+	case pipeline.Sender:
+		if err := valid(e.VNI, e.Address); err != nil {
+			return row{}, err
+		}
+		key := pilasterSenderKey{Source: words(e.Address), Port: uint32(e.Port), Scope: scopeOf(e.Address, 0)}
+		return newRow(o.NimSendersV1, key, pilasterSender{Vni: uint32(e.VNI), Identity: uint32(e.Identity)}), nil
+	case pipeline.NorthSouth:
+		if err := valid(0, e.To.Addr()); err != nil {
+			return row{}, err
+		}
+		key := prefixKey(e.To, 0)
+		return newRow(o.NimOutsideV1, key, key.Bits), nil
+	case pipeline.DNAT:
+		return translationRow(o.NimDnatV1, e.VNI, e.Virtual, e.RealVNI, e.Real)
+	case pipeline.SNAT:
+		return translationRow(o.NimSnatV1, e.VNI, e.Real, e.VNI, e.Virtual)
+	case pipeline.Forward:
+		return n.renderForward(e)
+	}
+	return row{}, fmt.Errorf("an entry of type %T, which this build does not know", e)
+}
+
+func (n *Nimitz) renderForward(e pipeline.Forward) (row, error) {
+	if err := valid(e.VNI, e.To.Addr()); err != nil {
+		return row{}, err
+	}
+	key := prefixKey(e.To, e.VNI)
+	value := pilasterRoute{Bits: key.Bits, Port: uint32(e.Port)}
+	switch {
+	case e.Port == pipeline.VXLAN:
+		if !pipeline.IsVTEP(e.VTEP) {
+			return row{}, fmt.Errorf("%v is no node's tunnel address", e.VTEP)
+		}
+		value.Vtep = words(e.VTEP)
+	case e.Port != 0 && e.Port != pipeline.Gateway:
+		index, there := n.ports[e.Port]
+		if !there {
+			return row{}, errors.New("the port has no device yet: plug it first")
+		}
+		value.Ifindex = index
+	}
+	return newRow(n.d.objects.NimForwardV1, key, value), nil
+}
+
+func translationRow(m *ebpf.Map, vni pipeline.VNI, from netip.Addr, toVNI pipeline.VNI, to netip.Addr) (row, error) {
+	if err := errors.Join(valid(vni, from), valid(toVNI, to)); err != nil {
+		return row{}, err
+	}
+	if from.Is4() != to.Is4() {
+		return row{}, errors.New("one address is of IPv4 and the other of IPv6")
+	}
+	return newRow(m, addrKey(from, vni), pilasterTranslation{Address: words(to), Vni: uint32(toVNI)}), nil
+}
+
+func valid(vni pipeline.VNI, a netip.Addr) error {
+	if vni > pipeline.MaxVNI {
+		return fmt.Errorf("VNI %d has more than 24 bits", vni)
+	}
+	if !a.IsValid() || a.Is4In6() || a.Zone() != "" {
+		return fmt.Errorf("%v is no address of IPv4 or IPv6", a)
+	}
+	return nil
+}
+
+func newRow(m *ebpf.Map, key, value any) row {
+	return row{m, packed(key), packed(value)}
+}
+
+// packed is a value as the programs have it, which is without padding.
+func packed(v any) []byte {
+	b, err := binary.Append(nil, binary.NativeEndian, v)
+	if err != nil {
+		panic(err) // only of a type that has no fixed size
+	}
+	return b
+}
+
+func unpacked[T any](b []byte) (v T, err error) {
+	_, err = binary.Decode(b, binary.NativeEndian, &v)
+	return v, err
+}
+
+// rawEntries reads a table as it is.
+func rawEntries(m *ebpf.Map) (keys, values [][]byte, err error) {
+	for {
+		keys, values = nil, nil
+		var key, value []byte
+		entries := m.Iterate()
+		for entries.Next(&key, &value) {
+			keys, values = append(keys, bytes.Clone(key)), append(values, bytes.Clone(value))
+		}
+		if err := entries.Err(); !errors.Is(err, ebpf.ErrIterationAborted) {
+			return keys, values, err
+		}
+	}
+}
+
+// read undoes render.
+func (d *Datapath) read(m *ebpf.Map, key, value []byte) (pipeline.Entry, error) {
+	o := &d.objects
+	switch m {
+	case o.NimPeersV1:
+		k, err := unpacked[pilasterPeerKey](key)
+		return pipeline.Peer{Nodes: netip.PrefixFrom(k.Node.netip(), int(k.Bits))}, err
+	case o.NimSendersV1:
+		k, err := unpacked[pilasterSenderKey](key)
+		v, err2 := unpacked[pilasterSender](value)
+		return pipeline.Sender{
+			Port: pipeline.Port(k.Port), Address: unscoped(k.Source, k.Scope), VNI: pipeline.VNI(v.Vni), Identity: uint16(v.Identity),
+		}, errors.Join(err, err2)
+	case o.NimOutsideV1:
+		k, err := unpacked[pilasterScopedPrefix](key)
+		_, to := k.prefix()
+		return pipeline.NorthSouth{To: to}, err
+	case o.NimDnatV1, o.NimSnatV1:
+		k, err := unpacked[pilasterScopedAddr](key)
+		v, err2 := unpacked[pilasterTranslation](value)
+		_, vni := scopeFrom(k.Scope)
+		from, to := unscoped(k.Address, k.Scope), unscoped(v.Address, k.Scope)
+		if m == o.NimSnatV1 {
+			return pipeline.SNAT{VNI: vni, Real: from, Virtual: to}, errors.Join(err, err2)
+		}
+		return pipeline.DNAT{VNI: vni, Virtual: from, RealVNI: pipeline.VNI(v.Vni), Real: to}, errors.Join(err, err2)
+	}
+	k, err := unpacked[pilasterScopedPrefix](key)
+	v, err2 := unpacked[pilasterRoute](value)
+	vni, to := k.prefix()
+	f := pipeline.Forward{VNI: vni, To: to, Port: pipeline.Port(v.Port)}
+	if f.Port == pipeline.VXLAN {
+		f.VTEP = v.Vtep.netip()
+	}
+	return f, errors.Join(err, err2)
+}
+
+func (k pilasterScopedPrefix) prefix() (pipeline.VNI, netip.Prefix) {
+	is4, vni := scopeFrom(k.Scope)
+	bits := int(k.Bits) - scopeBits
+	if is4 {
+		bits -= 96
+	}
+	return vni, netip.PrefixFrom(unscoped(k.Address, k.Scope), bits)
+}
+
+func unscoped(a pilasterAddr, scope uint32) netip.Addr {
+	if is4, _ := scopeFrom(scope); is4 {
+		return a.netip().Unmap()
+	}
+	return a.netip()
+}

@@ -1,0 +1,147 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/netns"
+	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
+)
+
+// tunnelDevice is the kernel's VXLAN device, which has no tunnel of its own: the programs say of each packet where it
+// goes, and are told where it came from.
+const tunnelDevice = "pilvxlan"
+
+// makeTunnel makes the device, or sets right the one that is there, and gives the node its tunnel address.
+func (d *Datapath) makeTunnel() error {
+	tunnel, err := d.findTunnel()
+	if err != nil {
+		return err
+	}
+	if tunnel == nil {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = tunnelDevice
+		device := &netlink.Vxlan{LinkAttrs: attrs, FlowBased: true, GBP: true, Port: pipeline.UDPPort}
+		if err := netns.Retry(func() error { return d.netlink.LinkAdd(device) }); err != nil {
+			return fmt.Errorf("make the device %s: %w; nothing was changed: the kernel needs VXLAN (CONFIG_VXLAN), and no other may have UDP port %d of this node", tunnelDevice, err, pipeline.UDPPort)
+		}
+		if tunnel, err = d.findTunnel(); err != nil || tunnel == nil {
+			return fmt.Errorf("find the device %s: %w", tunnelDevice, err)
+		}
+	}
+	mtu, err := d.tunnelMTU()
+	if err != nil {
+		return err
+	}
+	lo, err := d.netlink.LinkByName("lo")
+	if err != nil {
+		return fmt.Errorf("lo: %w", err)
+	}
+	self := vtepAddress(d.config.NodePrefix)
+	for _, step := range []func() error{
+		func() error { return d.settings.set(tunnelDevice, farSettings()) },
+		func() error { return setMTU(d.netlink, tunnel, mtu) },
+		func() error { return d.netlink.LinkSetARPOff(tunnel) },
+		func() error { return d.netlink.AddrReplace(lo, self) },
+	} {
+		if err := netns.Retry(step); err != nil {
+			return fmt.Errorf("set up %s: %w", tunnelDevice, err)
+		}
+	}
+	return nil
+}
+
+func (d *Datapath) tunnelMTU() (int, error) {
+	mtu, err := d.MTU()
+	return mtu - pipeline.Overhead, err
+}
+
+func vtepAddress(node netip.Prefix) *netlink.Addr {
+	return &netlink.Addr{IPNet: hostNet(pipeline.VTEP(node)), Flags: unix.IFA_F_NODAD}
+}
+
+// findTunnel is nil where there is none.
+func (d *Datapath) findTunnel() (netlink.Link, error) {
+	l, err := d.netlink.LinkByName(tunnelDevice)
+	var notFound netlink.LinkNotFoundError
+	if errors.As(err, &notFound) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("find %s: %w", tunnelDevice, err)
+	}
+	return l, nil
+}
+
+// attachNimitz moves the second network's hooks to the programs of this build, where that network is in use. Its tables
+// are whole by then: those of another size have been taken over.
+func (d *Datapath) attachNimitz() error {
+	tunnel, err := d.findTunnel()
+	if err != nil || tunnel == nil {
+		return err
+	}
+	var node pilasterNimitzNode
+	if err := d.objects.NimNodeV1.Lookup(uint32(0), &node); err != nil {
+		return fmt.Errorf("read the second network's devices: %w", err)
+	}
+	index := tunnel.Attrs().Index
+	steps := []func() error{
+		func() error {
+			return AttachFilter(d.netlink, index, tunnelDevice, netlink.HANDLE_MIN_INGRESS, d.objects.PilTunnelIn, pilasterProgPilTunnelIn)
+		},
+		func() error { return d.setNimitzNode(func(v *pilasterNimitzNode) { v.Vxlan = uint32(index) }) },
+		func() error { return d.objects.PilNetworksV1.Put(networkNimitz, d.objects.PilNimitz) },
+		func() error { return netns.Retry(func() error { return d.netlink.LinkSetUp(tunnel) }) },
+	}
+	if gateway, err := d.netlink.LinkByIndex(int(node.Gateway)); err == nil && node.Gateway != 0 {
+		steps = append(steps, func() error {
+			return gone(AttachFilter(d.netlink, int(node.Gateway), gateway.Attrs().Name, netlink.HANDLE_MIN_INGRESS, d.objects.PilGatewayIn, pilasterProgPilGatewayIn))
+		})
+	}
+	for _, step := range steps {
+		if err := d.alone(step); err != nil {
+			return fmt.Errorf("attach the second network: %w", err)
+		}
+	}
+	return nil
+}
+
+func (d *Datapath) setNimitzNode(set func(*pilasterNimitzNode)) error {
+	var v pilasterNimitzNode
+	if err := d.objects.NimNodeV1.Lookup(uint32(0), &v); err != nil {
+		return fmt.Errorf("read the second network's devices: %w", err)
+	}
+	set(&v)
+	if err := d.objects.NimNodeV1.Update(uint32(0), v, ebpf.UpdateAny); err != nil {
+		return fmt.Errorf("write the second network's devices: %w", err)
+	}
+	return nil
+}
+
+// tunnelProblems says what is missing of the second network, where it is in use.
+func (d *Datapath) tunnelProblems() ([]string, error) {
+	var node pilasterNimitzNode
+	if err := d.objects.NimNodeV1.Lookup(uint32(0), &node); err != nil || node.Vxlan == 0 {
+		return nil, err
+	}
+	const restart = "; restart the agent to bring the second network back"
+	tunnel, err := d.findTunnel()
+	switch {
+	case err != nil:
+		return nil, err
+	case tunnel == nil || tunnel.Attrs().Index != int(node.Vxlan):
+		return []string{"device " + tunnelDevice + " is gone or was made anew" + restart}, nil
+	case tunnel.Attrs().Flags&net.FlagUp == 0:
+		return []string{"device " + tunnelDevice + " is down" + restart}, nil
+	}
+	if err := d.checkProgram(tunnel, netlink.HANDLE_MIN_INGRESS, d.objects.PilTunnelIn, pilasterProgPilTunnelIn); err != nil {
+		return []string{err.Error() + restart}, nil
+	}
+	return nil, nil
+}
