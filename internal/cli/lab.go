@@ -166,9 +166,9 @@ func printLab(w io.Writer, s lab.Status) {
 	for _, n := range s.Nodes {
 		fmt.Fprintf(w, "%s\t%v\t%s\t%d\n", n.Name, n.Prefix, pid(n.AgentPID), n.AgentRestarts)
 	}
-	fmt.Fprint(w, "\nCONTAINER\tNODE\tTENANT\tAPP\tPLAINTEXT\tCIPHERTEXT\tPID\n")
+	fmt.Fprint(w, "\nCONTAINER\tNODE\tTENANT\tAPP\tADDRESS\tON THE FABRIC\tPID\n")
 	for _, c := range s.Containers {
-		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%s\t%s\t%s\n", c.Name, c.Node, c.Tenant, c.App, c.Plaintext, cmp.Or(c.Ciphertext, "clear"), pid(c.PID))
+		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%s\t%s\t%s\n", c.Name, c.Node, c.Tenant, c.App, inWords(c.Addresses), cmp.Or(c.Plaintext, "encapsulated"), pid(c.PID))
 	}
 }
 
@@ -339,4 +339,13 @@ func newLabHold() *cobra.Command {
 		Args:   cobra.NoArgs,
 		RunE:   func(c *cobra.Command, _ []string) error { return lab.Hold(c.Context()) },
 	}
+}
+
+// inWords writes values as people read them.
+func inWords[T fmt.Stringer](values []T) string {
+	var texts []string
+	for _, v := range values {
+		texts = append(texts, v.String())
+	}
+	return strings.Join(texts, ", ")
 }

@@ -63,17 +63,30 @@ func (l *Lab) attach(ctx context.Context, c Container) error {
 		return fmt.Errorf("ask its agent: %w", err)
 	}
 	e := got.Msg.Endpoint
-	if len(e.GetAttachments()) != 1 {
-		return fmt.Errorf("%d attachments, expected one", len(e.GetAttachments()))
+	state := containerState{Container: c, App: e.App}
+	for i, a := range e.GetAttachments() {
+		address, err := netip.ParseAddr(a.Address)
+		if err != nil {
+			return err
+		}
+		if i > 0 {
+			state.Others = append(state.Others, address)
+			continue
+		}
+		state.Address = address
+		if a.Plaintext == "" {
+			continue
+		}
+		if state.Plaintext, err = netip.ParseAddr(a.Plaintext); err != nil {
+			return err
+		}
 	}
-	plaintext, err1 := netip.ParseAddr(e.Attachments[0].Plaintext)
-	address, err2 := netip.ParseAddr(e.Attachments[0].Address)
-	if err := errors.Join(err1, err2); err != nil {
-		return err
+	if !state.Address.IsValid() {
+		return errors.New("it has no address")
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.state.Containers = append(l.state.Containers, containerState{c, plaintext, address, e.App})
+	l.state.Containers = append(l.state.Containers, state)
 	return l.save()
 }
 
@@ -105,9 +118,15 @@ func (l *Lab) RemoveContainer(ctx context.Context, name string) error {
 // ContainerStatus is a container that is up.
 type ContainerStatus struct {
 	Container
-	Plaintext netip.Addr // what nodes and the fabric see
-	Address   netip.Addr // what the container sees
+	Plaintext netip.Addr   // what nodes and the fabric see; not valid where the network shows them no address
+	Address   netip.Addr   // what the container sees
+	Others    []netip.Addr // more of those
 	App       uint32
+}
+
+// Addresses are all that the container sees.
+func (c ContainerStatus) Addresses() []netip.Addr {
+	return append([]netip.Addr{c.Address}, c.Others...)
 }
 
 // Container finds a container that is up.
@@ -134,8 +153,15 @@ func (l *Lab) Containers() []ContainerStatus {
 }
 
 // Clear reports whether a tenant's containers see plaintext addresses.
-func (l *Lab) Clear(name string) bool {
-	return slices.Contains(l.state.Spec.Tenants, Tenant{Name: name, Addressing: tenant.Clear})
+func (l *Lab) Clear(name string) bool { return l.tenant(name).Addressing == tenant.Clear }
+
+func (l *Lab) tenant(name string) Tenant {
+	for _, t := range l.state.Spec.Tenants {
+		if t.Name == name {
+			return t
+		}
+	}
+	return Tenant{}
 }
 
 // ContainerID is what the CNI plugin and the agent call a container.

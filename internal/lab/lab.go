@@ -53,9 +53,10 @@ type nodeState struct {
 
 type containerState struct {
 	Container
-	Plaintext netip.Addr `json:"plaintext"`
-	Address   netip.Addr `json:"address"` // what the container sees
-	App       uint32     `json:"app"`
+	Plaintext netip.Addr   `json:"plaintext"`
+	Address   netip.Addr   `json:"address"` // what the container sees
+	Others    []netip.Addr `json:"others,omitempty"`
+	App       uint32       `json:"app"`
 }
 
 // Open finds a lab that is up.
@@ -165,8 +166,10 @@ const (
 func (l *Lab) hostsOf(tenant string) string {
 	hosts := localHost
 	for _, c := range l.state.Containers {
-		if c.Tenant == tenant || !l.Clear(c.Tenant) {
-			hosts += c.Address.String() + " " + c.Name + "\n"
+		if c.Tenant == tenant || l.tenant(c.Tenant).hides() {
+			for _, a := range ContainerStatus(c).Addresses() {
+				hosts += a.String() + " " + c.Name + "\n"
+			}
 		}
 	}
 	return hosts

@@ -2,8 +2,10 @@ package lab
 
 import (
 	"fmt"
+	"net/netip"
 	"regexp"
 
+	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -22,10 +24,29 @@ type Spec struct {
 	Containers []Container `yaml:"containers" json:"containers"`
 }
 
-// Tenant is one tenant of a lab; Addressing is encrypted when empty.
+// Tenant is one tenant of a lab, on netpila where no network is named; there Addressing is encrypted when empty. On nimitz
+// it has addresses of its own, and each node gets a subnet of usual length of them.
 type Tenant struct {
-	Name       string            `yaml:"name" json:"name"`
-	Addressing tenant.Addressing `yaml:"addressing" json:"addressing,omitempty"`
+	Name        string            `yaml:"name" json:"name"`
+	Network     string            `yaml:"network" json:"network,omitempty"`
+	Addressing  tenant.Addressing `yaml:"addressing" json:"addressing,omitempty"`
+	CIDRs       []netip.Prefix    `yaml:"cidrs" json:"cidrs,omitempty"`
+	NoNodeCIDRs bool              `yaml:"noNodeCIDRs" json:"noNodeCIDRs,omitempty"` // addresses are given one by one
+}
+
+// hides reports whether what its containers see says nothing of where they are, and means the same to no other tenant.
+func (t Tenant) hides() bool { return t.Network != tenant.Nimitz && t.Addressing != tenant.Clear }
+
+func (t Tenant) overlays() []tenant.Overlay {
+	var overlays []tenant.Overlay
+	for _, cidr := range t.CIDRs {
+		bits := tenant.DefaultNodeBits(cidr)
+		if t.NoNodeCIDRs {
+			bits = 0
+		}
+		overlays = append(overlays, tenant.Overlay{CIDR: cidr, NodeBits: bits})
+	}
+	return overlays
 }
 
 // Container is a namespace on a node, attached to a tenant's network by the CNI plugin.
@@ -79,9 +100,7 @@ func (s Spec) Validate() error {
 			v.fail(at, "a tenant is already called %q", t.Name)
 		}
 		tenants[t.Name] = true
-		if t.Addressing != "" && t.Addressing != tenant.Encrypted && t.Addressing != tenant.Clear {
-			v.fail(fmt.Sprintf("$.tenants[%d].addressing", i), "addressing %q: say %s or %s", t.Addressing, tenant.Encrypted, tenant.Clear)
-		}
+		v.tenant(fmt.Sprintf("$.tenants[%d]", i), t)
 	}
 	for i, c := range s.Containers {
 		at := fmt.Sprintf("$.containers[%d]", i)
@@ -112,6 +131,27 @@ type validator struct {
 func (v *validator) fail(path, format string, args ...any) {
 	if v.err == nil {
 		v.err = &specError{path, fmt.Sprintf(format, args...)}
+	}
+}
+
+func (v *validator) tenant(at string, t Tenant) {
+	switch t.Network {
+	case "", tenant.Netpila:
+		if len(t.CIDRs) > 0 || t.NoNodeCIDRs {
+			v.fail(at, "cidrs and noNodeCIDRs are for network %s; on %s addresses follow from the node", tenant.Nimitz, tenant.Netpila)
+		}
+		if t.Addressing != "" && t.Addressing != tenant.Encrypted && t.Addressing != tenant.Clear {
+			v.fail(at+".addressing", "addressing %q: say %s or %s", t.Addressing, tenant.Encrypted, tenant.Clear)
+		}
+	case tenant.Nimitz:
+		if t.Addressing != "" {
+			v.fail(at+".addressing", "addressing is for network %s; on %s containers have addresses of the tenant's own", tenant.Netpila, tenant.Nimitz)
+		}
+		if err := tenant.CheckOverlays(address.DefaultPlan(), t.overlays()); err != nil {
+			v.fail(at+".cidrs", "%v", err)
+		}
+	default:
+		v.fail(at+".network", "network %q: say %s or %s", t.Network, tenant.Netpila, tenant.Nimitz)
 	}
 }
 

@@ -1,7 +1,9 @@
 package lab_test
 
 import (
+	"net/netip"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -19,6 +21,14 @@ containers:
     node: n2
     tenant: red
 `
+
+func TestParseNetwork(t *testing.T) {
+	got, err := lab.ParseSpec("lab.yaml", []byte(strings.Replace(good, "name: blue", "name: blue, network: nimitz, cidrs: [10.0.0.0/16, 'fd12::/48']", 1)))
+	want := []netip.Prefix{netip.MustParsePrefix("10.0.0.0/16"), netip.MustParsePrefix("fd12::/48")}
+	if err != nil || got.Tenants[0].Network != tenant.Nimitz || !slices.Equal(got.Tenants[0].CIDRs, want) {
+		t.Errorf("%+v, %v", got.Tenants, err)
+	}
+}
 
 func TestParseSpec(t *testing.T) {
 	got, err := lab.ParseSpec("x/other.yaml", []byte(good))
@@ -44,6 +54,11 @@ func TestParseSpec(t *testing.T) {
 
 func TestParseSpecNamesTheLine(t *testing.T) {
 	for _, c := range []struct{ name, yaml, want string }{
+		{"unknown network", strings.Replace(good, "name: blue", "name: blue, network: carpathia", 1), `lab.yaml:4: network "carpathia": say netpila or nimitz`},
+		{"CIDRs on netpila", strings.Replace(good, "name: blue", "name: blue, cidrs: [10.0.0.0/16]", 1), `lab.yaml:4: cidrs and noNodeCIDRs are for network nimitz; on netpila addresses follow from the node`},
+		{"nimitz without CIDRs", strings.Replace(good, "name: blue", "name: blue, network: nimitz", 1), `lab.yaml:4: a tenant of network nimitz has a range of addresses of its own: give one with --cidr, or one of each family`},
+		{"two CIDRs of a family", strings.Replace(good, "name: blue", "name: blue, network: nimitz, cidrs: [10.0.0.0/16, 10.1.0.0/16]", 1), `lab.yaml:4: 10.0.0.0/16 and 10.1.0.0/16 are of one family; a tenant has one CIDR of each at most`},
+		{"addressing on nimitz", strings.Replace(good, "name: red,", "name: red, network: nimitz, cidrs: [10.0.0.0/16],", 1), `lab.yaml:4: addressing is for network netpila; on nimitz containers have addresses of the tenant's own`},
 		{"unknown key", strings.Replace(good, "tenant: red", "tennant: red", 1), `lab.yaml:9: unknown key "tennant"`},
 		{"unknown key at the top", good + "colour: blue\n", `lab.yaml:10: unknown key "colour"`},
 		{"duplicate key", good + "nodes: [n1]\n", `lab.yaml:10: mapping key "nodes" already defined`},

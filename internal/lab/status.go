@@ -30,16 +30,17 @@ type NodeStatus struct {
 	AgentRestarts int          `json:"agentRestarts"`
 }
 
-// ContainerOutput is a container. Ciphertext is empty where the tenant is clear.
+// ContainerOutput is a container. Ciphertext is empty where the tenant is clear, both where its network has neither.
 type ContainerOutput struct {
-	Name       string `json:"name"`
-	Node       string `json:"node"`
-	Tenant     string `json:"tenant"`
-	App        uint32 `json:"app"`
-	Plaintext  string `json:"plaintext"`
-	Ciphertext string `json:"ciphertext"`
-	Netns      string `json:"netns"`
-	PID        int    `json:"pid"`
+	Name       string       `json:"name"`
+	Node       string       `json:"node"`
+	Tenant     string       `json:"tenant"`
+	App        uint32       `json:"app"`
+	Addresses  []netip.Addr `json:"addresses"` // as the container sees them
+	Plaintext  string       `json:"plaintext"`
+	Ciphertext string       `json:"ciphertext"`
+	Netns      string       `json:"netns"`
+	PID        int          `json:"pid"`
 }
 
 // OrchestratorStatus is the orchestrator.
@@ -79,10 +80,13 @@ func (l *Lab) Status(ctx context.Context) (Status, error) {
 	}
 	for _, c := range l.Containers() {
 		out := ContainerOutput{
-			Name: c.Name, Node: c.Node, Tenant: c.Tenant, App: c.App, Plaintext: c.Plaintext.String(),
+			Name: c.Name, Node: c.Node, Tenant: c.Tenant, App: c.App, Addresses: c.Addresses(),
 			Netns: l.folder.netns(c.Name), PID: processes[containerProcess(c.Name)].PID,
 		}
-		if !l.Clear(c.Tenant) {
+		if c.Plaintext.IsValid() {
+			out.Plaintext = c.Plaintext.String()
+		}
+		if l.tenant(c.Tenant).hides() {
 			out.Ciphertext = c.Address.String()
 		}
 		s.Containers = append(s.Containers, out)

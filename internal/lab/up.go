@@ -177,12 +177,18 @@ func (l *Lab) agentProcess(node string) Process {
 }
 
 func (l *Lab) createTenant(ctx context.Context, t Tenant) error {
-	addressing := pilasterv1.Addressing_ADDRESSING_ENCRYPTED
-	if t.Addressing == tenant.Clear {
-		addressing = pilasterv1.Addressing_ADDRESSING_CLEAR
+	request := &pilasterv1.CreateTenantRequest{Name: t.Name, Network: t.Network}
+	switch {
+	case t.Network == tenant.Nimitz:
+	case t.Addressing == tenant.Clear:
+		request.Addressing = pilasterv1.Addressing_ADDRESSING_CLEAR
+	default:
+		request.Addressing = pilasterv1.Addressing_ADDRESSING_ENCRYPTED
 	}
-	_, err := l.Operator().CreateTenant(ctx, connect.NewRequest(&pilasterv1.CreateTenantRequest{Name: t.Name, Addressing: addressing}))
-	if err != nil {
+	for _, o := range t.overlays() {
+		request.Overlays = append(request.Overlays, &pilasterv1.Overlay{Cidr: o.CIDR.String(), NodeBits: uint32(o.NodeBits)})
+	}
+	if _, err := l.Operator().CreateTenant(ctx, connect.NewRequest(request)); err != nil {
 		return fmt.Errorf("create tenant %s: %w", t.Name, err)
 	}
 	return nil

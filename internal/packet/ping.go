@@ -15,7 +15,7 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// PingOptions of a run of ICMPv6 echoes; the zero value sends one and waits a second.
+// PingOptions of a run of ICMP echoes; the zero value sends one and waits a second.
 type PingOptions struct {
 	Count    int           // echoes, one after the other's answer; 0 means 1
 	Timeout  time.Duration // for each answer; 0 means 1 s
@@ -30,7 +30,7 @@ type PingResult struct {
 	RTT            []time.Duration // of each answer, in order
 }
 
-// Ping sends ICMPv6 echoes from inside a namespace and waits for their answers. Times are taken
+// Ping sends echoes, ICMP or ICMPv6 as the address is, from inside a namespace and waits for their answers. Times are taken
 // around blocking system calls on one thread, so Go's scheduler is not part of them. An echo
 // without an answer is not an error; one that could not be sent is.
 func Ping(ctx context.Context, ns *netns.Namespace, to netip.Addr, o PingOptions) (PingResult, error) {
@@ -76,16 +76,35 @@ func Ping(ctx context.Context, ns *netns.Namespace, to netip.Addr, o PingOptions
 
 type pinger struct {
 	fd      int
-	to      *unix.SockaddrInet6
+	to      unix.Sockaddr
 	timeout time.Duration
-	request []byte // ICMPv6 message; the kernel fills the checksum in
+	request []byte // ICMP message; the checksum of ICMPv6 is the kernel's to fill in
+	reply   byte   // type of the answer
+	header  int    // bytes before an answer: a raw IPv4 socket shows the IP header
 	buffer  []byte
 }
 
-func newPinger(to netip.Addr, o PingOptions) (*pinger, error) {
+func newPinger(to netip.Addr, o PingOptions) (p *pinger, err error) {
+	// Id and payload are random: answers to another pinger in the namespace are told apart.
+	p = &pinger{timeout: o.Timeout, request: make([]byte, icmpHeaderLen+o.Size)}
+	_, _ = rand.Read(p.request[4:])
+	copy(p.request[icmpHeaderLen:], o.Payload)
+	if to.Is4() {
+		p.to, p.request[0], p.reply, p.header = &unix.SockaddrInet4{Addr: to.As4()}, EchoRequest4, EchoReply4, ipv4HeaderLen
+		p.fd, err = unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_ICMP)
+	} else {
+		p.to, p.request[0], p.reply = &unix.SockaddrInet6{Addr: to.As16()}, EchoRequest, EchoReply
+		p.fd, err = newSocket6()
+	}
+	p.buffer = make([]byte, p.header+len(p.request)+1)
+	return p, err
+}
+
+// newSocket6 receives answers alone.
+func newSocket6() (int, error) {
 	fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_ICMPV6)
 	if err != nil {
-		return nil, err
+		return 0, err
 	}
 	filter := &unix.ICMPv6Filter{}
 	for i := range filter.Data {
@@ -94,18 +113,17 @@ func newPinger(to netip.Addr, o PingOptions) (*pinger, error) {
 	filter.Data[EchoReply/32] &^= 1 << (EchoReply % 32)
 	if err := unix.SetsockoptICMPv6Filter(fd, unix.IPPROTO_ICMPV6, unix.ICMPV6_FILTER, filter); err != nil {
 		unix.Close(fd)
-		return nil, err
+		return 0, err
 	}
-	// Id and payload are random: answers to another pinger in the namespace are told apart.
-	request := make([]byte, icmpHeaderLen+o.Size)
-	_, _ = rand.Read(request[4:])
-	request[0] = EchoRequest
-	copy(request[icmpHeaderLen:], o.Payload)
-	return &pinger{fd, &unix.SockaddrInet6{Addr: to.As16()}, o.Timeout, request, make([]byte, len(request)+1)}, nil
+	return fd, nil
 }
 
 func (p *pinger) echo(seq uint16) (time.Duration, bool, error) {
 	binary.BigEndian.PutUint16(p.request[6:], seq)
+	if p.reply == EchoReply4 {
+		binary.BigEndian.PutUint16(p.request[2:], 0)
+		binary.BigEndian.PutUint16(p.request[2:], onesSum(0, p.request))
+	}
 	start := time.Now()
 	// A request that a program drops on its way out is without an answer as any other.
 	if err := unix.Sendto(p.fd, p.request, 0, p.to); err != nil && !errors.Is(err, unix.ENOBUFS) {
@@ -127,7 +145,7 @@ func (p *pinger) echo(seq uint16) (time.Duration, bool, error) {
 		case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINTR):
 		case err != nil:
 			return 0, false, fmt.Errorf("receive: %w", err)
-		case n == len(p.request) && bytes.Equal(p.buffer[4:n], p.request[4:]):
+		case n == p.header+len(p.request) && p.buffer[p.header] == p.reply && bytes.Equal(p.buffer[p.header+4:n], p.request[4:]):
 			return rtt, true, nil
 		}
 	}

@@ -200,6 +200,9 @@ func TestPing(t *testing.T) {
 			t.Errorf("RTT %v", rtt)
 		}
 	}
+	if r, err := packet.Ping(shortly(t), a, netip.MustParseAddr("127.0.0.1"), packet.PingOptions{Count: 2, Size: 1400}); err != nil || r.Received != 2 {
+		t.Errorf("IPv4: %+v, %v", r, err)
+	}
 	// Nobody has this address, and it is asked of the wire: no answer, no error.
 	r, err = packet.Ping(shortly(t), a, netip.MustParseAddr("fd00::dead"), packet.PingOptions{Timeout: 50 * time.Millisecond})
 	if err != nil || r.Sent != 1 || r.Received != 0 {
