@@ -51,7 +51,7 @@ func findUplink(name string) (netlink.Link, Result) {
 func device(uplink netlink.Link, choice string) Result {
 	kind, why := datapath.Choose(choice)
 	if err := datapath.Suits(kind, uplink); err != nil {
-		return fail("use --device veth", "%v", err)
+		return failed(err, "use --device veth")
 	}
 	if why != "" {
 		return ok("containers get %s devices: %s", kind, why)

@@ -167,7 +167,7 @@ func TestPreflightChoosesTheDevice(t *testing.T) {
 	kind, why := datapath.Choose(datapath.Auto)
 	netkit := check{Check: "device", State: "ok", Says: "containers get netkit devices"}
 	if err := datapath.HasNetkit(); err != nil {
-		netkit = check{Check: "device", State: "fail", Says: err.Error(), Do: "use --device veth"}
+		netkit = check{Check: "device", State: "fail", Says: err.Error(), Do: "choose another --device: veth, macvlan, auto"}
 	}
 	for device, want := range map[string]check{
 		datapath.Auto:   {Check: "device", State: "ok", Says: "containers get " + kind + " devices: " + why},
