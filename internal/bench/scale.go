@@ -57,6 +57,7 @@ func Scale(ctx context.Context, o ScaleOptions) (_ *ScaleReport, err error) {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, release()) }()
+	defer func() { err = stopped(ctx, err) }()
 	m := &scaleMeter{ScaleOptions: o, ctx: ctx, random: rand.New(rand.NewPCG(o.Seed, 0))}
 	steps := len(o.Endpoints) * (2*(1+len(o.Peers)) + len(o.Keys) + 1)
 	m.step = func() { m.done++; o.Progress(m.done, steps) }

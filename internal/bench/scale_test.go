@@ -90,7 +90,7 @@ func TestScaleStops(t *testing.T) {
 	o := tinyScale(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := Scale(ctx, o); !errors.Is(err, context.Canceled) {
+	if _, err := Scale(ctx, o); !errors.Is(err, context.Canceled) || !strings.HasPrefix(err.Error(), "interrupted: ") {
 		t.Errorf("got %v", err)
 	}
 	if left, _ := filepath.Glob(filepath.Join(o.Dir, "*")); len(left) > 0 {
