@@ -95,6 +95,9 @@ type taken struct {
 	lost      int
 }
 
+// ErrNoFigures says that scenarios and metrics were chosen that do not meet.
+var ErrNoFigures = errors.New("these scenarios have none of these metrics; nothing was measured")
+
 // Run builds every scenario and measures them in turn.
 func Run(ctx context.Context, o Options) (_ *Report, err error) {
 	started := time.Now()
@@ -180,7 +183,7 @@ func (r *run) measure(ctx context.Context, started time.Time) (*Report, error) {
 		}
 	}
 	if !slices.ContainsFunc(slices.Concat(r.taken...), func(t taken) bool { return len(t.values) > 0 }) {
-		return nil, errors.New("these scenarios have none of these metrics; nothing was measured")
+		return nil, ErrNoFigures
 	}
 	return r.report(started), nil
 }

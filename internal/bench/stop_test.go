@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -83,5 +84,15 @@ func TestStopped(t *testing.T) {
 		if err == nil || !strings.HasPrefix(err.Error(), "interrupted: ") {
 			t.Error(err)
 		}
+	}
+}
+
+// Metrics that no scenario has are found out before anything is measured.
+func TestNoFigures(t *testing.T) {
+	o := tiny(t)
+	o.Scenarios = some("native")
+	o.Metrics, _ = Pick(Metrics(), []string{"PROGRAM_IN"})
+	if _, err := Run(t.Context(), o); !errors.Is(err, ErrNoFigures) {
+		t.Error(err)
 	}
 }

@@ -147,6 +147,11 @@ func listed(known []string) cobra.CompletionFunc {
 // narrow takes the named scenarios and metrics instead of the form's.
 func narrow(o *bench.Options, scenarios, metrics []string) error {
 	var unknown string
+	for flag, names := range map[string][]string{"scenarios": scenarios, "metrics": metrics} {
+		if names != nil && len(names) == 0 {
+			return usage("--%s is empty; leave it out for those of the form, or name some", flag)
+		}
+	}
 	if len(scenarios) > 0 {
 		if o.Scenarios, unknown = bench.Pick(bench.Scenarios(), scenarios); unknown != "" {
 			return usage("--scenarios: there is no scenario %q; say some of %s", unknown, strings.Join(bench.Names(bench.Scenarios()), ", "))

@@ -1,16 +1,23 @@
 package cli
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
+	"pilaster.io/pilaster/internal/bench"
 	"pilaster.io/pilaster/internal/datapath"
 )
 
 func TestBenchRefuses(t *testing.T) {
+	if code := exitCode(fmt.Errorf("bench: %w", bench.ErrNoFigures)); code != ExitUsage {
+		t.Errorf("metrics that no scenario has: exit %d", code)
+	}
 	for line, says := range map[string]string{
 		"--scenarios native,nonsense":         `there is no scenario "nonsense"; say some of native, route, vxlan, `,
 		"--metrics TCP_RR,tcp_crr":            `there is no metric "tcp_crr"; say some of TCP_RR, UDP_RR, `,
+		"--scenarios=":                        "--scenarios is empty",
+		"--metrics=":                          "--metrics is empty",
 		"--quick --full":                      "none of the others can be",
 		"--smoke --full --scenarios nonsense": "none of the others can be",
 		"nonsense":                            "the arguments do not fit",
