@@ -201,6 +201,10 @@ func TestPreflightOfAnotherDevice(t *testing.T) {
 					t.Errorf("--device %s: %+v, want %s: %s", kind, is, state, says)
 				}
 			}
+			listed, err := c.Output(ctx, name, labtest.Binary(t), "endpoint", "list", "-o", "json")
+			if err != nil || !strings.Contains(string(listed), `"deviceKind": "`+has+`"`) {
+				t.Errorf("%v\n%s", err, listed)
+			}
 			if has == datapath.Veth {
 				want(datapath.Veth, "ok", "containers get veth devices")
 				want(datapath.Macvlan, "warn", "containers get macvlans on eth0; the agent that is here has another --device, and may be started again with this one: containers that are there keep theirs")
