@@ -11,6 +11,7 @@ import (
 
 	"pilaster.io/pilaster/internal/durable"
 	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/numeral"
 )
 
 // Start makes the kernel agree with the records: what was half made or half removed goes, what was
@@ -144,8 +145,8 @@ func (c *Core) lost() string {
 	if len(names) == 0 {
 		return ""
 	}
-	return fmt.Sprintf("the devices of %d endpoints are gone: %s; their containers have no network until the runtime deletes them and makes them anew",
-		len(names), strings.Join(names, ", "))
+	return fmt.Sprintf("the devices of %s are gone: %s; their containers have no network until the runtime deletes them and makes them anew",
+		numeral.Of(len(names), "endpoint", "endpoints"), strings.Join(names, ", "))
 }
 
 // putTenants makes the driver know the tenants that have endpoints, and forget the others.

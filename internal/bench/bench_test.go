@@ -16,14 +16,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-const generatorEnv = "PILASTER_BENCH_TEST_GENERATOR"
+const (
+	generatorEnv = "PILASTER_BENCH_TEST_GENERATOR"
+	endlessEnv   = "PILASTER_BENCH_TEST_ENDLESS" // the folder of a run without an end
+)
 
-// The test binary is its own generator.
+// The test binary is its own generator, and a bench that somebody interrupts.
 func TestMain(m *testing.M) {
-	if os.Getenv(generatorEnv) == "" {
+	var err error
+	switch dir := os.Getenv(endlessEnv); {
+	case os.Getenv(generatorEnv) != "":
+		err = Generate(os.Stdin, os.Stdout)
+	case dir != "":
+		err = endless(dir)
+	default:
 		os.Exit(m.Run())
 	}
-	if err := Generate(os.Stdin, os.Stdout); err != nil {
+	if err != nil {
 		os.Stderr.WriteString(err.Error())
 		os.Exit(1)
 	}
@@ -35,10 +44,14 @@ func tiny(t *testing.T) Options {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return options(cpu, filepath.Join(t.TempDir(), "bench"))
+}
+
+func options(cpu int, dir string) Options {
 	return Options{
 		Scenarios: some("native", "netpila"), Metrics: Metrics(), Gates: QuickGates(), TooWide: 0.1, Rounds: 1, CPU: cpu, Seed: 1,
 		Warmup: time.Millisecond, Window: 5 * time.Millisecond,
-		Dir: filepath.Join(t.TempDir(), "bench"),
+		Dir: dir,
 		Generator: func(ctx context.Context) *exec.Cmd {
 			c := exec.CommandContext(ctx, os.Args[0])
 			c.Env = append(os.Environ(), generatorEnv+"=1")

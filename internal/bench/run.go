@@ -95,6 +95,9 @@ type taken struct {
 	lost      int
 }
 
+// ErrNoFigures says that scenarios and metrics were chosen that do not meet.
+var ErrNoFigures = errors.New("these scenarios have none of these metrics; nothing was measured")
+
 // Run builds every scenario and measures them in turn.
 func Run(ctx context.Context, o Options) (_ *Report, err error) {
 	started := time.Now()
@@ -105,15 +108,27 @@ func Run(ctx context.Context, o Options) (_ *Report, err error) {
 	defer func() { err = errors.Join(err, release()) }()
 	r := &run{Options: o, random: rand.New(rand.NewPCG(o.Seed, 0))}
 	defer func() { err = errors.Join(err, r.close()) }()
+	defer func() { err = stopped(ctx, err) }()
 	if r.idle, err = newIdleTable(); err != nil {
 		return nil, err
 	}
 	for _, s := range o.Scenarios {
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
 		if err := r.build(s); err != nil {
 			return nil, fmt.Errorf("scenario %s: %w", s.Name, err)
 		}
 	}
 	return r.measure(ctx, started)
+}
+
+// stopped tells an interruption, instead of what it broke.
+func stopped(ctx context.Context, err error) error {
+	if err == nil || ctx.Err() == nil {
+		return err
+	}
+	return fmt.Errorf("interrupted: %w; nothing was kept: only a whole run has a report", context.Cause(ctx))
 }
 
 func (r *run) build(s Scenario) error {
@@ -168,7 +183,7 @@ func (r *run) measure(ctx context.Context, started time.Time) (*Report, error) {
 		}
 	}
 	if !slices.ContainsFunc(slices.Concat(r.taken...), func(t taken) bool { return len(t.values) > 0 }) {
-		return nil, errors.New("these scenarios have none of these metrics; nothing was measured")
+		return nil, ErrNoFigures
 	}
 	return r.report(started), nil
 }

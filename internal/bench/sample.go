@@ -172,14 +172,14 @@ func (o Options) start(ctx context.Context, ns *netns.Namespace, j job) (*genera
 		return nil, err
 	}
 	g.out, g.in = json.NewDecoder(pipe), json.NewEncoder(to)
-	if err := ns.Do(func() error { return o.pinned(g.cmd.Start) }); err != nil {
+	if err := ns.Do(func() error { return o.launch(g.cmd) }); err != nil {
 		return nil, err
 	}
 	return g, g.in.Encode(j)
 }
 
-// pinned starts what inherits the thread's CPU.
-func (o Options) pinned(start func() error) error {
+// launch starts a command, which inherits the thread's CPU. Ctrl-C at a terminal is for the bench alone, which ends it.
+func (o Options) launch(c *exec.Cmd) error {
 	if o.CPU != Free {
 		var set unix.CPUSet
 		set.Set(o.CPU)
@@ -187,7 +187,8 @@ func (o Options) pinned(start func() error) error {
 			return fmt.Errorf("pin to CPU %d: %w", o.CPU, err)
 		}
 	}
-	return start()
+	c.SysProcAttr = &unix.SysProcAttr{Setpgid: true}
+	return c.Start()
 }
 
 func (g *generator) answer() (a answer, err error) {

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/numeral"
 )
 
 // ScaleOptions say what `pilaster bench scale` varies, and how long it looks.
@@ -57,6 +59,7 @@ func Scale(ctx context.Context, o ScaleOptions) (_ *ScaleReport, err error) {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, release()) }()
+	defer func() { err = stopped(ctx, err) }()
 	m := &scaleMeter{ScaleOptions: o, ctx: ctx, random: rand.New(rand.NewPCG(o.Seed, 0))}
 	steps := len(o.Endpoints) * (2*(1+len(o.Peers)) + len(o.Keys) + 1)
 	m.step = func() { m.done++; o.Progress(m.done, steps) }
@@ -67,7 +70,7 @@ func Scale(ctx context.Context, o ScaleOptions) (_ *ScaleReport, err error) {
 	}
 	for _, endpoints := range o.Endpoints {
 		if err := m.measure(endpoints, r); err != nil {
-			return nil, fmt.Errorf("%d endpoints: %w", endpoints, err)
+			return nil, fmt.Errorf("%s: %w", numeral.Of(endpoints, "endpoint", "endpoints"), err)
 		}
 	}
 	r.Seconds = time.Since(started).Round(100 * time.Millisecond).Seconds()
@@ -124,7 +127,7 @@ func (m *scaleMeter) byPeers(h *scaleHook, cost *HookCost) error {
 		}
 		ns, err := m.samples(func() (float64, error) { return f.program(m.Packets, forwarded) })
 		if err := errors.Join(err, f.Close()); err != nil {
-			return fmt.Errorf("%d peers: %w", peers, err)
+			return fmt.Errorf("%s: %w", numeral.Of(peers, "peer", "peers"), err)
 		}
 		if never {
 			cost.Miss = ns

@@ -78,7 +78,7 @@ func TestScale(t *testing.T) {
 	w := tabwriter.NewWriter(&text, 0, 8, 3, ' ', 0)
 	r.Table(w)
 	w.Flush()
-	for _, want := range []string{"container, 1,000 endpoints, 100 tenants", "uplink-in, 1 endpoints", "20,000", "made up, dropped", "16,384"} {
+	for _, want := range []string{"container, 1,000 endpoints, 100 tenants", "uplink-in, 1 endpoint, 1 tenant\n", "20,000", "made up, dropped", "16,384"} {
 		if !strings.Contains(text.String(), want) {
 			t.Errorf("the table lacks %q", want)
 		}
@@ -90,7 +90,7 @@ func TestScaleStops(t *testing.T) {
 	o := tinyScale(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := Scale(ctx, o); !errors.Is(err, context.Canceled) {
+	if _, err := Scale(ctx, o); !errors.Is(err, context.Canceled) || !strings.HasPrefix(err.Error(), "interrupted: ") {
 		t.Errorf("got %v", err)
 	}
 	if left, _ := filepath.Glob(filepath.Join(o.Dir, "*")); len(left) > 0 {
@@ -125,16 +125,16 @@ func TestScalePage(t *testing.T) {
 	}
 	checkPage(t, page.String(), 3)
 	for _, want := range []string{
-		"<h2>container</h2>", "<h2>uplink-in</h2>", "10 peers · 1,000 endpoints", "cache void · 1 endpoints",
+		"<h2>container</h2>", "<h2>uplink-in</h2>", "10 peers · 1,000 endpoints", "cache void · 1 endpoint",
 		"<td>100,000 peers</td><td>1,000</td><td>100</td><td>910 (909–911)</td><td>96 %</td>", "<td>cache void</td><td>1</td><td>0</td><td>1200 (1199–1201)</td><td>100 %</td>",
-		"made-up addresses · 1 endpoints", "<td>1</td><td>4,096 keys</td><td>62 (61–63)</td><td>501 (500–502)</td><td>63 %</td><td>903 (902–904)</td>",
+		"made-up addresses · 1 endpoint", "<td>1</td><td>4,096 keys</td><td>62 (61–63)</td><td>501 (500–502)</td><td>63 %</td><td>903 (902–904)</td>",
 	} {
 		if !strings.Contains(page.String(), want) {
 			t.Errorf("the page lacks %q", want)
 		}
 	}
 	// The same peers at more endpoints stand beneath each other, each bar as long as its figure.
-	few, many := strings.Index(page.String(), "10 peers · 1 endpoints"), strings.Index(page.String(), "10 peers · 1,000 endpoints")
+	few, many := strings.Index(page.String(), "10 peers · 1 endpoint"), strings.Index(page.String(), "10 peers · 1,000 endpoints")
 	between := page.String()[few:many]
 	if strings.Count(between, "<rect") != 1 || !strings.Contains(between, fmt.Sprintf(`width="%.1f"`, 80*480.0/1250)) {
 		t.Errorf("between them: %s", between)

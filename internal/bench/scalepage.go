@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"io"
 	"time"
+
+	"pilaster.io/pilaster/internal/numeral"
 )
 
 // scaleSection is a chart of a scale report, and its table.
@@ -53,14 +55,14 @@ func hookSection(hook string, costs []*HookCost) scaleSection {
 	var bars []bar
 	add := func(peers string, h *HookCost, class string, ns Interval, missed float64) {
 		bars = append(bars, bar{
-			Name: fmt.Sprintf("%s · %s endpoints", peers, count(h.Endpoints)), Class: class, Figure: fmt.Sprintf("%.0f ns", ns.Median), At: ns,
+			Name: fmt.Sprintf("%s · %s", peers, numeral.Of(h.Endpoints, "endpoint", "endpoints")), Class: class, Figure: fmt.Sprintf("%.0f ns", ns.Median), At: ns,
 		})
-		s.Rows = append(s.Rows, []string{peers, count(h.Endpoints), count(h.Tenants), spread(ns), fmt.Sprintf("%.0f %%", 100*missed)})
+		s.Rows = append(s.Rows, []string{peers, numeral.Grouped(h.Endpoints), numeral.Grouped(h.Tenants), spread(ns), fmt.Sprintf("%.0f %%", 100*missed)})
 	}
 	for i := range costs[0].Peers {
 		for _, h := range costs {
 			p := h.Peers[i]
-			add(count(p.Peers)+" peers", h, "ours", p.Nanoseconds, p.Missed)
+			add(numeral.Of(p.Peers, "peer", "peers"), h, "ours", p.Nanoseconds, p.Missed)
 		}
 	}
 	for _, h := range costs {
@@ -80,13 +82,13 @@ func (r *ScaleReport) spraySection() scaleSection {
 	for _, c := range r.Sprays {
 		keys := "made-up addresses"
 		if c.Keys > 0 {
-			keys = count(c.Keys) + " keys"
+			keys = numeral.Of(c.Keys, "key", "keys")
 		}
-		name := fmt.Sprintf("%s · %s endpoints", keys, count(c.Endpoints))
+		name := fmt.Sprintf("%s · %s", keys, numeral.Of(c.Endpoints, "endpoint", "endpoints"))
 		bars = append(bars,
 			bar{Name: name, Class: "ours", Figure: fmt.Sprintf("%.0f ns beside it", c.Beside.Median), At: c.Beside},
 			bar{Name: "without", Class: "theirs", Figure: fmt.Sprintf("%.0f ns", c.Alone.Median), At: c.Alone})
-		s.Rows = append(s.Rows, []string{count(c.Endpoints), keys, spread(c.Alone), spread(c.Beside), fmt.Sprintf("%.0f %%", 100*c.Evicted), spread(c.Own)})
+		s.Rows = append(s.Rows, []string{numeral.Grouped(c.Endpoints), keys, spread(c.Alone), spread(c.Beside), fmt.Sprintf("%.0f %%", 100*c.Evicted), spread(c.Own)})
 	}
 	s.Chart = newChart("flows beside a sprayer", "ns a packet", scaleNames, false, bars)
 	return s

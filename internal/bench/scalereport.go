@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"io"
 	"time"
+
+	"pilaster.io/pilaster/internal/numeral"
 )
 
 // ScaleReport is what `pilaster bench scale` found. All times are of the program alone, in ns a packet, medians
@@ -54,30 +56,22 @@ func (r *ScaleReport) Table(w io.Writer) {
 	for _, h := range r.Hooks {
 		if title := fmt.Sprint(h.Hook, h.Endpoints); title != hook {
 			hook = title
-			fmt.Fprintf(w, "\n%s, %s endpoints, %s tenants\n  peers\tns\tnot in the cache\n", h.Hook, count(h.Endpoints), count(h.Tenants))
+			fmt.Fprintf(w, "\n%s, %s, %s\n  peers\tns\tnot in the cache\n", h.Hook, numeral.Of(h.Endpoints, "endpoint", "endpoints"), numeral.Of(h.Tenants, "tenant", "tenants"))
 		}
 		for _, p := range h.Peers {
-			fmt.Fprintf(w, "  %s\t%s\t%.0f %%\n", count(p.Peers), spread(p.Nanoseconds), 100*p.Missed)
+			fmt.Fprintf(w, "  %s\t%s\t%.0f %%\n", numeral.Grouped(p.Peers), spread(p.Nanoseconds), 100*p.Missed)
 		}
 		fmt.Fprintf(w, "  1, cache void\t%s\t100 %%\n", spread(h.Miss))
 	}
 	fmt.Fprintf(w, "\na container sprays once over all it knows between every two packets of %d flows of others\n", victimFlows)
 	fmt.Fprint(w, "  endpoints\tkeys of the sprayer\tbeside one that does not\tbeside it\tslots taken\tthe sprayer's own\n")
 	for _, s := range r.Sprays {
-		keys := count(s.Keys)
+		keys := numeral.Grouped(s.Keys)
 		if s.Keys == 0 {
 			keys = "made up, dropped"
 		}
-		fmt.Fprintf(w, "  %s\t%s\t%s\t%s\t%.0f %%\t%s\n", count(s.Endpoints), keys, spread(s.Alone), spread(s.Beside), 100*s.Evicted, spread(s.Own))
+		fmt.Fprintf(w, "  %s\t%s\t%s\t%s\t%.0f %%\t%s\n", numeral.Grouped(s.Endpoints), keys, spread(s.Alone), spread(s.Beside), 100*s.Evicted, spread(s.Own))
 	}
 }
 
 func spread(i Interval) string { return fmt.Sprintf("%.0f (%.0f–%.0f)", i.Median, i.Low, i.High) }
-
-// count is a number of things as people read it.
-func count(n int) string {
-	if n < 1000 {
-		return fmt.Sprint(n)
-	}
-	return count(n/1000) + fmt.Sprintf(",%03d", n%1000)
-}

@@ -122,6 +122,7 @@ func Compare(ctx context.Context, o Options) (_ Agreements, err error) {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, w.Close()) }()
+	defer func() { err = stopped(ctx, err) }()
 	pair, _ := native(w)
 	pair.Target = w.nodes[1].underlay4
 	random := rand.New(rand.NewPCG(o.Seed, 0))
@@ -164,7 +165,7 @@ func (o Options) run(ctx context.Context, t tool, p Pair) (float64, error) {
 	defer cancel()
 	server := t.server(p.Target.String())
 	s := exec.CommandContext(ctx, server[0], server[1:]...)
-	if err := p.Server.Do(func() error { return o.pinned(s.Start) }); err != nil {
+	if err := p.Server.Do(func() error { return o.launch(s) }); err != nil {
 		return 0, fmt.Errorf("%w; install Debian's iperf3 and sockperf", err)
 	}
 	defer func() {
@@ -191,7 +192,7 @@ func (o Options) output(ctx context.Context, ns *netns.Namespace, line []string)
 	c := exec.CommandContext(ctx, line[0], line[1:]...)
 	var out, errs bytes.Buffer
 	c.Stdout, c.Stderr = &out, &errs
-	if err := ns.Do(func() error { return o.pinned(c.Start) }); err != nil {
+	if err := ns.Do(func() error { return o.launch(c) }); err != nil {
 		return nil, err
 	}
 	if err := c.Wait(); err != nil {

@@ -42,9 +42,6 @@ and refuses to start without, because what it mounts there ends with it.`,
 			if mtuReserve < 0 {
 				return usage("--mtu-reserve %d is negative", mtuReserve)
 			}
-			if !slices.Contains(datapath.Choices(), device) {
-				return usage("--device %q: choose %s", device, strings.Join(datapath.Choices(), ", "))
-			}
 			if err := completeAgent(&o, tokenFile, nodePrefix); err != nil {
 				return err
 			}
@@ -82,9 +79,23 @@ and refuses to start without, because what it mounts there ends with it.`,
 	return c
 }
 
+// deviceChoice refuses what there is no kind of while flags are read, before the command does anything.
+type deviceChoice string
+
+func (d *deviceChoice) String() string { return string(*d) }
+func (d *deviceChoice) Type() string   { return "kind" }
+func (d *deviceChoice) Set(choice string) error {
+	if !slices.Contains(datapath.Choices(), choice) {
+		return fmt.Errorf("say %s", strings.Join(datapath.Choices(), ", "))
+	}
+	*d = deviceChoice(choice)
+	return nil
+}
+
 // bindDevice adds the flag that says how new containers are joined to the node.
 func bindDevice(c *cobra.Command, device *string) {
-	c.Flags().StringVar(device, "device", datapath.Kinds()[0],
+	*device = datapath.Kinds()[0]
+	c.Flags().Var((*deviceChoice)(device), "device",
 		"how containers are joined to the node: veth; netkit, which is faster, where the kernel has it; auto, the one of these two; or macvlan, only for containers without CAP_NET_ADMIN")
 	_ = c.RegisterFlagCompletionFunc("device", cobra.FixedCompletions(datapath.Choices(), cobra.ShellCompDirectiveNoFileComp))
 }

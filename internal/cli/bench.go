@@ -2,6 +2,7 @@ package cli
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -39,10 +40,10 @@ func newBenchCommand(env Env) *cobra.Command {
 func newBenchDatapathCommand(env Env) *cobra.Command {
 	var quick, full, smoke, free bool
 	var scenarios, metrics, peers []string
-	var to string
+	var to reportPlace
 	c := &cobra.Command{
 		Use:   "datapath",
-		Short: "Compare NETPILA with node to node, kernel routing and kernel VXLAN",
+		Short: "Compare NETPILA with node to node, kernel routing, kernel VXLAN, ONCache's design, and the bounds of its devices",
 		Long: `Compare the speed of containers on NETPILA with that of the bare nodes, of kernel routing, of kernel VXLAN with
 and without a cache of ONCache's design, and of the same devices without BPF, all in one run, in turn and in random
 order. Every scenario has two nodes of its own, network namespaces on a veth link. Client and server share one CPU,
@@ -147,6 +148,11 @@ func listed(known []string) cobra.CompletionFunc {
 // narrow takes the named scenarios and metrics instead of the form's.
 func narrow(o *bench.Options, scenarios, metrics []string) error {
 	var unknown string
+	for flag, names := range map[string][]string{"scenarios": scenarios, "metrics": metrics} {
+		if names != nil && len(names) == 0 {
+			return usage("--%s is empty; leave it out for those of the form, or name some", flag)
+		}
+	}
 	if len(scenarios) > 0 {
 		if o.Scenarios, unknown = bench.Pick(bench.Scenarios(), scenarios); unknown != "" {
 			return usage("--scenarios: there is no scenario %q; say some of %s", unknown, strings.Join(bench.Names(bench.Scenarios()), ", "))
@@ -264,27 +270,45 @@ type benchReport interface {
 }
 
 // bindReport is where a report goes to.
-func bindReport(c *cobra.Command, to *string) {
-	c.Flags().StringVarP(to, "output", "o", "text", "text, json, or a folder for report.json and report.html beside the text")
+func bindReport(c *cobra.Command, to *reportPlace) {
+	*to = "text"
+	c.Flags().VarP(to, "output", "o", "text, json, or a folder for report.json and report.html beside the text")
 	_ = c.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"text", "json"}, cobra.ShellCompDirectiveFilterDirs))
 }
 
-func isFolder(to string) bool { return to != "text" && to != "json" }
+// formats are what programs call theirs. Whoever asks for one we do not have wants no folder of that name.
+var formats = []string{"", "csv", "html", "json", "markdown", "md", "table", "text", "tsv", "txt", "wide", "xml", "yaml", "yml"}
+
+// reportPlace is a format or a folder. It refuses what is neither while flags are read, before anything is made.
+type reportPlace string
+
+func (p *reportPlace) String() string { return string(*p) }
+func (p *reportPlace) Type() string   { return "string" }
+func (p *reportPlace) Set(to string) error {
+	if to != "text" && to != "json" && slices.Contains(formats, strings.ToLower(to)) {
+		return fmt.Errorf("say text, json or a folder; ./%s is a folder of that name", cmp.Or(to, "results"))
+	}
+	*p = reportPlace(to)
+	return nil
+}
+
+func (p reportPlace) isFolder() bool { return p != "text" && p != "json" }
 
 // makeReportFolder finds out before anything is measured whether a report can be written.
-func makeReportFolder(to string) error {
-	if !isFolder(to) {
+func makeReportFolder(to reportPlace) error {
+	if !to.isFolder() {
 		return nil
 	}
-	if err := os.MkdirAll(to, 0o755); err != nil {
+	if err := os.MkdirAll(string(to), 0o755); err != nil {
 		return usage("--output %s: %w; nothing was measured: choose text, json, or a folder that can be made", to, err)
 	}
 	return nil
 }
 
 // writeReport writes JSON; or text, and beside it report.json and report.html in the folder to.
-func writeReport(stdout io.Writer, r benchReport, to string) error {
-	if !isFolder(to) {
+func writeReport(stdout io.Writer, r benchReport, place reportPlace) error {
+	to := string(place)
+	if !place.isFolder() {
 		return (&output{to}).print(stdout, r, r.Table)
 	}
 	if err := (&output{"text"}).print(stdout, r, r.Table); err != nil {

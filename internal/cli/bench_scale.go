@@ -18,7 +18,7 @@ const (
 func newBenchScaleCommand(env Env) *cobra.Command {
 	var quick, full bool
 	var endpoints, peers []int
-	var to string
+	var to reportPlace
 	c := &cobra.Command{
 		Use:   "scale",
 		Short: "Measure a packet's cost by endpoints and peers, and beside a sprayer",

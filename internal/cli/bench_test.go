@@ -1,16 +1,26 @@
 package cli
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
+	"pilaster.io/pilaster/internal/bench"
 	"pilaster.io/pilaster/internal/datapath"
 )
 
 func TestBenchRefuses(t *testing.T) {
+	if code := exitCode(fmt.Errorf("bench: %w", bench.ErrNoFigures)); code != ExitUsage {
+		t.Errorf("metrics that no scenario has: exit %d", code)
+	}
 	for line, says := range map[string]string{
 		"--scenarios native,nonsense":         `there is no scenario "nonsense"; say some of native, route, vxlan, `,
 		"--metrics TCP_RR,tcp_crr":            `there is no metric "tcp_crr"; say some of TCP_RR, UDP_RR, `,
+		"-o xml":                              "say text, json or a folder; ./xml is a folder of that name",
+		"-o JSON":                             "say text, json or a folder",
+		"--output=":                           "say text, json or a folder; ./results",
+		"--scenarios=":                        "--scenarios is empty",
+		"--metrics=":                          "--metrics is empty",
 		"--quick --full":                      "none of the others can be",
 		"--smoke --full --scenarios nonsense": "none of the others can be",
 		"nonsense":                            "the arguments do not fit",
@@ -26,6 +36,19 @@ func TestBenchRefuses(t *testing.T) {
 		if code != ExitUsage || !strings.Contains(errs, says) || out != "" {
 			t.Errorf("bench datapath %s: exit %d, stdout %q, stderr %q", line, code, out, errs)
 		}
+	}
+}
+
+// A folder is one, whatever its name.
+func TestReportPlace(t *testing.T) {
+	for to, folder := range map[string]bool{"text": false, "json": false, "results": true, "./xml": true, "dist/bench": true} {
+		var p reportPlace
+		if err := p.Set(to); err != nil || p.isFolder() != folder || p.String() != to {
+			t.Errorf("%s: %v, a folder: %v", to, err, p.isFolder())
+		}
+	}
+	if _, help, _ := run(t, "", "bench", "--help"); !strings.Contains(help, "ONCache") || !strings.Contains(help, "bounds") {
+		t.Errorf("what is compared: %s", help)
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 
+	"pilaster.io/pilaster/internal/bench"
 	"pilaster.io/pilaster/internal/local"
 )
 
@@ -75,6 +76,9 @@ func exitCode(err error) int {
 	var exit *exitError
 	if errors.As(err, &exit) {
 		return exit.code
+	}
+	if errors.Is(err, bench.ErrNoFigures) {
+		return ExitUsage
 	}
 	var remote *connect.Error
 	if errors.As(err, &remote) {

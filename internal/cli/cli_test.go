@@ -38,6 +38,8 @@ func TestExitCodes(t *testing.T) {
 		{"explain --nonsense", ExitUsage, "; see pilaster explain --help"},
 		{"preflight", ExitUsage, `"uplink" not set; see pilaster preflight --help`},
 		{"preflight --uplink lo --token-file x", ExitUsage, "missing [orchestrator]; see pilaster preflight --help"},
+		{"preflight --uplink lo --device foo", ExitUsage, `invalid argument "foo" for "--device" flag: say veth, macvlan, netkit, auto`},
+		{"agent --device foo", ExitUsage, `invalid argument "foo" for "--device" flag: say veth, macvlan, netkit, auto`},
 		{"preflight --base-prefix x", ExitUsage, `--base-prefix "x": say a prefix such as`},
 		{"preflight --mtu-reserve x", ExitUsage, `--mtu-reserve "x": say a whole number`},
 		{"orchestrator restore x --skip -1", ExitUsage, `--skip "-1": say a whole number, 0 or more`},

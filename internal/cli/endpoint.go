@@ -3,6 +3,7 @@ package cli
 import (
 	"fmt"
 	"io"
+	"strings"
 
 	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
@@ -88,7 +89,8 @@ type endpointView struct {
 	Labels       map[string]string `json:"labels"`
 	State        string            `json:"state"`
 	Attachments  []attachmentView  `json:"attachments"`
-	HostDevice   string            `json:"hostDevice"`
+	DeviceKind   string            `json:"deviceKind"`
+	HostDevice   string            `json:"hostDevice"` // empty behind a macvlan
 	HostIfindex  uint32            `json:"hostIfindex"`
 	ContainerMAC string            `json:"containerMac"`
 	MTU          uint32            `json:"mtu"`
@@ -108,7 +110,7 @@ func viewEndpoint(e *pilasterv1.Endpoint) endpointView {
 	v := endpointView{
 		ID: e.GetId(), ContainerID: e.GetContainerId(), Interface: e.GetInterface(), Pod: e.GetPod(), Netns: e.GetNetns(),
 		CNINetwork: e.GetCniNetwork(), Tenant: e.GetTenant(), TenantID: e.GetTenantId(), App: e.GetApp(), Labels: e.GetLabels(),
-		State: e.GetState(), HostDevice: e.GetHostDevice(), HostIfindex: e.GetHostIfindex(), ContainerMAC: e.GetContainerMac(),
+		State: e.GetState(), DeviceKind: e.GetDeviceKind(), HostDevice: e.GetHostDevice(), HostIfindex: e.GetHostIfindex(), ContainerMAC: e.GetContainerMac(),
 		MTU: e.GetMtu(), Created: timeText(e.GetCreated()), NodeAddress: e.GetNodeAddress(), Attachments: []attachmentView{},
 	}
 	if v.Labels == nil {
@@ -156,9 +158,9 @@ func (v endpointView) text(w io.Writer) {
 	}
 	device := fmt.Sprintf("%s, index %d", v.HostDevice, v.HostIfindex)
 	if v.HostDevice == "" {
-		device = "a macvlan on the uplink"
+		device = "on the uplink"
 	}
-	row("device", fmt.Sprintf("%s, MTU %d, container's MAC %s", device, v.MTU, v.ContainerMAC))
+	row("device", fmt.Sprintf("%s, MTU %d, container's MAC %s", strings.TrimSpace(v.DeviceKind+" "+device), v.MTU, v.ContainerMAC))
 	row("netns", v.Netns)
 	row("since", v.Created)
 }

@@ -19,6 +19,10 @@ func TestLabMistakes(t *testing.T) {
 	if err := os.WriteFile(bad, []byte("nodes: [n1]\ncolour: red\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	bond := filepath.Join(t.TempDir(), "bond.yaml")
+	if err := os.WriteFile(bond, []byte("nodes: [n1]\ndevice: bond\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	for _, c := range []struct {
 		args string
 		code int
@@ -26,6 +30,7 @@ func TestLabMistakes(t *testing.T) {
 	}{
 		{"lab up", ExitUsage, `required flag(s) "file" not set`},
 		{"lab up -f " + bad, ExitUsage, `bad.yaml:2: unknown key "colour"`},
+		{"lab up -f " + bond, ExitUsage, bond + `:2: device "bond": say veth, macvlan, netkit, auto`},
 		{"lab up -f /no/such/file", ExitUsage, "no such file"},
 		{"lab ping b1", ExitUsage, "usage: pilaster lab ping [FROM TO]"},
 		{"lab ping -c 0", ExitUsage, "must be more than 0"},

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/numeral"
 )
 
 func newMonitorCommand(env Env) *cobra.Command {
@@ -101,9 +102,9 @@ func (e eventView) line() string {
 	if e.Source != "" {
 		what = fmt.Sprintf("%s → %s  %s", withPort(e.Source, e.SourcePort), withPort(e.Destination, e.DestinationPort), protocolName(e.Protocol))
 	}
-	s := fmt.Sprintf("%s  %s  %-18s  %s  %d bytes  at %s  ×%s", at, e.Type, e.Reason, what, e.Length, who, thousands(e.Count))
+	s := fmt.Sprintf("%s  %s  %-18s  %s  %d bytes  at %s  ×%s", at, e.Type, e.Reason, what, e.Length, who, numeral.Grouped(e.Count))
 	if e.LostEvents > 0 {
-		s += fmt.Sprintf("  (%s events lost before)", thousands(e.LostEvents))
+		s += "  (" + numeral.Of(e.LostEvents, "event", "events") + " lost before)"
 	}
 	return s
 }

@@ -1,14 +1,17 @@
 package cli
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"os"
+	"slices"
 
 	"github.com/spf13/cobra"
 
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/preflight"
 )
 
@@ -51,9 +54,17 @@ something failed.`,
 					return err
 				}
 				config.NodePrefix = p
-			} else if state, _ := agent.ReadDiskState(stateDir); state.Node.Cluster != nil {
-				config.NodePrefix = state.Node.Cluster.Prefix
 			}
+			state, _ := agent.ReadDiskState(stateDir) // what cannot be read is of no node that could be told about
+			if cluster := state.Node.Cluster; nodePrefix == "" && cluster != nil {
+				config.NodePrefix = cluster.Prefix
+			}
+			for _, r := range state.Endpoints {
+				if r != nil {
+					config.Endpoints = append(config.Endpoints, *r)
+				}
+			}
+			slices.SortFunc(config.Endpoints, func(a, b endpoint.Record) int { return cmp.Compare(a.ID, b.ID) })
 			results := preflight.Run(c.Context(), config)
 			if err := out.print(env.Stdout, results, func(w io.Writer) { showResults(w, results) }); err != nil {
 				return err

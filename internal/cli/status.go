@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/numeral"
 )
 
 func newStatusCommand(env Env) *cobra.Command {
@@ -102,9 +103,9 @@ type limitView struct {
 }
 
 func (l limitView) text() string {
-	s := thousands(uint64(l.Used)) + " of " + thousands(uint64(l.Capacity))
+	s := numeral.Grouped(l.Used) + " of " + numeral.Grouped(l.Capacity)
 	if l.LargestUsed > 1 {
-		s += fmt.Sprintf(", most of them tenant %s's: %s", l.LargestTenant, thousands(uint64(l.LargestUsed)))
+		s += fmt.Sprintf(", most of them tenant %s's: %s", l.LargestTenant, numeral.Grouped(l.LargestUsed))
 	}
 	return s
 }
@@ -169,9 +170,9 @@ func (v statusView) text(w io.Writer, now time.Time) {
 			row("", "", "guarded", strings.Join(d.Guarded, ", "))
 		}
 		for _, e := range d.Entries {
-			of := thousands(uint64(e.Used)) + " of " + thousands(uint64(e.Capacity)) + " entries"
+			of := numeral.Grouped(e.Used) + " of " + numeral.Grouped(e.Capacity) + " entries"
 			if e.Cache {
-				of = "a cache of " + thousands(uint64(e.Capacity)) + " slots"
+				of = "a cache of " + numeral.Grouped(e.Capacity) + " slots"
 			}
 			row("", "", e.Table, of)
 		}
@@ -189,7 +190,7 @@ func (l linkView) text(now time.Time) string {
 	}
 	age := now.Sub(since).Round(time.Second)
 	if l.Connected {
-		return fmt.Sprintf("%s, revision %s, for %v", l.URL, thousands(uint64(l.Revision)), age)
+		return fmt.Sprintf("%s, revision %s, for %v", l.URL, numeral.Grouped(l.Revision), age)
 	}
 	return fmt.Sprintf("%s, for %v: %s; what this node knows goes on working", l.URL, age, strings.ReplaceAll(l.LastError, "\n  ", "; "))
 }
@@ -211,9 +212,9 @@ func (v statusView) dropText() string {
 	sort.SliceStable(reasons, func(i, j int) bool { return reasons[i].Packets > reasons[j].Packets })
 	var parts []string
 	for _, d := range reasons {
-		parts = append(parts, d.Reason+" "+thousands(d.Packets))
+		parts = append(parts, d.Reason+" "+numeral.Grouped(d.Packets))
 	}
-	return fmt.Sprintf("last minute %s; since start %s (%s)   pilaster monitor --type drop", thousands(lastMinute), thousands(total), strings.Join(parts, ", "))
+	return fmt.Sprintf("last minute %s; since start %s (%s)   pilaster monitor --type drop", numeral.Grouped(lastMinute), numeral.Grouped(total), strings.Join(parts, ", "))
 }
 
 func choose(b bool, yes, no string) string {
@@ -221,15 +222,6 @@ func choose(b bool, yes, no string) string {
 		return yes
 	}
 	return no
-}
-
-// thousands writes 100002 as 100,002.
-func thousands(n uint64) string {
-	s := fmt.Sprint(n)
-	for i := len(s) - 3; i > 0; i -= 3 {
-		s = s[:i] + "," + s[i:]
-	}
-	return s
 }
 
 func timeText(t *timestamppb.Timestamp) string {

@@ -34,7 +34,7 @@ func theEndpoint() *pilasterv1.Endpoint {
 	return &pilasterv1.Endpoint{
 		Id: 3, ContainerId: "c0ffee", Interface: "eth0", Pod: "default/web-0", Netns: "/run/netns/x", CniNetwork: "pil",
 		Tenant: "blue", TenantId: 1, App: 2, Labels: map[string]string{"app": "web"}, State: "active",
-		NodeAddress: "fc00::99", HostDevice: "pil3", HostIfindex: 9, ContainerMac: "02:70:69:6c:00:02", Mtu: 1500, Created: timestamppb.New(noon),
+		NodeAddress: "fc00::99", DeviceKind: "veth", HostDevice: "pil3", HostIfindex: 9, ContainerMac: "02:70:69:6c:00:02", Mtu: 1500, Created: timestamppb.New(noon),
 		Attachments: []*pilasterv1.Attachment{{
 			Network: "netpila", Plaintext: "fd70:696c:6100:1:0:100:200:7", Address: "fc00::7", Gateway: "fe80::1", Routes: []string{"fc00::/8"},
 		}},
@@ -146,7 +146,7 @@ netpila     fc00::7                        what the container sees
             fd70:696c:6100:1:0:100:200:7   what the fabric sees
             fc00::/8 via fe80::1
 node        fc00::99   what the container sees of the node
-device      pil3, index 9, MTU 1500, container's MAC 02:70:69:6c:00:02
+device      veth pil3, index 9, MTU 1500, container's MAC 02:70:69:6c:00:02
 netns       /run/netns/x
 since       2026-11-01T12:00:00Z
 `[1:]
@@ -155,7 +155,7 @@ since       2026-11-01T12:00:00Z
 	}
 	var v endpointView
 	code, out, _ = run(t, "", "endpoint", "get", "default/web-0", "-o", "json", "--agent-socket", socket)
-	if err := json.Unmarshal([]byte(out), &v); code != ExitDone || err != nil || v.Attachments[0].Address != "fc00::7" || v.ID != 3 {
+	if err := json.Unmarshal([]byte(out), &v); code != ExitDone || err != nil || v.Attachments[0].Address != "fc00::7" || v.ID != 3 || v.DeviceKind != "veth" {
 		t.Errorf("exit %d, %v\n%s", code, err, out)
 	}
 	if code, _, errs := run(t, "", "endpoint", "get", "nobody", "--agent-socket", socket); code != ExitFailed || !strings.Contains(errs, "error: no such endpoint") {

@@ -385,7 +385,7 @@ func TestEdgeProgramsOfOthers(t *testing.T) {
 	}))
 	status, err := n.datapath.Status()
 	must(t, err)
-	if !says(status, "1 other programs stand before edge_in on eth1") || !status.Healthy || !status.FirstInChain {
+	if !says(status, "1 other program stands before edge_in on eth1") || !status.Healthy || !status.FirstInChain {
 		t.Errorf("%+v", status)
 	}
 }

@@ -75,7 +75,7 @@ func TestSeesWhoStandsBeforeIt(t *testing.T) {
 				})
 				return err
 			}))
-			says(true, false, "1 other programs stand before "+h.name)
+			says(true, false, "1 other program stands before "+h.name)
 			must(t, other.Close())
 			says(true, true, "")
 		}

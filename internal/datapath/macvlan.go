@@ -29,7 +29,7 @@ type macvlan struct{ *Datapath }
 // our programs.
 func (d macvlan) suits(uplink netlink.Link) error {
 	if kind := uplink.Type(); slices.Contains([]string{"macvlan", "macvtap", "ipvlan", "ipvtap"}, kind) {
-		return fmt.Errorf("uplink %s is a %s, and packets of macvlans on it would not pass our programs; nothing was changed; use --device veth", uplink.Attrs().Name, kind)
+		return fmt.Errorf("uplink %s is a %s, and packets of macvlans on it would not pass our programs\n  nothing was changed; use --device veth", uplink.Attrs().Name, kind)
 	}
 	return nil
 }

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
+	"strings"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -28,7 +30,13 @@ func (d netkit) link(node, container netlink.LinkAttrs) netlink.Link {
 	return n
 }
 
-func (d netkit) available() error { return HasNetkit() }
+func (d netkit) available() error {
+	if err := HasNetkit(); err != nil {
+		others := slices.DeleteFunc(Choices(), func(kind string) bool { return kind == Netkit })
+		return fmt.Errorf("%w\n  nothing was changed; choose another --device: %s", err, strings.Join(others, ", "))
+	}
+	return nil
+}
 
 // HasNetkit says why this kernel cannot make a netkit pair, by making one where nobody sees it.
 func HasNetkit() error {

@@ -27,6 +27,8 @@ func TestChooseDevice(t *testing.T) {
 		}
 	} else if kind != Veth || why != lacking.Error() || suits == nil || !strings.Contains(why, "this kernel has no netkit (CONFIG_NETKIT") {
 		t.Errorf("without netkit: %s, %q, %v", kind, why, suits)
+	} else if !strings.HasSuffix(suits.Error(), "\n  nothing was changed; choose another --device: veth, macvlan, auto") {
+		t.Errorf("refused, and what else there is: %v", suits)
 	}
 	if joined == Netkit && lacking != nil {
 		t.Error(lacking)

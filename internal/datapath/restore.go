@@ -22,7 +22,7 @@ import (
 // the tables of other builds go after the last hook has left them. Until then those are not written,
 // which is why nothing may be added or removed meanwhile.
 func (d *Datapath) Restore(_ context.Context, keep []endpoint.Record, fill func(found []endpoint.Record) error) (lost map[endpoint.ID]error, err error) {
-	if err := d.canCarry(keep); err != nil {
+	if err := CanCarry(d.config.Device, keep); err != nil {
 		return nil, err
 	}
 	if err := d.sweepMacvlans(keep); err != nil {
@@ -83,17 +83,17 @@ func (d *Datapath) moves(found []endpoint.Record, lost map[endpoint.ID]error) []
 	return []func() error{d.attachNimitz, d.detachGuards, d.attachUplink, containers, d.attachNode}
 }
 
-// canCarry refuses devices that are not known here, and to leave containers behind macvlans without the programs that
-// judge them.
-func (d *Datapath) canCarry(keep []endpoint.Record) error {
+// CanCarry refuses devices that are not known here, and that a node of a kind leaves containers behind macvlans without the
+// programs that judge them.
+func CanCarry(kind string, keep []endpoint.Record) error {
 	for _, r := range keep {
-		if d.kind(r) == nil {
+		if new(Datapath).kind(r) == nil {
 			return fmt.Errorf("endpoint %d has a device of kind %q, which this build does not know; packets flow as before: start the build that made it", r.ID, r.Device.Kind)
 		}
 	}
 	others := slices.DeleteFunc(slices.Clone(keep), func(r endpoint.Record) bool { return r.Device.Kind != Macvlan })
-	if len(others) > 0 && d.config.Device != Macvlan {
-		return fmt.Errorf("%d endpoints have a macvlan, the first of them endpoint %d; packets flow as before: start with --device macvlan until the last has gone", len(others), others[0].ID)
+	if len(others) > 0 && kind != Macvlan {
+		return fmt.Errorf("endpoints with a macvlan: %d, the first of them endpoint %d\n  packets flow as before; start with --device macvlan until the last has gone", len(others), others[0].ID)
 	}
 	return nil
 }

@@ -207,12 +207,3 @@ func short(address string) string {
 	groups := strings.Split(address, ":")
 	return groups[0] + ":…:" + groups[len(groups)-1]
 }
-
-// count writes 100000 as 100,000.
-func count[N ~int | ~uint64](n N) string {
-	digits := fmt.Sprint(n)
-	for at := len(digits) - 3; at > 0; at -= 3 {
-		digits = digits[:at] + "," + digits[at:]
-	}
-	return digits
-}

@@ -11,6 +11,7 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/netns"
+	"pilaster.io/pilaster/internal/numeral"
 )
 
 // entries shows what each node keeps: of tables that are not caches no more than its own
@@ -44,18 +45,11 @@ func (p *proof) entries(ctx context.Context) error {
 			return err
 		}
 		p.check(len(foreign) == 0, "4: %s keeps %s", node, strings.Join(foreign, ", "))
-		p.print("%-46s%s: %s, %s, %s for other nodes  (%s)", title, node, plural(s.Endpoints, "endpoint", "endpoints"),
-			plural(s.Tenants, "tenant", "tenants"), plural(len(foreign), "entry", "entries"), strings.Join(tables, ", "))
+		p.print("%-46s%s: %s, %s, %s for other nodes  (%s)", title, node, numeral.Of(s.Endpoints, "endpoint", "endpoints"),
+			numeral.Of(s.Tenants, "tenant", "tenants"), numeral.Of(len(foreign), "entry", "entries"), strings.Join(tables, ", "))
 		title = ""
 	}
 	return nil
-}
-
-func plural[N ~int | ~uint32](n N, one, many string) string {
-	if n == 1 {
-		return "1 " + one
-	}
-	return fmt.Sprintf("%d %s", n, many)
 }
 
 // foreign lists a node's routes and neighbours that lie in another node's prefix.

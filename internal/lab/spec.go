@@ -4,8 +4,11 @@ import (
 	"fmt"
 	"net/netip"
 	"regexp"
+	"slices"
+	"strings"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/datapath"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -85,6 +88,9 @@ func (s Spec) Validate() error {
 	v.name("$.name", s.Name, maxLabName)
 	if len(s.Nodes) == 0 || len(s.Nodes) > maxNodes {
 		v.fail("$", "a lab has 1 to %d nodes, this one has %d; write them as nodes: [n1, n2]", maxNodes, len(s.Nodes))
+	}
+	if s.Device != "" && !slices.Contains(datapath.Choices(), s.Device) {
+		v.fail("$.device", "device %q: say %s", s.Device, strings.Join(datapath.Choices(), ", "))
 	}
 	nodes, tenants := map[string]bool{}, map[string]bool{}
 	for i, n := range s.Nodes {

@@ -72,6 +72,7 @@ func TestParseSpecNamesTheLine(t *testing.T) {
 		{"unknown tenant", strings.Replace(good, "tenant: red", "tenant: green", 1), `lab.yaml:9: no tenant is called "green"`},
 		{"labels", strings.Replace(good, "app: web", "app: 'we b'", 1), `lab.yaml:6: label app: value "we b"`},
 		{"addressing", strings.Replace(good, "clear", "secret", 1), `lab.yaml:4: addressing "secret"`},
+		{"device", good + "device: bond\n", `lab.yaml:10: device "bond": say veth, macvlan, netkit, auto`},
 		{"bad name", strings.Replace(good, "name: r1", "name: R_1", 1), `lab.yaml:7: name "R_1"`},
 		{"bad lab name", strings.Replace(good, "name: demo", "name: Demo", 1), `lab.yaml:2: name "Demo"`},
 		{"no nodes", "name: x\n", `lab.yaml: a lab has 1 to 1000 nodes`},

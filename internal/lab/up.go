@@ -15,6 +15,7 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/netns"
+	"pilaster.io/pilaster/internal/numeral"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -90,7 +91,7 @@ func (l *Lab) up(ctx context.Context, progress func(string)) error {
 		}
 	}
 
-	progress(fmt.Sprintf("%d agents", len(spec.Nodes)))
+	progress(numeral.Of(len(spec.Nodes), "agent", "agents"))
 	for _, node := range spec.Nodes {
 		if _, err := l.control.start(ctx, l.agentProcess(node)); err != nil {
 			return err
@@ -100,7 +101,7 @@ func (l *Lab) up(ctx context.Context, progress func(string)) error {
 		return err
 	}
 
-	progress(fmt.Sprintf("%d containers", len(spec.Containers)))
+	progress(numeral.Of(len(spec.Containers), "container", "containers"))
 	for _, c := range spec.Containers {
 		if err := l.AddContainer(ctx, c); err != nil {
 			return err

@@ -17,6 +17,7 @@ import (
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/join"
+	"pilaster.io/pilaster/internal/numeral"
 	"pilaster.io/pilaster/internal/orchestrator/pki"
 	"pilaster.io/pilaster/internal/orchestrator/store"
 	"pilaster.io/pilaster/internal/tenant"
@@ -136,7 +137,7 @@ func registration(ctx context.Context, m *pilasterv1.RegisterRequest) (r store.R
 
 func checkHeld(held *pilasterv1.Held) error {
 	if tenants, apps := len(held.GetTenants()), len(held.GetApps()); tenants > maxTenants || apps > maxApps {
-		return fmt.Errorf("the node holds %d tenants with %d apps, and a node may have %d with %d; nothing was changed: have it host fewer tenants", tenants, apps, maxTenants, maxApps)
+		return fmt.Errorf("the node holds %s with %s, and a node may have %d with %d; nothing was changed: have it host fewer tenants", numeral.Of(tenants, "tenant", "tenants"), numeral.Of(apps, "app", "apps"), maxTenants, maxApps)
 	}
 	for _, t := range held.GetTenants() {
 		if len(t.Ids) > tenant.MaxIDs {

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/endpoint"
 )
 
 // Config is what the agent would be started with.
@@ -17,6 +18,7 @@ type Config struct {
 	Plan       address.Plan
 	MTUReserve int // bytes
 	Device     string
+	Endpoints  []endpoint.Record // that this machine has, by their numbers
 	BPFFS      string
 	NodePrefix netip.Prefix // the node's; zero where it has none yet
 	URL, Token string       // of the orchestrator, and the token's text; both empty to leave it out
@@ -57,7 +59,7 @@ func Run(ctx context.Context, c Config) []Result {
 	add("uplink", found)
 	if uplink != nil {
 		add("mtu", mtu(uplink, c.MTUReserve))
-		add("device", device(uplink, c.Device))
+		add("device", device(uplink, c.Device, c.Endpoints))
 		add("other programs", otherPrograms(uplink, c.BPFFS))
 		add("other interfaces", otherInterfaces(uplink))
 		add("way to nodes", wayToNodes(uplink, c.Plan))

@@ -1,6 +1,7 @@
 package preflight
 
 import (
+	"cmp"
 	"fmt"
 	"net"
 	"net/netip"
@@ -17,6 +18,7 @@ import (
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/agent"
 	"pilaster.io/pilaster/internal/datapath"
+	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/netns"
 )
 
@@ -48,19 +50,38 @@ func findUplink(name string) (netlink.Link, Result) {
 	return uplink, ok("%s is up with %v", name, usable[0].IP)
 }
 
-func device(uplink netlink.Link, choice string) Result {
+func device(uplink netlink.Link, choice string, there []endpoint.Record) Result {
 	kind, why := datapath.Choose(choice)
-	if err := datapath.Suits(kind, uplink); err != nil {
-		return fail("use --device veth", "%v", err)
+	if err := cmp.Or(datapath.Suits(kind, uplink), datapath.CanCarry(kind, there)); err != nil {
+		return failed(err, "use --device veth")
 	}
 	if why != "" {
-		return ok("containers get %s devices: %s", kind, why)
+		why = ": " + why
 	}
+	other := changes(uplink, kind)
 	if kind == datapath.Macvlan {
 		return warn("use veth where a container has CAP_NET_ADMIN: behind a macvlan that lets it listen to the node (docs/operations.md)",
-			"containers get macvlans on %s", uplink.Attrs().Name)
+			"containers get macvlans on %s%s", uplink.Attrs().Name, other)
 	}
-	return ok("containers get %s devices", kind)
+	return ok("containers get %s devices%s%s", kind, why, other)
+}
+
+// changes tells where a node is here already whose next containers would be joined to it by programs in other places.
+func changes(uplink netlink.Link, kind string) string {
+	chain, err := datapath.Chain(uplink, ebpf.AttachTCXIngress)
+	if err != nil { // of which the check of other programs tells
+		return ""
+	}
+	has := func(prefix string) bool {
+		return slices.ContainsFunc(chain.Programs, func(p datapath.HookedProgram) bool { return strings.HasPrefix(p.Name, prefix) })
+	}
+	switch macvlans := has(guard); {
+	case !has(ours) || macvlans == (kind == datapath.Macvlan):
+		return ""
+	case macvlans:
+		return "; the agent that is here has --device macvlan, and may be started again with this one"
+	}
+	return "; the agent that is here has another --device, and may be started again with this one: containers that are there keep theirs"
 }
 
 func mtu(uplink netlink.Link, reserve int) Result {
@@ -86,8 +107,11 @@ func mtu(uplink netlink.Link, reserve int) Result {
 	return ok("containers get %d bytes", left)
 }
 
-// ours begins the names of our programs on the uplink.
-const ours = "pil_uplink_"
+// What names of our programs on the uplink begin with, and of those behind them where containers have macvlans.
+const (
+	ours  = "pil_uplink_"
+	guard = "pil_guard_"
+)
 
 // otherPrograms tells who sees packets beside us. The agent goes first in the chain; XDP stands before all of it.
 func otherPrograms(uplink netlink.Link, bpffs string) Result {

@@ -104,7 +104,6 @@ func TestPreflightNamesWhatIsWrong(t *testing.T) {
 		{check: "device", state: "warn", says: "containers get macvlans on eth0", args: []string{"--device", "macvlan"}},
 		{check: "device", state: "fail", says: "uplink m0 is a macvlan", spoil: "ip link add m0 link eth0 type macvlan\nip link set m0 up", mend: "ip link del m0",
 			args: []string{"--uplink", "m0", "--device", "macvlan"}, also: "way to nodes"},
-		{check: "device", state: "fail", says: "--device bond is none", args: []string{"--device", "bond"}},
 		{check: "private prefix", state: "fail", says: "fc00:f853:ccd:e793::/64 on lo",
 			spoil: "ip addr add fc00:f853:ccd:e793::1/64 dev lo", mend: "ip addr del fc00:f853:ccd:e793::1/64 dev lo"},
 		{check: "base prefix", state: "fail", says: "fd70:696c:6109::/64 on v0",
@@ -167,7 +166,7 @@ func TestPreflightChoosesTheDevice(t *testing.T) {
 	kind, why := datapath.Choose(datapath.Auto)
 	netkit := check{Check: "device", State: "ok", Says: "containers get netkit devices"}
 	if err := datapath.HasNetkit(); err != nil {
-		netkit = check{Check: "device", State: "fail", Says: err.Error(), Do: "use --device veth"}
+		netkit = check{Check: "device", State: "fail", Says: err.Error(), Do: "choose another --device: veth, macvlan, auto"}
 	}
 	for device, want := range map[string]check{
 		datapath.Auto:   {Check: "device", State: "ok", Says: "containers get " + kind + " devices: " + why},
@@ -177,6 +176,45 @@ func TestPreflightChoosesTheDevice(t *testing.T) {
 		if !slices.Contains(checks, want) {
 			t.Errorf("%s: %+v, want %+v", device, checks, want)
 		}
+	}
+}
+
+// TestPreflightOfAnotherDevice: a node may be given another kind, but for one that leaves containers behind macvlans unjudged.
+func TestPreflightOfAnotherDevice(t *testing.T) {
+	ctx := labtest.Context(t)
+	for _, has := range []string{datapath.Veth, datapath.Macvlan} {
+		t.Run(has, func(t *testing.T) {
+			c := &candidate{tmp: t.TempDir(), Lab: labtest.New(t, lab.Spec{
+				Nodes: []string{name}, Device: has, Tenants: []lab.Tenant{{Name: "blue"}}, Containers: []lab.Container{{Name: "b1", Node: name, Tenant: "blue"}},
+			})}
+			var err error
+			c.ns, err = c.Namespace(name)
+			must(t, err)
+			defer c.ns.Close()
+			device := func(kind string) check {
+				_, checks := c.preflight(ctx, t, "--uplink", lab.Uplink, "--bpffs", c.BPF(name), "--state-dir", filepath.Join(c.Folder(), "nodes", name, "state"), "--device", kind)
+				return checks[slices.IndexFunc(checks, func(one check) bool { return one.Check == "device" })]
+			}
+			want := func(kind, state, says string) {
+				t.Helper()
+				if is := device(kind); is.State != state || is.Says != says {
+					t.Errorf("--device %s: %+v, want %s: %s", kind, is, state, says)
+				}
+			}
+			listed, err := c.Output(ctx, name, labtest.Binary(t), "endpoint", "list", "-o", "json")
+			if err != nil || !strings.Contains(string(listed), `"deviceKind": "`+has+`"`) {
+				t.Errorf("%v\n%s", err, listed)
+			}
+			if has == datapath.Veth {
+				want(datapath.Veth, "ok", "containers get veth devices")
+				want(datapath.Macvlan, "warn", "containers get macvlans on eth0; the agent that is here has another --device, and may be started again with this one: containers that are there keep theirs")
+				return
+			}
+			want(datapath.Macvlan, "warn", "containers get macvlans on eth0")
+			want(datapath.Veth, "fail", "endpoints with a macvlan: 1, the first of them endpoint 1")
+			must(t, c.RemoveContainer(ctx, "b1"))
+			want(datapath.Veth, "ok", "containers get veth devices; the agent that is here has --device macvlan, and may be started again with this one")
+		})
 	}
 }
 

@@ -60,7 +60,7 @@ func newNode(t *testing.T, mounted bool) *node {
 	n.Lab = labtest.New(t, spec, func(o *lab.Options) {
 		o.AgentArgs = []string{"--bpffs", n.bpffs}
 		o.Progress = func(doing string) {
-			if doing != "1 agents" {
+			if doing != "1 agent" {
 				return
 			}
 			var err error

@@ -179,6 +179,7 @@ type Endpoint struct {
 	Created       *timestamppb.Timestamp `protobuf:"bytes,16,opt,name=created,proto3" json:"created,omitempty"`
 	CniNetwork    string                 `protobuf:"bytes,17,opt,name=cni_network,json=cniNetwork,proto3" json:"cni_network,omitempty"`
 	NodeAddress   string                 `protobuf:"bytes,18,opt,name=node_address,json=nodeAddress,proto3" json:"node_address,omitempty"` // of GetEndpoint: the node, as the container sees it
+	DeviceKind    string                 `protobuf:"bytes,19,opt,name=device_kind,json=deviceKind,proto3" json:"device_kind,omitempty"`    // veth, macvlan, netkit; empty before there is a device
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -335,6 +336,13 @@ func (x *Endpoint) GetCniNetwork() string {
 func (x *Endpoint) GetNodeAddress() string {
 	if x != nil {
 		return x.NodeAddress
+	}
+	return ""
+}
+
+func (x *Endpoint) GetDeviceKind() string {
+	if x != nil {
+		return x.DeviceKind
 	}
 	return ""
 }
@@ -1883,7 +1891,7 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"H\n" +
 	"\x13AddEndpointResponse\x121\n" +
-	"\bendpoint\x18\x01 \x01(\v2\x15.pilaster.v1.EndpointR\bendpoint\"\x86\x05\n" +
+	"\bendpoint\x18\x01 \x01(\v2\x15.pilaster.v1.EndpointR\bendpoint\"\xa7\x05\n" +
 	"\bEndpoint\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12!\n" +
 	"\fcontainer_id\x18\x02 \x01(\tR\vcontainerId\x12\x1c\n" +
@@ -1905,7 +1913,9 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\acreated\x18\x10 \x01(\v2\x1a.google.protobuf.TimestampR\acreated\x12\x1f\n" +
 	"\vcni_network\x18\x11 \x01(\tR\n" +
 	"cniNetwork\x12!\n" +
-	"\fnode_address\x18\x12 \x01(\tR\vnodeAddress\x1a9\n" +
+	"\fnode_address\x18\x12 \x01(\tR\vnodeAddress\x12\x1f\n" +
+	"\vdevice_kind\x18\x13 \x01(\tR\n" +
+	"deviceKind\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x90\x01\n" +

@@ -1,0 +1,98 @@
+package bench
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// endless measures until it is interrupted, and prints a line whenever something was measured.
+func endless(dir string) error {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	o := options(Free, dir)
+	o.Metrics, _ = Pick(Metrics(), []string{"TCP_RR"})
+	o.Rounds, o.Window = math.MaxInt32, 20*time.Millisecond
+	o.Progress = func(Step) { fmt.Println("measured") }
+	_, err := Run(ctx, o)
+	return err
+}
+
+// Whoever interrupts a bench, alone or as a terminal does together with all that it started, is told that, and nothing stays.
+func TestInterrupted(t *testing.T) {
+	for name, pid := range map[string]func(int) int{
+		"alone": func(pid int) int { return pid },
+		"group": func(pid int) int { return -pid },
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := filepath.Join(t.TempDir(), "bench")
+			c := exec.Command(os.Args[0])
+			c.Env = append(os.Environ(), endlessEnv+"="+dir)
+			c.SysProcAttr = &unix.SysProcAttr{Setpgid: true}
+			var errs bytes.Buffer
+			c.Stderr = &errs
+			out, err := c.StdoutPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := c.Start(); err != nil {
+				t.Fatal(err)
+			}
+			defer c.Process.Kill()
+			if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
+				t.Fatal(err, errs.String())
+			}
+			if err := unix.Kill(pid(c.Process.Pid), unix.SIGINT); err != nil {
+				t.Fatal(err)
+			}
+			_, _ = io.Copy(io.Discard, out) // until it ends
+			_ = c.Wait()
+			if want := "interrupted: interrupt signal received; nothing was kept: only a whole run has a report"; errs.String() != want {
+				t.Errorf("%s\nwant %s", errs.String(), want)
+			}
+			if c.ProcessState.ExitCode() != 1 {
+				t.Error(c.ProcessState)
+			}
+			if _, err := os.Stat(dir); !os.IsNotExist(err) {
+				t.Errorf("%s is still there: %v", dir, err)
+			}
+		})
+	}
+}
+
+// So is who interrupts a comparison, or a run before anything is measured.
+func TestStopped(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	o := tiny(t)
+	_, ran := Run(ctx, o)
+	_, compared := Compare(ctx, o)
+	for _, err := range []error{ran, compared} {
+		if err == nil || !strings.HasPrefix(err.Error(), "interrupted: ") {
+			t.Error(err)
+		}
+	}
+}
+
+// Metrics that no scenario has are found out before anything is measured.
+func TestNoFigures(t *testing.T) {
+	o := tiny(t)
+	o.Scenarios = some("native")
+	o.Metrics, _ = Pick(Metrics(), []string{"PROGRAM_IN"})
+	if _, err := Run(t.Context(), o); !errors.Is(err, ErrNoFigures) {
+		t.Error(err)
+	}
+}
