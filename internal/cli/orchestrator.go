@@ -51,6 +51,9 @@ replaces.`,
 			if min(c.Limits.Connections, c.Limits.Strangers, c.Limits.Joins) < 1 {
 				return usage("--max-connections, --max-strangers and --max-joins are at least 1")
 			}
+			if c.Limits.Lists < 0 {
+				return usage("--list-rate is at least 0, which means no limit")
+			}
 			c.Version = programVersion()
 			c.Log = slog.New(slog.NewTextHandler(env.Stderr, nil))
 			err = orchestrator.Run(cmd.Context(), c)
@@ -71,6 +74,7 @@ replaces.`,
 	f.IntVar(&c.Limits.Connections, "max-connections", c.Limits.Connections, "connections of nodes and all others; a node needs one, and two while its certificate is renewed")
 	f.IntVar(&c.Limits.Strangers, "max-strangers", c.Limits.Strangers, "connections from one source (IPv4 address, IPv6 /64) that have shown no node's certificate")
 	f.IntVar(&c.Limits.Joins, "max-joins", c.Limits.Joins, "tries to join that one source may make a second; ten times as many at once")
+	f.IntVar(&c.Limits.Lists, "list-rate", 0, "queries a second that nodes together may make for where the subnets or containers of one tenant of network nimitz are, 500 a query; those over it try again (0: no limit)")
 	f.StringVar(&etcd, "etcd", "", "endpoints of an etcd cluster, instead of the embedded one")
 	f.StringVar(&c.Etcd.CA, "etcd-ca", "", "file with the authority of that etcd")
 	f.StringVar(&c.Etcd.Cert, "etcd-cert", "", "file with our certificate for that etcd")

@@ -61,6 +61,7 @@ func refusal(err error) error {
 		store.Exists:      connect.CodeAlreadyExists,
 		store.Refused:     connect.CodeFailedPrecondition,
 		store.Full:        connect.CodeResourceExhausted,
+		store.Stale:       connect.CodeAborted,
 		store.Unavailable: connect.CodeUnavailable,
 	}
 	return connect.NewError(codes[e.Reason], e)

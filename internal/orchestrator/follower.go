@@ -275,6 +275,10 @@ func (f *follower) delta(b store.Batch) *pilasterv1.Delta {
 			d.DeletedTenants = append(d.DeletedTenants, e.DeletedTenant)
 		case e.App != nil && f.hosted[e.App.Tenant]:
 			d.Apps = append(d.Apps, e.App)
+		case e.Mapping != nil && f.hosted[e.Mapping.Tenant]:
+			d.Mappings = append(d.Mappings, visible(e.Mapping, f.node.Name))
+		case e.EndedMapping != nil && f.hosted[e.EndedMapping.Tenant]:
+			d.EndedMappings = append(d.EndedMappings, e.EndedMapping)
 		default:
 			continue
 		}

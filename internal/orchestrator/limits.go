@@ -21,6 +21,7 @@ type Limits struct {
 	Connections int // of nodes and strangers together
 	Strangers   int // connections of one source that have not shown a node's certificate
 	Joins       int // tries of one source to join, a second; ten times as many at once
+	Lists       int // queries for mappings of one tenant, a second; 0 means any number
 }
 
 // DefaultLimits suit 100,000 nodes, each with the connection it has and one that replaces it.
@@ -31,6 +32,7 @@ func (l Limits) orDefault() Limits {
 		Connections: cmp.Or(l.Connections, DefaultLimits.Connections),
 		Strangers:   cmp.Or(l.Strangers, DefaultLimits.Strangers),
 		Joins:       cmp.Or(l.Joins, DefaultLimits.Joins),
+		Lists:       l.Lists,
 	}
 }
 
@@ -62,11 +64,14 @@ type allowance struct {
 // allowances have room for a node that hosts 65,535 tenants, and after a restart asks for what all its
 // containers need at once. Agents register and follow again with growing pauses.
 var allowances = map[string]allowance{
-	pilasterv1connect.NodeServiceJoinProcedure:     {64, 64 << 10, 0}, // has about 500 bytes
-	pilasterv1connect.NodeServiceRenewProcedure:    {4, 64 << 10, 5},
-	pilasterv1connect.NodeServiceRegisterProcedure: {4, 8 << 20, 5},
-	pilasterv1connect.NodeServiceResolveProcedure:  {256, 64 << 10, 500},
-	pilasterv1connect.NodeServiceFollowProcedure:   {4, 16 << 20, 5},
+	pilasterv1connect.NodeServiceJoinProcedure:         {64, 64 << 10, 0}, // has about 500 bytes
+	pilasterv1connect.NodeServiceRenewProcedure:        {4, 64 << 10, 5},
+	pilasterv1connect.NodeServiceRegisterProcedure:     {4, 8 << 20, 5},
+	pilasterv1connect.NodeServiceResolveProcedure:      {256, 64 << 10, 500},
+	pilasterv1connect.NodeServiceFollowProcedure:       {4, 16 << 20, 5},
+	pilasterv1connect.NodeServiceAllocateProcedure:     {256, 64 << 10, 500},
+	pilasterv1connect.NodeServiceFreeProcedure:         {256, 64 << 10, 500},
+	pilasterv1connect.NodeServiceListMappingsProcedure: {16, 64 << 10, 500},
 }
 
 // messageRate is how many messages of its streams a node is heard a second, ten times as many in a burst; the rest waits.
@@ -83,14 +88,15 @@ const (
 	limitRequest         = "request-size"
 	limitAnswer          = "answer-size"
 	limitCompressed      = "compressed"
+	limitLists           = "list-rate"
 )
 
-var limitWords = []string{limitConnections, limitStrangers, limitNodeConnections, limitAtOnce, limitJoins, limitRate, limitRequest, limitAnswer, limitCompressed}
+var limitWords = []string{limitConnections, limitStrangers, limitNodeConnections, limitAtOnce, limitJoins, limitRate, limitRequest, limitAnswer, limitCompressed, limitLists}
 
 // guard refuses calls for which their caller has no allowance left, before anything of them is read.
 type guard struct {
-	rates    map[string]*rates // by procedure
-	messages *rates
+	rates    map[string]*rates[client] // by procedure
+	messages *rates[client]
 	refused  func(limit string)
 
 	mu    sync.Mutex
@@ -116,10 +122,18 @@ func (c client) String() string {
 	return c.from.String()
 }
 
+// lists bounds how often nodes ask for a tenant's mappings, if anything does.
+func lists(l Limits) *rates[string] {
+	if l.Lists == 0 {
+		return nil
+	}
+	return newRates[string](l.Lists, l.Lists)
+}
+
 func newGuard(l Limits, refused func(string)) *guard {
-	g := &guard{rates: map[string]*rates{}, messages: newRates(messageRate), refused: refused, going: map[call]int{}}
+	g := &guard{rates: map[string]*rates[client]{}, messages: newRates[client](messageRate, 10*messageRate), refused: refused, going: map[call]int{}}
 	for procedure, may := range allowances {
-		g.rates[procedure] = newRates(cmp.Or(may.rate, l.Joins))
+		g.rates[procedure] = newRates[client](cmp.Or(may.rate, l.Joins), 10*cmp.Or(may.rate, l.Joins))
 	}
 	return g
 }

@@ -122,7 +122,7 @@ func TestJoinsOfOneSource(t *testing.T) {
 }
 
 func TestRatesForget(t *testing.T) {
-	r, now := newRates(1), time.Now()
+	r, now := newRates[client](1, 10), time.Now()
 	r.now = func() time.Time { return now }
 	allow := func(i int) bool {
 		return r.allow(client{from: source(fmt.Sprintf("[2001:db8:%x:%x::1]:1", i>>16, i&0xffff))})

@@ -29,9 +29,10 @@ type model struct {
 	apps      map[string]map[uint32]*pilasterv1.App     // by tenant
 	hosting   map[string]map[string]*pilasterv1.Hosting // tenant, node
 	unsettled map[string]bool                           // tenants whose ids may be due for a step
-	sessions  map[string]store.Session                  // by node, of all orchestrators
-	self      string                                    // this orchestrator in a session
-	lag       time.Duration                             // maxLag
+	given     given
+	sessions  map[string]store.Session // by node, of all orchestrators
+	self      string                   // this orchestrator in a session
+	lag       time.Duration            // maxLag
 
 	past      []store.Batch // everything after the revision forgotten, oldest first
 	forgotten int64
@@ -53,6 +54,7 @@ func (m *model) apply(b store.Batch) {
 		m.tenants = map[string]*pilasterv1.Tenant{}
 		m.apps = map[string]map[uint32]*pilasterv1.App{}
 		m.hosting = map[string]map[string]*pilasterv1.Hosting{}
+		m.given = given{}
 		m.sessions = map[string]store.Session{}
 		m.past, m.forgotten = nil, b.Revision
 		// What happened in between is not known, so each stream starts over.
@@ -115,6 +117,10 @@ func (m *model) take(e store.Event) {
 			delete(m.hosting, e.EndedHosting.Tenant)
 		}
 		m.unsettle(e.EndedHosting.Tenant)
+	case e.Mapping != nil:
+		m.given.add(e.Mapping)
+	case e.EndedMapping != nil:
+		m.given.remove(e.EndedMapping)
 	case e.Session != nil:
 		if e.Session.None() {
 			delete(m.sessions, e.Session.Node)
@@ -204,7 +210,7 @@ func (m *model) tenant(name string) (*pilasterv1.Tenant, []*pilasterv1.App, []*p
 		hosting[i] = proto.CloneOf(h)
 		hosting[i].Connected = m.connected(h.Node)
 	}
-	return m.tenants[name], m.appsOf(name), hosting
+	return m.given.counted(m.tenants[name]), m.appsOf(name), hosting
 }
 
 // hostingOf is sorted by node.
@@ -222,7 +228,7 @@ func (m *model) allTenants() []*pilasterv1.Tenant {
 	defer m.mu.Unlock()
 	var all []*pilasterv1.Tenant
 	for _, name := range slices.Sorted(maps.Keys(m.tenants)) {
-		all = append(all, m.tenants[name])
+		all = append(all, m.given.counted(m.tenants[name]))
 	}
 	return all
 }

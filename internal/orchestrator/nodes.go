@@ -14,7 +14,6 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
-	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/join"
 	"pilaster.io/pilaster/internal/numeral"
@@ -31,11 +30,12 @@ const (
 	maxUplinks = 64
 	maxTenants = 65_535  // as ids in a packet path
 	maxApps    = 1 << 18 // of all its tenants
+
+	maxMappings = 2 * maxTenants // two of each tenant, or of each endpoint
 )
 
 // nodeService serves agents. A node acts as itself only: who it is comes from its certificate.
 type nodeService struct {
-	pilasterv1connect.UnimplementedNodeServiceHandler
 	store   *store.Store
 	model   *model
 	token   *tokenFile
@@ -44,6 +44,7 @@ type nodeService struct {
 	log     *slog.Logger
 	sent    func(*pilasterv1.FollowResponse)
 	guard   *guard
+	lists   *rates[string]              // of mappings, by tenant; nil where there is no limit
 	later   func(func(context.Context)) // does something that outlasts the call
 }
 
@@ -119,7 +120,7 @@ func registration(ctx context.Context, m *pilasterv1.RegisterRequest) (r store.R
 	if err := checkHeld(m.Held); err != nil {
 		return r, err
 	}
-	r.Version, r.Tenants, r.Apps = m.Version, m.Held.GetTenants(), m.Held.GetApps()
+	r.Version, r.Tenants, r.Apps, r.Mappings = m.Version, m.Held.GetTenants(), m.Held.GetApps(), m.Held.GetMappings()
 	if m.WantedPrefix != "" {
 		if r.Prefix, err = netip.ParsePrefix(m.WantedPrefix); err != nil {
 			return r, fmt.Errorf("node prefix: %w", err)
@@ -138,6 +139,9 @@ func registration(ctx context.Context, m *pilasterv1.RegisterRequest) (r store.R
 func checkHeld(held *pilasterv1.Held) error {
 	if tenants, apps := len(held.GetTenants()), len(held.GetApps()); tenants > maxTenants || apps > maxApps {
 		return fmt.Errorf("the node holds %s with %s, and a node may have %d with %d; nothing was changed: have it host fewer tenants", numeral.Of(tenants, "tenant", "tenants"), numeral.Of(apps, "app", "apps"), maxTenants, maxApps)
+	}
+	if mappings := len(held.GetMappings()); mappings > maxMappings {
+		return fmt.Errorf("the node holds %d addresses and subnets of tenants, and a node may have %d; nothing was changed: remove containers from it", mappings, maxMappings)
 	}
 	for _, t := range held.GetTenants() {
 		if len(t.Ids) > tenant.MaxIDs {
@@ -158,12 +162,8 @@ func plan(p address.Plan) *pilasterv1.Plan {
 }
 
 func (s *nodeService) Resolve(ctx context.Context, req *connect.Request[pilasterv1.ResolveRequest]) (*connect.Response[pilasterv1.ResolveResponse], error) {
-	if err := s.registered(ctx); err != nil {
-		return nil, err
-	}
-	node, _ := caller(ctx)
-	s.awaitPredecessor(ctx, node, instance(ctx))
-	if err := s.model.session(node.Name).Admit(node.Name, instance(ctx)); err != nil {
+	node, err := s.acting(ctx)
+	if err != nil {
 		return nil, err
 	}
 	tenant, app, err := s.store.Resolve(ctx, node, req.Msg.Sequence, req.Msg.Tenant, req.Msg.Labels)
@@ -171,6 +171,16 @@ func (s *nodeService) Resolve(ctx context.Context, req *connect.Request[pilaster
 		return nil, err
 	}
 	return connect.NewResponse(&pilasterv1.ResolveResponse{Tenant: tenant, App: app}), nil
+}
+
+// acting is the caller, a registered node, if no other machine is connected as it.
+func (s *nodeService) acting(ctx context.Context) (pki.Node, error) {
+	node, _ := caller(ctx)
+	if err := s.registered(ctx); err != nil {
+		return node, err
+	}
+	s.awaitPredecessor(ctx, node, instance(ctx))
+	return node, s.model.session(node.Name).Admit(node.Name, instance(ctx))
 }
 
 // registered waits a moment for a node that registered with another orchestrator just now.

@@ -11,27 +11,28 @@ import (
 // maxClients is how many clients are told apart at once: more than there are nodes.
 const maxClients = 1 << 17
 
-// rates bounds how often each client may do something.
-type rates struct {
-	rate   int // a second; ten times as many at once
+// rates bounds how often something may be done by or for each of K.
+type rates[K comparable] struct {
+	rate   int // a second
+	burst  int // at once
 	now    func() time.Time
 	mu     sync.Mutex
-	by     map[client]*rate.Limiter
+	by     map[K]*rate.Limiter
 	swept  time.Time
 	others *rate.Limiter // of clients that there are too many of
 }
 
-func newRates(perSecond int) *rates {
-	r := &rates{rate: perSecond, now: time.Now, by: map[client]*rate.Limiter{}}
+func newRates[K comparable](perSecond, atOnce int) *rates[K] {
+	r := &rates[K]{rate: perSecond, burst: atOnce, now: time.Now, by: map[K]*rate.Limiter{}}
 	r.others = r.limiter()
 	return r
 }
 
-func (r *rates) limiter() *rate.Limiter { return rate.NewLimiter(rate.Limit(r.rate), 10*r.rate) }
+func (r *rates[K]) limiter() *rate.Limiter { return rate.NewLimiter(rate.Limit(r.rate), r.burst) }
 
-func (r *rates) allow(c client) bool { return r.of(c).AllowN(r.now(), 1) }
+func (r *rates[K]) allow(c K) bool { return r.of(c).AllowN(r.now(), 1) }
 
-func (r *rates) of(c client) *rate.Limiter {
+func (r *rates[K]) of(c K) *rate.Limiter {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	l := r.by[c]
@@ -45,7 +46,7 @@ func (r *rates) of(c client) *rate.Limiter {
 }
 
 // room forgets whom forgetting changes nothing for, when there are too many.
-func (r *rates) room() bool {
+func (r *rates[K]) room() bool {
 	if now := r.now(); len(r.by) >= maxClients && now.Sub(r.swept) > time.Second {
 		r.swept = now
 		for c, l := range r.by {

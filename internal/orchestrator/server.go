@@ -190,7 +190,7 @@ func (s *Server) serve() error {
 	s.guard = newGuard(limits, s.metrics.countRefused)
 	mux.Handle(pilasterv1connect.NewNodeServiceHandler(&nodeService{
 		store: s.store, model: s.model, token: s.token, timeout: s.config.patience, now: s.config.Now, log: s.config.Log, sent: s.metrics.countSent,
-		guard: s.guard, later: func(work func(context.Context)) { s.running.Go(func() { work(s.background) }) },
+		guard: s.guard, lists: lists(limits), later: func(work func(context.Context)) { s.running.Go(func() { work(s.background) }) },
 	}, options))
 	var both http.Protocols
 	both.SetHTTP1(true)

@@ -37,6 +37,9 @@ func CheckOverlays(plan address.Plan, overlays []Overlay) error {
 		if err := o.check(plan); err != nil {
 			return err
 		}
+		if (o.NodeBits == 0) != (overlays[0].NodeBits == 0) {
+			return fmt.Errorf("nodes get subnets of %v or of %v, and not of both; choose one way for both CIDRs", overlays[0].CIDR, o.CIDR)
+		}
 		if i > 0 && o.CIDR.Addr().Is4() == overlays[0].CIDR.Addr().Is4() || i > 1 {
 			return fmt.Errorf("%v and %v are of one family; a tenant has one CIDR of each at most", overlays[0].CIDR, o.CIDR)
 		}

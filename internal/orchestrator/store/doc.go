@@ -25,6 +25,9 @@
 //	apps/TENANT/HASH         App
 //	app-ids/TENANT/ID        HASH of the app's labels
 //	hosting/TENANT/NODE      Hosting: which of the tenant's ids the node accepts and holds
+//	mappings/TENANT/PREFIX   Mapping: which node a subnet or an address of a nimitz tenant is given to
+//	given/TENANT/NODE/KEY    what an endpoint of the node has of the tenant, or with KEY "node" the node
+//	resting/TENANT/PREFIX    who had it a moment ago; with a lease
 //	sessions/NODE            the node's stream: process of the orchestrator, of the agent, stream; with a lease
 //	deletions                written in each transaction that deletes: a range compare sees what came, not what went
 //	marks/…                  the lowest number never handed out

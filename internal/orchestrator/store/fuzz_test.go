@@ -3,6 +3,8 @@ package store
 import (
 	"cmp"
 	"encoding/json"
+	"net/netip"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -18,16 +20,18 @@ import (
 // FuzzEvent: an entry of etcd is refused, is of no interest, or says one thing, which lasts when written.
 func FuzzEvent(f *testing.F) {
 	for key, value := range map[string]string{
-		dirNodes + "n1":         `{"name":"n1","uuid":"u1","prefix":"fd70:696c:6100:1::/64","uplinkAddresses":["2001:db8::1"]}`,
-		dirTenants + "blue":     `{"name":"blue","addressing":"ADDRESSING_ENCRYPTED","ids":[{"id":1,"key":"AAAAAAAAAAAAAAAAAAAAAA=="}]}`,
-		dirApps + "blue/00ff":   `{"tenant":"blue","id":1,"labels":{"app":"web"}}`,
-		dirHosting + "blue/n1":  `u1`,
-		dirSessions + "n1":      `o1 i1 s1`,
-		dirTenantIDs + "1":      `blue`,
-		dirAppIDs + "blue/1":    `00ff`,
-		dirNodes + "n2":         `{"registered":"never"}`,
-		dirHosting + "red/n1":   `{"accepts":[1,2],"holds":[2]}`,
-		root + "something-else": `x`,
+		dirNodes + "n1":                  `{"name":"n1","uuid":"u1","prefix":"fd70:696c:6100:1::/64","uplinkAddresses":["2001:db8::1"]}`,
+		dirTenants + "blue":              `{"name":"blue","addressing":"ADDRESSING_ENCRYPTED","ids":[{"id":1,"key":"AAAAAAAAAAAAAAAAAAAAAA=="}]}`,
+		dirApps + "blue/00ff":            `{"tenant":"blue","id":1,"labels":{"app":"web"}}`,
+		dirHosting + "blue/n1":           `u1`,
+		dirSessions + "n1":               `o1 i1 s1`,
+		dirTenantIDs + "1":               `blue`,
+		dirAppIDs + "blue/1":             `00ff`,
+		dirMappings + "blue/0a000300/24": `{"node":"fd70:696c:6100:1::/64","name":"n1"}`,
+		dirMappings + "blue/0a000005/32": `{"node":"fd70:696c:6100:1::/64","name":"n1","key":"c/eth0"}`,
+		dirNodes + "n2":                  `{"registered":"never"}`,
+		dirHosting + "red/n1":            `{"accepts":[1,2],"holds":[2]}`,
+		root + "something-else":          `x`,
 	} {
 		f.Add(key, []byte(value), spoil.Nothing, false)
 		f.Add(key, []byte(value), spoil.Nothing, true)
@@ -40,7 +44,7 @@ func FuzzEvent(f *testing.F) {
 		}
 		var b Batch
 		if err := b.add(raw); err != nil {
-			if !strings.HasPrefix(key, dirNodes) && !strings.HasPrefix(key, dirTenants) && !strings.HasPrefix(key, dirApps) && !strings.HasPrefix(key, dirHosting) {
+			if !strings.HasPrefix(key, dirNodes) && !strings.HasPrefix(key, dirTenants) && !strings.HasPrefix(key, dirApps) && !strings.HasPrefix(key, dirHosting) && !strings.HasPrefix(key, dirMappings) {
 				t.Fatalf("%q is of no interest, and stops all: %v", key, err)
 			}
 			return
@@ -53,7 +57,7 @@ func FuzzEvent(f *testing.F) {
 		said := 0
 		for name, is := range map[string]bool{
 			dirNodes: e.Node != nil || e.DeletedNode != "", dirTenants: e.Tenant != nil || e.DeletedTenant != "",
-			dirApps: e.App != nil, dirHosting: e.Hosting != nil, dirSessions: e.Session != nil,
+			dirApps: e.App != nil, dirHosting: e.Hosting != nil, dirSessions: e.Session != nil, dirMappings: e.Mapping != nil || e.EndedMapping != nil,
 		} {
 			if is {
 				said++
@@ -75,6 +79,12 @@ func FuzzEvent(f *testing.F) {
 			// Of three words, and then it is written as it was read.
 			if is := e.Session.Session.String(); strings.Count(string(value), " ") >= 2 && is != string(value) {
 				t.Fatalf("%q was read as %q", value, is)
+			}
+			return
+		case e.Mapping != nil, e.EndedMapping != nil:
+			m := cmp.Or(e.Mapping, e.EndedMapping)
+			if to, err := netip.ParsePrefix(m.To); err != nil || strings.Contains(m.Tenant, "/") || mappingKey(m.Tenant, to) != key {
+				t.Fatalf("%q is a mapping of %q to %q", key, m.Tenant, m.To)
 			}
 			return
 		default:
@@ -154,6 +164,19 @@ func FuzzCheckNode(f *testing.F) {
 		}
 		if err := CheckNode(name, id); (err == nil) != fit {
 			t.Fatalf("node %q with UUID %q, fit %v: %v", name, id, fit, err)
+		}
+	})
+}
+
+// FuzzPageToken: a token that is taken is written as a page would, and leads to a key that a mapping can have.
+func FuzzPageToken(f *testing.F) {
+	form := regexp.MustCompile(`^-?[1-9][0-9]*:[0-9a-f]{8}([0-9a-f]{24})?/(0|[1-9][0-9]*)$`)
+	for _, token := range []string{"17:0a000300/24", "1:" + strings.Repeat("0", 32) + "/128", "", ":", "-1:0a000300/33", "1:0a00/24"} {
+		f.Add(token)
+	}
+	f.Fuzz(func(t *testing.T, token string) {
+		if revision, after, err := parsePageToken(token); err == nil && revision != 0 && !form.MatchString(token) {
+			t.Fatalf("%q is taken for revision %d after %q", token, revision, after)
 		}
 	})
 }

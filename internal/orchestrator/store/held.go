@@ -1,6 +1,7 @@
 package store
 
 import (
+	"net/netip"
 	"slices"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
@@ -11,27 +12,37 @@ import (
 // recall takes in what a node already uses. Where the store has forgotten it, because it was
 // restored from a backup, claims and marks are raised so that it is not handed out again; where the
 // store says otherwise, the node is refused.
-func (t *txn) recall(n pki.Node, tenants []*pilasterv1.Tenant, apps []*pilasterv1.App) error {
+func (s *Store) recall(t *txn, node *pilasterv1.Node, r Registration) error {
 	var keys []string // a node may hold thousands, and mostly all are as it says
-	for _, held := range tenants {
+	for _, held := range r.Tenants {
 		keys = append(keys, dirTenants+held.Name)
 		for _, id := range held.Ids {
 			keys = append(keys, tenantIDKey(id.Id))
 		}
 	}
-	for _, held := range apps {
+	for _, held := range r.Apps {
 		keys = append(keys, appIDKey(held.Tenant, held.Id))
+	}
+	for _, held := range r.Mappings {
+		if to, err := netip.ParsePrefix(held.To); err == nil {
+			keys = append(keys, mappingKey(held.Tenant, to))
+		}
 	}
 	if err := t.fetch(keys); err != nil {
 		return err
 	}
-	for _, held := range tenants {
-		if err := t.recallTenant(n, held); err != nil {
+	for _, held := range r.Tenants {
+		if err := t.recallTenant(r.Node, held); err != nil {
 			return err
 		}
 	}
-	for _, held := range apps {
+	for _, held := range r.Apps {
 		if err := t.recallApp(held); err != nil {
+			return err
+		}
+	}
+	for _, held := range r.Mappings {
+		if err := s.recallMapping(t, node, r.Node, held); err != nil {
 			return err
 		}
 	}

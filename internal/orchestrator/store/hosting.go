@@ -17,24 +17,22 @@ func (s *Store) Hosts(ctx context.Context, n pki.Node, sequence uint64, add []*p
 		return nil, nil
 	}
 	err = s.change(ctx, func(t *txn) (err error) {
-		overtaken, err = t.hosts(n, sequence, add, remove)
+		overtaken, err = s.hosts(t, n, sequence, add, remove)
 		return err
 	})
 	return overtaken, err
 }
 
-func (t *txn) hosts(n pki.Node, sequence uint64, add []*pilasterv1.Hosting, remove []string) (overtaken []string, err error) {
-	if record, err := t.identify(n); err != nil {
+func (s *Store) hosts(t *txn, n pki.Node, sequence uint64, add []*pilasterv1.Hosting, remove []string) (overtaken []string, err error) {
+	if _, err := t.member(n); err != nil {
 		return nil, err
-	} else if record == nil {
-		return nil, refuse(Refused, "node %s is not registered", n.Name)
 	}
 	var keys []string
 	for _, said := range add {
 		keys = append(keys, hostingKey(said.Tenant, n.Name), dirTenants+said.Tenant)
 	}
 	for _, tenant := range remove {
-		keys = append(keys, hostingKey(tenant, n.Name))
+		keys = append(keys, hostingKey(tenant, n.Name), dirTenants+tenant)
 	}
 	if err := t.fetch(keys); err != nil {
 		return nil, err
@@ -67,9 +65,13 @@ func (t *txn) hosts(n pki.Node, sequence uint64, add []*pilasterv1.Hosting, remo
 		if err != nil {
 			return nil, err
 		}
-		if exists && noted.Sequence <= sequence {
-			t.delete(hostingKey(tenant, n.Name))
+		if !exists || noted.Sequence > sequence {
+			continue
 		}
+		if err := s.releaseAll(t, n, tenant); err != nil {
+			return nil, err
+		}
+		t.delete(hostingKey(tenant, n.Name))
 	}
 	return overtaken, nil
 }
@@ -77,10 +79,8 @@ func (t *txn) hosts(n pki.Node, sequence uint64, add []*pilasterv1.Hosting, remo
 // expect makes a node one that hosts a tenant: it is about to accept all ids, before it draws from the
 // current one. What is noted of a node that hosts it already stays, and messages older than this no longer count.
 func (t *txn) expect(n pki.Node, sequence uint64, found *pilasterv1.Tenant) error {
-	if record, err := t.identify(n); err != nil {
+	if _, err := t.member(n); err != nil {
 		return err
-	} else if record == nil {
-		return refuse(Refused, "node %s is not registered", n.Name)
 	}
 	noted, exists, err := t.hosting(found.Name, n.Name)
 	if err != nil || exists && noted.Sequence >= sequence {

@@ -26,6 +26,8 @@ type Registration struct {
 	// What the node uses already, without keys.
 	Tenants []*pilasterv1.Tenant
 	Apps    []*pilasterv1.App
+
+	Mappings []*pilasterv1.Mapping // its own
 }
 
 // maxJump is how far above the mark a claimed prefix or tenant id may lie and still raise it. One that lies
@@ -106,7 +108,7 @@ func (s *Store) Register(ctx context.Context, r Registration) (*pilasterv1.Node,
 		if node, err = s.register(t, r); err != nil {
 			return err
 		}
-		return t.recall(r.Node, r.Tenants, r.Apps)
+		return s.recall(t, node, r)
 	})
 	return node, err
 }
@@ -192,12 +194,12 @@ func (t *txn) setMark(key string, n uint64) { t.put(key, strconv.FormatUint(n, 1
 // DeleteNode forgets a node. Its prefix stays claimed and its UUID may not come back. One that is connected is
 // refused, unless by force: who has its key may keep a stream open to prevent it.
 func (s *Store) DeleteNode(ctx context.Context, name string, force bool) error {
-	return s.change(ctx, func(t *txn) error { return t.deleteNode(name, force) })
+	return s.change(ctx, func(t *txn) error { return s.deleteNode(t, name, force) })
 }
 
 // deleteNode may take several transactions: first the machine is shut out, and until the name goes, last, the
 // deletion can be asked for again.
-func (t *txn) deleteNode(name string, force bool) error {
+func (s *Store) deleteNode(t *txn, name string, force bool) error {
 	node := new(pilasterv1.Node)
 	if found, err := t.load(dirNodes+name, node); err != nil {
 		return err
@@ -215,9 +217,21 @@ func (t *txn) deleteNode(name string, force bool) error {
 	if err != nil {
 		return err
 	}
+	var tenants []string
+	for _, h := range hosting {
+		if tenant, found := strings.CutSuffix(h, "/"+name); found {
+			tenants = append(tenants, dirTenants+tenant)
+		}
+	}
+	if err := t.fetch(tenants); err != nil {
+		return err
+	}
 	t.put(dirDeleted+node.Uuid, name)
 	for _, h := range hosting {
-		if strings.HasSuffix(h, "/"+name) {
+		if tenant, found := strings.CutSuffix(h, "/"+name); found {
+			if err := s.releaseAll(t, pki.Node{Name: name, UUID: node.Uuid}, tenant); err != nil {
+				return err
+			}
 			t.delete(dirHosting + h)
 		}
 	}

@@ -17,8 +17,10 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/durable"
+	"pilaster.io/pilaster/internal/tenant"
 )
 
 // DefaultSkip is how many numbers of each kind a restore leaves out unless it is told another number.
@@ -127,7 +129,7 @@ func skipAhead(records map[string]string, skip uint64, from int64) error {
 		}
 	}
 	for key := range records {
-		if strings.HasPrefix(key, dirSessions) { // streams of then, and no lease to end them
+		if strings.HasPrefix(key, dirSessions) || strings.HasPrefix(key, dirResting) { // of then, and no lease to end them
 			delete(records, key)
 		}
 		if tenant, ok := strings.CutPrefix(key, dirTenants); ok {
@@ -135,7 +137,34 @@ func skipAhead(records map[string]string, skip uint64, from int64) error {
 			if err := raise(records, dirAppMarks+tenant, skip, uint64(address.FirstReservedApp)); err != nil && !errors.Is(err, errNoneLeft) {
 				return err
 			}
+			if err := raiseOverlays(records, tenant, skip); err != nil {
+				return err
+			}
 		}
+	}
+	return nil
+}
+
+// raiseOverlays leaves out what comes next of a tenant's overlays, at most half of each: numbers go round, and what lies behind is
+// reached last. By then nodes have come back and said what they hold.
+func raiseOverlays(records map[string]string, name string, skip uint64) error {
+	found := new(pilasterv1.Tenant)
+	if err := decode(dirTenants+name, []byte(records[dirTenants+name]), found); err != nil {
+		return err
+	}
+	overlays, err := tenant.ParseOverlays(found.Overlays)
+	if err != nil {
+		return fmt.Errorf("the backup's tenant %s is not readable: %w", name, err)
+	}
+	for _, o := range overlays {
+		next := uint64(1)
+		if text := records[overlayMark(name, o)]; text != "" {
+			if next, err = strconv.ParseUint(text, 10, 64); err != nil {
+				return fmt.Errorf("the backup's %s is not readable: %w", overlayMark(name, o), err)
+			}
+		}
+		_, count := o.Given()
+		records[overlayMark(name, o)] = strconv.FormatUint((next+min(skip, count/2))%count, 10)
 	}
 	return nil
 }

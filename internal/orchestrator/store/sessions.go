@@ -98,10 +98,8 @@ func (s Session) Admit(node, instance string) error {
 // Connect notes that a registered node has a stream, in place of one that the same machine had before.
 func (s *Store) Connect(ctx context.Context, n pki.Node, to Session) error {
 	return s.change(ctx, func(t *txn) error {
-		if record, err := t.identify(n); err != nil {
+		if _, err := t.member(n); err != nil {
 			return err
-		} else if record == nil {
-			return refuse(Refused, "node %s is not registered", n.Name)
 		}
 		if _, err := t.session(n.Name, to.Instance); err != nil {
 			return err

@@ -20,24 +20,28 @@ import (
 const root = "/pilaster/1/"
 
 const (
-	keyCluster     = root + "cluster"
-	dirNodes       = root + "nodes/"
-	dirUUIDs       = root + "uuids/"
-	dirDeleted     = root + "deleted/"
-	dirRecalled    = root + "recalled/"
-	dirPrefixes    = root + "prefixes/"
-	dirTenants     = root + "tenants/"
-	dirTenantIDs   = root + "tenant-ids/"
-	dirApps        = root + "apps/"
-	dirAppIDs      = root + "app-ids/"
-	dirHosting     = root + "hosting/"
-	dirSessions    = root + "sessions/"
-	keyDeletions   = root + "deletions"
-	keyPrefixMark  = root + "marks/prefix"
-	keyTenantMark  = root + "marks/tenant"
-	dirAppMarks    = root + "marks/app/"
-	requestTimeout = 5 * time.Second        // of one etcd request
-	readTimeout    = 500 * time.Millisecond // of the first try of a read; each further one has twice as long
+	keyCluster      = root + "cluster"
+	dirNodes        = root + "nodes/"
+	dirUUIDs        = root + "uuids/"
+	dirDeleted      = root + "deleted/"
+	dirRecalled     = root + "recalled/"
+	dirPrefixes     = root + "prefixes/"
+	dirTenants      = root + "tenants/"
+	dirTenantIDs    = root + "tenant-ids/"
+	dirApps         = root + "apps/"
+	dirAppIDs       = root + "app-ids/"
+	dirHosting      = root + "hosting/"
+	dirSessions     = root + "sessions/"
+	dirMappings     = root + "mappings/"
+	dirGiven        = root + "given/"
+	dirResting      = root + "resting/"
+	keyDeletions    = root + "deletions"
+	keyPrefixMark   = root + "marks/prefix"
+	keyTenantMark   = root + "marks/tenant"
+	dirAppMarks     = root + "marks/app/"
+	dirOverlayMarks = root + "marks/overlay/"
+	requestTimeout  = 5 * time.Second        // of one etcd request
+	readTimeout     = 500 * time.Millisecond // of the first try of a read; each further one has twice as long
 )
 
 // Store hands out prefixes, ids, keys and apps. Its methods may be called by many.
@@ -49,6 +53,7 @@ type Store struct {
 	turn      chan struct{}
 	cluster   Cluster
 	lease     atomic.Int64 // that sessions live under
+	resting   atomic.Pointer[restLease]
 	conflicts atomic.Uint64
 	committed atomic.Int64  // etcd's revision of the last change; written in turn
 	watched   atomic.Int64  // etcd's revision up to which Watch has told
@@ -133,6 +138,7 @@ func (s *Store) change(ctx context.Context, decide func(*txn) error) error {
 		made, err := t.commit()
 		switch {
 		case err != nil:
+			s.resting.Store(nil) // perhaps etcd knows it no more
 			return unavailable(err)
 		case made == 0:
 			s.conflicts.Add(1)
@@ -330,6 +336,7 @@ const (
 	Exists                        // what it makes exists already
 	Refused                       // the state of the cluster forbids it
 	Full                          // nothing is left to hand out
+	Stale                         // what it goes on from is gone; it may begin anew
 	Unavailable                   // the store does not answer; the text says whether the change may have happened
 )
 

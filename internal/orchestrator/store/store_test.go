@@ -138,7 +138,7 @@ func testHostedMeanwhile(t *testing.T, etcd *clientv3.Client) {
 	}
 	tries = 0
 	err = s.change(ctx, func(txn *txn) error {
-		if err := txn.deleteNode("n1", false); err != nil {
+		if err := s.deleteNode(txn, "n1", false); err != nil {
 			return err
 		}
 		if tries++; tries == 2 {

@@ -110,6 +110,9 @@ func (t *txn) deleteTenant(name string) error {
 	t.deleteAll(dirApps + name + "/")
 	t.deleteAll(dirAppIDs + name + "/")
 	t.delete(dirAppMarks + name)
+	for _, dir := range []string{dirMappings, dirGiven, dirResting, dirOverlayMarks} {
+		t.deleteAll(dir + name + "/")
+	}
 	return nil
 }
 

@@ -31,6 +31,8 @@ type Event struct {
 	Hosting       *pilasterv1.Hosting
 	EndedHosting  *pilasterv1.Hosting
 	Session       *NodeSession
+	Mapping       *pilasterv1.Mapping
+	EndedMapping  *pilasterv1.Mapping // with tenant and prefix only
 }
 
 // NodeSession says which session a node has, or that it has none.
@@ -165,6 +167,12 @@ func (b *Batch) add(raw *clientv3.Event) (err error) {
 			to = &e.EndedHosting
 		}
 		*to, err = decodeHosting(key, raw.Kv.Value)
+	} else if strings.HasPrefix(key, dirMappings) {
+		to := &e.Mapping
+		if gone {
+			to = &e.EndedMapping
+		}
+		*to, err = decodeMapping(key, raw.Kv.Value)
 	} else if name, ok := strings.CutPrefix(key, dirSessions); ok {
 		e.Session = &NodeSession{name, parseSession(string(raw.Kv.Value))}
 	} else {

@@ -1,0 +1,281 @@
+package nimitz
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+
+	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+// What is wanted changes first, and then the switch, by the difference of the two. So whatever a failed change has left is made good by the next
+// one about the same entries.
+
+// change makes the switch have what is wanted of some of a tenant's matches. The caller holds the lock, as in all of these.
+func (n *Network) change(ctx context.Context, h *hosted, matches []any) error {
+	if !n.repaired {
+		return nil // which does all at once
+	}
+	remove, add := h.difference(matches)
+	if err := n.apply(ctx, remove, add); err != nil {
+		return err
+	}
+	h.have(remove, add)
+	return nil
+}
+
+func (h *hosted) difference(matches []any) (remove, add []pipeline.Entry) {
+	seen := make(map[any]bool, len(matches))
+	for _, match := range matches {
+		if seen[match] {
+			continue
+		}
+		seen[match] = true
+		want, has := h.wanted(match), h.installed[match]
+		if want == has {
+			continue
+		}
+		if has != nil {
+			remove = append(remove, has)
+		}
+		if want != nil {
+			add = append(add, want)
+		}
+	}
+	return remove, add
+}
+
+func (h *hosted) have(remove, add []pipeline.Entry) {
+	for _, e := range remove {
+		delete(h.installed, e.Match())
+	}
+	for _, e := range add {
+		h.installed[e.Match()] = e
+	}
+}
+
+// apply refuses what would not fit before anything is changed.
+func (n *Network) apply(ctx context.Context, remove, add []pipeline.Entry) error {
+	if len(remove)+len(add) == 0 {
+		return nil
+	}
+	more := pipeline.Count(add)[pipeline.Forwarding] - pipeline.Count(remove)[pipeline.Forwarding]
+	if err := n.fits(more); err != nil {
+		return err
+	}
+	if err := n.config.Switch.Apply(ctx, remove, add); err != nil {
+		return err
+	}
+	n.forwards += more
+	return nil
+}
+
+// fits refuses more forwarding entries than there is room for. What is there already may stay.
+func (n *Network) fits(more int) error {
+	if more <= 0 || n.forwards+more <= n.config.MaxMappings {
+		return nil
+	}
+	largest, most := "", 0
+	for _, name := range slices.Sorted(maps.Keys(n.tenants)) {
+		if has := n.tenants[name].forwards(); has > most {
+			largest, most = name, has
+		}
+	}
+	return fmt.Errorf("%w: this node has no room for %d more mappings: %d of %d are in use, %d of them by tenant %s, the largest user\n  nothing was changed; use another node, raise --max-mappings, or give tenants node CIDRs",
+		endpoint.ErrExhausted, more, n.forwards, n.config.MaxMappings, most, largest)
+}
+
+// room refuses an endpoint that would not fit, before it takes addresses.
+func (n *Network) room(addresses int) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.fits(addresses)
+}
+
+// PutTenant has all of the tenant's addresses lead to nobody until somebody is there.
+func (n *Network) PutTenant(ctx context.Context, t tenant.Tenant) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	h := n.tenants[t.Name]
+	if h == nil {
+		h = newHosted()
+		n.tenants[t.Name] = h
+	}
+	h.set(t)
+	return n.change(ctx, h, h.allMatches())
+}
+
+// DeleteTenant forgets the tenant, if the id that is its VNI is among those given.
+func (n *Network) DeleteTenant(ctx context.Context, t tenant.Tenant) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	h, ok := n.tenants[t.Name]
+	if !ok || !slices.ContainsFunc(t.IDs, func(id tenant.ID) bool { return pipeline.VNI(id.ID) == h.vni }) {
+		return nil
+	}
+	gone := newHosted()
+	gone.installed = h.installed
+	if err := n.change(ctx, gone, gone.allMatches()); err != nil {
+		return err
+	}
+	delete(n.tenants, t.Name)
+	return nil
+}
+
+// Replace tells where all of a tenant is. One that is not here is passed over.
+func (n *Network) Replace(ctx context.Context, name string, all []Mapping) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	h, ok := n.tenants[name]
+	if !ok {
+		return nil
+	}
+	if err := n.check(h, all); err != nil {
+		return err
+	}
+	matches := h.allMatches()
+	clear(h.remote)
+	n.place(h, all)
+	h.heard = true
+	return n.change(ctx, h, append(matches, h.allMatches()...))
+}
+
+// Apply tells what has changed of that.
+func (n *Network) Apply(ctx context.Context, name string, add, remove []Mapping) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	h, ok := n.tenants[name]
+	if !ok {
+		return nil
+	}
+	if !h.heard {
+		return fmt.Errorf("tenant %s: a change of mappings of which none were told; nothing was changed", name)
+	}
+	if err := n.check(h, add); err != nil {
+		return err
+	}
+	var matches []any
+	for _, m := range remove {
+		if h.remote[m.To] == m.Node {
+			delete(h.remote, m.To)
+		}
+		matches = append(matches, h.forwardMatch(m.To))
+	}
+	n.place(h, add)
+	for _, m := range add {
+		matches = append(matches, h.forwardMatch(m.To))
+	}
+	return n.change(ctx, h, matches)
+}
+
+// place notes what is on other nodes. What is on this one, its containers tell.
+func (n *Network) place(h *hosted, all []Mapping) {
+	for _, m := range all {
+		if m.Node != n.config.Node {
+			h.remote[m.To] = m.Node
+		} else {
+			delete(h.remote, m.To)
+		}
+	}
+}
+
+// check refuses mappings of what is not the tenant's, and to what is no node.
+func (n *Network) check(h *hosted, all []Mapping) error {
+	for _, m := range all {
+		if !h.has(m.To) || !n.config.Plan.ContainsNode(m.Node) {
+			return fmt.Errorf("tenant %s: a mapping of %v to node %v cannot be used; nothing was changed", m.Tenant, m.To, m.Node)
+		}
+	}
+	return nil
+}
+
+// Repair makes the switch have what is wanted and nothing else. Until the cluster tells more, what it has of other nodes is believed: so a restart
+// loses no packet, also with the cluster away.
+func (n *Network) Repair(ctx context.Context, _, found []endpoint.Record) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	there, err := n.config.Switch.Entries(ctx)
+	if err != nil {
+		return fmt.Errorf("read the switch: %w", err)
+	}
+	for _, r := range found {
+		h, ok := n.tenants[r.Tenant]
+		if !ok {
+			return fmt.Errorf("endpoint %d: tenant %s is not known to network %s", r.ID, r.Tenant, Name)
+		}
+		h.add(r)
+	}
+	region := newHosted() // what is nobody's but the node's
+	n.adopt(there, region)
+	n.forwards = pipeline.Count(there)[pipeline.Forwarding]
+	if err := n.plug(ctx, there, found); err != nil {
+		return err
+	}
+	all := append(slices.Collect(maps.Values(n.tenants)), region)
+	var remove, add []pipeline.Entry
+	for _, h := range all {
+		r, a := h.difference(h.allMatches())
+		remove, add = append(remove, r...), append(add, a...)
+	}
+	peer := pipeline.Peer{Nodes: n.config.Plan.Base}
+	if kept := slices.Index(remove, pipeline.Entry(peer)); kept >= 0 {
+		remove = slices.Delete(remove, kept, kept+1)
+	} else {
+		add = append(add, peer)
+	}
+	if err := n.apply(ctx, remove, add); err != nil {
+		return err
+	}
+	for _, h := range all {
+		h.have(h.difference(h.allMatches()))
+	}
+	n.repaired = true
+	return nil
+}
+
+// adopt takes note of what the switch has, each tenant of its own.
+func (n *Network) adopt(there []pipeline.Entry, others *hosted) {
+	byVNI := map[pipeline.VNI]*hosted{}
+	for _, h := range n.tenants {
+		clear(h.installed)
+		byVNI[h.vni] = h
+	}
+	for _, e := range there {
+		of := others
+		switch own := e.(type) {
+		case pipeline.Sender:
+			of = byVNI[own.VNI]
+		case pipeline.Forward:
+			of = byVNI[own.VNI]
+		}
+		if of == nil {
+			of = others
+		}
+		of.adopt(e)
+	}
+}
+
+// plug makes the devices of the endpoints found ports, and those of no others.
+func (n *Network) plug(ctx context.Context, there []pipeline.Entry, found []endpoint.Record) error {
+	ports := map[pipeline.Port]bool{}
+	for _, r := range found {
+		ports[pipeline.Port(r.ID)] = true
+		if err := n.config.Switch.Plug(ctx, pipeline.Port(r.ID), r.Device.HostName); err != nil {
+			return fmt.Errorf("endpoint %d: %w", r.ID, err)
+		}
+	}
+	for _, e := range there {
+		s, ok := e.(pipeline.Sender)
+		if !ok || ports[s.Port] {
+			continue
+		}
+		ports[s.Port] = true
+		if err := n.config.Switch.Unplug(ctx, s.Port); err != nil {
+			return fmt.Errorf("%v, of no endpoint: %w", s.Port, err)
+		}
+	}
+	return nil
+}

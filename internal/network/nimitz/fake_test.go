@@ -1,0 +1,299 @@
+package nimitz
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+var plan = address.DefaultPlan()
+
+// tableSwitch is a switch made of the pipeline itself. It refuses what a network that knows what it has would not ask for.
+type tableSwitch struct {
+	has     map[any]pipeline.Entry // by match
+	ports   map[pipeline.Port]string
+	fail    error
+	applied int
+}
+
+func (s *tableSwitch) Plug(_ context.Context, p pipeline.Port, device string) error {
+	s.ports[p] = device
+	return s.fail
+}
+
+func (s *tableSwitch) Unplug(_ context.Context, p pipeline.Port) error {
+	delete(s.ports, p)
+	return s.fail
+}
+
+func (s *tableSwitch) Apply(_ context.Context, remove, add []pipeline.Entry) error {
+	if s.fail != nil {
+		return s.fail
+	}
+	for _, e := range remove {
+		if s.has[e.Match()] != e {
+			return fmt.Errorf("%v is not there", e)
+		}
+		delete(s.has, e.Match())
+	}
+	for _, e := range add {
+		if s.has[e.Match()] != nil {
+			return fmt.Errorf("%v is there", s.has[e.Match()])
+		}
+		s.has[e.Match()] = e
+	}
+	s.applied += len(remove) + len(add)
+	return nil
+}
+
+func (s *tableSwitch) Entries(context.Context) ([]pipeline.Entry, error) {
+	return s.table().Entries, s.fail
+}
+
+func (s *tableSwitch) table() pipeline.Table {
+	return pipeline.Table{Entries: slices.Collect(maps.Values(s.has))}
+}
+
+func (s *tableSwitch) put(entries ...pipeline.Entry) {
+	for _, e := range entries {
+		s.has[e.Match()] = e
+	}
+}
+
+// forwards counts entries that lead to a port.
+func (s *tableSwitch) forwards(to pipeline.Port) int {
+	n := 0
+	for _, e := range s.has {
+		if f, ok := e.(pipeline.Forward); ok && f.Port == to {
+			n++
+		}
+	}
+	return n
+}
+
+// memory draws without a disk.
+type memory map[endpoint.CursorKey]*struct {
+	next    address.Index
+	resting []address.Index
+}
+
+func (m memory) DrawIndex(key endpoint.CursorKey, find func(address.Index) (address.Index, error)) (address.Index, error) {
+	c := m[key]
+	if c == nil {
+		c = &struct {
+			next    address.Index
+			resting []address.Index
+		}{}
+		m[key] = c
+	}
+	i, err := find(c.next)
+	if err == nil {
+		c.next = i + 1
+		return i, nil
+	}
+	if !errors.Is(err, address.ErrExhausted) || len(c.resting) == 0 {
+		return 0, endpoint.ErrExhausted
+	}
+	i, c.resting = c.resting[0], c.resting[1:]
+	return i, nil
+}
+
+func (m memory) ReleaseIndex(key endpoint.CursorKey, i address.Index) error {
+	m[key].resting = append(m[key].resting, i)
+	return nil
+}
+
+// cluster is an orchestrator and its nodes. Everybody hears at once.
+type cluster struct {
+	t       testing.TB
+	tenants []tenant.Tenant
+	nodes   []*node
+	given   map[string][]netip.Prefix // by tenant, node and key
+	where   map[string][]Mapping      // by tenant
+	next    map[netip.Prefix]uint64
+	away    error
+}
+
+// node is one with its network and its containers.
+type node struct {
+	*Network
+	c      *cluster
+	prefix netip.Prefix
+	sw     *tableSwitch
+	record map[endpoint.ID]endpoint.Record
+	last   endpoint.ID
+	max    int
+}
+
+// tenantOf has VNI id, and addresses that others have too.
+func tenantOf(id address.TenantID, overlays ...tenant.Overlay) tenant.Tenant {
+	return tenant.Tenant{Name: fmt.Sprint("t", id), Network: tenant.Nimitz, Overlays: overlays, Addressing: tenant.Own, IDs: []tenant.ID{{ID: id}}}
+}
+
+func overlay(cidr string, nodeBits int) tenant.Overlay {
+	return tenant.Overlay{CIDR: netip.MustParsePrefix(cidr), NodeBits: nodeBits}
+}
+
+func newCluster(t testing.TB, nodes int, tenants ...tenant.Tenant) *cluster {
+	c := &cluster{t: t, tenants: tenants, given: map[string][]netip.Prefix{}, where: map[string][]Mapping{}, next: map[netip.Prefix]uint64{}}
+	for i := range nodes {
+		n := &node{c: c, prefix: plan.Node(uint64(i + 1)), sw: &tableSwitch{has: map[any]pipeline.Entry{}, ports: map[pipeline.Port]string{}}, record: map[endpoint.ID]endpoint.Record{}}
+		c.nodes = append(c.nodes, n)
+		n.start(memory{})
+	}
+	return c
+}
+
+// start is what a new process of the agent does: it knows the records and finds the switch as it is.
+func (n *node) start(indexes Indexes) {
+	n.c.t.Helper()
+	n.Network = New(Config{Plan: plan, Node: n.prefix, Indexes: indexes, Cluster: n, Switch: n.sw, MaxMappings: n.max})
+	var found []endpoint.Record
+	for _, t := range n.c.tenants {
+		if n.hosts(t) {
+			n.must(n.PutTenant(n.c.t.Context(), t))
+		}
+	}
+	for _, r := range n.record {
+		found = append(found, r)
+	}
+	n.must(n.Repair(n.c.t.Context(), found, found))
+}
+
+func (n *node) must(err error) {
+	n.c.t.Helper()
+	if err != nil {
+		n.c.t.Fatal(err)
+	}
+}
+
+func (n *node) hosts(t tenant.Tenant) bool {
+	for _, r := range n.record {
+		if r.Tenant == t.Name {
+			return true
+		}
+	}
+	return false
+}
+
+// hear is the link's list of a tenant.
+func (n *node) hear(t tenant.Tenant) { n.must(n.Replace(n.c.t.Context(), t.Name, n.c.where[t.Name])) }
+
+func (n *node) add(t tenant.Tenant, app address.AppID) endpoint.Record {
+	n.c.t.Helper()
+	r, err := n.tryAdd(t, app)
+	n.must(err)
+	return r
+}
+
+func (n *node) tryAdd(t tenant.Tenant, app address.AppID) (endpoint.Record, error) {
+	ctx := n.c.t.Context()
+	n.last++
+	r := endpoint.Record{ID: n.last, ContainerID: fmt.Sprint("c", n.last), Interface: "eth0", Tenant: t.Name, TenantID: t.IDs[0].ID, App: app, State: endpoint.Active}
+	first := !n.hosts(t)
+	n.must(n.PutTenant(ctx, t))
+	var err error
+	if r.Attachments, err = n.Prepare(ctx, t, app, r); err != nil {
+		if first {
+			n.must(n.DeleteTenant(ctx, t))
+		}
+		return r, err
+	}
+	n.must(n.Validate(r))
+	r.Device.HostName = fmt.Sprint("pil", r.ID)
+	n.record[r.ID] = r
+	if first {
+		n.hear(t)
+	}
+	return r, n.Activate(ctx, r)
+}
+
+func (n *node) remove(r endpoint.Record) {
+	ctx := n.c.t.Context()
+	n.must(n.Deactivate(ctx, r))
+	n.must(n.Release(ctx, r))
+	delete(n.record, r.ID)
+	for _, t := range n.c.tenants {
+		if t.Name == r.Tenant && !n.hosts(t) {
+			n.must(n.DeleteTenant(ctx, t))
+			n.c.take(t.Name, n, "")
+		}
+	}
+}
+
+// give hands out the next subnet or address of each overlay, and tells those who host the tenant.
+func (c *cluster) give(name string, n *node, key string) ([]netip.Prefix, error) {
+	of := fmt.Sprint(name, " ", n.prefix, " ", key)
+	if c.given[of] != nil || c.away != nil {
+		return c.given[of], c.away
+	}
+	for _, t := range c.tenants {
+		if t.Name != name {
+			continue
+		}
+		for _, o := range t.Overlays {
+			at := netip.PrefixFrom(o.CIDR.Addr(), int(t.IDs[0].ID)) // tenants count apart
+			first, _ := o.Given()
+			c.given[of] = append(c.given[of], o.At(first+c.next[at]))
+			c.next[at]++
+		}
+	}
+	var news []Mapping
+	for _, p := range c.given[of] {
+		news = append(news, Mapping{name, p, n.prefix})
+	}
+	c.where[name] = append(c.where[name], news...)
+	return c.given[of], c.tell(name, news, nil)
+}
+
+func (c *cluster) take(name string, n *node, key string) {
+	of := fmt.Sprint(name, " ", n.prefix, " ", key)
+	var gone []Mapping
+	for _, p := range c.given[of] {
+		gone = append(gone, Mapping{name, p, n.prefix})
+	}
+	delete(c.given, of)
+	c.where[name] = slices.DeleteFunc(c.where[name], func(m Mapping) bool { return slices.Contains(gone, m) })
+	if err := c.tell(name, nil, gone); err != nil {
+		c.t.Error(err)
+	}
+}
+
+func (c *cluster) tell(name string, add, remove []Mapping) error {
+	for _, n := range c.nodes {
+		if h := n.tenants[name]; h == nil || !h.heard {
+			continue
+		}
+		if err := n.Apply(c.t.Context(), name, add, remove); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (n *node) NodeCIDRs(_ context.Context, name string) ([]netip.Prefix, error) {
+	return n.c.give(name, n, "")
+}
+
+func (n *node) Allocate(_ context.Context, name, key string) ([]netip.Addr, error) {
+	given, err := n.c.give(name, n, key)
+	var addrs []netip.Addr
+	for _, p := range given {
+		addrs = append(addrs, p.Addr())
+	}
+	return addrs, err
+}
+
+func (n *node) Free(_ context.Context, name, key string) error {
+	n.c.take(name, n, key)
+	return n.c.away
+}

@@ -1,0 +1,243 @@
+package nimitz
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync"
+
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/network"
+	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+// DefaultMaxMappings is how many forwarding entries a node takes unless told otherwise.
+const DefaultMaxMappings = 65536
+
+// Indexes keeps what was drawn from this node's subnets; *endpoint.Store does it on disk.
+type Indexes interface {
+	DrawIndex(key endpoint.CursorKey, find func(from address.Index) (address.Index, error)) (address.Index, error)
+	ReleaseIndex(key endpoint.CursorKey, i address.Index) error
+}
+
+// Config is what a Network is made of.
+type Config struct {
+	Plan        address.Plan
+	Node        netip.Prefix // this one's /64
+	Indexes     Indexes
+	Cluster     Cluster
+	Switch      Switch
+	MaxMappings int // forwarding entries
+}
+
+// Network is NIMITZ on one node.
+type Network struct {
+	config Config
+
+	mu       sync.Mutex // held through a change of the switch, so that they come one after the other
+	tenants  map[string]*hosted
+	forwards int  // entries that the switch has
+	repaired bool // so that they are known
+}
+
+var _ network.Network = (*Network)(nil)
+
+// New is the network of a node. Nothing reaches the switch before Repair.
+func New(c Config) *Network {
+	c.MaxMappings = cmp.Or(c.MaxMappings, DefaultMaxMappings)
+	return &Network{config: c, tenants: map[string]*hosted{}}
+}
+
+// gateways is each family's next hop inside a container. It is a static neighbour, so nobody asks for it.
+var gateways = map[bool]netip.Addr{true: netip.MustParseAddr("169.254.1.1"), false: netip.MustParseAddr("fe80::1")}
+
+// Prepare takes an address of each overlay: from this node's subnets where the tenant has node CIDRs, which costs no message once they are
+// known, or else from the cluster.
+func (n *Network) Prepare(ctx context.Context, t tenant.Tenant, app address.AppID, r endpoint.Record) (all []endpoint.Attachment, err error) {
+	if app >= address.FirstReservedApp {
+		return nil, fmt.Errorf("app %#x is reserved and never belongs to a container", app)
+	}
+	if err := n.room(len(t.Overlays)); err != nil {
+		return nil, err
+	}
+	if len(t.Overlays) > 0 && t.Overlays[0].NodeBits != 0 {
+		all, err = n.draw(ctx, t, r)
+	} else {
+		all, err = n.allocate(ctx, t, r)
+	}
+	if err == nil && len(all) != len(t.Overlays) {
+		err = fmt.Errorf("the cluster gave %d ranges or addresses for %d CIDRs of tenant %s", len(all), len(t.Overlays), t.Name)
+	}
+	for i, a := range all {
+		if err == nil && !t.Overlays[i].CIDR.Contains(a.Address) {
+			err = fmt.Errorf("the cluster gave tenant %s address %v, which is not in %v", t.Name, a.Address, t.Overlays[i].CIDR)
+		}
+	}
+	if err != nil {
+		r.Attachments = all
+		return nil, errors.Join(err, n.Release(ctx, r))
+	}
+	return all, nil
+}
+
+// draw returns what it has drawn also beside an error.
+func (n *Network) draw(ctx context.Context, t tenant.Tenant, r endpoint.Record) (all []endpoint.Attachment, err error) {
+	subnets, err := n.config.Cluster.NodeCIDRs(ctx, t.Name)
+	if err != nil {
+		return nil, err
+	}
+	for _, subnet := range subnets {
+		i, err := n.config.Indexes.DrawIndex(endpoint.CursorKey{Tenant: r.TenantID, Subnet: subnet}, func(from address.Index) (address.Index, error) {
+			return usable(subnet, from)
+		})
+		if err != nil {
+			hint := ""
+			if errors.Is(err, endpoint.ErrExhausted) {
+				hint = "\n  nothing was changed; use another node, or remove containers"
+			}
+			return all, fmt.Errorf("tenant %s subnet %v: %w%s", t.Name, subnet, err, hint)
+		}
+		addr, _ := endpoint.AddressIn(subnet, i)
+		all = append(all, attachment(addr, subnet))
+	}
+	return all, nil
+}
+
+func (n *Network) allocate(ctx context.Context, t tenant.Tenant, r endpoint.Record) (all []endpoint.Attachment, err error) {
+	addrs, err := n.config.Cluster.Allocate(ctx, t.Name, clusterKey(r))
+	for _, addr := range addrs {
+		all = append(all, attachment(addr, netip.Prefix{}))
+	}
+	return all, err
+}
+
+// clusterKey is what the cluster knows an endpoint's addresses by.
+func clusterKey(r endpoint.Record) string { return r.ContainerID + "/" + r.Interface }
+
+func attachment(addr netip.Addr, subnet netip.Prefix) endpoint.Attachment {
+	all := netip.PrefixFrom(netip.IPv6Unspecified(), 0)
+	if addr.Is4() {
+		all = netip.PrefixFrom(netip.IPv4Unspecified(), 0)
+	}
+	return endpoint.Attachment{
+		Network: Name, Address: addr, Gateway: gateways[addr.Is4()], Routes: []netip.Prefix{all}, Subnet: subnet, Overhead: pipeline.Overhead,
+	}
+}
+
+// usable is the first index from the given one on that a container may have: neither the subnet's own address nor, in IPv4, its last.
+func usable(subnet netip.Prefix, from address.Index) (address.Index, error) {
+	from = max(from, 1)
+	addr, ok := endpoint.AddressIn(subnet, from)
+	if !ok || from > address.MaxIndex || addr.Is4() && !subnet.Contains(addr.Next()) {
+		return 0, address.ErrExhausted
+	}
+	return from, nil
+}
+
+// Release lets drawn addresses rest and gives the cluster's back.
+func (n *Network) Release(ctx context.Context, r endpoint.Record) error {
+	var errs []error
+	given := false
+	for _, a := range r.Attachments {
+		if key, i, drawn := r.Drawn(a); drawn {
+			errs = append(errs, n.config.Indexes.ReleaseIndex(key, i))
+		} else {
+			given = true
+		}
+	}
+	if given {
+		errs = append(errs, n.config.Cluster.Free(ctx, r.Tenant, clusterKey(r)))
+	}
+	return errors.Join(errs...)
+}
+
+// Validate refuses what Prepare cannot have made.
+func (n *Network) Validate(r endpoint.Record) error {
+	if vni := pipeline.VNI(r.TenantID); vni == pipeline.GatewayVNI {
+		return fmt.Errorf("tenant id %d is the gateway's", vni)
+	}
+	for _, a := range r.Attachments {
+		_, i, drawn := r.Drawn(a)
+		if a.Plaintext.IsValid() || a.Gateway != gateways[a.Address.Is4()] || drawn && i == 0 {
+			return fmt.Errorf("attachment %+v is none of network %s", a, Name)
+		}
+	}
+	return nil
+}
+
+// Activate makes the device a port and lets it send and receive.
+func (n *Network) Activate(ctx context.Context, r endpoint.Record) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	h, ok := n.tenants[r.Tenant]
+	if !ok {
+		return fmt.Errorf("endpoint %d: tenant %s is not known to network %s", r.ID, r.Tenant, Name)
+	}
+	if err := n.config.Switch.Plug(ctx, pipeline.Port(r.ID), r.Device.HostName); err != nil {
+		return fmt.Errorf("endpoint %d: %w", r.ID, err)
+	}
+	h.add(r)
+	return n.change(ctx, h, h.matches(r))
+}
+
+// Deactivate takes its entries away, then the port.
+func (n *Network) Deactivate(ctx context.Context, r endpoint.Record) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if h, ok := n.tenants[r.Tenant]; ok {
+		h.remove(r)
+		if err := n.change(ctx, h, h.matches(r)); err != nil {
+			return fmt.Errorf("endpoint %d: %w", r.ID, err)
+		}
+	}
+	if err := n.config.Switch.Unplug(ctx, pipeline.Port(r.ID)); err != nil {
+		return fmt.Errorf("endpoint %d: %w", r.ID, err)
+	}
+	return nil
+}
+
+// Check compares the endpoint's entries with the switch's.
+func (n *Network) Check(ctx context.Context, r endpoint.Record) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	there, err := n.config.Switch.Entries(ctx)
+	if err != nil {
+		return fmt.Errorf("endpoint %d: read the switch: %w", r.ID, err)
+	}
+	h, ok := n.tenants[r.Tenant]
+	if !ok {
+		return fmt.Errorf("endpoint %d: tenant %s is not known to network %s", r.ID, r.Tenant, Name)
+	}
+	has := map[any]pipeline.Entry{}
+	for _, e := range there {
+		has[e.Match()] = e
+	}
+	for _, match := range h.matches(r) {
+		if want := h.wanted(match); want == nil || has[match] != want {
+			return fmt.Errorf("endpoint %d: the switch has %v for it, not %v", r.ID, has[match], want)
+		}
+	}
+	return nil
+}
+
+// Entries counts what each stage of the switch has.
+func (n *Network) Entries(ctx context.Context) ([]network.Entries, error) {
+	there, err := n.config.Switch.Entries(ctx)
+	if err != nil {
+		return nil, err
+	}
+	counts := pipeline.Count(there)
+	var all []network.Entries
+	for _, s := range pipeline.Stages {
+		e := network.Entries{Table: Name + "-" + s.String(), Used: counts[s]}
+		if s == pipeline.Forwarding {
+			e.Capacity = n.config.MaxMappings
+		}
+		all = append(all, e)
+	}
+	return all, nil
+}

@@ -1,0 +1,358 @@
+package nimitz
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+// send takes a packet of a container from node to node, and says at which container it comes out.
+func (c *cluster) send(from *node, r endpoint.Record, src, dst netip.Addr) (at *node, out pipeline.Verdict) {
+	out, _ = from.sw.table().Run(pipeline.Packet{From: pipeline.Port(r.ID), Src: src, Dst: dst})
+	if out.Drop != 0 || out.To != pipeline.VXLAN {
+		return from, out
+	}
+	for _, n := range c.nodes {
+		if pipeline.VTEP(n.prefix) == out.VTEP {
+			out, _ = n.sw.table().Run(pipeline.Packet{From: pipeline.VXLAN, Outer: pipeline.VTEP(from.prefix), VNI: out.VNI, Identity: out.Identity, Src: out.Src, Dst: out.Dst})
+			return n, out
+		}
+	}
+	c.t.Errorf("%v is sent to %v, which is nobody's", dst, out.VTEP)
+	return nil, out
+}
+
+// reach compares what every node's table does with every packet that may be sent: exactly what one container sends to another of its tenant
+// arrives, with its identity.
+func (c *cluster) reach() {
+	c.t.Helper()
+	type end struct {
+		n *node
+		r endpoint.Record
+		a netip.Addr
+	}
+	var ends []end
+	for _, n := range c.nodes {
+		for _, r := range n.record {
+			for _, a := range r.Attachments {
+				ends = append(ends, end{n, r, a.Address})
+			}
+		}
+	}
+	for _, from := range ends {
+		targets := map[netip.Addr]end{}
+		for _, to := range ends {
+			if _, own := targets[to.a]; !own || to.r.Tenant == from.r.Tenant {
+				targets[to.a] = to
+			}
+		}
+		targets[netip.MustParseAddr("10.0.255.254")] = end{}
+		targets[netip.MustParseAddr("192.0.2.1")] = end{}
+		for dst, to := range targets {
+			n, out := c.send(from.n, from.r, from.a, dst)
+			arrives := to.r.Tenant == from.r.Tenant
+			switch {
+			case !arrives && out.Drop == 0:
+				c.t.Fatalf("from %v of %s to %v, which is not its tenant's: %+v", from.a, from.r.Tenant, dst, out)
+			case arrives && (n != to.n || out.Drop != 0 || out.To != pipeline.Port(to.r.ID) || out.Identity != uint16(from.r.App)):
+				c.t.Fatalf("from %v of %s on %v to %v on %v: %+v", from.a, from.r.Tenant, from.n.prefix, dst, to.n.prefix, out)
+			}
+			if _, out := c.send(from.n, from.r, dst, from.a); !slices.Contains(from.r.Addresses(), dst) && out.Drop == 0 {
+				c.t.Fatalf("%v sends as %v: %+v", from.a, dst, out)
+			}
+		}
+	}
+}
+
+// TestRandomClusters: tenants with the same addresses come and go, nodes start anew, an old agent's orchestrator is away; whatever has happened,
+// each node's table delivers exactly container to container of one tenant, and holds nothing else (NM1).
+func TestRandomClusters(t *testing.T) {
+	for seed := range uint64(12) {
+		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
+			r := rand.New(rand.NewPCG(seed, 5))
+			c := newCluster(t, 4,
+				tenantOf(7, overlay("10.0.0.0/16", 24)), tenantOf(8, overlay("10.0.0.0/16", 28), overlay("fd00:1::/48", 80)),
+				tenantOf(9, overlay("10.0.0.0/16", 0)), tenantOf(10, overlay("fd00:1::/48", 0), overlay("10.0.0.0/20", 0)))
+			for range 150 {
+				n := c.nodes[r.IntN(len(c.nodes))]
+				switch of := c.tenants[r.IntN(len(c.tenants))]; {
+				case r.IntN(20) == 0:
+					n.start(n.config.Indexes)
+					c.reach() // before it has heard of anything
+					for _, t := range c.tenants {
+						if n.hosts(t) {
+							n.hear(t)
+						}
+					}
+				case r.IntN(3) > 0 && len(n.record) < 6:
+					n.add(of, address.AppID(1+r.IntN(9)))
+				default:
+					for _, r := range n.record {
+						n.remove(r)
+						break
+					}
+				}
+			}
+			c.reach()
+			for _, n := range c.nodes {
+				before := n.sw.applied
+				n.start(n.config.Indexes)
+				for _, t := range c.tenants {
+					if n.hosts(t) {
+						n.hear(t)
+					}
+				}
+				if n.sw.applied != before {
+					t.Errorf("a start changed %d entries of a table that was right", n.sw.applied-before)
+				}
+				for _, r := range n.record {
+					n.must(n.Check(t.Context(), r))
+					n.remove(r)
+				}
+				if got := n.sw.table().Entries; len(got) != 1 || got[0] != (pipeline.Peer{Nodes: plan.Base}) || len(n.sw.ports) > 0 {
+					t.Errorf("left on a node without containers: %v, %v", got, n.sw.ports)
+				}
+			}
+		})
+	}
+}
+
+// TestEntryCounts: what a node keeps of others grows with nodes where they have CIDRs, with containers where they have not, and never with a product;
+// at 80 containers a node, the paper's density, that is 80 times less (NM3, §3.2).
+func TestEntryCounts(t *testing.T) {
+	measure := func(nodes, density, bits int) (remote, all int) {
+		c := newCluster(t, nodes, tenantOf(7, overlay("10.0.0.0/8", bits)))
+		for _, n := range c.nodes {
+			for range density {
+				n.add(c.tenants[0], 1)
+			}
+		}
+		return c.nodes[0].sw.forwards(pipeline.VXLAN), len(c.nodes[0].sw.has)
+	}
+	const peerAndCIDR = 2
+	for _, nodes := range []int{2, 4, 8} {
+		for _, density := range []int{20, 80} {
+			with, all := measure(nodes, density, 24)
+			without, allWithout := measure(nodes, density, 0)
+			if with != nodes-1 || all != with+2*density+peerAndCIDR {
+				t.Errorf("%d nodes with %d containers and CIDRs: %d of other nodes, %d in all", nodes, density, with, all)
+			}
+			if without != (nodes-1)*density || allWithout != without+2*density+peerAndCIDR {
+				t.Errorf("%d nodes with %d containers, without CIDRs: %d of other nodes, %d in all", nodes, density, without, allWithout)
+			}
+			if without != density*with {
+				t.Errorf("CIDRs save %d entries of %d", without-with, without)
+			}
+		}
+	}
+}
+
+// TestRepairBelievesTheSwitch: an agent that starts with the orchestrator away keeps what leads to other nodes, and sweeps what is nobody's.
+func TestRepairBelievesTheSwitch(t *testing.T) {
+	c := newCluster(t, 2, tenantOf(7, overlay("10.0.0.0/16", 24)))
+	blue := c.tenants[0]
+	a, b := c.nodes[0].add(blue, 1), c.nodes[1].add(blue, 2)
+	n := c.nodes[0]
+	n.sw.put(
+		pipeline.Sender{Port: 99, Address: netip.MustParseAddr("10.0.0.99"), VNI: 7},
+		pipeline.Forward{VNI: 7, To: netip.MustParsePrefix("10.0.0.99/32"), Port: 99},
+		pipeline.Forward{VNI: 3, To: netip.MustParsePrefix("10.0.0.0/16")},
+		pipeline.Forward{VNI: 7, To: netip.MustParsePrefix("10.9.0.0/16"), Port: pipeline.VXLAN, VTEP: pipeline.VTEP(plan.Node(9))},
+		pipeline.Peer{Nodes: netip.MustParsePrefix("fd00::/40")})
+	n.sw.ports[99] = "pil99"
+	n.start(n.config.Indexes)
+	c.reach()
+	if len(n.sw.has) != 5 || len(n.sw.ports) != 1 {
+		t.Errorf("holds %v, ports %v", n.sw.table(), n.sw.ports)
+	}
+	if err := n.Apply(t.Context(), blue.Name, nil, nil); err == nil {
+		t.Error("a change was taken of what was never told")
+	}
+	// What the cluster tells then counts.
+	n.must(n.Replace(t.Context(), blue.Name, nil))
+	if _, out := c.send(n, a, a.Attachments[0].Address, b.Attachments[0].Address); out.Drop == 0 {
+		t.Errorf("sent to a node that the cluster does not tell of: %+v", out)
+	}
+}
+
+// TestFailuresAreMadeGood: what a switch refused is done by the next call about it.
+func TestFailuresAreMadeGood(t *testing.T) {
+	c := newCluster(t, 2, tenantOf(7, overlay("10.0.0.0/16", 24)))
+	blue, n := c.tenants[0], c.nodes[0]
+	a := n.add(blue, 1)
+	n.sw.fail = errors.New("made to fail")
+	if err := n.Deactivate(t.Context(), a); err == nil {
+		t.Error("a failure was passed over")
+	}
+	n.sw.fail = nil
+	n.remove(a)
+	if len(n.sw.has) != 1 {
+		t.Errorf("left: %v", n.sw.table())
+	}
+	// Its address may be another's by the time a DEL is repeated.
+	next := n.add(blue, 1)
+	late := next
+	late.ID = a.ID
+	n.must(n.Deactivate(t.Context(), late))
+	n.must(n.Check(t.Context(), next))
+	c.reach()
+	n.remove(next)
+	r, err := n.tryAdd(blue, 1)
+	n.must(err)
+	n.sw.fail = errors.New("made to fail")
+	other := []Mapping{{blue.Name, netip.MustParsePrefix("10.0.77.0/24"), plan.Node(2)}}
+	if err := n.Apply(t.Context(), blue.Name, other, nil); err == nil {
+		t.Error("a failure was passed over")
+	}
+	n.sw.fail = nil
+	n.must(n.Replace(t.Context(), blue.Name, append(other, c.where[blue.Name]...)))
+	if _, out := c.send(n, r, r.Attachments[0].Address, netip.MustParseAddr("10.0.77.7")); out.Drop == 0 || n.sw.forwards(pipeline.VXLAN) != 1 {
+		t.Errorf("%+v; holds %v", out, n.sw.table())
+	}
+}
+
+func TestMappingsThatCannotBeAreRefused(t *testing.T) {
+	c := newCluster(t, 1, tenantOf(7, overlay("10.0.0.0/16", 24)))
+	blue, n := c.tenants[0], c.nodes[0]
+	n.add(blue, 1)
+	before := len(n.sw.has)
+	for _, m := range []Mapping{
+		{blue.Name, netip.MustParsePrefix("10.1.0.0/24"), plan.Node(2)},
+		{blue.Name, netip.MustParsePrefix("10.0.0.0/16"), plan.Node(2)}, // all of it
+		{blue.Name, netip.PrefixFrom(netip.MustParseAddr("10.0.3.1"), 24), plan.Node(2)},
+		{blue.Name, netip.MustParsePrefix("fd00:1::/80"), plan.Node(2)},
+		{blue.Name, netip.MustParsePrefix("10.0.3.0/24"), netip.MustParsePrefix("2001:db8::/64")},
+	} {
+		if n.Replace(t.Context(), blue.Name, []Mapping{m}) == nil || n.Apply(t.Context(), blue.Name, []Mapping{m}, nil) == nil {
+			t.Errorf("%v was taken", m)
+		}
+	}
+	if len(n.sw.has) != before {
+		t.Errorf("holds %v", n.sw.table())
+	}
+	moved := func(to uint64) Mapping {
+		return Mapping{blue.Name, netip.MustParsePrefix("10.0.3.0/24"), plan.Node(to)}
+	}
+	n.must(n.Apply(t.Context(), blue.Name, []Mapping{moved(2)}, nil))
+	n.must(n.Apply(t.Context(), blue.Name, []Mapping{moved(3)}, []Mapping{moved(2)}))
+	n.must(n.Apply(t.Context(), blue.Name, nil, []Mapping{moved(2)})) // late
+	if f := n.sw.has[pipeline.Forward{VNI: 7, To: moved(3).To}]; f != (pipeline.Forward{VNI: 7, To: moved(3).To, Port: pipeline.VXLAN, VTEP: pipeline.VTEP(plan.Node(3))}) {
+		t.Errorf("moved from node 2 to 3: %v", f)
+	}
+	n.must(n.Apply(t.Context(), blue.Name, nil, []Mapping{moved(3)}))
+	if err := n.Replace(t.Context(), "elsewhere", []Mapping{{"elsewhere", netip.MustParsePrefix("10.0.3.0/24"), plan.Node(2)}}); err != nil || len(n.sw.has) != before {
+		t.Errorf("a tenant that is not here: %v", err)
+	}
+}
+
+// TestFullNodeRefuses: before addresses are taken, and naming who has most; what is there stays.
+func TestFullNodeRefuses(t *testing.T) {
+	c := newCluster(t, 2, tenantOf(7, overlay("10.0.0.0/16", 24)), tenantOf(8, overlay("10.0.0.0/16", 0)))
+	n := c.nodes[0]
+	n.max = 6
+	n.start(n.config.Indexes)
+	n.add(c.tenants[0], 1) // and its CIDR
+	for range 3 {
+		n.add(c.tenants[1], 1)
+	}
+	_, err := n.tryAdd(c.tenants[0], 1)
+	if !errors.Is(err, endpoint.ErrExhausted) || !strings.Contains(err.Error(), "6 of 6 are in use, 4 of them by tenant t8") {
+		t.Errorf("a full node: %v", err)
+	}
+	if i := n.config.Indexes.(memory)[endpoint.CursorKey{Tenant: 7, Subnet: netip.MustParsePrefix("10.0.0.0/24")}]; i.next != 2 {
+		t.Errorf("an address was taken: next is %d", i.next)
+	}
+	n.start(n.config.Indexes)
+	n.hear(c.tenants[0])
+	if _, err := n.tryAdd(c.tenants[0], 1); !errors.Is(err, endpoint.ErrExhausted) {
+		t.Errorf("a full node that started anew: %v", err)
+	}
+	if err := n.Replace(t.Context(), "t7", []Mapping{{"t7", netip.MustParsePrefix("10.0.9.0/24"), plan.Node(2)}}); !errors.Is(err, endpoint.ErrExhausted) {
+		t.Errorf("one mapping more: %v", err)
+	}
+	c.reach()
+}
+
+// TestSubnetAddresses: all but a subnet's first and, in IPv4, its last; released ones rest; the cursor is on disk.
+func TestSubnetAddresses(t *testing.T) {
+	dir := t.TempDir()
+	c := newCluster(t, 1, tenantOf(7, overlay("10.0.0.0/16", 29), overlay("fd00:1::/48", 80)))
+	n, blue := c.nodes[0], c.tenants[0]
+	open := func() *endpoint.Store {
+		s, err := endpoint.OpenStore(endpoint.StoreConfig{Dir: dir})
+		n.must(err)
+		return s
+	}
+	n.start(open())
+	seen := map[netip.Addr]bool{}
+	for i := range 6 {
+		r := n.add(blue, 1)
+		want := []string{fmt.Sprint("10.0.0.", i+1), fmt.Sprintf("fd00:1::%x", i+1)}
+		for j, a := range r.Attachments {
+			if a.Address.String() != want[j] || a.Overhead != 70 || seen[a.Address] || a.Gateway.Is4() != a.Address.Is4() {
+				t.Errorf("attachment %+v, want %s", a, want[j])
+			}
+			seen[a.Address] = true
+		}
+		n.must(n.config.Indexes.(*endpoint.Store).Put(r))
+	}
+	n.remove(n.record[1])
+	n.must(n.config.Indexes.(*endpoint.Store).Delete(1))
+	n.start(open())
+	if r, err := n.tryAdd(blue, 1); !errors.Is(err, endpoint.ErrExhausted) {
+		t.Errorf("given out while one rests: %+v, %v", r.Attachments, err)
+	}
+	c.reach()
+}
+
+func TestRefusals(t *testing.T) {
+	c := newCluster(t, 1, tenantOf(7, overlay("10.0.0.0/16", 0)))
+	n, blue := c.nodes[0], c.tenants[0]
+	if _, err := n.tryAdd(blue, address.FirstReservedApp); err == nil {
+		t.Error("a reserved app got an address")
+	}
+	c.away = errors.New("away")
+	if _, err := n.tryAdd(blue, 1); !errors.Is(err, c.away) {
+		t.Errorf("with the orchestrator away: %v", err)
+	}
+	c.away = nil
+	sound := n.add(blue, 1)
+	for name, spoil := range map[string]func(*endpoint.Record, *endpoint.Attachment){
+		"the gateway's VNI": func(r *endpoint.Record, _ *endpoint.Attachment) { r.TenantID = 0xff },
+		"a plaintext":       func(_ *endpoint.Record, a *endpoint.Attachment) { a.Plaintext = plan.Node(1).Addr() },
+		"another gateway":   func(_ *endpoint.Record, a *endpoint.Attachment) { a.Gateway = netip.MustParseAddr("10.0.0.1") },
+		"index 0": func(_ *endpoint.Record, a *endpoint.Attachment) {
+			a.Subnet = netip.PrefixFrom(a.Address, 32)
+		},
+	} {
+		r, a := sound, sound.Attachments[0]
+		spoil(&r, &a)
+		r.Attachments = []endpoint.Attachment{a}
+		if err := n.Validate(r); err == nil {
+			t.Errorf("%s was taken: %+v", name, r)
+		}
+	}
+	missed := 0
+	for match, e := range n.sw.has {
+		delete(n.sw.has, match)
+		if n.Check(t.Context(), sound) != nil {
+			missed++
+		}
+		n.sw.put(e)
+	}
+	if missed != 2 {
+		t.Errorf("CHECK misses %d entries of a container, not 2", missed)
+	}
+	if err := n.Check(t.Context(), endpoint.Record{ID: 1, Tenant: tenant.Netpila}); err == nil {
+		t.Error("CHECK knows a tenant that is not here")
+	}
+}

@@ -1,0 +1,126 @@
+package orchestrator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/orchestrator/pki"
+)
+
+// retryAfter, in seconds, is when a tenant that was asked about too often may be asked about again: by then it has a whole second's share.
+const retryAfter = "1"
+
+func (s *nodeService) Allocate(ctx context.Context, req *connect.Request[pilasterv1.AllocateRequest]) (*connect.Response[pilasterv1.AllocateResponse], error) {
+	node, err := s.acting(ctx)
+	if err != nil {
+		return nil, err
+	}
+	given, err := s.store.Allocate(ctx, node, req.Msg.Tenant, req.Msg.Key)
+	if err != nil {
+		return nil, err
+	}
+	var resp pilasterv1.AllocateResponse
+	for _, to := range given {
+		resp.Prefixes = append(resp.Prefixes, to.String())
+	}
+	return connect.NewResponse(&resp), nil
+}
+
+func (s *nodeService) Free(ctx context.Context, req *connect.Request[pilasterv1.FreeRequest]) (*connect.Response[pilasterv1.FreeResponse], error) {
+	node, err := s.acting(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.store.Free(ctx, node, req.Msg.Tenant, req.Msg.Key); err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&pilasterv1.FreeResponse{}), nil
+}
+
+// ListMappings tells a node of tenants that it hosts, and of no others.
+func (s *nodeService) ListMappings(ctx context.Context, req *connect.Request[pilasterv1.ListMappingsRequest]) (*connect.Response[pilasterv1.ListMappingsResponse], error) {
+	node, err := s.acting(ctx)
+	if err != nil {
+		return nil, err
+	}
+	name := req.Msg.Tenant
+	if err := s.hosting(ctx, node, name); err != nil {
+		return nil, err
+	}
+	if s.lists != nil && !s.lists.allow(name) {
+		err := s.guard.refuse(limitLists, connect.CodeResourceExhausted, "nodes ask for mappings of tenant %s more than %d times a second; nothing was changed: ask again, or allow more with the orchestrator's --list-rate", name, s.lists.rate)
+		if e := new(connect.Error); errors.As(err, &e) {
+			e.Meta().Set("Retry-After", retryAfter)
+		}
+		return nil, err
+	}
+	page, err := s.store.ListMappings(ctx, name, req.Msg.PageToken)
+	if err != nil {
+		return nil, err
+	}
+	for i, m := range page.Mappings {
+		page.Mappings[i] = visible(m, node.Name)
+	}
+	return connect.NewResponse(&pilasterv1.ListMappingsResponse{Mappings: page.Mappings, Revision: page.Revision, NextPageToken: page.Next}), nil
+}
+
+// visible is a mapping as a node is told of it: whose container another node's is, is not its concern.
+func visible(m *pilasterv1.Mapping, to string) *pilasterv1.Mapping {
+	if m.Name == to || m.Key == "" {
+		return m
+	}
+	return &pilasterv1.Mapping{Tenant: m.Tenant, To: m.To, Node: m.Node, Name: m.Name}
+}
+
+// hosting waits a moment for what another orchestrator has just noted.
+func (s *nodeService) hosting(ctx context.Context, n pki.Node, tenant string) error {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	if s.model.await(ctx, func() bool { return s.model.hosting[tenant][n.Name] != nil }) != nil {
+		return connect.NewError(connect.CodePermissionDenied, fmt.Errorf("node %s does not host tenant %s, and is told of it when it does", n.Name, tenant))
+	}
+	return nil
+}
+
+// given keeps count of what nodes have of tenants' overlays.
+type given map[string]map[string]bool // by tenant and prefix
+
+func (g given) add(m *pilasterv1.Mapping) {
+	of := g[m.Tenant]
+	if of == nil {
+		of = map[string]bool{}
+		g[m.Tenant] = of
+	}
+	of[m.To] = true
+}
+
+func (g given) remove(m *pilasterv1.Mapping) {
+	of := g[m.Tenant]
+	if delete(of, m.To); len(of) == 0 {
+		delete(g, m.Tenant)
+	}
+}
+
+// counted is a tenant with how much of its overlays is given; one without overlays as it is.
+func (g given) counted(t *pilasterv1.Tenant) *pilasterv1.Tenant {
+	if t == nil || len(t.Overlays) == 0 {
+		return t
+	}
+	t = proto.CloneOf(t)
+	for to := range g[t.Name] {
+		prefix, err := netip.ParsePrefix(to)
+		for _, o := range t.Overlays {
+			if cidr, wrong := netip.ParsePrefix(o.Cidr); err == nil && wrong == nil && cidr.Contains(prefix.Addr()) {
+				o.Given++
+			}
+		}
+	}
+	return t
+}

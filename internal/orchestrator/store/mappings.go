@@ -1,0 +1,380 @@
+package store
+
+import (
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/orchestrator/pki"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+// What is given of a nimitz tenant's overlays, to a node or to an endpoint of it, is a mapping. It stays until the node hosts the
+// tenant no more, or gives it back, or is deleted; an address that goes then rests. Numbers go upward and round.
+
+// maxKey is how long an endpoint's key may be, in bytes.
+const maxKey = 512
+
+// ofNode is the place of a key in the store that stands for the node itself.
+const ofNode = "node"
+
+// Allocate gives a node its subnet of each overlay of a tenant it hosts, or where there are none an endpoint of it an address of each.
+// Who asks again gets the same.
+func (s *Store) Allocate(ctx context.Context, n pki.Node, name, key string) (given []netip.Prefix, err error) {
+	if err := checkAllocation(name, key); err != nil {
+		return nil, err
+	}
+	err = s.change(ctx, func(t *txn) (err error) {
+		given, err = s.allocate(t, n, name, key)
+		return err
+	})
+	return given, err
+}
+
+func checkAllocation(name, key string) error {
+	if len(key) > maxKey {
+		return refuse(Invalid, "the key of an endpoint has %d bytes, and may have %d; nothing was changed", len(key), maxKey)
+	}
+	return checkTenant(name)
+}
+
+func (s *Store) allocate(t *txn, n pki.Node, name, key string) ([]netip.Prefix, error) {
+	record, err := t.member(n)
+	if err != nil {
+		return nil, err
+	}
+	overlays, err := t.overlays(name)
+	if err != nil {
+		return nil, err
+	}
+	if overlays == nil {
+		return nil, refuse(Refused, "tenant %s has no addresses of its own, or there is no such tenant; nothing was changed", name)
+	}
+	if has := overlays[0].NodeBits != 0; has != (key == "") {
+		return nil, refuse(Invalid, "tenant %s: nodes have subnets %v, and a key was given %v; nothing was changed", name, has, key != "")
+	}
+	if _, hosts, err := t.hosting(name, n.Name); err != nil {
+		return nil, err
+	} else if !hosts {
+		return nil, refuse(Refused, "node %s does not host tenant %s; nothing was changed: resolve it first", n.Name, name)
+	}
+	if given, err := t.given(name, n.Name, key); err != nil || given != nil {
+		return given, err
+	}
+	var rested []netip.Prefix
+	if key == "" { // an endpoint never comes back
+		if rested, err = t.restedOf(name, n); err != nil {
+			return nil, err
+		}
+	}
+	var given []netip.Prefix
+	for _, o := range overlays {
+		if err := s.checkGateway(record, o); err != nil {
+			return nil, err
+		}
+		to, err := t.take(name, o, rested)
+		if err != nil {
+			return nil, err
+		}
+		given = append(given, to)
+	}
+	return given, t.give(record, name, key, given, given...)
+}
+
+// checkGateway refuses a node that has no virtual addresses.
+func (s *Store) checkGateway(node *pilasterv1.Node, o tenant.Overlay) error {
+	prefix, err := netip.ParsePrefix(node.Prefix)
+	if err != nil {
+		return err
+	}
+	plan, is4 := s.cluster.Plan, o.CIDR.Addr().Is4()
+	if _, ok := plan.GatewayBlock(prefix, is4); ok {
+		return nil
+	}
+	family, gateway := "IPv6", plan.Gateway6
+	if is4 {
+		family, gateway = "IPv4", plan.Gateway4
+	}
+	if !gateway.IsValid() {
+		return refuse(Refused, "this cluster has no %s gateway prefix, so no node can host a tenant with %v; nothing was changed: use CIDRs of the other family", family, o.CIDR)
+	}
+	return refuse(Full, "node %s has number %d, and gateway prefix %v has virtual addresses for the %d nodes below that; nothing was changed: use a node with a lower prefix, or CIDRs of the other family",
+		node.Name, plan.NodeNumber(prefix), gateway, plan.GatewayBlocks(is4))
+}
+
+// member is the record of a node, which must be registered.
+func (t *txn) member(n pki.Node) (*pilasterv1.Node, error) {
+	record, err := t.identify(n)
+	if err == nil && record == nil {
+		err = refuse(Refused, "node %s is not registered", n.Name)
+	}
+	return record, err
+}
+
+// overlays are a tenant's; nil where it has none, or there is no such tenant. They never change, so they need not stay until the commit.
+func (t *txn) overlays(name string) ([]tenant.Overlay, error) {
+	key := dirTenants + name
+	if _, known := t.readings[key]; !known {
+		if err := t.fetch([]string{key}); err != nil {
+			return nil, err
+		}
+	}
+	value := t.readings[key].value
+	if value == "" {
+		return nil, nil
+	}
+	found := new(pilasterv1.Tenant)
+	if err := decode(key, []byte(value), found); err != nil {
+		return nil, err
+	}
+	return tenant.ParseOverlays(found.Overlays)
+}
+
+// chunk is how many numbers are looked at in one request.
+const chunk = 32
+
+// take finds what nobody has and nobody had a moment ago: of what rests for the one who asks, else the next.
+func (t *txn) take(name string, o tenant.Overlay, rested []netip.Prefix) (netip.Prefix, error) {
+	for _, to := range rested {
+		if _, ok := o.Contains(to); !ok {
+			continue
+		}
+		if value, err := t.get(mappingKey(name, to)); err != nil || value == "" {
+			t.delete(restingKey(name, to))
+			return to, err
+		}
+	}
+	first, count := o.Given()
+	next, err := t.mark(overlayMark(name, o))
+	if err != nil {
+		return netip.Prefix{}, err
+	}
+	for tried := uint64(0); tried < count; tried += chunk {
+		var some []netip.Prefix
+		var keys []string
+		for i := tried; i < min(tried+chunk, count); i++ {
+			to := o.At(first + (next+i)%count)
+			some = append(some, to)
+			keys = append(keys, mappingKey(name, to), restingKey(name, to))
+		}
+		if err := t.fetch(keys); err != nil {
+			return netip.Prefix{}, err
+		}
+		for i, to := range some {
+			free, err := t.free(keys[2*i], keys[2*i+1])
+			if err != nil {
+				return netip.Prefix{}, err
+			}
+			if free {
+				t.setMark(overlayMark(name, o), (next+tried+uint64(i)+1)%count)
+				return to, nil
+			}
+		}
+	}
+	if o.NodeBits != 0 {
+		return netip.Prefix{}, refuse(Full, "all %d subnets /%d of %v of tenant %s are with nodes, or were until a moment ago; nothing was changed: use a node that has one (`pilaster tenant get %s`), delete nodes that are gone, or make a tenant with a wider CIDR or smaller subnets (--node-bits)",
+			count, o.NodeBits, o.CIDR, name, name)
+	}
+	return netip.Prefix{}, refuse(Full, "all %d addresses of %v of tenant %s are used, or were until a moment ago; nothing was changed: remove containers and try again in %d minutes, or make a tenant with a wider CIDR",
+		count, o.CIDR, name, restTTL/60)
+}
+
+// free tells whether none of the keys, which were fetched, is there. Those that are need not stay until the commit.
+func (t *txn) free(keys ...string) (bool, error) {
+	for _, key := range keys {
+		if t.readings[key].value != "" {
+			return false, nil
+		}
+		if value, err := t.get(key); err != nil || value != "" {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
+// give writes what is given to a key, all of it, and the mappings of what is new; those last, because who finds one finds the rest.
+func (t *txn) give(node *pilasterv1.Node, name, key string, all []netip.Prefix, added ...netip.Prefix) error {
+	t.put(givenKey(name, node.Name, key), joinPrefixes(all))
+	for _, to := range added {
+		if err := t.save(mappingKey(name, to), &pilasterv1.Mapping{Node: node.Prefix, Name: node.Name, Key: key}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// given is what a key has, nil for nothing.
+func (t *txn) given(name, node, key string) ([]netip.Prefix, error) {
+	value, err := t.get(givenKey(name, node, key))
+	if err != nil || value == "" {
+		return nil, err
+	}
+	return splitPrefixes(value)
+}
+
+// Free takes an endpoint's addresses back. What is free already stays so.
+func (s *Store) Free(ctx context.Context, n pki.Node, name, key string) error {
+	if err := checkAllocation(name, key); err != nil {
+		return err
+	}
+	if key == "" {
+		return refuse(Invalid, "a node keeps its subnets while it hosts tenant %s; nothing was changed", name)
+	}
+	return s.change(ctx, func(t *txn) error {
+		if _, err := t.member(n); err != nil {
+			return err
+		}
+		return s.release(t, n, name, givenKey(name, n.Name, key))
+	})
+}
+
+// releaseAll takes back all that a node has of a tenant, if it can have anything.
+func (s *Store) releaseAll(t *txn, n pki.Node, name string) error {
+	if overlays, err := t.overlays(name); err != nil || overlays == nil {
+		return err
+	}
+	dir := givenDir(name, n.Name)
+	keys, err := t.names(dir)
+	if err != nil {
+		return err
+	}
+	for _, key := range keys {
+		if err := s.release(t, n, name, dir+key); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// release has what one key was given rest.
+func (s *Store) release(t *txn, n pki.Node, name, key string) error {
+	value, err := t.get(key)
+	if err != nil || value == "" {
+		return err
+	}
+	prefixes, err := splitPrefixes(value)
+	if err != nil {
+		return err
+	}
+	for _, to := range prefixes {
+		if err := s.retire(t, n, name, to); err != nil {
+			return err
+		}
+	}
+	t.delete(key)
+	return nil
+}
+
+func (s *Store) retire(t *txn, n pki.Node, name string, to netip.Prefix) error {
+	t.delete(mappingKey(name, to))
+	return s.rest(t, restingKey(name, to), n.UUID)
+}
+
+// recallMapping takes in what a node says that it was given.
+func (s *Store) recallMapping(t *txn, node *pilasterv1.Node, n pki.Node, held *pilasterv1.Mapping) error {
+	if err := checkAllocation(held.Tenant, held.Key); err != nil {
+		return err
+	}
+	to, err := netip.ParsePrefix(held.To)
+	if err != nil {
+		return refuse(Invalid, "held prefix %.50q of tenant %s is none", held.To, held.Tenant)
+	}
+	at := mappingKey(held.Tenant, to)
+	if is, err := decodeMapping(at, []byte(t.readings[at].value)); err == nil && is.Name == node.Name && is.Key == held.Key {
+		return nil // nothing is decided on it
+	}
+	// Without the tenant there is nothing to protect.
+	if exists, err := t.get(dirTenants + held.Tenant); err != nil || exists == "" {
+		return err
+	}
+	overlays, err := t.overlays(held.Tenant)
+	if err != nil {
+		return err
+	}
+	i := slices.IndexFunc(overlays, func(o tenant.Overlay) bool { _, ok := o.Contains(to); return ok })
+	if i < 0 || (overlays[i].NodeBits != 0) != (held.Key == "") {
+		return refuse(Refused, "this node holds %v of tenant %s, but in the cluster that is not the tenant's to give; %s", to, held.Tenant, heldAdvice)
+	}
+	is := new(pilasterv1.Mapping)
+	if _, err := t.load(at, is); err != nil {
+		return err
+	}
+	switch {
+	case is.Name != "" && is.Name != node.Name:
+		return refuse(Refused, "this node holds %v of tenant %s, but in the cluster it belongs to node %s; %s", to, held.Tenant, is.Name, heldAdvice)
+	case is.Name != "":
+		// It was another endpoint's of this node, which is gone.
+		if err := s.release(t, n, held.Tenant, givenKey(held.Tenant, node.Name, is.Key)); err != nil {
+			return err
+		}
+	}
+	return s.claim(t, node, n, held, overlays[i], to)
+}
+
+// claim has a node have what it says instead of what it had in the store: of an overlay it has one thing for each key.
+func (s *Store) claim(t *txn, node *pilasterv1.Node, n pki.Node, held *pilasterv1.Mapping, o tenant.Overlay, to netip.Prefix) error {
+	has, err := t.given(held.Tenant, node.Name, held.Key)
+	if err != nil {
+		return err
+	}
+	claimed := []netip.Prefix{to}
+	for _, p := range has {
+		if p == to {
+			continue
+		}
+		if !o.CIDR.Contains(p.Addr()) {
+			claimed = append(claimed, p)
+		} else if err := s.retire(t, n, held.Tenant, p); err != nil {
+			return err
+		}
+	}
+	mark, err := t.mark(overlayMark(held.Tenant, o))
+	if err != nil {
+		return err
+	}
+	first, count := o.Given()
+	if n, _ := o.Contains(to); n-first >= mark && n-first-mark < maxJump {
+		t.setMark(overlayMark(held.Tenant, o), (n-first+1)%count)
+	}
+	return t.give(node, held.Tenant, held.Key, claimed, to)
+}
+
+func givenDir(tenant, node string) string { return dirGiven + tenant + "/" + node + "/" }
+
+func givenKey(tenant, node, key string) string {
+	if key == "" {
+		return givenDir(tenant, node) + ofNode
+	}
+	return givenDir(tenant, node) + fmt.Sprintf("%x", sha256.Sum256([]byte(key)))
+}
+
+func overlayMark(tenant string, o tenant.Overlay) string {
+	if o.CIDR.Addr().Is4() {
+		return dirOverlayMarks + tenant + "/4"
+	}
+	return dirOverlayMarks + tenant + "/6"
+}
+
+func joinPrefixes(prefixes []netip.Prefix) string {
+	var words []string
+	for _, p := range prefixes {
+		words = append(words, p.String())
+	}
+	return strings.Join(words, " ")
+}
+
+func splitPrefixes(text string) ([]netip.Prefix, error) {
+	var prefixes []netip.Prefix
+	for word := range strings.FieldsSeq(text) {
+		p, err := netip.ParsePrefix(word)
+		if err != nil {
+			return nil, fmt.Errorf("the store's list of what is given is not readable: %w", err)
+		}
+		prefixes = append(prefixes, p)
+	}
+	return prefixes, nil
+}

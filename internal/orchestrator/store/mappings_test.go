@@ -1,0 +1,325 @@
+package store_test
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/orchestrator/pki"
+	"pilaster.io/pilaster/internal/orchestrator/store"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+// nimitz makes a tenant with these CIDRs, each with node bits ("10.0.0.0/16,24") or without.
+func nimitz(t *testing.T, s *store.Store, name string, cidrs ...string) *pilasterv1.Tenant {
+	t.Helper()
+	var overlays []tenant.Overlay
+	for _, text := range cidrs {
+		cidr, bits, _ := strings.Cut(text, ",")
+		o := tenant.Overlay{CIDR: netip.MustParsePrefix(cidr)}
+		fmt.Sscan(bits, &o.NodeBits)
+		overlays = append(overlays, o)
+	}
+	made, err := s.CreateNimitzTenant(t.Context(), name, overlays)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return made
+}
+
+// hosts has registered nodes ask for a tenant, so that they host it.
+func hosts(t *testing.T, s *store.Store, name string, nodes ...int) {
+	t.Helper()
+	for _, n := range nodes {
+		register(t, s, n)
+		if _, _, err := s.Resolve(t.Context(), node(n), 1, name, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func allocate(t *testing.T, s *store.Store, n int, name, key string) string {
+	t.Helper()
+	given, err := s.Allocate(t.Context(), node(n), name, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.Trim(fmt.Sprint(given), "[]")
+}
+
+// mapped is a tenant's mappings as the pages have them: "10.0.1.0/24 n1".
+func mapped(t *testing.T, s *store.Store, name string) (all []string) {
+	t.Helper()
+	for token := ""; ; {
+		page, err := s.ListMappings(t.Context(), name, token)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range page.Mappings {
+			all = append(all, m.To+" "+m.Name)
+		}
+		if token = page.Next; token == "" {
+			return all
+		}
+	}
+}
+
+// awake has what rests rest no more.
+func awake(t *testing.T, etcd *clientv3.Client) {
+	t.Helper()
+	if _, err := etcd.Delete(t.Context(), "/pilaster/1/resting/", clientv3.WithPrefix()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func testSubnets(t *testing.T, etcd *clientv3.Client) {
+	ctx, s := t.Context(), open(t, etcd, address.Plan{})
+	nimitz(t, s, "green", "10.0.0.0/22,24", "fd12:3456::/48,80")
+	nimitz(t, s, "lime", "10.0.0.0/22,24") // the same addresses
+	if _, err := s.CreateTenant(ctx, "blue", 0); err != nil {
+		t.Fatal(err)
+	}
+	hosts(t, s, "green", 1, 2, 3, 4, 5)
+	hosts(t, s, "lime", 1)
+	hosts(t, s, "blue", 1)
+	first := allocate(t, s, 1, "green", "")
+	if first != "10.0.1.0/24 fd12:3456:0:0:1::/80" || allocate(t, s, 1, "green", "") != first {
+		t.Errorf("node 1 has %s, then %s", first, allocate(t, s, 1, "green", ""))
+	}
+	if got := allocate(t, s, 1, "lime", ""); got != "10.0.1.0/24" {
+		t.Errorf("of the other tenant it has %s", got)
+	}
+	seen := map[string]bool{first: true}
+	for n := 2; n <= 4; n++ {
+		seen[allocate(t, s, n, "green", "")] = true
+	}
+	if len(seen) != 4 {
+		t.Errorf("four nodes have %v", seen)
+	}
+	_, err := s.Allocate(ctx, node(5), "green", "")
+	refused(t, err, store.Full, "all 4 subnets /24 of 10.0.0.0/22", "green", "nothing was changed", "--node-bits")
+	_, err = s.Allocate(ctx, node(1), "green", "c1/eth0")
+	refused(t, err, store.Invalid, "green")
+	_, err = s.Allocate(ctx, node(1), "blue", "")
+	refused(t, err, store.Refused, "blue")
+	_, err = s.Allocate(ctx, node(2), "lime", "")
+	refused(t, err, store.Refused, "does not host")
+	_, err = s.Allocate(ctx, pki.Node{Name: "n1", UUID: node(9).UUID}, "green", "")
+	refused(t, err, store.Refused, "n1")
+	_, err = s.RotateKey(ctx, "green")
+	refused(t, err, store.Refused, "no key to rotate")
+	if got := mapped(t, s, "green"); len(got) != 8 || got[0] != "10.0.0.0/24 n4" || got[1] != "10.0.1.0/24 n1" {
+		t.Errorf("mappings are %v", got)
+	}
+
+	// With its last container's tenant a node gives its subnets back, and no other node gets them for a while; it does.
+	if _, err := s.Hosts(ctx, node(2), 2, nil, []string{"green"}); err != nil {
+		t.Fatal(err)
+	}
+	if got := mapped(t, s, "green"); len(got) != 6 {
+		t.Errorf("then mappings are %v", got)
+	}
+	_, err = s.Allocate(ctx, node(5), "green", "")
+	refused(t, err, store.Full)
+	hosts(t, s, "green", 2)
+	if got := allocate(t, s, 2, "green", ""); got != "10.0.2.0/24 fd12:3456:0:0:2::/80" {
+		t.Errorf("when it is back it has %s", got)
+	}
+	// A message that was overtaken takes nothing.
+	if _, err := s.Hosts(ctx, node(2), 0, nil, []string{"green"}); err != nil || len(mapped(t, s, "green")) != 8 {
+		t.Errorf("an old message left %v, %v", mapped(t, s, "green"), err)
+	}
+	// A node that is gone gives all back; a new one of its name is another machine.
+	if err := s.DeleteNode(ctx, "n3", false); err != nil {
+		t.Fatal(err)
+	}
+	_, err = s.Allocate(ctx, node(5), "green", "")
+	refused(t, err, store.Full)
+	awake(t, etcd)
+	if got := allocate(t, s, 5, "green", ""); got != "10.0.3.0/24 fd12:3456:0:0:5::/80" {
+		t.Errorf("node 5 has %s", got)
+	}
+	if err := s.DeleteTenant(ctx, "green"); err == nil {
+		t.Error("a tenant with containers was deleted")
+	}
+}
+
+func testAddresses(t *testing.T, etcd *clientv3.Client) {
+	ctx, s := t.Context(), open(t, etcd, address.Plan{})
+	nimitz(t, s, "green", "10.0.0.0/29", "fd12:3456::/48")
+	hosts(t, s, "green", 1, 2)
+	if got := allocate(t, s, 1, "green", "c1/eth0"); got != "10.0.0.2/32 fd12:3456::2/128" || got != allocate(t, s, 1, "green", "c1/eth0") {
+		t.Errorf("the first has %s, then %s", got, allocate(t, s, 1, "green", "c1/eth0"))
+	}
+	if got := allocate(t, s, 2, "green", "c1/eth0"); got != "10.0.0.3/32 fd12:3456::3/128" {
+		t.Errorf("the same key on another node has %s", got)
+	}
+	for _, key := range []string{"c2/eth0", "c3/eth0", "c4/eth0", "c5/eth0"} {
+		allocate(t, s, 1, "green", key)
+	}
+	_, err := s.Allocate(ctx, node(1), "green", "c6/eth0")
+	refused(t, err, store.Full, "all 6 addresses of 10.0.0.0/29", "in 6 minutes", "nothing was changed")
+	_, err = s.Allocate(ctx, node(1), "green", strings.Repeat("c", 513))
+	refused(t, err, store.Invalid, "513")
+	for range 2 {
+		if err := s.Free(ctx, node(1), "green", "c1/eth0"); err != nil {
+			t.Error(err)
+		}
+	}
+	refused(t, s.Free(ctx, node(1), "green", ""), store.Invalid)
+	if got := mapped(t, s, "green"); slices.Contains(got, "10.0.0.2/32 n1") || !slices.Contains(got, "10.0.0.3/32 n2") || len(got) != 10 {
+		t.Errorf("mappings are %v", got)
+	}
+	_, err = s.Allocate(ctx, node(1), "green", "c6/eth0") // it rests
+	refused(t, err, store.Full)
+	awake(t, etcd)
+	if got := allocate(t, s, 1, "green", "c6/eth0"); got != "10.0.0.2/32 fd12:3456::8/128" {
+		t.Errorf("after the rest it is %s", got)
+	}
+	// With the tenant a node gives back everything.
+	if _, err := s.Hosts(ctx, node(1), 2, nil, []string{"green"}); err != nil {
+		t.Fatal(err)
+	}
+	if got := mapped(t, s, "green"); !slices.Equal(got, []string{"10.0.0.3/32 n2", "fd12:3456::3/128 n2"}) {
+		t.Errorf("then mappings are %v", got)
+	}
+	if _, err := s.Hosts(ctx, node(2), 2, nil, []string{"green"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.DeleteTenant(ctx, "green"); err != nil {
+		t.Fatal(err)
+	}
+	if left, err := etcd.Get(ctx, "/pilaster/1/", clientv3.WithPrefix(), clientv3.WithKeysOnly()); err != nil || slices.ContainsFunc(left.Kvs, func(kv *mvccpb.KeyValue) bool {
+		return strings.Contains(string(kv.Key), "green")
+	}) {
+		t.Errorf("the tenant left %v, %v", left.Kvs, err)
+	}
+}
+
+// What rests does so under a lease, so it ends also with no orchestrator.
+func testRest(t *testing.T, etcd *clientv3.Client) {
+	ctx, s := t.Context(), open(t, etcd, address.Plan{})
+	nimitz(t, s, "green", "10.0.0.0/16")
+	hosts(t, s, "green", 1)
+	for i := range 3 {
+		key := fmt.Sprintf("c%d/eth0", i)
+		allocate(t, s, 1, "green", key)
+		if err := s.Free(ctx, node(1), "green", key); err != nil {
+			t.Fatal(err)
+		}
+	}
+	resp, err := etcd.Get(ctx, "/pilaster/1/resting/green/", clientv3.WithPrefix())
+	if err != nil || len(resp.Kvs) != 3 {
+		t.Fatalf("%v rest, %v", resp, err)
+	}
+	for _, kv := range resp.Kvs {
+		if kv.Lease == 0 || kv.Lease != resp.Kvs[0].Lease {
+			t.Errorf("%s rests by lease %x", kv.Key, kv.Lease)
+		}
+	}
+	lease, err := etcd.TimeToLive(ctx, clientv3.LeaseID(resp.Kvs[0].Lease))
+	if err != nil || lease.TTL > 360 || lease.TTL < 300 {
+		t.Errorf("for %+v, %v", lease, err)
+	}
+	// When etcd has lost the lease, one call may fail.
+	if _, err := etcd.Revoke(ctx, clientv3.LeaseID(resp.Kvs[0].Lease)); err != nil {
+		t.Fatal(err)
+	}
+	allocate(t, s, 1, "green", "c9/eth0")
+	refused(t, s.Free(ctx, node(1), "green", "c9/eth0"), store.Unavailable, "try again")
+	if err := s.Free(ctx, node(1), "green", "c9/eth0"); err != nil {
+		t.Error(err)
+	}
+}
+
+func testGivenByTwo(t *testing.T, etcd *clientv3.Client) {
+	stores := []*store.Store{open(t, etcd, address.Plan{}), open(t, etcd, address.Plan{})}
+	nimitz(t, stores[0], "green", "10.0.0.0/16")
+	hosts(t, stores[0], "green", 1, 2)
+	var mu sync.Mutex
+	seen := map[netip.Prefix]int{}
+	var work sync.WaitGroup
+	for i := range 60 {
+		work.Go(func() {
+			given, err := stores[i%2].Allocate(context.Background(), node(1+i%2), "green", fmt.Sprintf("c%d/eth0", i))
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil || len(given) != 1 || seen[given[0]] > 0 {
+				t.Errorf("%v is given twice, %v", given, err)
+				return
+			}
+			seen[given[0]]++
+		})
+	}
+	work.Wait()
+	if stores[0].Conflicts()+stores[1].Conflicts() == 0 {
+		t.Error("the stores never met: this proved nothing")
+	}
+}
+
+func testPages(t *testing.T, etcd *clientv3.Client) {
+	ctx, s := t.Context(), open(t, etcd, address.Plan{})
+	nimitz(t, s, "green", "10.0.0.0/16")
+	hosts(t, s, "green", 1)
+	want := 2*store.MappingsPage + 1
+	allocate(t, s, 1, "green", "0")
+	one, err := etcd.Get(ctx, "/pilaster/1/mappings/green/0a000002/32")
+	if err != nil || len(one.Kvs) != 1 {
+		t.Fatalf("%v, %v", one, err)
+	}
+	var more []clientv3.Op
+	for i := 1; i < want; i++ {
+		more = append(more, clientv3.OpPut(fmt.Sprintf("/pilaster/1/mappings/green/%08x/32", 0x0a000002+i), string(one.Kvs[0].Value)))
+	}
+	for some := range slices.Chunk(more, 128) {
+		if _, err := etcd.Txn(ctx).Then(some...).Commit(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	last := allocate(t, s, 1, "green", "last") // its revision is ours
+	want++
+	first, err := s.ListMappings(ctx, "green", "")
+	if err != nil || len(first.Mappings) != store.MappingsPage || first.Next == "" || first.Revision != s.Revision() {
+		t.Fatalf("%d mappings at %d, then %q, %v", len(first.Mappings), first.Revision, first.Next, err)
+	}
+	m := first.Mappings[0]
+	if m.Tenant != "green" || m.To != "10.0.0.2/32" || m.Node != "fd70:696c:6100:1::/64" || m.Name != "n1" || m.Key != "0" {
+		t.Errorf("the first is %v", m)
+	}
+	// What changes meanwhile is of a later revision.
+	allocate(t, s, 1, "green", "late")
+	if err := s.Free(ctx, node(1), "green", "last"); err != nil {
+		t.Fatal(err)
+	}
+	all, page := len(first.Mappings), first
+	for page.Next != "" {
+		if page, err = s.ListMappings(ctx, "green", page.Next); err != nil || page.Revision != first.Revision {
+			t.Fatalf("a page of %d: %+v, %v", first.Revision, page, err)
+		}
+		all += len(page.Mappings)
+	}
+	if all != want || len(page.Mappings) != 2 || page.Mappings[1].To != last {
+		t.Errorf("%d mappings of %d, and on the last page %v", all, want, page.Mappings)
+	}
+	if _, err := etcd.Compact(ctx, s.Revision()-s.Cluster().From); err != nil {
+		t.Fatal(err)
+	}
+	_, err = s.ListMappings(ctx, "green", first.Next)
+	refused(t, err, store.Stale, "begin with the first")
+	_, err = s.ListMappings(ctx, "green", strings.Replace(first.Next, fmt.Sprint(first.Revision), fmt.Sprint(first.Revision+1<<40), 1))
+	refused(t, err, store.Stale)
+	_, err = s.ListMappings(ctx, "green", "17:../nodes")
+	refused(t, err, store.Invalid, "page token")
+	if got := mapped(t, s, "nobody"); got != nil {
+		t.Errorf("a tenant that there is none of has %v", got)
+	}
+}

@@ -1,0 +1,125 @@
+package store
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strconv"
+	"strings"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+)
+
+// MappingsPage is how many mappings a page has: the nodes that Kubernetes lists at a time, which NIMITZ §3.2 counts with.
+const MappingsPage = 500
+
+// Page is some of a tenant's mappings at one revision.
+type Page struct {
+	Mappings []*pilasterv1.Mapping
+	Revision int64
+	Next     string // token of the next page, of the same revision; empty for none
+}
+
+// ListMappings reads a page; an empty token asks for the first, of now.
+func (s *Store) ListMappings(ctx context.Context, name, token string) (Page, error) {
+	if err := checkTenant(name); err != nil {
+		return Page{}, err
+	}
+	t := newTxn(ctx, s.etcd)
+	dir := dirMappings + name + "/"
+	from := dir
+	if token != "" {
+		revision, after, err := parsePageToken(token)
+		if err != nil {
+			return Page{}, refuse(Invalid, "%v", err)
+		}
+		if t.revision = revision - s.cluster.From; t.revision <= 0 {
+			return Page{}, stale()
+		}
+		from = dir + after + "\x00"
+	}
+	resp, err := t.read(from, clientv3.WithRange(clientv3.GetPrefixRangeEnd(dir)), clientv3.WithLimit(MappingsPage))
+	if errors.Is(err, rpctypes.ErrCompacted) || errors.Is(err, rpctypes.ErrFutureRev) {
+		return Page{}, stale()
+	}
+	if err != nil {
+		return Page{}, err
+	}
+	page := Page{Revision: t.revision + s.cluster.From}
+	for _, kv := range resp.Kvs {
+		m, err := decodeMapping(string(kv.Key), kv.Value)
+		if err != nil {
+			return Page{}, err
+		}
+		page.Mappings = append(page.Mappings, m)
+	}
+	if resp.More {
+		page.Next = pageToken(page.Revision, string(resp.Kvs[len(resp.Kvs)-1].Key)[len(dir):])
+	}
+	return page, nil
+}
+
+func stale() error {
+	return refuse(Stale, "the store no longer has the revision that the pages before are of; begin with the first again")
+}
+
+func pageToken(revision int64, after string) string { return fmt.Sprintf("%d:%s", revision, after) }
+
+func parsePageToken(token string) (revision int64, after string, err error) {
+	number, after, _ := strings.Cut(token, ":")
+	revision, err = strconv.ParseInt(number, 10, 64)
+	if err == nil {
+		_, err = parsePrefixName(after)
+	}
+	if err != nil || pageToken(revision, after) != token {
+		return 0, "", fmt.Errorf("page token %.100q is none of this orchestrator", token)
+	}
+	return revision, after, nil
+}
+
+// prefixName is a prefix in keys, which are sorted by its number.
+func prefixName(p netip.Prefix) string {
+	return fmt.Sprintf("%x/%d", p.Addr().AsSlice(), p.Bits())
+}
+
+func parsePrefixName(name string) (netip.Prefix, error) {
+	digits, length, _ := strings.Cut(name, "/")
+	b, err := hex.DecodeString(digits)
+	a, ok := netip.AddrFromSlice(b)
+	bits, wrong := strconv.ParseUint(length, 10, 8)
+	p := netip.PrefixFrom(a, int(bits))
+	if err != nil || !ok || wrong != nil || prefixName(p) != name {
+		return p, fmt.Errorf("%.100q names no prefix", name)
+	}
+	return p, nil
+}
+
+func mappingKey(tenant string, to netip.Prefix) string {
+	return dirMappings + tenant + "/" + prefixName(to)
+}
+
+func restingKey(tenant string, to netip.Prefix) string {
+	return dirResting + tenant + "/" + prefixName(to)
+}
+
+// decodeMapping also takes the key alone, of one that is gone.
+func decodeMapping(key string, value []byte) (*pilasterv1.Mapping, error) {
+	m := new(pilasterv1.Mapping)
+	if len(value) > 0 {
+		if err := decode(key, value, m); err != nil {
+			return nil, err
+		}
+	}
+	tenant, name, _ := strings.Cut(strings.TrimPrefix(key, dirMappings), "/")
+	to, err := parsePrefixName(name)
+	if err != nil {
+		return nil, fmt.Errorf("the store's %s is not readable: %w", key, err)
+	}
+	m.Tenant, m.To = tenant, to.String()
+	return m, nil
+}
