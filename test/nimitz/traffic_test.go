@@ -1,0 +1,143 @@
+// Package nimitz_test has tenants of network nimitz in labs, with the real daemons: what reaches whom, and what the wire carries
+// (NIMITZ §3.1).
+package nimitz_test
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/lab"
+	"pilaster.io/pilaster/internal/lab/labtest"
+	"pilaster.io/pilaster/internal/packet"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+var (
+	own4 = netip.MustParsePrefix("10.1.0.0/16")
+	own6 = netip.MustParsePrefix("fd12:1::/48")
+)
+
+// overlapping is three tenants with the same addresses, one without node CIDRs, beside one of netpila.
+func overlapping() lab.Spec {
+	spec := lab.Spec{
+		Nodes: []string{"n1", "n2"},
+		Tenants: []lab.Tenant{
+			{Name: "green", Network: tenant.Nimitz, CIDRs: []netip.Prefix{own4, own6}},
+			{Name: "gold", Network: tenant.Nimitz, CIDRs: []netip.Prefix{own4, own6}},
+			{Name: "grey", Network: tenant.Nimitz, CIDRs: []netip.Prefix{own4, own6}, NoNodeCIDRs: true},
+			{Name: "blue"},
+		},
+	}
+	for _, t := range spec.Tenants {
+		for _, at := range []struct{ name, node string }{{"1", "n1"}, {"2", "n1"}, {"3", "n2"}} {
+			spec.Containers = append(spec.Containers, lab.Container{Name: t.Name + at.name, Node: at.node, Tenant: t.Name})
+		}
+	}
+	return spec
+}
+
+// sent is one echo, which nothing else carries.
+type sent struct {
+	from, to lab.ContainerStatus
+	address  netip.Addr
+	answered bool
+}
+
+// TestEastWest sends echoes from every container to each address of every other: those of its own tenant, on its node (a) and on another
+// (b), get and answer them, and none of another tenant's sees one, though it has the same address (NM1).
+func TestEastWest(t *testing.T) {
+	l := labtest.New(t, overlapping())
+	ctx := labtest.Context(t)
+	captures := map[string]*packet.Capture{}
+	for _, c := range l.Containers() {
+		ns, err := l.Namespace(c.Name)
+		must(t, err)
+		defer ns.Close()
+		capture, err := packet.NewCapture(ns, lab.Interface, packet.IncomingOnly)
+		must(t, err)
+		defer capture.Close()
+		captures[c.Name] = capture
+	}
+
+	echoes := map[packet.Sentinel]*sent{}
+	for _, from := range l.Containers() {
+		for _, to := range l.Containers() {
+			if from.Name == to.Name {
+				continue
+			}
+			for _, a := range to.Addresses() {
+				timeout := 50 * time.Millisecond
+				if from.Tenant == to.Tenant {
+					timeout = 5 * time.Second
+				}
+				s, answered := echo(ctx, t, l, from.Name, a, timeout)
+				echoes[s] = &sent{from, to, a, answered}
+			}
+		}
+	}
+	for _, to := range l.Containers() {
+		// What was sent to it before this one has arrived before it, or never does.
+		last, _ := echo(ctx, t, l, mate(l, to), to.Address, 5*time.Second)
+		seen := until(ctx, t, captures[to.Name], last)
+		for s, e := range echoes {
+			got := false
+			for _, frame := range seen {
+				got = got || s.In(frame)
+			}
+			// Another tenant's address may be one of its own as well.
+			must := e.from.Tenant == to.Tenant && e.from.Name != to.Name && slices.Contains(to.Addresses(), e.address)
+			if got != must || must && !e.answered {
+				t.Errorf("%s to %v, as %s has it: %s sees it: %v, it is answered: %v", e.from.Name, e.address, e.to.Name, to.Name, got, e.answered)
+			}
+		}
+	}
+}
+
+// mate is another container of the same tenant.
+func mate(l *lab.Lab, c lab.ContainerStatus) string {
+	for _, other := range l.Containers() {
+		if other.Tenant == c.Tenant && other.Name != c.Name {
+			return other.Name
+		}
+	}
+	panic("a tenant with one container")
+}
+
+func echo(ctx context.Context, t *testing.T, l *lab.Lab, from string, to netip.Addr, timeout time.Duration) (packet.Sentinel, bool) {
+	t.Helper()
+	ns, err := l.Namespace(from)
+	must(t, err)
+	defer ns.Close()
+	s := packet.NewSentinel()
+	r, err := packet.Ping(ctx, ns, to, packet.PingOptions{Timeout: timeout, Payload: s[:]})
+	if err != nil && !errors.Is(err, unix.ENETUNREACH) && !errors.Is(err, unix.EHOSTUNREACH) {
+		t.Fatal(err)
+	}
+	return s, r.Received > 0
+}
+
+// until reads what was captured up to a frame.
+func until(ctx context.Context, t *testing.T, c *packet.Capture, last packet.Sentinel) (seen []packet.Captured) {
+	t.Helper()
+	for {
+		frame, err := c.Next(ctx)
+		must(t, err)
+		if last.In(frame) {
+			return seen
+		}
+		seen = append(seen, frame)
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
