@@ -84,8 +84,12 @@ func (c *cluster) boot(dir, name string, driver *fakeDriver) *member {
 	if err != nil {
 		c.t.Fatal(err)
 	}
+	store, err := endpoint.OpenStore(endpoint.StoreConfig{Dir: dir})
+	if err != nil {
+		c.t.Fatal(err)
+	}
 	link := NewLink(LinkConfig{
-		URL: "https://" + c.Addr().String(), Version: "v1", Node: node, Tenants: tenants,
+		URL: "https://" + c.Addr().String(), Version: "v1", Node: node, Tenants: tenants, Endpoints: func() []endpoint.Record { return store.List() },
 		UplinkAddresses: func() ([]netip.Addr, error) { return []netip.Addr{netip.MustParseAddr("2001:db8::2")}, nil },
 		Dial: func(ctx context.Context) (pilasterv1connect.NodeServiceClient, error) {
 			return join.Dial(ctx, join.Config{
@@ -101,10 +105,6 @@ func (c *cluster) boot(dir, name string, driver *fakeDriver) *member {
 		}
 	}
 	membership, _ := node.Membership()
-	store, err := endpoint.OpenStore(endpoint.StoreConfig{Dir: dir})
-	if err != nil {
-		c.t.Fatal(err)
-	}
 	network, err := netpila.New(membership.Plan, membership.Prefix, store, fakePath{driver})
 	if err != nil {
 		c.t.Fatal(err)

@@ -125,8 +125,10 @@ func checkNetwork(t tenant.Tenant) error {
 		return fmt.Errorf("is on network %q, which this build does not know", t.Network)
 	case own != (t.Addressing == tenant.Own), own != (len(t.Overlays) > 0):
 		return fmt.Errorf("on network %s has %s addressing and %d CIDRs, which do not go together", t.Network, t.Addressing, len(t.Overlays))
+	case !own:
+		return nil
 	}
-	return nil
+	return tenant.CheckOverlays(address.Plan{}, t.Overlays) // what of the plan they may not have, the orchestrator knows
 }
 
 // knownFromProto sorts tenants and apps by tenant. Apps may come without their tenant.

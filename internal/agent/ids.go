@@ -119,6 +119,9 @@ func (t *Tenants) held() *pilasterv1.Held {
 			said.Ids = append(said.Ids, &pilasterv1.TenantId{Id: uint32(id.ID), OnlyAccepted: !h.holds(id)})
 		}
 		held.Tenants = append(held.Tenants, said)
+		for _, subnet := range h.subnets {
+			held.Mappings = append(held.Mappings, &pilasterv1.Mapping{Tenant: name, To: subnet.String()})
+		}
 		for _, a := range h.Apps {
 			held.Apps = append(held.Apps, appToProto(name, a))
 		}

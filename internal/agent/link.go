@@ -16,6 +16,7 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/local"
 	"pilaster.io/pilaster/internal/tenant"
 )
@@ -30,9 +31,10 @@ type Link struct {
 	dialing keyLocks     // joining twice at once would buy two certificates
 	uplink  []netip.Addr // as last registered; of the one registration that goes on
 
-	mu     sync.Mutex
-	client pilasterv1connect.NodeServiceClient // nil before the first success
-	status LinkStatus
+	mu      sync.Mutex
+	client  pilasterv1connect.NodeServiceClient // nil before the first success
+	status  LinkStatus
+	unfreed map[allocation]bool // what could not be given back yet
 }
 
 // LinkConfig is what a Link is made of.
@@ -41,7 +43,8 @@ type LinkConfig struct {
 	Version         string
 	Node            *Node
 	Tenants         *Tenants
-	WantedPrefix    netip.Prefix // brought by the operator; may be zero
+	Endpoints       func() []endpoint.Record // of this node
+	WantedPrefix    netip.Prefix             // brought by the operator; may be zero
 	UplinkAddresses func() ([]netip.Addr, error)
 	// AddressesChanged tells that they may be others than before.
 	AddressesChanged <-chan struct{}
@@ -65,7 +68,7 @@ func NewLink(c LinkConfig) *Link {
 	if c.Wait == nil {
 		c.Wait = backoff
 	}
-	return &Link{config: c, status: LinkStatus{Since: time.Now(), LastError: "not connected yet"}}
+	return &Link{config: c, unfreed: map[allocation]bool{}, status: LinkStatus{Since: time.Now(), LastError: "not connected yet"}}
 }
 
 func (l *Link) Status() LinkStatus {
@@ -146,6 +149,7 @@ func (l *Link) register(ctx context.Context) (pilasterv1connect.NodeServiceClien
 		return nil, fmt.Errorf("addresses of the uplink: %w", err)
 	}
 	req := &pilasterv1.RegisterRequest{Version: l.config.Version, Held: l.config.Tenants.held()}
+	req.Held.Mappings = append(req.Held.Mappings, heldAddresses(l.config.Endpoints())...)
 	for _, a := range addrs {
 		req.UplinkAddresses = append(req.UplinkAddresses, a.String())
 	}
@@ -202,8 +206,9 @@ func (l *Link) lost(err error, n int) {
 
 // Run keeps the link up until ctx ends.
 func (l *Link) Run(ctx context.Context, core *Core) {
+	lists := newLists(l, core)
 	for n := 0; ; n++ {
-		heard, err := l.follow(ctx, core)
+		heard, err := l.follow(ctx, core, lists)
 		if ctx.Err() != nil {
 			return
 		}
@@ -218,7 +223,7 @@ func (l *Link) Run(ctx context.Context, core *Core) {
 }
 
 // follow registers and reads the stream until it breaks; heard means that it once worked.
-func (l *Link) follow(ctx context.Context, core *Core) (heard bool, err error) {
+func (l *Link) follow(ctx context.Context, core *Core, lists *lists) (heard bool, err error) {
 	client, err := l.register(ctx)
 	if err != nil {
 		return false, err
@@ -237,6 +242,7 @@ func (l *Link) follow(ctx context.Context, core *Core) (heard bool, err error) {
 		reports.Wait()
 		stream.CloseResponse()
 	}()
+	reader := &reader{lists: lists, client: client, running: &reports}
 	for {
 		event, err := stream.Receive()
 		if cause := context.Cause(ctx); cause != nil {
@@ -245,11 +251,17 @@ func (l *Link) follow(ctx context.Context, core *Core) (heard bool, err error) {
 		if err != nil {
 			return heard, fmt.Errorf("following the orchestrator: %w", err)
 		}
+		changed, err := newsOf(event)
+		if err != nil {
+			return heard, fmt.Errorf("an event of the orchestrator cannot be used: %w", err)
+		}
 		if err := l.apply(ctx, core, event); err != nil {
 			return heard, err
 		}
+		reader.hear(ctx, event, changed)
 		if !heard {
 			heard = true
+			reports.Go(func() { l.freeLate(ctx, core) })
 			l.config.Log.Info("connected to the orchestrator", "url", l.config.URL, "revision", event.Revision)
 		}
 	}
@@ -339,19 +351,23 @@ func (l *Link) Resolve(ctx context.Context, name string, identity map[string]str
 			return resolved(resp.Msg)
 		}
 	}
+	return tenant.Tenant{}, 0, l.unhelpful(err, l.missing(name, identity))
+}
+
+// unhelpful is what an ADD says of an error of the orchestrator, without which it lacks something.
+func (l *Link) unhelpful(err error, lacking string) error {
 	var remote *connect.Error
 	if errors.As(err, &remote) {
 		switch remote.Code() {
 		case connect.CodeNotFound:
-			return tenant.Tenant{}, 0, refuse(ErrNotFound, "%s", remote.Message())
+			return refuse(ErrNotFound, "%s", remote.Message())
 		case connect.CodeInvalidArgument:
-			return tenant.Tenant{}, 0, refuse(ErrInvalid, "%s", remote.Message())
+			return refuse(ErrInvalid, "%s", remote.Message())
 		case connect.CodeResourceExhausted:
-			return tenant.Tenant{}, 0, refuse(ErrExhausted, "%s", remote.Message())
+			return refuse(ErrExhausted, "%s", remote.Message())
 		}
 	}
-	return tenant.Tenant{}, 0, refuse(ErrUnavailable, "%s, and the orchestrator at %s did not help: %s\n  nothing was changed; try again when it does",
-		l.missing(name, identity), l.config.URL, local.Words(err))
+	return refuse(ErrUnavailable, "%s, and the orchestrator at %s did not help: %s\n  nothing was changed; try again when it does", lacking, l.config.URL, local.Words(err))
 }
 
 // missing names what this node would have to know.

@@ -17,6 +17,7 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
+	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/local"
 )
 
@@ -121,7 +122,7 @@ func newLinkBed(t *testing.T) *linkBed {
 		t.Fatal(err)
 	}
 	b.link = NewLink(LinkConfig{
-		URL: b.server.URL, Version: "v1", Node: b.node, Tenants: b.tenants, WantedPrefix: nodePrefix,
+		URL: b.server.URL, Version: "v1", Node: b.node, Tenants: b.tenants, Endpoints: func() []endpoint.Record { return nil }, WantedPrefix: nodePrefix,
 		UplinkAddresses: func() ([]netip.Addr, error) { return []netip.Addr{netip.MustParseAddr("2001:db8::2")}, nil },
 		Dial: func(context.Context) (pilasterv1connect.NodeServiceClient, error) {
 			return pilasterv1connect.NewNodeServiceClient(b.server.Client(), b.server.URL), nil

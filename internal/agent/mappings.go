@@ -2,8 +2,16 @@ package agent
 
 import (
 	"context"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
 
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/network/nimitz"
+	"pilaster.io/pilaster/internal/tenant"
 )
 
 // Mappings is a network whose nodes keep where each subnet or address of a tenant is. The Link tells it of hosted tenants only,
@@ -12,6 +20,140 @@ type Mappings interface {
 	// Replace tells all that there are, this node's own too. Until the first time nothing is known, and what the packet path has from
 	// before stays.
 	Replace(ctx context.Context, tenant string, all []nimitz.Mapping) error
-	// Apply tells what has changed since.
+	// Apply tells what has changed since. Of what goes only tenant and prefix are set.
 	Apply(ctx context.Context, tenant string, add, remove []nimitz.Mapping) error
 }
+
+// mappings is the network that wants them, nil for none.
+func (c *Core) mappings() Mappings {
+	for _, name := range slices.Sorted(maps.Keys(c.networks)) {
+		if m, ok := c.networks[name].(Mappings); ok {
+			return m
+		}
+	}
+	return nil
+}
+
+// news is what happened to a tenant's mappings at one revision of the store.
+type news struct {
+	revision    int64
+	add, remove []nimitz.Mapping
+}
+
+// mapped is one tenant's mappings on their way from the orchestrator to the network: a list, and what changes after it.
+type mapped struct {
+	tenant string
+	to     Mappings
+	stop   context.CancelFunc // of the goroutine that lists
+
+	mu       sync.Mutex
+	listed   bool
+	revision int64  // of the list
+	waiting  []news // that came before the list was told
+}
+
+// hear tells a change, or keeps it until the list is told.
+func (m *mapped) hear(ctx context.Context, n news) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.listed {
+		m.waiting = append(m.waiting, n)
+		return nil
+	}
+	if n.revision <= m.revision {
+		return nil // it is in the list, which another orchestrator may have given
+	}
+	return m.to.Apply(ctx, m.tenant, n.add, n.remove)
+}
+
+// tell tells a list of one revision, and then what came while it was read and told: what is older is in it.
+func (m *mapped) tell(ctx context.Context, list []nimitz.Mapping, revision int64) error {
+	all := map[netip.Prefix]nimitz.Mapping{}
+	for _, has := range list {
+		all[has.To] = has
+	}
+	first := true
+	for {
+		waiting, listed := m.take(first, revision)
+		waiting = slices.DeleteFunc(waiting, func(n news) bool { return n.revision <= revision })
+		if listed {
+			return nil
+		}
+		if first {
+			for _, n := range waiting {
+				n.into(all)
+			}
+			if err := m.to.Replace(ctx, m.tenant, slices.Collect(maps.Values(all))); err != nil {
+				return err
+			}
+			first = false
+			continue
+		}
+		for _, n := range waiting {
+			if err := m.to.Apply(ctx, m.tenant, n.add, n.remove); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// take is what waits; when that is nothing, and the list has been told, changes need not wait any more.
+func (m *mapped) take(first bool, revision int64) (waiting []news, listed bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	waiting, m.waiting = m.waiting, nil
+	m.listed, m.revision = !first && len(waiting) == 0, revision
+	return waiting, m.listed
+}
+
+func (n news) into(all map[netip.Prefix]nimitz.Mapping) {
+	for _, gone := range n.remove {
+		delete(all, gone.To)
+	}
+	for _, has := range n.add {
+		all[has.To] = has
+	}
+}
+
+// newsOf sorts an event's mappings by tenant.
+func newsOf(event *pilasterv1.FollowResponse) (map[string]news, error) {
+	by := map[string]news{}
+	for _, m := range event.GetDelta().GetMappings() {
+		has, err := mappingFromProto(m)
+		if err != nil {
+			return nil, err
+		}
+		n := by[has.Tenant]
+		n.add = append(n.add, has)
+		by[has.Tenant] = n
+	}
+	for _, m := range event.GetDelta().GetEndedMappings() {
+		to, err := netip.ParsePrefix(m.To)
+		if err != nil {
+			return nil, fmt.Errorf("mapping %v of tenant %s: %w", m.To, m.Tenant, err)
+		}
+		n := by[m.Tenant]
+		n.remove = append(n.remove, nimitz.Mapping{Tenant: m.Tenant, To: to})
+		by[m.Tenant] = n
+	}
+	for name, n := range by {
+		n.revision = event.Revision
+		by[name] = n
+	}
+	return by, nil
+}
+
+func mappingFromProto(m *pilasterv1.Mapping) (nimitz.Mapping, error) {
+	to, err := netip.ParsePrefix(m.To)
+	if err != nil || to != to.Masked() || to.Addr().Is4In6() {
+		return nimitz.Mapping{}, fmt.Errorf("tenant %s has a mapping of %q, which is no prefix", m.Tenant, m.To)
+	}
+	node, err := netip.ParsePrefix(m.Node)
+	if err != nil || node != node.Masked() || node.Bits() != address.NodeBits || !node.Addr().Is6() {
+		return nimitz.Mapping{}, fmt.Errorf("tenant %s has %v on %q, which is no node", m.Tenant, to, m.Node)
+	}
+	return nimitz.Mapping{Tenant: m.Tenant, To: to, Node: node}, nil
+}
+
+// isMapped tells whether nodes that host the tenant keep its mappings.
+func isMapped(t tenant.Tenant) bool { return len(t.Overlays) > 0 }

@@ -106,7 +106,7 @@ func newDaemon(o Options) (*daemon, error) {
 		return nil, stateError(err)
 	}
 	d.link = NewLink(LinkConfig{
-		URL: o.OrchestratorURL, Version: o.Version, Node: d.node, Tenants: d.tenants, WantedPrefix: o.NodePrefix,
+		URL: o.OrchestratorURL, Version: o.Version, Node: d.node, Tenants: d.tenants, Endpoints: d.store.List, WantedPrefix: o.NodePrefix,
 		UplinkAddresses:  func() ([]netip.Addr, error) { return d.uplinkAddresses() },
 		AddressesChanged: d.changed, Dial: d.dial, Log: o.Log,
 	})

@@ -61,6 +61,7 @@ type hosted struct {
 	deleted   bool                     // by an operator; endpoints of it still live
 	endpoints map[address.TenantID]int // those being made included
 	put       tenant.Tenant            // what the networks know
+	subnets   []netip.Prefix           // this node's, one of each overlay; nil before it asked
 	refused   error                    // why this node did not take what it heard last
 	asked     bool                     // the stream was asked for the whole of it, which is on its way
 }
@@ -73,6 +74,7 @@ type tenantFile struct {
 	Name       string            `json:"name"`
 	Network    string            `json:"network,omitempty"` // empty means netpila
 	Overlays   []overlayFile     `json:"overlays,omitempty"`
+	Subnets    []netip.Prefix    `json:"nodeSubnets,omitempty"`
 	Addressing tenant.Addressing `json:"addressing"`
 	Created    time.Time         `json:"created"`
 	IDs        []idFile          `json:"ids"`
@@ -142,6 +144,12 @@ func (f tenantFile) hosted() (*hosted, error) {
 	if err := checkNetwork(h.Tenant); err != nil {
 		return nil, fmt.Errorf("it %w", err)
 	}
+	if len(f.Subnets) > 0 {
+		h.subnets = f.Subnets
+		if err := checkSubnets(h.Tenant, f.Subnets); err != nil {
+			return nil, err
+		}
+	}
 	for _, id := range f.IDs {
 		k, err := address.ParseKey(id.Key)
 		if err != nil {
@@ -178,12 +186,55 @@ func (t *Tenants) write(h *hosted) error {
 	for _, o := range h.Tenant.Overlays {
 		f.Overlays = append(f.Overlays, overlayFile(o))
 	}
+	f.Subnets = h.subnets
 	for _, id := range h.Tenant.IDs {
 		f.IDs = append(f.IDs, idFile{id.ID, id.Key.String(), id.OnlyAccepted})
 	}
 	if err := durable.Write(t.path(f.Name), f, 0o600); err != nil {
 		return fmt.Errorf("writing tenant %s: %w", f.Name, err)
 	}
+	return nil
+}
+
+// checkSubnets refuses what cannot be a node's: one subnet of each overlay, in their order.
+func checkSubnets(t tenant.Tenant, subnets []netip.Prefix) error {
+	if len(subnets) != len(t.Overlays) {
+		return fmt.Errorf("%d subnets of a node are not one of each of %d CIDRs", len(subnets), len(t.Overlays))
+	}
+	for i, o := range t.Overlays {
+		if _, ok := o.Contains(subnets[i]); !ok || o.NodeBits == 0 {
+			return fmt.Errorf("%v is no subnet of a node in %v", subnets[i], o.CIDR)
+		}
+	}
+	return nil
+}
+
+// subnets are this node's of a tenant; none before it asked.
+func (t *Tenants) subnets(name string) []netip.Prefix {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if h := t.m[name]; h != nil {
+		return slices.Clone(h.subnets)
+	}
+	return nil
+}
+
+// setSubnets keeps them as long as the tenant is hosted.
+func (t *Tenants) setSubnets(name string, subnets []netip.Prefix) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.m[name] == nil {
+		return fmt.Errorf("tenant %s is not hosted here", name)
+	}
+	h := *t.m[name]
+	if err := checkSubnets(h.Tenant, subnets); err != nil {
+		return fmt.Errorf("the orchestrator's answer for tenant %s cannot be used: %w", name, err)
+	}
+	h.subnets = subnets
+	if err := t.write(&h); err != nil {
+		return err
+	}
+	t.m[name] = &h
 	return nil
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"pilaster.io/pilaster/internal/netns"
+	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 	"pilaster.io/pilaster/internal/reason"
 )
 
@@ -28,6 +29,8 @@ type Tables struct {
 	Sources    []SourceEntry     `json:"sources"`
 	Tenants    []TenantEntry     `json:"tenants"`
 	Keys       []uint32          `json:"tenantIdsWithKey"`
+	Ports      []PortEntry       `json:"ports"`
+	Nimitz     []string          `json:"nimitz"` // entries of the second network's pipeline
 	Generation uint32            `json:"generation"`
 	Drops      map[string]uint64 `json:"drops"` // by reason, where there are any
 }
@@ -47,6 +50,12 @@ type SourceEntry struct {
 	Plaintext netip.Addr `json:"plaintext"`
 	Endpoint  uint32     `json:"endpoint"`
 	TenantID  uint32     `json:"tenantId"`
+}
+
+// PortEntry says that a device's packets are also another network's.
+type PortEntry struct {
+	Ifindex uint32 `json:"ifindex"`
+	Port    uint32 `json:"port"`
 }
 
 // TenantEntry is a tenant as one of its ids finds it.
@@ -100,6 +109,9 @@ func DumpTables(bpffs string) (Tables, error) {
 			t.Keys = append(t.Keys, ids...)
 			return err
 		}),
+		pinned(pilasterMapPilPortsV1, func(m *ebpf.Map) error {
+			return each(m, func(device uint32, p pilasterPlug) { t.Ports = append(t.Ports, PortEntry{device, p.Number}) })
+		}),
 		pinned(pilasterMapPilGenerationV1, func(m *ebpf.Map) error { return m.Lookup(uint32(0), &t.Generation) }),
 		pinned(pilasterMapPilDropsV1, func(m *ebpf.Map) error {
 			for _, r := range reason.All() {
@@ -116,6 +128,11 @@ func DumpTables(bpffs string) (Tables, error) {
 			return nil
 		}),
 	)
+	for _, table := range nimitzTables {
+		err = errors.Join(err, pinned(table.pin, func(m *ebpf.Map) error {
+			return table.each(m, func(e pipeline.Entry) { t.Nimitz = append(t.Nimitz, e.String()) })
+		}))
+	}
 	return t, err
 }
 

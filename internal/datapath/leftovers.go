@@ -17,6 +17,7 @@ import (
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/agent"
 	"pilaster.io/pilaster/internal/netns"
+	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
 
 // Leftovers finds what the packet path keeps in the kernel, in the order in which it can be taken
@@ -29,7 +30,7 @@ func Leftovers(prefix netip.Prefix, bpffs string) ([]agent.Leftover, error) {
 	bpffs = filepath.Clean(bpffs)
 	var all []agent.Leftover
 	for _, find := range []func() ([]agent.Leftover, error){
-		leftDevices, leftMacvlans, leftNodeDevice,
+		leftDevices, leftMacvlans, leftNodeDevice, leftTunnel,
 		func() ([]agent.Leftover, error) { return leftPins(bpffs) },
 		func() ([]agent.Leftover, error) { return leftPrefixes(prefix) },
 	} {
@@ -59,16 +60,21 @@ func leftDevices() ([]agent.Leftover, error) {
 }
 
 // leftNodeDevice finds the pair between the node and its containers. Its routes go with it.
-func leftNodeDevice() ([]agent.Leftover, error) {
-	l, err := netlink.LinkByName(nodeDevice)
+func leftNodeDevice() ([]agent.Leftover, error) { return leftNamed("pair", nodeDevice, "veth") }
+
+// leftTunnel finds the second network's device.
+func leftTunnel() ([]agent.Leftover, error) { return leftNamed("tunnel", tunnelDevice, "vxlan") }
+
+func leftNamed(kind, name, linkType string) ([]agent.Leftover, error) {
+	l, err := netlink.LinkByName(name)
 	var notFound netlink.LinkNotFoundError
-	if errors.As(err, &notFound) || err == nil && l.Type() != "veth" {
+	if errors.As(err, &notFound) || err == nil && l.Type() != linkType {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("find %s: %w", nodeDevice, err)
+		return nil, fmt.Errorf("find %s: %w", name, err)
 	}
-	return []agent.Leftover{{Kind: "pair", Name: nodeDevice, Remove: func() error {
+	return []agent.Leftover{{Kind: kind, Name: name, Remove: func() error {
 		return gone(netns.Retry(func() error { return netlink.LinkDel(l) }))
 	}}}, nil
 }
@@ -174,11 +180,12 @@ func leftPrefixes(own netip.Prefix) ([]agent.Leftover, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list routes: %w", err)
 	}
-	hasAddress, guarded := map[netip.Prefix]bool{}, map[netip.Prefix]bool{}
+	hasAddress, hasTunnel, guarded := map[netip.Prefix]bool{}, map[netip.Prefix]bool{}, map[netip.Prefix]bool{}
 	for _, a := range addrs {
 		if p := prefixOf(a.IPNet); p.IsValid() && p.IsSingleIP() {
 			node, _ := p.Addr().Prefix(address.NodeBits)
 			hasAddress[node] = hasAddress[node] || p.Addr() == node.Addr().Next()
+			hasTunnel[node] = hasTunnel[node] || p.Addr() == pipeline.VTEP(node)
 		}
 	}
 	var private []agent.Leftover
@@ -194,11 +201,17 @@ func leftPrefixes(own netip.Prefix) ([]agent.Leftover, error) {
 	var all []agent.Leftover
 	for p := range guarded {
 		if p != own && hasAddress[p] {
-			all = append(all, leftAddress(lo, p), leftRoute(p))
+			all = append(all, leftAddress(lo, nodeAddress(p)), leftRoute(p))
+			if hasTunnel[p] {
+				all = append(all, leftAddress(lo, vtepAddress(p)))
+			}
 		}
 	}
 	if hasAddress[own] {
-		all = append(all, leftAddress(lo, own))
+		all = append(all, leftAddress(lo, nodeAddress(own)))
+	}
+	if hasTunnel[own] {
+		all = append(all, leftAddress(lo, vtepAddress(own)))
 	}
 	if guarded[own] {
 		all = append(all, leftRoute(own))
@@ -214,8 +227,7 @@ func isGuard(r netlink.Route) bool {
 	return r.Type == g.Type && r.Protocol == g.Protocol && r.Priority == g.Priority
 }
 
-func leftAddress(lo netlink.Link, prefix netip.Prefix) agent.Leftover {
-	a := nodeAddress(prefix)
+func leftAddress(lo netlink.Link, a *netlink.Addr) agent.Leftover {
 	return agent.Leftover{Kind: "address", Name: fmt.Sprintf("%v on lo", a.IPNet), Remove: func() error {
 		return gone(netns.Retry(func() error { return netlink.AddrDel(lo, a) }))
 	}}

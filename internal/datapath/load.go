@@ -63,7 +63,7 @@ func (d *Datapath) tables() []table {
 	}
 }
 
-// DefaultMaxMappings is as many as tenants on one node of the paper's clusters would have without node CIDRs.
+// DefaultMaxMappings is room for the containers of a node's tenants, wherever those are, where nodes have no subnets.
 const DefaultMaxMappings = 65536
 
 // maxPeers is regions, and whatever a node takes tunnels from beside its own.
@@ -116,7 +116,45 @@ func (d *Datapath) load() error {
 	if err != nil {
 		return fmt.Errorf("load the packet path: %w; use Linux 6.12 or newer, as root", err)
 	}
+	if err := d.inherit(); err != nil {
+		return err
+	}
 	return d.openCounters()
+}
+
+// inherit takes over what the second network's tables of other sizes hold, whose entries nobody records here: until Restore
+// has moved all hooks those are what packets meet, and then they go.
+func (d *Datapath) inherit() error {
+	own := map[string]*ebpf.Map{pilasterMapPilPortsV1: d.objects.PilPortsV1}
+	for _, t := range nimitzTables {
+		own[t.pin] = t.of(&d.objects)
+	}
+	for _, t := range d.tables() {
+		m := own[t.name]
+		pins, err := filepath.Glob(filepath.Join(d.mapsDir(), t.name+"_*"))
+		if m == nil || err != nil {
+			continue
+		}
+		for _, pin := range pins {
+			if filepath.Base(pin) == t.pin() {
+				continue
+			}
+			if err := readPinned(pin, func(old *ebpf.Map) error { return copyTable(m, old) }); err != nil {
+				return fmt.Errorf("%s has entries for which %s has no room: %w; packets flow as before: start with the limit there was", pin, t.pin(), err)
+			}
+		}
+	}
+	return nil
+}
+
+func copyTable(to, from *ebpf.Map) error {
+	keys, values, err := rawEntries(from)
+	for i := range keys {
+		if err == nil {
+			err = to.Put(keys[i], values[i])
+		}
+	}
+	return err
 }
 
 // setConstants fills in what the programs are compiled around at load.

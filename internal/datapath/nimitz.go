@@ -9,6 +9,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 
+	"pilaster.io/pilaster/internal/network"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
 
@@ -37,12 +38,12 @@ func (d *Datapath) Nimitz() (*Nimitz, error) {
 		return nil, err
 	}
 	n := &Nimitz{d: d, used: map[*ebpf.Map]int{}, ports: map[pipeline.Port]uint32{}}
-	for _, m := range d.nimitzMaps() {
-		keys, _, err := rawEntries(m)
+	for _, t := range nimitzTables {
+		keys, _, err := rawEntries(t.of(&d.objects))
 		if err != nil {
-			return nil, fmt.Errorf("count the entries of %v: %w", m, err)
+			return nil, fmt.Errorf("count the entries of %s: %w", t.name, err)
 		}
-		n.used[m] = len(keys)
+		n.used[t.of(&d.objects)] = len(keys)
 	}
 	err := each(d.objects.PilPortsV1, func(device uint32, p pilasterPlug) { n.ports[pipeline.Port(p.Number)] = device })
 	return n, err
@@ -126,10 +127,11 @@ func (n *Nimitz) Apply(_ context.Context, remove, add []pipeline.Entry) error {
 			return fmt.Errorf("%w; nothing was changed", err)
 		}
 	}
-	for m, more := range c.new {
-		if n.used[m]+more > int(m.MaxEntries()) {
-			return fmt.Errorf("%s has room for %d entries, holds %d and would get %d more; nothing was changed: raise the agent's limit, or let tenants have fewer services and subnets here",
-				tableOf(m), m.MaxEntries(), n.used[m], more)
+	for _, t := range nimitzTables {
+		m := t.of(&n.d.objects)
+		if used, more, room := n.used[m], c.new[m], int(m.MaxEntries()); used+more > room {
+			return fmt.Errorf("the table of %s has room for %d entries, holds %d and would get %d more; nothing was changed: raise the agent's limit, or let tenants with fewer mappings and services run here",
+				t.name, room, used, more)
 		}
 	}
 	if err := c.write(); err != nil {
@@ -184,14 +186,14 @@ func (c *change) put(r row, old []byte) error {
 	switch {
 	case r.value != nil:
 		if err := r.table.Put(r.key, r.value); err != nil {
-			return fmt.Errorf("write an entry of %s: %w", tableOf(r.table), err)
+			return fmt.Errorf("write an entry of %v: %w", r.table, err)
 		}
 		if old == nil {
 			c.n.used[r.table]++
 		}
 	case old != nil:
 		if err := r.table.Delete(r.key); err != nil {
-			return fmt.Errorf("remove an entry of %s: %w", tableOf(r.table), err)
+			return fmt.Errorf("remove an entry of %v: %w", r.table, err)
 		}
 		c.n.used[r.table]--
 	}
@@ -216,18 +218,40 @@ func (c *change) undo() error {
 // Entries is what the tables hold, read from the kernel.
 func (n *Nimitz) Entries(context.Context) ([]pipeline.Entry, error) {
 	var all []pipeline.Entry
-	for _, m := range n.d.nimitzMaps() {
-		keys, values, err := rawEntries(m)
+	for _, t := range nimitzTables {
+		err := t.each(t.of(&n.d.objects), func(e pipeline.Entry) { all = append(all, e) })
 		if err != nil {
-			return nil, fmt.Errorf("read %s: %w", tableOf(m), err)
-		}
-		for i := range keys {
-			e, err := n.d.read(m, keys[i], values[i])
-			if err != nil {
-				return nil, fmt.Errorf("read %s: %w", tableOf(m), err)
-			}
-			all = append(all, e)
+			return nil, err
 		}
 	}
 	return all, nil
+}
+
+// Usage is how full the tables are, read from the kernel.
+func (n *Nimitz) Usage() ([]network.Entries, error) {
+	var all []network.Entries
+	for _, t := range nimitzTables {
+		m := t.of(&n.d.objects)
+		keys, _, err := rawEntries(m)
+		if err != nil {
+			return nil, fmt.Errorf("count the entries of %s: %w", t.name, err)
+		}
+		all = append(all, network.Entries{Table: t.name, Used: len(keys), Capacity: int(m.MaxEntries())})
+	}
+	return all, nil
+}
+
+func (t nimitzTable) each(m *ebpf.Map, show func(pipeline.Entry)) error {
+	keys, values, err := rawEntries(m)
+	for i := range keys {
+		var e pipeline.Entry
+		if e, err = t.read(keys[i], values[i]); err != nil {
+			break
+		}
+		show(e)
+	}
+	if err != nil {
+		return fmt.Errorf("read the table of %s: %w", t.name, err)
+	}
+	return nil
 }

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"strings"
 
 	"github.com/cilium/ebpf"
 
@@ -24,7 +23,7 @@ type row struct {
 func (r row) there() ([]byte, error) {
 	value, err := r.table.LookupBytes(r.key)
 	if err != nil {
-		return nil, fmt.Errorf("look into %s: %w", tableOf(r.table), err)
+		return nil, fmt.Errorf("look into %v: %w", r.table, err)
 	}
 	if value != nil && r.table.Type() == ebpf.LPMTrie && !bytes.Equal(value[:4], r.key[:4]) {
 		return nil, nil
@@ -32,18 +31,22 @@ func (r row) there() ([]byte, error) {
 	return value, nil
 }
 
-func (d *Datapath) nimitzMaps() []*ebpf.Map {
-	o := &d.objects
-	return []*ebpf.Map{o.NimPeersV1, o.NimSendersV1, o.NimOutsideV1, o.NimDnatV1, o.NimSnatV1, o.NimForwardV1}
+// nimitzTable is one of the pipeline's. Its name for people is that of its entries.
+type nimitzTable struct {
+	name string
+	pin  string // as the object has it
+	of   func(*pilasterObjects) *ebpf.Map
+	read func(key, value []byte) (pipeline.Entry, error)
 }
 
-// tableOf is a table's name for people.
-func tableOf(m *ebpf.Map) string {
-	name := m.String()
-	if _, after, found := strings.Cut(name, "nim_"); found {
-		name, _, _ = strings.Cut(after, "_")
-	}
-	return "the table of " + name
+// nimitzTables are the pipeline's, in the order of its stages.
+var nimitzTables = []nimitzTable{
+	{"peers", pilasterMapNimPeersV1, func(o *pilasterObjects) *ebpf.Map { return o.NimPeersV1 }, readPeer},
+	{"senders", pilasterMapNimSendersV1, func(o *pilasterObjects) *ebpf.Map { return o.NimSendersV1 }, readSender},
+	{"outside", pilasterMapNimOutsideV1, func(o *pilasterObjects) *ebpf.Map { return o.NimOutsideV1 }, readOutside},
+	{"dnat", pilasterMapNimDnatV1, func(o *pilasterObjects) *ebpf.Map { return o.NimDnatV1 }, readDNAT},
+	{"snat", pilasterMapNimSnatV1, func(o *pilasterObjects) *ebpf.Map { return o.NimSnatV1 }, readSNAT},
+	{"forwarding", pilasterMapNimForwardV1, func(o *pilasterObjects) *ebpf.Map { return o.NimForwardV1 }, readForward},
 }
 
 // scopeOf is the bpf programs': a family and a VNI.
@@ -185,33 +188,43 @@ func rawEntries(m *ebpf.Map) (keys, values [][]byte, err error) {
 	}
 }
 
-// read undoes render.
-func (d *Datapath) read(m *ebpf.Map, key, value []byte) (pipeline.Entry, error) {
-	o := &d.objects
-	switch m {
-	case o.NimPeersV1:
-		k, err := unpacked[pilasterPeerKey](key)
-		return pipeline.Peer{Nodes: netip.PrefixFrom(k.Node.netip(), int(k.Bits))}, err
-	case o.NimSendersV1:
-		k, err := unpacked[pilasterSenderKey](key)
-		v, err2 := unpacked[pilasterSender](value)
-		return pipeline.Sender{
-			Port: pipeline.Port(k.Port), Address: unscoped(k.Source, k.Scope), VNI: pipeline.VNI(v.Vni), Identity: uint16(v.Identity),
-		}, errors.Join(err, err2)
-	case o.NimOutsideV1:
-		k, err := unpacked[pilasterScopedPrefix](key)
-		_, to := k.prefix()
-		return pipeline.NorthSouth{To: to}, err
-	case o.NimDnatV1, o.NimSnatV1:
-		k, err := unpacked[pilasterScopedAddr](key)
-		v, err2 := unpacked[pilasterTranslation](value)
-		_, vni := scopeFrom(k.Scope)
-		from, to := unscoped(k.Address, k.Scope), unscoped(v.Address, k.Scope)
-		if m == o.NimSnatV1 {
-			return pipeline.SNAT{VNI: vni, Real: from, Virtual: to}, errors.Join(err, err2)
-		}
-		return pipeline.DNAT{VNI: vni, Virtual: from, RealVNI: pipeline.VNI(v.Vni), Real: to}, errors.Join(err, err2)
-	}
+// Those below undo render.
+
+func readPeer(key, _ []byte) (pipeline.Entry, error) {
+	k, err := unpacked[pilasterPeerKey](key)
+	return pipeline.Peer{Nodes: netip.PrefixFrom(k.Node.netip(), int(k.Bits))}, err
+}
+
+func readSender(key, value []byte) (pipeline.Entry, error) {
+	k, err := unpacked[pilasterSenderKey](key)
+	v, err2 := unpacked[pilasterSender](value)
+	return pipeline.Sender{
+		Port: pipeline.Port(k.Port), Address: unscoped(k.Source, k.Scope), VNI: pipeline.VNI(v.Vni), Identity: uint16(v.Identity),
+	}, errors.Join(err, err2)
+}
+
+func readOutside(key, _ []byte) (pipeline.Entry, error) {
+	k, err := unpacked[pilasterScopedPrefix](key)
+	_, to := k.prefix()
+	return pipeline.NorthSouth{To: to}, err
+}
+
+func readDNAT(key, value []byte) (pipeline.Entry, error) {
+	k, err := unpacked[pilasterScopedAddr](key)
+	v, err2 := unpacked[pilasterTranslation](value)
+	_, vni := scopeFrom(k.Scope)
+	return pipeline.DNAT{
+		VNI: vni, Virtual: unscoped(k.Address, k.Scope), RealVNI: pipeline.VNI(v.Vni), Real: unscoped(v.Address, k.Scope),
+	}, errors.Join(err, err2)
+}
+
+func readSNAT(key, value []byte) (pipeline.Entry, error) {
+	e, err := readDNAT(key, value)
+	d := e.(pipeline.DNAT)
+	return pipeline.SNAT{VNI: d.VNI, Real: d.Virtual, Virtual: d.Real}, err
+}
+
+func readForward(key, value []byte) (pipeline.Entry, error) {
 	k, err := unpacked[pilasterScopedPrefix](key)
 	v, err2 := unpacked[pilasterRoute](value)
 	vni, to := k.prefix()

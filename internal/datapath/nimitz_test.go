@@ -15,6 +15,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/netns"
 	"pilaster.io/pilaster/internal/network/nimitz"
 	"pilaster.io/pilaster/internal/network/nimitz/packettest"
@@ -32,6 +33,7 @@ type nimitzBench struct {
 	nimitz   *Nimitz
 	inject   map[pipeline.Port]*packet.Injector
 	captures map[pipeline.Port]*packet.Capture
+	records  []endpoint.Record
 	farMAC   net.HardwareAddr
 	hereMAC  net.HardwareAddr
 }
@@ -55,6 +57,7 @@ func newNimitzBench(t testing.TB) *nimitzBench {
 	for _, port := range packettest.Ports {
 		c := b.add(t, blue, 1)
 		must(t, b.nimitz.Plug(t.Context(), port, c.record.Device.HostName))
+		b.records = append(b.records, c.record)
 		listen(port, c.ns, "eth0")
 	}
 	stack := namespace(t, "stack")
@@ -235,7 +238,7 @@ func TestNimitzTables(t *testing.T) {
 	b.holds(t, nil)
 	for m, n := range b.nimitz.used {
 		if n != 0 {
-			t.Errorf("%s is empty and counts %d", tableOf(m), n)
+			t.Errorf("%v is empty and counts %d", m, n)
 		}
 	}
 }
@@ -257,5 +260,128 @@ func (b *nimitzBench) holds(t testing.TB, want []pipeline.Entry) {
 	}
 	if g, w := pipeline.Count(got), pipeline.Count(want); !maps.Equal(g, w) {
 		t.Errorf("the tables hold %v, want %v", g, w)
+	}
+}
+
+// TestNimitzIsFull: what has no room, or is wrong, is refused before anything is written.
+func TestNimitzIsFull(t *testing.T) {
+	b := newNimitzBench(t)
+	room := int(b.datapath.objects.NimPeersV1.MaxEntries())
+	peer := func(i int) pipeline.Entry {
+		return pipeline.Peer{Nodes: netip.MustParsePrefix(fmt.Sprintf("fd71:0:0:%x::/64", i))}
+	}
+	all := packettest.Entries()
+	for i := range room - 1 {
+		all = append(all, peer(i))
+	}
+	must(t, b.nimitz.Apply(t.Context(), nil, all))
+	forward := pipeline.Forward{VNI: 9, To: netip.MustParsePrefix("10.0.0.0/8")}
+	for _, c := range []struct {
+		what        string
+		remove, add []pipeline.Entry
+	}{
+		{fmt.Sprintf("the table of peers has room for %d entries, holds %d and would get 1 more; nothing was changed", room, room), nil, []pipeline.Entry{forward, peer(room)}},
+		{"plug it first; nothing was changed", all[:1], []pipeline.Entry{forward, pipeline.Forward{VNI: 9, To: netip.MustParsePrefix("10.0.0.1/32"), Port: 77}}},
+		{"more than 24 bits", nil, []pipeline.Entry{forward, pipeline.Forward{VNI: 1 << 24, To: netip.MustParsePrefix("10.0.0.1/32")}}},
+		{"no node's tunnel address", nil, []pipeline.Entry{forward, pipeline.Forward{VNI: 9, To: netip.MustParsePrefix("10.0.0.1/32"), Port: pipeline.VXLAN, VTEP: far6.Next()}}},
+		{"one address is of IPv4", nil, []pipeline.Entry{forward, pipeline.DNAT{VNI: 9, Virtual: own4, RealVNI: 9, Real: own6}}},
+		{"no address of IPv4 or IPv6", nil, []pipeline.Entry{forward, pipeline.Sender{Port: 2, Address: netip.MustParseAddr("::ffff:10.0.0.1"), VNI: 9}}},
+		{"prefixes of IPv6", nil, []pipeline.Entry{forward, pipeline.Peer{Nodes: netip.MustParsePrefix("10.0.0.0/8")}}},
+	} {
+		if err := b.nimitz.Apply(t.Context(), c.remove, c.add); err == nil || !strings.Contains(err.Error(), c.what) {
+			t.Errorf("%v, want an error with %q", err, c.what)
+		}
+		b.holds(t, all)
+	}
+	must(t, b.nimitz.Apply(t.Context(), []pipeline.Entry{peer(0)}, nil))
+	must(t, b.nimitz.Apply(t.Context(), nil, []pipeline.Entry{peer(room)}))
+
+	// What fails on the way is taken back: the kernel refuses a full table itself.
+	var rows []row
+	for _, e := range []pipeline.Entry{forward, peer(room + 1)} {
+		r, err := b.nimitz.render(e)
+		must(t, err)
+		rows = append(rows, r)
+	}
+	before, err := b.nimitz.Entries(t.Context())
+	must(t, err)
+	gone, err := b.nimitz.render(all[1])
+	must(t, err)
+	gone.value = nil
+	c := change{n: b.nimitz, rows: append([]row{gone}, rows...)}
+	if err := c.write(); err == nil {
+		t.Error("a full table takes one more")
+	}
+	must(t, c.undo())
+	b.holds(t, before)
+}
+
+// TestNimitzOutlivesItsAgent: another agent finds ports, entries and devices, and no packet is lost while it takes them
+// over, nor where its limits are others.
+func TestNimitzOutlivesItsAgent(t *testing.T) {
+	b := newNimitzBench(t)
+	c := packettest.Cases()[0]
+	for _, more := range []int{0, 10} {
+		c2 := b.datapath.config
+		c2.MaxEndpoints += more
+		c2.MaxMappings += more
+		var next *Datapath
+		must(t, b.ns.Do(func() (err error) { next, err = Open(c2); return err }))
+		var found []endpoint.Record
+		for _, r := range b.records {
+			found = append(found, r)
+		}
+		before := b.drops(t)
+		_, err := next.Restore(t.Context(), found, func(found []endpoint.Record) error {
+			b.send(t, c)
+			return next.Netpila().Repair(t.Context(), found, found)
+		})
+		must(t, err)
+		b.leaves(t, "while it is taken over", before, c.Want())
+		must(t, b.datapath.Close())
+		b.datapath = next
+		t.Cleanup(func() { next.Close() })
+		b.send(t, c)
+		b.leaves(t, "before it is asked for", before, c.Want())
+		b.nimitz, err = next.Nimitz()
+		must(t, err)
+		b.holds(t, packettest.Entries())
+		if want := map[pipeline.Port]bool{2: true, 3: true, 4: true}; len(b.nimitz.ports) < len(want) {
+			t.Errorf("it finds ports %v, want %v", b.nimitz.ports, want)
+		}
+		for m, used := range b.nimitz.used {
+			if keys, _, err := rawEntries(m); err != nil || len(keys) != used {
+				t.Errorf("%v: %d entries counted as %d: %v", m, len(keys), used, err)
+			}
+		}
+	}
+	// Who is not there any more is no port.
+	_, err := b.datapath.Restore(t.Context(), b.records[1:], func(found []endpoint.Record) error {
+		return b.datapath.Netpila().Repair(t.Context(), found, found)
+	})
+	must(t, err)
+	must(t, each(b.datapath.objects.PilPortsV1, func(_ uint32, p pilasterPlug) {
+		if p.Number == 2 {
+			t.Errorf("port %d is of a container that has gone", p.Number)
+		}
+	}))
+
+	tables, err := DumpTables(b.datapath.config.BPFFS)
+	must(t, err)
+	if len(tables.Nimitz) != len(packettest.Entries()) || len(tables.Ports) != 2 {
+		t.Errorf("the dump has %d entries and ports %v", len(tables.Nimitz), tables.Ports)
+	}
+	names := map[string]bool{}
+	must(t, b.ns.Do(func() error {
+		left, err := Leftovers(b.prefix, b.datapath.config.BPFFS)
+		for _, l := range left {
+			names[l.Name] = true
+		}
+		return err
+	}))
+	for _, name := range []string{tunnelDevice, pipeline.VTEP(b.prefix).String() + "/128 on lo"} {
+		if !names[name] {
+			t.Errorf("%s is not among what is left: %v", name, names)
+		}
 	}
 }

@@ -43,6 +43,9 @@ func (d *Datapath) Restore(_ context.Context, keep []endpoint.Record, fill func(
 	if err := fill(found); err != nil {
 		return nil, err
 	}
+	if err := d.sweepPorts(found); err != nil {
+		return nil, err
+	}
 	for _, r := range found {
 		if err := d.addNodeRoutes(r); err != nil {
 			return nil, err

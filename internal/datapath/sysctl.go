@@ -122,10 +122,10 @@ func (d *Datapath) KeepSettings() error {
 		return fmt.Errorf("list devices: %w", err)
 	}
 	for _, l := range links {
-		if _, ours := deviceID(l); !ours {
+		name := l.Attrs().Name
+		if _, ours := deviceID(l); !ours && name != tunnelDevice {
 			continue
 		}
-		name := l.Attrs().Name
 		err := d.alone(func() error { return d.settings.set(name, hostSettings()) })
 		if err != nil && !errors.Is(err, os.ErrNotExist) { // else it went meanwhile
 			return err

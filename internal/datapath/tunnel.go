@@ -10,6 +10,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/netns"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
@@ -35,8 +36,7 @@ func (d *Datapath) makeTunnel() error {
 			return fmt.Errorf("find the device %s: %w", tunnelDevice, err)
 		}
 	}
-	mtu, err := d.tunnelMTU()
-	if err != nil {
+	if err := d.fitTunnel(); err != nil {
 		return err
 	}
 	lo, err := d.netlink.LinkByName("lo")
@@ -45,8 +45,7 @@ func (d *Datapath) makeTunnel() error {
 	}
 	self := vtepAddress(d.config.NodePrefix)
 	for _, step := range []func() error{
-		func() error { return d.settings.set(tunnelDevice, farSettings()) },
-		func() error { return setMTU(d.netlink, tunnel, mtu) },
+		func() error { return d.settings.set(tunnelDevice, hostSettings()) },
 		func() error { return d.netlink.LinkSetARPOff(tunnel) },
 		func() error { return d.netlink.AddrReplace(lo, self) },
 	} {
@@ -57,9 +56,20 @@ func (d *Datapath) makeTunnel() error {
 	return nil
 }
 
-func (d *Datapath) tunnelMTU() (int, error) {
+// fitTunnel has the device, where there is one, take what leaves by the uplink as it now is.
+func (d *Datapath) fitTunnel() error {
+	tunnel, err := d.findTunnel()
+	if err != nil || tunnel == nil {
+		return err
+	}
 	mtu, err := d.MTU()
-	return mtu - pipeline.Overhead, err
+	if err != nil {
+		return err
+	}
+	if err := setMTU(d.netlink, tunnel, mtu-pipeline.Overhead); gone(err) != nil {
+		return fmt.Errorf("MTU of %s: %w", tunnelDevice, err)
+	}
+	return nil
 }
 
 func vtepAddress(node netip.Prefix) *netlink.Addr {
@@ -110,6 +120,15 @@ func (d *Datapath) attachNimitz() error {
 		}
 	}
 	return nil
+}
+
+// sweepPorts has no device but of these endpoints be a port.
+func (d *Datapath) sweepPorts(found []endpoint.Record) error {
+	devices := map[uint32]bool{}
+	for _, r := range found {
+		devices[uint32(r.Device.HostIfindex)] = true
+	}
+	return deleteOthers(d.objects.PilPortsV1, devices)
 }
 
 func (d *Datapath) setNimitzNode(set func(*pilasterNimitzNode)) error {

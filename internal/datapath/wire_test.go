@@ -332,7 +332,7 @@ func transfer(t *testing.T, from, to *testContainer, n int) {
 	t.Helper()
 	var listener net.Listener
 	must(t, to.ns.Do(func() (err error) {
-		listener, err = net.Listen("tcp6", netip.AddrPortFrom(to.seen(), 0).String())
+		listener, err = net.Listen("tcp", netip.AddrPortFrom(to.seen(), 0).String())
 		return err
 	}))
 	defer listener.Close()
@@ -356,11 +356,11 @@ func transfer(t *testing.T, from, to *testContainer, n int) {
 	}()
 	var conn net.Conn
 	must(t, from.ns.Do(func() (err error) {
-		conn, err = net.DialTimeout("tcp6", listener.Addr().String(), 10*time.Second)
+		conn, err = net.DialTimeout("tcp", listener.Addr().String(), 10*time.Second)
 		return err
 	}))
 	must(t, conn.SetDeadline(time.Now().Add(10*time.Second)))
-	if peer := conn.RemoteAddr().(*net.TCPAddr).AddrPort().Addr(); peer != to.seen() {
+	if peer := conn.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap(); peer != to.seen() {
 		t.Errorf("connected to %v, not %v", peer, to.seen())
 	}
 	_, err := conn.Write(make([]byte, n))
@@ -375,7 +375,7 @@ func datagram(t *testing.T, from, to *testContainer, n int) {
 	t.Helper()
 	listen := func(c *testContainer) (conn *net.UDPConn) {
 		must(t, c.ns.Do(func() (err error) {
-			conn, err = net.ListenUDP("udp6", net.UDPAddrFromAddrPort(netip.AddrPortFrom(c.seen(), 0)))
+			conn, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(c.seen(), 0)))
 			return err
 		}))
 		t.Cleanup(func() { conn.Close() })
@@ -387,7 +387,7 @@ func datagram(t *testing.T, from, to *testContainer, n int) {
 	must(t, err)
 	buf := make([]byte, n+1)
 	got, source, err := b.ReadFromUDPAddrPort(buf)
-	if err != nil || got != n || source.Addr() != from.seen() {
+	if err != nil || got != n || source.Addr().Unmap() != from.seen() {
 		t.Errorf("%d bytes of %d from %v: %v", got, n, source, err)
 	}
 }

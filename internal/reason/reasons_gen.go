@@ -30,6 +30,7 @@ const (
 	NoProgram        Reason = 25
 	PeerUnknown      Reason = 26
 	TunnelForged     Reason = 27
+	LaterFragment    Reason = 28
 )
 
 var reasons = [...]struct{ name, text string }{
@@ -60,4 +61,5 @@ var reasons = [...]struct{ name, text string }{
 	25: {"no-program", "A packet of a container behind a macvlan met the guard on the uplink and not the program that judges it. That program was detached; restart the agent."},
 	26: {"peer-unknown", "A VXLAN packet is not from a node of this cluster. Somebody on the fabric forges it, or a region's nodes are not known here."},
 	27: {"tunnel-forged", "The node's own stack sends VXLAN that the container network did not make. A process on the node forges it."},
+	28: {"later-fragment", "A fragment without the transport's header needs another address, which Open vSwitch in user space would spoil its data with. Let the sender make smaller packets, or the node use eBPF."},
 }

@@ -62,17 +62,27 @@ func (s *Store) allocate(t *txn, n pki.Node, name, key string) ([]netip.Prefix, 
 	} else if !hosts {
 		return nil, refuse(Refused, "node %s does not host tenant %s; nothing was changed: resolve it first", n.Name, name)
 	}
-	if given, err := t.given(name, n.Name, key); err != nil || given != nil {
-		return given, err
+	return s.complete(t, n, record, name, key, overlays)
+}
+
+// complete gives a key what it lacks; mostly that is all or nothing.
+func (s *Store) complete(t *txn, n pki.Node, record *pilasterv1.Node, name, key string, overlays []tenant.Overlay) ([]netip.Prefix, error) {
+	has, err := t.given(name, n.Name, key)
+	if err != nil {
+		return nil, err
 	}
 	var rested []netip.Prefix
-	if key == "" { // an endpoint never comes back
+	if key == "" && has == nil { // an endpoint never comes back
 		if rested, err = t.restedOf(name, n); err != nil {
 			return nil, err
 		}
 	}
-	var given []netip.Prefix
+	var all, added []netip.Prefix
 	for _, o := range overlays {
+		if i := slices.IndexFunc(has, func(p netip.Prefix) bool { return o.CIDR.Contains(p.Addr()) }); i >= 0 {
+			all = append(all, has[i])
+			continue
+		}
 		if err := s.checkGateway(record, o); err != nil {
 			return nil, err
 		}
@@ -80,9 +90,12 @@ func (s *Store) allocate(t *txn, n pki.Node, name, key string) ([]netip.Prefix, 
 		if err != nil {
 			return nil, err
 		}
-		given = append(given, to)
+		all, added = append(all, to), append(added, to)
 	}
-	return given, t.give(record, name, key, given, given...)
+	if added == nil {
+		return all, nil
+	}
+	return all, t.give(record, name, key, all, added)
 }
 
 // checkGateway refuses a node that has no virtual addresses.
@@ -197,7 +210,7 @@ func (t *txn) free(keys ...string) (bool, error) {
 }
 
 // give writes what is given to a key, all of it, and the mappings of what is new; those last, because who finds one finds the rest.
-func (t *txn) give(node *pilasterv1.Node, name, key string, all []netip.Prefix, added ...netip.Prefix) error {
+func (t *txn) give(node *pilasterv1.Node, name, key string, all, added []netip.Prefix) error {
 	t.put(givenKey(name, node.Name, key), joinPrefixes(all))
 	for _, to := range added {
 		if err := t.save(mappingKey(name, to), &pilasterv1.Mapping{Node: node.Prefix, Name: node.Name, Key: key}); err != nil {
@@ -340,7 +353,7 @@ func (s *Store) claim(t *txn, node *pilasterv1.Node, n pki.Node, held *pilasterv
 	if n, _ := o.Contains(to); n-first >= mark && n-first-mark < maxJump {
 		t.setMark(overlayMark(held.Tenant, o), (n-first+1)%count)
 	}
-	return t.give(node, held.Tenant, held.Key, claimed, to)
+	return t.give(node, held.Tenant, held.Key, claimed, []netip.Prefix{to})
 }
 
 func givenDir(tenant, node string) string { return dirGiven + tenant + "/" + node + "/" }

@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* VXLAN's group policy field for Open vSwitch in user space, which neither writes nor reads it and drops what has it.
+ * It has the identity in the address of the other node's VTEP instead, whose bytes there are zero on the fabric: these
+ * programs, where its packets meet the node's stack, move it. They stop nothing. */
+#include "context.h"
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#define TC_ACT_OK  0
+#define ETH_P_IPV6 0x86dd
+#define UDP	   17
+#define VXLAN	   4789
+
+/* Of a frame. */
+#define NEXT_HEADER 20
+#define SOURCE	    22
+#define DESTINATION 38
+#define UDP_PORT    56
+#define UDP_SUM	    60
+#define FLAGS	    62 /* the two bytes that have them, and before the two of the policy */
+#define POLICY	    64
+
+/* Of an address. */
+#define HALF	   8 /* of it, where an interface identifier begins */
+#define IDENTITY   12
+
+#define HAS_VNI	   0x0800
+#define HAS_POLICY 0x8000
+
+static __always_inline __u16 get(struct __sk_buff *skb, int at)
+{
+	__be16 v = 0;
+
+	bpf_skb_load_bytes(skb, at, &v, sizeof(v));
+	return bpf_ntohs(v);
+}
+
+/* A checksum of zero stays: there is none. */
+static __always_inline void put(struct __sk_buff *skb, int at, __u16 is, __u16 value, __u64 pseudo)
+{
+	__be16 v = bpf_htons(value);
+
+	bpf_l4_csum_replace(skb, UDP_SUM, bpf_htons(is), v, sizeof(v) | BPF_F_MARK_MANGLED_0 | pseudo);
+	bpf_skb_store_bytes(skb, at, &v, sizeof(v), 0);
+}
+
+static __always_inline bool tunnels(struct __sk_buff *skb)
+{
+	return skb->protocol == bpf_htons(ETH_P_IPV6) && get(skb, NEXT_HEADER) >> 8 == UDP &&
+	       get(skb, UDP_PORT) == VXLAN;
+}
+
+/* From Open vSwitch. */
+SEC("tc")
+int pil_policy_out(struct __sk_buff *skb)
+{
+	if (tunnels(skb)) {
+		__u16 identity = get(skb, DESTINATION + IDENTITY), flags = get(skb, FLAGS);
+
+		put(skb, DESTINATION + IDENTITY, identity, 0, BPF_F_PSEUDO_HDR);
+		put(skb, POLICY, get(skb, POLICY), identity, 0);
+		put(skb, FLAGS, flags, flags | HAS_POLICY, 0);
+	}
+	return TC_ACT_OK;
+}
+
+/* To Open vSwitch. */
+SEC("tc")
+int pil_policy_in(struct __sk_buff *skb)
+{
+	if (tunnels(skb)) {
+		__u16 flags = get(skb, FLAGS), policy = get(skb, POLICY), host = get(skb, SOURCE + IDENTITY);
+
+		/* No VTEP has anything there, and it must not be taken for one: it gets what is not hidden from the
+		 * switch. */
+		if (host)
+			put(skb, SOURCE + HALF, get(skb, SOURCE + HALF), 0xffff, BPF_F_PSEUDO_HDR);
+		put(skb, SOURCE + IDENTITY, host, flags & HAS_POLICY ? policy : 0, BPF_F_PSEUDO_HDR);
+		put(skb, POLICY, policy, 0, 0);
+		put(skb, FLAGS, flags, flags & HAS_VNI, 0);
+	}
+	return TC_ACT_OK;
+}
+
+char _license[] SEC("license") = "Dual BSD/GPL";

@@ -1,0 +1,117 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+
+	"connectrpc.com/connect"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/local"
+	"pilaster.io/pilaster/internal/network/nimitz"
+)
+
+var _ nimitz.Cluster = (*Link)(nil)
+
+// allocation is what an endpoint had of a tenant.
+type allocation struct{ tenant, key string }
+
+// NodeCIDRs implements nimitz.Cluster. What was given once is kept with the tenant.
+func (l *Link) NodeCIDRs(ctx context.Context, name string) ([]netip.Prefix, error) {
+	if has := l.config.Tenants.subnets(name); len(has) > 0 {
+		return has, nil
+	}
+	subnets, err := l.allocate(ctx, name, "")
+	if err != nil {
+		return nil, err
+	}
+	return subnets, l.config.Tenants.setSubnets(name, subnets)
+}
+
+// Allocate implements nimitz.Cluster.
+func (l *Link) Allocate(ctx context.Context, name, key string) ([]netip.Addr, error) {
+	prefixes, err := l.allocate(ctx, name, key)
+	if err != nil {
+		return nil, err
+	}
+	var addrs []netip.Addr
+	for _, p := range prefixes {
+		if !p.IsSingleIP() {
+			return nil, fmt.Errorf("the orchestrator gave %v of tenant %s for one endpoint", p, name)
+		}
+		addrs = append(addrs, p.Addr())
+	}
+	return addrs, nil
+}
+
+func (l *Link) allocate(ctx context.Context, name, key string) ([]netip.Prefix, error) {
+	ctx, cancel := context.WithTimeout(ctx, resolveTimeout)
+	defer cancel()
+	client, err := l.dial(ctx)
+	var resp *connect.Response[pilasterv1.AllocateResponse]
+	if err == nil {
+		resp, err = client.Allocate(ctx, connect.NewRequest(&pilasterv1.AllocateRequest{Tenant: name, Key: key}))
+	}
+	if err != nil {
+		return nil, l.unhelpful(err, fmt.Sprintf("addresses of tenant %s are given by the orchestrator", name))
+	}
+	var prefixes []netip.Prefix
+	for _, text := range resp.Msg.Prefixes {
+		p, err := netip.ParsePrefix(text)
+		if err != nil {
+			return nil, fmt.Errorf("the orchestrator's answer cannot be used: %w", err)
+		}
+		prefixes = append(prefixes, p)
+	}
+	return prefixes, nil
+}
+
+// Free implements nimitz.Cluster. Without an orchestrator it is done later, so that containers can go.
+func (l *Link) Free(ctx context.Context, name, key string) error {
+	err := l.free(ctx, name, key)
+	if err == nil {
+		return nil
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.unfreed[allocation{name, key}] = true
+	l.config.Log.Warn("addresses are given back when the orchestrator answers", "tenant", name, "endpoint", key, "error", local.Words(err))
+	return nil
+}
+
+func (l *Link) free(ctx context.Context, name, key string) error {
+	ctx, cancel := context.WithTimeout(ctx, resolveTimeout)
+	defer cancel()
+	client, err := l.dial(ctx)
+	if err == nil {
+		_, err = client.Free(ctx, connect.NewRequest(&pilasterv1.FreeRequest{Tenant: name, Key: key}))
+	}
+	return err
+}
+
+// freeUnused gives back what an endpoint had, unless there is one again with its key.
+func (l *Link) freeUnused(ctx context.Context, core *Core, name, key string) {
+	err := core.ifUnused(ctx, key, func() error {
+		l.mu.Lock()
+		delete(l.unfreed, allocation{name, key})
+		l.mu.Unlock()
+		return l.Free(ctx, name, key)
+	})
+	if err != nil {
+		l.config.Log.Warn("addresses that no endpoint has are not given back yet", "tenant", name, "endpoint", key, "error", err)
+	}
+}
+
+// freeLate gives back what could not be before.
+func (l *Link) freeLate(ctx context.Context, core *Core) {
+	l.mu.Lock()
+	var late []allocation
+	for a := range l.unfreed {
+		late = append(late, a)
+	}
+	l.mu.Unlock()
+	for _, a := range late {
+		l.freeUnused(ctx, core, a.tenant, a.key)
+	}
+}

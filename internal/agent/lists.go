@@ -1,0 +1,245 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"connectrpc.com/connect"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
+	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/network/nimitz"
+)
+
+// pagesAtOnce is how many pages of lists are asked for at the same time; the orchestrator takes more.
+const pagesAtOnce = 8
+
+// lists are the mappings of hosted tenants, over all streams of a link. What one stream has told whole the next goes on with.
+type lists struct {
+	link   *Link
+	core   *Core
+	to     Mappings
+	places chan struct{}
+
+	mu sync.Mutex
+	m  map[string]*mapped // by tenant
+}
+
+func newLists(l *Link, core *Core) *lists {
+	return &lists{link: l, core: core, to: core.mappings(), places: make(chan struct{}, pagesAtOnce), m: map[string]*mapped{}}
+}
+
+// reader is the part of lists that lives as long as a stream.
+type reader struct {
+	*lists
+	client  pilasterv1connect.NodeServiceClient
+	running *sync.WaitGroup
+	started bool
+}
+
+// hear takes an event that the core has taken. Tenants that it tells whole are listed: from it on the stream has their changes.
+func (r *reader) hear(ctx context.Context, event *pilasterv1.FollowResponse, changed map[string]news) {
+	if r.to == nil {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for name, m := range r.m {
+		if !r.hosts(name) {
+			m.stop()
+			delete(r.m, name)
+		}
+	}
+	for name, n := range changed {
+		if m := r.m[name]; m != nil {
+			if err := m.hear(ctx, n); err != nil {
+				r.link.config.Log.Error("changes of a tenant's mappings were not taken; all are asked for again", "tenant", name, "error", err)
+				r.list(ctx, name)
+			}
+		}
+	}
+	for _, name := range r.fresh(event) {
+		r.list(ctx, name)
+	}
+}
+
+// fresh is the tenants that must be listed: those told whole, and at the start of a stream those whose list the one before did not end.
+func (r *reader) fresh(event *pilasterv1.FollowResponse) (names []string) {
+	if !r.started {
+		r.started = true
+		for name, m := range r.m {
+			m.mu.Lock()
+			if !m.listed {
+				names = append(names, name)
+			}
+			m.mu.Unlock()
+		}
+	}
+	told, whole := event.GetDelta().GetTenants(), event.GetDelta().GetWholeTenants()
+	if s := event.GetSnapshot(); s != nil {
+		told = s.Tenants
+	}
+	for _, t := range told {
+		if event.GetSnapshot() == nil && !slices.Contains(whole, t.Name) || slices.Contains(names, t.Name) {
+			continue
+		}
+		names = append(names, t.Name)
+	}
+	return slices.DeleteFunc(names, func(name string) bool { return !r.hosts(name) })
+}
+
+func (r *reader) hosts(name string) bool {
+	known, _, ok := r.core.tenants.get(name)
+	return ok && isMapped(known.Tenant)
+}
+
+// list begins a tenant's list anew. The caller holds the lock.
+func (r *reader) list(ctx context.Context, name string) {
+	if old := r.m[name]; old != nil {
+		old.stop()
+	}
+	ctx, stop := context.WithCancel(ctx)
+	m := &mapped{tenant: name, to: r.to, stop: stop}
+	r.m[name] = m
+	r.running.Go(func() {
+		defer stop()
+		for n := 0; ; n++ {
+			err := r.listOnce(ctx, m)
+			if err == nil || ctx.Err() != nil {
+				return
+			}
+			r.link.config.Log.Warn("mappings of a tenant are not known; what this node knows of them stays, and they are asked for again", "tenant", name, "failures", n+1, "error", err)
+			if r.link.config.Wait(ctx, n) != nil {
+				return
+			}
+		}
+	})
+}
+
+func (r *reader) listOnce(ctx context.Context, m *mapped) error {
+	held := r.core.held(m.tenant)
+	var list []nimitz.Mapping
+	var own []*pilasterv1.Mapping
+	var revision int64
+	for token := ""; ; {
+		page, err := r.page(ctx, m.tenant, token)
+		if err != nil {
+			return err
+		}
+		if revision != 0 && page.Revision != revision {
+			return fmt.Errorf("a list of tenant %s goes on at revision %d from %d", m.tenant, page.Revision, revision)
+		}
+		for _, said := range page.Mappings {
+			has, err := mappingFromProto(said)
+			if err != nil {
+				return err
+			}
+			list = append(list, has)
+			if said.Key != "" {
+				own = append(own, said)
+			}
+		}
+		revision, token = page.Revision, page.NextPageToken
+		if token == "" {
+			break
+		}
+	}
+	// What is empty by mistake lacks this too.
+	for _, to := range held {
+		if !slices.ContainsFunc(list, func(has nimitz.Mapping) bool { return has.To == to }) {
+			return fmt.Errorf("the orchestrator's list of tenant %s, with %d mappings, lacks %v, which this node has", m.tenant, len(list), to)
+		}
+	}
+	if err := m.tell(ctx, list, revision); err != nil {
+		return err
+	}
+	for _, of := range own {
+		r.link.freeUnused(ctx, r.core, of.Tenant, of.Key)
+	}
+	return nil
+}
+
+// page waits as long as the orchestrator wants it to.
+func (r *reader) page(ctx context.Context, name, token string) (*pilasterv1.ListMappingsResponse, error) {
+	for {
+		select {
+		case r.places <- struct{}{}:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+		resp, err := r.client.ListMappings(ctx, connect.NewRequest(&pilasterv1.ListMappingsRequest{Tenant: name, PageToken: token}))
+		<-r.places
+		if err == nil {
+			return resp.Msg, nil
+		}
+		pause, ok := retryAfter(err)
+		if !ok {
+			return nil, err
+		}
+		select {
+		case <-time.After(pause + rand.N(pause)): // not all nodes at once
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// retryAfter is when the orchestrator wants to be asked again.
+func retryAfter(err error) (time.Duration, bool) {
+	var remote *connect.Error
+	if !errors.As(err, &remote) || remote.Code() != connect.CodeResourceExhausted {
+		return 0, false
+	}
+	seconds, err := strconv.ParseUint(remote.Meta().Get("Retry-After"), 10, 8)
+	return time.Duration(seconds) * time.Second, err == nil && seconds > 0
+}
+
+// held is what of a tenant's overlays is this node's, as it knows itself.
+func (c *Core) held(name string) []netip.Prefix {
+	all := c.tenants.subnets(name)
+	for _, m := range heldAddresses(c.store.List()) {
+		if to, err := netip.ParsePrefix(m.To); err == nil && m.Tenant == name {
+			all = append(all, to)
+		}
+	}
+	return all
+}
+
+// heldAddresses are those that the cluster gave to endpoints one by one.
+func heldAddresses(records []endpoint.Record) []*pilasterv1.Mapping {
+	var all []*pilasterv1.Mapping
+	for _, r := range records {
+		for _, a := range r.Attachments {
+			if a.Network == nimitz.Name && !a.Subnet.IsValid() {
+				all = append(all, &pilasterv1.Mapping{Tenant: r.Tenant, To: netip.PrefixFrom(a.Address, a.Address.BitLen()).String(), Key: key(r.ContainerID, r.Interface)})
+			}
+		}
+	}
+	return all
+}
+
+// ifUnused does something while no endpoint has a key, and none is being made.
+func (c *Core) ifUnused(ctx context.Context, key string, do func() error) error {
+	unlock, err := c.byKey.lock(ctx, key)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	i := strings.LastIndexByte(key, '/')
+	if i < 0 {
+		return fmt.Errorf("%q is no endpoint's key", key)
+	}
+	if _, used := c.store.Find(key[:i], key[i+1:]); used {
+		return nil
+	}
+	return do()
+}

@@ -1,0 +1,238 @@
+package datapath
+
+import (
+	"bytes"
+	"encoding/binary"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"pilaster.io/pilaster/internal/network/nimitz/packettest"
+	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
+	"pilaster.io/pilaster/internal/packet"
+	"pilaster.io/pilaster/internal/reason"
+)
+
+// What port 2 of the bench speaks as, and to whom.
+var (
+	own4, far4, beside4 = netip.MustParseAddr("10.0.1.2"), netip.MustParseAddr("10.0.2.2"), netip.MustParseAddr("10.0.1.4")
+	own6, far6          = netip.MustParseAddr("fd10:0:0:1::2"), netip.MustParseAddr("fd10:0:0:2::2")
+	service4            = netip.MustParseAddr("10.9.9.9")
+	service6            = netip.MustParseAddr("fd10:9::9")
+)
+
+// around4 makes an IPv4 frame and changes its header, whose checksum it sets right.
+func around4(p packet.Packet, change func(header []byte)) []byte {
+	frame := p.Frame(pipeline.OutsideMAC, pipeline.InsideMAC)
+	change(frame[14:])
+	return frame
+}
+
+// TestNimitzDrops: what no entry decides.
+func TestNimitzDrops(t *testing.T) {
+	b := newNimitzBench(t)
+	gram4 := packet.Packet{Source: own4, Destination: far4, Body: gram}
+	gram6 := packet.Packet{Source: own6, Destination: far6, Body: gram}
+	to := func(p packet.Packet, destination netip.Addr, body packet.Body) packet.Packet {
+		p.Destination, p.Body = destination, body
+		return p
+	}
+	sent := func(p packet.Packet) []byte { return p.Frame(pipeline.OutsideMAC, pipeline.InsideMAC) }
+	icmp := func(kind uint8, payload []byte) packet.ICMP { return packet.ICMP{Type: kind, Payload: payload} }
+	quote := func(source, destination netip.Addr) []byte {
+		return packet.Packet{Source: source, Destination: destination, Body: gram}.Marshal()
+	}
+	quote4, quote6 := quote(far4, own4), quote(far6, own6)
+	for _, c := range []struct {
+		name  string
+		frame []byte
+		why   reason.Reason // 0: it leaves in a tunnel
+	}{
+		{"version 5", around4(gram4, func(h []byte) { h[0] = 0x55 }), reason.Malformed},
+		{"a header of 16 bytes", around4(gram4, func(h []byte) { h[0] = 0x44 }), reason.Malformed},
+		{"options", around4(gram4, func(h []byte) { h[0] = 0x46 }), reason.RoutingHeader},
+		{"less data than the header says", around4(gram4, func(h []byte) { h[3]++ }), reason.Malformed},
+		{"a length within the header", around4(gram4, func(h []byte) { h[3] = 19 }), reason.Malformed},
+		{"a length of 0, not of segments", around4(gram4, func(h []byte) { h[3] = 0 }), reason.Malformed},
+		{"half a UDP header", sent(to(gram4, far4, packet.Raw{Proto: 17, Data: make([]byte, 4)})), reason.Malformed},
+		{"half a TCP header", sent(to(gram4, far4, packet.Raw{Proto: 6, Data: make([]byte, 12)})), reason.Malformed},
+		{"half an ICMP header", sent(to(gram4, far4, packet.Raw{Proto: 1, Data: []byte{8, 0, 0, 0}})), reason.Malformed},
+		{"an ICMP redirect", sent(to(gram4, far4, icmp(5, quote4))), reason.NdForbidden},
+		{"an ICMP router advertisement", sent(to(gram4, far4, icmp(9, nil))), reason.NdForbidden},
+		{"a tag", tag(sent(gram4)), reason.NotIp6},
+		{"a frame of neither family", packet.Frame(pipeline.OutsideMAC, pipeline.InsideMAC, 0x88b5, make([]byte, 60)), reason.NotIp6},
+		{"an IPv6 routing header", sent(packet.Packet{Source: own6, Destination: far6, Body: gram,
+			Extensions: []packet.Extension{{Type: packet.Routing, Data: make([]byte, 6)}}}), reason.RoutingHeader},
+		{"port unreachable, IPv4", sent(to(gram4, far4, icmp(packet.Unreachable4, quote4))), 0},
+		{"port unreachable, IPv6", sent(to(gram6, far6, icmp(packet.DestinationUnreachable, quote6))), 0},
+		{"an error about somebody else's packet, IPv4", sent(to(gram4, far4, icmp(packet.Unreachable4, quote(beside4, own4)))), reason.IcmpQuote},
+		{"an error about a packet for somebody else, IPv4", sent(to(gram4, far4, icmp(packet.TimeExceeded4, quote(far4, beside4)))), reason.IcmpQuote},
+		{"an error about somebody else's packet, IPv6", sent(to(gram6, far6, icmp(packet.TimeExceeded, quote(own6, own6)))), reason.IcmpQuote},
+		{"an error that quotes nothing, IPv4", sent(to(gram4, far4, icmp(packet.Unreachable4, nil))), reason.IcmpQuote},
+		{"an error that quotes nothing, IPv6", sent(to(gram6, far6, icmp(packet.PacketTooBig, nil))), reason.IcmpQuote},
+		{"an error about what was translated, IPv4", sent(to(gram4, service4, icmp(packet.Unreachable4, quote(service4, own4)))), reason.IcmpQuote},
+		{"an error about what was translated, IPv6", sent(to(gram6, service6, icmp(packet.DestinationUnreachable, quote(service6, own6)))), reason.IcmpQuote},
+		{"as long as may be", sent(to(gram4, far4, packet.UDP{Payload: make([]byte, 1430-28)})), 0},
+		{"longer than a tunnel takes, IPv4", sent(to(gram4, far4, packet.UDP{Payload: make([]byte, 1431-28)})), reason.TooBig},
+		{"longer than a tunnel takes, IPv6", sent(to(gram6, far6, packet.UDP{Payload: make([]byte, 1431-48)})), reason.TooBig},
+	} {
+		before := b.drops(t)
+		must(t, b.inject[2].Send(c.frame))
+		if c.why != 0 {
+			b.dropped(t, c.name, before, c.why)
+			continue
+		}
+		want := packettest.Result{Frame: bytes.Clone(c.frame)}
+		want.To, want.VTEP, want.VNI, want.Identity = pipeline.VXLAN, pipeline.VTEP(packettest.There), 7, 70
+		copy(want.Frame, append(bytes.Clone(pipeline.InsideMAC), pipeline.OutsideMAC...))
+		if h := want.Frame[14:]; h[0]>>4 == 6 {
+			h[7]--
+		} else {
+			h[8]--
+			binary.BigEndian.PutUint16(h[10:], binary.BigEndian.Uint16(h[10:])+0x100)
+		}
+		b.leaves(t, c.name, before, want)
+	}
+}
+
+// TestNimitzTunnels: who may send to a node's tunnel address, and as it.
+func TestNimitzTunnels(t *testing.T) {
+	b := newNimitzBench(t)
+	h, err := b.ns.Netlink()
+	must(t, err)
+	defer h.Close()
+	eth0, err := h.LinkByName("eth0")
+	must(t, err)
+	here4, there4 := netip.MustParseAddr("192.168.70.1"), netip.MustParseAddr("192.168.70.2")
+	must(t, h.AddrAdd(eth0, &netlink.Addr{IPNet: ipNet(netip.PrefixFrom(here4, 24))}))
+	second := b.addEdge(t)
+	must(t, b.datapath.GuardEdge(nil))
+
+	inner := packet.Packet{Source: far4, Destination: own4, Body: gram}.Frame(pipeline.InsideMAC, pipeline.OutsideMAC)
+	self, peer := pipeline.VTEP(b.prefix), pipeline.VTEP(packettest.There)
+	right := outer{peer, self, pipeline.UDPPort, 7, 70}
+	arrives := packettest.Result{Frame: inner}
+	arrives.To = 2
+	frame4 := packet.Packet{Source: there4, Destination: here4, Body: packet.UDP{DestinationPort: pipeline.UDPPort,
+		Payload: append([]byte{8, 0, 0, 0, 0, 0, 7, 0}, inner...)}}.Frame(b.hereMAC, b.farMAC)
+	with := func(change func(*outer)) []byte {
+		o := right
+		change(&o)
+		return o.frame(b.hereMAC, b.farMAC, inner)
+	}
+	for _, c := range []struct {
+		name  string
+		by    *packet.Injector
+		frame []byte
+		why   reason.Reason
+	}{
+		{"a node", b.inject[pipeline.VXLAN], with(func(*outer) {}), 0},
+		{"a node, with no identity", b.inject[pipeline.VXLAN], with(func(o *outer) { o.identity = 0 }), 0},
+		{"to another address of this node", b.inject[pipeline.VXLAN], with(func(o *outer) { o.to = b.prefix.Addr().Next() }), reason.PeerUnknown},
+		{"over IPv4", b.inject[pipeline.VXLAN], frame4, reason.PeerUnknown},
+		{"as this node", b.inject[pipeline.VXLAN], with(func(o *outer) { o.from = self }), reason.OwnSource},
+		{"a node, by another interface", second, with(func(*outer) {}), reason.PeerUnknown},
+	} {
+		before := b.drops(t)
+		must(t, c.by.Send(c.frame))
+		if c.why != 0 {
+			b.dropped(t, c.name, before, c.why)
+		} else {
+			b.leaves(t, c.name, before, arrives)
+		}
+	}
+
+	// A process of the node without any rights, which has the tunnel address like any other of the node.
+	send := func(to netip.AddrPort, n int) {
+		must(t, b.ns.Do(func() error {
+			conn, err := net.DialUDP("udp6", net.UDPAddrFromAddrPort(netip.AddrPortFrom(self, 0)), net.UDPAddrFromAddrPort(to))
+			if err != nil {
+				return err
+			}
+			defer conn.Close()
+			payload := append([]byte{0x08, 0, 0, 0, 0, 0, 7, 0}, inner...)
+			_, err = conn.Write(append(payload, make([]byte, n)...))
+			return err
+		}))
+	}
+	for _, c := range []struct {
+		name string
+		to   netip.AddrPort
+		n    int
+		why  reason.Reason
+	}{
+		{"a process to a node", netip.AddrPortFrom(peer, pipeline.UDPPort), 0, reason.TunnelForged},
+		{"a process to a node, in fragments", netip.AddrPortFrom(peer, pipeline.UDPPort), 2000, reason.TunnelForged},
+		{"a process to its own node", netip.AddrPortFrom(self, pipeline.UDPPort), 0, reason.OwnSource},
+		{"a process to another port", netip.AddrPortFrom(peer, 53), 0, 0},
+	} {
+		before := b.drops(t)
+		send(c.to, c.n)
+		if got := b.counted(t, before); c.why == 0 && len(got) != 0 || c.why != 0 && (len(got) != 1 || got[c.why.String()] != 1) { // the kernel sends no fragment after one that was dropped
+			t.Errorf("%s: counted %v, want one for %v", c.name, got, c.why)
+		}
+	}
+}
+
+// addEdge gives the node another interface, and injects from its other end.
+func (b *nimitzBench) addEdge(t testing.TB) *packet.Injector {
+	t.Helper()
+	ns := namespace(t, "stranger")
+	h, err := b.ns.Netlink()
+	must(t, err)
+	defer h.Close()
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.Index, attrs.HardwareAddr = "second", 300, b.hereMAC
+	pair := netlink.NewVeth(attrs)
+	pair.PeerName, pair.PeerNamespace = "second", netlink.NsFd(ns.FD())
+	must(t, h.LinkAdd(pair))
+	far, err := ns.Netlink()
+	must(t, err)
+	defer far.Close()
+	for _, h := range []*netlink.Handle{h, far} {
+		l, err := h.LinkByName("second")
+		must(t, err)
+		must(t, h.LinkSetUp(l))
+	}
+	must(t, ns.WaitUp(t.Context(), "second"))
+	i, err := packet.NewInjector(ns, "second")
+	must(t, err)
+	t.Cleanup(func() { i.Close() })
+	return i
+}
+
+// TestNimitzPorts: only a plugged device's packets are the second network's, and without its program they are dropped.
+func TestNimitzPorts(t *testing.T) {
+	b := newNimitzBench(t)
+	p4 := packet.Packet{Source: own4, Destination: far4, Body: gram}.Frame(pipeline.OutsideMAC, pipeline.InsideMAC)
+	p6 := packet.Packet{Source: own6, Destination: far6, Body: gram}.Frame(pipeline.OutsideMAC, pipeline.InsideMAC)
+	check := func(name string, why4, why6 reason.Reason) {
+		for _, c := range []struct {
+			frame []byte
+			why   reason.Reason
+		}{{p4, why4}, {p6, why6}} {
+			before := b.drops(t)
+			must(t, b.inject[2].Send(c.frame))
+			b.dropped(t, name, before, c.why)
+		}
+	}
+	must(t, b.datapath.objects.PilNetworksV1.Delete(networkNimitz))
+	check("without a program", reason.NoProgram, reason.NoProgram)
+	must(t, b.datapath.attachNimitz())
+	// The port of one device is not that of another, whatever its source.
+	must(t, b.nimitz.Unplug(t.Context(), 2))
+	check("unplugged", reason.NotIp6, reason.SrcNotOwn)
+
+	errIs := func(err error, what string) {
+		t.Helper()
+		if err == nil || !strings.Contains(err.Error(), what) {
+			t.Errorf("%v, want an error with %q", err, what)
+		}
+	}
+	errIs(b.nimitz.Plug(t.Context(), 9, "nothing"), "device nothing")
+	errIs(b.nimitz.Plug(t.Context(), pipeline.VXLAN, "eth0"), "no port")
+	must(t, b.nimitz.Unplug(t.Context(), 9))
+}

@@ -1,0 +1,182 @@
+package datapath
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
+	"pilaster.io/pilaster/internal/packet"
+)
+
+// nimitzWire is two nodes with switches, and containers of tenants with the same addresses.
+type nimitzWire struct {
+	*wire
+	switches [2]*Nimitz
+}
+
+func newNimitzWire(t testing.TB) *nimitzWire {
+	w := &nimitzWire{wire: newWireOf(t, Veth)}
+	for i, n := range w.nodes {
+		var err error
+		w.switches[i], err = n.datapath.Nimitz()
+		must(t, err)
+		peer := w.nodes[1-i]
+		entries := []pipeline.Entry{pipeline.Peer{Nodes: peer.prefix}}
+		for _, vni := range []pipeline.VNI{7, 8} {
+			for _, to := range overlay(2 - i) {
+				entries = append(entries, pipeline.Forward{VNI: vni, To: to, Port: pipeline.VXLAN, VTEP: pipeline.VTEP(peer.prefix)})
+			}
+		}
+		must(t, w.switches[i].Apply(t.Context(), nil, entries))
+	}
+	return w
+}
+
+// overlay is the subnets of a node, 1 or 2, which both tenants have there.
+func overlay(node int) []netip.Prefix {
+	return []netip.Prefix{
+		netip.MustParsePrefix(fmt.Sprintf("10.0.%d.0/24", node)), netip.MustParsePrefix(fmt.Sprintf("fd10:0:0:%d::/64", node)),
+	}
+}
+
+// add makes a container with the node's host-th address of each family.
+func (w *nimitzWire) add(t testing.TB, node int, vni pipeline.VNI, host byte) *testContainer {
+	t.Helper()
+	n := w.nodes[node-1]
+	n.ids++
+	c := &testContainer{node: n, ns: namespace(t, fmt.Sprint("container", n.ids))}
+	c.record = endpoint.Record{ID: n.ids, State: endpoint.Active, Interface: "eth0", Netns: c.ns.Path()}
+	port := pipeline.Port(n.ids)
+	var entries []pipeline.Entry
+	for i, subnet := range overlay(node) {
+		b := subnet.Addr().AsSlice()
+		b[len(b)-1] = host
+		a, _ := netip.AddrFromSlice(b)
+		c.record.Attachments = append(c.record.Attachments, endpoint.Attachment{
+			Network: "nimitz", Address: a, Gateway: []netip.Addr{netip.MustParseAddr("169.254.1.1"), netip.MustParseAddr("fe80::1")}[i],
+			Routes: []netip.Prefix{[]netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}[i]}, Overhead: pipeline.Overhead,
+		})
+		entries = append(entries, pipeline.Sender{Port: port, Address: a, VNI: vni, Identity: uint16(vni) * 10},
+			pipeline.Forward{VNI: vni, To: netip.PrefixFrom(a, a.BitLen()), Port: port})
+	}
+	var err error
+	c.record.Device, err = n.datapath.CreateDevice(t.Context(), c.record)
+	must(t, err)
+	must(t, n.datapath.Attach(c.record))
+	must(t, w.switches[node-1].Plug(t.Context(), port, c.record.Device.HostName))
+	must(t, w.switches[node-1].Apply(t.Context(), nil, entries))
+	return c
+}
+
+// of a family: the container as if that were its first.
+func (c *testContainer) of(family int) *testContainer {
+	other := *c
+	other.record.Attachments = slices.Clone(c.record.Attachments[family:])
+	return &other
+}
+
+// TestNimitzWire: containers talk over real devices, in both families, and tenants with the same addresses never meet; another
+// program's reading of the fabric is VXLAN with the tenant's VNI and identity (NM2).
+func TestNimitzWire(t *testing.T) {
+	w := newNimitzWire(t)
+	near, far, beside := w.add(t, 1, 7, 2), w.add(t, 2, 7, 2), w.add(t, 1, 7, 3)
+	other := w.add(t, 1, 8, 2)
+	w.add(t, 2, 8, 3)
+	fabric := capture(t, w.nodes[1].ns)
+	for family := range 2 {
+		for _, pair := range [][2]*testContainer{{near, far}, {far, near}, {near, beside}} {
+			from, to := pair[0].of(family), pair[1].of(family)
+			transfer(t, from, to, 8<<20)
+			datagram(t, from, to, 100)
+			datagram(t, from, to, 20000)
+		}
+	}
+	// Tenant 8 has nobody at far's address, and somebody at one where tenant 7 has nobody.
+	for _, c := range []*testContainer{other, near} {
+		to := far.record.Attachments[1].Address
+		if c == near {
+			to = netip.MustParseAddr("fd10:0:0:2::3")
+		}
+		if r := c.ping(t, to, 56, impatience); r.Received != 0 {
+			t.Errorf("%v of another tenant answers", to)
+		}
+	}
+	if r := other.ping(t, netip.MustParseAddr("fd10:0:0:2::3"), 56, patience); r.Received != r.Sent {
+		t.Errorf("%d of %d answered within tenant 8", r.Received, r.Sent)
+	}
+
+	lines := readByTshark(t, fabric, w.nodes[1].datapath.config.NodePrefix)
+	for _, want := range []string{"7|70|10.0.1.2", "7|70|fd10:0:0:1::2", "8|80|fd10:0:0:1::2"} {
+		if !slices.Contains(lines, want) {
+			t.Errorf("tshark sees no %s among\n%s", want, strings.Join(lines, "\n"))
+		}
+	}
+	for _, line := range lines {
+		if strings.HasPrefix(line, "7|70|") || strings.HasPrefix(line, "8|80|") {
+			continue
+		}
+		t.Errorf("tshark sees %s", line)
+	}
+	for i, n := range w.nodes {
+		got := n.counted(t, nil)
+		delete(got, "no-route")
+		delete(got, "no-endpoint")
+		if len(got) != 0 {
+			t.Errorf("node %d dropped %v", i+1, got)
+		}
+	}
+}
+
+// readByTshark is who sends in which VNI and as whom, each once, by what a capture has seen until now.
+func readByTshark(t *testing.T, c *packet.Capture, node netip.Prefix) []string {
+	t.Helper()
+	file := binary.LittleEndian.AppendUint32(nil, 0xa1b2c3d4) // pcap
+	for _, v := range []uint32{2 | 4<<16, 0, 0, 1 << 18, 1} {
+		file = binary.LittleEndian.AppendUint32(file, v)
+	}
+	deadline, stop := context.WithTimeout(t.Context(), impatience)
+	defer stop()
+	for {
+		got, err := c.Next(deadline)
+		if err != nil {
+			break
+		}
+		vtep := pipeline.VTEP(node).As16()
+		if len(got.Frame) < 54 || !bytes.Equal(got.Frame[38:54], vtep[:]) {
+			continue
+		}
+		n := uint32(min(len(got.Frame), 256))
+		for _, v := range []uint32{0, 0, n, uint32(len(got.Frame))} {
+			file = binary.LittleEndian.AppendUint32(file, v)
+		}
+		file = append(file, got.Frame[:n]...)
+	}
+	path := filepath.Join(t.TempDir(), "fabric.pcap")
+	must(t, os.WriteFile(path, file, 0o600))
+	out, err := exec.Command("tshark", "-n", "-r", path, "-Y", "vxlan && (ip || ipv6)", "-T", "fields", "-E", "separator=|", "-E", "occurrence=l",
+		"-e", "vxlan.vni", "-e", "vxlan.gbp", "-e", "ip.src", "-e", "ipv6.src").Output()
+	must(t, err)
+	var lines []string
+	for _, line := range strings.Split(strings.TrimSpace(string(out)), "\n") {
+		fields := strings.Split(line, "|")
+		if len(fields) == 4 { // of both families the outer one is IPv6
+			line = strings.Join(fields[:2], "|") + "|" + fields[2]
+			if fields[2] == "" {
+				line = strings.Join(fields[:2], "|") + "|" + fields[3]
+			}
+		}
+		lines = append(lines, line)
+	}
+	slices.Sort(lines)
+	return slices.Compact(lines)
+}

@@ -1,0 +1,197 @@
+package ovs
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/netns"
+	"pilaster.io/pilaster/internal/network/nimitz/packettest"
+	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
+	"pilaster.io/pilaster/internal/packet"
+)
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func limit(t testing.TB) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// bed is a node with an Open vSwitch of its own. Beyond are the far ends of its devices: eth0 is the fabric, the others are named after their ports.
+type bed struct {
+	node, beyond *netns.Namespace
+	config       Config
+	daemons      *Daemons
+	s            *Switch
+}
+
+var (
+	fabricMAC = net.HardwareAddr{2, 0, 0, 0, 0, 9}
+	uplinkMAC = net.HardwareAddr{2, 0, 0, 0, 0, 1}
+	gateway   = netip.MustParseAddr("fe80::9")
+)
+
+func newBed(t testing.TB) *bed {
+	t.Helper()
+	dir, err := os.MkdirTemp("/tmp", "ovs")
+	must(t, err)
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	space := func(name string) *netns.Namespace {
+		ns, err := netns.Create(filepath.Join(dir, name))
+		must(t, err)
+		t.Cleanup(func() { ns.Close(); netns.Remove(ns.Path()) })
+		must(t, ns.Do(func() error { return os.WriteFile("/proc/sys/net/ipv6/conf/default/accept_dad", []byte("0"), 0) }))
+		return ns
+	}
+	b := &bed{node: space("node"), beyond: space("beyond")}
+	must(t, b.beyond.Do(func() error { return os.WriteFile("/proc/sys/net/ipv6/conf/default/disable_ipv6", []byte("1"), 0) }))
+	b.link(t, "eth0", fabricMAC, uplinkMAC)
+	must(t, b.node.Do(func() error {
+		return os.WriteFile("/proc/sys/net/ipv6/conf/eth0/router_solicitations", []byte("0"), 0)
+	}))
+	h, err := b.node.Netlink()
+	must(t, err)
+	defer h.Close()
+	eth0, err := h.LinkByName("eth0")
+	must(t, err)
+	must(t, h.NeighSet(&netlink.Neigh{LinkIndex: eth0.Attrs().Index, Family: unix.AF_INET6, State: netlink.NUD_PERMANENT, IP: gateway.AsSlice(), HardwareAddr: fabricMAC}))
+	for _, p := range []netip.Prefix{packettest.There, packettest.Stranger} {
+		to := &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(64, 128)}
+		must(t, h.RouteReplace(&netlink.Route{LinkIndex: eth0.Attrs().Index, Dst: to, Gw: gateway.AsSlice()}))
+	}
+	b.config = Config{RunDir: filepath.Join(dir, "ovs"), Netns: b.node, Uplink: "eth0", Node: packettest.Here, Fabric: []netip.Prefix{netip.MustParsePrefix("fd70:696c:6100::/40")}}
+	b.daemons, err = Start(limit(t), b.node, b.config.RunDir)
+	must(t, err)
+	t.Cleanup(func() {
+		if err := b.daemons.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	b.open(t)
+	return b
+}
+
+func (b *bed) open(t testing.TB) {
+	t.Helper()
+	var err error
+	b.s, err = Open(limit(t), b.config)
+	must(t, err)
+}
+
+// link makes a device on the node whose other end, beyond, has the same name.
+func (b *bed) link(t testing.TB, name string, far, near net.HardwareAddr) {
+	t.Helper()
+	h, err := b.node.Netlink()
+	must(t, err)
+	defer h.Close()
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.HardwareAddr = name, near
+	must(t, h.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: name, PeerHardwareAddr: far, PeerNamespace: netlink.NsFd(b.beyond.FD())}))
+	away, err := b.beyond.Netlink()
+	must(t, err)
+	defer away.Close()
+	for _, side := range []struct {
+		*netlink.Handle
+		*netns.Namespace
+	}{{h, b.node}, {away, b.beyond}} {
+		l, err := side.LinkByName(name)
+		must(t, err)
+		must(t, side.LinkSetUp(l))
+	}
+	must(t, b.node.WaitUp(limit(t), name))
+	must(t, b.beyond.WaitUp(limit(t), name))
+}
+
+func deviceOf(p pipeline.Port) string {
+	switch p {
+	case pipeline.VXLAN:
+		return "eth0"
+	case pipeline.Gateway:
+		return "gw"
+	}
+	return fmt.Sprintf("c%d", uint32(p))
+}
+
+// plug makes devices for all ports of the packet tests.
+func (b *bed) plug(t testing.TB) {
+	t.Helper()
+	for _, p := range append(packettest.Ports, pipeline.Gateway) {
+		b.link(t, deviceOf(p), nil, nil)
+		must(t, b.node.Do(func() error {
+			return os.WriteFile("/proc/sys/net/ipv6/conf/"+deviceOf(p)+"/disable_ipv6", []byte("1"), 0)
+		}))
+		must(t, b.s.Plug(limit(t), p, deviceOf(p)))
+	}
+}
+
+// end is the far end of a device.
+type end struct {
+	*packet.Injector
+	*packet.Capture
+}
+
+func (b *bed) end(t testing.TB, p pipeline.Port) end {
+	t.Helper()
+	i, err := packet.NewInjector(b.beyond, deviceOf(p))
+	must(t, err)
+	t.Cleanup(func() { i.Close() })
+	c, err := packet.NewCapture(b.beyond, deviceOf(p), packet.IncomingOnly)
+	must(t, err)
+	t.Cleanup(func() { c.Close() })
+	return end{i, c}
+}
+
+// drops reads the counters, after having the datapath tell what it has not told yet.
+func (b *bed) drops(t testing.TB, ctx context.Context) map[string]uint64 {
+	t.Helper()
+	_, err := b.s.control(ctx, "revalidator/purge")
+	must(t, err)
+	counts, err := b.s.Drops(ctx)
+	must(t, err)
+	all := map[string]uint64{}
+	for why, n := range counts {
+		all[why.String()] = n
+	}
+	return all
+}
+
+const limitOfPacket = 10 * time.Second
+
+// past is a context that has ended.
+func past() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
+}
+
+// encapsulate puts a frame into VXLAN with the group policy extension.
+func encapsulate(from, to netip.Addr, vni pipeline.VNI, identity uint16, frame []byte) []byte {
+	head := []byte{0x88, 0, byte(identity >> 8), byte(identity), byte(vni >> 16), byte(vni >> 8), byte(vni), 0}
+	return packet.Packet{Source: from, Destination: to, Body: packet.UDP{SourcePort: 5000, DestinationPort: outerUDP, Payload: append(head, frame...)}}.
+		Frame(uplinkMAC, fabricMAC)
+}
+
+// next is the next frame that is no noise of the kernel's, which speaks to neighbours and routers.
+func (e end) next(ctx context.Context) ([]byte, error) {
+	for {
+		got, err := e.Next(ctx)
+		if err != nil || got.Frame[0]&1 == 0 {
+			return got.Frame, err
+		}
+	}
+}

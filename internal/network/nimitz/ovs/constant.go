@@ -1,0 +1,105 @@
+package ovs
+
+import (
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
+	"pilaster.io/pilaster/internal/openflow"
+	"pilaster.io/pilaster/internal/reason"
+)
+
+const noEndpoint = reason.NoEndpoint
+
+// reasons are those that this switch drops packets for.
+var reasons = []reason.Reason{
+	reason.NotIp6, reason.SrcNotOwn, reason.NoEndpoint, reason.Multicast, reason.HopLimit, reason.NoRoute, reason.PeerUnknown,
+	reason.LaterFragment,
+}
+
+// The identity travels in VXLAN's group policy field, which the datapath in user space neither reads nor writes. It lies in the VTEP's address
+// while a packet is between that datapath and the node's stack, and bpf/policy.bpf.c moves it there and back.
+const (
+	identityByte = 12 // of the address
+	identityBit  = 16 // of it, from its end
+)
+
+// dropped has a flow count its packets with all others that are dropped for a reason.
+func dropped(f openflow.Flow, why reason.Reason) openflow.Flow {
+	f.Actions, f.Goto = []openflow.Action{set(regReason.Number(uint64(why)))}, tableDrops
+	return f
+}
+
+// constants are the flows that any switch has, whatever its entries.
+func constants(transit bool) []openflow.Flow {
+	all := []openflow.Flow{
+		dropped(openflow.Flow{Table: tableDecap, Priority: priorityFamily, Match: []openflow.Value{inPort(ofportVXLAN)}}, reason.PeerUnknown),
+		{Table: tableDecap, Priority: priorityLast, Goto: tableRegister},
+		dropped(openflow.Flow{Table: tableRegister, Priority: priorityLast}, reason.NotIp6),
+		{Table: tableDNAT, Priority: priorityLast, Goto: tableNorthSouth},
+		{Table: tableNorthSouth, Priority: priorityFirst, Match: []openflow.Value{regFrom.Number(ofportGateway)}, Goto: tableSNAT},
+		{Table: tableNorthSouth, Priority: priorityLast, Goto: tableForwarding},
+		{Table: tableSNAT, Priority: priorityLast, Goto: tableForwarding},
+		dropped(openflow.Flow{Table: tableForwarding, Priority: priorityLast}, reason.NoRoute),
+		back(ofportGateway),
+		{Table: tableEncap, Priority: priorityLast, Actions: append(inside(), openflow.OutputTo{Field: regTo})},
+	}
+	// Open vSwitch takes the first bytes of any fragment for a header, and would put a checksum there.
+	for _, protocol := range []uint64{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
+		all = append(all, dropped(openflow.Flow{Table: tableEncap, Priority: priorityFirst, Match: []openflow.Value{
+			regNAT.Number(1), ip4.is(), openflow.IPProto.Number(protocol), openflow.Fragment.Number(openflow.LaterFragment),
+		}}, reason.LaterFragment))
+	}
+	if !transit {
+		all = append(all, back(ofportVXLAN))
+	}
+	for _, group := range []netip.Prefix{netip.MustParsePrefix("224.0.0.0/4"), netip.MustParsePrefix("255.255.255.255/32"), netip.MustParsePrefix("ff00::/8")} {
+		all = append(all, dropped(openflow.Flow{Table: tableDecap, Priority: priorityFirst, Match: familyOf(group.Addr()).to(group)}, reason.Multicast))
+	}
+	for _, f := range families {
+		all = append(all, f.constants()...)
+	}
+	for _, why := range reasons {
+		all = append(all, openflow.Flow{Table: tableDrops, Priority: priorityEntry, Match: []openflow.Value{regReason.Number(uint64(why))}})
+	}
+	for i := range all {
+		all[i].Cookie = cookieOurs
+	}
+	return all
+}
+
+// back drops what would leave where it came from.
+func back(port uint64) openflow.Flow {
+	return dropped(openflow.Flow{Table: tableEncap, Priority: priorityFirst, Match: []openflow.Value{regFrom.Number(port), regTo.Number(port)}}, reason.NoRoute)
+}
+
+// inside gives a packet the MACs that all have on both sides, and lets it go to the port that it came from: only containers get there.
+func inside() []openflow.Action {
+	return []openflow.Action{set(openflow.EthDst.MAC(pipeline.InsideMAC)), set(openflow.EthSrc.MAC(pipeline.OutsideMAC)), openflow.ForgetPort}
+}
+
+// constants of one family.
+func (f family) constants() []openflow.Flow {
+	vxlan := func(ttl ...openflow.Value) []openflow.Value {
+		return append([]openflow.Value{regTo.Number(ofportVXLAN), f.is()}, ttl...)
+	}
+	return []openflow.Flow{
+		{Table: tableRegister, Priority: priorityEntry, Match: []openflow.Value{inPort(ofportVXLAN), f.is()}, Goto: tableDNAT, Actions: []openflow.Action{
+			openflow.Move{Bits: 24, From: openflow.TunnelID, To: regVNI},
+			openflow.Move{Bits: 16, From: openflow.TunnelSrc6, FromBit: identityBit, To: regIdentity},
+			set(regFrom.Number(ofportVXLAN)),
+		}},
+		{Table: tableRegister, Priority: priorityEntry, Match: []openflow.Value{inPort(ofportGateway), f.is()}, Goto: tableDNAT, Actions: []openflow.Action{
+			set(regVNI.Number(uint64(pipeline.GatewayVNI))), set(regFrom.Number(ofportGateway)),
+		}},
+		dropped(openflow.Flow{Table: tableRegister, Priority: priorityFamily, Match: []openflow.Value{f.is()}}, reason.SrcNotOwn),
+		dropped(openflow.Flow{Table: tableEncap, Priority: priorityOwnVNI, Match: vxlan(openflow.TTL.Number(0))}, reason.HopLimit),
+		dropped(openflow.Flow{Table: tableEncap, Priority: priorityOwnVNI, Match: vxlan(openflow.TTL.Number(1))}, reason.HopLimit),
+		{Table: tableEncap, Priority: priorityEntry, Match: vxlan(), Actions: append([]openflow.Action{
+			openflow.DecTTL{},
+			openflow.Move{Bits: 24, From: regVNI, To: openflow.TunnelID},
+			openflow.Move{Bits: 16, From: regIdentity, To: openflow.TunnelDst6, ToBit: identityBit},
+		}, append(inside(), openflow.Output(ofportVXLAN))...)},
+	}
+}

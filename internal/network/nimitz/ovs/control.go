@@ -1,0 +1,60 @@
+package ovs
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+const daemonName = "ovs-vswitchd"
+
+// refusal is what ovs-vswitchd says where it does not do what it was told.
+type refusal string
+
+func (r refusal) Error() string { return string(r) }
+
+// control tells ovs-vswitchd to do something, as ovs-appctl does.
+func (s *Switch) control(ctx context.Context, method string, args ...string) (string, error) {
+	answer, err := ask(ctx, s.config.RunDir, method, args...)
+	if err != nil {
+		return "", fmt.Errorf("%s: %s %s: %w", daemonName, method, strings.Join(args, " "), err)
+	}
+	return answer, nil
+}
+
+func ask(ctx context.Context, runDir, method string, args ...string) (string, error) {
+	pid, err := os.ReadFile(filepath.Join(runDir, daemonName+".pid"))
+	if err != nil {
+		return "", err
+	}
+	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", filepath.Join(runDir, fmt.Sprintf("%s.%s.ctl", daemonName, strings.TrimSpace(string(pid)))))
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close()
+	defer context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })()
+	request := struct {
+		ID     int      `json:"id"`
+		Method string   `json:"method"`
+		Params []string `json:"params"`
+	}{0, method, append([]string{}, args...)}
+	if err := json.NewEncoder(conn).Encode(request); err != nil {
+		return "", err
+	}
+	var reply struct {
+		Result string   `json:"result"`
+		Error  *refusal `json:"error"`
+	}
+	if err := json.NewDecoder(conn).Decode(&reply); err != nil {
+		return "", err
+	}
+	if reply.Error != nil {
+		return "", *reply.Error
+	}
+	return reply.Result, nil
+}

@@ -1,0 +1,120 @@
+package ovs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/netns"
+)
+
+const (
+	databaseName = "ovsdb-server"
+	schemaPath   = "/usr/share/openvswitch/vswitch.ovsschema"
+)
+
+// Daemons is an Open vSwitch of its own, for a node of a lab: sockets, database and pid files are in one folder. A machine's are started by its
+// service.
+type Daemons struct{ dir string }
+
+// Start starts both daemons in a namespace and returns when they are ready. The folder's path must be short: sockets lie in it. A database
+// that is there is taken up.
+func Start(ctx context.Context, ns *netns.Namespace, dir string) (*Daemons, error) {
+	d := &Daemons{dir}
+	if err := d.start(ctx, ns); err != nil {
+		return nil, errors.Join(fmt.Errorf("start open vswitch in %s: %w", dir, err), d.Stop())
+	}
+	return d, nil
+}
+
+func (d *Daemons) start(ctx context.Context, ns *netns.Namespace) error {
+	if err := os.MkdirAll(d.dir, 0o755); err != nil {
+		return err
+	}
+	db, socket := filepath.Join(d.dir, "conf.db"), filepath.Join(d.dir, "db.sock")
+	if _, err := os.Stat(db); errors.Is(err, os.ErrNotExist) {
+		if err := d.run(ctx, ns, "ovsdb-tool", "create", db, schemaPath); err != nil {
+			return err
+		}
+	}
+	// With --detach a daemon's first process ends when the daemon is ready.
+	if err := d.run(ctx, ns, databaseName, db, "--remote=punix:"+socket, "--pidfile", "--detach", "--log-file"); err != nil {
+		return err
+	}
+	// ovs-vswitchd is ready when it has read the configuration's one row, which must be there for that.
+	c, err := openDatabase(ctx, d.dir)
+	if err != nil {
+		return err
+	}
+	defer c.close()
+	if _, err := c.root(ctx); err != nil {
+		return err
+	}
+	return d.run(ctx, ns, daemonName, "unix:"+socket, "--pidfile", "--detach", "--log-file")
+}
+
+func (d *Daemons) run(ctx context.Context, ns *netns.Namespace, name string, args ...string) error {
+	cmd := exec.CommandContext(ctx, name, args...)
+	// A daemon keeps what it inherits, so its output goes to a file and not to a pipe that would be waited for.
+	out, err := os.Create(filepath.Join(d.dir, name+".out"))
+	if err != nil {
+		return err
+	}
+	defer out.Close()
+	cmd.Stdout, cmd.Stderr = out, out
+	for _, folder := range []string{"OVS_RUNDIR", "OVS_LOGDIR", "OVS_DBDIR", "OVS_SYSCONFDIR"} {
+		cmd.Env = append(cmd.Environ(), folder+"="+d.dir)
+	}
+	if err := ns.Run(cmd); err != nil {
+		said, _ := os.ReadFile(out.Name())
+		return fmt.Errorf("%s: %w: %s", name, err, strings.TrimSpace(string(said)))
+	}
+	return nil
+}
+
+// Stop ends both and returns when they are gone. The database stays.
+func (d *Daemons) Stop() error { return errors.Join(d.stop(daemonName), d.stop(databaseName)) }
+
+func (d *Daemons) stop(name string) error {
+	text, err := os.ReadFile(filepath.Join(d.dir, name+".pid"))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	fd, err := unix.PidfdOpen(pid, 0)
+	if errors.Is(err, unix.ESRCH) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	defer unix.Close(fd)
+	if err := unix.PidfdSendSignal(fd, unix.SIGTERM, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	for {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 10_000)
+		switch {
+		case errors.Is(err, unix.EINTR):
+			continue
+		case err != nil:
+			return fmt.Errorf("%s: %w", name, err)
+		case n == 0:
+			return fmt.Errorf("%s (pid %d) has not ended within 10 s of SIGTERM", name, pid)
+		}
+		return nil
+	}
+}

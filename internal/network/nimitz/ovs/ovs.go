@@ -1,0 +1,314 @@
+package ovs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"path/filepath"
+	"strconv"
+	"sync"
+
+	"github.com/vishvananda/netlink"
+
+	"pilaster.io/pilaster/internal/netns"
+	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
+	"pilaster.io/pilaster/internal/openflow"
+	"pilaster.io/pilaster/internal/reason"
+)
+
+// Names of what is ours on a node, beside containers' devices.
+const (
+	bridgeName = "pil-nimitz"
+	vxlanName  = "pil-vxlan"
+)
+
+// Config is of the switch of a node.
+type Config struct {
+	RunDir  string           // of Open vSwitch, where its sockets are: /run/openvswitch
+	Netns   *netns.Namespace // of the node; Open vSwitch runs in it
+	Uplink  string           // the node's device to the fabric
+	Node    netip.Prefix     // its /64
+	Fabric  []netip.Prefix   // where VTEPs are
+	Transit bool             // an Edge Switch: what came by VXLAN may leave by it
+	// LooseDeletes takes entries away as NIMITZ did (§4): the switch searches for what matches, which takes the longer the more it has.
+	LooseDeletes bool
+}
+
+// Switch is a nimitz.Switch. Its calls may be made at once.
+type Switch struct {
+	config Config
+	mu     sync.Mutex // of changes
+}
+
+// Open makes what a node's switch is made of, as far as it is missing: bridges, the VXLAN port, the way to the node's stack, and
+// the flows that are always there. Entries and ports of a former run stay; ports whose device is gone go.
+func Open(ctx context.Context, config Config) (*Switch, error) {
+	s := &Switch{config: config}
+	err := s.withDatabase(ctx, func(d *database) error {
+		if err := s.underlay(ctx, d); err != nil {
+			return err
+		}
+		err := d.ensureBridge(ctx, bridgeName, nil, device{
+			name: vxlanName, kind: "vxlan", of: pipeline.VXLAN.String(), ofport: ofportVXLAN, options: map[string]string{
+				"remote_ip": "flow", "local_ip": pipeline.VTEP(config.Node).String(), "key": "flow", "csum": "true", "dst_port": strconv.Itoa(innerUDP),
+			},
+		})
+		if err != nil {
+			return err
+		}
+		return s.sweep(ctx, d)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("open vswitch: %w", err)
+	}
+	if err := s.constants(ctx); err != nil {
+		return nil, fmt.Errorf("open vswitch: %w", err)
+	}
+	return s, nil
+}
+
+// Remove takes away all that Open made, and with it ports and entries. Containers' devices stay.
+func Remove(ctx context.Context, config Config) error {
+	s := &Switch{config: config}
+	return s.withDatabase(ctx, func(d *database) error {
+		return errors.Join(d.removeBridges(ctx, bridgeName, underlayName), s.removeUnderlay())
+	})
+}
+
+// Plug makes a container's device, by its name on the node, a port, and may be repeated. Open vSwitch in user space fills in no
+// checksums and cuts no segments: the container's side must do both itself, as NoOffload has it.
+func (s *Switch) Plug(ctx context.Context, port pipeline.Port, name string) error {
+	of, err := ofport(port)
+	if err != nil {
+		return fmt.Errorf("plug %s: %w", name, err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	err = s.withDatabase(ctx, func(d *database) error {
+		all, err := d.interfaces(ctx)
+		if err != nil {
+			return err
+		}
+		for other, is := range all {
+			switch {
+			case other == name && is.of == port.String() && is.ofport == int(of):
+				return nil
+			case other == name || is.of == port.String():
+				return fmt.Errorf("%s is the port of %s already; nothing was changed: unplug it first", other, is.of)
+			}
+		}
+		if err := d.change(ctx, addPort(where("name", bridgeName), device{name: name, of: port.String(), ofport: of})...); err != nil {
+			return err
+		}
+		if all, err = d.interfaces(ctx); err != nil {
+			return err
+		}
+		if is := all[name]; is.ofport != int(of) {
+			return errors.Join(fmt.Errorf("ovs-vswitchd gave it port %d in the place of %d: %s", is.ofport, of, is.wrong), d.removePort(ctx, name))
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("plug %s as %v: %w", name, port, err)
+	}
+	return nil
+}
+
+// Unplug has a port be none. A port that is not there is no error.
+func (s *Switch) Unplug(ctx context.Context, port pipeline.Port) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	err := s.withDatabase(ctx, func(d *database) error {
+		all, err := d.interfaces(ctx)
+		if err != nil {
+			return err
+		}
+		for name, is := range all {
+			if is.of == port.String() {
+				return d.removePort(ctx, name)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("unplug %v: %w", port, err)
+	}
+	return nil
+}
+
+// sweep unplugs containers' devices that are gone: Open vSwitch keeps their ports.
+func (s *Switch) sweep(ctx context.Context, d *database) error {
+	all, err := d.interfaces(ctx)
+	if err != nil {
+		return err
+	}
+	if is := all[vxlanName]; is.ofport != ofportVXLAN {
+		return fmt.Errorf("%s has port %d in the place of %d: %s", vxlanName, is.ofport, ofportVXLAN, is.wrong)
+	}
+	h, err := s.config.Netns.Netlink()
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	for name := range all {
+		if name == vxlanName {
+			continue // not a device of the kernel's
+		}
+		if _, err := h.LinkByName(name); errors.As(err, new(netlink.LinkNotFoundError)) {
+			err = d.removePort(ctx, name)
+			if err != nil {
+				return err
+			}
+		} else if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Plugged are the devices of ports.
+func (s *Switch) Plugged(ctx context.Context) (map[pipeline.Port]string, error) {
+	ports := map[pipeline.Port]string{}
+	err := s.withDatabase(ctx, func(d *database) error {
+		all, err := d.interfaces(ctx)
+		for name, is := range all {
+			if p := portOf(uint64(is.ofport)); is.of == p.String() && p != pipeline.VXLAN {
+				ports[p] = name
+			}
+		}
+		return err
+	})
+	return ports, err
+}
+
+// Apply takes entries away and adds others, all or nothing.
+func (s *Switch) Apply(ctx context.Context, remove, add []pipeline.Entry) error {
+	changes, err := s.changes(remove, add)
+	if err != nil {
+		return fmt.Errorf("entries: nothing was changed: %w", err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.withBridge(ctx, bridgeName, func(c *openflow.Conn) error { return c.Apply(ctx, changes) }); err != nil {
+		return fmt.Errorf("%d entries to remove and %d to add: none was: %w", len(remove), len(add), err)
+	}
+	return nil
+}
+
+func (s *Switch) changes(remove, add []pipeline.Entry) ([]openflow.Change, error) {
+	gone := openflow.Change{Command: openflow.Delete}
+	if s.config.LooseDeletes {
+		// The cookie keeps a prefix's deletion from taking what lies in the prefix too.
+		gone = openflow.Change{Command: openflow.DeleteLoose, CookieMask: cookieLoose}
+	}
+	var all []openflow.Change
+	for _, e := range remove {
+		f, err := render(e)
+		if err != nil {
+			return nil, err
+		}
+		gone.Flow = f
+		all = append(all, gone)
+	}
+	for _, e := range add {
+		f, err := render(e)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, openflow.Change{Command: openflow.Add, Flow: f})
+	}
+	return all, nil
+}
+
+// constants puts them in, and takes away those of another build or configuration.
+func (s *Switch) constants(ctx context.Context) error {
+	return s.withBridge(ctx, bridgeName, func(c *openflow.Conn) error {
+		is, err := c.Flows(ctx, cookieOurs, cookieMask|0xff<<cookieKind)
+		if err != nil {
+			return err
+		}
+		want := map[string]bool{}
+		var changes []openflow.Change
+		for _, f := range constants(s.config.Transit) {
+			want[place(f)] = true
+			changes = append(changes, openflow.Change{Command: openflow.Add, Flow: f})
+		}
+		for _, f := range is {
+			if !want[place(f)] {
+				changes = append(changes, openflow.Change{Command: openflow.Delete, Flow: f})
+			}
+		}
+		return c.Apply(ctx, changes)
+	})
+}
+
+// place is what a flow is found by.
+func place(f openflow.Flow) string {
+	return openflow.Flow{Table: f.Table, Priority: f.Priority, Match: f.Match}.String()
+}
+
+// Entries is what the switch holds, read from it.
+func (s *Switch) Entries(ctx context.Context) ([]pipeline.Entry, error) {
+	flows, err := s.flows(ctx, cookieOurs, cookieMask)
+	if err != nil {
+		return nil, err
+	}
+	var all []pipeline.Entry
+	for _, f := range flows {
+		if kindOf(f.Cookie) == constant {
+			continue
+		}
+		e, err := parse(f)
+		if err != nil {
+			return nil, fmt.Errorf("entries of Open vSwitch: %w", err)
+		}
+		all = append(all, e)
+	}
+	return all, nil
+}
+
+// Drops counts the packets that were dropped, by reason.
+func (s *Switch) Drops(ctx context.Context) (map[reason.Reason]uint64, error) {
+	flows, err := s.flows(ctx, cookieOurs, cookieMask|0xff<<cookieKind)
+	if err != nil {
+		return nil, err
+	}
+	all := map[reason.Reason]uint64{}
+	for _, f := range flows {
+		if f.Table == tableDrops {
+			all[reason.Reason(values(f)[regReason].Uint())] = f.Packets
+		}
+	}
+	return all, nil
+}
+
+func (s *Switch) flows(ctx context.Context, cookie, mask uint64) (all []openflow.Flow, err error) {
+	err = s.withBridge(ctx, bridgeName, func(c *openflow.Conn) (err error) {
+		all, err = c.Flows(ctx, cookie, mask)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("flows of Open vSwitch: %w", err)
+	}
+	return all, nil
+}
+
+// withBridge connects anew each time, so that it does not matter whether ovs-vswitchd has been started again.
+func (s *Switch) withBridge(ctx context.Context, name string, do func(*openflow.Conn) error) error {
+	c, err := openflow.Dial(ctx, filepath.Join(s.config.RunDir, name+".mgmt"))
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	return do(c)
+}
+
+func (s *Switch) withDatabase(ctx context.Context, do func(*database) error) error {
+	d, err := openDatabase(ctx, s.config.RunDir)
+	if err != nil {
+		return err
+	}
+	defer d.close()
+	return do(d)
+}

@@ -1,0 +1,206 @@
+package ovs
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"strings"
+	"testing"
+
+	"pilaster.io/pilaster/internal/network/nimitz/packettest"
+	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
+	"pilaster.io/pilaster/internal/packet"
+	"pilaster.io/pilaster/internal/reason"
+)
+
+// set of entries, to compare.
+func setOf(entries []pipeline.Entry) map[pipeline.Entry]int {
+	m := map[pipeline.Entry]int{}
+	for _, e := range entries {
+		m[e]++
+	}
+	return m
+}
+
+func (b *bed) has(t *testing.T, want []pipeline.Entry) {
+	t.Helper()
+	got, err := b.s.Entries(limit(t))
+	must(t, err)
+	is, wanted := setOf(got), setOf(want)
+	for e := range wanted {
+		if is[e] != 1 {
+			t.Errorf("%v: there %d times", e, is[e])
+		}
+	}
+	for e := range is {
+		if wanted[e] == 0 {
+			t.Errorf("%v: there, and nobody put it in", e)
+		}
+	}
+}
+
+// TestEntries puts entries in, changes and removes them, all or nothing, and reads them back; it removes loosely too, where prefixes lie in each other.
+func TestEntries(t *testing.T) {
+	b := newBed(t)
+	all := entries()
+	for _, loose := range []bool{false, true} {
+		b.s.config.LooseDeletes = loose
+		must(t, b.s.Apply(limit(t), nil, all))
+		b.has(t, all)
+		must(t, b.s.Apply(limit(t), nil, all)) // again
+		b.has(t, all)
+
+		bad := pipeline.Forward{VNI: 7, To: all[0].(pipeline.Peer).Nodes, Port: lastContainer + 1}
+		if err := b.s.Apply(limit(t), all, []pipeline.Entry{bad}); err == nil || !strings.Contains(err.Error(), bad.String()[:20]) && !strings.Contains(err.Error(), "ports") {
+			t.Errorf("a port that cannot be: %v", err)
+		}
+		b.has(t, all)
+
+		must(t, b.s.Apply(limit(t), all[:3], nil))
+		b.has(t, all[3:])
+		for i, e := range all {
+			if f, ok := e.(pipeline.Forward); ok && f.To.Bits() < 32 { // and not what lies in it
+				must(t, b.s.Apply(limit(t), []pipeline.Entry{e}, nil))
+				rest := append(append([]pipeline.Entry{}, all[3:i]...), all[i+1:]...)
+				b.has(t, rest)
+				must(t, b.s.Apply(limit(t), nil, []pipeline.Entry{e}))
+			}
+		}
+		must(t, b.s.Apply(limit(t), all, nil))
+		b.has(t, nil)
+	}
+}
+
+// TestReopened finds entries and ports after the agent has gone and come back; a port whose device went meanwhile is gone.
+func TestReopened(t *testing.T) {
+	b := newBed(t)
+	b.plug(t)
+	must(t, b.s.Apply(limit(t), nil, packettest.Entries()))
+	h, err := b.node.Netlink()
+	must(t, err)
+	defer h.Close()
+	l, err := h.LinkByName(deviceOf(4))
+	must(t, err)
+	must(t, h.LinkDel(l))
+	b.open(t)
+	b.has(t, packettest.Entries())
+	got, err := b.s.Plugged(limit(t))
+	must(t, err)
+	want := map[pipeline.Port]string{2: "c2", 3: "c3", pipeline.Gateway: "gw"}
+	if fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Errorf("ports %v, want %v", got, want)
+	}
+	must(t, b.s.Plug(limit(t), 2, "c2"))
+	if err := b.s.Plug(limit(t), 2, "c3"); err == nil {
+		t.Error("a device is two ports")
+	}
+	must(t, b.s.Unplug(limit(t), 2))
+	must(t, b.s.Unplug(limit(t), 2))
+	if got, err := b.s.Plugged(limit(t)); err != nil || got[2] != "" || len(got) != 2 {
+		t.Errorf("ports %v, %v", got, err)
+	}
+	must(t, Remove(limit(t), b.config))
+	must(t, Remove(limit(t), b.config))
+	for _, name := range []string{bridgeName, underlayName, hostSide, bridgeSide} {
+		if _, err := h.LinkByName(name); err == nil {
+			t.Errorf("%s is left", name)
+		}
+	}
+	b.open(t)
+	b.has(t, nil)
+}
+
+// TestPackets has packets meet the switch as they would on a node, and it does with each what the pipeline says.
+func TestPackets(t *testing.T) {
+	b := newBed(t)
+	b.plug(t)
+	must(t, b.s.Apply(limit(t), nil, packettest.Entries()))
+	ends := map[pipeline.Port]end{}
+	for _, p := range append(packettest.Ports, pipeline.VXLAN, pipeline.Gateway) {
+		ends[p] = b.end(t, p)
+	}
+	for _, c := range packettest.Cases() {
+		t.Run(c.Name, func(t *testing.T) { b.meet(t, c, ends) })
+	}
+}
+
+// judge is what the pipeline says, but for what this switch drops because it cannot do it.
+func judge(c packettest.Case) packettest.Result {
+	want := c.Want()
+	if want.Drop != 0 || len(c.Packet.Extensions) == 0 || !want.Src.Is4() || want.Src == c.Packet.Source && want.Dst == c.Packet.Destination {
+		return want
+	}
+	if _, later := c.Packet.Body.(packet.Raw); later {
+		return packettest.Result{Verdict: pipeline.Verdict{Drop: reason.LaterFragment}}
+	}
+	return want
+}
+
+// meet sends one packet and waits until it has come out, or is counted among the dropped.
+func (b *bed) meet(t *testing.T, c packettest.Case, ends map[pipeline.Port]end) {
+	ctx, cancel := context.WithTimeout(limit(t), limitOfPacket)
+	defer cancel()
+	want := judge(c)
+	before := b.drops(t, ctx)
+	frame := c.In()
+	if c.From == pipeline.VXLAN {
+		frame = encapsulate(c.Outer, pipeline.VTEP(packettest.Here), c.VNI, c.Identity, frame)
+	}
+	must(t, ends[c.From].Send(frame))
+	if want.Drop != 0 {
+		for b.drops(t, ctx)[want.Drop.String()] == before[want.Drop.String()] {
+			if ctx.Err() != nil {
+				t.Fatalf("not dropped for %v; drops were %v and are %v", want.Drop, before, b.drops(t, limit(t)))
+			}
+		}
+	} else {
+		got, err := ends[want.To].next(ctx)
+		if err != nil {
+			t.Fatalf("%v; drops were %v and are %v", err, before, b.drops(t, limit(t)))
+		}
+		inner := got
+		if want.To == pipeline.VXLAN {
+			inner = tunnelled(t, got, want)
+		}
+		if !bytes.Equal(inner, want.Frame) {
+			t.Errorf("it came out as\n%x, want\n%x", inner, want.Frame)
+		}
+		if after := b.drops(t, ctx); fmt.Sprint(after) != fmt.Sprint(before) {
+			t.Errorf("drops were %v and are %v", before, after)
+		}
+	}
+	// Nothing came out elsewhere: whatever the switch had to send, it has sent by the time it answers.
+	b.drops(t, ctx)
+	for p, e := range ends {
+		if frame, err := e.next(past()); err == nil {
+			t.Errorf("%v was sent %x too", p, frame)
+		}
+	}
+}
+
+// tunnelled takes the tunnel's headers off.
+func tunnelled(t *testing.T, frame []byte, want packettest.Result) []byte {
+	t.Helper()
+	outer, err := packet.DecodeFrame(frame)
+	must(t, err)
+	udp, ok := outer.Body.(packet.UDP)
+	if !ok || len(udp.Payload) < 8 {
+		t.Fatalf("not VXLAN: %+v", outer)
+	}
+	if outer.Source != pipeline.VTEP(packettest.Here) || outer.Destination != want.VTEP || udp.DestinationPort != outerUDP {
+		t.Errorf("from %v to %v, port %d", outer.Source, outer.Destination, udp.DestinationPort)
+	}
+	if !packet.ChecksumOK(frame[14:]) {
+		t.Error("wrong checksum of the tunnel's UDP")
+	}
+	head := binary.BigEndian.Uint64(udp.Payload)
+	if vni := pipeline.VNI(head >> 8 & 0xffffff); vni != want.VNI {
+		t.Errorf("VNI %d, want %d", vni, want.VNI)
+	}
+	flags, identity := head>>56, uint16(head>>32)
+	if flags != 0x88 || identity != want.Identity {
+		t.Errorf("flags %#x, identity %d, want %d", flags, identity, want.Identity)
+	}
+	return udp.Payload[8:]
+}

@@ -1,0 +1,300 @@
+package ovs
+
+import (
+	"fmt"
+	"hash/fnv"
+	"net/netip"
+
+	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
+	"pilaster.io/pilaster/internal/openflow"
+)
+
+// Tables are the pipeline's stages in their order. NAT has three, because a packet may meet an entry of each of its kinds.
+const (
+	tableDecap uint8 = iota
+	tableRegister
+	tableDNAT
+	tableNorthSouth
+	tableSNAT
+	tableForwarding
+	tableEncap
+	tableDrops // a flow a reason, which counts
+)
+
+// Registers. All are zero when a packet comes in.
+var (
+	regVNI      = openflow.Register(0)
+	regIdentity = openflow.Register(1)
+	regFrom     = openflow.Register(2) // the port it came from, where that is VXLAN's or the gateway's
+	regTo       = openflow.Register(3) // the port it goes to
+	regReason   = openflow.Register(4) // why it is dropped
+	regNAT      = openflow.Register(5) // 1: has another address than it came with
+)
+
+// Priorities. Of two prefixes the longer one decides, of two prefixes of one length that of the packet's own VNI.
+const (
+	priorityLast   = 0
+	priorityFamily = 1
+	priorityEntry  = 100
+	priorityOwnVNI = 1000
+	priorityFirst  = 2000
+)
+
+// Ports of Open vSwitch are numbered up to 65279.
+const (
+	ofportVXLAN   = 65278
+	ofportGateway = 65279
+	lastContainer = pipeline.Port(ofportVXLAN - 1)
+)
+
+func ofport(p pipeline.Port) (uint32, error) {
+	switch {
+	case p == pipeline.VXLAN:
+		return ofportVXLAN, nil
+	case p == pipeline.Gateway:
+		return ofportGateway, nil
+	case p >= 1 && p <= lastContainer:
+		return uint32(p), nil
+	}
+	return 0, fmt.Errorf("%v: Open vSwitch has ports 1 to %d for containers", p, lastContainer)
+}
+
+func portOf(of uint64) pipeline.Port {
+	switch of {
+	case ofportVXLAN:
+		return pipeline.VXLAN
+	case ofportGateway:
+		return pipeline.Gateway
+	}
+	return pipeline.Port(of)
+}
+
+// kind says in a flow's cookie which type of entry it is.
+type kind uint8
+
+const (
+	constant kind = iota
+	peer
+	sender
+	northSouth
+	dnat
+	snat
+	forward
+)
+
+// A cookie is 16 bits that are ours, 8 bits of kind, and a hash of what the entry is found by. The lowest bit is zero.
+const (
+	cookieOurs  uint64 = 0x7069 << 48
+	cookieMask  uint64 = 0xffff << 48
+	cookieKind         = 40
+	cookieLoose        = ^uint64(1) // a mask of all bits has Open vSwitch look the flow up by its cookie
+)
+
+func cookie(k kind, match any) uint64 {
+	h := fnv.New64a()
+	fmt.Fprintf(h, "%v", match)
+	return cookieOurs | uint64(k)<<cookieKind | h.Sum64()&(1<<cookieKind-2)
+}
+
+func kindOf(cookie uint64) kind { return kind(cookie >> cookieKind) }
+
+// family has the fields of IPv4 or IPv6.
+type family struct {
+	etherType uint64
+	src, dst  openflow.Field
+}
+
+var (
+	ip4      = family{0x0800, openflow.IPv4Src, openflow.IPv4Dst}
+	ip6      = family{0x86dd, openflow.IPv6Src, openflow.IPv6Dst}
+	families = []family{ip4, ip6}
+)
+
+func familyOf(a netip.Addr) family {
+	if a.Is4() {
+		return ip4
+	}
+	return ip6
+}
+
+func (f family) is() openflow.Value { return openflow.EthType.Number(f.etherType) }
+
+func set(v openflow.Value) openflow.Action { return openflow.Set{Value: v} }
+
+// to matches packets for a prefix.
+func (f family) to(p netip.Prefix) []openflow.Value {
+	if p.Bits() == 0 {
+		return []openflow.Value{f.is()}
+	}
+	return []openflow.Value{f.is(), f.dst.Prefix(p)}
+}
+
+// render makes an entry a flow.
+func render(e pipeline.Entry) (openflow.Flow, error) {
+	f := openflow.Flow{Priority: priorityEntry}
+	k := constant
+	switch e := e.(type) {
+	case pipeline.Peer:
+		if e.Nodes.Bits() > 64 || !e.Nodes.Addr().Is6() {
+			return f, fmt.Errorf("%v: nodes are IPv6 prefixes of 64 bits or less", e)
+		}
+		k, f.Table, f.Goto = peer, tableDecap, tableRegister
+		f.Match = []openflow.Value{inPort(ofportVXLAN), vteps(e.Nodes)}
+	case pipeline.Sender:
+		port, err := ofport(e.Port)
+		if err != nil {
+			return f, err
+		}
+		own := familyOf(e.Address)
+		k, f.Table, f.Goto = sender, tableRegister, tableDNAT
+		f.Match = []openflow.Value{inPort(port), own.is(), own.src.Address(e.Address)}
+		f.Actions = []openflow.Action{set(regVNI.Number(uint64(e.VNI))), set(regIdentity.Number(uint64(e.Identity)))}
+	case pipeline.DNAT:
+		if e.Virtual.Is4() != e.Real.Is4() {
+			return f, fmt.Errorf("%v: the addresses are of two families", e)
+		}
+		own := familyOf(e.Virtual)
+		k, f.Table, f.Goto = dnat, tableDNAT, tableNorthSouth
+		f.Match = []openflow.Value{regVNI.Number(uint64(e.VNI)), own.is(), own.dst.Address(e.Virtual)}
+		f.Actions = []openflow.Action{set(regVNI.Number(uint64(e.RealVNI))), set(own.dst.Address(e.Real)), set(regNAT.Number(1))}
+	case pipeline.NorthSouth:
+		k, f.Table, f.Goto = northSouth, tableNorthSouth, tableSNAT
+		f.Match = familyOf(e.To.Addr()).to(e.To)
+	case pipeline.SNAT:
+		if e.Virtual.Is4() != e.Real.Is4() {
+			return f, fmt.Errorf("%v: the addresses are of two families", e)
+		}
+		own := familyOf(e.Real)
+		k, f.Table, f.Goto = snat, tableSNAT, tableForwarding
+		f.Match = []openflow.Value{regVNI.Number(uint64(e.VNI)), own.is(), own.src.Address(e.Real)}
+		f.Actions = []openflow.Action{set(own.src.Address(e.Virtual)), set(regNAT.Number(1))}
+	case pipeline.Forward:
+		k = forward
+		if err := renderForward(&f, e); err != nil {
+			return f, err
+		}
+	default:
+		return f, fmt.Errorf("%v: not an entry that Open vSwitch has a table for", e)
+	}
+	f.Cookie = cookie(k, e.Match())
+	return f, nil
+}
+
+func renderForward(f *openflow.Flow, e pipeline.Forward) error {
+	f.Table, f.Goto, f.Match = tableForwarding, tableEncap, familyOf(e.To.Addr()).to(e.To)
+	f.Priority = uint16(priorityEntry + e.To.Bits())
+	if e.VNI != pipeline.Any {
+		f.Priority = uint16(priorityOwnVNI + e.To.Bits())
+		f.Match = append([]openflow.Value{regVNI.Number(uint64(e.VNI))}, f.Match...)
+	}
+	if e.Port == 0 {
+		*f = dropped(*f, noEndpoint)
+		return nil
+	}
+	port, err := ofport(e.Port)
+	if err != nil {
+		return err
+	}
+	f.Actions = []openflow.Action{set(regTo.Number(uint64(port)))}
+	if e.Port == pipeline.VXLAN {
+		if !pipeline.IsVTEP(e.VTEP) {
+			return fmt.Errorf("%v: not the address of a node's VTEP", e)
+		}
+		f.Actions = append(f.Actions, set(openflow.TunnelDst6.Address(e.VTEP)))
+	}
+	return nil
+}
+
+func inPort(of uint32) openflow.Value { return openflow.InPort.Number(uint64(of)) }
+
+// vteps matches what was encapsulated by a node of a prefix: its /64, and the address's last half, but for the bits of the identity.
+func vteps(nodes netip.Prefix) openflow.Value {
+	mask := make([]byte, 16)
+	for bit := range nodes.Bits() {
+		mask[bit/8] |= 0x80 >> (bit % 8)
+	}
+	for i := range mask[8:] {
+		mask[8+i] = 0xff
+	}
+	mask[identityByte], mask[identityByte+1] = 0, 0
+	return openflow.TunnelSrc6.Address(pipeline.VTEP(nodes)).Masked(mask)
+}
+
+// parse is the way back.
+func parse(f openflow.Flow) (pipeline.Entry, error) {
+	get := values(f)
+	switch kindOf(f.Cookie) {
+	case peer:
+		bits := 0
+		for mask := get[openflow.TunnelSrc6].Mask; bits < 64 && len(mask) == 16 && mask[bits/8]&(0x80>>(bits%8)) != 0; bits++ {
+		}
+		if nodes, err := get[openflow.TunnelSrc6].AsAddress().Prefix(bits); err == nil {
+			return pipeline.Peer{Nodes: nodes}, nil
+		}
+	case sender:
+		return pipeline.Sender{
+			Port: portOf(get[openflow.InPort].Uint()), Address: either(get, openflow.IPv4Src, openflow.IPv6Src).AsAddress(),
+			VNI: pipeline.VNI(written(f, regVNI).Uint()), Identity: uint16(written(f, regIdentity).Uint()),
+		}, nil
+	case dnat:
+		return pipeline.DNAT{
+			VNI: pipeline.VNI(get[regVNI].Uint()), Virtual: either(get, openflow.IPv4Dst, openflow.IPv6Dst).AsAddress(),
+			RealVNI: pipeline.VNI(written(f, regVNI).Uint()), Real: written(f, openflow.IPv4Dst, openflow.IPv6Dst).AsAddress(),
+		}, nil
+	case snat:
+		return pipeline.SNAT{
+			VNI: pipeline.VNI(get[regVNI].Uint()), Real: either(get, openflow.IPv4Src, openflow.IPv6Src).AsAddress(),
+			Virtual: written(f, openflow.IPv4Src, openflow.IPv6Src).AsAddress(),
+		}, nil
+	case northSouth:
+		if to := destination(get); to.IsValid() {
+			return pipeline.NorthSouth{To: to}, nil
+		}
+	case forward:
+		if to := destination(get); to.IsValid() {
+			return pipeline.Forward{
+				VNI: pipeline.VNI(get[regVNI].Uint()), To: to, Port: portOf(written(f, regTo).Uint()), VTEP: written(f, openflow.TunnelDst6).AsAddress(),
+			}, nil
+		}
+	}
+	return nil, fmt.Errorf("a flow has our cookie and is no entry: %v", f)
+}
+
+func values(f openflow.Flow) map[openflow.Field]openflow.Value {
+	m := make(map[openflow.Field]openflow.Value, len(f.Match))
+	for _, v := range f.Match {
+		m[v.Field] = v
+	}
+	return m
+}
+
+func either(m map[openflow.Field]openflow.Value, a, b openflow.Field) openflow.Value {
+	if v, ok := m[a]; ok {
+		return v
+	}
+	return m[b]
+}
+
+// written is what a flow sets the first of fields that it sets to.
+func written(f openflow.Flow, fields ...openflow.Field) openflow.Value {
+	for _, a := range f.Actions {
+		if s, ok := a.(openflow.Set); ok {
+			for _, field := range fields {
+				if s.Field == field {
+					return s.Value
+				}
+			}
+		}
+	}
+	return openflow.Value{}
+}
+
+func destination(m map[openflow.Field]openflow.Value) netip.Prefix {
+	if v := either(m, openflow.IPv4Dst, openflow.IPv6Dst); v.Bytes != nil {
+		return v.AsPrefix()
+	}
+	if m[openflow.EthType].Uint() == ip4.etherType {
+		return netip.PrefixFrom(netip.IPv4Unspecified(), 0)
+	}
+	return netip.PrefixFrom(netip.IPv6Unspecified(), 0)
+}

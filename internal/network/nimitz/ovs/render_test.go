@@ -1,0 +1,59 @@
+package ovs
+
+import (
+	"net/netip"
+	"testing"
+
+	"pilaster.io/pilaster/internal/network/nimitz/packettest"
+	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
+)
+
+// entries are all kinds, at the ends of what they may hold.
+func entries() []pipeline.Entry {
+	a, p := netip.MustParseAddr, netip.MustParsePrefix
+	return append(packettest.Entries(),
+		pipeline.Peer{Nodes: p("fd00::/8")}, pipeline.Peer{Nodes: p("fd01:2:3:4::/64")},
+		pipeline.Sender{Port: pipeline.Gateway, Address: a("10.1.1.1"), VNI: pipeline.MaxVNI, Identity: 0xffff},
+		pipeline.Sender{Port: lastContainer, Address: a("fd10::1"), VNI: 1},
+		pipeline.NorthSouth{To: p("0.0.0.0/0")}, pipeline.NorthSouth{To: p("::/0")}, pipeline.NorthSouth{To: p("2001:db8::/33")},
+		pipeline.Forward{VNI: 9, To: p("0.0.0.0/0"), Port: pipeline.Gateway}, pipeline.Forward{VNI: pipeline.Any, To: p("::/0")},
+		pipeline.Forward{VNI: 9, To: p("fd10::/127"), Port: lastContainer},
+	)
+}
+
+// TestRender makes every entry a flow and the flow the entry again, and has no two of one cookie.
+func TestRender(t *testing.T) {
+	cookies := map[uint64]pipeline.Entry{}
+	for _, e := range entries() {
+		f, err := render(e)
+		if err != nil {
+			t.Errorf("%v: %v", e, err)
+			continue
+		}
+		if got, err := parse(f); err != nil || got != e {
+			t.Errorf("%v: %v came back, %v; by %v", e, got, err, f)
+		}
+		if other, twice := cookies[f.Cookie]; twice {
+			t.Errorf("%v and %v have one cookie", e, other)
+		}
+		cookies[f.Cookie] = e
+	}
+}
+
+// TestRefused has entries that no flow can be.
+func TestRefused(t *testing.T) {
+	a, p := netip.MustParseAddr, netip.MustParsePrefix
+	for _, e := range []pipeline.Entry{
+		pipeline.Peer{Nodes: p("fd01::/65")}, pipeline.Peer{Nodes: p("10.0.0.0/8")},
+		pipeline.Sender{Port: lastContainer + 1, Address: a("10.0.0.1"), VNI: 7},
+		pipeline.Sender{Address: a("10.0.0.1"), VNI: 7},
+		pipeline.DNAT{VNI: 7, Virtual: a("10.0.0.1"), RealVNI: 7, Real: a("fd10::1")},
+		pipeline.SNAT{VNI: 7, Virtual: a("10.0.0.1"), Real: a("fd10::1")},
+		pipeline.Forward{VNI: 7, To: p("10.0.0.0/8"), Port: pipeline.VXLAN, VTEP: a("fd01::1")},
+		pipeline.Forward{VNI: 7, To: p("10.0.0.0/8"), Port: lastContainer + 1},
+	} {
+		if f, err := render(e); err == nil {
+			t.Errorf("%v became %v", e, f)
+		}
+	}
+}

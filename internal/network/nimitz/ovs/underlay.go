@@ -1,0 +1,241 @@
+package ovs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/netns"
+	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
+	"pilaster.io/pilaster/internal/openflow"
+)
+
+// The tunnels' way, between the VXLAN port and the node's stack. Open vSwitch sends what it encapsulates through the bridge whose device has
+// the tunnel's address, and takes back what that bridge sends to its device. The device itself carries nothing and stays down: the
+// node's routes lead the VTEP's packets to the bridge by a pair of devices, and those from it are forwarded as any.
+const (
+	underlayName = "pil-vtep" // the bridge and its device
+	hostSide     = "pil-vtep0"
+	bridgeSide   = "pil-vtep1" // the bridge's port
+	portUnderlay = 1
+
+	outerUDP = 4789
+	// innerUDP is VXLAN's port between the two bridges. Open vSwitch 3.1 refuses a second look at a port with the well-known number and extensions.
+	innerUDP = 14789
+	// hostPart is of the address that the node's stack has on its side, by which the bridge finds it.
+	hostPart = 3
+)
+
+var (
+	hostMAC   = net.HardwareAddr{0x02, 0x70, 0x69, 0x6c, 0x00, 0x03}
+	bridgeMAC = net.HardwareAddr{0x02, 0x70, 0x69, 0x6c, 0x00, 0x04}
+	// bridgeLink is the bridge's address to the node's routes.
+	bridgeLink = netip.MustParseAddr("fe80::2")
+)
+
+func (s *Switch) underlay(ctx context.Context, d *database) error {
+	h, err := s.config.Netns.Netlink()
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	if err := s.pair(h); err != nil {
+		return fmt.Errorf("%s: %w", hostSide, err)
+	}
+	err = d.ensureBridge(ctx, underlayName, map[string]string{"hwaddr": bridgeMAC.String()},
+		device{name: bridgeSide, of: underlayName, ofport: portUnderlay})
+	if err != nil {
+		return err
+	}
+	if err := s.address(ctx, h); err != nil {
+		return fmt.Errorf("%s: %w", underlayName, err)
+	}
+	if err := s.withBridge(ctx, underlayName, func(c *openflow.Conn) error { return c.Apply(ctx, underlayFlows()) }); err != nil {
+		return err
+	}
+	return s.routes(ctx)
+}
+
+func (s *Switch) hostAddress() netip.Addr {
+	b := s.config.Node.Masked().Addr().As16()
+	b[15] = hostPart
+	return netip.AddrFrom16(b)
+}
+
+// pair makes the two devices, and the node's route to the VTEP.
+func (s *Switch) pair(h *netlink.Handle) error {
+	host, err := h.LinkByName(hostSide)
+	if errors.As(err, new(netlink.LinkNotFoundError)) {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name, attrs.HardwareAddr = hostSide, hostMAC
+		if err := h.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: bridgeSide}); err != nil {
+			return err
+		}
+		host, err = h.LinkByName(hostSide)
+	}
+	if err != nil {
+		return err
+	}
+	bridge, err := h.LinkByName(bridgeSide)
+	if err != nil {
+		return err
+	}
+	if err := s.sysctls(); err != nil {
+		return err
+	}
+	vtep := pipeline.VTEP(s.config.Node)
+	return errors.Join(
+		netns.Retry(func() error { return h.LinkSetUp(bridge) }),
+		netns.Retry(func() error { return h.LinkSetUp(host) }),
+		h.AddrReplace(host, &netlink.Addr{IPNet: single(s.hostAddress()), Flags: unix.IFA_F_NODAD}),
+		h.NeighSet(&netlink.Neigh{LinkIndex: host.Attrs().Index, Family: unix.AF_INET6, State: netlink.NUD_PERMANENT, IP: bridgeLink.AsSlice(), HardwareAddr: bridgeMAC}),
+		h.RouteReplace(&netlink.Route{LinkIndex: host.Attrs().Index, Dst: single(vtep), Gw: bridgeLink.AsSlice(), Flags: int(netlink.FLAG_ONLINK)}),
+		s.config.Netns.Do(func() error { return NoOffload(hostSide) }),
+		s.policy(h, host),
+	)
+}
+
+// sysctls keep the node's stack off the bridge's port, and have it forward between the other side and the uplink: those alone where the kernel can
+// (6.17), because a node that forwards everywhere loses a default route that it learns from routers.
+func (s *Switch) sysctls() error {
+	const conf = "/proc/sys/net/ipv6/conf/"
+	return s.config.Netns.Do(func() error {
+		settings := [][2]string{{bridgeSide + "/disable_ipv6", "1"}, {hostSide + "/accept_dad", "0"}}
+		all, err := os.ReadFile(conf + "all/forwarding")
+		if err != nil {
+			return err
+		}
+		if strings.TrimSpace(string(all)) == "0" {
+			settings = append(settings, [2]string{hostSide + "/force_forwarding", "1"}, [2]string{s.config.Uplink + "/force_forwarding", "1"})
+		}
+		for _, set := range settings {
+			if err := os.WriteFile(conf+set[0], []byte(set[1]), 0); err != nil {
+				return fmt.Errorf("%w; kernels before 6.17 need net.ipv6.conf.all.forwarding=1, which is yours to set", err)
+			}
+		}
+		return nil
+	})
+}
+
+func single(a netip.Addr) *net.IPNet {
+	return &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}
+}
+
+// address gives the bridge's device the VTEP's address for Open vSwitch to see, and keeps the node's stack from taking that for its own.
+func (s *Switch) address(ctx context.Context, h *netlink.Handle) error {
+	tap, err := h.LinkByName(underlayName)
+	if err != nil {
+		return err
+	}
+	updates, done := make(chan netlink.RouteUpdate), make(chan struct{})
+	err = s.config.Netns.Do(func() error {
+		return netlink.RouteSubscribeWithOptions(updates, done, netlink.RouteSubscribeOptions{ListExisting: true})
+	})
+	if err != nil {
+		return err
+	}
+	defer func() {
+		close(done)
+		for range updates { // closed once the subscription has noticed
+		}
+	}()
+	vtep := pipeline.VTEP(s.config.Node)
+	list, err := netns.List(func() ([]netlink.Addr, error) { return h.AddrList(tap, unix.AF_INET6) })
+	if err != nil {
+		return err
+	}
+	for _, a := range list {
+		if had, _ := netip.AddrFromSlice(a.IP); had == vtep {
+			return nil // and its route was taken away then
+		}
+	}
+	// The prefix is the node's, so that the address is found to be the source for what goes by hostAddress.
+	own := &net.IPNet{IP: vtep.AsSlice(), Mask: net.CIDRMask(64, 128)}
+	if err := h.AddrAdd(tap, &netlink.Addr{IPNet: own, Flags: unix.IFA_F_NODAD | unix.IFA_F_NOPREFIXROUTE}); err != nil {
+		return err
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case u, open := <-updates:
+			if !open {
+				return errors.New("the kernel tells of no more routes")
+			}
+			if u.Type != unix.RTM_NEWROUTE || u.LinkIndex != tap.Attrs().Index || u.Route.Type != unix.RTN_LOCAL || !u.Dst.IP.Equal(own.IP) {
+				continue
+			}
+			return h.RouteDel(&u.Route)
+		}
+	}
+}
+
+// underlayFlows let tunnels by, and what finds the node's MAC; nothing else passes.
+func underlayFlows() []openflow.Change {
+	udp := func(port uint32, to uint64) []openflow.Value {
+		return []openflow.Value{inPort(port), ip6.is(), openflow.IPProto.Number(unix.IPPROTO_UDP), openflow.UDPDst.Number(to)}
+	}
+	neighbour := func(port uint32, kind uint64) []openflow.Value {
+		return []openflow.Value{inPort(port), ip6.is(), openflow.IPProto.Number(unix.IPPROTO_ICMPV6), openflow.ICMPv6Type.Number(kind)}
+	}
+	var all []openflow.Change
+	for _, f := range []openflow.Flow{
+		{Match: udp(portUnderlay, outerUDP), Actions: []openflow.Action{set(openflow.UDPDst.Number(innerUDP)), openflow.Output(openflow.LocalPort)}},
+		{Match: udp(openflow.LocalPort, innerUDP), Actions: []openflow.Action{set(openflow.UDPDst.Number(outerUDP)), openflow.Output(portUnderlay)}},
+		{Match: neighbour(openflow.LocalPort, 135), Actions: []openflow.Action{openflow.Output(portUnderlay)}},
+		{Match: neighbour(portUnderlay, 136), Actions: []openflow.Action{openflow.Output(openflow.LocalPort)}},
+	} {
+		f.Priority, f.Cookie = priorityEntry, cookieOurs
+		all = append(all, openflow.Change{Command: openflow.Add, Flow: f})
+	}
+	return all
+}
+
+// routes tells Open vSwitch where the fabric is, which its own look at the node's routes cannot: those name the uplink, which is no bridge's.
+func (s *Switch) routes(ctx context.Context) error {
+	gateway := s.hostAddress().String()
+	// Asked once before, ovs-vswitchd has heard by then what the kernel told of routes before.
+	if _, err := s.control(ctx, "ovs/route/show"); err != nil {
+		return err
+	}
+	for _, p := range s.config.Fabric {
+		to := p.Masked().String()
+		if _, err := s.control(ctx, "ovs/route/del", to); err != nil && !errors.As(err, new(refusal)) {
+			return err
+		}
+		if _, err := s.control(ctx, "ovs/route/add", to, underlayName, gateway); err != nil {
+			return err
+		}
+	}
+	if _, err := s.control(ctx, "tnl/neigh/set", underlayName, gateway, hostMAC.String()); err != nil {
+		return err
+	}
+	ports, err := s.control(ctx, "tnl/ports/show", "-v")
+	if err == nil && !strings.Contains(ports, fmt.Sprintf("ipv6(dst=%v,", pipeline.VTEP(s.config.Node))) && strings.Contains(ports, fmt.Sprint("vxlan_sys_", innerUDP)) {
+		err = fmt.Errorf("ovs-vswitchd takes no tunnels at %v: %s", pipeline.VTEP(s.config.Node), ports)
+	}
+	return err
+}
+
+func (s *Switch) removeUnderlay() error {
+	h, err := s.config.Netns.Netlink()
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	host, err := h.LinkByName(hostSide)
+	if errors.As(err, new(netlink.LinkNotFoundError)) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return h.LinkDel(host)
+}
