@@ -19,6 +19,7 @@ import (
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/network"
 	"pilaster.io/pilaster/internal/network/netpila"
+	"pilaster.io/pilaster/internal/network/nimitz"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -302,6 +303,7 @@ type bed struct {
 	orchestrator *fakeOrchestrator
 	max, maxIDs  int
 	now          time.Time
+	nimitz       *fakeSwitch // nil: the node does not have it
 	*Core
 }
 
@@ -333,8 +335,12 @@ func (b *bed) tryReopen() error {
 	if err != nil {
 		return err
 	}
+	networks := map[string]Network{netpila.Name: own}
+	if b.nimitz != nil {
+		networks[nimitz.Name] = nimitz.New(nimitz.Config{Plan: address.DefaultPlan(), Node: nodePrefix, Indexes: store, Cluster: b.nimitz, Switch: b.nimitz})
+	}
 	b.Core, err = New(Config{
-		Store: store, Tenants: tenants, Networks: map[string]Network{netpila.Name: own}, Driver: b.driver, Resolver: b.orchestrator,
+		Store: store, Tenants: tenants, Networks: networks, Driver: b.driver, Resolver: b.orchestrator,
 		Plan: address.DefaultPlan(), MaxEndpoints: b.max, MaxTenantIDs: b.maxIDs, Now: func() time.Time { return b.now }, Log: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
