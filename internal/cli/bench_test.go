@@ -103,3 +103,20 @@ func TestBenchCompletion(t *testing.T) {
 		}
 	}
 }
+
+func TestBenchCleanUpRefuses(t *testing.T) {
+	for line, says := range map[string]string{
+		"--installed=": "say whole numbers", "--installed 1999": "choose 2000 to 200000", "--installed 2000,200001": "choose 2000 to 200000",
+		"--quick --full": "none of the others can be", "-o xml": "say text, json or a folder", "x": "do not fit",
+	} {
+		code, out, errs := run(t, "", append([]string{"bench", "clean-up"}, strings.Fields(line)...)...)
+		if code != ExitUsage || !strings.Contains(errs, says) || out != "" {
+			t.Errorf("bench clean-up %s: exit %d, stdout %q, stderr %q", line, code, out, errs)
+		}
+	}
+	t.Setenv("PATH", "/nonexistent")
+	code, out, errs := run(t, "", "bench", "clean-up")
+	if code != ExitFailed || !strings.Contains(errs, "install Open vSwitch (Debian: openvswitch-switch); nothing was measured") || out != "" {
+		t.Errorf("without Open vSwitch: exit %d, stdout %q, stderr %q", code, out, errs)
+	}
+}
