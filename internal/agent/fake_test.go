@@ -44,12 +44,13 @@ type fakeDriver struct {
 	entries []Entries
 	mtu     int
 	events  chan Event
+	vxlan   *fakeSwitch // its part of network nimitz
 }
 
 func newFakeDriver() *fakeDriver {
 	return &fakeDriver{
 		tenants: map[string]tenant.Tenant{}, devices: map[endpoint.ID]endpoint.Record{}, active: map[endpoint.ID]endpoint.Record{},
-		fail: map[string]error{}, lost: map[string]error{}, events: make(chan Event), mtu: 1500, status: Status{Healthy: true, FirstInChain: true},
+		fail: map[string]error{}, lost: map[string]error{}, events: make(chan Event), vxlan: newFakeSwitch(), mtu: 1500, status: Status{Healthy: true, FirstInChain: true},
 	}
 }
 

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"pilaster.io/pilaster/internal/address"
@@ -17,6 +19,7 @@ import (
 
 // fakeSwitch keeps what it is told, and is its own cluster.
 type fakeSwitch struct {
+	mu      sync.Mutex
 	entries map[any]pipeline.Entry
 	ports   map[pipeline.Port]string
 	fail    error
@@ -28,16 +31,22 @@ func newFakeSwitch() *fakeSwitch {
 }
 
 func (s *fakeSwitch) Plug(_ context.Context, p pipeline.Port, device string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.ports[p] = device
 	return nil
 }
 
 func (s *fakeSwitch) Unplug(_ context.Context, p pipeline.Port) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	delete(s.ports, p)
 	return nil
 }
 
 func (s *fakeSwitch) Apply(_ context.Context, remove, add []pipeline.Entry) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if s.fail != nil {
 		return s.fail
 	}
@@ -51,10 +60,26 @@ func (s *fakeSwitch) Apply(_ context.Context, remove, add []pipeline.Entry) erro
 }
 
 func (s *fakeSwitch) Entries(context.Context) (all []pipeline.Entry, _ error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	for _, e := range s.entries {
 		all = append(all, e)
 	}
 	return all, nil
+}
+
+// remote is which node's VTEP each prefix of a VNI leads to, sorted: "10.0.2.0/24 fd70:696c:6100:2::2".
+func (s *fakeSwitch) remote(vni uint32) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var words []string
+	for _, e := range s.entries {
+		if f, ok := e.(pipeline.Forward); ok && f.Port == pipeline.VXLAN && uint32(f.VNI) == vni {
+			words = append(words, fmt.Sprint(f.To, " ", f.VTEP))
+		}
+	}
+	slices.Sort(words)
+	return strings.Join(words, ", ")
 }
 
 func (s *fakeSwitch) NodeCIDRs(context.Context, string) ([]netip.Prefix, error) {
