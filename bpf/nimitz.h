@@ -15,8 +15,8 @@ static __always_inline int decap(struct __sk_buff *skb, struct journey *j)
 	struct bpf_tunnel_key key = {};
 	struct addr from, to;
 
-	if (bpf_skb_get_tunnel_key(skb, &key, sizeof(key), BPF_F_TUNINFO_IPV6))
-		return REASON_PEER_UNKNOWN;
+	/* Of what came over IPv4 it tells nothing. */
+	bpf_skb_get_tunnel_key(skb, &key, sizeof(key), BPF_F_TUNINFO_IPV6);
 	__builtin_memcpy(&from, key.remote_ipv6, sizeof(from));
 	__builtin_memcpy(&to, key.local_ipv6, sizeof(to));
 	if (from.hi == own_node)
@@ -79,23 +79,20 @@ static __always_inline struct route *find_route(const struct journey *j)
 /* take_hop is for what goes on to another node, as a router does. */
 static __always_inline int take_hop(struct __sk_buff *skb, const struct journey *j)
 {
-	struct frame4 *h4 = frame4_of(skb);
+	struct frame4 *h4;
 	struct frame *h;
 
-	if (!h4)
-		return REASON_MALFORMED;
 	if (j->family == FAMILY_4) {
-		if (h4->ttl <= 1)
+		h4 = frame4_of(skb);
+		if (!h4 || h4->ttl <= 1)
 			return REASON_HOP_LIMIT;
 		h4->ttl--;
-		/* A one less in the high byte of a word (RFC 1624). */
+		/* One less in the high byte of a word (RFC 1624). */
 		h4->check = ~fold(add_checksums((__u16)~h4->check, (__u16)~bpf_htons(0x0100)));
 		return 0;
 	}
 	h = frame_of(skb);
-	if (!h)
-		return REASON_MALFORMED;
-	if (h->hop_limit <= 1)
+	if (!h || h->hop_limit <= 1)
 		return REASON_HOP_LIMIT;
 	h->hop_limit--;
 	return 0;
@@ -107,7 +104,7 @@ static __always_inline int set_both_macs(struct __sk_buff *skb)
 
 	__builtin_memcpy(macs, container_mac, ETH_ALEN);
 	__builtin_memcpy(macs + ETH_ALEN, gateway_mac, ETH_ALEN);
-	return bpf_skb_store_bytes(skb, 0, macs, sizeof(macs), 0) ? REASON_MALFORMED : 0;
+	return bpf_skb_store_bytes(skb, 0, macs, sizeof(macs), 0);
 }
 
 /* encap leaves the rest to the VXLAN device: all it has to know is beside the packet. */
@@ -119,10 +116,8 @@ static __always_inline int encap(struct __sk_buff *skb, const struct journey *j,
 
 	__builtin_memcpy(key.remote_ipv6, vtep, sizeof(*vtep));
 	__builtin_memcpy(key.local_ipv6, &own, sizeof(own));
-	if (bpf_skb_set_tunnel_key(skb, &key, sizeof(key), BPF_F_TUNINFO_IPV6) ||
-	    bpf_skb_set_tunnel_opt(skb, &policy, sizeof(policy)))
-		return REASON_MALFORMED;
-	return 0;
+	return bpf_skb_set_tunnel_key(skb, &key, sizeof(key), BPF_F_TUNINFO_IPV6) ||
+	       bpf_skb_set_tunnel_opt(skb, &policy, sizeof(policy));
 }
 
 static __always_inline bool fits(struct __sk_buff *skb, __u32 device)
@@ -140,8 +135,8 @@ static __always_inline int into_tunnel(struct __sk_buff *skb, const struct journ
 
 	if (!why && !fits(skb, device))
 		why = REASON_TOO_BIG;
-	if (!why)
-		why = encap(skb, j, vtep);
+	if (!why && encap(skb, j, vtep))
+		why = REASON_MALFORMED;
 	if (why)
 		return drop(skb, why, j->hook);
 	skb->mark = judged_mark; /* and whoever sends from the tunnel address without it forges */
@@ -171,20 +166,12 @@ __noinline int journey_on(struct __sk_buff *skb, const struct packet *p, struct 
 		return drop(skb, REASON_NO_ENDPOINT, j->hook);
 	/* Never back to where it came from. */
 	if ((r->port == PORT_VXLAN && j->from == PORT_VXLAN && !node->transit) ||
-	    (r->port == PORT_GATEWAY && j->from == PORT_GATEWAY))
+	    (r->port == PORT_GATEWAY && (j->from == PORT_GATEWAY || !node->gateway)))
 		return drop(skb, REASON_NO_ROUTE, j->hook);
 
-	if (is_error(p) || is_error4(p)) {
-		why = check_journeys_quote(skb, p, j);
-		if (why)
-			return drop(skb, why, j->hook);
-	}
-	if (!same_addr(&j->src, &j->was_src) || !same_addr(&j->dst, &j->was_dst)) {
-		why = translate(skb, p, j);
-		if (why)
-			return drop(skb, why, j->hook);
-	}
-	why = set_both_macs(skb);
+	why = check_quoted(skb, p, j);
+	if (!why && ((is_translated(j) && translate(skb, p, j)) || set_both_macs(skb)))
+		why = REASON_MALFORMED;
 	if (why)
 		return drop(skb, why, j->hook);
 	if (skb->pkt_type != PACKET_HOST)

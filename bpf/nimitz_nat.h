@@ -143,26 +143,40 @@ static __always_inline bool is_multicast(const struct journey *j)
 	return first == 0xff;
 }
 
+/* read_quote finds the addresses that an error quotes, and leaves them where there are none. */
+static __always_inline void read_quote(struct __sk_buff *skb, const struct packet *p, enum family family,
+				       struct addr *quoted)
+{
+	__be32 ip4[2] = {};
+
+	if (family == FAMILY_6) {
+		if (p->l4 + QUOTED_ADDRESSES + 2 * sizeof(*quoted) <= p->end)
+			bpf_skb_load_bytes(skb, p->l4 + QUOTED_ADDRESSES, quoted, 2 * sizeof(*quoted));
+		return;
+	}
+	if (p->l4 + QUOTED_ADDRESSES_4 + sizeof(ip4) <= p->end)
+		bpf_skb_load_bytes(skb, p->l4 + QUOTED_ADDRESSES_4, ip4, sizeof(ip4));
+	quoted[0] = mapped(ip4[0]);
+	quoted[1] = mapped(ip4[1]);
+}
+
+static __always_inline bool is_translated(const struct journey *j)
+{
+	return !same_addr(&j->src, &j->was_src) || !same_addr(&j->dst, &j->was_dst);
+}
+
 /* An error quotes the packet it is about, which went the other way: any other would let its sender meddle with
  * conversations it has no part in. Quotes are not translated yet, and an error whose addresses are is dropped. */
-static __always_inline int check_journeys_quote(struct __sk_buff *skb, const struct packet *p, const struct journey *j)
+static __always_inline int check_quoted(struct __sk_buff *skb, const struct packet *p, const struct journey *j)
 {
-	bool same = same_addr(&j->src, &j->was_src) && same_addr(&j->dst, &j->was_dst);
 	struct addr quoted[2] = {};
 
-	if (j->family == FAMILY_4) {
-		__be32 ip4[2] = {};
-
-		if (p->l4 + QUOTED_ADDRESSES_4 + sizeof(ip4) > p->end ||
-		    bpf_skb_load_bytes(skb, p->l4 + QUOTED_ADDRESSES_4, ip4, sizeof(ip4)))
-			return REASON_ICMP_QUOTE;
-		quoted[0] = mapped(ip4[0]);
-		quoted[1] = mapped(ip4[1]);
-	} else if (p->l4 + QUOTED_ADDRESSES + sizeof(quoted) > p->end ||
-		   bpf_skb_load_bytes(skb, p->l4 + QUOTED_ADDRESSES, quoted, sizeof(quoted))) {
+	if (!is_error(p) && !is_error4(p))
+		return 0;
+	read_quote(skb, p, j->family, quoted);
+	if (is_translated(j) || !same_addr(&quoted[0], &j->was_dst) || !same_addr(&quoted[1], &j->was_src))
 		return REASON_ICMP_QUOTE;
-	}
-	return same && same_addr(&quoted[0], &j->was_dst) && same_addr(&quoted[1], &j->was_src) ? 0 : REASON_ICMP_QUOTE;
+	return 0;
 }
 
 static __always_inline int translate4(struct __sk_buff *skb, const struct packet *p, const struct journey *j,
@@ -173,17 +187,17 @@ static __always_inline int translate4(struct __sk_buff *skb, const struct packet
 	__u16 sum = 0;
 
 	if (!h)
-		return REASON_MALFORMED;
-	/* Over the whole packet header and addresses cancel out; the transport's checksum does not. */
+		return -1;
+	/* In a sum over the whole packet header and addresses cancel out; the transport's checksum does not. */
 	h->check = ~fold(add_checksums(difference, (__u16)~h->check));
 	h->src = unmapped(&j->src);
 	h->dst = unmapped(&j->dst);
 	if (!p->l4 || !at)
 		return 0;
 	if (bpf_skb_load_bytes(skb, p->l4 + at, &sum, sizeof(sum)))
-		return REASON_MALFORMED;
+		return -1;
 	sum = corrected(skb, p, sum, difference);
-	return bpf_skb_store_bytes(skb, p->l4 + at, &sum, sizeof(sum), BPF_F_RECOMPUTE_CSUM) ? REASON_MALFORMED : 0;
+	return bpf_skb_store_bytes(skb, p->l4 + at, &sum, sizeof(sum), BPF_F_RECOMPUTE_CSUM);
 }
 
 static __always_inline int translate6(struct __sk_buff *skb, const struct packet *p, const struct journey *j,
@@ -194,17 +208,17 @@ static __always_inline int translate6(struct __sk_buff *skb, const struct packet
 
 	if (bpf_skb_store_bytes(skb, offsetof(struct frame, src), both, sizeof(both),
 				cancels ? 0 : BPF_F_RECOMPUTE_CSUM))
-		return REASON_MALFORMED;
-	return cancels && fix_checksum(skb, p, difference) ? REASON_MALFORMED : 0;
+		return -1;
+	return cancels ? fix_checksum(skb, p, difference) : 0;
 }
 
-/* translate gives a packet the addresses that NAT has found, where they are others. */
+/* translate gives a packet the addresses that NAT has found. */
 SELDOM int translate(struct __sk_buff *skb, const struct packet *p, struct journey *j)
 {
 	__u32 difference;
 
 	if (!p || !j)
-		return REASON_MALFORMED;
+		return -1;
 	difference = add_checksums(address_difference(&j->was_src, &j->src), address_difference(&j->was_dst, &j->dst));
 	return j->family == FAMILY_4 ? translate4(skb, p, j, difference) : translate6(skb, p, j, difference);
 }

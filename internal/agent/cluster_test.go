@@ -19,6 +19,7 @@ import (
 	"pilaster.io/pilaster/internal/join"
 	"pilaster.io/pilaster/internal/local"
 	"pilaster.io/pilaster/internal/network/netpila"
+	"pilaster.io/pilaster/internal/network/nimitz"
 	"pilaster.io/pilaster/internal/orchestrator"
 	"pilaster.io/pilaster/internal/orchestrator/pki"
 )
@@ -27,24 +28,32 @@ import (
 type cluster struct {
 	t *testing.T
 	*orchestrator.Server
+	dir   string
 	op    pilasterv1connect.OperatorServiceClient
 	ahead atomic.Int64 // of its clock, in nanoseconds
 }
 
 func newCluster(t *testing.T) *cluster {
 	t.Helper()
-	dir := t.TempDir()
-	c := &cluster{t: t, op: pilasterv1connect.NewOperatorServiceClient(local.Client(orchestrator.Socket(dir)), local.URL)}
-	s, err := orchestrator.Start(t.Context(), orchestrator.Config{
-		DataDir: filepath.Join(dir, "data"), RunDir: dir, Listen: "[::1]:0", Log: slog.New(slog.DiscardHandler),
-		Now: func() time.Time { return time.Now().Add(time.Duration(c.ahead.Load())) },
+	c := &cluster{t: t, dir: t.TempDir()}
+	c.start("[::1]:0", 0)
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// start is an orchestrator's process, which allows so many list queries a second.
+func (c *cluster) start(listen string, listRate int) {
+	c.t.Helper()
+	c.op = pilasterv1connect.NewOperatorServiceClient(local.Client(orchestrator.Socket(c.dir)), local.URL)
+	s, err := orchestrator.Start(c.t.Context(), orchestrator.Config{
+		DataDir: filepath.Join(c.dir, "data"), RunDir: c.dir, Listen: listen, Log: slog.New(slog.DiscardHandler),
+		Now:    func() time.Time { return time.Now().Add(time.Duration(c.ahead.Load())) },
+		Limits: orchestrator.Limits{Lists: listRate},
 	})
 	if err != nil {
-		t.Fatal(err)
+		c.t.Fatal(err)
 	}
-	t.Cleanup(s.Close)
 	c.Server = s
-	return c
 }
 
 func (c *cluster) createTenant(name string) uint32 {
@@ -109,8 +118,9 @@ func (c *cluster) boot(dir, name string, driver *fakeDriver) *member {
 	if err != nil {
 		c.t.Fatal(err)
 	}
+	overlay := nimitz.New(nimitz.Config{Plan: membership.Plan, Node: membership.Prefix, Indexes: store, Cluster: link, Switch: driver.vxlan})
 	if m.Core, err = New(Config{
-		Store: store, Tenants: tenants, Networks: map[string]Network{netpila.Name: network}, Driver: driver, Resolver: link, Plan: membership.Plan, Log: slog.New(slog.DiscardHandler),
+		Store: store, Tenants: tenants, Networks: map[string]Network{netpila.Name: network, nimitz.Name: overlay}, Driver: driver, Resolver: link, Plan: membership.Plan, Log: slog.New(slog.DiscardHandler),
 	}); err != nil {
 		c.t.Fatal(err)
 	}

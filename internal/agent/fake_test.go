@@ -19,6 +19,7 @@ import (
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/network"
 	"pilaster.io/pilaster/internal/network/netpila"
+	"pilaster.io/pilaster/internal/network/nimitz"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -43,12 +44,13 @@ type fakeDriver struct {
 	entries []Entries
 	mtu     int
 	events  chan Event
+	vxlan   *fakeSwitch // its part of network nimitz
 }
 
 func newFakeDriver() *fakeDriver {
 	return &fakeDriver{
 		tenants: map[string]tenant.Tenant{}, devices: map[endpoint.ID]endpoint.Record{}, active: map[endpoint.ID]endpoint.Record{},
-		fail: map[string]error{}, lost: map[string]error{}, events: make(chan Event), mtu: 1500, status: Status{Healthy: true, FirstInChain: true},
+		fail: map[string]error{}, lost: map[string]error{}, events: make(chan Event), vxlan: newFakeSwitch(), mtu: 1500, status: Status{Healthy: true, FirstInChain: true},
 	}
 }
 
@@ -302,6 +304,7 @@ type bed struct {
 	orchestrator *fakeOrchestrator
 	max, maxIDs  int
 	now          time.Time
+	nimitz       *fakeSwitch // nil: the node does not have it
 	*Core
 }
 
@@ -333,8 +336,12 @@ func (b *bed) tryReopen() error {
 	if err != nil {
 		return err
 	}
+	networks := map[string]Network{netpila.Name: own}
+	if b.nimitz != nil {
+		networks[nimitz.Name] = nimitz.New(nimitz.Config{Plan: address.DefaultPlan(), Node: nodePrefix, Indexes: store, Cluster: b.nimitz, Switch: b.nimitz})
+	}
 	b.Core, err = New(Config{
-		Store: store, Tenants: tenants, Networks: map[string]Network{netpila.Name: own}, Driver: b.driver, Resolver: b.orchestrator,
+		Store: store, Tenants: tenants, Networks: networks, Driver: b.driver, Resolver: b.orchestrator,
 		Plan: address.DefaultPlan(), MaxEndpoints: b.max, MaxTenantIDs: b.maxIDs, Now: func() time.Time { return b.now }, Log: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {

@@ -30,6 +30,8 @@ type fakeCluster struct {
 	refusals   []error // of Register, one a call, before it answers
 	resolve    func(*pilasterv1.ResolveRequest) (*pilasterv1.ResolveResponse, error)
 
+	list func(*pilasterv1.ListMappingsRequest) (*pilasterv1.ListMappingsResponse, error)
+
 	hosted chan *pilasterv1.FollowRequest
 	events chan *pilasterv1.FollowResponse // nil breaks the stream
 }
@@ -48,6 +50,14 @@ func (c *fakeCluster) Register(_ context.Context, req *connect.Request[pilasterv
 
 func (c *fakeCluster) Resolve(_ context.Context, req *connect.Request[pilasterv1.ResolveRequest]) (*connect.Response[pilasterv1.ResolveResponse], error) {
 	resp, err := c.resolve(req.Msg)
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(resp), nil
+}
+
+func (c *fakeCluster) ListMappings(_ context.Context, req *connect.Request[pilasterv1.ListMappingsRequest]) (*connect.Response[pilasterv1.ListMappingsResponse], error) {
+	resp, err := c.list(req.Msg)
 	if err != nil {
 		return nil, err
 	}

@@ -68,7 +68,9 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	for _, e := range s.Datapath.GetEntries() {
 		if !e.Cache { // always full, and refuses nothing
 			gauge(c.entries, float64(e.Used), e.Table)
-			gauge(c.capacity, float64(e.Capacity), e.Table)
+			if e.Capacity > 0 { // others grow as they have to
+				gauge(c.capacity, float64(e.Capacity), e.Table)
+			}
 		}
 	}
 	for _, d := range s.Drops {

@@ -23,6 +23,7 @@ import (
 	"pilaster.io/pilaster/internal/local"
 	"pilaster.io/pilaster/internal/network"
 	"pilaster.io/pilaster/internal/network/netpila"
+	"pilaster.io/pilaster/internal/network/nimitz"
 	"pilaster.io/pilaster/internal/observe"
 )
 
@@ -36,11 +37,15 @@ type Options struct {
 	RunDir, StateDir string
 	MaxEndpoints     int
 	MaxTenantIDs     int
+	MaxMappings      int    // of network nimitz
 	MetricsListen    string // "host:port"; empty means the unix socket only
 	Version          string
 	// OpenDriver takes hold of the packet path once the node's prefix is known. Closing it must
 	// leave the packet path in place.
 	OpenDriver func(Membership) (DriverCloser, error)
+	// OpenNimitz takes hold of that network's switch, after the driver; closing it, if it can be, must leave it in place. Nil means that this
+	// node takes no tenants of the network.
+	OpenNimitz func(Membership) (nimitz.Switch, error)
 	Log        *slog.Logger
 }
 
@@ -90,6 +95,7 @@ type daemon struct {
 	joined  chan *join.Client
 	changed chan struct{} // addresses of this node
 	driver  DriverCloser
+	nimitz  nimitz.Switch
 }
 
 func newDaemon(o Options) (*daemon, error) {
@@ -161,6 +167,9 @@ func (d *daemon) fits() error {
 
 func (d *daemon) close() error {
 	var errs []error
+	if c, ok := d.nimitz.(io.Closer); ok {
+		errs = append(errs, c.Close())
+	}
 	if d.driver != nil {
 		errs = append(errs, d.driver.Close())
 	}
@@ -258,12 +267,12 @@ func (d *daemon) start(ctx context.Context, g *errgroup.Group) error {
 		return err // beside which stands a driver that must not be closed
 	}
 	d.driver = driver
-	own, err := netpila.New(m.Plan, m.Prefix, d.store, driver.Netpila())
+	networks, err := d.networks(m)
 	if err != nil {
 		return err
 	}
 	core, err := New(Config{
-		Store: d.store, Tenants: d.tenants, Networks: map[string]Network{netpila.Name: own}, Driver: d.driver, Resolver: d.link,
+		Store: d.store, Tenants: d.tenants, Networks: networks, Driver: d.driver, Resolver: d.link,
 		Plan: m.Plan, MaxEndpoints: d.MaxEndpoints, MaxTenantIDs: d.MaxTenantIDs, Log: d.Log,
 	})
 	if err != nil {
@@ -279,6 +288,19 @@ func (d *daemon) start(ctx context.Context, g *errgroup.Group) error {
 	}
 	d.supply(ctx, g, core, overlap)
 	return nil
+}
+
+// networks are those that this node has.
+func (d *daemon) networks(m Membership) (map[string]Network, error) {
+	own, err := netpila.New(m.Plan, m.Prefix, d.store, d.driver.Netpila())
+	if err != nil || d.OpenNimitz == nil {
+		return map[string]Network{netpila.Name: own}, err
+	}
+	if d.nimitz, err = d.OpenNimitz(m); err != nil {
+		return nil, err
+	}
+	other := nimitz.New(nimitz.Config{Plan: m.Plan, Node: m.Prefix, Indexes: d.store, Cluster: d.link, Switch: d.nimitz, MaxMappings: d.MaxMappings})
+	return map[string]Network{netpila.Name: own, nimitz.Name: other}, nil
 }
 
 // supply starts what goes on beside the core.

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-//go:embed chart.html page.html scalepage.html
+//go:embed chart.html cleanuppage.html page.html scalepage.html
 var pages embed.FS
 
 var pageTemplates = template.Must(template.ParseFS(pages, "*.html"))

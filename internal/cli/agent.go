@@ -18,11 +18,12 @@ import (
 	"pilaster.io/pilaster/internal/agent"
 	"pilaster.io/pilaster/internal/datapath"
 	"pilaster.io/pilaster/internal/join"
+	switches "pilaster.io/pilaster/internal/network/nimitz"
 )
 
 func newAgentCommand(env Env) *cobra.Command {
 	var o agent.Options
-	var tokenFile, nodePrefix, bpffs, device string
+	var tokenFile, nodePrefix, bpffs, device, nimitz string
 	var mtuReserve int
 	c := &cobra.Command{
 		Use:   "agent",
@@ -47,15 +48,20 @@ and refuses to start without, because what it mounts there ends with it.`,
 			}
 			config := datapath.Config{
 				Uplink: o.Uplink, BPFFS: bpffs, MaxEndpoints: o.MaxEndpoints, MaxTenantIDs: o.MaxTenantIDs, MTUReserve: mtuReserve,
-				Device: device, Log: o.Log,
+				MaxMappings: o.MaxMappings, Device: device, Log: o.Log,
 			}
 			// Before the node joins: a name and a prefix that were bought for nothing are in the way later.
 			if err := cmp.Or(datapath.CheckBPFFS(bpffs), datapath.CheckUplink(config)); err != nil {
 				return err
 			}
-			o.OpenDriver = func(m agent.Membership) (agent.DriverCloser, error) {
+			var path *datapath.Datapath
+			o.OpenDriver = func(m agent.Membership) (_ agent.DriverCloser, err error) {
 				config.NodePrefix, config.Plan = m.Prefix, m.Plan
-				return datapath.Open(config)
+				path, err = datapath.Open(config)
+				return path, err
+			}
+			if nimitz == nimitzEBPF {
+				o.OpenNimitz = func(agent.Membership) (switches.Switch, error) { return path.Nimitz() }
 			}
 			return agent.Run(c.Context(), o)
 		},
@@ -73,31 +79,54 @@ and refuses to start without, because what it mounts there ends with it.`,
 	f.IntVar(&o.MaxTenantIDs, "max-tenant-ids", agent.DefaultMaxTenantIDs, "ids of tenants this node takes, 1 to 65535; a tenant has one, and one more for each new key")
 	f.IntVar(&mtuReserve, "mtu-reserve", 0, "bytes the containers' MTU stays below the uplink's")
 	bindDevice(c, &device)
+	bindChoice(c, &nimitz, "nimitz", "what carries packets of tenants on network nimitz: none, and the node takes no such tenants; or ebpf", nimitzSwitches)
+	f.IntVar(&o.MaxMappings, "max-mappings", switches.DefaultMaxMappings, "subnets and addresses of tenants on network nimitz that this node knows the place of, its own containers included")
 	f.StringVar(&o.MetricsListen, "metrics-listen", "", "host:port for /metrics, /healthz and /readyz (default: on the socket only)")
 	_ = c.MarkFlagRequired("orchestrator")
 	_ = c.MarkFlagRequired("uplink")
 	return c
 }
 
-// deviceChoice refuses what there is no kind of while flags are read, before the command does anything.
-type deviceChoice string
+// choice is a flag that refuses what is not among the choices while flags are read, before the command does anything.
+type choice struct {
+	to *string
+	of []string
+}
 
-func (d *deviceChoice) String() string { return string(*d) }
-func (d *deviceChoice) Type() string   { return "kind" }
-func (d *deviceChoice) Set(choice string) error {
-	if !slices.Contains(datapath.Choices(), choice) {
-		return fmt.Errorf("say %s", strings.Join(datapath.Choices(), ", "))
+func (c choice) String() string {
+	if c.to == nil {
+		return ""
 	}
-	*d = deviceChoice(choice)
+	return *c.to
+}
+func (choice) Type() string { return "kind" }
+func (c choice) Set(value string) error {
+	if !slices.Contains(c.of, value) {
+		return fmt.Errorf("say %s", strings.Join(c.of, ", "))
+	}
+	*c.to = value
 	return nil
 }
 
+// bindChoice adds a flag whose default is the first choice.
+func bindChoice(c *cobra.Command, to *string, name, usage string, of []string) {
+	*to = of[0]
+	c.Flags().Var(choice{to, of}, name, usage)
+	_ = c.RegisterFlagCompletionFunc(name, cobra.FixedCompletions(of, cobra.ShellCompDirectiveNoFileComp))
+}
+
+// What carries packets of network nimitz.
+const (
+	nimitzNone = "none"
+	nimitzEBPF = "ebpf"
+)
+
+var nimitzSwitches = []string{nimitzNone, nimitzEBPF} // the default first
+
 // bindDevice adds the flag that says how new containers are joined to the node.
 func bindDevice(c *cobra.Command, device *string) {
-	*device = datapath.Kinds()[0]
-	c.Flags().Var((*deviceChoice)(device), "device",
-		"how containers are joined to the node: veth; netkit, which is faster, where the kernel has it; auto, the one of these two; or macvlan, only for containers without CAP_NET_ADMIN")
-	_ = c.RegisterFlagCompletionFunc("device", cobra.FixedCompletions(datapath.Choices(), cobra.ShellCompDirectiveNoFileComp))
+	bindChoice(c, device, "device",
+		"how containers are joined to the node: veth; netkit, which is faster, where the kernel has it; auto, the one of these two; or macvlan, only for containers without CAP_NET_ADMIN", datapath.Choices())
 }
 
 // completeAgent reads what flags only point at.
@@ -110,6 +139,9 @@ func completeAgent(o *agent.Options, tokenFile, nodePrefix string) error {
 	}
 	if o.MaxTenantIDs < 1 || o.MaxTenantIDs > 65535 {
 		return usage("--max-tenant-ids %d: choose 1 to 65535", o.MaxTenantIDs)
+	}
+	if o.MaxMappings < 1 {
+		return usage("--max-mappings %d: choose 1 or more", o.MaxMappings)
 	}
 	if o.NodeName == "" {
 		name, err := os.Hostname()

@@ -1,12 +1,16 @@
 package cli
 
 import (
+	"encoding/json"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"pilaster.io/pilaster/internal/bench"
 	"pilaster.io/pilaster/internal/datapath"
+	"pilaster.io/pilaster/internal/nic"
 )
 
 func TestBenchRefuses(t *testing.T) {
@@ -101,5 +105,53 @@ func TestBenchCompletion(t *testing.T) {
 		if strings.Contains(lines, "\n"+c.not+"\n") {
 			t.Errorf("%s %s<TAB> offers %s", c.flag, c.typed, c.not)
 		}
+	}
+}
+
+func TestBenchCleanUpRefuses(t *testing.T) {
+	for line, says := range map[string]string{
+		"--installed=": "say whole numbers", "--installed 1999": "choose 2000 to 200000", "--installed 2000,200001": "choose 2000 to 200000",
+		"--quick --full": "none of the others can be", "-o xml": "say text, json or a folder", "x": "do not fit",
+	} {
+		code, out, errs := run(t, "", append([]string{"bench", "clean-up"}, strings.Fields(line)...)...)
+		if code != ExitUsage || !strings.Contains(errs, says) || out != "" {
+			t.Errorf("bench clean-up %s: exit %d, stdout %q, stderr %q", line, code, out, errs)
+		}
+	}
+	t.Setenv("PATH", "/nonexistent")
+	code, out, errs := run(t, "", "bench", "clean-up")
+	if code != ExitFailed || !strings.Contains(errs, "install Open vSwitch (Debian: openvswitch-switch); nothing was measured") || out != "" {
+		t.Errorf("without Open vSwitch: exit %d, stdout %q, stderr %q", code, out, errs)
+	}
+}
+
+// The model says in every form that it is one, needs no root, and is the same again.
+func TestBenchNIC(t *testing.T) {
+	to := filepath.Join(t.TempDir(), "model")
+	code, text, errs := run(t, "", "bench", "nic", "--figure", "8", "--seed", "5", "-o", to)
+	if code != ExitDone || errs != "" || !strings.HasPrefix(text, nic.Nature+" Seed 5.\n") {
+		t.Fatalf("exit %d, stdout %q, stderr %q", code, text, errs)
+	}
+	page, err := os.ReadFile(filepath.Join(to, "report.html"))
+	if err != nil || !strings.Contains(string(page), nic.Nature) {
+		t.Errorf("the page: %v", err)
+	}
+	kept, err := os.ReadFile(filepath.Join(to, "report.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, again, _ := run(t, "", "bench", "nic", "--figure", "8", "--seed", "5", "-o", "json")
+	var r nic.Report
+	if err := json.Unmarshal([]byte(again), &r); err != nil || again != string(kept) {
+		t.Errorf("the same seed as JSON: %v, same as before: %v", err, again == string(kept))
+	}
+	if r.Nature != nic.Nature || r.Seed != 5 || len(r.Figures) != 1 || r.Figures[0].Number != 8 || len(r.Parameters) == 0 {
+		t.Errorf("%q, seed %d, %d figures", r.Nature, r.Seed, len(r.Figures))
+	}
+	if _, help, _ := run(t, "", "bench", "nic", "--help"); !strings.Contains(help, "It is a model and no measurement") {
+		t.Errorf("help: %q", help)
+	}
+	if _, offers, _ := run(t, "", "__complete", "bench", "nic", "--figure", ""); !strings.HasPrefix(offers, "7\n8\n12\nall\n") {
+		t.Errorf("--figure <TAB>: %q", offers)
 	}
 }

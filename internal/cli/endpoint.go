@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"strings"
@@ -40,9 +41,13 @@ func newEndpointListCommand(env Env) *cobra.Command {
 				views = append(views, viewEndpoint(e))
 			}
 			return out.print(env.Stdout, views, func(w io.Writer) {
-				fmt.Fprintln(w, "ID\tCONTAINER\tTENANT\tAPP\tSTATE\tADDRESS\tPLAINTEXT")
+				fmt.Fprintln(w, "ID\tCONTAINER\tTENANT\tAPP\tSTATE\tNETWORK\tADDRESS\tPLAINTEXT")
 				for _, v := range views {
-					fmt.Fprintf(w, "%d\t%s\t%s\t%d\t%s\t%s\t%s\n", v.ID, v.name(), v.Tenant, v.App, v.State, v.first().Address, v.first().Plaintext)
+					of := fmt.Sprintf("%d\t%s\t%s\t%d\t%s", v.ID, v.name(), v.Tenant, v.App, v.State)
+					for _, a := range v.Attachments {
+						fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", of, a.Network, a.Address, cmp.Or(a.Plaintext, "-"))
+						of = "\t\t\t\t" // of the same endpoint
+					}
 				}
 			})
 		},
@@ -100,7 +105,7 @@ type endpointView struct {
 
 type attachmentView struct {
 	Network   string   `json:"network"`
-	Plaintext string   `json:"plaintext"`
+	Plaintext string   `json:"plaintext,omitempty"` // of netpila
 	Address   string   `json:"address"`
 	Gateway   string   `json:"gateway"`
 	Routes    []string `json:"routes"`
@@ -122,14 +127,6 @@ func viewEndpoint(e *pilasterv1.Endpoint) endpointView {
 	return v
 }
 
-// first is the attachment shown where there is room for one.
-func (v endpointView) first() attachmentView {
-	if len(v.Attachments) == 0 {
-		return attachmentView{}
-	}
-	return v.Attachments[0]
-}
-
 func (v endpointView) name() string {
 	if v.Pod != "" {
 		return v.Pod
@@ -148,7 +145,9 @@ func (v endpointView) text(w io.Writer) {
 	row("app", fmt.Sprintf("%d, %s", v.App, orNone(tenant.Canonical(v.Labels))))
 	for _, a := range v.Attachments {
 		row(a.Network, a.Address+"\twhat the container sees")
-		row("", a.Plaintext+"\twhat the fabric sees")
+		if a.Plaintext != "" {
+			row("", a.Plaintext+"\twhat the fabric sees")
+		}
 		for _, r := range a.Routes {
 			row("", r+" via "+a.Gateway)
 		}

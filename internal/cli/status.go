@@ -171,6 +171,9 @@ func (v statusView) text(w io.Writer, now time.Time) {
 		}
 		for _, e := range d.Entries {
 			of := numeral.Grouped(e.Used) + " of " + numeral.Grouped(e.Capacity) + " entries"
+			if e.Capacity == 0 {
+				of = numeral.Grouped(e.Used) + " entries"
+			}
 			if e.Cache {
 				of = "a cache of " + numeral.Grouped(e.Capacity) + " slots"
 			}

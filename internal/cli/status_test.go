@@ -37,7 +37,7 @@ func theEndpoint() *pilasterv1.Endpoint {
 		NodeAddress: "fc00::99", DeviceKind: "veth", HostDevice: "pil3", HostIfindex: 9, ContainerMac: "02:70:69:6c:00:02", Mtu: 1500, Created: timestamppb.New(noon),
 		Attachments: []*pilasterv1.Attachment{{
 			Network: "netpila", Plaintext: "fd70:696c:6100:1:0:100:200:7", Address: "fc00::7", Gateway: "fe80::1", Routes: []string{"fc00::/8"},
-		}},
+		}, {Network: "nimitz", Address: "10.0.3.7", Gateway: "169.254.1.1", Routes: []string{"0.0.0.0/0"}}},
 	}
 }
 
@@ -70,7 +70,7 @@ func theStatus() *pilasterv1.StatusResponse {
 		Plan:         &pilasterv1.Plan{BasePrefix: "fd70:696c:6100::/40", PrivatePrefix: "fc00::/8"},
 		Orchestrator: &pilasterv1.OrchestratorLink{Url: "https://o:7070", Connected: true, Revision: 1412, Since: timestamppb.New(noon)},
 		Datapath: &pilasterv1.DatapathStatus{DeviceKind: "veth", DeviceWhy: "this kernel has no netkit", Programs: "1.4.0", Healthy: true, FirstInChain: true, Entries: []*pilasterv1.Entries{
-			{Table: "locals", Used: 2, Capacity: 4096}, {Table: "flows", Used: 8192, Capacity: 8192, Cache: true},
+			{Table: "locals", Used: 2, Capacity: 4096}, {Table: "flows", Used: 8192, Capacity: 8192, Cache: true}, {Table: "nimitz-register", Used: 1024},
 		}},
 		Endpoints: 2, Tenants: 2,
 		Limits: []*pilasterv1.Limit{
@@ -89,14 +89,15 @@ func TestStatusText(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := `
-node n1        ready        fd70:696c:6100:1::/64 on eth0, pilaster v1
-limits         endpoints    2,000 of 4,096, most of them tenant blue's: 1,900
-               tenant-ids   2 of 4,096
-orchestrator   connected    https://o:7070, revision 1,412, for 1m30s
-datapath       healthy      veth, programs 1.4.0, first in chain
-               device       veth: this kernel has no netkit
-               locals       2 of 4,096 entries
-               flows        a cache of 8,192 slots
+node n1        ready             fd70:696c:6100:1::/64 on eth0, pilaster v1
+limits         endpoints         2,000 of 4,096, most of them tenant blue's: 1,900
+               tenant-ids        2 of 4,096
+orchestrator   connected         https://o:7070, revision 1,412, for 1m30s
+datapath       healthy           veth, programs 1.4.0, first in chain
+               device            veth: this kernel has no netkit
+               locals            2 of 4,096 entries
+               flows             a cache of 8,192 slots
+               nimitz-register   1,024 entries
 drops          last minute 12; since start 100,002 (dst-undecryptable 100,001, src-not-own 1)   pilaster monitor --type drop
 `[1:]
 	if b.String() != want {
@@ -126,8 +127,9 @@ func TestEndpointCommands(t *testing.T) {
 	socket := serve(t, &witness{})
 	code, out, _ := run(t, "", "endpoint", "list", "--agent-socket", socket)
 	want := `
-ID   CONTAINER       TENANT   APP   STATE    ADDRESS   PLAINTEXT
-3    default/web-0   blue     2     active   fc00::7   fd70:696c:6100:1:0:100:200:7
+ID   CONTAINER       TENANT   APP   STATE    NETWORK   ADDRESS    PLAINTEXT
+3    default/web-0   blue     2     active   netpila   fc00::7    fd70:696c:6100:1:0:100:200:7
+                                             nimitz    10.0.3.7   -
 `[1:]
 	if code != ExitDone || out != want {
 		t.Errorf("exit %d\n%s\nwant\n%s", code, out, want)
@@ -145,6 +147,8 @@ app         2, app=web
 netpila     fc00::7                        what the container sees
             fd70:696c:6100:1:0:100:200:7   what the fabric sees
             fc00::/8 via fe80::1
+nimitz      10.0.3.7   what the container sees
+            0.0.0.0/0 via 169.254.1.1
 node        fc00::99   what the container sees of the node
 device      veth pil3, index 9, MTU 1500, container's MAC 02:70:69:6c:00:02
 netns       /run/netns/x
@@ -195,6 +199,8 @@ func TestAgentUsage(t *testing.T) {
 		"--max-endpoints":  {"--max-endpoints", "0"},
 		"--max-tenant-ids": {"--max-tenant-ids", "65536"},
 		"--node-prefix":    {"--node-prefix", "fd70::/48"},
+		"--max-mappings":   {"--max-mappings", "0"},
+		"--nimitz":         {"--nimitz", "hardware"},
 		"--mtu-reserve":    {"--mtu-reserve", "-1"},
 		"--orchestrator":   {"--orchestrator", "o:7070"},
 	} {
@@ -219,7 +225,7 @@ func TestCompleteAgent(t *testing.T) {
 	if err := os.WriteFile(token, []byte("pilaster.x.y\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	o := agent.Options{OrchestratorURL: "https://o:7070", MaxEndpoints: 10, MaxTenantIDs: 10}
+	o := agent.Options{OrchestratorURL: "https://o:7070", MaxEndpoints: 10, MaxTenantIDs: 10, MaxMappings: 10}
 	if err := completeAgent(&o, token, "fd70:696c:6100:1::/64"); err != nil {
 		t.Fatal(err)
 	}
@@ -230,7 +236,7 @@ func TestCompleteAgent(t *testing.T) {
 
 // A joined node needs no token any more, so a token file that is gone is no error by itself.
 func TestAgentWithoutItsTokenFile(t *testing.T) {
-	o := agent.Options{OrchestratorURL: "https://o:7070", MaxEndpoints: 10, MaxTenantIDs: 10, StateDir: t.TempDir()}
+	o := agent.Options{OrchestratorURL: "https://o:7070", MaxEndpoints: 10, MaxTenantIDs: 10, MaxMappings: 10, StateDir: t.TempDir()}
 	if err := completeAgent(&o, "/nonexistent/join-token", ""); err == nil || !strings.Contains(err.Error(), "/nonexistent/join-token: no such file") || exitCode(err) != ExitFailed {
 		t.Errorf("before it joined: %v", err)
 	}

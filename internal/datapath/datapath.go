@@ -16,6 +16,7 @@ import (
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/agent"
 	"pilaster.io/pilaster/internal/netns"
+	"pilaster.io/pilaster/internal/network/nimitz"
 	"pilaster.io/pilaster/internal/together"
 )
 
@@ -27,7 +28,7 @@ type Config struct {
 	BPFFS        string // folder for pins; bpffs is mounted there when it is not on one
 	MaxEndpoints int    // 1..65535
 	MaxTenantIDs int    // of all tenants of the node; 1..65535, 0 means agent.DefaultMaxTenantIDs
-	MaxMappings  int    // of the second network: forwarding entries, and each of its tables of translations; 0 means DefaultMaxMappings
+	MaxMappings  int    // of the second network: forwarding entries, and each of its tables of translations; 0 means nimitz.DefaultMaxMappings
 	MTUReserve   int    // bytes the containers' MTU stays below the uplink's
 	Device       string // how new containers are joined to the node: one of Choices; "" means the first
 	NoCache      bool   // for measuring only: every packet is a first one
@@ -105,7 +106,7 @@ func stand(c Config) (_ *Datapath, err error) {
 		return nil, err
 	}
 	c.MaxTenantIDs = cmp.Or(c.MaxTenantIDs, agent.DefaultMaxTenantIDs)
-	c.MaxMappings = cmp.Or(c.MaxMappings, DefaultMaxMappings)
+	c.MaxMappings = cmp.Or(c.MaxMappings, nimitz.DefaultMaxMappings)
 	d := &Datapath{log: c.Log}
 	c.Device, d.why = Choose(c.Device)
 	d.config = c

@@ -63,9 +63,6 @@ func (d *Datapath) tables() []table {
 	}
 }
 
-// DefaultMaxMappings is room for the containers of a node's tenants, wherever those are, where nodes have no subnets.
-const DefaultMaxMappings = 65536
-
 // maxPeers is regions, and whatever a node takes tunnels from beside its own.
 const maxPeers = 256
 

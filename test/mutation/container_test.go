@@ -105,10 +105,17 @@ func container() []mutation {
 		},
 		{
 			name:  "source",
-			old:   "return drop(skb, REASON_SRC_NOT_OWN, HOOK_CONTAINER);",
+			old:   "return other_network(skb, key->device, REASON_SRC_NOT_OWN);",
 			new:   "return TCX_NEXT;",
 			test:  "TestFromContainer",
 			cases: []string{"foreign source", "no source", "own plaintext as source", "own source from another device"},
+		},
+		{
+			name:  "another network's program",
+			old:   "return drop(skb, REASON_NO_PROGRAM, HOOK_CONTAINER);",
+			new:   "return TCX_NEXT;",
+			test:  "TestNimitzPorts",
+			cases: []string{"without a program"},
 		},
 		{
 			name:  "device of the source",
@@ -132,8 +139,8 @@ func container() []mutation {
 		},
 		{
 			name:  "other protocols",
-			old:   "if (skb->protocol != bpf_htons(ETH_P_IPV6) || skb->vlan_present)\n\t\treturn drop(skb, REASON_NOT_IP6, HOOK_CONTAINER);",
-			new:   "if (skb->vlan_present)\n\t\treturn drop(skb, REASON_NOT_IP6, HOOK_CONTAINER);",
+			old:   "if (skb->protocol != bpf_htons(ETH_P_IPV6) || skb->vlan_present)\n\t\treturn other_network(skb, key.device, REASON_NOT_IP6);",
+			new:   "if (skb->vlan_present)\n\t\treturn other_network(skb, key.device, REASON_NOT_IP6);",
 			test:  "TestFromContainer",
 			cases: []string{"ARP"},
 		},

@@ -132,6 +132,27 @@ func edge() []mutation {
 			},
 		},
 		{
+			name:  "tunnels beside the uplink",
+			old:   "why = inward ? REASON_PEER_UNKNOWN : REASON_TUNNEL_FORGED;",
+			new:   ";",
+			test:  "TestNimitzTunnels",
+			cases: []string{"a node, by another interface", "as a node, out by another interface"},
+		},
+		{
+			name:  "fragments of tunnels",
+			old:   "return nexthdr != NEXTHDR_TCP && nexthdr != NEXTHDR_ICMP;",
+			new:   "return false;",
+			test:  "TestNimitzTunnels",
+			cases: []string{"a process to a node, in fragments"},
+		},
+		{
+			name:  "other ports",
+			old:   "||\n\t       port == bpf_htons(UDP_VXLAN);",
+			new:   "|| true;",
+			test:  "TestNimitzTunnels",
+			cases: []string{"a process to another port"},
+		},
+		{
 			name:  "frames for others",
 			old:   "skb->pkt_type == PACKET_OTHERHOST ? TCX_NEXT : at_edge",
 			new:   "at_edge",

@@ -38,7 +38,7 @@ func table() map[string][]mutation {
 	return map[string][]mutation{
 		"container.h": container(), "node.h": node(), "uplink.h": uplink(), "edge.h": edge(), "packet.h": packet(),
 		"forward.h": forward(), "flow.h": flow(), "device.h": device(), "guard.h": guard(), "crypto.h": crypto(), "tables.h": tables(),
-		"answer.h": answer(), "event.h": event(),
+		"answer.h": answer(), "event.h": event(), "nimitz.h": nimitz(), "nimitz_nat.h": nimitzNAT(),
 	}
 }
 
@@ -46,7 +46,7 @@ func table() map[string][]mutation {
 func few() []string {
 	return []string{
 		"container.h/source", "uplink.h/own source", "edge.h/strangers as the node", "packet.h/routing header",
-		"forward.h/quoted destination", "flow.h/source", "crypto.h/keys",
+		"forward.h/quoted destination", "flow.h/source", "crypto.h/keys", "nimitz.h/this node's own processes",
 	}
 }
 

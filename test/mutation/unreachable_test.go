@@ -37,6 +37,14 @@ func unreachable() map[string]map[string]string {
 			"if (fix_checksum(skb, p, f->checksum))\n\t\t\t\treturn drop(skb, REASON_MALFORMED, hook);":                      within,
 			"BPF_F_RECOMPUTE_CSUM))\n\t\t\t\treturn drop(skb, REASON_MALFORMED, hook);":                                      within,
 		},
+		"nimitz.h": {
+			"if (!why && encap(skb, j, vtep))\n\t\twhy = REASON_MALFORMED;":        "the kernel takes every key and policy of the right size",
+			"|| set_both_macs(skb)))\n\t\twhy = REASON_MALFORMED;":                 within,
+			"if (!own)\n\t\treturn drop(skb, REASON_SRC_NOT_OWN, HOOK_CONTAINER);": verifier,
+		},
+		"nimitz_nat.h": {
+			"if (h4->eth.h_proto != skb->protocol)\n\t\treturn REASON_NOT_IP6;": "the kernel reads itself what comes out of a veth or a tunnel; beside a netkit it is the sender's word",
+		},
 		"crypto.h": {
 			"if (err)\n\t\treturn REASON_NO_KEY;": "one block under a key of the right length cannot fail",
 		},

@@ -3,6 +3,13 @@ package mutation_test
 func uplink() []mutation {
 	return append(attackers(), []mutation{
 		{
+			name:  "tunnels of the node's processes",
+			old:   "why = REASON_TUNNEL_FORGED;",
+			new:   ";",
+			test:  "TestNimitzTunnels",
+			cases: []string{"a process to a node", "a process to a node, in fragments"},
+		},
+		{
 			name:  "errors without a quote",
 			old:   "sizeof(peer), &peer, sizeof(peer)))\n\t\treturn REASON_ICMP_QUOTE;",
 			new:   "sizeof(peer), &peer, sizeof(peer)) && 0)\n\t\treturn REASON_ICMP_QUOTE;",

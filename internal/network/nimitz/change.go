@@ -143,7 +143,7 @@ func (n *Network) Replace(ctx context.Context, name string, all []Mapping) error
 	return n.change(ctx, h, append(matches, h.allMatches()...))
 }
 
-// Apply tells what has changed of that.
+// Apply tells what has changed of that: what goes, by prefix alone, before what comes.
 func (n *Network) Apply(ctx context.Context, name string, add, remove []Mapping) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -159,9 +159,7 @@ func (n *Network) Apply(ctx context.Context, name string, add, remove []Mapping)
 	}
 	var matches []any
 	for _, m := range remove {
-		if h.remote[m.To] == m.Node {
-			delete(h.remote, m.To)
-		}
+		delete(h.remote, m.To)
 		matches = append(matches, h.forwardMatch(m.To))
 	}
 	n.place(h, add)

@@ -15,7 +15,8 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// DefaultMaxMappings is how many forwarding entries a node takes unless told otherwise.
+// DefaultMaxMappings is how many forwarding entries a node takes unless told otherwise: room for the containers of its tenants, wherever those
+// are, where nodes have no subnets.
 const DefaultMaxMappings = 65536
 
 // Indexes keeps what was drawn from this node's subnets; *endpoint.Store does it on disk.

@@ -243,8 +243,7 @@ func TestMappingsThatCannotBeAreRefused(t *testing.T) {
 		return Mapping{blue.Name, netip.MustParsePrefix("10.0.3.0/24"), plan.Node(to)}
 	}
 	n.must(n.Apply(t.Context(), blue.Name, []Mapping{moved(2)}, nil))
-	n.must(n.Apply(t.Context(), blue.Name, []Mapping{moved(3)}, []Mapping{moved(2)}))
-	n.must(n.Apply(t.Context(), blue.Name, nil, []Mapping{moved(2)})) // late
+	n.must(n.Apply(t.Context(), blue.Name, []Mapping{moved(3)}, []Mapping{{Tenant: blue.Name, To: moved(2).To}}))
 	if f := n.sw.has[pipeline.Forward{VNI: 7, To: moved(3).To}]; f != (pipeline.Forward{VNI: 7, To: moved(3).To, Port: pipeline.VXLAN, VTEP: pipeline.VTEP(plan.Node(3))}) {
 		t.Errorf("moved from node 2 to 3: %v", f)
 	}

@@ -38,6 +38,9 @@ func (d *Daemons) start(ctx context.Context, ns *netns.Namespace) error {
 	if err := os.MkdirAll(d.dir, 0o755); err != nil {
 		return err
 	}
+	if err := d.Stop(); err != nil { // those of somebody who was killed
+		return err
+	}
 	db, socket := filepath.Join(d.dir, "conf.db"), filepath.Join(d.dir, "db.sock")
 	if _, err := os.Stat(db); errors.Is(err, os.ErrNotExist) {
 		if err := d.run(ctx, ns, "ovsdb-tool", "create", db, schemaPath); err != nil {
@@ -102,6 +105,9 @@ func (d *Daemons) stop(name string) error {
 		return fmt.Errorf("%s: %w", name, err)
 	}
 	defer unix.Close(fd)
+	if is, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)); err != nil || strings.TrimSpace(string(is)) != name {
+		return nil // it is gone, and the number another's
+	}
 	if err := unix.PidfdSendSignal(fd, unix.SIGTERM, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
 		return fmt.Errorf("%s: %w", name, err)
 	}
@@ -117,4 +123,11 @@ func (d *Daemons) stop(name string) error {
 		}
 		return nil
 	}
+}
+
+// Version is what ovs-vswitchd calls itself.
+func (d *Daemons) Version(ctx context.Context) (string, error) {
+	said, err := ask(ctx, d.dir, "version")
+	first, _, _ := strings.Cut(said, "\n")
+	return first, err
 }

@@ -62,7 +62,7 @@ func Open(ctx context.Context, config Config) (*Switch, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open vswitch: %w", err)
 	}
-	if err := s.constants(ctx); err != nil {
+	if err := errors.Join(s.routes(ctx), s.constants(ctx)); err != nil {
 		return nil, fmt.Errorf("open vswitch: %w", err)
 	}
 	return s, nil

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"pilaster.io/pilaster/internal/network/nimitz"
 	"pilaster.io/pilaster/internal/network/nimitz/packettest"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 	"pilaster.io/pilaster/internal/packet"
@@ -203,4 +204,31 @@ func tunnelled(t *testing.T, frame []byte, want packettest.Result) []byte {
 		t.Errorf("flags %#x, identity %d, want %d", flags, identity, want.Identity)
 	}
 	return udp.Payload[8:]
+}
+
+var _ nimitz.Switch = (*Switch)(nil)
+
+// TestRestarted has Open vSwitch end and come back with nothing but its ports, and the switch works when it was opened and given its entries again.
+func TestRestarted(t *testing.T) {
+	b := newBed(t)
+	b.plug(t)
+	must(t, b.daemons.Stop())
+	if _, err := b.s.Entries(limit(t)); err == nil || !strings.Contains(err.Error(), "ovs-vswitchd running?") {
+		t.Errorf("without Open vSwitch: %v", err)
+	}
+	var err error
+	b.daemons, err = Start(limit(t), b.node, b.config.RunDir)
+	must(t, err)
+	b.open(t)
+	b.has(t, nil)
+	must(t, b.s.Apply(limit(t), nil, packettest.Entries()))
+	ends := map[pipeline.Port]end{}
+	for _, p := range append(packettest.Ports, pipeline.VXLAN, pipeline.Gateway) {
+		ends[p] = b.end(t, p)
+	}
+	for _, c := range packettest.Cases() {
+		if strings.HasSuffix(c.Name, ", UDP") {
+			b.meet(t, c, ends)
+		}
+	}
 }

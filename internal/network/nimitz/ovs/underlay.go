@@ -57,10 +57,7 @@ func (s *Switch) underlay(ctx context.Context, d *database) error {
 	if err := s.address(ctx, h); err != nil {
 		return fmt.Errorf("%s: %w", underlayName, err)
 	}
-	if err := s.withBridge(ctx, underlayName, func(c *openflow.Conn) error { return c.Apply(ctx, underlayFlows()) }); err != nil {
-		return err
-	}
-	return s.routes(ctx)
+	return s.withBridge(ctx, underlayName, func(c *openflow.Conn) error { return c.Apply(ctx, underlayFlows()) })
 }
 
 func (s *Switch) hostAddress() netip.Addr {
@@ -218,7 +215,7 @@ func (s *Switch) routes(ctx context.Context) error {
 		return err
 	}
 	ports, err := s.control(ctx, "tnl/ports/show", "-v")
-	if err == nil && !strings.Contains(ports, fmt.Sprintf("ipv6(dst=%v,", pipeline.VTEP(s.config.Node))) && strings.Contains(ports, fmt.Sprint("vxlan_sys_", innerUDP)) {
+	if err == nil && !strings.Contains(ports, fmt.Sprintf("ipv6(dst=%v,", pipeline.VTEP(s.config.Node))) {
 		err = fmt.Errorf("ovs-vswitchd takes no tunnels at %v: %s", pipeline.VTEP(s.config.Node), ports)
 	}
 	return err

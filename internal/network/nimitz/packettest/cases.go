@@ -103,7 +103,7 @@ func Cases() []Case {
 	table := pipeline.Table{Entries: Entries()}
 	for _, w := range worlds() {
 		for _, c := range append(w.traffic(), w.drops()...) {
-			c.Name, c.Table = w.name+": "+c.Name, table
+			c.Name, c.Table = c.Name+", "+w.name, table
 			all = append(all, c)
 		}
 	}
@@ -143,20 +143,20 @@ func (w world) ways() []Case {
 		return c
 	}
 	return []Case{
-		at("a: same node", 4, w.beside, w.own),
-		at("a: to oneself", 2, w.own, w.own),
-		at("b: leaves", 2, w.own, w.far),
-		at("b: the other tenant's leaves", 3, w.own, w.far),
-		by("b: arrives", 7, 71, w.far, w.own),
-		by("b: the other tenant's arrives", 8, 81, w.far, w.own),
-		at("c: to the service", 2, w.own, w.service),
-		at("c: its answer", pipeline.Gateway, w.storage, w.virtual),
-		at("d: to a container here", pipeline.Gateway, w.gateway, w.virtual),
-		at("d: its answer", 2, w.own, w.gateway),
-		at("d: to a container there", pipeline.Gateway, w.gateway, w.leads),
-		by("d: its answer arrives", 7, 71, w.far, w.gateway),
-		by("d: from a gateway there", 7, 0, w.gateway2, w.own),
-		at("d: the answer to a gateway there", 2, w.own, w.gateway2),
+		at("a, same node", 4, w.beside, w.own),
+		at("a, to oneself", 2, w.own, w.own),
+		at("b, leaves", 2, w.own, w.far),
+		at("b, the other tenant's leaves", 3, w.own, w.far),
+		by("b, arrives", 7, 71, w.far, w.own),
+		by("b, the other tenant's arrives", 8, 81, w.far, w.own),
+		at("c, to the service", 2, w.own, w.service),
+		at("c, its answer", pipeline.Gateway, w.storage, w.virtual),
+		at("d, to a container here", pipeline.Gateway, w.gateway, w.virtual),
+		at("d, its answer", 2, w.own, w.gateway),
+		at("d, to a container there", pipeline.Gateway, w.gateway, w.leads),
+		by("d, its answer arrives", 7, 71, w.far, w.gateway),
+		by("d, from a gateway there", 7, 0, w.gateway2, w.own),
+		at("d, the answer to a gateway there", 2, w.own, w.gateway2),
 	}
 }
 

@@ -1,0 +1,338 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/network/nimitz"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+// createNimitz makes a tenant of 10.0.0.0/16, with subnets of nodes or without.
+func (c *cluster) createNimitz(name string, nodeBits uint32) uint32 {
+	c.t.Helper()
+	resp, err := c.op.CreateTenant(c.t.Context(), connect.NewRequest(&pilasterv1.CreateTenantRequest{
+		Name: name, Network: tenant.Nimitz, Overlays: []*pilasterv1.Overlay{{Cidr: "10.0.0.0/16", NodeBits: nodeBits}},
+	}))
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return resp.Msg.Tenant.Ids[0].Id
+}
+
+// given is how much of a tenant nodes have, as people are told.
+func (c *cluster) given(name string) uint64 {
+	c.t.Helper()
+	resp, err := c.op.GetTenant(c.t.Context(), connect.NewRequest(&pilasterv1.GetTenantRequest{Name: name}))
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return resp.Msg.Tenant.Overlays[0].Given
+}
+
+func (m *member) addOf(tenant, container string) endpoint.Record {
+	m.t.Helper()
+	q := m.request(container)
+	q.Tenant = tenant
+	r, err := m.Add(m.t.Context(), q)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	return r
+}
+
+// leads waits until the switch of a node leads to these.
+func (m *member) leads(vni uint32, want string) {
+	m.t.Helper()
+	eventually(m.t, func() error {
+		if got := m.driver.vxlan.remote(vni); got != want {
+			return fmt.Errorf("the switch leads to %q, want %q", got, want)
+		}
+		return nil
+	})
+}
+
+const vtep = "fd70:696c:6100:%d::2"
+
+func at(prefix string, node int) string { return prefix + " " + fmt.Sprintf(vtep, node) }
+
+// Nodes that host a tenant hear where its subnets are, and of no other tenant's; each keeps its own also with nobody to ask.
+func TestSubnetsOfNodes(t *testing.T) {
+	c := newCluster(t)
+	green, lime := c.createNimitz("green", 24), c.createNimitz("lime", 24)
+	dirs, drivers := []string{t.TempDir(), t.TempDir()}, []*fakeDriver{newFakeDriver(), newFakeDriver()}
+	n1, n2 := c.boot(dirs[0], "n1", drivers[0]), c.boot(dirs[1], "n2", drivers[1])
+	n1.until(connected)
+	n2.until(connected)
+	if a := n1.addOf("green", "c1").Attachments[0]; a.Subnet.String() != "10.0.1.0/24" || !a.Subnet.Contains(a.Address) {
+		t.Errorf("a container of n1 has %+v", a)
+	}
+	n2.addOf("lime", "c1")
+	if n2.driver.vxlan.remote(green) != "" {
+		t.Error("n2 knows green")
+	}
+	n2.addOf("green", "c2")
+	n1.leads(green, at("10.0.2.0/24", 2))
+	n2.leads(green, at("10.0.1.0/24", 1))
+	if got := n1.driver.vxlan.remote(lime); got != "" {
+		t.Errorf("n1 does not host lime, and knows %s", got)
+	}
+	if c.given("green") != 2 || c.given("lime") != 1 {
+		t.Errorf("%d and %d are given", c.given("green"), c.given("lime"))
+	}
+
+	// With the orchestrator away, and over a restart.
+	n1.stop()
+	listen := c.Addr().String()
+	c.Close()
+	n1 = c.boot(dirs[0], "n1", drivers[0])
+	if a := n1.addOf("green", "c3").Attachments[0]; a.Subnet.String() != "10.0.1.0/24" {
+		t.Errorf("a container with nobody to ask has %+v", a)
+	}
+	if got := n1.driver.vxlan.remote(green); got != at("10.0.2.0/24", 2) {
+		t.Errorf("with nobody to ask the switch leads to %q", got)
+	}
+	c.start(listen, 0)
+	n1.until(connected)
+	n2.until(connected)
+
+	// The last container of a tenant takes the node's subnet with it.
+	if err := n2.Delete(t.Context(), "c2", "eth0"); err != nil {
+		t.Fatal(err)
+	}
+	n1.leads(green, "")
+	n2.addOf("green", "c4")
+	n1.leads(green, at("10.0.2.0/24", 2)) // it gets the same again
+	n2.leads(green, at("10.0.1.0/24", 1))
+}
+
+// Without subnets every address has a mapping, and goes with its endpoint, though nobody heard of it at the time.
+func TestAddressesOneByOne(t *testing.T) {
+	c := newCluster(t)
+	green := c.createNimitz("green", 0)
+	dir, driver := t.TempDir(), newFakeDriver()
+	n1, n2 := c.boot(dir, "n1", driver), c.boot(t.TempDir(), "n2", newFakeDriver())
+	n1.until(connected)
+	n2.until(connected)
+	n2.addOf("green", "c9")
+	for _, name := range []string{"c1", "c2", "c3"} {
+		n1.addOf("green", name)
+	}
+	n2.leads(green, strings.Join([]string{at("10.0.0.3/32", 1), at("10.0.0.4/32", 1), at("10.0.0.5/32", 1)}, ", "))
+	if err := n1.Delete(t.Context(), "c1", "eth0"); err != nil {
+		t.Fatal(err)
+	}
+	n2.leads(green, strings.Join([]string{at("10.0.0.4/32", 1), at("10.0.0.5/32", 1)}, ", "))
+
+	listen := c.Addr().String()
+	c.Close()
+	n1.until(func(s LinkStatus) bool { return !s.Connected })
+	if err := n1.Delete(t.Context(), "c2", "eth0"); err != nil { // nobody to tell
+		t.Fatal(err)
+	}
+	c.start(listen, 0)
+	n2.leads(green, at("10.0.0.5/32", 1))
+
+	// Nor is it lost by the process that would tell: the next one finds that no endpoint has it.
+	n1.addOf("green", "c4")
+	n2.leads(green, strings.Join([]string{at("10.0.0.5/32", 1), at("10.0.0.6/32", 1)}, ", "))
+	c.Close()
+	if err := n1.Delete(t.Context(), "c4", "eth0"); err != nil {
+		t.Fatal(err)
+	}
+	n1.stop()
+	c.start(listen, 1) // nodes wait for their turn
+	n1 = c.boot(dir, "n1", driver)
+	n1.until(connected)
+	n2.leads(green, at("10.0.0.5/32", 1))
+	if c.given("green") != 2 {
+		t.Errorf("%d are given", c.given("green"))
+	}
+}
+
+// recorder is a network that writes down what it is told.
+type recorder struct {
+	said []string
+	fail error
+}
+
+func (r *recorder) Replace(_ context.Context, _ string, all []nimitz.Mapping) error {
+	r.said = append(r.said, "all "+words(all))
+	return r.fail
+}
+
+func (r *recorder) Apply(_ context.Context, _ string, add, remove []nimitz.Mapping) error {
+	r.said = append(r.said, "+"+words(add)+" -"+words(remove))
+	return r.fail
+}
+
+func words(mappings []nimitz.Mapping) string {
+	var all []string
+	for _, m := range mappings {
+		all = append(all, m.To.String())
+	}
+	slices.Sort(all)
+	return strings.Join(all, ",")
+}
+
+func mappingsTo(tos ...string) (all []nimitz.Mapping) {
+	for _, to := range tos {
+		all = append(all, nimitz.Mapping{Tenant: "green", To: netip.MustParsePrefix(to)})
+	}
+	return all
+}
+
+// What comes while a list is read is told after it, and what the list has already is not told again.
+func TestListThenChanges(t *testing.T) {
+	r := &recorder{}
+	m := &mapped{tenant: "green", to: r}
+	ctx := t.Context()
+	for _, n := range []news{
+		{revision: 9, remove: mappingsTo("10.0.1.0/24")}, // in the list, which has it again
+		{revision: 11, add: mappingsTo("10.0.3.0/24"), remove: mappingsTo("10.0.2.0/24")},
+	} {
+		if err := m.hear(ctx, n); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(r.said) != 0 {
+		t.Errorf("before the list: %v", r.said)
+	}
+	if err := m.tell(ctx, mappingsTo("10.0.1.0/24", "10.0.2.0/24"), 10); err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range []news{{revision: 10, remove: mappingsTo("10.0.1.0/24")}, {revision: 12, remove: mappingsTo("10.0.3.0/24")}} {
+		if err := m.hear(ctx, n); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if want := []string{"all 10.0.1.0/24,10.0.3.0/24", "+ -10.0.3.0/24"}; !slices.Equal(r.said, want) {
+		t.Errorf("told %q, want %q", r.said, want)
+	}
+
+	m, r.fail = &mapped{tenant: "green", to: r}, errFake
+	if err := m.tell(ctx, nil, 10); !errors.Is(err, errFake) || m.listed {
+		t.Errorf("a list that was not taken counts as told: %v", err)
+	}
+}
+
+// during is a network that is told something while it takes a list.
+type during struct {
+	*recorder
+	m *mapped
+}
+
+func (d during) Replace(ctx context.Context, name string, all []nimitz.Mapping) error {
+	d.m.hear(ctx, news{revision: 20, add: mappingsTo("10.0.7.0/24")})
+	return d.recorder.Replace(ctx, name, all)
+}
+
+func TestChangeWhileAListIsTaken(t *testing.T) {
+	d := during{recorder: &recorder{}}
+	d.m = &mapped{tenant: "green", to: nil}
+	d.m.to = d
+	if err := d.m.tell(t.Context(), mappingsTo("10.0.1.0/24"), 10); err != nil {
+		t.Fatal(err)
+	}
+	if want := []string{"all 10.0.1.0/24", "+10.0.7.0/24 -"}; !slices.Equal(d.said, want) || !d.m.listed {
+		t.Errorf("told %q, want %q", d.said, want)
+	}
+}
+
+// lister answers list queries of a tenant whose node has 10.0.1.0/24.
+func newLister(t *testing.T, answer func(n int, token string) (*pilasterv1.ListMappingsResponse, error)) (*reader, *recorder) {
+	b, core := newLinkBed(t), newBed(t)
+	calls := 0
+	b.cluster.list = func(req *pilasterv1.ListMappingsRequest) (*pilasterv1.ListMappingsResponse, error) {
+		calls++
+		return answer(calls, req.PageToken)
+	}
+	green := tenant.Tenant{Name: "green", Network: tenant.Nimitz, Addressing: tenant.Own, IDs: []tenant.ID{{ID: 7}},
+		Overlays: []tenant.Overlay{{CIDR: netip.MustParsePrefix("10.0.0.0/16"), NodeBits: 24}}}
+	if _, err := core.tenants.learn(Known{Tenant: green}); err != nil {
+		t.Fatal(err)
+	}
+	if err := core.tenants.setSubnets("green", []netip.Prefix{netip.MustParsePrefix("10.0.1.0/24")}); err != nil {
+		t.Fatal(err)
+	}
+	client, err := b.link.dial(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &recorder{}
+	l := newLists(b.link, core.Core)
+	l.to = r
+	return &reader{lists: l, client: client}, r
+}
+
+func page(revision int64, next string, tos ...string) *pilasterv1.ListMappingsResponse {
+	p := &pilasterv1.ListMappingsResponse{Revision: revision, NextPageToken: next}
+	for _, to := range tos {
+		p.Mappings = append(p.Mappings, &pilasterv1.Mapping{Tenant: "green", To: to, Node: nodePrefix.String()})
+	}
+	return p
+}
+
+// A list that is not whole, or lacks what the node knows to be there, is not told: nothing is removed by mistake.
+func TestListsThatAreNotTold(t *testing.T) {
+	away := connect.NewError(connect.CodeUnavailable, errFake)
+	for name, c := range map[string]struct {
+		pages []*pilasterv1.ListMappingsResponse
+		err   error // after them
+		words string
+	}{
+		"empty":                      {[]*pilasterv1.ListMappingsResponse{page(5, "")}, nil, "lacks 10.0.1.0/24"},
+		"without this node's":        {[]*pilasterv1.ListMappingsResponse{page(5, "", "10.0.2.0/24")}, nil, "lacks 10.0.1.0/24"},
+		"broken off":                 {[]*pilasterv1.ListMappingsResponse{page(5, "a", "10.0.1.0/24")}, away, errFake.Error()},
+		"of two revisions":           {[]*pilasterv1.ListMappingsResponse{page(5, "a", "10.0.1.0/24"), page(6, "", "10.0.2.0/24")}, nil, "revision 6"},
+		"with what is no prefix":     {[]*pilasterv1.ListMappingsResponse{page(5, "", "10.0.1.0/24", "10.0.2")}, nil, "no prefix"},
+		"with bits beside a prefix":  {[]*pilasterv1.ListMappingsResponse{page(5, "", "10.0.1.0/24", "10.0.2.1/24")}, nil, "no prefix"},
+		"refused, and not for a bit": {nil, connect.NewError(connect.CodeResourceExhausted, errFake), errFake.Error()},
+	} {
+		reader, told := newLister(t, func(n int, _ string) (*pilasterv1.ListMappingsResponse, error) {
+			if n > len(c.pages) {
+				return nil, c.err
+			}
+			return c.pages[n-1], nil
+		})
+		m := &mapped{tenant: "green", to: told}
+		if err := reader.listOnce(t.Context(), m); err == nil || !strings.Contains(err.Error(), c.words) || len(told.said) != 0 || m.listed {
+			t.Errorf("%s: %v, told %q", name, err, told.said)
+		}
+	}
+}
+
+// A tenant that is asked about too often is asked about again when it may be, from where the list was.
+func TestListWaits(t *testing.T) {
+	late := connect.NewError(connect.CodeResourceExhausted, errFake)
+	late.Meta().Set("Retry-After", "1")
+	var asked []time.Time
+	reader, told := newLister(t, func(n int, token string) (*pilasterv1.ListMappingsResponse, error) {
+		asked = append(asked, time.Now())
+		switch {
+		case n == 1:
+			return page(5, "a", "10.0.1.0/24"), nil
+		case n == 2:
+			return nil, late
+		case token != "a":
+			t.Errorf("asked for page %q", token)
+		}
+		return page(5, "", "10.0.2.0/24"), nil
+	})
+	if err := reader.listOnce(t.Context(), &mapped{tenant: "green", to: told}); err != nil {
+		t.Fatal(err)
+	}
+	if want := []string{"all 10.0.1.0/24,10.0.2.0/24"}; !slices.Equal(told.said, want) || len(asked) != 3 || asked[2].Sub(asked[1]) < time.Second {
+		t.Errorf("told %q after queries at %v", told.said, asked)
+	}
+}

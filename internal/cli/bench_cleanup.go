@@ -1,0 +1,63 @@
+package cli
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"pilaster.io/pilaster/internal/bench"
+)
+
+func newBenchCleanUpCommand(env Env) *cobra.Command {
+	var quick, full bool
+	var installed []int
+	var to reportPlace
+	c := &cobra.Command{
+		Use:   "clean-up",
+		Short: "Measure what it takes Open vSwitch to delete entries",
+		Long: `Measure how long Open vSwitch takes to delete 2,000 of NIMITZ's entries, by how many it has: loosely, which has it
+search them all and is what NIMITZ met at scale, and strictly, as pilaster does unless told otherwise. The switch is one
+of its own, in a network namespace. docs/clean-up.md says how to read it.
+
+A folder given with -o gets report.json, and report.html with plots. Run it on a machine that does nothing else.`,
+		Example: "  pilaster bench clean-up --quick -o results\n  pilaster bench clean-up --installed 2000,100000 -o json",
+		Args:    cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			o := bench.QuickCleanUp()
+			if full {
+				o = bench.FullCleanUp()
+			}
+			if c.Flags().Changed("installed") {
+				for _, n := range installed {
+					if n < o.Batch || n > bench.MostCleanUp {
+						return usage("--installed %d: choose %d to %d", n, o.Batch, bench.MostCleanUp)
+					}
+				}
+				o.Installed = installed
+			}
+			if err := requireRoot("bench"); err != nil {
+				return err
+			}
+			if err := bench.OVSMissing(); err != nil {
+				return err
+			}
+			if err := makeReportFolder(to); err != nil {
+				return err
+			}
+			o.Dir, o.Seed = "/run/pilaster-bench", uint64(time.Now().UnixNano())
+			o.Progress = func(done, of int) { fmt.Fprintf(env.Stderr, "sample %d of %d\n", done, of) }
+			report, err := bench.CleanUp(c.Context(), o)
+			if err != nil {
+				return err
+			}
+			return writeReport(env.Stdout, report, to)
+		},
+	}
+	c.Flags().BoolVar(&quick, "quick", false, "about ten seconds (default)")
+	c.Flags().BoolVar(&full, "full", false, "minutes: up to 50,000 entries")
+	c.MarkFlagsMutuallyExclusive("quick", "full")
+	c.Flags().IntSliceVar(&installed, "installed", nil, "entries that the switch has")
+	bindReport(c, &to)
+	return c
+}

@@ -1,0 +1,106 @@
+package nic
+
+import (
+	"math/rand/v2"
+	"slices"
+	"time"
+)
+
+// The server of fig 12. Container 1's job has run for long, with always the same nodes. An earlier job of container 2's tenant ends, and its entries
+// have aged when the next one begins, which speaks with ever other nodes.
+const (
+	oldJobEnds     = 20 * time.Second
+	newJobBegins   = 30 * time.Second
+	judgedFrom     = 40 * time.Second // after the new job's first packets
+	fluctuationEnd = 120 * time.Second
+
+	steadyPeers  = 5000
+	oldJobPeers  = 4000
+	newJobNodes  = 12_000 // §4.2
+	newJobPeers  = 6000
+	turn         = 60 * time.Second // after which container 2 is back at the same node
+	turnBusy     = 20 * time.Second
+	containerMax = 200 // Gbit/s of each of the two
+)
+
+func serverTable() *Table {
+	return NewTable(slices.Concat(remote(tenantA, 10, steadyPeers), remote(tenantB, 11, oldJobPeers), remote(tenantB, 12, newJobNodes)))
+}
+
+func serverTraffic(t *Table, seed uint64) *Traffic {
+	rng := rand.New(rand.NewPCG(seed, 12))
+	var flows []Flow
+	for n := range steadyPeers {
+		flows = append(flows, t.flow(tenantA, 10, n, 0, Burst{0, time.Hour}))
+	}
+	for n := range oldJobPeers {
+		flows = append(flows, t.flow(tenantB, 11, n, 1, Burst{0, oldJobEnds}))
+	}
+	for n := range newJobPeers {
+		f := t.flow(tenantB, 12, n, 1)
+		for at := newJobBegins - seconds(rng.Float64()*turn.Seconds()); at < fluctuationEnd; at += turn {
+			if from, to := max(at, newJobBegins), at+turnBusy; from < to {
+				f.Bursts = append(f.Bursts, Burst{from, to})
+			}
+		}
+		flows = append(flows, f)
+	}
+	return NewTraffic(flows)
+}
+
+// serverRun is the server as it was in §4.2.
+func serverRun(seed uint64) Run {
+	t := serverTable()
+	return Run{
+		Spec: Production(), Policy: ProductionPolicy(), Table: t, Traffic: serverTraffic(t, seed),
+		Until: fluctuationEnd, Every: 100 * time.Millisecond, Containers: []float64{containerMax, containerMax},
+	}
+}
+
+// change is what a run has otherwise.
+type change struct {
+	Name string
+	make func(r *Run, seed uint64)
+}
+
+// cures take a cause of the fluctuation out each.
+func cures() []change {
+	return []change{
+		{"counters without delay", func(r *Run, _ uint64) { r.Spec.CounterDelay = 0 }},
+		{"threshold raised to 10 s", func(r *Run, _ uint64) { r.Policy.Threshold = 10 * time.Second }},
+		{"preheated", func(r *Run, seed uint64) { // by a rehearsal of the new job with another seed
+			r.Pinned = serverTraffic(r.Table, seed+1).Matrix(newJobBegins, fluctuationEnd)
+		}},
+		{"static offload", func(r *Run, _ uint64) { r.Pinned, r.Policy.Period = r.Table.All(), 0 }},
+	}
+}
+
+// free is no cure, for nobody can have it: it shows that the switch is deceived by how long removals take.
+var free = change{"removals that take no time", func(r *Run, _ uint64) { r.Spec.RemoveEntry = 0 }}
+
+// fluctuation is how a container's throughput does once the new job runs.
+type fluctuation struct {
+	Below    float64 // seconds below 90 % of what it would send
+	Lowest   float64 // Gbit/s
+	Removed  int     // entries of the node, in the same time
+	Mistaken int     // of them, those that were in use
+}
+
+func judge(r Run, samples []Sample, container int) fluctuation {
+	f := fluctuation{Lowest: r.Containers[container]}
+	var low int
+	var before Sample
+	for _, s := range samples {
+		if s.At <= judgedFrom {
+			before = s
+			continue
+		}
+		if s.Rates[container] < 0.9*r.Containers[container] {
+			low++
+		}
+		f.Lowest = min(f.Lowest, s.Rates[container])
+		f.Removed, f.Mistaken = s.Removed-before.Removed, s.Mistaken-before.Mistaken
+	}
+	f.Below = float64(low) * r.Every.Seconds()
+	return f
+}

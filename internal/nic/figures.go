@@ -1,0 +1,178 @@
+package nic
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"pilaster.io/pilaster/internal/numeral"
+)
+
+// Numbers are the paper's figures that there are models of.
+var Numbers = []int{7, 8, 12}
+
+// Draw runs the model for these figures. The same seed gives the same report. It ends early when the context does.
+func Draw(ctx context.Context, seed uint64, numbers ...int) (*Report, error) {
+	r := &Report{Nature: Nature, Seed: seed, Parameters: Parameters()}
+	for _, n := range numbers {
+		draw := map[int]func(context.Context, uint64) (Figure, error){7: drawCounts, 8: drawPeak, 12: drawFluctuation}[n]
+		if draw == nil {
+			return nil, fmt.Errorf("there is no model of figure %d; there is one of each of %v", n, Numbers)
+		}
+		f, err := draw(ctx, seed)
+		if ctx.Err() != nil {
+			return nil, fmt.Errorf("interrupted: %w; nothing was kept: only a whole run has a report", context.Cause(ctx))
+		}
+		if err != nil {
+			return nil, fmt.Errorf("figure %d: %w", n, err)
+		}
+		r.Figures = append(r.Figures, f)
+	}
+	return r, nil
+}
+
+func drawCounts(ctx context.Context, seed uint64) (Figure, error) {
+	counts, err := offloadedCounts(ctx, seed, 1)
+	if err != nil {
+		return Figure{}, err
+	}
+	offloaded := Line{Name: "offloaded"}
+	for i, step := 0, len(counts)/400; i < len(counts); i += step {
+		offloaded.Points = append(offloaded.Points, [2]float64{100 * float64(i) / float64(len(counts)), float64(counts[i])})
+	}
+	mean, p95, peak := countsOf(counts)
+	offloaded.Points = append(offloaded.Points, [2]float64{100, peak})
+	return Figure{
+		Number: 7, Title: "entries of a node and how many are offloaded",
+		About: fmt.Sprintf("A job on %s nodes, each of which runs the model for 20 s. How many peers a node has is fitted; that the peak is what it is follows, for a node can have no more megaflows than the job has other nodes.", numeral.Grouped(jobNodes)),
+		Findings: []Finding{
+			{"entries of a node's switch", float64(jobTable().Entries), "entries", "11,830", "given"},
+			{"offloaded, mean over the nodes", mean, "entries", "1.2K", "fitted"},
+			{"offloaded, P95", p95, "entries", "3.3K", "fitted"},
+			{"offloaded, peak", peak, "entries", "8K", "follows"},
+		},
+		Plots: []Plot{{Title: "entries by node", X: "% of the nodes, those with least first", Y: "entries", Lines: []Line{
+			offloaded, {"in the switch", [][2]float64{{0, jobEntries}, {100, jobEntries}}},
+		}}},
+	}, nil
+}
+
+// countsOf are mean, 95th percentile and peak of ascending numbers.
+func countsOf(counts []int) (mean, p95, peak float64) {
+	for _, n := range counts {
+		mean += float64(n) / float64(len(counts))
+	}
+	return mean, float64(counts[len(counts)*95/100]), float64(counts[len(counts)-1])
+}
+
+func drawPeak(ctx context.Context, seed uint64) (Figure, error) {
+	f := Figure{
+		Number: 8, Title: "what the insertion channel bears, and what a peak demands",
+		About: fmt.Sprintf("From %v to %v a container speaks with new nodes, so many a second, and goes on. Preheating installs before what a rehearsal with another seed has recorded, and keeps it.", peakBegin, peakEnd),
+		Plots: []Plot{{Title: "megaflows that wait for the channel", X: "s", Y: "megaflows"}, {Title: "throughput of the container", X: "s", Y: "Gbit/s"}},
+	}
+	for _, c := range []struct {
+		demand    float64
+		preheated bool
+		name      string
+	}{{600, false, "600/s"}, {1000, false, "1,000/s"}, {1000, true, "1,000/s, preheated"}} {
+		samples, err := peakRun(c.demand, c.preheated, seed).Do(ctx)
+		if err != nil {
+			return f, err
+		}
+		p := peakOf(samples)
+		paper := ""
+		if c.demand == 1000 && !c.preheated {
+			paper = "638/s of 1,000/s: the channel is the bottleneck"
+		} else if c.preheated {
+			paper = "no longer a bottleneck"
+		}
+		f.Findings = append(f.Findings,
+			Finding{c.name + ": most that wait", float64(p.backlog), "megaflows", paper, "follows"},
+			Finding{c.name + ": none waits, after the peak's end", p.drained.Seconds(), "s", "", "follows"},
+			Finding{c.name + ": lowest throughput", p.lowest, "Gbit/s", "", "follows"})
+		f.Plots[0].Lines = append(f.Plots[0].Lines, line(c.name, samples, peakBegin, func(s Sample) float64 { return float64(s.Backlog) }))
+		f.Plots[1].Lines = append(f.Plots[1].Lines, line(c.name, samples, peakBegin, func(s Sample) float64 { return s.Rates[0] }))
+	}
+	return f, nil
+}
+
+func drawFluctuation(ctx context.Context, seed uint64) (Figure, error) {
+	f := Figure{
+		Number: 12, Title: "throughput of two containers beside revalidation",
+		About: fmt.Sprintf("An earlier job's entries age at %v, when container 2's job begins. To remove them takes long, so the switch believes that the NIC is too full and removes what looks idle: new entries, whose counters are late, are too. They come back, and are removed again. It is judged from %v on, and called low below 90 %% of %d Gbit/s. Each cure takes one cause away.", newJobBegins, judgedFrom, containerMax),
+		Plots: []Plot{{Title: "throughput, as it was", X: "s", Y: "Gbit/s"}, {Title: "entries that are offloaded", X: "s", Y: "entries"}, {Title: "throughput of container 2, with cures", X: "s", Y: "Gbit/s"}},
+	}
+	for _, c := range slices.Concat([]change{{"as it was", func(*Run, uint64) {}}}, cures(), []change{free}) {
+		r := serverRun(seed)
+		c.make(&r, seed)
+		samples, err := r.Do(ctx)
+		if err != nil {
+			return f, err
+		}
+		rate := func(container int) func(Sample) float64 { return func(s Sample) float64 { return s.Rates[container] } }
+		one, two := judge(r, samples, 0), judge(r, samples, 1)
+		paper := ""
+		if len(f.Findings) == 0 {
+			paper = "it fluctuates"
+			f.Findings = append(f.Findings, Finding{c.Name + ": container 1 is low", one.Below, "s", "stable", "follows"})
+			f.Plots[0].Lines = []Line{line("container 1", samples, newJobBegins, rate(0)), line("container 2", samples, newJobBegins, rate(1))}
+		} else {
+			f.Plots[2].Lines = append(f.Plots[2].Lines, line(c.Name, samples, newJobBegins, rate(1)))
+		}
+		f.Findings = append(f.Findings,
+			Finding{c.Name + ": container 2 is low", two.Below, "s", paper, "follows"},
+			Finding{c.Name + ": its lowest throughput", two.Lowest, "Gbit/s", "", "follows"},
+			Finding{c.Name + ": entries removed", float64(two.Removed), "entries", "", "follows"},
+			Finding{c.Name + ": of them in use", float64(two.Mistaken), "entries", "", "follows"})
+		f.Plots[1].Lines = append(f.Plots[1].Lines, line(c.Name, samples, newJobBegins, func(s Sample) float64 { return float64(s.Offloaded) }))
+	}
+	all, err := sensitivity(ctx, seed)
+	f.Findings = append(f.Findings, all...)
+	return f, err
+}
+
+// sensitivity has the chosen times of the NIC at half and at twice, with late counters, and the worst of all without delay.
+func sensitivity(ctx context.Context, seed uint64) (all []Finding, err error) {
+	var worst fluctuation
+	for _, dump := range []float64{0.5, 1, 2} {
+		for _, remove := range []float64{0.5, 1, 2} {
+			r := serverRun(seed)
+			r.Spec.DumpEntry = time.Duration(dump * float64(r.Spec.DumpEntry))
+			r.Spec.RemoveEntry = time.Duration(remove * float64(r.Spec.RemoveEntry))
+			samples, err := r.Do(ctx)
+			if err != nil {
+				return nil, err
+			}
+			name, f := fmt.Sprintf("an entry's dump in %v, removal in %v: ", r.Spec.DumpEntry, r.Spec.RemoveEntry), judge(r, samples, 1)
+			all = append(all, Finding{name + "container 2 is low", f.Below, "s", "", "follows"},
+				Finding{name + "removed in use", float64(f.Mistaken), "entries", "", "follows"})
+			r.Spec.CounterDelay = 0
+			if samples, err = r.Do(ctx); err != nil {
+				return nil, err
+			}
+			f = judge(r, samples, 1)
+			worst = fluctuation{Below: max(worst.Below, f.Below), Mistaken: max(worst.Mistaken, f.Mistaken)}
+		}
+	}
+	return append(all, Finding{"the worst of these nine without delay: container 2 is low", worst.Below, "s", "", "follows"},
+		Finding{"the worst of these nine without delay: removed in use", float64(worst.Mistaken), "entries", "", "follows"}), nil
+}
+
+// line has means of half a second.
+func line(name string, samples []Sample, from time.Duration, of func(Sample) float64) Line {
+	const bin = 5
+	l := Line{Name: name}
+	for i := 0; i+bin <= len(samples); i += bin {
+		if samples[i].At < from-bin*100*time.Millisecond {
+			continue
+		}
+		sum := 0.0
+		for _, s := range samples[i : i+bin] {
+			sum += of(s)
+		}
+		l.Points = append(l.Points, [2]float64{samples[i].At.Seconds(), sum / bin})
+	}
+	return l
+}

@@ -1,0 +1,60 @@
+package nic
+
+import (
+	"net/netip"
+	"slices"
+
+	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
+)
+
+// Table is a switch's software table as offloading sees it.
+type Table struct {
+	Entries int // of all stages
+	flows   []Megaflow
+	handles map[Megaflow]Handle
+	nobody  map[Megaflow]bool
+	lengths []int // of prefixes, longest first
+}
+
+// NewTable takes a node's entries.
+func NewTable(entries []pipeline.Entry) *Table {
+	t := &Table{Entries: len(entries), handles: map[Megaflow]Handle{}, nobody: map[Megaflow]bool{}}
+	for _, e := range entries {
+		f, ok := e.(pipeline.Forward)
+		if !ok {
+			continue
+		}
+		m := Megaflow{f.VNI, f.To}
+		if !slices.Contains(t.lengths, f.To.Bits()) {
+			t.lengths = append(t.lengths, f.To.Bits())
+		}
+		if f.Port == 0 {
+			t.nobody[m] = true
+			continue
+		}
+		t.handles[m] = Handle(len(t.flows))
+		t.flows = append(t.flows, m)
+	}
+	slices.SortFunc(t.lengths, func(a, b int) int { return b - a })
+	return t
+}
+
+// Lookup is the megaflow that a packet's matched entries are grouped into: it is as wide as the forwarding entry, which stands for a node where nodes have
+// CIDRs. There is none for what the switch drops.
+func (t *Table) Lookup(vni pipeline.VNI, to netip.Addr) (Handle, bool) {
+	for _, v := range []pipeline.VNI{vni, pipeline.Any} {
+		for _, bits := range t.lengths {
+			p, err := to.Prefix(bits)
+			if err != nil {
+				continue // of the other family
+			}
+			if h, found := t.handles[Megaflow{v, p}]; found {
+				return h, true
+			}
+			if t.nobody[Megaflow{v, p}] {
+				return 0, false
+			}
+		}
+	}
+	return 0, false
+}

@@ -1,0 +1,164 @@
+package mutation_test
+
+// both are cases of both families.
+func both(names ...string) (all []string) {
+	for _, n := range names {
+		all = append(all, n+", IPv4", n+", IPv6")
+	}
+	return all
+}
+
+func nimitz() []mutation {
+	const packets, drops, tunnels = "TestNimitzPackets", "TestNimitzDrops", "TestNimitzTunnels"
+	return []mutation{
+		{
+			name:  "this node's own processes",
+			old:   "if (from.hi == own_node)\n\t\treturn REASON_OWN_SOURCE;",
+			test:  tunnels,
+			cases: []string{"a process to its own node"},
+		},
+		{name: "tunnel addresses alone", old: "from.lo != VTEP_HOST || ", test: packets, cases: both("not from a VTEP")},
+		{name: "nodes of the region", old: "!is_peer(&from) || ", test: packets, cases: both("from another cluster's VTEP")},
+		{
+			name:  "for the tunnel address",
+			old:   " || to.hi != own_node || to.lo != VTEP_HOST)\n\t\treturn REASON_PEER_UNKNOWN;",
+			new:   ")\n\t\treturn REASON_PEER_UNKNOWN;",
+			test:  tunnels,
+			cases: []string{"to another address of this node"},
+		},
+		{
+			name:  "senders",
+			old:   "return REASON_SRC_NOT_OWN;",
+			new:   "return REASON_NO_ENDPOINT;",
+			test:  packets,
+			cases: both("another's source", "a source of far away", "a source of the other tenant alone"),
+		},
+		{
+			name:  "hops of IPv4",
+			old:   "if (!h4 || h4->ttl <= 1)\n\t\t\treturn REASON_HOP_LIMIT;",
+			new:   "if (!h4)\n\t\t\treturn REASON_HOP_LIMIT;",
+			test:  packets,
+			cases: []string{"the last hop is not for a tunnel, IPv4"},
+		},
+		{
+			name:  "hops of IPv6",
+			old:   "if (!h || h->hop_limit <= 1)\n\t\treturn REASON_HOP_LIMIT;",
+			new:   "if (!h)\n\t\treturn REASON_HOP_LIMIT;",
+			test:  packets,
+			cases: []string{"the last hop is not for a tunnel, IPv6"},
+		},
+		{
+			name:  "length",
+			old:   "if (!why && !fits(skb, device))\n\t\twhy = REASON_TOO_BIG;",
+			test:  drops,
+			cases: both("longer than a tunnel takes"),
+		},
+		{
+			name: "a route",
+			old:  "if (!r || !node)\n\t\treturn drop(skb, REASON_NO_ROUTE, j->hook);",
+			new:  "if (!r || !node)\n\t\treturn TCX_NEXT;",
+			test: packets,
+			cases: both("outside, and no service", "the other tenant to the service", "from the gateway to nothing virtual",
+				"an unknown VNI", "the gateway's VNI", "no VNI"),
+		},
+		{
+			name:  "nobody",
+			old:   "if (r->port == PORT_NOBODY)\n\t\treturn drop(skb, REASON_NO_ENDPOINT, j->hook);",
+			test:  packets,
+			cases: both("nobody is there", "the other tenant to who is beside"),
+		},
+		{
+			name:  "a transit",
+			old:   "(r->port == PORT_VXLAN && j->from == PORT_VXLAN && !node->transit) ||",
+			test:  packets,
+			cases: both("a node passes nothing on"),
+		},
+		{
+			name:  "back to the gateway",
+			old:   "(r->port == PORT_GATEWAY && (j->from == PORT_GATEWAY || !node->gateway)))\n\t\treturn drop(skb, REASON_NO_ROUTE, j->hook);",
+			new:   "(r->port == PORT_GATEWAY && !node->gateway))\n\t\treturn drop(skb, REASON_NO_ROUTE, j->hook);",
+			test:  packets,
+			cases: both("from the gateway back to it"),
+		},
+		{
+			name:  "many",
+			old:   "if (!why && is_multicast(&j))\n\t\twhy = REASON_MULTICAST;",
+			test:  packets,
+			cases: []string{"to all of 224.0.0.1, IPv4", "to all of 239.255.255.250, IPv4", "to all of 255.255.255.255, IPv4"},
+		},
+	}
+}
+
+func nimitzNAT() []mutation {
+	const drops = "TestNimitzDrops"
+	return []mutation{
+		{
+			name:  "half a message",
+			old:   "if (p->l4 + ICMPV6_HLEN > p->end || bpf_skb_load_bytes(skb, p->l4, &p->icmp_type, 1))\n\t\treturn REASON_MALFORMED;",
+			new:   "bpf_skb_load_bytes(skb, p->l4, &p->icmp_type, 1);",
+			test:  drops,
+			cases: []string{"half an ICMP header"},
+		},
+		{
+			name:  "redirects and routers",
+			old:   "return REASON_ND_FORBIDDEN;",
+			new:   "break;",
+			test:  drops,
+			cases: []string{"an ICMP redirect", "an ICMP router advertisement"},
+		},
+		{
+			name:  "version and length",
+			old:   "if (h->version_length >> 4 != 4 || (h->version_length & 15) < 5)\n\t\treturn REASON_MALFORMED;",
+			test:  drops,
+			cases: []string{"a header of 16 bytes", "version 5"},
+		},
+		{name: "options", old: "if ((h->version_length & 15) > 5)\n\t\treturn REASON_ROUTING_HEADER;", test: drops, cases: []string{"options"}},
+		{
+			name:  "length of the packet",
+			old:   "if (p->end > skb->len || p->end < sizeof(*h))\n\t\treturn REASON_MALFORMED;",
+			test:  drops,
+			cases: []string{"less data than the header says"},
+		},
+		{name: "tags", old: "if (skb->vlan_present)\n\t\treturn REASON_NOT_IP6;", test: drops, cases: []string{"a tag"}},
+		{
+			name:  "half a header of IPv4",
+			old:   "if (!h4)\n\t\treturn REASON_MALFORMED;",
+			new:   "if (!h4)\n\t\treturn REASON_NOT_IP6;",
+			test:  drops,
+			cases: []string{"a frame shorter than a header"},
+		},
+		{
+			name:  "other families",
+			old:   "if (h4->eth.h_proto != bpf_htons(ETH_P_IPV6))\n\t\treturn REASON_NOT_IP6;",
+			test:  drops,
+			cases: []string{"a frame of neither family"},
+		},
+		{
+			name:  "half a header of IPv6",
+			old:   "if (!h)\n\t\treturn REASON_MALFORMED;",
+			new:   "if (!h)\n\t\treturn REASON_NOT_IP6;",
+			test:  "TestNimitzTunnels",
+			cases: []string{"half an IPv6 header"},
+		},
+		{
+			name:  "quoted destination",
+			old:   " || !same_addr(&quoted[1], &j->was_src))\n\t\treturn REASON_ICMP_QUOTE;",
+			new:   ")\n\t\treturn REASON_ICMP_QUOTE;",
+			test:  drops,
+			cases: []string{"an error about a packet for somebody else, IPv4"},
+		},
+		{
+			name:  "quoted source",
+			old:   "!same_addr(&quoted[0], &j->was_dst) || ",
+			test:  drops,
+			cases: both("an error about somebody else's packet"),
+		},
+		{
+			name:  "translated quotes",
+			old:   "is_translated(j) || !same",
+			new:   "!same",
+			test:  drops,
+			cases: both("an error about what was translated"),
+		},
+	}
+}
