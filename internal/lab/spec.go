@@ -23,6 +23,7 @@ type Spec struct {
 	Name       string      `yaml:"name" json:"name"`
 	Nodes      []string    `yaml:"nodes" json:"nodes"`
 	Device     string      `yaml:"device" json:"device,omitempty"` // how containers are joined to their nodes; empty means veth
+	Nimitz     string      `yaml:"nimitz" json:"nimitz,omitempty"` // what carries network nimitz on the nodes; empty means ebpf where a tenant is on it
 	Tenants    []Tenant    `yaml:"tenants" json:"tenants"`
 	Containers []Container `yaml:"containers" json:"containers"`
 }
@@ -50,6 +51,15 @@ func (t Tenant) overlays() []tenant.Overlay {
 		overlays = append(overlays, tenant.Overlay{CIDR: cidr, NodeBits: bits})
 	}
 	return overlays
+}
+
+// nimitz is what its agents are told of the network.
+func (s Spec) nimitz() string {
+	onIt := func(t Tenant) bool { return t.Network == tenant.Nimitz }
+	if s.Nimitz == "" && slices.ContainsFunc(s.Tenants, onIt) {
+		return "ebpf"
+	}
+	return s.Nimitz
 }
 
 // Container is a namespace on a node, attached to a tenant's network by the CNI plugin.

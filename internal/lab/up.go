@@ -167,6 +167,9 @@ func (l *Lab) agentProcess(node string) Process {
 	if l.state.Spec.Device != "" {
 		arguments = append([]string{"--device", l.state.Spec.Device}, arguments...)
 	}
+	if carrier := l.state.Spec.nimitz(); carrier != "" {
+		arguments = append([]string{"--nimitz", carrier}, arguments...)
+	}
 	return Process{
 		Name: AgentProcess(node), Netns: l.folder.netns(node), Log: l.folder.log(AgentProcess(node)),
 		Argv: append([]string{
