@@ -11,6 +11,9 @@
 #define UDP	   17
 #define VXLAN	   4789
 
+/* What the node's own programs know as let by; set at load. */
+volatile const __u32 tunnel_mark;
+
 /* Of a frame. */
 #define NEXT_HEADER 20
 #define SOURCE	    22
@@ -60,6 +63,7 @@ int pil_policy_out(struct __sk_buff *skb)
 		put(skb, DESTINATION + IDENTITY, identity, 0, BPF_F_PSEUDO_HDR);
 		put(skb, POLICY, get(skb, POLICY), identity, 0);
 		put(skb, FLAGS, flags, flags | HAS_POLICY, 0);
+		skb->mark = tunnel_mark;
 	}
 	return TC_ACT_OK;
 }

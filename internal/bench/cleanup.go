@@ -38,7 +38,7 @@ func QuickCleanUp() CleanUpOptions {
 
 // FullCleanUp goes as far as the paper's figure.
 func FullCleanUp() CleanUpOptions {
-	return CleanUpOptions{Installed: []int{2000, 10_000, 20_000, 30_000, 40_000, 50_000}, Batch: cleanUpBatch, Rounds: 5}
+	return CleanUpOptions{Installed: []int{2000, 5000, 10_000, 20_000, 50_000}, Batch: cleanUpBatch, Rounds: 5}
 }
 
 // MostCleanUp is the most entries that a run takes.

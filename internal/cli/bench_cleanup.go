@@ -55,7 +55,7 @@ A folder given with -o gets report.json, and report.html with plots. Run it on a
 		},
 	}
 	c.Flags().BoolVar(&quick, "quick", false, "about ten seconds (default)")
-	c.Flags().BoolVar(&full, "full", false, "minutes: up to 50,000 entries")
+	c.Flags().BoolVar(&full, "full", false, "three minutes: up to 50,000 entries")
 	c.MarkFlagsMutuallyExclusive("quick", "full")
 	c.Flags().IntSliceVar(&installed, "installed", nil, "entries that the switch has")
 	bindReport(c, &to)

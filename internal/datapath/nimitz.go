@@ -34,8 +34,14 @@ func (d *Datapath) Nimitz() (*Nimitz, error) {
 	if err := d.makeTunnel(); err != nil {
 		return nil, err
 	}
-	if err := d.attachNimitz(); err != nil {
-		return nil, err
+	// Of what works already Restore moves the hooks, once all tables are whole.
+	switch err := d.objects.PilNetworksV1.Lookup(networkNimitz, new(uint32)); {
+	case errors.Is(err, ebpf.ErrKeyNotExist):
+		if err := d.attachNimitz(); err != nil {
+			return nil, err
+		}
+	case err != nil:
+		return nil, fmt.Errorf("look for the second network's program: %w", err)
 	}
 	n := &Nimitz{d: d, used: map[*ebpf.Map]int{}, ports: map[pipeline.Port]uint32{}}
 	for _, t := range nimitzTables {

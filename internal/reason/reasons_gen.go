@@ -34,7 +34,7 @@ const (
 )
 
 var reasons = [...]struct{ name, text string }{
-	1:  {"not-ip6", "The frame is not untagged IPv6. Only IPv6 leaves a container; use the container's IPv6 address."},
+	1:  {"not-ip6", "The frame is tagged, or not of a family that the container has an address of. Use one of the container's addresses."},
 	2:  {"malformed", "A header is cut short, contradicts the packet's length, or hides behind a tag of VLAN 0. The sender builds broken packets."},
 	3:  {"src-not-own", "The source is not an address of the endpoint on this device. A container may only use the address it was given; towards its containers the node is its `prefix::1`."},
 	4:  {"dst-not-private", "The destination lies outside the prefix the tenant's containers can reach. There is no way to the outside yet."},
@@ -43,7 +43,7 @@ var reasons = [...]struct{ name, text string }{
 	7:  {"tenant-mismatch", "Source and destination do not belong to one tenant."},
 	8:  {"app-reserved", "The app of an address lies in 0xff00–0xffff, where no container is."},
 	9:  {"no-endpoint", "No endpoint of the destination's node has this address: it was released, or never given out."},
-	10: {"routing-header", "A routing header or home-address option could lead the packet past the checks."},
+	10: {"routing-header", "A routing header, home-address option or IPv4 option could lead the packet past the checks."},
 	11: {"nd-forbidden", "Neighbour or router advertisements and redirects have no place on a container's link, which has static neighbours only."},
 	12: {"nd-ignored", "A neighbour or router solicitation; everything a container needs is static. Harmless."},
 	13: {"mld-ignored", "A multicast listener report; there is no multicast for containers. Harmless."},
@@ -54,12 +54,12 @@ var reasons = [...]struct{ name, text string }{
 	18: {"own-source", "A packet from outside claims a source inside this node's own /64. Check the source filters of the fabric; `pilaster monitor` names the interface."},
 	19: {"tenant-to-node", "A container's address speaks to a node or another host, or came in by another interface than the uplink. Containers reach no nodes, and their packets come by the uplink alone."},
 	20: {"host-claims-tenant", "The node's own stack sends with a container's address as source. A process on the node forges addresses."},
-	21: {"icmp-quote", "An ICMPv6 error quotes a packet that is not of the conversation it belongs to."},
+	21: {"icmp-quote", "An ICMP error quotes a packet that is not of the conversation it belongs to, or one that was translated on its way out of the overlay."},
 	22: {"too-big", "A packet, or a segment of one, is longer than the MTU to the destination's node. The node says so to the container (packet too big), which then sends shorter ones."},
 	23: {"private-outside", "An address of the private prefix, which only containers and their node see, was on an interface of the node or on its way there. Somebody forges it, or the node asks for a container that is gone."},
 	24: {"mac-outside", "A frame from the fabric is addressed to a container's MAC, which is known on this node alone. Somebody guesses it."},
-	25: {"no-program", "A packet of a container behind a macvlan met the guard on the uplink and not the program that judges it. That program was detached; restart the agent."},
-	26: {"peer-unknown", "A VXLAN packet is not from a node of this cluster. Somebody on the fabric forges it, or a region's nodes are not known here."},
-	27: {"tunnel-forged", "The node's own stack sends VXLAN that the container network did not make. A process on the node forges it."},
+	25: {"no-program", "The program that judges the packet was not there: it met the guard of macvlans on the uplink, or its container's network has no program. It was detached; restart the agent."},
+	26: {"peer-unknown", "A VXLAN packet is not from the tunnel address of a node of this cluster, not for this node's, or did not come by the uplink. Somebody on the fabric forges it, or a region's nodes are not known here."},
+	27: {"tunnel-forged", "VXLAN with a node's tunnel address as source leaves that the container network did not make. A process on the node forges it."},
 	28: {"later-fragment", "A fragment without the transport's header needs another address, which Open vSwitch in user space would spoil its data with. Let the sender make smaller packets, or the node use eBPF."},
 }

@@ -46,35 +46,79 @@ var (
 	gateway   = netip.MustParseAddr("fe80::9")
 )
 
-func newBed(t testing.TB) *bed {
+// folder is short enough for sockets to lie in it.
+func folder(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/tmp", "ovs")
 	must(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
+}
+
+// newBed is a node whose uplink's far end is at hand.
+func newBed(t testing.TB) *bed {
+	t.Helper()
+	b := newNode(t, packettest.Here)
+	b.link(t, "eth0", fabricMAC, uplinkMAC)
+	b.routes(t, fabricMAC, packettest.There, packettest.Stranger)
+	b.start(t)
+	return b
+}
+
+// newNode is two namespaces.
+func newNode(t testing.TB, node netip.Prefix) *bed {
+	t.Helper()
+	dir := folder(t)
 	space := func(name string) *netns.Namespace {
 		ns, err := netns.Create(filepath.Join(dir, name))
 		must(t, err)
 		t.Cleanup(func() { ns.Close(); netns.Remove(ns.Path()) })
-		must(t, ns.Do(func() error { return os.WriteFile("/proc/sys/net/ipv6/conf/default/accept_dad", []byte("0"), 0) }))
+		must(t, sysctl(ns, "default/accept_dad", "0"))
 		return ns
 	}
 	b := &bed{node: space("node"), beyond: space("beyond")}
-	must(t, b.beyond.Do(func() error { return os.WriteFile("/proc/sys/net/ipv6/conf/default/disable_ipv6", []byte("1"), 0) }))
-	b.link(t, "eth0", fabricMAC, uplinkMAC)
-	must(t, b.node.Do(func() error {
-		return os.WriteFile("/proc/sys/net/ipv6/conf/eth0/router_solicitations", []byte("0"), 0)
-	}))
+	must(t, sysctl(b.beyond, "default/disable_ipv6", "1"))
+	b.config = Config{
+		RunDir: filepath.Join(dir, "ovs"), Netns: b.node, Uplink: "eth0", Node: node, Fabric: []netip.Prefix{netip.MustParsePrefix("fd70:696c:6100::/40")},
+	}
+	return b
+}
+
+func sysctl(ns *netns.Namespace, name, value string) error {
+	return ns.Do(func() error { return os.WriteFile("/proc/sys/net/ipv6/conf/"+name, []byte(value), 0) })
+}
+
+// routes lead to other nodes, by a router of that MAC.
+func (b *bed) routes(t testing.TB, mac net.HardwareAddr, to ...netip.Prefix) {
+	t.Helper()
+	must(t, sysctl(b.node, "eth0/router_solicitations", "0"))
 	h, err := b.node.Netlink()
 	must(t, err)
 	defer h.Close()
 	eth0, err := h.LinkByName("eth0")
 	must(t, err)
-	must(t, h.NeighSet(&netlink.Neigh{LinkIndex: eth0.Attrs().Index, Family: unix.AF_INET6, State: netlink.NUD_PERMANENT, IP: gateway.AsSlice(), HardwareAddr: fabricMAC}))
-	for _, p := range []netip.Prefix{packettest.There, packettest.Stranger} {
-		to := &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(64, 128)}
-		must(t, h.RouteReplace(&netlink.Route{LinkIndex: eth0.Attrs().Index, Dst: to, Gw: gateway.AsSlice()}))
+	neighbour(t, h, eth0, gateway, mac)
+	for _, p := range to {
+		must(t, h.RouteReplace(&netlink.Route{LinkIndex: eth0.Attrs().Index, Dst: ipNet(p), Gw: gateway.AsSlice()}))
 	}
-	b.config = Config{RunDir: filepath.Join(dir, "ovs"), Netns: b.node, Uplink: "eth0", Node: packettest.Here, Fabric: []netip.Prefix{netip.MustParsePrefix("fd70:696c:6100::/40")}}
+}
+
+func neighbour(t testing.TB, h *netlink.Handle, l netlink.Link, a netip.Addr, mac net.HardwareAddr) {
+	t.Helper()
+	family := unix.AF_INET6
+	if a.Is4() {
+		family = unix.AF_INET
+	}
+	must(t, h.NeighSet(&netlink.Neigh{LinkIndex: l.Attrs().Index, Family: family, State: netlink.NUD_PERMANENT, IP: a.AsSlice(), HardwareAddr: mac}))
+}
+
+func ipNet(p netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}
+
+func (b *bed) start(t testing.TB) {
+	t.Helper()
+	var err error
 	b.daemons, err = Start(limit(t), b.node, b.config.RunDir)
 	must(t, err)
 	t.Cleanup(func() {
@@ -83,7 +127,6 @@ func newBed(t testing.TB) *bed {
 		}
 	})
 	b.open(t)
-	return b
 }
 
 func (b *bed) open(t testing.TB) {
@@ -96,25 +139,28 @@ func (b *bed) open(t testing.TB) {
 // link makes a device on the node whose other end, beyond, has the same name.
 func (b *bed) link(t testing.TB, name string, far, near net.HardwareAddr) {
 	t.Helper()
-	h, err := b.node.Netlink()
+	join(t, name, b.beyond, b.node, far, near)
+}
+
+// join makes a pair of devices of one name.
+func join(t testing.TB, name string, one, other *netns.Namespace, oneMAC, otherMAC net.HardwareAddr) {
+	t.Helper()
+	h, err := one.Netlink()
 	must(t, err)
 	defer h.Close()
 	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.HardwareAddr = name, near
-	must(t, h.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: name, PeerHardwareAddr: far, PeerNamespace: netlink.NsFd(b.beyond.FD())}))
-	away, err := b.beyond.Netlink()
-	must(t, err)
-	defer away.Close()
-	for _, side := range []struct {
-		*netlink.Handle
-		*netns.Namespace
-	}{{h, b.node}, {away, b.beyond}} {
-		l, err := side.LinkByName(name)
+	attrs.Name, attrs.HardwareAddr = name, oneMAC
+	must(t, h.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: name, PeerHardwareAddr: otherMAC, PeerNamespace: netlink.NsFd(other.FD())}))
+	for _, ns := range []*netns.Namespace{one, other} {
+		h, err := ns.Netlink()
 		must(t, err)
-		must(t, side.LinkSetUp(l))
+		defer h.Close()
+		l, err := h.LinkByName(name)
+		must(t, err)
+		must(t, h.LinkSetUp(l))
 	}
-	must(t, b.node.WaitUp(limit(t), name))
-	must(t, b.beyond.WaitUp(limit(t), name))
+	must(t, one.WaitUp(limit(t), name))
+	must(t, other.WaitUp(limit(t), name))
 }
 
 func deviceOf(p pipeline.Port) string {
@@ -132,9 +178,7 @@ func (b *bed) plug(t testing.TB) {
 	t.Helper()
 	for _, p := range append(packettest.Ports, pipeline.Gateway) {
 		b.link(t, deviceOf(p), nil, nil)
-		must(t, b.node.Do(func() error {
-			return os.WriteFile("/proc/sys/net/ipv6/conf/"+deviceOf(p)+"/disable_ipv6", []byte("1"), 0)
-		}))
+		must(t, sysctl(b.node, deviceOf(p)+"/disable_ipv6", "1"))
 		must(t, b.s.Plug(limit(t), p, deviceOf(p)))
 	}
 }

@@ -30,6 +30,7 @@ type Config struct {
 	Uplink  string           // the node's device to the fabric
 	Node    netip.Prefix     // its /64
 	Fabric  []netip.Prefix   // where VTEPs are
+	Mark    uint32           // of tunnels on their way to the uplink, where programs stand that know their own by it
 	Transit bool             // an Edge Switch: what came by VXLAN may leave by it
 	// LooseDeletes takes entries away as NIMITZ did (§4): the switch searches for what matches, which takes the longer the more it has.
 	LooseDeletes bool

@@ -14,8 +14,8 @@ import (
 
 // policy puts the programs that know VXLAN's group policy field between Open vSwitch and the node's stack. They stay with the device.
 func (s *Switch) policy(h *netlink.Handle, host netlink.Link) error {
-	var programs policyObjects
-	if err := loadPolicyObjects(&programs, nil); err != nil {
+	programs, err := s.loadPolicy()
+	if err != nil {
 		return fmt.Errorf("load the programs: %w", err)
 	}
 	defer programs.Close()
@@ -23,6 +23,18 @@ func (s *Switch) policy(h *netlink.Handle, host netlink.Link) error {
 	return errors.Join(
 		datapath.AttachFilter(h, device, hostSide, netlink.HANDLE_MIN_INGRESS, programs.PilPolicyOut, "pil_policy_out"),
 		datapath.AttachFilter(h, device, hostSide, netlink.HANDLE_MIN_EGRESS, programs.PilPolicyIn, "pil_policy_in"))
+}
+
+func (s *Switch) loadPolicy() (*policyObjects, error) {
+	spec, err := loadPolicy()
+	if err != nil {
+		return nil, err
+	}
+	if err := spec.Variables[policyVarTunnelMark].Set(s.config.Mark); err != nil {
+		return nil, err
+	}
+	programs := &policyObjects{}
+	return programs, spec.LoadAndAssign(programs, nil)
 }
 
 // NoOffload has what sends by a device, in the namespace of the thread, fill in checksums and cut segments itself: Open vSwitch in user space takes

@@ -18,6 +18,7 @@ import (
 const (
 	policyProgPilPolicyIn  = "pil_policy_in"
 	policyProgPilPolicyOut = "pil_policy_out"
+	policyVarTunnelMark    = "tunnel_mark"
 )
 
 // loadPolicy returns the embedded CollectionSpec for policy.
@@ -76,6 +77,7 @@ type policyMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type policyVariableSpecs struct {
+	TunnelMark *ebpf.VariableSpec `ebpf:"tunnel_mark"`
 }
 
 // policyObjects contains all objects after they have been loaded into the kernel.
@@ -108,6 +110,7 @@ func (m *policyMaps) Close() error {
 //
 // It can be passed to loadPolicyObjects or ebpf.CollectionSpec.LoadAndAssign.
 type policyVariables struct {
+	TunnelMark *ebpf.Variable `ebpf:"tunnel_mark"`
 }
 
 // policyPrograms contains all programs after they have been loaded into the kernel.
