@@ -23,6 +23,7 @@ const fuzzKey, otherKey = "000102030405060708090a0b0c0d0e0f", "f0010203040506070
 var tenantFiles = []string{
 	`{"version":1,"name":"blue","addressing":"encrypted","created":"2026-11-01T00:00:00Z","changes":3,"ids":[{"id":1,"key":"` + fuzzKey + `"},{"id":2,"key":"` + otherKey + `","onlyAccepted":true}],"apps":[{"id":1,"labels":{"app":"web"}},{"id":65279,"labels":{}}]}`,
 	`{"version":1,"name":"blue","addressing":"clear","ids":[{"id":16777215,"key":"` + fuzzKey + `"}],"apps":null,"deleted":true}`,
+	`{"version":1,"name":"blue","network":"nimitz","overlays":[{"cidr":"10.0.0.0/16","nodeBits":24},{"cidr":"fd12:3456::/48","nodeBits":80}],"nodeSubnets":["10.0.3.0/24","fd12:3456:0:0:3::/80"],"addressing":"own","ids":[{"id":7,"key":"` + fuzzKey + `"}],"apps":null}`,
 }
 
 // FuzzTenantFile: a tenant that is accepted from disk is usable, is what the file says, and is the same when written again.
@@ -54,6 +55,14 @@ func FuzzTenantFile(f *testing.F) {
 				t.Fatalf("labels %v are app %#x and %#x, the %d.", a.Labels, id, a.ID, i)
 			}
 		}
+		for i, subnet := range h.subnets {
+			if o := h.Tenant.Overlays[i]; subnet.Bits() != o.NodeBits || !o.CIDR.Contains(subnet.Addr()) || subnet.Masked() != subnet {
+				t.Fatalf("node subnet %v of %v", subnet, o)
+			}
+		}
+		if own := h.Tenant.Addressing == tenant.Own; own != (h.Tenant.Network == tenant.Nimitz) || own != (len(h.Tenant.Overlays) > 0) {
+			t.Fatalf("a tenant of network %s with %s addressing and CIDRs %v", h.Tenant.Network, h.Tenant.Addressing, h.Tenant.Overlays)
+		}
 		keys := map[address.TenantID]address.Key{}
 		for _, id := range h.Tenant.IDs {
 			if _, twice := keys[id.ID]; twice {
@@ -83,7 +92,7 @@ func FuzzTenantFile(f *testing.F) {
 func FuzzNodeFile(f *testing.F) {
 	files := []string{
 		`{"version":1,"name":"n1","uuid":"u1"}`,
-		`{"version":1,"name":"n1","uuid":"u1","starts":4294967294,"cluster":{"uuid":"c","prefix":"fd70:696c:6100:1::/64","basePrefix":"fd70:696c:6100::/40","privatePrefix":"fc00::/8"}}`,
+		`{"version":1,"name":"n1","uuid":"u1","starts":4294967294,"cluster":{"uuid":"c","prefix":"fd70:696c:6100:1::/64","basePrefix":"fd70:696c:6100::/40","privatePrefix":"fc00::/8","gatewayPrefix4":"100.64.0.0/10"}}`,
 		`{"version":1,"name":"n1","uuid":"u1","cluster":{"uuid":"c","prefix":"fd70:696c:6200:1::/64","basePrefix":"fd70:696c:6100::/40","privatePrefix":"fc00::/8"}}`,
 		`{"version":2,"name":"n1","uuid":"u1"}`, ``,
 	}
@@ -157,6 +166,8 @@ func FuzzKnown(f *testing.F) {
 			Apps:    []*pilasterv1.App{{Tenant: "blue", Id: 65279, Labels: map[string]string{"app": "web"}}, {Tenant: "red", Id: 1}},
 		},
 		{Tenants: []*pilasterv1.Tenant{{Name: "blue", Addressing: pilasterv1.Addressing_ADDRESSING_CLEAR, Ids: []*pilasterv1.TenantId{{Id: 16777215, Key: make([]byte, 16)}}, Changes: 9}}},
+		{Tenants: []*pilasterv1.Tenant{{Name: "green", Network: "nimitz", Addressing: pilasterv1.Addressing_ADDRESSING_OWN, Ids: []*pilasterv1.TenantId{{Id: 9, Key: make([]byte, 16)}},
+			Overlays: []*pilasterv1.Overlay{{Cidr: "10.0.0.0/16", NodeBits: 24}}}}, Mappings: []*pilasterv1.Mapping{{Tenant: "green", To: "10.0.3.0/24", Node: "fd70:696c:6100:1::/64"}}},
 		{Tenants: []*pilasterv1.Tenant{{Name: "blue", Ids: []*pilasterv1.TenantId{{Id: 8, Key: make([]byte, 16)}, {Id: 8, Key: make([]byte, 16)}}}}},
 	} {
 		text, err := protojson.Marshal(said)
@@ -172,6 +183,7 @@ func FuzzKnown(f *testing.F) {
 		if protojson.Unmarshal(spoil.JSON(text, script, deltas...), said) != nil {
 			return
 		}
+		checkNews(t, said)
 		list, err := knownFromProto(said.Tenants, said.Apps, func(string) bool { return true })
 		if err != nil {
 			return
@@ -203,6 +215,32 @@ func FuzzKnown(f *testing.F) {
 	})
 }
 
+// checkNews: of mappings too, all that is taken can be used.
+func checkNews(t *testing.T, said *pilasterv1.Delta) {
+	t.Helper()
+	by, err := newsOf(&pilasterv1.FollowResponse{Revision: 5, Event: &pilasterv1.FollowResponse_Delta{Delta: said}})
+	if err != nil {
+		return
+	}
+	count := 0
+	for name, n := range by {
+		count += len(n.add) + len(n.remove)
+		for _, m := range n.add {
+			if m.Tenant != name || !m.To.IsValid() || m.To != m.To.Masked() || m.To.Addr().Is4In6() || m.Node.Bits() != 64 || m.Node != m.Node.Masked() || !m.Node.Addr().Is6() {
+				t.Fatalf("taken for tenant %q: %+v", name, m)
+			}
+		}
+		for _, m := range n.remove {
+			if m.Tenant != name || !m.To.IsValid() {
+				t.Fatalf("taken away from tenant %q: %+v", name, m)
+			}
+		}
+	}
+	if count != len(said.Mappings)+len(said.EndedMappings) {
+		t.Fatalf("%d of %v are taken", count, said)
+	}
+}
+
 func keyOf(ids []tenant.ID, want address.TenantID) (tenant.ID, bool) {
 	for _, id := range ids {
 		if id.ID == want {
@@ -232,7 +270,7 @@ func checkIDs(t *testing.T, ids []tenant.ID) {
 func FuzzMembership(f *testing.F) {
 	text, err := protojson.Marshal(&pilasterv1.RegisterResponse{
 		Node: &pilasterv1.Node{Prefix: "fd70:696c:6100:1::/64"}, ClusterUuid: "c",
-		Plan: &pilasterv1.Plan{BasePrefix: "fd70:696c:6100::/40", PrivatePrefix: "fc00::/8"},
+		Plan: &pilasterv1.Plan{BasePrefix: "fd70:696c:6100::/40", PrivatePrefix: "fc00::/8", GatewayPrefixes: []string{"100.64.0.0/10", "fd70:696c:6700::/48"}},
 	})
 	if err != nil {
 		f.Fatal(err)

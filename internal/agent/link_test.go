@@ -17,6 +17,7 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
+	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/local"
 )
@@ -204,6 +205,20 @@ func TestMembershipIsPinned(t *testing.T) {
 		if after, _ := b.node.Membership(); after != before {
 			t.Errorf("%s: membership became %+v", name, after)
 		}
+	}
+	// What is newer than this node's registration is taken in, once.
+	b.cluster.answer = &pilasterv1.RegisterResponse{ClusterUuid: "cluster", Node: &pilasterv1.Node{Prefix: nodePrefix.String()},
+		Plan: &pilasterv1.Plan{BasePrefix: "fd70:696c:6100::/40", PrivatePrefix: "fc00::/8", GatewayPrefixes: []string{"100.64.0.0/10", "fd70:696c:6700::/48"}}}
+	if err := b.link.Register(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	before, _ = b.node.Membership()
+	if before.Plan != address.DefaultPlan() {
+		t.Errorf("plan %v", before.Plan)
+	}
+	b.cluster.answer.Plan.GatewayPrefixes[0] = "10.0.0.0/8"
+	if err := b.link.Register(t.Context()); err == nil {
+		t.Error("another gateway prefix was taken")
 	}
 	again, err := OpenNode(strings.TrimSuffix(b.node.path, "/node.json"), "n1")
 	if err != nil {

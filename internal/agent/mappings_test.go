@@ -68,6 +68,7 @@ func at(prefix string, node int) string { return prefix + " " + fmt.Sprintf(vtep
 
 // Nodes that host a tenant hear where its subnets are, and of no other tenant's; each keeps its own also with nobody to ask.
 func TestSubnetsOfNodes(t *testing.T) {
+	t.Parallel()
 	c := newCluster(t)
 	green, lime := c.createNimitz("green", 24), c.createNimitz("lime", 24)
 	dirs, drivers := []string{t.TempDir(), t.TempDir()}, []*fakeDriver{newFakeDriver(), newFakeDriver()}
@@ -118,6 +119,7 @@ func TestSubnetsOfNodes(t *testing.T) {
 
 // Without subnets every address has a mapping, and goes with its endpoint, though nobody heard of it at the time.
 func TestAddressesOneByOne(t *testing.T) {
+	t.Parallel()
 	c := newCluster(t)
 	green := c.createNimitz("green", 0)
 	dir, driver := t.TempDir(), newFakeDriver()
@@ -314,6 +316,7 @@ func TestListsThatAreNotTold(t *testing.T) {
 
 // A tenant that is asked about too often is asked about again when it may be, from where the list was.
 func TestListWaits(t *testing.T) {
+	t.Parallel()
 	late := connect.NewError(connect.CodeResourceExhausted, errFake)
 	late.Meta().Set("Retry-After", "1")
 	var asked []time.Time

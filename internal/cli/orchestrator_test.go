@@ -189,12 +189,16 @@ func TestOrchestratorFlags(t *testing.T) {
 		{"at least 1", []string{"--max-connections", "0"}},
 		{"at least 1", []string{"--max-strangers", "-1"}},
 		{"at least 1", []string{"--max-joins", "0"}},
+		{"at least 0", []string{"--list-rate", "-1"}},
+		{"--gateway-prefix", []string{"--gateway-prefix", "x"}},
+		{"one family", []string{"--gateway-prefix", "100.64.0.0/10,10.0.0.0/8"}},
 		{"unknown flag", []string{"--nonsense"}},
 		{"", []string{"argument"}},
 	} {
 		refused(t, ExitUsage, c.says, append([]string{"orchestrator", "--data-dir", dir, "--run-dir", dir}, c.args...)...)
 	}
 	refused(t, ExitUsage, "overlap", "orchestrator", "--data-dir", dir, "--run-dir", dir, "--base-prefix", "fc11::/40")
+	refused(t, ExitUsage, "/20 or shorter", "orchestrator", "--data-dir", dir, "--run-dir", dir, "--gateway-prefix", "100.64.0.0/24")
 	refused(t, ExitFailed, "https://host:2379", "orchestrator", "--data-dir", dir, "--run-dir", dir, "--etcd", "host:2379")
 }
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -20,12 +21,12 @@ import (
 // TestStore runs everything on one server of each kind; each part has the store to itself.
 func TestStore(t *testing.T) {
 	parts := map[string]func(t *testing.T, etcd *clientv3.Client){
-		"plan": testPlan, "nodes": testNodes, "prefixes run out": testPrefixesRunOut, "tenants": testTenants, "apps": testApps,
+		"plan": testPlan, "older cluster": testOlderCluster, "nodes": testNodes, "prefixes run out": testPrefixesRunOut, "tenants": testTenants, "apps": testApps,
 		"recall": testRecall, "recall refuses": testRecallRefuses, "recall is whole": testRecallIsWhole, "many in few requests": testManyInFewRequests, "hosting": testHosting, "rotation": testRotation, "recall of ids": testRecallOfIds, "recall of nonsense": testRecallOfNonsense, "two stores": testTwoStores,
 		"watch": testWatch, "sleeper": store.SleeperTest, "compacted": store.CompactedTest,
 		"hosted meanwhile": store.HostedMeanwhileTest, "large change": store.LargeChangeTest,
 		"crash": store.CrashTest, "half a deletion": store.HalfDeletionTest,
-		"subnets": testSubnets, "addresses": testAddresses, "rest": testRest, "mappings recalled": testRecallMappings, "pages": testPages, "given by two": testGivenByTwo,
+		"subnets": testSubnets, "addresses": testAddresses, "rest": testRest, "mappings recalled": testRecallMappings, "pages": testPages, "given by two": testGivenByTwo, "the gateway's id": testGatewayID,
 		"sessions": testSessions, "sessions lost": testSessionsLost,
 	}
 	storetest.Each(t, func(t *testing.T, etcd *clientv3.Client) {
@@ -115,4 +116,34 @@ func testPlan(t *testing.T, etcd *clientv3.Client) {
 	refused(t, err, store.Refused, "--base-prefix", "fd11::/48", "fd22::/48")
 	_, err = store.Open(t.Context(), etcd, address.Plan{Private: netip.MustParsePrefix("fc00::/9")}, slog.Default())
 	refused(t, err, store.Refused, "--private-prefix")
+	_, err = store.Open(t.Context(), etcd, address.Plan{Gateway4: netip.MustParsePrefix("10.0.0.0/8")}, slog.Default())
+	refused(t, err, store.Refused, "--gateway-prefix", "10.0.0.0/8", "100.64.0.0/10")
+}
+
+// A cluster from before gateway prefixes has the defaults, but for one that it has something else in.
+func testOlderCluster(t *testing.T, etcd *clientv3.Client) {
+	for base, want6 := range map[string]netip.Prefix{
+		"fd11::/48":           address.DefaultPlan().Gateway6,
+		"fd70:696c:6700::/40": {},
+	} {
+		plan := address.Plan{Base: netip.MustParsePrefix(base), Gateway4: netip.MustParsePrefix("10.0.0.0/8"), Gateway6: netip.MustParsePrefix("fd99::/48")}
+		open(t, etcd, plan)
+		record, err := etcd.Get(t.Context(), "/pilaster/1/cluster")
+		if err != nil {
+			t.Fatal(err)
+		}
+		older := regexp.MustCompile(`,"gateways":\{[^}]*\}`).ReplaceAll(record.Kvs[0].Value, nil)
+		if len(older) == len(record.Kvs[0].Value) {
+			t.Fatalf("no gateways in %s", older)
+		}
+		if _, err := etcd.Put(t.Context(), "/pilaster/1/cluster", string(older)); err != nil {
+			t.Fatal(err)
+		}
+		if got := open(t, etcd, address.Plan{}).Cluster().Plan; got.Gateway4 != address.DefaultPlan().Gateway4 || got.Gateway6 != want6 {
+			t.Errorf("base %s: plan %v", base, got)
+		}
+		if _, err := etcd.Delete(t.Context(), "/", clientv3.WithPrefix()); err != nil {
+			t.Fatal(err)
+		}
+	}
 }

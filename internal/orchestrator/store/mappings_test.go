@@ -323,3 +323,16 @@ func testPages(t *testing.T, etcd *clientv3.Client) {
 		t.Errorf("a tenant that there is none of has %v", got)
 	}
 }
+
+// VNI 0xff is what comes from gateways (NIMITZ §3.1).
+func testGatewayID(t *testing.T, etcd *clientv3.Client) {
+	s := open(t, etcd, address.Plan{})
+	if _, err := etcd.Put(t.Context(), "/pilaster/1/marks/tenant", "254"); err != nil {
+		t.Fatal(err)
+	}
+	first := nimitz(t, s, "green", "10.0.0.0/16,24")
+	second, err := s.CreateTenant(t.Context(), "blue", 0)
+	if err != nil || first.Ids[0].Id != 254 || second.Ids[0].Id != 256 {
+		t.Errorf("ids %v and %v, %v", first.Ids, second, err)
+	}
+}
