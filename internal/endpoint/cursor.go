@@ -103,7 +103,9 @@ type cursor struct {
 	mu       sync.Mutex
 	gone     bool          // forgotten: the key has another cursor, or none
 	used     time.Time     // an index was last drawn or given back, or all of it was read
-	next     address.Index // the first never tried
+	next     address.Index // the first never tried, but for those taken
+	taken    map[address.Index]bool
+	top      address.Index // of those
 	reserved address.Index // on disk: all up to here may be in use
 	resting  []released    // oldest first
 	lines    int           // in the release log, void ones included
@@ -128,8 +130,12 @@ func (s *Store) DrawIndex(key CursorKey, find func(from address.Index) (address.
 	c := s.lockCursor(key)
 	defer c.mu.Unlock()
 	c.used = s.now()
-	if c.next <= address.MaxIndex {
+	for c.next <= address.MaxIndex {
 		i, err := find(c.next)
+		if err == nil && c.taken[i] {
+			c.next = i + 1
+			continue
+		}
 		if err == nil {
 			if err := c.reserve(i); err != nil {
 				return 0, err
@@ -273,10 +279,11 @@ func (c *cursor) writeReserved(to address.Index) error {
 func (c *cursor) close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.gone || c.next-1 == c.reserved {
+	used := max(c.next-1, c.top)
+	if c.gone || used == c.reserved {
 		return nil
 	}
-	return c.writeReserved(c.next - 1)
+	return c.writeReserved(used)
 }
 
 func (r released) line() string {
@@ -314,6 +321,9 @@ func (s *Store) loadCursors() error {
 			return err
 		}
 		c.used = s.now()
+		if key.Subnet.IsValid() {
+			c.again(live[key])
+		}
 		s.cursors[key] = c
 	}
 	// Without its cursor file a key would start from 1 again.
@@ -350,6 +360,21 @@ func loadCursor(path string, live map[address.Index]bool) (*cursor, error) {
 	}
 	c := newCursor(path, f.Reserved)
 	return c, c.loadReleased(live)
+}
+
+// again begins anew with what is neither in use nor resting: a subnet is too small to lose what was reserved. That has no record, so
+// nothing was ever sent to it, or it is in the log.
+func (c *cursor) again(live map[address.Index]bool) {
+	c.next, c.taken = 1, maps.Clone(live)
+	if c.taken == nil {
+		c.taken = map[address.Index]bool{}
+	}
+	for _, r := range c.resting {
+		c.taken[r.index] = true
+	}
+	for i := range c.taken {
+		c.top = max(c.top, i)
+	}
 }
 
 // loadReleased reads the release log. A last line without its end is a write that a crash cut

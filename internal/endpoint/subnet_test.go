@@ -1,0 +1,64 @@
+package endpoint
+
+import (
+	"errors"
+	"net/netip"
+	"testing"
+
+	"pilaster.io/pilaster/internal/address"
+)
+
+// A crash loses no address of a subnet, a start gives none twice, and what was released rests whatever happens.
+func TestSubnetOverStarts(t *testing.T) {
+	dir, c := t.TempDir(), newClock()
+	of := CursorKey{Tenant: 7, Subnet: netip.MustParsePrefix("10.0.3.0/29")}
+	within := func(from address.Index) (address.Index, error) {
+		if from > 6 {
+			return 0, address.ErrExhausted
+		}
+		return from, nil
+	}
+	s := open(t, dir, c)
+	has := map[address.Index]ID{}
+	put := func(want int) {
+		t.Helper()
+		for range want {
+			i, err := s.DrawIndex(of, within)
+			if err != nil || has[i] != 0 {
+				t.Fatalf("drew %d, %v, beside %v", i, err, has)
+			}
+			a, _ := AddressIn(of.Subnet, i)
+			r := record(ID(len(has)+1), 1)
+			r.ContainerID += a.String()
+			r.Attachments = []Attachment{{Network: "nimitz", Address: a, Gateway: netip.MustParseAddr("169.254.1.1"), Subnet: of.Subnet}}
+			if err := s.Put(r); err != nil {
+				t.Fatal(err)
+			}
+			has[i] = r.ID
+		}
+	}
+	put(2)
+	if _, err := s.DrawIndex(of, within); err != nil { // of an ADD that a crash cuts off
+		t.Fatal(err)
+	}
+	s = open(t, dir, c) // after a crash
+	put(2)
+	if err := errors.Join(s.ReleaseIndex(of, 2), s.Delete(has[2])); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		s = open(t, dir, c)
+	}
+	put(2)
+	if i, err := s.DrawIndex(of, within); !errors.Is(err, ErrExhausted) {
+		t.Errorf("drew %d, %v, beside %v, while one rests", i, err, has)
+	}
+	s = open(t, dir, c)
+	c.advance(MinRest)
+	if i, err := s.DrawIndex(of, within); i != 2 || err != nil {
+		t.Errorf("drew %d, %v after its rest", i, err)
+	}
+}
