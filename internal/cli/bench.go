@@ -146,21 +146,20 @@ func listed(known []string) cobra.CompletionFunc {
 }
 
 // narrow takes the named scenarios and metrics instead of the form's.
-func narrow(o *bench.Options, scenarios, metrics []string) error {
-	var unknown string
+func narrow(o *bench.Options, scenarios, metrics []string) (err error) {
 	for flag, names := range map[string][]string{"scenarios": scenarios, "metrics": metrics} {
 		if names != nil && len(names) == 0 {
 			return usage("--%s is empty; leave it out for those of the form, or name some", flag)
 		}
 	}
 	if len(scenarios) > 0 {
-		if o.Scenarios, unknown = bench.Pick(bench.Scenarios(), scenarios); unknown != "" {
-			return usage("--scenarios: there is no scenario %q; say some of %s", unknown, strings.Join(bench.Names(bench.Scenarios()), ", "))
+		if o.Scenarios, err = bench.Pick(bench.Scenarios(), scenarios); err != nil {
+			return usage("--scenarios: there is no scenario %w", err)
 		}
 	}
 	if len(metrics) > 0 {
-		if o.Metrics, unknown = bench.Pick(bench.Metrics(), metrics); unknown != "" {
-			return usage("--metrics: there is no metric %q; say some of %s", unknown, strings.Join(bench.Names(bench.Metrics()), ", "))
+		if o.Metrics, err = bench.Pick(bench.Metrics(), metrics); err != nil {
+			return usage("--metrics: there is no metric %w", err)
 		}
 	}
 	return nil

@@ -16,6 +16,8 @@ func TestBenchRefuses(t *testing.T) {
 	for line, says := range map[string]string{
 		"--scenarios native,nonsense":         `there is no scenario "nonsense"; say some of native, route, vxlan, `,
 		"--metrics TCP_RR,tcp_crr":            `there is no metric "tcp_crr"; say some of TCP_RR, UDP_RR, `,
+		"--scenarios native,":                 `there is no scenario ""; say some of native, `,
+		"--metrics ,TCP_RR":                   `there is no metric ""; say some of TCP_RR, `,
 		"-o xml":                              "say text, json or a folder; ./xml is a folder of that name",
 		"-o JSON":                             "say text, json or a folder",
 		"--output=":                           "say text, json or a folder; ./results",
