@@ -244,6 +244,26 @@ func TestBestDevice(t *testing.T) {
 	}) {
 		t.Errorf("best device: %q", seen)
 	}
+	var text, page bytes.Buffer
+	r.Table(&text)
+	err := r.Page(&page)
+	if b, _ := json.Marshal(r); err != nil || !strings.Contains(text.String(), "\nnetpila-macvlan (best device)\tvxlan\t") ||
+		!strings.Contains(page.String(), "netpila-macvlan (best device)") || strings.Count(string(b), `"bestDevice":true`) != 4 {
+		t.Errorf("the best is not named: %v\n%s", err, &text)
+	}
+}
+
+// Rounds were slow and fast; of the same round macvlan was the better, by its median veth.
+func TestBestDeviceOfTheSameRounds(t *testing.T) {
+	o := tiny(t)
+	o.Scenarios, o.Gates = some("native", "oncache", "netpila", "netpila-macvlan"), FullGates()
+	o.Metrics, _ = Pick(Metrics(), []string{"TCP_RR", "FIRST_RTT"})
+	r := reported(t, o, [][][]float64{
+		{{100, 200, 300}, {1, 2, 3}}, {{50, 100, 150}, {2, 4, 6}}, {{80, 190, 240}, {1.2, 2.1, 3.6}}, {{90, 180, 270}, {1.1, 2.2, 3.3}},
+	})
+	if got := r.bestOf([]string{"TCP_RR", "FIRST_RTT"}); got != "netpila-macvlan" {
+		t.Errorf("best device: %s", got)
+	}
 }
 
 // What is asked and has no figures is named, and is no pass unless the kernel or a person left it out.
