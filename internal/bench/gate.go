@@ -119,9 +119,12 @@ func FullGates() []Gate {
 
 // QuickGates notice a datapath that is broken or slow by a great deal; a quick run shows no more.
 func QuickGates() []Gate {
-	gates := atLeast("netpila", "native", false, map[string]float64{
-		"TCP_RR": 0.85, "UDP_RR": 0.85, "TCP_STREAM": 0.85, "TCP_CRR": 0.75, "UDP_PPS": 0.75,
-	})
+	var gates []Gate
+	for _, k := range kinds {
+		gates = append(gates, atLeast(k.scenario, "native", false, map[string]float64{
+			"TCP_RR": 0.85, "UDP_RR": 0.85, "TCP_STREAM": 0.85, "TCP_CRR": 0.75, "UDP_PPS": 0.75,
+		})...)
+	}
 	return append(gates, noWorse(best, "oncache")...)
 }
 

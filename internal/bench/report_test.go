@@ -90,6 +90,13 @@ func TestGatesNameWhatThereIs(t *testing.T) {
 			t.Errorf("%+v", g)
 		}
 	}
+	for form, gates := range map[string][]Gate{"full": FullGates(), "quick": QuickGates()} {
+		for _, k := range kinds {
+			if k.ofNative != nil && !slices.ContainsFunc(gates, func(g Gate) bool { return g.Scenario == k.scenario && g.Against == "native" && g.Metric == "TCP_RR" }) {
+				t.Errorf("a %s run asks nothing of %s", form, k.scenario)
+			}
+		}
+	}
 }
 
 // reported is a report of what was taken, by scenario, metric and round.
