@@ -73,7 +73,7 @@ func TestBenchLeavesOut(t *testing.T) {
 }
 
 func TestBenchCheckRefuses(t *testing.T) {
-	for line, says := range map[string]string{"--rounds 0": "say 1 or more", "-o yaml": "text or json", "x": "do not fit"} {
+	for line, says := range map[string]string{"--rounds 0": "say 6 or more", "--rounds 5": "an interval needs as many", "-o yaml": "text or json", "x": "do not fit"} {
 		code, _, errs := run(t, "", append([]string{"bench", "check"}, strings.Fields(line)...)...)
 		if code != ExitUsage || !strings.Contains(errs, says) {
 			t.Errorf("bench check %s: exit %d, stderr %q", line, code, errs)
