@@ -21,6 +21,8 @@ type Gate struct {
 // Check is a gate and what came of it.
 type Check struct {
 	Gate
+	// Best says that the scenario was chosen, as the best of the device kinds.
+	Best    bool     `json:"bestDevice,omitempty"`
 	Got     Interval `json:"got"`
 	Verdict Verdict  `json:"verdict"`
 }
@@ -117,9 +119,12 @@ func FullGates() []Gate {
 
 // QuickGates notice a datapath that is broken or slow by a great deal; a quick run shows no more.
 func QuickGates() []Gate {
-	gates := atLeast("netpila", "native", false, map[string]float64{
-		"TCP_RR": 0.85, "UDP_RR": 0.85, "TCP_STREAM": 0.85, "TCP_CRR": 0.75, "UDP_PPS": 0.75,
-	})
+	var gates []Gate
+	for _, k := range kinds {
+		gates = append(gates, atLeast(k.scenario, "native", false, map[string]float64{
+			"TCP_RR": 0.85, "UDP_RR": 0.85, "TCP_STREAM": 0.85, "TCP_CRR": 0.75, "UDP_PPS": 0.75,
+		})...)
+	}
 	return append(gates, noWorse(best, "oncache")...)
 }
 
@@ -166,19 +171,25 @@ func speeds(bar float64) map[string]float64 {
 // best stands for the device kind that does best of those in the run: one, and the same for all metrics.
 const best = "best device"
 
-// bestOf is the kind whose figures have the highest product, inverted where less is better.
+// bestOf is the kind with the highest product over the metrics, inverted where less is better: of ratios to the
+// reference, which are of the same rounds as what is judged, or of figures where the reference has none.
 func (r *Report) bestOf(metrics []string) string {
 	name, highest := "", math.Inf(-1)
 	for _, k := range kinds {
 		sum := 0.0
 		for _, metric := range metrics {
-			switch x := r.find(k.scenario, metric); {
-			case x == nil:
-			case x.Less:
-				sum -= math.Log(x.Median)
-			default:
-				sum += math.Log(x.Median)
+			x := r.find(k.scenario, metric)
+			if x == nil {
+				continue
 			}
+			is := x.Median
+			if x.Ratio != nil {
+				is = x.Ratio.Median
+			}
+			if x.Less {
+				is = 1 / is
+			}
+			sum += math.Log(is)
 		}
 		if r.has(k.scenario) && sum > highest {
 			name, highest = k.scenario, sum
@@ -196,9 +207,11 @@ func (r *Report) check(o Options) {
 			judged = append(judged, g.Metric)
 		}
 	}
+	chosen := r.bestOf(judged)
 	for _, g := range o.Gates {
-		if name := r.bestOf(judged); g.Scenario == best && name != "" {
-			g.Scenario = name
+		isBest := g.Scenario == best && chosen != ""
+		if isBest {
+			g.Scenario = chosen
 		}
 		ours, theirs := r.find(g.Scenario, g.Metric), r.find(g.Against, g.Metric)
 		if ours == nil || g.Against != "" && theirs == nil {
@@ -211,7 +224,7 @@ func (r *Report) check(o Options) {
 		if theirs != nil {
 			values = ratios(ours.Samples, theirs.Samples)
 		}
-		c := Check{Gate: g, Got: r.Settings.interval(values)}
+		c := Check{Gate: g, Best: isBest, Got: r.Settings.interval(values)}
 		c.Verdict = g.judge(c.Got, r.Settings.TooWide)
 		r.Pass = r.Pass && c.Verdict == Passed
 		r.Checks = append(r.Checks, c)

@@ -23,7 +23,7 @@ func (r *Report) Page(w io.Writer) error {
 		EmptyClock: fmt.Sprintf("%.0f", r.EmptyProgramNs),
 	}
 	for _, c := range r.Checks {
-		row := checkRow{Check: c, Beside: c.beside(), Is: precise(c.Got.Median), Text: c.verdict()}
+		row := checkRow{Check: c, Of: c.of(), Beside: c.beside(), Is: precise(c.Got.Median), Text: c.verdict()}
 		if row.Passed = c.Verdict == Passed; !row.Passed {
 			page.Failed++
 		}
@@ -38,8 +38,8 @@ func (r *Report) Page(w io.Writer) error {
 
 type checkRow struct {
 	Check
-	Beside, Is, Text string
-	Passed           bool
+	Of, Beside, Is, Text string
+	Passed               bool
 }
 
 // plot is a metric's picture and its table.

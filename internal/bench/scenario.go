@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"pilaster.io/pilaster/internal/datapath"
 	"pilaster.io/pilaster/internal/netns"
@@ -97,12 +98,12 @@ func Names[T interface{ ID() string }](all []T) []string {
 	return names
 }
 
-// Pick is those of all that have one of the names, in the order of all, and the first name that none has.
-func Pick[T interface{ ID() string }](all []T, names []string) (picked []T, unknown string) {
+// Pick is those of all that have one of the names, in the order of all; an error is about the first name that none has.
+func Pick[T interface{ ID() string }](all []T, names []string) ([]T, error) {
 	for _, name := range names {
 		if !slices.Contains(Names(all), name) {
-			return nil, name
+			return nil, fmt.Errorf("%q; say some of %s", name, strings.Join(Names(all), ", "))
 		}
 	}
-	return slices.DeleteFunc(all, func(x T) bool { return !slices.Contains(names, x.ID()) }), ""
+	return slices.DeleteFunc(all, func(x T) bool { return !slices.Contains(names, x.ID()) }), nil
 }

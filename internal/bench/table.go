@@ -25,7 +25,7 @@ func (r *Report) Table(w io.Writer) {
 	} else {
 		fmt.Fprint(w, "\nasked of\tbeside\tmetric\tis\t95 %\tverdict\n")
 		for _, c := range r.Checks {
-			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", c.Scenario, c.beside(), c.Metric, precise(c.Got.Median), c.Got, c.verdict())
+			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", c.of(), c.beside(), c.Metric, precise(c.Got.Median), c.Got, c.verdict())
 		}
 	}
 	for _, line := range r.unjudged() {
@@ -78,6 +78,13 @@ func precise(v float64) string {
 		return fmt.Sprintf("%.3f", v)
 	}
 	return fmt.Sprintf("%.1f", v)
+}
+
+func (c Check) of() string {
+	if c.Best {
+		return c.Scenario + " (best device)"
+	}
+	return c.Scenario
 }
 
 func (c Check) beside() string {

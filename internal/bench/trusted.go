@@ -102,6 +102,19 @@ var alike = Gate{AtLeast: 0.8, AtMost: 1.25}
 // alikeTooWide is the interval from which on a comparison tells nothing.
 const alikeTooWide = 0.25
 
+// FewestRounds is what an interval needs: of fewer samples all are on one side of the median more than once in 20 times.
+const FewestRounds = 6
+
+// LacksTools says which of the others' generators are not installed.
+func LacksTools() error {
+	for _, t := range tools() {
+		if _, err := exec.LookPath(t.client("")[0]); err != nil {
+			return fmt.Errorf("%w; install Debian's iperf3 and sockperf", err)
+		}
+	}
+	return nil
+}
+
 // Agreements are those of a run.
 type Agreements []Agreement
 
@@ -166,7 +179,7 @@ func (o Options) run(ctx context.Context, t tool, p Pair) (float64, error) {
 	server := t.server(p.Target.String())
 	s := exec.CommandContext(ctx, server[0], server[1:]...)
 	if err := p.Server.Do(func() error { return o.launch(s) }); err != nil {
-		return 0, fmt.Errorf("%w; install Debian's iperf3 and sockperf", err)
+		return 0, err
 	}
 	defer func() {
 		s.Process.Kill()
@@ -205,12 +218,12 @@ func (o Options) output(ctx context.Context, ns *netns.Namespace, line []string)
 func (a Agreements) Table(w io.Writer) {
 	fmt.Fprint(w, "metric\ttool\tours\ttheirs\tratio\t95 %\tverdict\n")
 	for _, x := range a {
-		verdict := "agree"
+		verdict := string(x.Verdict)
 		switch x.Verdict {
 		case TooNoisy:
-			verdict = "too noisy to tell"
+			verdict += " to tell"
 		case TooLow, TooHigh:
-			verdict = fmt.Sprintf("differ: not between %.2f and %.2f", alike.AtLeast, alike.AtMost)
+			verdict += fmt.Sprintf(": not between %.2f and %.2f", alike.AtLeast, alike.AtMost)
 		}
 		fmt.Fprintf(w, "%s\t%s\t%s %s\t%s\t%.3f\t%v\t%s\n", x.Metric, x.Tool, figure(x.Ours), x.Unit, figure(x.Theirs), x.Ratio.Median, x.Ratio, verdict)
 	}

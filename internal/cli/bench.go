@@ -146,21 +146,20 @@ func listed(known []string) cobra.CompletionFunc {
 }
 
 // narrow takes the named scenarios and metrics instead of the form's.
-func narrow(o *bench.Options, scenarios, metrics []string) error {
-	var unknown string
+func narrow(o *bench.Options, scenarios, metrics []string) (err error) {
 	for flag, names := range map[string][]string{"scenarios": scenarios, "metrics": metrics} {
 		if names != nil && len(names) == 0 {
 			return usage("--%s is empty; leave it out for those of the form, or name some", flag)
 		}
 	}
 	if len(scenarios) > 0 {
-		if o.Scenarios, unknown = bench.Pick(bench.Scenarios(), scenarios); unknown != "" {
-			return usage("--scenarios: there is no scenario %q; say some of %s", unknown, strings.Join(bench.Names(bench.Scenarios()), ", "))
+		if o.Scenarios, err = bench.Pick(bench.Scenarios(), scenarios); err != nil {
+			return usage("--scenarios: there is no scenario %w", err)
 		}
 	}
 	if len(metrics) > 0 {
-		if o.Metrics, unknown = bench.Pick(bench.Metrics(), metrics); unknown != "" {
-			return usage("--metrics: there is no metric %q; say some of %s", unknown, strings.Join(bench.Names(bench.Metrics()), ", "))
+		if o.Metrics, err = bench.Pick(bench.Metrics(), metrics); err != nil {
+			return usage("--metrics: there is no metric %w", err)
 		}
 	}
 	return nil
@@ -228,16 +227,20 @@ func newBenchCheckCommand(env Env) *cobra.Command {
 		Use:   "check",
 		Short: "Compare the bench's own generator with iperf3 and sockperf",
 		Long: `Measure node to node with the bench's own generator and with iperf3 and sockperf, in turn, where they measure the
-same: that generator is there for what they lack, and has to agree with them elsewhere. It takes about two minutes,
-and fails where it does not agree. Run it on a machine that does nothing else.`,
+same: that generator is there for what they lack, and has to agree with them elsewhere. It needs Debian's iperf3 and
+sockperf and takes about two minutes. It fails where the ratio of the two is not between 0.8 and 1.25, and where the
+ratio's interval is wider than a quarter and holds one of these, so that nobody can tell. Run it on a machine that does nothing else.`,
 		Example: "  pilaster bench check",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if rounds < 1 {
-				return usage("--rounds %d: say 1 or more", rounds)
+			if rounds < bench.FewestRounds {
+				return usage("--rounds %d: say %d or more; an interval needs as many", rounds, bench.FewestRounds)
 			}
 			if err := requireRoot("bench"); err != nil {
 				return err
+			}
+			if err := bench.LacksTools(); err != nil {
+				return fmt.Errorf("%w; nothing was measured", err)
 			}
 			run := bench.Full()
 			run.Rounds, run.Window = rounds, time.Second // the tools' shortest
@@ -258,7 +261,7 @@ and fails where it does not agree. Run it on a machine that does nothing else.`,
 		},
 	}
 	o.bind(c)
-	c.Flags().IntVar(&rounds, "rounds", 10, "how often each pair is measured")
+	c.Flags().IntVar(&rounds, "rounds", 10, "how often each pair is measured, 6 times at least")
 	_ = c.RegisterFlagCompletionFunc("rounds", cobra.NoFileCompletions)
 	return c
 }

@@ -20,6 +20,8 @@ func TestBenchRefuses(t *testing.T) {
 	for line, says := range map[string]string{
 		"--scenarios native,nonsense":         `there is no scenario "nonsense"; say some of native, route, vxlan, `,
 		"--metrics TCP_RR,tcp_crr":            `there is no metric "tcp_crr"; say some of TCP_RR, UDP_RR, `,
+		"--scenarios native,":                 `there is no scenario ""; say some of native, `,
+		"--metrics ,TCP_RR":                   `there is no metric ""; say some of TCP_RR, `,
 		"-o xml":                              "say text, json or a folder; ./xml is a folder of that name",
 		"-o JSON":                             "say text, json or a folder",
 		"--output=":                           "say text, json or a folder; ./results",
@@ -75,7 +77,7 @@ func TestBenchLeavesOut(t *testing.T) {
 }
 
 func TestBenchCheckRefuses(t *testing.T) {
-	for line, says := range map[string]string{"--rounds 0": "say 1 or more", "-o yaml": "text or json", "x": "do not fit"} {
+	for line, says := range map[string]string{"--rounds 0": "say 6 or more", "--rounds 5": "an interval needs as many", "-o yaml": "text or json", "x": "do not fit"} {
 		code, _, errs := run(t, "", append([]string{"bench", "check"}, strings.Fields(line)...)...)
 		if code != ExitUsage || !strings.Contains(errs, says) {
 			t.Errorf("bench check %s: exit %d, stderr %q", line, code, errs)
