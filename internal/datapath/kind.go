@@ -88,9 +88,9 @@ func (d *Datapath) CreateDevice(ctx context.Context, r endpoint.Record) (_ endpo
 	if err != nil {
 		return endpoint.Device{}, err
 	}
-	if mtu -= r.Overhead(); mtu < ipv6MinMTU {
-		return endpoint.Device{}, fmt.Errorf("endpoint %d: an MTU of %d, what the uplink leaves beside the %d bytes its network puts before packets, is under IPv6's %d; raise the uplink's",
-			r.ID, mtu, r.Overhead(), ipv6MinMTU)
+	mtu -= r.Overhead()
+	if err := leavesIPv6(r, mtu); err != nil {
+		return endpoint.Device{}, fmt.Errorf("endpoint %d: %w", r.ID, err)
 	}
 	in, err := openInside(r.Netns)
 	if err != nil {

@@ -23,8 +23,20 @@ func (d *Datapath) MTU() (int, error) {
 	return mtu, nil
 }
 
+// leavesIPv6 refuses an MTU with which a container would lose its IPv6 addresses.
+func leavesIPv6(r endpoint.Record, mtu int) error {
+	if mtu >= ipv6MinMTU {
+		return nil
+	}
+	return fmt.Errorf("an MTU of %d, what the uplink leaves beside the %d bytes that its network puts before packets, is under IPv6's %d; raise the uplink's",
+		mtu, r.Overhead(), ipv6MinMTU)
+}
+
 // SetMTU changes that of a container's device.
 func (d *Datapath) SetMTU(r endpoint.Record, mtu int) error {
+	if err := leavesIPv6(r, mtu); err != nil {
+		return err
+	}
 	in, err := openInside(r.Netns)
 	if err != nil {
 		return err

@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"log/slog"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -89,4 +90,29 @@ func TestMTUOfADeadAgent(t *testing.T) {
 		c.record.Device.MTU = 1400
 		must(t, n.datapath.checkEndpoint(t.Context(), c.record))
 	}
+}
+
+// TestOverhead: a network that puts something before packets leaves containers less; not so little that they lose IPv6.
+func TestOverhead(t *testing.T) {
+	n := newWire(t).nodes[0]
+	c := n.add(t, blue, 1)
+	for _, r := range []struct{ overhead, mtu int }{{70, 1430}, {220, 1280}, {221, 0}} {
+		other := c.record
+		other.ID, other.Interface = 77, "eth7"
+		other.Attachments = slices.Clone(other.Attachments)
+		other.Attachments[0].Overhead, other.Attachments[0].Routes = r.overhead, nil
+		d, err := n.datapath.CreateDevice(t.Context(), other)
+		if (err == nil) != (r.mtu > 0) || d.MTU != r.mtu {
+			t.Errorf("with %d bytes before packets: MTU %d, %v; want %d", r.overhead, d.MTU, err, r.mtu)
+		}
+		if err == nil {
+			other.Device = d
+			must(t, n.datapath.removeEndpoint(t.Context(), other))
+		}
+	}
+	must(t, n.datapath.activate(c.record))
+	if err := n.datapath.SetMTU(c.record, 1279); err == nil || !strings.Contains(err.Error(), "IPv6's 1280") {
+		t.Errorf("an MTU without IPv6: %v", err)
+	}
+	must(t, n.datapath.checkEndpoint(t.Context(), c.record))
 }
