@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -11,6 +12,7 @@ import (
 	"pilaster.io/pilaster/internal/network/nimitz"
 	"pilaster.io/pilaster/internal/network/nimitz/packettest"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
+	"pilaster.io/pilaster/internal/openflow"
 	"pilaster.io/pilaster/internal/packet"
 	"pilaster.io/pilaster/internal/reason"
 )
@@ -230,5 +232,40 @@ func TestRestarted(t *testing.T) {
 		if strings.HasSuffix(c.Name, ", UDP") {
 			b.meet(t, c, ends)
 		}
+	}
+}
+
+// TestBundle has the bridge refuse one of many flows: it says which and why, and none is made. Another is still made by the same connection.
+func TestBundle(t *testing.T) {
+	b := newBed(t)
+	good := openflow.Flow{Table: 9, Cookie: 5, Match: []openflow.Value{ip4.is()}}
+	for _, c := range []struct {
+		bad  openflow.Flow
+		says string
+	}{
+		{openflow.Flow{Table: 9, Actions: []openflow.Action{openflow.DecTTL{}}}, "add flow of table 9, priority 0: : dec_ttl: bad action: the match does not fit it"},
+		{openflow.Flow{Table: 9, Match: []openflow.Value{openflow.IPProto.Number(6)}}, "add flow of table 9, priority 0: ip_proto=0x6: drop: bad match: a field that it depends on is missing"},
+		{openflow.Flow{Table: 9, Goto: 3}, "add flow of table 9, priority 0: : goto 3: bad instruction: no such table to go to"},
+	} {
+		must(t, b.s.withBridge(limit(t), bridgeName, func(conn *openflow.Conn) error {
+			changes := make([]openflow.Change, 3000) // more than a socket holds of their errors
+			for i := range changes {
+				changes[i].Flow = c.bad
+			}
+			changes[0].Flow = good
+			err := conn.Apply(limit(t), changes)
+			if !errors.As(err, new(*openflow.Error)) || err.Error() != c.says {
+				t.Errorf("%v: %v, want %s", c.bad, err, c.says)
+			}
+			if flows, err := conn.Flows(limit(t), 5, ^uint64(0)); err != nil || len(flows) != 0 {
+				t.Errorf("of a refused bundle there are %v, %v", flows, err)
+			}
+			must(t, conn.Apply(limit(t), []openflow.Change{{Flow: good}}))
+			if flows, err := conn.Flows(limit(t), 5, ^uint64(0)); err != nil || len(flows) != 1 || flows[0].String() != good.String() {
+				t.Errorf("made %v, %v", flows, err)
+			}
+			must(t, conn.Apply(limit(t), []openflow.Change{{Command: openflow.Delete, Flow: good}}))
+			return nil
+		}))
 	}
 }
