@@ -127,3 +127,40 @@ func transfer(t *testing.T, from, to container, address netip.Addr) {
 	}
 	must(t, <-echoed)
 }
+
+// TestKernelVXLAN has a container talk with another node whose VXLAN is the kernel's, which leaves checksums and segments to whoever sends its
+// packets on: what comes out is what its group policy extension is for.
+func TestKernelVXLAN(t *testing.T) {
+	one, two := newNode(t, packettest.Here), newNode(t, packettest.There)
+	join(t, "eth0", one.node, two.node, uplinkMAC, fabricMAC)
+	one.routes(t, fabricMAC, packettest.There)
+	two.routes(t, uplinkMAC, packettest.Here)
+	one.start(t)
+	a := one.contain(t, netip.MustParseAddr("10.0.1.2"), netip.MustParseAddr("fd10:0:0:1::2"))
+	b := container{two.node, []netip.Addr{netip.MustParseAddr("10.0.2.2"), netip.MustParseAddr("fd10:0:0:2::2")}}
+	must(t, one.s.Apply(limit(t), nil, a.entries(b, packettest.There)))
+	h, err := two.node.Netlink()
+	must(t, err)
+	defer h.Close()
+	lo, err := h.LinkByName("lo")
+	must(t, err)
+	must(t, h.AddrAdd(lo, &netlink.Addr{IPNet: single(pipeline.VTEP(packettest.There)), Flags: unix.IFA_F_NODAD}))
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.HardwareAddr, attrs.MTU = "overlay", pipeline.InsideMAC, 1500-70
+	must(t, h.LinkAdd(&netlink.Vxlan{
+		LinkAttrs: attrs, VxlanId: 7, Port: outerUDP, GBP: true, UDP6ZeroCSumRx: false, UDPCSum: true,
+		SrcAddr: pipeline.VTEP(packettest.There).AsSlice(), Group: pipeline.VTEP(packettest.Here).AsSlice(),
+	}))
+	l, err := h.LinkByName("overlay")
+	must(t, err)
+	must(t, h.LinkSetUp(l))
+	for i, address := range b.addresses {
+		must(t, h.AddrAdd(l, &netlink.Addr{IPNet: single(address), Flags: unix.IFA_F_NODAD}))
+		must(t, h.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: single(a.addresses[i])}))
+		neighbour(t, h, l, a.addresses[i], pipeline.OutsideMAC)
+	}
+	for i := range a.addresses {
+		transfer(t, a, b, b.addresses[i])
+		transfer(t, b, a, a.addresses[i])
+	}
+}
