@@ -92,7 +92,7 @@ func FuzzTenantFile(f *testing.F) {
 func FuzzNodeFile(f *testing.F) {
 	files := []string{
 		`{"version":1,"name":"n1","uuid":"u1"}`,
-		`{"version":1,"name":"n1","uuid":"u1","starts":4294967294,"cluster":{"uuid":"c","prefix":"fd70:696c:6100:1::/64","basePrefix":"fd70:696c:6100::/40","privatePrefix":"fc00::/8","gatewayPrefix4":"100.64.0.0/10"}}`,
+		`{"version":1,"name":"n1","uuid":"u1","starts":4294967294,"cluster":{"uuid":"c","prefix":"fd70:696c:6100:1::/64","basePrefix":"fd70:696c:6100::/40","privatePrefix":"fc00::/8"}}`,
 		`{"version":1,"name":"n1","uuid":"u1","cluster":{"uuid":"c","prefix":"fd70:696c:6200:1::/64","basePrefix":"fd70:696c:6100::/40","privatePrefix":"fc00::/8"}}`,
 		`{"version":2,"name":"n1","uuid":"u1"}`, ``,
 	}
@@ -288,6 +288,7 @@ func FuzzMembership(f *testing.F) {
 			return
 		}
 		os.Remove(filepath.Join(dir, nodeFileName))
+		os.Remove(filepath.Join(dir, gatewaysFileName))
 		n, err := OpenNode(dir, "n1")
 		if err != nil {
 			t.Fatal(err)

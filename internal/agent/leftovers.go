@@ -67,7 +67,7 @@ func FindRemains(stateDir, runDir string) (_ *Remains, err error) {
 }
 
 func isState(name string) bool {
-	return slices.Contains(append(endpoint.Folders(), nodeFileName, tenantsFolder, join.MemberFile, durable.LockFile), name) ||
+	return slices.Contains(append(endpoint.Folders(), nodeFileName, gatewaysFileName, tenantsFolder, join.MemberFile, durable.LockFile), name) ||
 		durable.IsUnfinished(name)
 }
 

@@ -19,13 +19,17 @@ import (
 type Node struct {
 	path string
 
-	mu   sync.Mutex
-	file nodeFile
+	mu       sync.Mutex
+	file     nodeFile
+	gateways gatewaysFile
 
 	messages atomic.Uint32 // since this start
 }
 
-const nodeFileName = "node.json"
+const (
+	nodeFileName     = "node.json"
+	gatewaysFileName = "gateways.json" // apart: builds that know no gateway prefixes read node.json too
+)
 
 // stateVersion is that of the agent's own files, raised when what they hold changes. A build that knows
 // a lower one then refuses them: there is no going back to it without another disk.
@@ -45,9 +49,13 @@ type clusterFile struct {
 	Prefix  netip.Prefix `json:"prefix"`
 	Base    netip.Prefix `json:"basePrefix"`
 	Private netip.Prefix `json:"privatePrefix"`
+}
 
-	Gateway4 netip.Prefix `json:"gatewayPrefix4,omitzero"`
-	Gateway6 netip.Prefix `json:"gatewayPrefix6,omitzero"`
+// gatewaysFile is the rest of the plan. A node that joined before there was one has none until it registers again.
+type gatewaysFile struct {
+	Version int          `json:"version"`
+	V4      netip.Prefix `json:"v4,omitzero"`
+	V6      netip.Prefix `json:"v6,omitzero"`
 }
 
 // Membership is what registration fixed for good: which cluster this is, its use of the
@@ -73,6 +81,9 @@ func OpenNode(dir, name string) (*Node, error) {
 	}
 	if err := n.file.validate(); err != nil {
 		return nil, &durable.CorruptError{Path: n.path, Err: err}
+	}
+	if err := n.readGateways(); err != nil {
+		return nil, err
 	}
 	renamed := n.file.Name != name
 	if !renamed || n.file.Cluster == nil { // the name was not taken, or may not have been
@@ -109,6 +120,25 @@ func topOf(dir, path string) string {
 	return top
 }
 
+func (n *Node) gatewaysPath() string { return filepath.Join(filepath.Dir(n.path), gatewaysFileName) }
+
+func (n *Node) readGateways() error {
+	path := n.gatewaysPath()
+	err := durable.Read(path, stateVersion, &n.gateways)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if m, joined := n.Membership(); joined {
+		if err := m.validate(); err != nil {
+			return &durable.CorruptError{Path: path, Err: err}
+		}
+	}
+	return nil
+}
+
 func (f nodeFile) validate() error {
 	if f.Name == "" || f.UUID == "" {
 		return errors.New("name or UUID is missing")
@@ -120,7 +150,7 @@ func (f nodeFile) validate() error {
 }
 
 func (c *clusterFile) membership() Membership {
-	return Membership{c.UUID, c.Prefix, address.Plan{Base: c.Base, Private: c.Private, Gateway4: c.Gateway4, Gateway6: c.Gateway6}}
+	return Membership{c.UUID, c.Prefix, address.Plan{Base: c.Base, Private: c.Private}}
 }
 
 func (m Membership) validate() error {
@@ -151,7 +181,14 @@ func (n *Node) Membership() (Membership, bool) {
 	if n.file.Cluster == nil {
 		return Membership{}, false
 	}
-	return n.file.Cluster.membership(), true
+	return n.membership(), true
+}
+
+// membership is that of a node that has joined. The caller holds the lock.
+func (n *Node) membership() Membership {
+	m := n.file.Cluster.membership()
+	m.Plan.Gateway4, m.Plan.Gateway6 = n.gateways.V4, n.gateways.V6
+	return m
 }
 
 // Join pins what registration said, the first time, and refuses anything else later.
@@ -161,24 +198,41 @@ func (n *Node) Join(m Membership) error {
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	told, has := &m.Plan, n.gateways
+	if !told.Gateway4.IsValid() && !told.Gateway6.IsValid() { // an older orchestrator says nothing
+		told.Gateway4, told.Gateway6 = has.V4, has.V6
+	}
 	if n.file.Cluster != nil {
-		held := n.file.Cluster.membership()
-		if held == m {
-			return nil
-		}
-		if older := held.Plan; !older.Gateway4.IsValid() && !older.Gateway6.IsValid() { // than gateway prefixes
-			held.Plan.Gateway4, held.Plan.Gateway6 = m.Plan.Gateway4, m.Plan.Gateway6
+		held := n.membership()
+		if has.Version == 0 { // not told before
+			held.Plan.Gateway4, held.Plan.Gateway6 = told.Gateway4, told.Gateway6
 		}
 		if held != m {
 			return fmt.Errorf("the orchestrator says cluster %s, prefix %v, plan %v; this node holds %s, %v, %v\n  nothing was changed and containers keep what they have; use the right orchestrator, or restore its data",
 				m.ClusterUUID, m.Prefix, m.Plan, held.ClusterUUID, held.Prefix, held.Plan)
 		}
 	}
+	if err := n.joinGateways(m); err != nil || n.file.Cluster != nil {
+		return err
+	}
 	f := n.file
-	f.Cluster = &clusterFile{m.ClusterUUID, m.Prefix, m.Plan.Base, m.Plan.Private, m.Plan.Gateway4, m.Plan.Gateway6}
+	f.Cluster = &clusterFile{m.ClusterUUID, m.Prefix, m.Plan.Base, m.Plan.Private}
 	if err := durable.Write(n.path, f, 0o600); err != nil {
 		return err
 	}
 	n.file = f
+	return nil
+}
+
+// joinGateways comes before the rest: what is not joined yet is pinned by nothing.
+func (n *Node) joinGateways(m Membership) error {
+	told := gatewaysFile{stateVersion, m.Plan.Gateway4, m.Plan.Gateway6}
+	if told == n.gateways || !told.V4.IsValid() && !told.V6.IsValid() {
+		return nil
+	}
+	if err := durable.Write(n.gatewaysPath(), told, 0o600); err != nil {
+		return err
+	}
+	n.gateways = told
 	return nil
 }
