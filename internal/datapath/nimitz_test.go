@@ -327,10 +327,7 @@ func TestNimitzOutlivesItsAgent(t *testing.T) {
 		c2.MaxMappings += more
 		var next *Datapath
 		must(t, b.ns.Do(func() (err error) { next, err = Open(c2); return err }))
-		var found []endpoint.Record
-		for _, r := range b.records {
-			found = append(found, r)
-		}
+		found := slices.Clone(b.records)
 		before := b.drops(t)
 		_, err := next.Restore(t.Context(), found, func(found []endpoint.Record) error {
 			b.send(t, c)
