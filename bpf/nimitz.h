@@ -148,15 +148,13 @@ static __always_inline int into_tunnel(struct __sk_buff *skb, const struct journ
 __noinline int journey_on(struct __sk_buff *skb, const struct packet *p, struct journey *j)
 {
 	struct nimitz_node *node;
-	struct addr vtep;
+	struct addr vtep, from;
 	__u32 zero = 0;
 	struct route *r;
-	int why;
 
 	if (!p || !j)
 		return TC_ACT_SHOT;
-	j->was_src = j->src;
-	j->was_dst = j->dst;
+	from = j->src;
 	nat(j);
 	r = find_route(j);
 	node = bpf_map_lookup_elem(&nim_node_v1, &zero);
@@ -169,11 +167,10 @@ __noinline int journey_on(struct __sk_buff *skb, const struct packet *p, struct 
 	    (r->port == PORT_GATEWAY && (j->from == PORT_GATEWAY || !node->gateway)))
 		return drop(skb, REASON_NO_ROUTE, j->hook);
 
-	why = check_quoted(skb, p, j);
-	if (!why && ((is_translated(j) && translate(skb, p, j)) || set_both_macs(skb)))
-		why = REASON_MALFORMED;
-	if (why)
-		return drop(skb, why, j->hook);
+	if (is_any_error(p, j->family) && !quotes_own(skb, p, j, &from))
+		return drop(skb, REASON_ICMP_QUOTE, j->hook);
+	if ((is_translated(j) && translate(skb, p, j, &from)) || set_both_macs(skb))
+		return drop(skb, REASON_MALFORMED, j->hook);
 	if (skb->pkt_type != PACKET_HOST)
 		bpf_skb_change_type(skb, PACKET_HOST);
 	if (r->port == PORT_VXLAN) {
@@ -218,11 +215,17 @@ static __always_inline int nimitz_from_tunnel(struct __sk_buff *skb)
 	return why ? drop(skb, why, HOOK_TUNNEL) : journey_on(skb, &p, &j);
 }
 
+/* A router's error speaks for whom the packet it quotes was for: the container hears of no other. */
 static __always_inline int nimitz_from_gateway(struct __sk_buff *skb)
 {
 	struct journey j = {.hook = HOOK_GATEWAY, .from = PORT_GATEWAY, .vni = GATEWAY_VNI};
+	struct addr quoted[2] = {};
 	struct packet p = {};
 	int why = look(skb, &j, &p);
 
+	if (!why && is_any_error(&p, j.family)) {
+		read_quote(skb, &p, j.family, quoted);
+		j.src = quoted[1];
+	}
 	return why ? drop(skb, why, HOOK_GATEWAY) : journey_on(skb, &p, &j);
 }

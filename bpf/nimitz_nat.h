@@ -7,6 +7,7 @@
 #define ETH_P_IP	    0x0800
 #define IP4_FRAGMENT_OFFSET 0x1fff
 #define PROTO_ICMP4	    1
+#define QUOTED_CHECKSUM_4   (ICMPV6_HLEN + 10)
 #define QUOTED_ADDRESSES_4  (ICMPV6_HLEN + 12)
 
 struct frame4 {
@@ -119,8 +120,8 @@ static __always_inline int look(struct __sk_buff *skb, struct journey *j, struct
 		return REASON_NOT_IP6;
 	if (h4->eth.h_proto == bpf_htons(ETH_P_IP)) {
 		j->family = FAMILY_4;
-		j->src = mapped(h4->src);
-		j->dst = mapped(h4->dst);
+		j->src = j->was_src = mapped(h4->src);
+		j->dst = j->was_dst = mapped(h4->dst);
 		return parse4(skb, h4, p);
 	}
 	if (h4->eth.h_proto != bpf_htons(ETH_P_IPV6))
@@ -129,8 +130,8 @@ static __always_inline int look(struct __sk_buff *skb, struct journey *j, struct
 	if (!h)
 		return REASON_MALFORMED;
 	j->family = FAMILY_6;
-	j->src = *src_of(h);
-	j->dst = *dst_of(h);
+	j->src = j->was_src = *src_of(h);
+	j->dst = j->was_dst = *dst_of(h);
 	return parse(skb, h, p);
 }
 
@@ -165,18 +166,42 @@ static __always_inline bool is_translated(const struct journey *j)
 	return !same_addr(&j->src, &j->was_src) || !same_addr(&j->dst, &j->was_dst);
 }
 
+static __always_inline bool is_any_error(const struct packet *p, enum family family)
+{
+	return family == FAMILY_4 ? is_error4(p) : is_error(p);
+}
+
 /* An error quotes the packet it is about, which went the other way: any other would let its sender meddle with
- * conversations it has no part in. Quotes are not translated yet, and an error whose addresses are is dropped. */
-static __always_inline int check_quoted(struct __sk_buff *skb, const struct packet *p, const struct journey *j)
+ * conversations it has no part in. */
+static __always_inline bool quotes_own(struct __sk_buff *skb, const struct packet *p, const struct journey *j,
+				       const struct addr *from)
 {
 	struct addr quoted[2] = {};
 
-	if (!is_error(p) && !is_error4(p))
-		return 0;
 	read_quote(skb, p, j->family, quoted);
-	if (is_translated(j) || !same_addr(&quoted[0], &j->was_dst) || !same_addr(&quoted[1], &j->was_src))
-		return REASON_ICMP_QUOTE;
-	return 0;
+	return same_addr(&quoted[0], &j->was_dst) && same_addr(&quoted[1], from);
+}
+
+/* translate_quote has an error quote its packet with the addresses that its receiver knows. The quoted transport's own
+ * checksum stays: nobody looks at it. */
+static __always_inline int translate_quote(struct __sk_buff *skb, const struct packet *p, const struct journey *j,
+					   struct addr *from)
+{
+	struct addr was_dst = j->was_dst, quoted[2] = {j->dst, j->src};
+	__u32 difference =
+		add_checksums(address_difference(&was_dst, &quoted[0]), address_difference(from, &quoted[1]));
+	__be32 ip4[2] = {unmapped(&quoted[0]), unmapped(&quoted[1])};
+	__u16 sum = 0;
+
+	if (j->family == FAMILY_6)
+		return bpf_skb_store_bytes(skb, p->l4 + QUOTED_ADDRESSES, quoted, sizeof(quoted), 0) ||
+		       bpf_l4_csum_replace(skb, p->l4 + 2, 0, difference, 0);
+	/* The quoted header's checksum makes up for its addresses in the error's. */
+	if (bpf_skb_load_bytes(skb, p->l4 + QUOTED_CHECKSUM_4, &sum, sizeof(sum)))
+		return -1;
+	sum = ~fold(add_checksums(difference, (__u16)~sum));
+	return bpf_skb_store_bytes(skb, p->l4 + QUOTED_CHECKSUM_4, &sum, sizeof(sum), 0) ||
+	       bpf_skb_store_bytes(skb, p->l4 + QUOTED_ADDRESSES_4, ip4, sizeof(ip4), 0);
 }
 
 static __always_inline int translate4(struct __sk_buff *skb, const struct packet *p, const struct journey *j,
@@ -212,12 +237,15 @@ static __always_inline int translate6(struct __sk_buff *skb, const struct packet
 	return cancels ? fix_checksum(skb, p, difference) : 0;
 }
 
-/* translate gives a packet the addresses that NAT has found. */
-SELDOM int translate(struct __sk_buff *skb, const struct packet *p, struct journey *j)
+/* translate gives a packet the addresses that NAT has found; from is the source it had before, if it is an error that
+ * of whom it speaks for. */
+SELDOM int translate(struct __sk_buff *skb, const struct packet *p, struct journey *j, struct addr *from)
 {
 	__u32 difference;
 
-	if (!p || !j)
+	if (!p || !j || !from)
+		return -1;
+	if (is_any_error(p, j->family) && translate_quote(skb, p, j, from))
 		return -1;
 	difference = add_checksums(address_difference(&j->was_src, &j->src), address_difference(&j->was_dst, &j->dst));
 	return j->family == FAMILY_4 ? translate4(skb, p, j, difference) : translate6(skb, p, j, difference);

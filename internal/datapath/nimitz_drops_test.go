@@ -76,8 +76,6 @@ func TestNimitzDrops(t *testing.T) {
 		{"an error about somebody else's packet, IPv6", sent(to(gram6, far6, icmp(packet.TimeExceeded, quote(own6, own6)))), reason.IcmpQuote},
 		{"an error that quotes nothing, IPv4", sent(to(gram4, far4, icmp(packet.Unreachable4, nil))), reason.IcmpQuote},
 		{"an error that quotes nothing, IPv6", sent(to(gram6, far6, icmp(packet.PacketTooBig, nil))), reason.IcmpQuote},
-		{"an error about what was translated, IPv4", sent(to(gram4, service4, icmp(packet.Unreachable4, quote(service4, own4)))), reason.IcmpQuote},
-		{"an error about what was translated, IPv6", sent(to(gram6, service6, icmp(packet.DestinationUnreachable, quote(service6, own6)))), reason.IcmpQuote},
 		{"as long as may be", sent(to(gram4, far4, packet.UDP{Payload: make([]byte, 1430-28)})), 0},
 		{"longer than a tunnel takes, IPv4", sent(to(gram4, far4, packet.UDP{Payload: make([]byte, 1431-28)})), reason.TooBig},
 		{"longer than a tunnel takes, IPv6", sent(to(gram6, far6, packet.UDP{Payload: make([]byte, 1431-48)})), reason.TooBig},
@@ -98,6 +96,62 @@ func TestNimitzDrops(t *testing.T) {
 			binary.BigEndian.PutUint16(h[10:], binary.BigEndian.Uint16(h[10:])+0x100)
 		}
 		b.leaves(t, c.name, before, want)
+	}
+}
+
+// TestNimitzErrors: errors are translated with what they quote, and a router's are those of whom it speaks for.
+func TestNimitzErrors(t *testing.T) {
+	b := newNimitzBench(t)
+	for _, w := range []struct {
+		family                                         string
+		own, service, storage, virtual, router, beside netip.Addr
+		error                                          packet.ICMP
+		checksum                                       int // of the quoted UDP header
+	}{
+		{"IPv4", own4, service4, netip.MustParseAddr("192.0.2.9"), netip.MustParseAddr("100.64.1.2"), netip.MustParseAddr("203.0.113.1"), beside4,
+			packet.ICMP{Type: packet.Unreachable4, Code: packet.FragmentationNeeded, Rest: [4]byte{0, 0, 5, 20}}, 20 + 6},
+		{"IPv6", own6, service6, netip.MustParseAddr("2001:db8:9::9"), netip.MustParseAddr("fd64:0:0:1::2"), netip.MustParseAddr("2001:db8::1"), netip.MustParseAddr("fd10:0:0:1::4"),
+			packet.ICMP{Type: packet.PacketTooBig, Rest: [4]byte{0, 0, 5, 20}}, 40 + 6},
+	} {
+		quote := func(source, destination netip.Addr) []byte {
+			return packet.Packet{Source: source, Destination: destination, Body: gram}.Marshal()
+		}
+		about := func(source, destination netip.Addr, quoted []byte) packet.Packet {
+			e := w.error
+			e.Payload = quoted
+			return packet.Packet{Source: source, Destination: destination, Body: e}
+		}
+		// The checksum in the quote stays that of the packet as it was.
+		told := func(source, destination netip.Addr, was []byte) packet.Packet {
+			quoted := quote(destination, source)
+			copy(quoted[w.checksum:w.checksum+2], was[w.checksum:])
+			return about(source, destination, quoted)
+		}
+		inward, outward := quote(w.service, w.own), quote(w.virtual, w.storage)
+		for _, c := range []struct {
+			name string
+			from pipeline.Port
+			in   packet.Packet
+			to   pipeline.Port // 0: dropped
+			out  packet.Packet
+		}{
+			{"of a container, " + w.family, 2, about(w.own, w.service, inward), pipeline.Gateway, told(w.virtual, w.storage, inward)},
+			{"of a service, " + w.family, pipeline.Gateway, about(w.storage, w.virtual, outward), 2, told(w.service, w.own, outward)},
+			{"of a router, " + w.family, pipeline.Gateway, about(w.router, w.virtual, outward), 2, told(w.service, w.own, outward)},
+			{"of a router about somebody else's packet, " + w.family, pipeline.Gateway, about(w.router, w.virtual, quote(w.beside, w.storage)), 0, packet.Packet{}},
+			{"of a container for somebody else, " + w.family, 2, about(w.own, w.service, quote(w.storage, w.own)), 0, packet.Packet{}},
+			{"of a container to somebody else, " + w.family, 2, about(w.own, w.service, quote(w.service, w.virtual)), 0, packet.Packet{}},
+		} {
+			before := b.drops(t)
+			must(t, b.inject[c.from].Send(c.in.Frame(pipeline.OutsideMAC, pipeline.InsideMAC)))
+			if c.to == 0 {
+				b.dropped(t, c.name, before, reason.IcmpQuote)
+				continue
+			}
+			want := packettest.Result{Frame: c.out.Frame(pipeline.InsideMAC, pipeline.OutsideMAC)}
+			want.To = c.to
+			b.leaves(t, c.name, before, want)
+		}
 	}
 }
 

@@ -54,7 +54,7 @@ var reasons = [...]struct{ name, text string }{
 	18: {"own-source", "A packet from outside claims a source inside this node's own /64. Check the source filters of the fabric; `pilaster monitor` names the interface."},
 	19: {"tenant-to-node", "A container's address speaks to a node or another host, or came in by another interface than the uplink. Containers reach no nodes, and their packets come by the uplink alone."},
 	20: {"host-claims-tenant", "The node's own stack sends with a container's address as source. A process on the node forges addresses."},
-	21: {"icmp-quote", "An ICMP error quotes a packet that is not of the conversation it belongs to, or one that was translated on its way out of the overlay."},
+	21: {"icmp-quote", "An ICMP error quotes a packet that is not of the conversation it belongs to."},
 	22: {"too-big", "A packet, or a segment of one, is longer than the MTU to the destination's node. The node says so to the container (packet too big), which then sends shorter ones."},
 	23: {"private-outside", "An address of the private prefix, which only containers and their node see, was on an interface of the node or on its way there. Somebody forges it, or the node asks for a container that is gone."},
 	24: {"mac-outside", "A frame from the fabric is addressed to a container's MAC, which is known on this node alone. Somebody guesses it."},

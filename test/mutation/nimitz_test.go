@@ -48,6 +48,14 @@ func nimitz() []mutation {
 			cases: []string{"the last hop is not for a tunnel, IPv6"},
 		},
 		{
+			name: "quotes",
+			old:  "if (is_any_error(p, j->family) && !quotes_own(skb, p, j, &from))\n\t\treturn drop(skb, REASON_ICMP_QUOTE, j->hook);",
+			test: drops,
+			cases: append(both("an error about somebody else's packet", "an error that quotes nothing"),
+				"an error about a packet for somebody else, IPv4"),
+		},
+		{name: "whom routers speak for", old: "j.src = quoted[1];", test: "TestNimitzErrors", cases: both("of a router")},
+		{
 			name:  "length",
 			old:   "if (!why && !fits(skb, device))\n\t\twhy = REASON_TOO_BIG;",
 			test:  drops,
@@ -142,23 +150,23 @@ func nimitzNAT() []mutation {
 		},
 		{
 			name:  "quoted destination",
-			old:   " || !same_addr(&quoted[1], &j->was_src))\n\t\treturn REASON_ICMP_QUOTE;",
-			new:   ")\n\t\treturn REASON_ICMP_QUOTE;",
+			old:   "same_addr(&quoted[0], &j->was_dst) && same_addr(&quoted[1], from)",
+			new:   "same_addr(&quoted[0], &j->was_dst)",
 			test:  drops,
 			cases: []string{"an error about a packet for somebody else, IPv4"},
 		},
 		{
 			name:  "quoted source",
-			old:   "!same_addr(&quoted[0], &j->was_dst) || ",
+			old:   "return same_addr(&quoted[0], &j->was_dst) &&",
+			new:   "return",
 			test:  drops,
 			cases: both("an error about somebody else's packet"),
 		},
 		{
-			name:  "translated quotes",
-			old:   "is_translated(j) || !same",
-			new:   "!same",
-			test:  drops,
-			cases: both("an error about what was translated"),
+			name:  "translation of quotes",
+			old:   "if (is_any_error(p, j->family) && translate_quote(skb, p, j, from))\n\t\treturn -1;",
+			test:  "TestNimitzErrors",
+			cases: both("of a container", "of a service", "of a router"),
 		},
 	}
 }

@@ -38,9 +38,9 @@ func unreachable() map[string]map[string]string {
 			"BPF_F_RECOMPUTE_CSUM))\n\t\t\t\treturn drop(skb, REASON_MALFORMED, hook);":                                      within,
 		},
 		"nimitz.h": {
-			"if (!why && encap(skb, j, vtep))\n\t\twhy = REASON_MALFORMED;":        "the kernel takes every key and policy of the right size",
-			"|| set_both_macs(skb)))\n\t\twhy = REASON_MALFORMED;":                 within,
-			"if (!own)\n\t\treturn drop(skb, REASON_SRC_NOT_OWN, HOOK_CONTAINER);": verifier,
+			"if (!why && encap(skb, j, vtep))\n\t\twhy = REASON_MALFORMED;":            "the kernel takes every key and policy of the right size",
+			"|| set_both_macs(skb))\n\t\treturn drop(skb, REASON_MALFORMED, j->hook);": within,
+			"if (!own)\n\t\treturn drop(skb, REASON_SRC_NOT_OWN, HOOK_CONTAINER);":     verifier,
 		},
 		"nimitz_nat.h": {
 			"if (h4->eth.h_proto != skb->protocol)\n\t\treturn REASON_NOT_IP6;": "the kernel reads itself what comes out of a veth or a tunnel; beside a netkit it is the sender's word",

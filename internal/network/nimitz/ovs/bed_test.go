@@ -150,6 +150,9 @@ func join(t testing.TB, name string, one, other *netns.Namespace, oneMAC, otherM
 	defer h.Close()
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.HardwareAddr = name, oneMAC
+	links, err := netns.List(h.LinkList)
+	must(t, err)
+	attrs.Index = 1000 + len(links) // carrier is seen late where both ends have one number
 	must(t, h.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: name, PeerHardwareAddr: otherMAC, PeerNamespace: netlink.NsFd(other.FD())}))
 	for _, ns := range []*netns.Namespace{one, other} {
 		h, err := ns.Netlink()
