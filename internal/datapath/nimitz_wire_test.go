@@ -75,6 +75,7 @@ func (w *nimitzWire) add(t testing.TB, node int, vni pipeline.VNI, host byte) *t
 	must(t, n.datapath.Attach(c.record))
 	must(t, w.switches[node-1].Plug(t.Context(), port, c.record.Device.HostName))
 	must(t, w.switches[node-1].Apply(t.Context(), nil, entries))
+	must(t, n.datapath.Check(t.Context(), c.record))
 	return c
 }
 
