@@ -69,6 +69,7 @@ func newLabUp(env Env, flags *labFlags) *cobra.Command {
 
   name: demo                     # default: the file's name
   nodes: [n1, n2, n3]
+  device: veth                   # default; how containers are joined to nodes: veth, macvlan, netkit, auto
   tenants: [{name: blue}, {name: red, addressing: clear}]
   containers:
     - {name: b1, node: n1, tenant: blue, labels: {app: web}}`,
