@@ -178,8 +178,8 @@ func newLabExec(env Env, flags *labFlags) *cobra.Command {
 		Use:   "exec NAME -- COMMAND…",
 		Short: "Run a command in a container or on a node",
 		Long: `Run a command in a container, on a node, in the orchestrator's namespace ("orchestrator") or on
-the fabric ("router"). It ends with the command's status. There, pilaster finds the lab's daemons and their folders
-by its environment.`,
+the fabric ("router"). It ends with the command's status. There, pilaster is the lab's own, and finds
+the lab's daemons and their folders by its environment.`,
 		Example: "  pilaster lab exec b1 -- ip -6 addr\n  pilaster lab exec n1 -- pilaster status\n  pilaster lab exec router -- ip -6 route",
 		Args:    cobra.MinimumNArgs(2),
 		RunE: func(c *cobra.Command, args []string) error {
