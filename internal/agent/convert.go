@@ -44,9 +44,12 @@ func endpointToProto(r endpoint.Record) *pilasterv1.Endpoint {
 	e := &pilasterv1.Endpoint{
 		Id: uint32(r.ID), ContainerId: r.ContainerID, Interface: r.Interface, Netns: r.Netns,
 		Tenant: r.Tenant, TenantId: uint32(r.TenantID), App: uint32(r.App), Labels: r.Labels,
-		Pod: r.Pod, State: string(r.State), DeviceKind: r.Device.Kind, HostDevice: r.Device.HostName, HostIfindex: uint32(r.Device.HostIfindex),
+		Pod: r.Pod, State: string(r.State), DeviceKind: r.Device.Kind, HostDevice: r.Device.HostName,
 		ContainerMac: r.Device.ContainerMAC.String(), Mtu: uint32(r.Device.MTU),
 		Created: timestamppb.New(r.Created), CniNetwork: r.CNINetwork,
+	}
+	if e.HostDevice != "" { // else the number is the packet path's own
+		e.HostIfindex = uint32(r.Device.HostIfindex)
 	}
 	for _, a := range r.Attachments {
 		p := &pilasterv1.Attachment{Network: a.Network, Address: a.Address.String(), Gateway: a.Gateway.String()}

@@ -224,6 +224,8 @@ func TestCacheOnTheWire(t *testing.T) {
 	}
 	frames, err := wire.Until(t.Context(), end.In)
 	must(t, err)
+	// The kernel reports what a device listens to when it likes, minutes after it came up.
+	frames = slices.DeleteFunc(frames, func(f packet.Captured) bool { return f.Frame[0] == 0x33 && f.Frame[1] == 0x33 })
 	bytes, first := 0, frames[0]
 	for _, f := range frames {
 		inner := vxlanInside(t, w, f)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -78,9 +79,11 @@ a --free run. Run it on a machine that does nothing else. docs/benchmarks.md exp
 			if len(scenarios) > 0 && len(o.LeftOut) > 0 {
 				return usage("--scenarios: %s; nothing was measured", strings.Join(o.LeftOut, "; "))
 			}
-			if err := makeReportFolder(to); err != nil {
+			giveUp, err := makeReportFolder(to)
+			if err != nil {
 				return err
 			}
+			defer giveUp()
 			report, err := runBench(c.Context(), env, o, free)
 			if err != nil {
 				return err
@@ -297,15 +300,40 @@ func (p *reportPlace) Set(to string) error {
 
 func (p reportPlace) isFolder() bool { return p != "text" && p != "json" }
 
-// makeReportFolder finds out before anything is measured whether a report can be written.
-func makeReportFolder(to reportPlace) error {
+// makeReportFolder finds out before anything is measured whether a report can be written. What it made is taken away by
+// giveUp, unless there is something in it by then.
+func makeReportFolder(to reportPlace) (giveUp func(), err error) {
+	giveUp = func() {}
 	if !to.isFolder() {
-		return nil
+		return giveUp, nil
 	}
-	if err := os.MkdirAll(string(to), 0o755); err != nil {
-		return usage("--output %s: %w; nothing was measured: choose text, json, or a folder that can be made", to, err)
+	if _, err := os.Stat(string(to)); os.IsNotExist(err) {
+		giveUp = func() { _ = os.Remove(string(to)) } // refused where it is not empty
 	}
-	return nil
+	err = os.MkdirAll(string(to), 0o755)
+	for _, name := range []string{"report.json", "report.html"} {
+		if err == nil {
+			err = writable(filepath.Join(string(to), name))
+		}
+	}
+	if err != nil {
+		giveUp()
+		return nil, usage("--output %s: %w; nothing was measured: choose text, json, or a folder that can be written", to, err)
+	}
+	return giveUp, nil
+}
+
+// writable leaves a file as it is, also where there is none.
+func writable(path string) error {
+	_, before := os.Stat(path)
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o644)
+	if err != nil {
+		return err
+	}
+	if os.IsNotExist(before) {
+		err = os.Remove(path)
+	}
+	return errors.Join(err, f.Close())
 }
 
 // writeReport writes JSON; or text, and beside it report.json and report.html in the folder to.

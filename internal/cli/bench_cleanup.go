@@ -42,9 +42,11 @@ A folder given with -o gets report.json, and report.html with plots. Run it on a
 			if err := bench.OVSMissing(); err != nil {
 				return err
 			}
-			if err := makeReportFolder(to); err != nil {
+			giveUp, err := makeReportFolder(to)
+			if err != nil {
 				return err
 			}
+			defer giveUp()
 			o.Dir, o.Seed = "/run/pilaster-bench", uint64(time.Now().UnixNano())
 			o.Progress = func(done, of int) { fmt.Fprintf(env.Stderr, "sample %d of %d\n", done, of) }
 			report, err := bench.CleanUp(c.Context(), o)

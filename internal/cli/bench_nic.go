@@ -35,9 +35,11 @@ a minute, the others some seconds. docs/nic.md explains it.`,
 				}
 				numbers = []int{n}
 			}
-			if err := makeReportFolder(to); err != nil {
+			giveUp, err := makeReportFolder(to)
+			if err != nil {
 				return err
 			}
+			defer giveUp()
 			report, err := nic.Draw(c.Context(), seed, numbers...)
 			if err != nil {
 				return err

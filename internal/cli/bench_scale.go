@@ -54,9 +54,11 @@ A folder given with -o gets report.json, and report.html with plots. Run it on a
 			if err := requireRoot("bench"); err != nil {
 				return err
 			}
-			if err := makeReportFolder(to); err != nil {
+			giveUp, err := makeReportFolder(to)
+			if err != nil {
 				return err
 			}
+			defer giveUp()
 			cpu, err := bench.LastCPU()
 			if err != nil {
 				return err

@@ -157,3 +157,24 @@ func TestBenchNIC(t *testing.T) {
 		t.Errorf("--figure <TAB>: %q", offers)
 	}
 }
+
+// What cannot be written is known before anything is measured, and a folder that was made for nothing goes.
+func TestReportFolder(t *testing.T) {
+	made, there := filepath.Join(t.TempDir(), "made"), t.TempDir()
+	for _, dir := range []string{made, there} {
+		giveUp, err := makeReportFolder(reportPlace(dir))
+		if left, _ := os.ReadDir(dir); err != nil || len(left) > 0 {
+			t.Fatalf("%s: %v, %v", dir, err, left)
+		}
+		giveUp()
+		if _, err := os.Stat(dir); (err == nil) != (dir == there) {
+			t.Errorf("given up, %s: %v", dir, err)
+		}
+	}
+	if err := os.Mkdir(filepath.Join(there, "report.json"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := makeReportFolder(reportPlace(there)); exitCode(err) != ExitUsage || !strings.Contains(err.Error(), "is a directory; nothing was measured") {
+		t.Errorf("report.json cannot be written: %v", err)
+	}
+}

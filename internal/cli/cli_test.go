@@ -38,6 +38,7 @@ func TestExitCodes(t *testing.T) {
 		{"explain --nonsense", ExitUsage, "; see pilaster explain --help"},
 		{"preflight", ExitUsage, `"uplink" not set; see pilaster preflight --help`},
 		{"preflight --uplink lo --token-file x", ExitUsage, "missing [orchestrator]; see pilaster preflight --help"},
+		{"preflight --uplink lo --orchestrator https://[::1]:1 --token-file /nonexistent", ExitUsage, "--token-file: open /nonexistent: no such file or directory; nothing was checked"},
 		{"preflight --uplink lo --device foo", ExitUsage, `invalid argument "foo" for "--device" flag: say veth, macvlan, netkit, auto`},
 		{"agent --device foo", ExitUsage, `invalid argument "foo" for "--device" flag: say veth, macvlan, netkit, auto`},
 		{"preflight --base-prefix x", ExitUsage, `--base-prefix "x": say a prefix such as`},

@@ -95,8 +95,8 @@ type endpointView struct {
 	State        string            `json:"state"`
 	Attachments  []attachmentView  `json:"attachments"`
 	DeviceKind   string            `json:"deviceKind"`
-	HostDevice   string            `json:"hostDevice"` // empty behind a macvlan
-	HostIfindex  uint32            `json:"hostIfindex"`
+	HostDevice   string            `json:"hostDevice"`  // empty behind a macvlan
+	HostIfindex  uint32            `json:"hostIfindex"` // 0 there
 	ContainerMAC string            `json:"containerMac"`
 	MTU          uint32            `json:"mtu"`
 	Created      string            `json:"created"`

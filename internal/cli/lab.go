@@ -69,6 +69,7 @@ func newLabUp(env Env, flags *labFlags) *cobra.Command {
 
   name: demo                     # default: the file's name
   nodes: [n1, n2, n3]
+  device: veth                   # default; how containers are joined to nodes: veth, macvlan, netkit, auto
   tenants: [{name: blue}, {name: red, addressing: clear}]
   containers:
     - {name: b1, node: n1, tenant: blue, labels: {app: web}}`,
@@ -177,8 +178,8 @@ func newLabExec(env Env, flags *labFlags) *cobra.Command {
 		Use:   "exec NAME -- COMMAND…",
 		Short: "Run a command in a container or on a node",
 		Long: `Run a command in a container, on a node, in the orchestrator's namespace ("orchestrator") or on
-the fabric ("router"). It ends with the command's status. There, pilaster finds the lab's daemons and their folders
-by its environment.`,
+the fabric ("router"). It ends with the command's status. There, pilaster is the lab's own, and finds
+the lab's daemons and their folders by its environment.`,
 		Example: "  pilaster lab exec b1 -- ip -6 addr\n  pilaster lab exec n1 -- pilaster status\n  pilaster lab exec router -- ip -6 route",
 		Args:    cobra.MinimumNArgs(2),
 		RunE: func(c *cobra.Command, args []string) error {

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"pilaster.io/pilaster/internal/datapath"
 	"pilaster.io/pilaster/internal/lab"
 )
 
@@ -22,6 +23,16 @@ func TestLabMistakes(t *testing.T) {
 	bond := filepath.Join(t.TempDir(), "bond.yaml")
 	if err := os.WriteFile(bond, []byte("nodes: [n1]\ndevice: bond\n"), 0o600); err != nil {
 		t.Fatal(err)
+	}
+	netkit := filepath.Join(t.TempDir(), "netkit.yaml")
+	if err := os.WriteFile(netkit, []byte("nodes: [n1]\ndevice: netkit\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if lacks := datapath.HasNetkit(); lacks != nil {
+		code, _, errs := run(t, "", "lab", "up", "-f", netkit, "--lab-root", root)
+		if want := "error: lab netkit: " + lacks.Error() + "\n  nothing was changed; choose another --device: veth, macvlan, auto\n"; code != ExitFailed || errs != want {
+			t.Errorf("netkit on a kernel without it: exit %d, %q; want %q", code, errs, want)
+		}
 	}
 	for _, c := range []struct {
 		args string

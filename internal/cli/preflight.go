@@ -30,7 +30,7 @@ by its agent's state or --node-prefix, sends its router two packets for it, one 
 comes back where the fabric has the node's route, the second where it checks no sources.
 
 A line a check: ok, warn, fail, or todo for what could not be checked, and what to do. The exit status is 1 where
-something failed.`,
+something failed, and 2 where nothing was checked.`,
 		Example: `  pilaster preflight --uplink eth0
   pilaster preflight --uplink eth0 --orchestrator https://[2001:db8::1]:7070 --token-file /etc/pilaster/join-token`,
 		Args: cobra.NoArgs,
@@ -44,7 +44,7 @@ something failed.`,
 			if tokenFile != "" {
 				b, err := os.ReadFile(tokenFile)
 				if err != nil {
-					return fmt.Errorf("--token-file: %w", err)
+					return usage("--token-file: %w; nothing was checked", err)
 				}
 				config.Token = string(b)
 			}

@@ -11,8 +11,12 @@ import (
 
 func newRoot(env Env) *cobra.Command {
 	root := &cobra.Command{
-		Use:           "pilaster",
-		Short:         "A container network in which a container's IPv6 address is its location",
+		Use:   "pilaster",
+		Short: "A container network in which a container's IPv6 address is its location",
+		Long: `A container network in which a container's IPv6 address is its location.
+
+The exit status of every command is 0 when it is done, 1 when it failed or what it checked did, 2 when it was called
+wrongly and nothing was done, and 3 when the agent or orchestrator does not answer. Of 'lab exec' it is the command's.`,
 		Example:       "  pilaster demo     # see it on this machine, in namespaces\n  pilaster status   # of this node",
 		SilenceUsage:  true,
 		SilenceErrors: true,

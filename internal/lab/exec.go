@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -29,6 +30,7 @@ func (l *Lab) Launch(name string, cmd *exec.Cmd) error {
 	if cmd.Env == nil {
 		cmd.Env = os.Environ()
 	}
+	l.leadToBinaries(cmd)
 	switch {
 	case name == Orchestrator:
 		cmd.Env = append(cmd.Env, "PILASTER_ORCHESTRATOR_SOCKET="+l.folder.orchestratorSocket(),
@@ -46,6 +48,19 @@ func (l *Lab) Launch(name string, cmd *exec.Cmd) error {
 		}
 		return cmd.Start()
 	})
+}
+
+// leadToBinaries puts the folder of the lab's own binaries first on the path: one found elsewhere may be of another build.
+func (l *Lab) leadToBinaries(cmd *exec.Cmd) {
+	bin := filepath.Dir(l.state.Binary)
+	cmd.Env = append(cmd.Env, "PATH="+bin+string(os.PathListSeparator)+os.Getenv("PATH"))
+	if strings.Contains(cmd.Args[0], "/") {
+		return
+	}
+	// The command itself was looked up before, on the caller's path.
+	if ours, err := exec.LookPath(filepath.Join(bin, cmd.Args[0])); err == nil {
+		cmd.Path, cmd.Err = ours, nil
+	}
 }
 
 // Run starts a command like Launch and waits for it.

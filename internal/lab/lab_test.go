@@ -56,6 +56,14 @@ func TestLab(t *testing.T) {
 		}
 	})
 
+	t.Run("commands find the lab's own binaries", func(t *testing.T) {
+		for _, argv := range [][]string{{"pilaster", "version"}, {"sh", "-c", "pilaster version"}} {
+			if out, err := l.Output(ctx, "n1", argv...); err != nil || !strings.Contains(out, "pilaster") {
+				t.Errorf("%q: %q, %v", argv, out, err)
+			}
+		}
+	})
+
 	t.Run("status shows what the issue promises", func(t *testing.T) {
 		s, err := l.Status(ctx)
 		if err != nil {

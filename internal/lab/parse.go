@@ -5,11 +5,14 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 
 	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/ast"
 	"github.com/goccy/go-yaml/parser"
+
+	"pilaster.io/pilaster/internal/datapath"
 )
 
 // ReadSpec reads a lab's YAML file. The lab is called like the file where it has no name.
@@ -26,7 +29,7 @@ func ParseSpec(file string, b []byte) (Spec, error) {
 	s, tree, err := decode(b)
 	var at yaml.Error
 	if errors.As(err, &at) && at.GetToken() != nil {
-		return Spec{}, fmt.Errorf("%s:%d: %s", file, at.GetToken().Position.Line, strings.Replace(at.GetMessage(), "unknown field", "unknown key", 1))
+		return Spec{}, fmt.Errorf("%s:%d: %s", file, at.GetToken().Position.Line, words(at))
 	}
 	if err != nil {
 		return Spec{}, fmt.Errorf("%s: %w", file, err)
@@ -34,7 +37,11 @@ func ParseSpec(file string, b []byte) (Spec, error) {
 	if s.Name == "" {
 		s.Name = strings.TrimSuffix(filepath.Base(file), filepath.Ext(file))
 	}
-	if err := s.Validate(); err != nil {
+	err = s.Validate()
+	if err == nil && s.Device == "" && has(tree, "device") {
+		err = &specError{"$.device", fmt.Sprintf("device is empty: say %s, or leave it out", strings.Join(datapath.Choices(), ", "))}
+	}
+	if err != nil {
 		var wrong *specError
 		if errors.As(err, &wrong) {
 			if line := lineOf(tree, wrong.path); line > 0 {
@@ -44,6 +51,45 @@ func ParseSpec(file string, b []byte) (Spec, error) {
 		return Spec{}, fmt.Errorf("%s: %w", file, err)
 	}
 	return s, nil
+}
+
+// words are the library's own, but for those that are about Go.
+func words(err yaml.Error) string {
+	var wrong *yaml.TypeError
+	if !errors.As(err, &wrong) {
+		return strings.Replace(err.GetMessage(), "unknown field", "unknown key", 1)
+	}
+	what := fmt.Sprintf("%s where %s is expected", shape(wrong.SrcType), shape(wrong.DstType))
+	if wrong.StructFieldName != nil {
+		_, field, _ := strings.Cut(*wrong.StructFieldName, ".")
+		what = strings.ToLower(field) + ": " + what
+	}
+	return what
+}
+
+// shape is what a type is in YAML.
+func shape(t reflect.Type) string {
+	switch t.Kind() {
+	case reflect.Slice:
+		return "a list"
+	case reflect.Map, reflect.Struct:
+		return "a mapping"
+	}
+	return "a single word"
+}
+
+// has tells whether the file has a key at its top.
+func has(tree *ast.File, key string) bool {
+	for _, d := range tree.Docs {
+		if top, ok := d.Body.(*ast.MappingNode); ok {
+			for _, v := range top.Values {
+				if v.Key.GetToken().Value == key {
+					return true
+				}
+			}
+		}
+	}
+	return false
 }
 
 func decode(b []byte) (s Spec, tree *ast.File, err error) {

@@ -11,9 +11,11 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/datapath"
 	"pilaster.io/pilaster/internal/netns"
 	"pilaster.io/pilaster/internal/numeral"
 	"pilaster.io/pilaster/internal/tenant"
@@ -26,6 +28,11 @@ const downTime = time.Minute
 // in that order too. When it fails, or when ctx ends before it is done, nothing is left.
 func Up(ctx context.Context, spec Spec, o Options) (*Lab, error) {
 	if err := spec.Validate(); err != nil {
+		return nil, fmt.Errorf("lab %s: %w", spec.Name, err)
+	}
+	// What the kernel lacks, each agent would find out by itself, late. The uplinks, which veth pairs are, suit every kind.
+	kind, _ := datapath.Choose(spec.Device)
+	if err := datapath.Suits(kind, &netlink.Veth{}); err != nil {
 		return nil, fmt.Errorf("lab %s: %w", spec.Name, err)
 	}
 	binary, err := filepath.Abs(o.Binary)

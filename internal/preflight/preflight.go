@@ -60,7 +60,7 @@ func Run(ctx context.Context, c Config) []Result {
 	if uplink != nil {
 		add("mtu", mtu(uplink, c.MTUReserve))
 		add("device", device(uplink, c.Device, c.Endpoints))
-		add("other programs", otherPrograms(uplink, c.BPFFS))
+		add("other programs", otherPrograms(uplink, c.BPFFS, rights))
 		add("other interfaces", otherInterfaces(uplink))
 		add("way to nodes", wayToNodes(uplink, c.Plan))
 		route, sources := fabric(ctx, uplink, c.Plan, c.NodePrefix)

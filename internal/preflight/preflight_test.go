@@ -5,6 +5,11 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/netns"
 )
 
 func TestKernelVersion(t *testing.T) {
@@ -39,5 +44,25 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 		if got := failed(errors.New(said), "mend it"); got != want {
 			t.Errorf("%q became %+v", said, got)
 		}
+	}
+}
+
+// Without the rights no kernel lists programs, and a newer one does not either.
+func TestOtherProgramsWithoutRights(t *testing.T) {
+	var got Result
+	err := netns.OnThread(func() error {
+		header, none := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, [2]unix.CapUserData{}
+		if err := unix.Capset(&header, &none[0]); err != nil {
+			return err
+		}
+		lo, err := netlink.LinkByName("lo")
+		if err != nil {
+			return err
+		}
+		got = otherPrograms(lo, t.TempDir(), privileges())
+		return nil
+	})
+	if want := (Result{State: Fail, Says: "not tried", Do: "see privileges"}); err != nil || got != want {
+		t.Errorf("%+v, %v; want %+v", got, err, want)
 	}
 }

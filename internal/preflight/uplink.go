@@ -114,7 +114,7 @@ const (
 )
 
 // otherPrograms tells who sees packets beside us. The agent goes first in the chain; XDP stands before all of it.
-func otherPrograms(uplink netlink.Link, bpffs string) Result {
+func otherPrograms(uplink netlink.Link, bpffs string, rights Result) Result {
 	name := uplink.Attrs().Name
 	if xdp := uplink.Attrs().Xdp; xdp != nil && xdp.Attached {
 		return warn("see that it passes IPv6 on", "an XDP program (id %d) on %s sees containers' packets before ours", xdp.ProgId, name)
@@ -128,6 +128,9 @@ func otherPrograms(uplink netlink.Link, bpffs string) Result {
 	running := false
 	for _, hook := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
 		chain, err := datapath.Chain(uplink, hook)
+		if err != nil && rights.State != OK { // which the kernel says as if it could not list any
+			return fail("see privileges", "not tried")
+		}
 		if err != nil {
 			return fail("use Linux 6.12 or newer", "the programs of %s cannot be listed (tcx): %v", name, err)
 		}

@@ -1,0 +1,17 @@
+package agent
+
+import (
+	"testing"
+
+	"pilaster.io/pilaster/internal/endpoint"
+)
+
+// Behind a macvlan the node has no device, and the number that stands for one is nobody else's.
+func TestEndpointHasAnIfindexOfADeviceOnly(t *testing.T) {
+	for host, want := range map[string]uint32{"pil3": 7, "": 0} {
+		e := endpointToProto(endpoint.Record{Device: endpoint.Device{HostName: host, HostIfindex: 7}})
+		if e.HostIfindex != want || e.HostDevice != host {
+			t.Errorf("device %q: %q, index %d, want %d", host, e.HostDevice, e.HostIfindex, want)
+		}
+	}
+}
