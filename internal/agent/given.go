@@ -73,9 +73,7 @@ func (l *Link) Free(ctx context.Context, name, key string) error {
 	if err == nil {
 		return nil
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.unfreed[allocation{name, key}] = true
+	l.setUnfreed(name, key, true)
 	l.config.Log.Warn("addresses are given back when the orchestrator answers", "tenant", name, "endpoint", key, "error", local.Words(err))
 	return nil
 }
@@ -92,14 +90,20 @@ func (l *Link) free(ctx context.Context, name, key string) error {
 
 // freeUnused gives back what an endpoint had, unless there is one again with its key.
 func (l *Link) freeUnused(ctx context.Context, core *Core, name, key string) {
-	err := core.ifUnused(ctx, key, func() error {
-		l.mu.Lock()
-		delete(l.unfreed, allocation{name, key})
-		l.mu.Unlock()
-		return l.Free(ctx, name, key)
-	})
-	if err != nil {
+	l.setUnfreed(name, key, false)
+	if err := core.ifUnused(ctx, key, func() error { return l.Free(ctx, name, key) }); err != nil {
+		l.setUnfreed(name, key, true)
 		l.config.Log.Warn("addresses that no endpoint has are not given back yet", "tenant", name, "endpoint", key, "error", err)
+	}
+}
+
+func (l *Link) setUnfreed(name, key string, is bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if is {
+		l.unfreed[allocation{name, key}] = true
+	} else {
+		delete(l.unfreed, allocation{name, key})
 	}
 }
 

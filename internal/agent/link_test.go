@@ -32,6 +32,7 @@ type fakeCluster struct {
 	resolve    func(*pilasterv1.ResolveRequest) (*pilasterv1.ResolveResponse, error)
 
 	list func(*pilasterv1.ListMappingsRequest) (*pilasterv1.ListMappingsResponse, error)
+	free func(*pilasterv1.FreeRequest) error
 
 	hosted chan *pilasterv1.FollowRequest
 	events chan *pilasterv1.FollowResponse // nil breaks the stream
@@ -63,6 +64,10 @@ func (c *fakeCluster) ListMappings(_ context.Context, req *connect.Request[pilas
 		return nil, err
 	}
 	return connect.NewResponse(resp), nil
+}
+
+func (c *fakeCluster) Free(_ context.Context, req *connect.Request[pilasterv1.FreeRequest]) (*connect.Response[pilasterv1.FreeResponse], error) {
+	return connect.NewResponse(&pilasterv1.FreeResponse{}), c.free(req.Msg)
 }
 
 func (c *fakeCluster) Follow(ctx context.Context, stream *connect.BidiStream[pilasterv1.FollowRequest, pilasterv1.FollowResponse]) error {

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -337,5 +338,43 @@ func TestListWaits(t *testing.T) {
 	}
 	if want := []string{"all 10.0.1.0/24,10.0.2.0/24"}; !slices.Equal(told.said, want) || len(asked) != 3 || asked[2].Sub(asked[1]) < time.Second {
 		t.Errorf("told %q after queries at %v", told.said, asked)
+	}
+}
+
+// What could not be given back is when there is a stream again, unless an endpoint has it by then.
+func TestFreeLater(t *testing.T) {
+	b, core := newLinkBed(t), newBed(t)
+	freed := make(chan string, 10)
+	var back atomic.Bool
+	b.cluster.free = func(req *pilasterv1.FreeRequest) error {
+		if back.Load() {
+			freed <- req.Tenant + " " + req.Key
+			return nil
+		}
+		return connect.NewError(connect.CodeUnavailable, errFake)
+	}
+	for _, container := range []string{"c1", "c2"} {
+		if err := b.link.Free(t.Context(), "green", container+"/eth0"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	back.Store(true)
+	core.add("c2")
+	defer b.run(core)()
+	<-b.cluster.hosted
+	b.cluster.events <- &pilasterv1.FollowResponse{Revision: 4, Event: &pilasterv1.FollowResponse_Heartbeat{}}
+	if got := <-freed; got != "green c1/eth0" {
+		t.Errorf("freed %s", got)
+	}
+	eventually(t, func() error {
+		b.link.mu.Lock()
+		defer b.link.mu.Unlock()
+		if len(b.link.unfreed) != 0 {
+			return fmt.Errorf("%v waits", b.link.unfreed)
+		}
+		return nil
+	})
+	if len(freed) != 0 {
+		t.Errorf("freed %s, which a container has", <-freed)
 	}
 }
