@@ -43,7 +43,7 @@ func damages() []damage {
 			if err != nil {
 				return err
 			}
-			later := strings.Replace(string(text), `"version": 1,`, `"version": 2, "later": true,`, 1)
+			later := strings.Replace(string(text), `"version": 1,`, `"version": 99, "later": true,`, 1)
 			return os.WriteFile(path, []byte(later), 0o600)
 		}, "a later build wrote it"},
 	}
