@@ -31,7 +31,7 @@ import (
 	"pilaster.io/pilaster/internal/reason"
 )
 
-var spec = lab.Spec{
+var spec = withNimitz(lab.Spec{
 	Nodes:   []string{"n1", "n2", "n3"},
 	Tenants: []lab.Tenant{{Name: "blue"}, {Name: "red"}, {Name: "green"}},
 	Containers: []lab.Container{
@@ -44,11 +44,17 @@ var spec = lab.Spec{
 		{Name: "gone1", Node: "n1", Tenant: "blue"},
 		{Name: "gone2", Node: "n2", Tenant: "blue"},
 	},
-}
+})
 
 // sentinels run from the first to the second: together they pass every container but mallory and
 // every port of the fabric.
-var sentinels = [][2]string{{"mallory", "b1"}, {"mallory", "b2"}, {"b2", "b3"}, {"r2", "r1"}, {"r1", "r2"}}
+var sentinels = func() [][2]string {
+	all := [][2]string{{"mallory", "b1"}, {"mallory", "b2"}, {"b2", "b3"}, {"r2", "r1"}, {"r1", "r2"}}
+	if hasNimitz() {
+		all = append(all, [2]string{"v1", "v2"}, [2]string{"a2", "a1"})
+	}
+	return all
+}()
 
 // Where frames are sent from beside containers.
 const (

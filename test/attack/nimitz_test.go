@@ -1,0 +1,89 @@
+package attack_test
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"testing"
+
+	"connectrpc.com/connect"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/datapath"
+	"pilaster.io/pilaster/internal/lab"
+	"pilaster.io/pilaster/internal/lab/labtest"
+	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
+	"pilaster.io/pilaster/internal/packet"
+	"pilaster.io/pilaster/internal/reason"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+// hasNimitz tells whether the nodes carry network nimitz: behind macvlans they do not.
+func hasNimitz() bool { return labtest.Device() != datapath.Macvlan }
+
+// withNimitz adds two tenants with the same addresses, v1 and a1 on n1, v2 and a2 on n2.
+func withNimitz(spec lab.Spec) lab.Spec {
+	if !hasNimitz() {
+		return spec
+	}
+	for _, name := range []string{"violet", "amber"} {
+		spec.Tenants = append(spec.Tenants, lab.Tenant{Name: name, Network: tenant.Nimitz,
+			CIDRs: []netip.Prefix{netip.MustParsePrefix("fd12::/48"), netip.MustParsePrefix("10.12.0.0/16")}})
+		for i, node := range []string{"n1", "n2"} {
+			spec.Containers = append(spec.Containers, lab.Container{Name: name[:1] + string('1'+rune(i)), Node: node, Tenant: name})
+		}
+	}
+	return spec
+}
+
+// nimitz are packets of containers on network nimitz that reach out of it, and VXLAN that nobody but nodes may send (NIMITZ §3.1).
+func (b *bed) nimitz(t *testing.T) []attack {
+	v1, v2, b1, n1, n2, n3 := b.container(t, "v1"), b.container(t, "v2"), b.container(t, "b1"), b.prefix(t, "n1"), b.prefix(t, "n2"), b.prefix(t, "n3")
+	at6, at4, unused6, unused4 := v1.Address, v1.Others[0], netip.MustParseAddr("fd12::ffff:0:1"), netip.MustParseAddr("10.12.250.1")
+	inside := func(name string, why reason.Reason, packets ...packet.Packet) attack {
+		a := attack{name: name, from: "v1", why: why, at: "n1"}
+		for _, p := range packets {
+			for range many {
+				a.frames = append(a.frames, p.Frame(gateway, container))
+			}
+		}
+		return a
+	}
+	violet, err := b.Operator().GetTenant(b.ctx, connect.NewRequest(&pilasterv1.GetTenantRequest{Name: "violet"}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	vni := violet.Msg.Tenant.Ids[0].Id
+	// tunnel is what a node of the source would send to the container.
+	tunnel := func(from, to netip.Addr, vni uint32) packet.Packet {
+		payload := binary.BigEndian.AppendUint32([]byte{8, 0, 0, 0}, vni<<8)
+		payload = append(payload, datagram(at6, v2.Address).Frame(container, gateway)...)
+		return packet.Packet{Source: from, Destination: to, Body: packet.UDP{SourcePort: 50000, DestinationPort: 4789, Payload: payload}}
+	}
+	wire := func(name, sender, receiver string, why reason.Reason, at string, ports int, packets ...packet.Packet) attack {
+		a := attack{name: name, from: sender, why: why, at: at, ports: ports}
+		for _, p := range packets {
+			for range many {
+				a.frames = append(a.frames, p.Frame(b.inject[receiver].MAC(), b.inject[sender].MAC()))
+			}
+		}
+		return a
+	}
+	fabric := func(name string, why reason.Reason, packets ...packet.Packet) attack {
+		return wire(name, onRouter+"n2", onNode+"n2", why, "n2", 1, packets...)
+	}
+	to := pipeline.VTEP(n2)
+	return []attack{
+		inside("another source", reason.SrcNotOwn, datagram(v2.Address, v2.Address), datagram(v2.Others[0], v2.Others[0]),
+			datagram(unused6, v2.Address), datagram(pipeline.VTEP(n1), v2.Address)),
+		inside("nobody is there", reason.NoEndpoint, datagram(at6, unused6), datagram(at4, unused4)),
+		inside("another network", reason.NoRoute, datagram(at6, b1.Address), datagram(at6, b1.Plaintext), datagram(at6, n2.Addr().Next()),
+			datagram(at6, netip.MustParseAddr("2001:db8:70::2")), datagram(at4, netip.MustParseAddr("192.0.2.1"))),
+		inside("VXLAN of its own", reason.NoRoute, tunnel(at6, to, vni)),
+		inside("many", reason.Multicast, datagram(at6, netip.MustParseAddr("ff02::1")), datagram(at4, netip.MustParseAddr("224.0.0.1")), datagram(at4, netip.MustParseAddr("255.255.255.255"))),
+		from("a container of netpila to one of nimitz", "mallory", reason.DstNotPrivate, "n1", 0, datagram(b.container(t, "mallory").Address, at6)),
+		fabric("VXLAN of a stranger", reason.PeerUnknown, tunnel(netip.MustParseAddr("fd00::2"), to, vni), tunnel(n1.Addr().Next(), to, vni)),
+		fabric("VXLAN as this node", reason.OwnSource, tunnel(to, to, vni)),
+		fabric("VXLAN in a VNI that is nobody's", reason.NoRoute, tunnel(pipeline.VTEP(n1), to, 4242), tunnel(pipeline.VTEP(n1), to, uint32(pipeline.GatewayVNI))),
+		wire("VXLAN of a process", onNode+"n3", onRouter+"n3", reason.TunnelForged, "n3", 0, tunnel(pipeline.VTEP(n3), to, vni)),
+	}
+}
