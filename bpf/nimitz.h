@@ -2,6 +2,7 @@
 /* The second network: NIMITZ's five stages (§3.1, fig 5), around a VXLAN device of the kernel that takes from us who is
  * to get a packet and tells us whom one is from. */
 #pragma once
+#include "nimitz_gateway.h"
 #include "nimitz_nat.h"
 
 #define TUNNEL_HOPS  64
@@ -96,15 +97,6 @@ static __always_inline int take_hop(struct __sk_buff *skb, const struct journey 
 		return REASON_HOP_LIMIT;
 	h->hop_limit--;
 	return 0;
-}
-
-static __always_inline int set_both_macs(struct __sk_buff *skb)
-{
-	__u8 macs[2 * ETH_ALEN];
-
-	__builtin_memcpy(macs, container_mac, ETH_ALEN);
-	__builtin_memcpy(macs + ETH_ALEN, gateway_mac, ETH_ALEN);
-	return bpf_skb_store_bytes(skb, 0, macs, sizeof(macs), 0);
 }
 
 /* encap leaves the rest to the VXLAN device: all it has to know is beside the packet. */

@@ -126,12 +126,12 @@ struct {
 	__uint(max_entries, 1); /* set at load */
 } nim_forward_v1 SEC(".maps");
 
-/* The devices of the two other ports, 0 where there is none. */
+/* The devices of the two other ports, and the gateway's other one, 0 where there is none. */
 struct nimitz_node {
 	__u32 vxlan;
 	__u32 gateway;
-	__u32 transit; /* 1: what came in a tunnel may leave in one (an Edge Switch) */
-	__u32 zero;
+	__u32 transit;	/* 1: what came in a tunnel may leave in one (an Edge Switch) */
+	__u32 underlay; /* between the gateway and the fabric */
 };
 
 struct {

@@ -80,6 +80,12 @@ int pil_gateway_in(struct __sk_buff *skb)
 	return nimitz_from_gateway(skb);
 }
 
+SEC("tc")
+int pil_underlay_in(struct __sk_buff *skb)
+{
+	return gateway_to_fabric(skb);
+}
+
 /* Giving a tenant id its key, and trying the cipher: run by the agent, never by a packet. */
 struct key_request {
 	__u32 tenant_id;

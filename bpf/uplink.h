@@ -4,6 +4,7 @@
 #pragma once
 #include "container.h"
 #include "guard.h"
+#include "nimitz_gateway.h"
 
 /* speak_for_peer gives an error of the fabric (too big, time exceeded, unreachable) the peer's address as
  * source: the one the container sent to and the error quotes. From there on it is the peer's own error,
@@ -93,6 +94,8 @@ static __always_inline int from_fabric(struct __sk_buff *skb)
 		/* Containers speak to containers; between those of other nodes this one may be a router. */
 		if (!why && claims_tenant(&key.src) && !claims_tenant(&key.dst))
 			why = REASON_TENANT_TO_NODE;
+		if (!why && is_gateways(&key.dst))
+			return to_gateway(skb);
 		return why ? drop(skb, why, HOOK_UPLINK_IN) : TCX_NEXT;
 	}
 	why = parse(skb, h, &p);

@@ -18,6 +18,12 @@ var ErrNoNamespace = errors.New("its container's namespace is gone")
 // NodeDevice leads from the node's own stack to its containers.
 const NodeDevice = "pilaster0"
 
+// GatewayDevice and UnderlayDevice lead to the gateway of network nimitz: from the switch, and from the fabric.
+const (
+	GatewayDevice  = "pilgate0"
+	UnderlayDevice = "pilgate1"
+)
+
 // Driver makes the kernel do what the core decided. Package datapath drives Linux; a simulation
 // counts. Every call may be repeated: the second one finds nothing to do.
 //

@@ -30,7 +30,7 @@ func Leftovers(prefix netip.Prefix, bpffs string) ([]agent.Leftover, error) {
 	bpffs = filepath.Clean(bpffs)
 	var all []agent.Leftover
 	for _, find := range []func() ([]agent.Leftover, error){
-		leftDevices, leftMacvlans, leftNodeDevice, leftTunnel,
+		leftDevices, leftMacvlans, leftNodeDevice, leftTunnel, leftGateway,
 		func() ([]agent.Leftover, error) { return leftPins(bpffs) },
 		func() ([]agent.Leftover, error) { return leftPrefixes(prefix) },
 	} {

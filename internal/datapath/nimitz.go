@@ -7,7 +7,6 @@ import (
 	"sync"
 
 	"github.com/cilium/ebpf"
-	"github.com/vishvananda/netlink"
 
 	"pilaster.io/pilaster/internal/network"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
@@ -59,19 +58,20 @@ func (d *Datapath) Nimitz() (*Nimitz, error) {
 func (n *Nimitz) Plug(_ context.Context, port pipeline.Port, device string) error {
 	n.changes.Lock()
 	defer n.changes.Unlock()
+	if port == pipeline.Gateway {
+		index, err := n.d.plugGateway(overlaySide, device)
+		if err != nil {
+			return fmt.Errorf("make %s %v: %w", device, port, err)
+		}
+		n.ports[port] = index
+		return nil
+	}
 	l, err := n.d.netlink.LinkByName(device)
 	if err != nil {
 		return fmt.Errorf("%v: device %s: %w", port, device, err)
 	}
 	index := uint32(l.Attrs().Index)
 	switch {
-	case port == pipeline.Gateway:
-		err = n.d.alone(func() error {
-			return AttachFilter(n.d.netlink, int(index), device, netlink.HANDLE_MIN_INGRESS, n.d.objects.PilGatewayIn, pilasterProgPilGatewayIn)
-		})
-		if err == nil {
-			err = n.d.setNimitzNode(func(v *pilasterNimitzNode) { v.Gateway = index })
-		}
 	case port == pipeline.VXLAN || port == 0:
 		err = errors.New("it is no port to be plugged")
 	default:

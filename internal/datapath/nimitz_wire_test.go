@@ -26,6 +26,13 @@ type nimitzWire struct {
 
 func newNimitzWire(t testing.TB) *nimitzWire {
 	w := &nimitzWire{wire: newWireOf(t, Veth)}
+	w.mesh(t)
+	return w
+}
+
+// mesh gives the nodes their switches.
+func (w *nimitzWire) mesh(t testing.TB) {
+	t.Helper()
 	for i, n := range w.nodes {
 		var err error
 		w.switches[i], err = n.datapath.Nimitz()
@@ -39,7 +46,6 @@ func newNimitzWire(t testing.TB) *nimitzWire {
 		}
 		must(t, w.switches[i].Apply(t.Context(), nil, entries))
 	}
-	return w
 }
 
 // overlay is the subnets of a node, 1 or 2, which both tenants have there.

@@ -87,11 +87,11 @@ type pilasterLocal struct {
 }
 
 type pilasterNimitzNode struct {
-	_       structs.HostLayout
-	Vxlan   uint32
-	Gateway uint32
-	Transit uint32
-	Zero    uint32
+	_        structs.HostLayout
+	Vxlan    uint32
+	Gateway  uint32
+	Transit  uint32
+	Underlay uint32
 }
 
 type pilasterPeerKey struct {
@@ -201,6 +201,7 @@ const (
 	pilasterProgPilSetKey      = "pil_set_key"
 	pilasterProgPilTryCipher   = "pil_try_cipher"
 	pilasterProgPilTunnelIn    = "pil_tunnel_in"
+	pilasterProgPilUnderlayIn  = "pil_underlay_in"
 	pilasterProgPilUplinkIn    = "pil_uplink_in"
 	pilasterProgPilUplinkOut   = "pil_uplink_out"
 	pilasterVarBaseMask        = "base_mask"
@@ -260,20 +261,21 @@ type pilasterSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type pilasterProgramSpecs struct {
-	PilContainer *ebpf.ProgramSpec `ebpf:"pil_container"`
-	PilEdgeIn    *ebpf.ProgramSpec `ebpf:"pil_edge_in"`
-	PilEdgeOut   *ebpf.ProgramSpec `ebpf:"pil_edge_out"`
-	PilGatewayIn *ebpf.ProgramSpec `ebpf:"pil_gateway_in"`
-	PilGuardIn   *ebpf.ProgramSpec `ebpf:"pil_guard_in"`
-	PilGuardOut  *ebpf.ProgramSpec `ebpf:"pil_guard_out"`
-	PilNimitz    *ebpf.ProgramSpec `ebpf:"pil_nimitz"`
-	PilNode      *ebpf.ProgramSpec `ebpf:"pil_node"`
-	PilPortIn    *ebpf.ProgramSpec `ebpf:"pil_port_in"`
-	PilSetKey    *ebpf.ProgramSpec `ebpf:"pil_set_key"`
-	PilTryCipher *ebpf.ProgramSpec `ebpf:"pil_try_cipher"`
-	PilTunnelIn  *ebpf.ProgramSpec `ebpf:"pil_tunnel_in"`
-	PilUplinkIn  *ebpf.ProgramSpec `ebpf:"pil_uplink_in"`
-	PilUplinkOut *ebpf.ProgramSpec `ebpf:"pil_uplink_out"`
+	PilContainer  *ebpf.ProgramSpec `ebpf:"pil_container"`
+	PilEdgeIn     *ebpf.ProgramSpec `ebpf:"pil_edge_in"`
+	PilEdgeOut    *ebpf.ProgramSpec `ebpf:"pil_edge_out"`
+	PilGatewayIn  *ebpf.ProgramSpec `ebpf:"pil_gateway_in"`
+	PilGuardIn    *ebpf.ProgramSpec `ebpf:"pil_guard_in"`
+	PilGuardOut   *ebpf.ProgramSpec `ebpf:"pil_guard_out"`
+	PilNimitz     *ebpf.ProgramSpec `ebpf:"pil_nimitz"`
+	PilNode       *ebpf.ProgramSpec `ebpf:"pil_node"`
+	PilPortIn     *ebpf.ProgramSpec `ebpf:"pil_port_in"`
+	PilSetKey     *ebpf.ProgramSpec `ebpf:"pil_set_key"`
+	PilTryCipher  *ebpf.ProgramSpec `ebpf:"pil_try_cipher"`
+	PilTunnelIn   *ebpf.ProgramSpec `ebpf:"pil_tunnel_in"`
+	PilUnderlayIn *ebpf.ProgramSpec `ebpf:"pil_underlay_in"`
+	PilUplinkIn   *ebpf.ProgramSpec `ebpf:"pil_uplink_in"`
+	PilUplinkOut  *ebpf.ProgramSpec `ebpf:"pil_uplink_out"`
 }
 
 // pilasterMapSpecs contains maps before they are loaded into the kernel.
@@ -408,20 +410,21 @@ type pilasterVariables struct {
 //
 // It can be passed to loadPilasterObjects or ebpf.CollectionSpec.LoadAndAssign.
 type pilasterPrograms struct {
-	PilContainer *ebpf.Program `ebpf:"pil_container"`
-	PilEdgeIn    *ebpf.Program `ebpf:"pil_edge_in"`
-	PilEdgeOut   *ebpf.Program `ebpf:"pil_edge_out"`
-	PilGatewayIn *ebpf.Program `ebpf:"pil_gateway_in"`
-	PilGuardIn   *ebpf.Program `ebpf:"pil_guard_in"`
-	PilGuardOut  *ebpf.Program `ebpf:"pil_guard_out"`
-	PilNimitz    *ebpf.Program `ebpf:"pil_nimitz"`
-	PilNode      *ebpf.Program `ebpf:"pil_node"`
-	PilPortIn    *ebpf.Program `ebpf:"pil_port_in"`
-	PilSetKey    *ebpf.Program `ebpf:"pil_set_key"`
-	PilTryCipher *ebpf.Program `ebpf:"pil_try_cipher"`
-	PilTunnelIn  *ebpf.Program `ebpf:"pil_tunnel_in"`
-	PilUplinkIn  *ebpf.Program `ebpf:"pil_uplink_in"`
-	PilUplinkOut *ebpf.Program `ebpf:"pil_uplink_out"`
+	PilContainer  *ebpf.Program `ebpf:"pil_container"`
+	PilEdgeIn     *ebpf.Program `ebpf:"pil_edge_in"`
+	PilEdgeOut    *ebpf.Program `ebpf:"pil_edge_out"`
+	PilGatewayIn  *ebpf.Program `ebpf:"pil_gateway_in"`
+	PilGuardIn    *ebpf.Program `ebpf:"pil_guard_in"`
+	PilGuardOut   *ebpf.Program `ebpf:"pil_guard_out"`
+	PilNimitz     *ebpf.Program `ebpf:"pil_nimitz"`
+	PilNode       *ebpf.Program `ebpf:"pil_node"`
+	PilPortIn     *ebpf.Program `ebpf:"pil_port_in"`
+	PilSetKey     *ebpf.Program `ebpf:"pil_set_key"`
+	PilTryCipher  *ebpf.Program `ebpf:"pil_try_cipher"`
+	PilTunnelIn   *ebpf.Program `ebpf:"pil_tunnel_in"`
+	PilUnderlayIn *ebpf.Program `ebpf:"pil_underlay_in"`
+	PilUplinkIn   *ebpf.Program `ebpf:"pil_uplink_in"`
+	PilUplinkOut  *ebpf.Program `ebpf:"pil_uplink_out"`
 }
 
 func (p *pilasterPrograms) Close() error {
@@ -438,6 +441,7 @@ func (p *pilasterPrograms) Close() error {
 		p.PilSetKey,
 		p.PilTryCipher,
 		p.PilTunnelIn,
+		p.PilUnderlayIn,
 		p.PilUplinkIn,
 		p.PilUplinkOut,
 	)

@@ -96,10 +96,6 @@ func (d *Datapath) attachNimitz() error {
 	if err != nil || tunnel == nil {
 		return err
 	}
-	var node pilasterNimitzNode
-	if err := d.objects.NimNodeV1.Lookup(uint32(0), &node); err != nil {
-		return fmt.Errorf("read the second network's devices: %w", err)
-	}
 	index := tunnel.Attrs().Index
 	steps := []func() error{
 		func() error {
@@ -108,11 +104,7 @@ func (d *Datapath) attachNimitz() error {
 		func() error { return d.setNimitzNode(func(v *pilasterNimitzNode) { v.Vxlan = uint32(index) }) },
 		func() error { return d.objects.PilNetworksV1.Put(networkNimitz, d.objects.PilNimitz) },
 		func() error { return netns.Retry(func() error { return d.netlink.LinkSetUp(tunnel) }) },
-	}
-	if gateway, err := d.netlink.LinkByIndex(int(node.Gateway)); err == nil && node.Gateway != 0 {
-		steps = append(steps, func() error {
-			return gone(AttachFilter(d.netlink, int(node.Gateway), gateway.Attrs().Name, netlink.HANDLE_MIN_INGRESS, d.objects.PilGatewayIn, pilasterProgPilGatewayIn))
-		})
+		d.reattachGateway,
 	}
 	for _, step := range steps {
 		if err := d.alone(step); err != nil {

@@ -170,3 +170,53 @@ func nimitzNAT() []mutation {
 		},
 	}
 }
+
+func nimitzGateway() []mutation {
+	const leaks = "TestGatewayLeaksNothing"
+	return []mutation{
+		{
+			name: "sources",
+			old:  "if (!is_gateways(&f.src))\n\t\treturn drop(skb, REASON_UNTRANSLATED, HOOK_GATEWAY);",
+			test: leaks,
+			cases: []string{
+				"a container's virtual address", "a container's overlay address", "the node's address", "a tunnel address",
+				"a container's netpila address", "another gateway's address", "without rules",
+			},
+		},
+		{name: "this node's", old: "a->hi == own_node && ", test: leaks, cases: []string{"another gateway's address"}},
+		{name: "no container's", old: "!tenant_id(a) && ", test: leaks, cases: []string{"a container's netpila address"}},
+		{
+			name:  "none of the node's",
+			old:   " && app_id(a) == GATEWAY_APP",
+			test:  leaks,
+			cases: []string{"the node's address", "a tunnel address"},
+		},
+		{
+			name:  "containers",
+			old:   "if (claims_tenant(&f.dst))\n\t\treturn drop(skb, REASON_TENANT_MISMATCH, HOOK_GATEWAY);",
+			test:  leaks,
+			cases: []string{"to a container of netpila"},
+		},
+		{name: "the private prefix", old: "why = check_private(&f.src, &f.dst);", new: "why = 0;", test: leaks, cases: []string{"to the private prefix"}},
+		{
+			name:  "whole headers",
+			old:   "h = frame_of(skb);\n\tif (!h)\n\t\treturn drop(skb, REASON_MALFORMED, HOOK_GATEWAY);",
+			new:   "h = frame_of(skb);\n\tif (!h)\n\t\treturn TCX_NEXT;",
+			test:  leaks,
+			cases: []string{"cut short"},
+		},
+		{
+			name:  "no gateway",
+			old:   "return drop(skb, REASON_NO_ENDPOINT, HOOK_UPLINK_IN);",
+			new:   "return TCX_NEXT;",
+			test:  leaks,
+			cases: []string{"a node without a gateway"},
+		},
+		{
+			name:  "tags and IPv4",
+			old:   "if (skb->protocol != bpf_htons(ETH_P_IPV6) || skb->vlan_present)\n\t\treturn drop(skb, REASON_NOT_IP6, HOOK_GATEWAY);",
+			test:  leaks,
+			cases: []string{"a tag", "IPv4"},
+		},
+	}
+}

@@ -42,6 +42,9 @@ func unreachable() map[string]map[string]string {
 			"|| set_both_macs(skb))\n\t\treturn drop(skb, REASON_MALFORMED, j->hook);": within,
 			"if (!own)\n\t\treturn drop(skb, REASON_SRC_NOT_OWN, HOOK_CONTAINER);":     verifier,
 		},
+		"nimitz_gateway.h": {
+			"if (set_both_macs(skb))\n\t\treturn drop(skb, REASON_MALFORMED, HOOK_UPLINK_IN);": within,
+		},
 		"nimitz_nat.h": {
 			"if (h4->eth.h_proto != skb->protocol)\n\t\treturn REASON_NOT_IP6;": "the kernel reads itself what comes out of a veth or a tunnel; beside a netkit it is the sender's word",
 		},

@@ -105,7 +105,7 @@ func (n *Network) PutTenant(ctx context.Context, t tenant.Tenant) error {
 		n.tenants[t.Name] = h
 	}
 	h.set(t)
-	return n.change(ctx, h, h.allMatches())
+	return n.settle(ctx, h)
 }
 
 // DeleteTenant forgets the tenant, if the id that is its VNI is among those given.
@@ -118,10 +118,11 @@ func (n *Network) DeleteTenant(ctx context.Context, t tenant.Tenant) error {
 	}
 	gone := newHosted()
 	gone.installed = h.installed
-	if err := n.change(ctx, gone, gone.allMatches()); err != nil {
+	delete(n.tenants, t.Name)
+	if err := n.settle(ctx, gone); err != nil {
+		n.tenants[t.Name] = h
 		return err
 	}
-	delete(n.tenants, t.Name)
 	return nil
 }
 
@@ -206,53 +207,45 @@ func (n *Network) Repair(ctx context.Context, _, found []endpoint.Record) error 
 		}
 		h.add(r)
 	}
-	region := newHosted() // what is nobody's but the node's
-	n.adopt(there, region)
+	n.adopt(there)
 	n.forwards = pipeline.Count(there)[pipeline.Forwarding]
 	if err := n.plug(ctx, there, found); err != nil {
 		return err
 	}
-	all := append(slices.Collect(maps.Values(n.tenants)), region)
-	var remove, add []pipeline.Entry
-	for _, h := range all {
-		r, a := h.difference(h.allMatches())
-		remove, add = append(remove, r...), append(add, a...)
-	}
-	peer := pipeline.Peer{Nodes: n.config.Plan.Base}
-	if kept := slices.Index(remove, pipeline.Entry(peer)); kept >= 0 {
-		remove = slices.Delete(remove, kept, kept+1)
-	} else {
-		add = append(add, peer)
-	}
-	if err := n.apply(ctx, remove, add); err != nil {
+	n.repaired = true
+	if err := n.settle(ctx, slices.Collect(maps.Values(n.tenants))...); err != nil {
+		n.repaired = false
 		return err
 	}
-	for _, h := range all {
-		h.have(h.difference(h.allMatches()))
-	}
-	n.repaired = true
 	return nil
 }
 
 // adopt takes note of what the switch has, each tenant of its own.
-func (n *Network) adopt(there []pipeline.Entry, others *hosted) {
+func (n *Network) adopt(there []pipeline.Entry) {
 	byVNI := map[pipeline.VNI]*hosted{}
-	for _, h := range n.tenants {
+	for _, h := range append(slices.Collect(maps.Values(n.tenants)), n.region) {
 		clear(h.installed)
-		byVNI[h.vni] = h
+		byVNI[h.vni] = h // the region's is none
 	}
 	for _, e := range there {
-		of := others
+		of := n.region
 		switch own := e.(type) {
 		case pipeline.Sender:
+			of = byVNI[own.VNI]
+		case pipeline.DNAT:
+			of = byVNI[own.RealVNI]
+		case pipeline.SNAT:
 			of = byVNI[own.VNI]
 		case pipeline.Forward:
 			of = byVNI[own.VNI]
 		}
 		if of == nil {
-			of = others
+			of = n.region
 		}
 		of.adopt(e)
+		if !n.services.heard {
+			n.believe(of, e)
+		}
 	}
 }
 

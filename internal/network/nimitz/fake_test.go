@@ -132,6 +132,13 @@ type node struct {
 	record map[endpoint.ID]endpoint.Record
 	last   endpoint.ID
 	max    int
+
+	published map[netip.Addr]netip.Addr
+}
+
+func (n *node) Publish(_ context.Context, virtual map[netip.Addr]netip.Addr) error {
+	n.published = virtual
+	return nil
 }
 
 // tenantOf has VNI id, and addresses that others have too.
@@ -156,7 +163,7 @@ func newCluster(t testing.TB, nodes int, tenants ...tenant.Tenant) *cluster {
 // start is what a new process of the agent does: it knows the records and finds the switch as it is.
 func (n *node) start(indexes Indexes) {
 	n.c.t.Helper()
-	n.Network = New(Config{Plan: plan, Node: n.prefix, Indexes: indexes, Cluster: n, Switch: n.sw, MaxMappings: n.max})
+	n.Network = New(Config{Plan: plan, Node: n.prefix, Indexes: indexes, Cluster: n, Switch: n.sw, Gateway: n, MaxMappings: n.max})
 	var found []endpoint.Record
 	for _, t := range n.c.tenants {
 		if n.hosts(t) {

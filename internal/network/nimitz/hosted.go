@@ -12,12 +12,14 @@ import (
 
 // hosted is a tenant that lives here: where all of it is, and what the switch has of that.
 type hosted struct {
+	name     string
 	vni      pipeline.VNI
 	overlays []netip.Prefix
 	here     map[netip.Addr]port
 	remote   map[netip.Prefix]netip.Prefix // the node of each subnet or address that is on another one
 	heard    bool                          // the cluster has told all of them
 
+	nat       map[any]pipeline.Entry // what services come to, by match
 	installed map[any]pipeline.Entry // by match
 }
 
@@ -28,12 +30,12 @@ type port struct {
 }
 
 func newHosted() *hosted {
-	return &hosted{here: map[netip.Addr]port{}, remote: map[netip.Prefix]netip.Prefix{}, installed: map[any]pipeline.Entry{}}
+	return &hosted{here: map[netip.Addr]port{}, remote: map[netip.Prefix]netip.Prefix{}, nat: map[any]pipeline.Entry{}, installed: map[any]pipeline.Entry{}}
 }
 
 // set takes the tenant as it is now. Its VNI is the oldest of its ids, which stays when it gets more.
 func (h *hosted) set(t tenant.Tenant) {
-	h.vni, h.overlays = pipeline.VNI(t.IDs[0].ID), nil
+	h.name, h.vni, h.overlays = t.Name, pipeline.VNI(t.IDs[0].ID), nil
 	for _, o := range t.Overlays {
 		h.overlays = append(h.overlays, o.CIDR)
 	}
@@ -68,6 +70,9 @@ func (h *hosted) allMatches() []any {
 	for match := range h.installed {
 		all = append(all, match)
 	}
+	for match := range h.nat {
+		all = append(all, match)
+	}
 	for _, cidr := range h.overlays {
 		all = append(all, h.forwardMatch(cidr))
 	}
@@ -93,6 +98,9 @@ func (h *hosted) forwardMatch(to netip.Prefix) any {
 // wanted is the entry that a match is to have, nil for none. A container here comes before what the cluster last said of its address, and
 // in what is left of the tenant's CIDRs is nobody.
 func (h *hosted) wanted(match any) pipeline.Entry {
+	if e, ok := h.nat[match]; ok {
+		return e
+	}
 	switch m := match.(type) {
 	case pipeline.Sender:
 		if p, ok := h.here[m.Address]; ok && p.Port == m.Port {

@@ -32,7 +32,8 @@ type Config struct {
 	Indexes     Indexes
 	Cluster     Cluster
 	Switch      Switch
-	MaxMappings int // forwarding entries
+	Gateway     Gateway // nil for none
+	MaxMappings int     // forwarding entries
 }
 
 // Network is NIMITZ on one node.
@@ -41,6 +42,8 @@ type Network struct {
 
 	mu       sync.Mutex // held through a change of the switch, so that they come one after the other
 	tenants  map[string]*hosted
+	region   *hosted // what is no tenant's
+	services services
 	forwards int  // entries that the switch has
 	repaired bool // so that they are known
 }
@@ -50,7 +53,7 @@ var _ network.Network = (*Network)(nil)
 // New is the network of a node. Nothing reaches the switch before Repair.
 func New(c Config) *Network {
 	c.MaxMappings = cmp.Or(c.MaxMappings, DefaultMaxMappings)
-	return &Network{config: c, tenants: map[string]*hosted{}}
+	return &Network{config: c, tenants: map[string]*hosted{}, region: newHosted()}
 }
 
 // gateways is each family's next hop inside a container. It is a static neighbour, so nobody asks for it.
@@ -182,7 +185,7 @@ func (n *Network) Activate(ctx context.Context, r endpoint.Record) error {
 		return fmt.Errorf("endpoint %d: %w", r.ID, err)
 	}
 	h.add(r)
-	return n.change(ctx, h, h.matches(r))
+	return n.update(ctx, h, h.matches(r))
 }
 
 // Deactivate takes its entries away, then the port.
@@ -190,8 +193,10 @@ func (n *Network) Deactivate(ctx context.Context, r endpoint.Record) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if h, ok := n.tenants[r.Tenant]; ok {
+		matches := append(h.matches(r), h.translations(r)...)
+		h.forget(r)
 		h.remove(r)
-		if err := n.change(ctx, h, h.matches(r)); err != nil {
+		if err := n.update(ctx, h, matches); err != nil {
 			return fmt.Errorf("endpoint %d: %w", r.ID, err)
 		}
 	}
@@ -217,7 +222,7 @@ func (n *Network) Check(ctx context.Context, r endpoint.Record) error {
 	for _, e := range there {
 		has[e.Match()] = e
 	}
-	for _, match := range h.matches(r) {
+	for _, match := range append(h.matches(r), h.translations(r)...) {
 		if want := h.wanted(match); want == nil || has[match] != want {
 			return fmt.Errorf("endpoint %d: the switch has %v for it, not %v", r.ID, has[match], want)
 		}

@@ -1,0 +1,184 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/netns"
+	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
+)
+
+// Ends inside the namespace.
+const (
+	overlay  = "overlay"
+	underlay = "underlay"
+)
+
+// carrierTimeout bounds how long a device may take to notice that the other end is up.
+const carrierTimeout = 5 * time.Second
+
+// Config is what a Gateway is made of.
+type Config struct {
+	Path string // of the namespace
+
+	// The node's ends of the devices.
+	Switch, Fabric string
+
+	Block   netip.Prefix // the node's virtual addresses
+	Virtual netip.Addr   // the gateway's own of these, which containers see clients by
+	Own     netip.Addr   // the gateway's own on the underlay, which services see containers by
+	MTU     int          // of the uplink
+}
+
+// Gateway is one node's.
+type Gateway struct {
+	config Config
+	ns     *netns.Namespace
+}
+
+// Open makes the gateway, or sets right the one that is there, from the node's namespace. It translates nothing before Publish.
+func Open(ctx context.Context, c Config) (*Gateway, error) {
+	ns, err := netns.Open(c.Path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, netns.ErrNone): // of a machine that started anew only the file is left
+		if err := netns.Remove(c.Path); err != nil {
+			return nil, err
+		}
+		if ns, err = netns.Create(c.Path); err != nil {
+			return nil, err
+		}
+	case err != nil:
+		return nil, err
+	}
+	g := &Gateway{c, ns}
+	if err := g.setUp(ctx); err != nil {
+		return nil, errors.Join(fmt.Errorf("set up the gateway in %s: %w", c.Path, err), ns.Close())
+	}
+	return g, nil
+}
+
+// Close leaves the gateway at work.
+func (g *Gateway) Close() error { return g.ns.Close() }
+
+// Remove takes the gateway at a path away; its devices go with it.
+func Remove(path string) error { return netns.Remove(path) }
+
+func (g *Gateway) setUp(ctx context.Context) error {
+	node, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return err
+	}
+	defer node.Close()
+	inside, err := g.ns.Netlink()
+	if err != nil {
+		return err
+	}
+	defer inside.Close()
+	// Before any device: nothing is forwarded that the rules do not know.
+	if err := g.keepRules(); err != nil {
+		return err
+	}
+	if err := g.ns.Do(setRouter); err != nil {
+		return err
+	}
+	c := g.config
+	for _, side := range []struct {
+		near, far string
+		addr      netip.Addr
+		mtu       int
+		route     netip.Prefix
+	}{
+		{c.Switch, overlay, c.Virtual, c.MTU - pipeline.Overhead, c.Block},
+		{c.Fabric, underlay, c.Own, c.MTU, netip.PrefixFrom(netip.IPv6Unspecified(), 0)},
+	} {
+		near, far, err := g.pair(node, inside, side.near, side.far)
+		if err != nil {
+			return err
+		}
+		for _, step := range []func() error{
+			func() error { return node.LinkSetMTU(near, side.mtu) },
+			func() error { return inside.LinkSetMTU(far, side.mtu) },
+			func() error { return node.LinkSetARPOff(near) },
+			func() error { return inside.LinkSetARPOff(far) },
+			func() error { return node.LinkSetUp(near) },
+			func() error { return inside.LinkSetUp(far) },
+			func() error {
+				return inside.AddrReplace(far, &netlink.Addr{IPNet: ipNet(netip.PrefixFrom(side.addr, 128)), Flags: unix.IFA_F_NODAD})
+			},
+			func() error {
+				return inside.RouteReplace(&netlink.Route{LinkIndex: far.Attrs().Index, Dst: ipNet(side.route)})
+			},
+		} {
+			if err := netns.Retry(step); err != nil {
+				return fmt.Errorf("%s and %s: %w", side.near, side.far, err)
+			}
+		}
+	}
+	return g.waitUp(ctx)
+}
+
+// pair finds both ends, or makes them.
+func (g *Gateway) pair(node, inside *netlink.Handle, near, far string) (at, other netlink.Link, err error) {
+	at, err = node.LinkByName(near)
+	if err == nil {
+		if other, err = inside.LinkByName(far); err == nil {
+			return at, other, nil
+		}
+		// Of another gateway, whose namespace is gone or elsewhere.
+		if err := netns.Retry(func() error { return node.LinkDel(at) }); err != nil {
+			return nil, nil, fmt.Errorf("remove %s, which leads elsewhere: %w", near, err)
+		}
+	}
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.HardwareAddr = near, pipeline.OutsideMAC
+	veth := netlink.NewVeth(attrs)
+	veth.PeerName, veth.PeerHardwareAddr, veth.PeerNamespace = far, pipeline.InsideMAC, netlink.NsFd(g.ns.FD())
+	if err := netns.Retry(func() error { return node.LinkAdd(veth) }); err != nil {
+		return nil, nil, fmt.Errorf("make %s: %w", near, err)
+	}
+	if at, err = node.LinkByName(near); err != nil {
+		return nil, nil, fmt.Errorf("find %s: %w", near, err)
+	}
+	if other, err = inside.LinkByName(far); err != nil {
+		return nil, nil, fmt.Errorf("find %s: %w", far, err)
+	}
+	return at, other, nil
+}
+
+func (g *Gateway) waitUp(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, carrierTimeout)
+	defer cancel()
+	for _, device := range []string{overlay, underlay} {
+		if err := g.ns.WaitUp(ctx, device); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// setRouter has the calling thread's namespace forward, and its devices be silent: they ask for no router and have no address that
+// nobody gave them.
+func setRouter() error {
+	for _, s := range [][2]string{
+		{"default/addr_gen_mode", "1"}, {"default/accept_ra", "0"}, {"default/accept_dad", "0"}, {"all/forwarding", "1"},
+	} {
+		if err := os.WriteFile(filepath.Join("/proc/sys/net/ipv6/conf", s[0]), []byte(s[1]), 0); err != nil {
+			return fmt.Errorf("set %s: %w", s[0], err)
+		}
+	}
+	return nil
+}
+
+func ipNet(p netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}

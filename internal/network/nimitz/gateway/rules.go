@@ -1,0 +1,152 @@
+package gateway
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/binaryutil"
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+)
+
+// The one table, and its map of what is published.
+const (
+	tableName = "pilaster"
+	published = "published"
+)
+
+// Offsets in an IPv6 header, and a register that holds an address.
+const (
+	source      = 8
+	destination = 24
+	register    = 1
+)
+
+// Publish makes containers, by their virtual addresses, reachable at addresses of the underlay: those given and no others. The rules change in one
+// transaction. Connections there are stay as they are.
+func (g *Gateway) Publish(_ context.Context, virtual map[netip.Addr]netip.Addr) error {
+	var elements []nftables.SetElement
+	for _, at := range slices.SortedFunc(maps.Keys(virtual), netip.Addr.Compare) {
+		elements = append(elements, nftables.SetElement{Key: at.AsSlice(), Val: virtual[at].AsSlice()})
+	}
+	return g.replace(elements)
+}
+
+// keepRules makes the table if it is not there. One that is stays, with what it publishes, until Publish.
+func (g *Gateway) keepRules() error {
+	nft, err := g.open()
+	if err != nil {
+		return err
+	}
+	tables, err := nft.ListTablesOfFamily(nftables.TableFamilyIPv6)
+	if err != nil {
+		return fmt.Errorf("list the gateway's tables: %w", err)
+	}
+	if slices.ContainsFunc(tables, func(t *nftables.Table) bool { return t.Name == tableName }) {
+		return nil
+	}
+	return g.replace(nil)
+}
+
+func (g *Gateway) open() (*nftables.Conn, error) {
+	nft, err := nftables.New(nftables.WithNetNSFd(g.ns.FD()))
+	if err != nil {
+		return nil, fmt.Errorf("nftables: %w; the gateway needs them, with NAT (CONFIG_NFT_NAT), in the kernel", err)
+	}
+	return nft, nil
+}
+
+func (g *Gateway) replace(elements []nftables.SetElement) error {
+	nft, err := g.open()
+	if err != nil {
+		return err
+	}
+	c := g.config
+	table := &nftables.Table{Family: nftables.TableFamilyIPv6, Name: tableName}
+	nft.AddTable(table) // so that there is one to delete
+	nft.DelTable(table)
+	nft.AddTable(table)
+	leads := &nftables.Set{Table: table, Name: published, IsMap: true, KeyType: nftables.TypeIP6Addr, DataType: nftables.TypeIP6Addr}
+	if err := nft.AddSet(leads, elements); err != nil {
+		return fmt.Errorf("make a map of what is published: %w", err)
+	}
+	add := func(chain *nftables.Chain, parts ...[]expr.Any) {
+		nft.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: slices.Concat(parts...)})
+	}
+
+	// (d): a published address becomes the container's virtual one, and the client the gateway, which answers therefore come back to.
+	in := nft.AddChain(&nftables.Chain{Table: table, Name: "in", Type: nftables.ChainTypeNAT, Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityNATDest})
+	add(in, from(underlay), load(destination), []expr.Any{
+		&expr.Lookup{SourceRegister: register, DestRegister: register, IsDestRegSet: true, SetName: leads.Name, SetID: leads.ID},
+		&expr.NAT{Type: expr.NATTypeDestNAT, Family: unix.NFPROTO_IPV6, RegAddrMin: register},
+	})
+	out := nft.AddChain(&nftables.Chain{Table: table, Name: "out", Type: nftables.ChainTypeNAT, Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityNATSource})
+	add(out, to(overlay), sourceBecomes(c.Virtual))
+	// (c): containers become the gateway.
+	add(out, to(underlay), sourceBecomes(c.Own))
+
+	drop, accept := nftables.ChainPolicyDrop, []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}}
+	through := nft.AddChain(&nftables.Chain{
+		Table: table, Name: "through", Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookForward, Priority: nftables.ChainPriorityFilter, Policy: &drop,
+	})
+	// A source that the switch did not translate is no container's of this node.
+	add(through, from(overlay), to(underlay), load(source), within(c.Block), valid(), accept)
+	add(through, from(underlay), to(overlay), conntrack(expr.CtKeySTATE, expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), accept)
+	add(through, from(underlay), to(overlay), conntrack(expr.CtKeySTATUS, destinationTranslated), accept)
+	// The stack itself speaks to nobody.
+	nft.AddChain(&nftables.Chain{
+		Table: table, Name: "here", Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookInput, Priority: nftables.ChainPriorityFilter, Policy: &drop,
+	})
+	if err := nft.Flush(); err != nil {
+		return fmt.Errorf("replace the gateway's rules: %w; they are as they were", err)
+	}
+	return nil
+}
+
+const destinationTranslated = 1 << 5 // IPS_DST_NAT
+
+func from(device string) []expr.Any { return onDevice(expr.MetaKeyIIFNAME, device) }
+func to(device string) []expr.Any   { return onDevice(expr.MetaKeyOIFNAME, device) }
+
+func onDevice(key expr.MetaKey, device string) []expr.Any {
+	name := make([]byte, unix.IFNAMSIZ)
+	copy(name, device)
+	return []expr.Any{&expr.Meta{Key: key, Register: register}, &expr.Cmp{Op: expr.CmpOpEq, Register: register, Data: name}}
+}
+
+func load(address uint32) []expr.Any {
+	return []expr.Any{&expr.Payload{DestRegister: register, Base: expr.PayloadBaseNetworkHeader, Offset: address, Len: 16}}
+}
+
+func within(p netip.Prefix) []expr.Any {
+	n := ipNet(p)
+	return []expr.Any{
+		&expr.Bitwise{SourceRegister: register, DestRegister: register, Len: 16, Mask: n.Mask, Xor: make([]byte, 16)},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: register, Data: n.IP},
+	}
+}
+
+func sourceBecomes(a netip.Addr) []expr.Any {
+	return []expr.Any{
+		&expr.Immediate{Register: register, Data: a.AsSlice()},
+		&expr.NAT{Type: expr.NATTypeSourceNAT, Family: unix.NFPROTO_IPV6, RegAddrMin: register},
+	}
+}
+
+// valid is what connection tracking knows, or begins to: only that is translated.
+func valid() []expr.Any {
+	return conntrack(expr.CtKeySTATE, expr.CtStateBitNEW|expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED)
+}
+
+// conntrack matches any of the bits.
+func conntrack(key expr.CtKey, bits uint32) []expr.Any {
+	return []expr.Any{
+		&expr.Ct{Key: key, Register: register},
+		&expr.Bitwise{SourceRegister: register, DestRegister: register, Len: 4, Mask: binaryutil.NativeEndian.PutUint32(bits), Xor: make([]byte, 4)},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: register, Data: make([]byte, 4)},
+	}
+}
