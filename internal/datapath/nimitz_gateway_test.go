@@ -60,19 +60,18 @@ func newUnderlayWire(t testing.TB) *underlayWire {
 func (w *underlayWire) openGateway(t testing.TB, i int) (err error) {
 	n := w.nodes[i]
 	block, _ := address.DefaultPlan().GatewayBlock(n.prefix, false)
-	path := filepath.Join(t.TempDir(), "gateway")
-	w.paths[i] = path
+	if w.gateways[i] == nil {
+		w.paths[i] = filepath.Join(t.TempDir(), "gateway")
+		t.Cleanup(func() { must(t, gateway.Remove(w.paths[i])) })
+	}
 	w.gateways[i], err = gateway.Open(t.Context(), gateway.Config{
-		Path: path, Switch: agent.GatewayDevice, Fabric: agent.UnderlayDevice,
+		Path: w.paths[i], Switch: agent.GatewayDevice, Fabric: agent.UnderlayDevice,
 		Block: block, Virtual: nimitz.GatewayAddress(block), Own: nimitz.UnderlayAddress(n.prefix, 1), MTU: 1500,
 	})
 	if err != nil {
 		return err
 	}
-	t.Cleanup(func() {
-		w.gateways[i].Close()
-		must(t, gateway.Remove(path))
-	})
+	t.Cleanup(func() { w.gateways[i].Close() })
 	if err := w.switches[i].Plug(t.Context(), pipeline.Gateway, agent.GatewayDevice); err != nil {
 		return err
 	}
@@ -311,6 +310,25 @@ func TestGatewayPublishes(t *testing.T) {
 		if err == nil && (w.nodes[1].prefix.Contains(p.Source) || one.Contains(p.Source)) {
 			t.Fatalf("%v sends to the client", p.Source)
 		}
+	}
+	// A new process of the agent finds it at work, and leaves it so.
+	at := netip.AddrPortFrom(nimitz.UnderlayAddress(w.nodes[0].prefix, 2), echoServer(t, far.ns, netip.AddrPortFrom(far.record.Attachments[1].Address, 0)).Port())
+	var conn net.Conn
+	must(t, w.host.Do(func() (err error) {
+		conn, err = net.DialTimeout("tcp", at.String(), 10*time.Second)
+		return err
+	}))
+	defer conn.Close()
+	must(t, w.gateways[0].Close())
+	must(t, w.nodes[0].ns.Do(func() error { return w.openGateway(t, 0) }))
+	must(t, conn.SetDeadline(time.Now().Add(10*time.Second)))
+	_, err := conn.Write(make([]byte, 1000))
+	must(t, err)
+	if _, err := io.ReadFull(conn, make([]byte, 16+1000)); err != nil {
+		t.Errorf("a connection from before: %v", err)
+	}
+	if _, err := converse(t.Context(), w.host, at, 1000); err != nil {
+		t.Errorf("a connection from after: %v", err)
 	}
 	// What is not published is not reached, the gateway itself included.
 	for _, at := range []address.Index{1, 9} {
