@@ -8,21 +8,21 @@
 #define TUNNEL_HOPS  64
 #define GBP_IDENTITY 0xffff
 
-/* decap takes packets from the tunnel addresses of nodes, and from nobody else's. A process of this node reaches its
- * own tunnel address too, with that as source. */
+/* decap takes packets that came by the uplink from the tunnel addresses of nodes, and from nobody else's. A process of
+ * this node reaches the tunnel address too, with any source, and cannot give its packets the mark, which the uplink's
+ * program gives to what is for that address alone. */
 static __always_inline int decap(struct __sk_buff *skb, struct journey *j)
 {
 	struct vxlan_metadata policy = {};
 	struct bpf_tunnel_key key = {};
-	struct addr from, to;
+	struct addr from;
 
 	/* Of what came over IPv4 it tells nothing. */
 	bpf_skb_get_tunnel_key(skb, &key, sizeof(key), BPF_F_TUNINFO_IPV6);
 	__builtin_memcpy(&from, key.remote_ipv6, sizeof(from));
-	__builtin_memcpy(&to, key.local_ipv6, sizeof(to));
 	if (from.hi == own_node)
 		return REASON_OWN_SOURCE;
-	if (from.lo != VTEP_HOST || !is_peer(&from) || to.hi != own_node || to.lo != VTEP_HOST)
+	if (skb->mark != packet_mark || from.lo != VTEP_HOST || !is_peer(&from))
 		return REASON_PEER_UNKNOWN;
 	j->vni = key.tunnel_id;
 	if (bpf_skb_get_tunnel_opt(skb, &policy, sizeof(policy)) > 0)

@@ -96,6 +96,9 @@ static __always_inline int from_fabric(struct __sk_buff *skb)
 			why = REASON_TENANT_TO_NODE;
 		if (!why && is_gateways(&key.dst))
 			return to_gateway(skb);
+		/* What the tunnel's device has of the uplink, and not of a process of this node. */
+		if (!why && !macvlan && key.dst.hi == own_node && key.dst.lo == VTEP_HOST)
+			skb->mark = packet_mark;
 		return why ? drop(skb, why, HOOK_UPLINK_IN) : TCX_NEXT;
 	}
 	why = parse(skb, h, &p);

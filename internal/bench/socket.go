@@ -68,6 +68,9 @@ func (s socket) accept(kind int) (socket, error) {
 		}
 	}
 	_, from, err := unix.Recvfrom(int(s), nil, unix.MSG_PEEK)
+	for errors.Is(err, unix.EINTR) {
+		_, from, err = unix.Recvfrom(int(s), nil, unix.MSG_PEEK)
+	}
 	if err != nil {
 		return 0, fmt.Errorf("wait for the client: %w", err)
 	}

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/vishvananda/netlink"
@@ -210,9 +211,12 @@ func TestNimitzTunnels(t *testing.T) {
 	}
 
 	// A process of the node without any rights, which has the tunnel address like any other of the node.
-	send := func(to netip.AddrPort, n int) {
+	send := func(from netip.Addr, to netip.AddrPort, n int) {
 		must(t, b.ns.Do(func() error {
-			conn, err := net.DialUDP("udp6", net.UDPAddrFromAddrPort(netip.AddrPortFrom(self, 0)), net.UDPAddrFromAddrPort(to))
+			anySource := net.Dialer{LocalAddr: net.UDPAddrFromAddrPort(netip.AddrPortFrom(from, 0)), Control: func(_, _ string, raw syscall.RawConn) (err error) {
+				return errors.Join(raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_IPV6, unix.IPV6_FREEBIND, 1) }), err)
+			}}
+			conn, err := anySource.Dial("udp6", to.String())
 			if err != nil {
 				return err
 			}
@@ -224,17 +228,19 @@ func TestNimitzTunnels(t *testing.T) {
 	}
 	for _, c := range []struct {
 		name string
+		from netip.Addr
 		to   netip.AddrPort
 		n    int
 		why  reason.Reason
 	}{
-		{"a process to a node", netip.AddrPortFrom(peer, pipeline.UDPPort), 0, reason.TunnelForged},
-		{"a process to a node, in fragments", netip.AddrPortFrom(peer, pipeline.UDPPort), 2000, reason.TunnelForged},
-		{"a process to its own node", netip.AddrPortFrom(self, pipeline.UDPPort), 0, reason.OwnSource},
-		{"a process to another port", netip.AddrPortFrom(peer, 53), 0, 0},
+		{"a process to a node", self, netip.AddrPortFrom(peer, pipeline.UDPPort), 0, reason.TunnelForged},
+		{"a process to a node, in fragments", self, netip.AddrPortFrom(peer, pipeline.UDPPort), 2000, reason.TunnelForged},
+		{"a process to its own node", self, netip.AddrPortFrom(self, pipeline.UDPPort), 0, reason.OwnSource},
+		{"a process to its own node, as another", peer, netip.AddrPortFrom(self, pipeline.UDPPort), 0, reason.PeerUnknown},
+		{"a process to another port", self, netip.AddrPortFrom(peer, 53), 0, 0},
 	} {
 		before := b.drops(t)
-		send(c.to, c.n)
+		send(c.from, c.to, c.n)
 		if got := b.counted(t, before); c.why == 0 && len(got) != 0 || c.why != 0 && (len(got) != 1 || got[c.why.String()] != 1) { // the kernel sends no fragment after one that was dropped
 			t.Errorf("%s: counted %v, want one for %v", c.name, got, c.why)
 		}

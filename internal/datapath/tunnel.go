@@ -3,6 +3,7 @@ package datapath
 import (
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"net/netip"
 
@@ -72,8 +73,9 @@ func (d *Datapath) fitTunnel() error {
 	return nil
 }
 
+// vtepAddress is no source that the node's stack would choose by itself.
 func vtepAddress(node netip.Prefix) *netlink.Addr {
-	return &netlink.Addr{IPNet: hostNet(pipeline.VTEP(node)), Flags: unix.IFA_F_NODAD}
+	return &netlink.Addr{IPNet: hostNet(pipeline.VTEP(node)), Flags: unix.IFA_F_NODAD, ValidLft: math.MaxUint32, PreferedLft: 0}
 }
 
 // findTunnel is nil where there is none.
