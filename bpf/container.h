@@ -90,6 +90,8 @@ static __always_inline int other_network(struct __sk_buff *skb, __u32 device, in
 
 	if (!its)
 		return drop(skb, why, HOOK_CONTAINER);
+	if (its->network == NETWORK_TAPPED)
+		return TC_ACT_SHOT;
 	bpf_tail_call(skb, &pil_networks_v1, its->network);
 	return drop(skb, REASON_NO_PROGRAM, HOOK_CONTAINER);
 }

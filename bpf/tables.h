@@ -86,7 +86,8 @@ struct {
 /* The programs of networks beside netpila. */
 enum network {
 	NETWORK_NIMITZ = 0,
-	NETWORK_COUNT
+	NETWORK_COUNT,
+	NETWORK_TAPPED = 0xff /* none: a switch that reads the device itself has the packet already */
 };
 
 struct {

@@ -30,10 +30,10 @@ func newFakeSwitch() *fakeSwitch {
 	return &fakeSwitch{entries: map[any]pipeline.Entry{}, ports: map[pipeline.Port]string{}}
 }
 
-func (s *fakeSwitch) Plug(_ context.Context, p pipeline.Port, device string) error {
+func (s *fakeSwitch) Plug(_ context.Context, p pipeline.Port, device pipeline.Device) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.ports[p] = device
+	s.ports[p] = device.Name
 	return nil
 }
 

@@ -96,6 +96,7 @@ type daemon struct {
 	changed chan struct{} // addresses of this node
 	driver  DriverCloser
 	nimitz  nimitz.Switch
+	remind  func(context.Context, *slog.Logger) // a switch that forgets; nil without that network
 }
 
 func newDaemon(o Options) (*daemon, error) {
@@ -300,6 +301,7 @@ func (d *daemon) networks(m Membership) (map[string]Network, error) {
 		return nil, err
 	}
 	other := nimitz.New(nimitz.Config{Plan: m.Plan, Node: m.Prefix, Indexes: d.store, Cluster: d.link, Switch: d.nimitz, MaxMappings: d.MaxMappings})
+	d.remind = other.Remind
 	return map[string]Network{netpila.Name: own, nimitz.Name: other}, nil
 }
 
@@ -314,6 +316,9 @@ func (d *daemon) supply(ctx context.Context, g *errgroup.Group, core *Core, over
 		return nil
 	})
 	g.Go(func() error { core.tidy(ctx); return nil })
+	if d.remind != nil {
+		g.Go(func() error { d.remind(ctx, d.Log); return nil })
+	}
 	g.Go(func() error { return overlap.run(ctx, d.Log) })
 	g.Go(func() error { return followDevices(ctx, d.Uplink, core, d.Log) })
 }

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -11,6 +12,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -18,13 +20,17 @@ import (
 	"pilaster.io/pilaster/internal/agent"
 	"pilaster.io/pilaster/internal/datapath"
 	"pilaster.io/pilaster/internal/join"
+	"pilaster.io/pilaster/internal/netns"
 	switches "pilaster.io/pilaster/internal/network/nimitz"
+	"pilaster.io/pilaster/internal/network/nimitz/ovs"
 )
 
 func newAgentCommand(env Env) *cobra.Command {
 	var o agent.Options
 	var tokenFile, nodePrefix, bpffs, device, nimitz string
 	var mtuReserve int
+	var ovsRunDir string
+	var looseDeletes bool
 	c := &cobra.Command{
 		Use:   "agent",
 		Short: "Run this node's agent",
@@ -60,8 +66,13 @@ and refuses to start without, because what it mounts there ends with it.`,
 				path, err = datapath.Open(config)
 				return path, err
 			}
-			if nimitz == nimitzEBPF {
+			switch nimitz {
+			case nimitzEBPF:
 				o.OpenNimitz = func(agent.Membership) (switches.Switch, error) { return path.Nimitz() }
+			case nimitzOVS:
+				o.OpenNimitz = func(m agent.Membership) (switches.Switch, error) {
+					return openOVS(c.Context(), path, ovs.Config{RunDir: ovsRunDir, Uplink: o.Uplink, Node: m.Prefix, Fabric: []netip.Prefix{m.Plan.Base}, LooseDeletes: looseDeletes})
+				}
 			}
 			return agent.Run(c.Context(), o)
 		},
@@ -79,7 +90,9 @@ and refuses to start without, because what it mounts there ends with it.`,
 	f.IntVar(&o.MaxTenantIDs, "max-tenant-ids", agent.DefaultMaxTenantIDs, "ids of tenants this node takes, 1 to 65535; a tenant has one, and one more for each new key")
 	f.IntVar(&mtuReserve, "mtu-reserve", 0, "bytes the containers' MTU stays below the uplink's")
 	bindDevice(c, &device)
-	bindChoice(c, &nimitz, "nimitz", "what carries packets of tenants on network nimitz: none, and the node takes no such tenants; or ebpf", nimitzSwitches)
+	bindChoice(c, &nimitz, "nimitz", "what carries packets of tenants on network nimitz: none, and the node takes no such tenants; ebpf; or ovs, an Open vSwitch that runs already", nimitzSwitches)
+	bindOVSRunDir(c, &ovsRunDir)
+	f.BoolVar(&looseDeletes, "loose-deletes", false, "have Open vSwitch search for the entries to delete, as NIMITZ did: slower the more there are")
 	f.IntVar(&o.MaxMappings, "max-mappings", switches.DefaultMaxMappings, "subnets and addresses of tenants on network nimitz that this node knows the place of, its own containers included")
 	f.StringVar(&o.MetricsListen, "metrics-listen", "", "host:port for /metrics, /healthz and /readyz (default: on the socket only)")
 	_ = c.MarkFlagRequired("orchestrator")
@@ -119,9 +132,31 @@ func bindChoice(c *cobra.Command, to *string, name, usage string, of []string) {
 const (
 	nimitzNone = "none"
 	nimitzEBPF = "ebpf"
+	nimitzOVS  = "ovs"
 )
 
-var nimitzSwitches = []string{nimitzNone, nimitzEBPF} // the default first
+var nimitzSwitches = []string{nimitzNone, nimitzEBPF, nimitzOVS} // the default first
+
+// bindOVSRunDir adds the flag that says where Open vSwitch is.
+func bindOVSRunDir(c *cobra.Command, dir *string) {
+	c.Flags().StringVar(dir, "ovs-run-dir", "/run/openvswitch", "where the sockets of Open vSwitch are")
+	_ = c.MarkFlagDirname("ovs-run-dir")
+}
+
+// openOVS opens the Open vSwitch of the node that this process is on.
+func openOVS(ctx context.Context, path *datapath.Datapath, config ovs.Config) (switches.Switch, error) {
+	taps, err := path.Taps()
+	if err != nil {
+		return nil, err
+	}
+	if config.Netns, err = netns.Current(); err != nil {
+		return nil, err
+	}
+	config.Taps, config.Mark = taps, taps.Mark()
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	return ovs.Open(ctx, config)
+}
 
 // bindDevice adds the flag that says how new containers are joined to the node.
 func bindDevice(c *cobra.Command, device *string) {

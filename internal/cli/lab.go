@@ -56,7 +56,7 @@ func newLabCommand(env Env) *cobra.Command {
 		"folder of all labs (PILASTER_LAB_ROOT)")
 	c.PersistentFlags().StringVar(&flags.name, "lab", "", "which lab; not needed where only one is up")
 	c.AddCommand(newLabUp(env, &flags), newLabDown(env, &flags), newLabStatus(env, &flags),
-		newLabExec(env, &flags), newLabPing(env, &flags), newLabSupervise(env), newLabHold())
+		newLabExec(env, &flags), newLabPing(env, &flags), newLabSupervise(env), newLabHold(), newLabOVS())
 	return c
 }
 
@@ -339,6 +339,16 @@ func newLabHold() *cobra.Command {
 		Hidden: true,
 		Args:   cobra.NoArgs,
 		RunE:   func(c *cobra.Command, _ []string) error { return lab.Hold(c.Context()) },
+	}
+}
+
+func newLabOVS() *cobra.Command {
+	return &cobra.Command{
+		Use:    "ovs FOLDER",
+		Short:  "Run a node's Open vSwitch; lab up starts it",
+		Hidden: true,
+		Args:   cobra.ExactArgs(1),
+		RunE:   func(c *cobra.Command, args []string) error { return lab.RunOVS(c.Context(), args[0]) },
 	}
 }
 

@@ -7,19 +7,21 @@ import (
 	"io"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	"pilaster.io/pilaster/internal/agent"
 	"pilaster.io/pilaster/internal/datapath"
+	"pilaster.io/pilaster/internal/network/nimitz/ovs"
 )
 
 // resetOptions are the flags of node reset.
 type resetOptions struct {
-	stateDir, runDir, bpffs string
-	yes, force              bool
-	out                     output
+	stateDir, runDir, bpffs, ovsRunDir string
+	yes, force                         bool
+	out                                output
 }
 
 // removedView is one thing that was taken away, as JSON.
@@ -34,7 +36,7 @@ func newNodeReset(env Env) *cobra.Command {
 		Use:   "reset",
 		Short: "Take everything of the agent off this machine",
 		Long: `Take everything of the agent off this machine: devices, programs, maps and their pins, the bpffs where the
-agent mounted it, the node's address and the route behind it, its socket and its state. Settings of the machine
+agent mounted it, its bridges of Open vSwitch, the node's address and the route behind it, its socket and its state. Settings of the machine
 need no reset: the agent sets devices of its own only.
 
 The agent must be stopped, and containers gone: --force goes on where some are left, and they lose their network
@@ -53,6 +55,7 @@ knows the node until 'pilaster node delete NAME' is run there.`,
 	agentState(c, &o.stateDir)
 	folder(c, &o.runDir, "run-dir", "PILASTER_RUN_DIR", "/run/pilaster", "agent")
 	agentPins(c, &o.bpffs)
+	bindOVSRunDir(c, &o.ovsRunDir)
 	f.BoolVar(&o.yes, "yes", false, "do not ask")
 	f.BoolVar(&o.force, "force", false, "go on although containers are attached")
 	o.out.bind(c)
@@ -72,7 +75,11 @@ func reset(env Env, o resetOptions) (err error) {
 	if attached := attached(remains, kernel); len(attached) > 0 && !o.force {
 		return fmt.Errorf("containers are attached to this node: %s\n  nothing was changed; remove them first, or use --force: they lose their network for good", strings.Join(attached, ", "))
 	}
-	all := append(kernel, remains.Files...)
+	bridges, err := ovs.Leftovers(o.ovsRunDir)
+	if err != nil {
+		return err
+	}
+	all := slices.Concat(bridges, kernel, remains.Files)
 	if len(all) > 0 && !o.yes && !confirmed(env, all, remains.Prefix) {
 		return errors.New("not confirmed\n  nothing was changed; --yes does not ask")
 	}

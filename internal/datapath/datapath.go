@@ -55,7 +55,8 @@ type Datapath struct {
 
 	owners sync.Map // endpoint.ID by the number of its device in the tables, a uint32
 
-	nodeNear, nodeFar int // ifindexes of the pair between the node and its containers
+	mark              uint32 // of packets that were judged
+	nodeNear, nodeFar int    // ifindexes of the pair between the node and its containers
 }
 
 var _ agent.Driver = (*Datapath)(nil)

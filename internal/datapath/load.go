@@ -95,6 +95,7 @@ func (d *Datapath) load() error {
 	if err != nil {
 		return fmt.Errorf("a mark for packets that were judged: %w", err)
 	}
+	d.mark = mark
 	var cookie uint64
 	if err := d.node.Do(func() (err error) { cookie, err = netnsCookie(); return err }); err != nil {
 		return fmt.Errorf("the cookie of this network namespace: %w", err)

@@ -55,7 +55,8 @@ func (d *Datapath) Nimitz() (*Nimitz, error) {
 }
 
 // Plug makes a device a port: what comes out of a container's goes through its own hook, which is there already.
-func (n *Nimitz) Plug(_ context.Context, port pipeline.Port, device string) error {
+func (n *Nimitz) Plug(_ context.Context, port pipeline.Port, is pipeline.Device) error {
+	device := is.Name
 	n.changes.Lock()
 	defer n.changes.Unlock()
 	if port == pipeline.Gateway {

@@ -296,6 +296,19 @@ func TestNimitzPorts(t *testing.T) {
 	before := b.drops(t)
 	must(t, b.inject[2].Send(packet.Packet{Source: own4, Destination: service4, Body: gram}.Frame(pipeline.OutsideMAC, pipeline.InsideMAC)))
 	b.dropped(t, "without a gateway", before, reason.NoRoute)
+	// What a switch has read for itself is dropped and not counted; what comes after it is.
+	device, err := b.datapath.netlink.LinkByIndex(int(b.nimitz.ports[2]))
+	must(t, err)
+	taps := &Taps{d: b.datapath, devices: map[pipeline.Port]uint32{}}
+	must(t, taps.Plug(t.Context(), 2, pipeline.Device{Name: device.Attrs().Name}))
+	before = b.drops(t)
+	for _, frame := range [][]byte{p4, p6, packet.Packet{Source: own6, Destination: netip.MustParseAddr("ff02::1"), Body: gram}.Frame(pipeline.OutsideMAC, pipeline.InsideMAC)} {
+		must(t, b.inject[2].Send(frame))
+	}
+	b.dropped(t, "a switch's", before, reason.Multicast)
+	must(t, taps.Unplug(t.Context(), 2))
+	check("of a switch no more", reason.NotIp6, reason.SrcNotOwn)
+	must(t, b.nimitz.Plug(t.Context(), 2, pipeline.Device{Name: device.Attrs().Name}))
 	// The port of one device is not that of another, whatever its source.
 	must(t, b.nimitz.Unplug(t.Context(), 2))
 	check("unplugged", reason.NotIp6, reason.SrcNotOwn)
@@ -306,7 +319,7 @@ func TestNimitzPorts(t *testing.T) {
 			t.Errorf("%v, want an error with %q", err, what)
 		}
 	}
-	errIs(b.nimitz.Plug(t.Context(), 9, "nothing"), "device nothing")
-	errIs(b.nimitz.Plug(t.Context(), pipeline.VXLAN, "eth0"), "no port")
+	errIs(b.nimitz.Plug(t.Context(), 9, pipeline.Device{Name: "nothing"}), "device nothing")
+	errIs(b.nimitz.Plug(t.Context(), pipeline.VXLAN, pipeline.Device{Name: "eth0"}), "no port")
 	must(t, b.nimitz.Unplug(t.Context(), 9))
 }

@@ -72,7 +72,7 @@ func (w *underlayWire) openGateway(t testing.TB, i int) (err error) {
 		return err
 	}
 	t.Cleanup(func() { w.gateways[i].Close() })
-	if err := w.switches[i].Plug(t.Context(), pipeline.Gateway, agent.GatewayDevice); err != nil {
+	if err := w.switches[i].Plug(t.Context(), pipeline.Gateway, pipeline.Device{Name: agent.GatewayDevice}); err != nil {
 		return err
 	}
 	return n.datapath.PlugUnderlay(agent.UnderlayDevice)

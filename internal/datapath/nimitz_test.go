@@ -56,7 +56,7 @@ func newNimitzBench(t testing.TB) *nimitzBench {
 	}
 	for _, port := range packettest.Ports {
 		c := b.add(t, blue, 1)
-		must(t, b.nimitz.Plug(t.Context(), port, c.record.Device.HostName))
+		must(t, b.nimitz.Plug(t.Context(), port, pipeline.Device{Name: c.record.Device.HostName}))
 		b.records = append(b.records, c.record)
 		listen(port, c.ns, "eth0")
 	}
@@ -78,7 +78,7 @@ func newNimitzBench(t testing.TB) *nimitzBench {
 		must(t, h.LinkSetUp(l))
 	}
 	must(t, stack.WaitUp(t.Context(), "gateway"))
-	must(t, b.nimitz.Plug(t.Context(), pipeline.Gateway, "gateway"))
+	must(t, b.nimitz.Plug(t.Context(), pipeline.Gateway, pipeline.Device{Name: "gateway"}))
 	listen(pipeline.Gateway, stack, "gateway")
 
 	listen(pipeline.VXLAN, b.far.ns, "eth0")

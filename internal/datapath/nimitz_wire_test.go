@@ -79,7 +79,7 @@ func (w *nimitzWire) add(t testing.TB, node int, vni pipeline.VNI, host byte) *t
 	c.record.Device, err = n.datapath.CreateDevice(t.Context(), c.record)
 	must(t, err)
 	must(t, n.datapath.Attach(c.record))
-	must(t, w.switches[node-1].Plug(t.Context(), port, c.record.Device.HostName))
+	must(t, w.switches[node-1].Plug(t.Context(), port, pipeline.Device{Name: c.record.Device.HostName}))
 	must(t, w.switches[node-1].Apply(t.Context(), nil, entries))
 	must(t, n.datapath.Check(t.Context(), c.record))
 	return c

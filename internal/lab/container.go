@@ -194,6 +194,9 @@ func (l *Lab) cniRuntime(name string) *libcni.RuntimeConf {
 	return &libcni.RuntimeConf{ContainerID: l.ContainerID(name), NetNS: l.folder.netns(name), IfName: Interface}
 }
 
+// OVSProcess is what the supervisor calls a node's Open vSwitch.
+func OVSProcess(node string) string { return "ovs-" + node }
+
 // AgentProcess is what the supervisor calls a node's agent.
 func AgentProcess(node string) string { return "agent-" + node }
 

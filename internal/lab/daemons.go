@@ -23,7 +23,11 @@ func (l *Lab) Slay(ctx context.Context, process string) error {
 // Start starts a process that was stopped and waits until it is ready.
 func (l *Lab) Start(ctx context.Context, process string) error {
 	node, isAgent := strings.CutPrefix(process, AgentProcess(""))
+	switches, isSwitch := strings.CutPrefix(process, OVSProcess(""))
 	switch {
+	case isSwitch && slices.Contains(l.state.Spec.Nodes, switches) && l.nimitz(switches) == OVS:
+		_, err := l.control.start(ctx, l.ovsProcess(switches))
+		return err
 	case isAgent && slices.Contains(l.state.Spec.Nodes, node):
 		_, err := l.control.start(ctx, l.agentProcess(node))
 		return err

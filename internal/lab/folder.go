@@ -32,6 +32,8 @@ func (f folder) agentSocket(name string) string { return f.path("nodes", name, "
 func (f folder) nodeState(name string) string   { return f.path("nodes", name, "state") }
 func (f folder) nodeBPF(name string) string     { return f.path("bpf", name) }
 
+func (f folder) nodeOVS(name string) string { return f.path("nodes", name, "ovs") }
+
 func (f folder) orchestratorRun() string  { return f.path("orchestrator", "run") }
 func (f folder) orchestratorData() string { return f.path("orchestrator", "data") }
 func (f folder) orchestratorSocket() string {

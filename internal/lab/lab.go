@@ -20,11 +20,12 @@ import (
 
 // Options say how to bring a lab up.
 type Options struct {
-	Root             string       // folder of all labs; DefaultRoot when empty
-	Binary           string       // the pilaster binary; pilaster-cni lies beside it
-	OrchestratorArgs []string     // more arguments for the orchestrator
-	AgentArgs        []string     // more arguments for every agent
-	Progress         func(string) // told what is being done; may be nil
+	Root             string            // folder of all labs; DefaultRoot when empty
+	Binary           string            // the pilaster binary; pilaster-cni lies beside it
+	OrchestratorArgs []string          // more arguments for the orchestrator
+	AgentArgs        []string          // more arguments for every agent
+	Nimitz           map[string]string // what carries network nimitz on a node, where that differs from the spec
+	Progress         func(string)      // told what is being done; may be nil
 }
 
 // Lab is a lab that is up. Its methods may be called at the same time.
@@ -38,12 +39,13 @@ type Lab struct {
 
 // state is what lab.json keeps, so that other processes can use the lab.
 type state struct {
-	Spec             Spec             `json:"spec"`
-	Binary           string           `json:"binary"`
-	OrchestratorArgs []string         `json:"orchestratorArgs,omitempty"`
-	AgentArgs        []string         `json:"agentArgs,omitempty"`
-	Nodes            []nodeState      `json:"nodes"`
-	Containers       []containerState `json:"containers"`
+	Spec             Spec              `json:"spec"`
+	Binary           string            `json:"binary"`
+	OrchestratorArgs []string          `json:"orchestratorArgs,omitempty"`
+	AgentArgs        []string          `json:"agentArgs,omitempty"`
+	Nimitz           map[string]string `json:"nimitz,omitempty"`
+	Nodes            []nodeState       `json:"nodes"`
+	Containers       []containerState  `json:"containers"`
 }
 
 type nodeState struct {
@@ -97,6 +99,9 @@ func (l *Lab) Agent(node string) pilasterv1connect.AgentServiceClient {
 
 // AgentSocket is where a node's agent serves.
 func (l *Lab) AgentSocket(node string) string { return l.folder.agentSocket(node) }
+
+// OVS is the folder of a node's Open vSwitch.
+func (l *Lab) OVS(node string) string { return l.folder.nodeOVS(node) }
 
 // Operator is the orchestrator's API for people.
 func (l *Lab) Operator() pilasterv1connect.OperatorServiceClient {

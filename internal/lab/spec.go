@@ -57,7 +57,7 @@ func (t Tenant) overlays() []tenant.Overlay {
 func (s Spec) nimitz() string {
 	onIt := func(t Tenant) bool { return t.Network == tenant.Nimitz }
 	if s.Nimitz == "" && slices.ContainsFunc(s.Tenants, onIt) {
-		return "ebpf"
+		return EBPF
 	}
 	return s.Nimitz
 }
@@ -69,6 +69,12 @@ type Container struct {
 	Tenant string            `yaml:"tenant" json:"tenant"`
 	Labels map[string]string `yaml:"labels" json:"labels,omitempty"`
 }
+
+// What carries network nimitz on a node.
+const (
+	EBPF = "ebpf"
+	OVS  = "ovs"
+)
 
 // Limits of names. A node's name is a device name in the router; all of them together with the
 // lab's folder must fit a unix socket's path.
@@ -101,6 +107,9 @@ func (s Spec) Validate() error {
 	}
 	if s.Device != "" && !slices.Contains(datapath.Choices(), s.Device) {
 		v.fail("$.device", "device %q: say %s", s.Device, strings.Join(datapath.Choices(), ", "))
+	}
+	if !slices.Contains([]string{"", EBPF, OVS}, s.Nimitz) {
+		v.fail("$.nimitz", "nimitz %q: say %s or %s", s.Nimitz, EBPF, OVS)
 	}
 	nodes, tenants := map[string]bool{}, map[string]bool{}
 	for i, n := range s.Nodes {

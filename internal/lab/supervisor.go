@@ -16,6 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"pilaster.io/pilaster/internal/local"
+	"pilaster.io/pilaster/internal/netns"
+	"pilaster.io/pilaster/internal/network/nimitz/ovs"
 	"pilaster.io/pilaster/internal/observe"
 )
 
@@ -178,6 +180,23 @@ func (s *supervisor) wait() {
 func answer(w http.ResponseWriter, v any) {
 	w.Header().Set("Content-Type", "application/json")
 	_ = json.NewEncoder(w).Encode(v) // the reader is gone: nothing to do
+}
+
+// RunOVS is the process of a node's Open vSwitch: it starts the daemons and ends with either of them, and the other one with it.
+func RunOVS(ctx context.Context, dir string) error {
+	ns, err := netns.Current()
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	daemons, err := ovs.Start(ctx, ns, dir)
+	if err != nil {
+		return err
+	}
+	if err = observe.Notify(observe.Ready); err == nil {
+		err = daemons.Wait(ctx)
+	}
+	return errors.Join(err, daemons.Stop())
 }
 
 // Hold is the process of a container that does nothing else: it says that it is there and waits.

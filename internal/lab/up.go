@@ -60,7 +60,7 @@ func Up(ctx context.Context, spec Spec, o Options) (*Lab, error) {
 		progress = func(string) {}
 	}
 	l := newLab(f)
-	l.state = state{Spec: spec, Binary: binary, OrchestratorArgs: o.OrchestratorArgs, AgentArgs: o.AgentArgs}
+	l.state = state{Spec: spec, Binary: binary, OrchestratorArgs: o.OrchestratorArgs, AgentArgs: o.AgentArgs, Nimitz: o.Nimitz}
 	if err := l.up(ctx, progress); err != nil {
 		cleanup, cancel := context.WithTimeout(context.WithoutCancel(ctx), downTime)
 		defer cancel()
@@ -100,6 +100,11 @@ func (l *Lab) up(ctx context.Context, progress func(string)) error {
 
 	progress(numeral.Of(len(spec.Nodes), "agent", "agents"))
 	for _, node := range spec.Nodes {
+		if l.nimitz(node) == OVS {
+			if _, err := l.control.start(ctx, l.ovsProcess(node)); err != nil {
+				return err
+			}
+		}
 		if _, err := l.control.start(ctx, l.agentProcess(node)); err != nil {
 			return err
 		}
@@ -174,8 +179,8 @@ func (l *Lab) agentProcess(node string) Process {
 	if l.state.Spec.Device != "" {
 		arguments = append([]string{"--device", l.state.Spec.Device}, arguments...)
 	}
-	if carrier := l.state.Spec.nimitz(); carrier != "" {
-		arguments = append([]string{"--nimitz", carrier}, arguments...)
+	if carrier := l.nimitz(node); carrier != "" {
+		arguments = append([]string{"--nimitz", carrier, "--ovs-run-dir", l.OVS(node)}, arguments...)
 	}
 	return Process{
 		Name: AgentProcess(node), Netns: l.folder.netns(node), Log: l.folder.log(AgentProcess(node)),
@@ -184,6 +189,16 @@ func (l *Lab) agentProcess(node string) Process {
 			"--uplink", Uplink, "--node-name", node, "--run-dir", l.folder.nodeRun(node),
 			"--state-dir", l.folder.nodeState(node), "--bpffs", l.folder.nodeBPF(node),
 		}, arguments...),
+	}
+}
+
+// nimitz is what a node's agent is told of the network.
+func (l *Lab) nimitz(node string) string { return cmp.Or(l.state.Nimitz[node], l.state.Spec.nimitz()) }
+
+func (l *Lab) ovsProcess(node string) Process {
+	return Process{
+		Name: OVSProcess(node), Netns: l.folder.netns(node), Log: l.folder.log(OVSProcess(node)),
+		Argv: []string{l.state.Binary, "lab", "ovs", l.OVS(node)},
 	}
 }
 

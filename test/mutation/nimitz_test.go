@@ -19,7 +19,7 @@ func nimitz() []mutation {
 		},
 		{name: "by the uplink alone", old: "skb->mark != packet_mark || ", test: tunnels, cases: []string{"a process to its own node, as another"}},
 		{name: "tunnel addresses alone", old: "from.lo != VTEP_HOST || ", test: packets, cases: both("not from a VTEP")},
-		{name: "nodes of the region", old: " || !is_peer(&from)", test: packets, cases: both("from another cluster's VTEP")},
+		{name: "nodes of the region", old: " || !is_peer(&from))\n\t\treturn REASON_PEER_UNKNOWN;", new: ")\n\t\treturn REASON_PEER_UNKNOWN;", test: packets, cases: both("from another cluster's VTEP")},
 		{
 			name:  "senders",
 			old:   "return REASON_SRC_NOT_OWN;",

@@ -5,7 +5,9 @@ package nimitz_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
+	"os"
 	"slices"
 	"testing"
 	"time"
@@ -42,6 +44,18 @@ func overlapping() lab.Spec {
 	return spec
 }
 
+// onEach runs a test with each switch on both nodes, and with one of each.
+func onEach(t *testing.T, test func(*testing.T, *lab.Lab)) {
+	for _, on := range [][2]string{{lab.EBPF, lab.EBPF}, {lab.OVS, lab.OVS}, {lab.EBPF, lab.OVS}, {lab.OVS, lab.EBPF}} {
+		t.Run(on[0]+"-"+on[1], func(t *testing.T) {
+			t.Parallel() // most of it is waiting
+			spec := overlapping()
+			spec.Name = fmt.Sprintf("t%s-%s-%d", on[0], on[1], os.Getpid())
+			test(t, labtest.New(t, spec, func(o *lab.Options) { o.Nimitz = map[string]string{"n1": on[0], "n2": on[1]} }))
+		})
+	}
+}
+
 // sent is one echo, which nothing else carries.
 type sent struct {
 	from, to lab.ContainerStatus
@@ -51,8 +65,9 @@ type sent struct {
 
 // TestEastWest sends echoes from every container to each address of every other: those of its own tenant, on its node (a) and on another
 // (b), get and answer them, and none of another tenant's sees one, though it has the same address (NM1).
-func TestEastWest(t *testing.T) {
-	l := labtest.New(t, overlapping())
+func TestEastWest(t *testing.T) { onEach(t, eastWest) }
+
+func eastWest(t *testing.T, l *lab.Lab) {
 	ctx := labtest.Context(t)
 	captures := map[string]*packet.Capture{}
 	for _, c := range l.Containers() {
@@ -73,7 +88,9 @@ func TestEastWest(t *testing.T) {
 			}
 			for _, a := range to.Addresses() {
 				timeout := 50 * time.Millisecond
-				if from.Tenant == to.Tenant {
+				if slices.ContainsFunc(l.Containers(), func(c lab.ContainerStatus) bool {
+					return c.Tenant == from.Tenant && slices.Contains(c.Addresses(), a)
+				}) {
 					timeout = 5 * time.Second
 				}
 				s, answered := echo(ctx, t, l, from.Name, a, timeout)

@@ -24,8 +24,9 @@ import (
 
 // TestWire has tshark read what two tenants with the same addresses put on the fabric: VXLAN over IPv6 between the nodes' VTEPs, the
 // tenant's id as VNI, the sender's identity as group policy (NM2, §3.1). Nothing of it is on the fabric otherwise.
-func TestWire(t *testing.T) {
-	l := labtest.New(t, overlapping())
+func TestWire(t *testing.T) { onEach(t, onTheWire) }
+
+func onTheWire(t *testing.T, l *lab.Lab) {
 	ctx := labtest.Context(t)
 	router, err := l.Namespace(lab.Router)
 	must(t, err)

@@ -3,6 +3,7 @@ package nimitz
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"maps"
 	"slices"
 
@@ -220,6 +221,28 @@ func (n *Network) Repair(ctx context.Context, _, found []endpoint.Record) error 
 	return nil
 }
 
+// Remind tells a switch that forgets all that it had, each time, until ctx ends.
+func (n *Network) Remind(ctx context.Context, log *slog.Logger) {
+	s, ok := n.config.Switch.(Forgetful)
+	for ok && s.Forgets(ctx) == nil {
+		if err := n.refill(ctx); err != nil {
+			log.Error("the switch of network nimitz lacks entries", "error", err)
+			continue
+		}
+		log.Warn("the switch of network nimitz was started anew and has its entries again")
+	}
+}
+
+func (n *Network) refill(ctx context.Context) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	all := slices.Collect(maps.Values(n.region.installed))
+	for _, h := range n.tenants {
+		all = slices.AppendSeq(all, maps.Values(h.installed))
+	}
+	return n.config.Switch.Apply(ctx, nil, all)
+}
+
 // adopt takes note of what the switch has, each tenant of its own.
 func (n *Network) adopt(there []pipeline.Entry) {
 	byVNI := map[pipeline.VNI]*hosted{}
@@ -254,7 +277,7 @@ func (n *Network) plug(ctx context.Context, there []pipeline.Entry, found []endp
 	ports := map[pipeline.Port]bool{}
 	for _, r := range found {
 		ports[pipeline.Port(r.ID)] = true
-		if err := n.config.Switch.Plug(ctx, pipeline.Port(r.ID), r.Device.HostName); err != nil {
+		if err := n.config.Switch.Plug(ctx, pipeline.Port(r.ID), deviceOf(r)); err != nil {
 			return fmt.Errorf("endpoint %d: %w", r.ID, err)
 		}
 	}

@@ -25,8 +25,8 @@ type tableSwitch struct {
 	applied int
 }
 
-func (s *tableSwitch) Plug(_ context.Context, p pipeline.Port, device string) error {
-	s.ports[p] = device
+func (s *tableSwitch) Plug(_ context.Context, p pipeline.Port, device pipeline.Device) error {
+	s.ports[p] = device.Name
 	return s.fail
 }
 

@@ -181,11 +181,15 @@ func (n *Network) Activate(ctx context.Context, r endpoint.Record) error {
 	if !ok {
 		return fmt.Errorf("endpoint %d: tenant %s is not known to network %s", r.ID, r.Tenant, Name)
 	}
-	if err := n.config.Switch.Plug(ctx, pipeline.Port(r.ID), r.Device.HostName); err != nil {
+	if err := n.config.Switch.Plug(ctx, pipeline.Port(r.ID), deviceOf(r)); err != nil {
 		return fmt.Errorf("endpoint %d: %w", r.ID, err)
 	}
 	h.add(r)
 	return n.update(ctx, h, h.matches(r))
+}
+
+func deviceOf(r endpoint.Record) pipeline.Device {
+	return pipeline.Device{Name: r.Device.HostName, Netns: r.Netns, Inside: r.Interface}
 }
 
 // Deactivate takes its entries away, then the port.

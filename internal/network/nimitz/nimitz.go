@@ -32,11 +32,17 @@ type Cluster interface {
 
 // Switch renders the pipeline's entries and moves packets by them.
 type Switch interface {
-	// Plug makes a container's device, by its name on the node, a port.
-	Plug(ctx context.Context, port pipeline.Port, device string) error
+	// Plug makes a device a port, and may be repeated.
+	Plug(ctx context.Context, port pipeline.Port, device pipeline.Device) error
 	Unplug(ctx context.Context, port pipeline.Port) error
 	// Apply takes entries away and adds others, all or nothing.
 	Apply(ctx context.Context, remove, add []pipeline.Entry) error
 	// Entries is what the switch holds, read from it.
 	Entries(ctx context.Context) ([]pipeline.Entry, error)
+}
+
+// Forgetful is a switch that can lose its entries while the agent runs.
+type Forgetful interface {
+	// Forgets returns when that may have happened and it is ready to be told them again, or with an error when ctx has ended.
+	Forgets(ctx context.Context) error
 }

@@ -182,7 +182,7 @@ func (b *bed) plug(t testing.TB) {
 	for _, p := range append(packettest.Ports, pipeline.Gateway) {
 		b.link(t, deviceOf(p), nil, nil)
 		must(t, sysctl(b.node, deviceOf(p)+"/disable_ipv6", "1"))
-		must(t, b.s.Plug(limit(t), p, deviceOf(p)))
+		must(t, b.s.Plug(limit(t), p, pipeline.Device{Name: deviceOf(p)}))
 	}
 }
 

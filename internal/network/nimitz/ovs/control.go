@@ -27,12 +27,22 @@ func (s *Switch) control(ctx context.Context, method string, args ...string) (st
 	return answer, nil
 }
 
-func ask(ctx context.Context, runDir, method string, args ...string) (string, error) {
+// daemon is the number of the process, which tells one run from another.
+func daemon(runDir string) (string, error) {
 	pid, err := os.ReadFile(filepath.Join(runDir, daemonName+".pid"))
+	return strings.TrimSpace(string(pid)), err
+}
+
+func controlSocket(runDir, pid string) string {
+	return filepath.Join(runDir, fmt.Sprintf("%s.%s.ctl", daemonName, pid))
+}
+
+func ask(ctx context.Context, runDir, method string, args ...string) (string, error) {
+	pid, err := daemon(runDir)
 	if err != nil {
 		return "", err
 	}
-	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", filepath.Join(runDir, fmt.Sprintf("%s.%s.ctl", daemonName, strings.TrimSpace(string(pid)))))
+	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", controlSocket(runDir, pid))
 	if err != nil {
 		return "", err
 	}

@@ -85,29 +85,38 @@ func (d *Daemons) run(ctx context.Context, ns *netns.Namespace, name string, arg
 // Stop ends both and returns when they are gone. The database stays.
 func (d *Daemons) Stop() error { return errors.Join(d.stop(daemonName), d.stop(databaseName)) }
 
-func (d *Daemons) stop(name string) error {
+// find takes hold of a daemon: -1 where there is none.
+func (d *Daemons) find(name string) (int, error) {
 	text, err := os.ReadFile(filepath.Join(d.dir, name+".pid"))
 	if errors.Is(err, os.ErrNotExist) {
-		return nil
+		return -1, nil
 	}
 	if err != nil {
-		return err
+		return -1, err
 	}
 	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
 	if err != nil {
-		return fmt.Errorf("%s: %w", name, err)
+		return -1, fmt.Errorf("%s: %w", name, err)
 	}
 	fd, err := unix.PidfdOpen(pid, 0)
 	if errors.Is(err, unix.ESRCH) {
-		return nil
+		return -1, nil
 	}
 	if err != nil {
-		return fmt.Errorf("%s: %w", name, err)
+		return -1, fmt.Errorf("%s: %w", name, err)
+	}
+	if is, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)); err != nil || strings.TrimSpace(string(is)) != name {
+		return -1, unix.Close(fd) // it is gone, and the number another's
+	}
+	return fd, nil
+}
+
+func (d *Daemons) stop(name string) error {
+	fd, err := d.find(name)
+	if err != nil || fd < 0 {
+		return err
 	}
 	defer unix.Close(fd)
-	if is, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)); err != nil || strings.TrimSpace(string(is)) != name {
-		return nil // it is gone, and the number another's
-	}
 	if err := unix.PidfdSendSignal(fd, unix.SIGTERM, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
 		return fmt.Errorf("%s: %w", name, err)
 	}
@@ -119,10 +128,36 @@ func (d *Daemons) stop(name string) error {
 		case err != nil:
 			return fmt.Errorf("%s: %w", name, err)
 		case n == 0:
-			return fmt.Errorf("%s (pid %d) has not ended within 10 s of SIGTERM", name, pid)
+			return fmt.Errorf("%s has not ended within 10 s of SIGTERM", name)
 		}
 		return nil
 	}
+}
+
+// Wait returns when one of them has ended, or ctx has.
+func (d *Daemons) Wait(ctx context.Context) error {
+	var fds []unix.PollFd
+	for _, name := range []string{daemonName, databaseName} {
+		fd, err := d.find(name)
+		if err != nil {
+			return err
+		}
+		if fd < 0 {
+			return fmt.Errorf("%s has ended", name)
+		}
+		defer unix.Close(fd)
+		fds = append(fds, unix.PollFd{Fd: int32(fd), Events: unix.POLLIN})
+	}
+	for ctx.Err() == nil {
+		n, err := unix.Poll(fds, 100)
+		if n > 0 {
+			return errors.New("a daemon of Open vSwitch has ended")
+		}
+		if err != nil && !errors.Is(err, unix.EINTR) {
+			return err
+		}
+	}
+	return nil
 }
 
 // Version is what ovs-vswitchd calls itself.

@@ -30,7 +30,6 @@ func (b *bed) contain(t *testing.T, addresses ...netip.Addr) container {
 	t.Helper()
 	must(t, sysctl(b.beyond, "default/disable_ipv6", "0"))
 	b.link(t, "c2", pipeline.InsideMAC, pipeline.OutsideMAC)
-	must(t, b.beyond.Do(func() error { return NoOffload("c2") }))
 	h, err := b.beyond.Netlink()
 	must(t, err)
 	defer h.Close()
@@ -46,7 +45,7 @@ func (b *bed) contain(t *testing.T, addresses ...netip.Addr) container {
 		neighbour(t, h, l, gateway, pipeline.OutsideMAC)
 		must(t, h.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: ipNet(netip.PrefixFrom(a, 8).Masked()), Gw: gateway.AsSlice(), Flags: int(netlink.FLAG_ONLINK)}))
 	}
-	must(t, b.s.Plug(limit(t), 2, "c2"))
+	must(t, b.s.Plug(limit(t), 2, pipeline.Device{Name: "c2", Netns: b.beyond.Path(), Inside: "c2"}))
 	return container{b.beyond, addresses}
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"pilaster.io/pilaster/internal/agent"
 	"pilaster.io/pilaster/internal/netns"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 	"pilaster.io/pilaster/internal/openflow"
@@ -31,28 +32,43 @@ type Config struct {
 	Node    netip.Prefix     // its /64
 	Fabric  []netip.Prefix   // where VTEPs are
 	Mark    uint32           // of tunnels on their way to the uplink, where programs stand that know their own by it
+	Taps    Taps             // the node's own programs on containers' devices; nil where there are none
 	Transit bool             // an Edge Switch: what came by VXLAN may leave by it
 	// LooseDeletes takes entries away as NIMITZ did (§4): the switch searches for what matches, which takes the longer the more it has.
 	LooseDeletes bool
+}
+
+// Taps is told whose packets the switch has already when programs on the device see them.
+type Taps interface {
+	Plug(ctx context.Context, port pipeline.Port, device pipeline.Device) error
+	Unplug(ctx context.Context, port pipeline.Port) error
 }
 
 // Switch is a nimitz.Switch. Its calls may be made at once.
 type Switch struct {
 	config Config
 	mu     sync.Mutex // of changes
+	opened string     // the process that open was done with
 }
 
 // Open makes what a node's switch is made of, as far as it is missing: bridges, the VXLAN port, the way to the node's stack, and
 // the flows that are always there. Entries and ports of a former run stay; ports whose device is gone go.
 func Open(ctx context.Context, config Config) (*Switch, error) {
 	s := &Switch{config: config}
-	err := s.withDatabase(ctx, func(d *database) error {
+	return s, s.open(ctx)
+}
+
+func (s *Switch) open(ctx context.Context) (err error) {
+	if s.opened, err = daemon(s.config.RunDir); err != nil {
+		return fmt.Errorf("open vswitch: %w; is it running with --ovs-run-dir %s?", err, s.config.RunDir)
+	}
+	err = s.withDatabase(ctx, func(d *database) error {
 		if err := s.underlay(ctx, d); err != nil {
 			return err
 		}
 		err := d.ensureBridge(ctx, bridgeName, nil, device{
 			name: vxlanName, kind: "vxlan", of: pipeline.VXLAN.String(), ofport: ofportVXLAN, options: map[string]string{
-				"remote_ip": "flow", "local_ip": pipeline.VTEP(config.Node).String(), "key": "flow", "csum": "true", "dst_port": strconv.Itoa(innerUDP),
+				"remote_ip": "flow", "local_ip": pipeline.VTEP(s.config.Node).String(), "key": "flow", "csum": "true", "dst_port": strconv.Itoa(innerUDP),
 			},
 		})
 		if err != nil {
@@ -61,12 +77,31 @@ func Open(ctx context.Context, config Config) (*Switch, error) {
 		return s.sweep(ctx, d)
 	})
 	if err != nil {
-		return nil, fmt.Errorf("open vswitch: %w", err)
+		return fmt.Errorf("open vswitch: %w", err)
 	}
 	if err := errors.Join(s.routes(ctx), s.constants(ctx)); err != nil {
-		return nil, fmt.Errorf("open vswitch: %w", err)
+		return fmt.Errorf("open vswitch: %w", err)
 	}
-	return s, nil
+	return nil
+}
+
+// Leftovers is what Open has made on the node that the calling thread is in.
+func Leftovers(runDir string) ([]agent.Leftover, error) {
+	if _, err := netlink.LinkByName(hostSide); errors.As(err, new(netlink.LinkNotFoundError)) {
+		return nil, nil
+	} else if err != nil {
+		return nil, fmt.Errorf("find %s: %w", hostSide, err)
+	}
+	return []agent.Leftover{{Kind: "bridges", Name: bridgeName + " and " + underlayName, Remove: func() error {
+		ns, err := netns.Current()
+		if err != nil {
+			return err
+		}
+		defer ns.Close()
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		return Remove(ctx, Config{RunDir: runDir, Netns: ns})
+	}}}, nil
 }
 
 // Remove takes away all that Open made, and with it ports and entries. Containers' devices stay.
@@ -77,15 +112,24 @@ func Remove(ctx context.Context, config Config) error {
 	})
 }
 
-// Plug makes a container's device, by its name on the node, a port, and may be repeated. Open vSwitch in user space fills in no
-// checksums and cuts no segments: the container's side must do both itself, as NoOffload has it.
-func (s *Switch) Plug(ctx context.Context, port pipeline.Port, name string) error {
+// Plug makes a device a port, and may be repeated. Open vSwitch in user space fills in no checksums and cuts no segments: the
+// container's side is told to do both itself.
+func (s *Switch) Plug(ctx context.Context, port pipeline.Port, is pipeline.Device) error {
+	name := is.Name
 	of, err := ofport(port)
+	if err == nil {
+		err = selfReliant(is)
+	}
 	if err != nil {
 		return fmt.Errorf("plug %s: %w", name, err)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.config.Taps != nil {
+		if err := s.config.Taps.Plug(ctx, port, is); err != nil {
+			return err
+		}
+	}
 	err = s.withDatabase(ctx, func(d *database) error {
 		all, err := d.interfaces(ctx)
 		if err != nil {
@@ -116,6 +160,18 @@ func (s *Switch) Plug(ctx context.Context, port pipeline.Port, name string) erro
 	return nil
 }
 
+func selfReliant(is pipeline.Device) error {
+	if is.Netns == "" {
+		return nil
+	}
+	ns, err := netns.Open(is.Netns)
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	return ns.Do(func() error { return NoOffload(is.Inside) })
+}
+
 // Unplug has a port be none. A port that is not there is no error.
 func (s *Switch) Unplug(ctx context.Context, port pipeline.Port) error {
 	s.mu.Lock()
@@ -132,6 +188,9 @@ func (s *Switch) Unplug(ctx context.Context, port pipeline.Port) error {
 		}
 		return nil
 	})
+	if err == nil && s.config.Taps != nil {
+		err = s.config.Taps.Unplug(ctx, port)
+	}
 	if err != nil {
 		return fmt.Errorf("unplug %v: %w", port, err)
 	}

@@ -94,8 +94,8 @@ func TestReopened(t *testing.T) {
 	if fmt.Sprint(got) != fmt.Sprint(want) {
 		t.Errorf("ports %v, want %v", got, want)
 	}
-	must(t, b.s.Plug(limit(t), 2, "c2"))
-	if err := b.s.Plug(limit(t), 2, "c3"); err == nil {
+	must(t, b.s.Plug(limit(t), 2, pipeline.Device{Name: "c2"}))
+	if err := b.s.Plug(limit(t), 2, pipeline.Device{Name: "c3"}); err == nil {
 		t.Error("a device is two ports")
 	}
 	must(t, b.s.Unplug(limit(t), 2))

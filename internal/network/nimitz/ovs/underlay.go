@@ -22,8 +22,8 @@ import (
 // node's routes lead the VTEP's packets to the bridge by a pair of devices, and those from it are forwarded as any.
 const (
 	underlayName = "pil-vtep" // the bridge and its device
-	hostSide     = "pil-vtep0"
-	bridgeSide   = "pil-vtep1" // the bridge's port
+	hostSide     = pipeline.NodeSide
+	bridgeSide   = pipeline.SwitchSide // the bridge's port
 	portUnderlay = 1
 
 	outerUDP = 4789

@@ -1,0 +1,82 @@
+package datapath
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/cilium/ebpf"
+
+	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
+)
+
+// networkTapped is of devices that a switch reads itself (bpf/tables.h).
+const networkTapped = uint32(0xff)
+
+// Taps are the devices whose packets a switch outside the packet path has already when they meet its programs, which let go without a word of what
+// is no network's of their own.
+type Taps struct {
+	d *Datapath
+
+	mu      sync.Mutex
+	devices map[pipeline.Port]uint32 // indexes
+}
+
+// Taps refuses kinds of device that a switch cannot read before the programs do.
+func (d *Datapath) Taps() (*Taps, error) {
+	if d.config.Device != Veth {
+		return nil, fmt.Errorf("a switch of its own sees only what containers send by a %s, and behind a %s the programs come first; nothing was changed: start the agent with --device %s", Veth, d.config.Device, Veth)
+	}
+	if tunnel, err := d.findTunnel(); err != nil || tunnel != nil {
+		return nil, errors.Join(err, fmt.Errorf("%s is here: this node's tunnels are eBPF's; nothing was changed: start the agent with --nimitz ebpf, or move the containers away and run `pilaster node reset`", tunnelDevice))
+	}
+	t := &Taps{d: d, devices: map[pipeline.Port]uint32{}}
+	return t, each(d.objects.PilPortsV1, func(device uint32, p pilasterPlug) { t.devices[pipeline.Port(p.Number)] = device })
+}
+
+// Mark is what tells the programs on the uplink that a tunnel is the node's own.
+func (t *Taps) Mark() uint32 { return t.d.mark }
+
+// Plug notes that the switch reads a device. It may be repeated.
+func (t *Taps) Plug(_ context.Context, port pipeline.Port, is pipeline.Device) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	l, err := t.d.netlink.LinkByName(is.Name)
+	if err != nil {
+		return fmt.Errorf("%v: device %s: %w", port, is.Name, err)
+	}
+	if _, container := deviceID(l); container && l.Type() != Veth {
+		return fmt.Errorf("%v: %s is a %s, whose packets the programs see before the switch; nothing was changed: let the container end, and attach it anew", port, is.Name, l.Type())
+	}
+	index := uint32(l.Attrs().Index)
+	if old, there := t.devices[port]; there && old != index {
+		if err := t.unplug(port, old); err != nil {
+			return err
+		}
+	}
+	if err := t.d.objects.PilPortsV1.Put(index, pilasterPlug{Number: uint32(port), Network: networkTapped}); err != nil {
+		return fmt.Errorf("make %s %v: %w", is.Name, port, err)
+	}
+	t.devices[port] = index
+	return nil
+}
+
+// Unplug has the programs count again what they drop of the port's.
+func (t *Taps) Unplug(_ context.Context, port pipeline.Port) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	index, there := t.devices[port]
+	if !there {
+		return nil
+	}
+	return t.unplug(port, index)
+}
+
+func (t *Taps) unplug(port pipeline.Port, index uint32) error {
+	if err := t.d.objects.PilPortsV1.Delete(index); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("take %v off: %w", port, err)
+	}
+	delete(t.devices, port)
+	return nil
+}

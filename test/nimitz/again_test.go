@@ -1,0 +1,80 @@
+package nimitz_test
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/lab"
+	"pilaster.io/pilaster/internal/lab/labtest"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+// TestOpenVSwitchAgain kills ovs-vswitchd, whose flows go with it: the agent, which runs on, gives the next one all of them. What the switch reads is
+// no drop of the node's own programs.
+func TestOpenVSwitchAgain(t *testing.T) {
+	spec := overlapping()
+	spec.Nimitz, spec.Tenants = lab.OVS, []lab.Tenant{{Name: "green", Network: tenant.Nimitz, CIDRs: spec.Tenants[0].CIDRs}}
+	spec.Containers = spec.Containers[:3]
+	l := labtest.New(t, spec)
+	ctx := labtest.Context(t)
+	file := filepath.Join(l.OVS("n1"), "ovs-vswitchd.pid")
+	before := daemon(t, file)
+	reaches := func() bool {
+		for _, to := range []string{"green2", "green3"} {
+			c, err := l.Container(to)
+			must(t, err)
+			for _, a := range c.Addresses() {
+				if _, answered := echo(ctx, t, l, "green1", a, time.Second); !answered {
+					return false
+				}
+			}
+		}
+		return true
+	}
+	if !reaches() {
+		t.Fatal("green1 does not reach the others")
+	}
+	must(t, unix.Kill(before, unix.SIGKILL))
+	for daemon(t, file) == before {
+		pause(ctx, t)
+	}
+	for !reaches() {
+		pause(ctx, t)
+	}
+	drops, err := l.Drops(ctx, "n1")
+	must(t, err)
+	for why, n := range drops {
+		if n > 0 && why != "multicast" { // what containers' kernels say of themselves
+			t.Errorf("the node's programs count %d of %s", n, why)
+		}
+	}
+}
+
+// daemon is the number in a pid file, 0 while there is none.
+func daemon(t *testing.T, file string) int {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if os.IsNotExist(err) || strings.TrimSpace(string(text)) == "" {
+		return 0
+	}
+	must(t, err)
+	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	must(t, err)
+	return pid
+}
+
+func pause(ctx context.Context, t *testing.T) {
+	t.Helper()
+	select {
+	case <-ctx.Done():
+		t.Fatal(context.Cause(ctx))
+	case <-time.After(50 * time.Millisecond):
+	}
+}
