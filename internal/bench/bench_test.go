@@ -14,6 +14,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/netns"
 )
 
 const (
@@ -125,7 +127,7 @@ func TestCut(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				tso, err := ethtool("eth0", unix.ETHTOOL_GTSO, 0)
+				tso, err := netns.Ethtool("eth0", unix.ETHTOOL_GTSO, 0)
 				all = append(all, fmt.Sprint(eth0.Type(), " ", tso, " ", eth0.Attrs().GSOMaxSegs))
 				return err
 			})

@@ -3,8 +3,6 @@ package bench
 import (
 	"errors"
 	"fmt"
-	"runtime"
-	"unsafe"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -67,7 +65,7 @@ func cut(ns *netns.Namespace) (restore func() error, err error) {
 			for _, f := range segmentation {
 				on, err := f.off(name)
 				if on && err == nil {
-					undo = append(undo, func(*netlink.Handle) error { _, err := ethtool(name, f.set, 1); return err })
+					undo = append(undo, func(*netlink.Handle) error { _, err := netns.Ethtool(name, f.set, 1); return err })
 				}
 				if err != nil && !errors.Is(err, unix.EOPNOTSUPP) {
 					return err
@@ -96,37 +94,15 @@ func inside(ns *netns.Namespace, use func(*netlink.Handle) error) error {
 
 // off turns the feature off, and says whether it was on.
 func (f feature) off(device string) (was bool, err error) {
-	value, err := ethtool(device, f.get, 0)
+	value, err := netns.Ethtool(device, f.get, 0)
 	if err != nil || value == 0 {
 		return false, err
 	}
-	if _, err := ethtool(device, f.set, 0); err != nil {
+	if _, err := netns.Ethtool(device, f.set, 0); err != nil {
 		return true, err
 	}
-	if value, err = ethtool(device, f.get, 0); err == nil && value != 0 {
+	if value, err = netns.Ethtool(device, f.get, 0); err == nil && value != 0 {
 		err = fmt.Errorf("%s of %s stays on", f.name, device)
 	}
 	return true, err
-}
-
-// ethtool runs a command that reads or writes one number, in the namespace of the thread.
-func ethtool(device string, command, value uint32) (uint32, error) {
-	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return 0, err
-	}
-	defer unix.Close(s)
-	request := struct{ command, value uint32 }{command, value}
-	ifr := struct {
-		name    [unix.IFNAMSIZ]byte
-		request unsafe.Pointer
-		_       [16]byte
-	}{request: unsafe.Pointer(&request)}
-	copy(ifr.name[:unix.IFNAMSIZ-1], device)
-	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(s), unix.SIOCETHTOOL, uintptr(unsafe.Pointer(&ifr)))
-	runtime.KeepAlive(&request)
-	if errno != 0 {
-		return 0, fmt.Errorf("ethtool command %#x on %s: %w", command, device, errno)
-	}
-	return request.value, nil
 }

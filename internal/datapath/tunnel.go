@@ -20,7 +20,7 @@ import (
 // goes, and are told where it came from.
 const tunnelDevice = "pilvxlan"
 
-// makeTunnel makes the device, or sets right the one that is there, and gives the node its tunnel address.
+// makeTunnel makes the device where there is none, sets its MTU and gives the node its tunnel address.
 func (d *Datapath) makeTunnel() error {
 	tunnel, err := d.findTunnel()
 	if err != nil {
