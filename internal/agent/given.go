@@ -9,15 +9,15 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/local"
-	"pilaster.io/pilaster/internal/network/nimitz"
+	"pilaster.io/pilaster/internal/network"
 )
 
-var _ nimitz.Cluster = (*Link)(nil)
+var _ network.Cluster = (*Link)(nil)
 
 // allocation is what an endpoint had of a tenant.
 type allocation struct{ tenant, key string }
 
-// NodeCIDRs implements nimitz.Cluster. What was given once is kept with the tenant.
+// NodeCIDRs implements network.Cluster. What was given once is kept with the tenant.
 func (l *Link) NodeCIDRs(ctx context.Context, name string) ([]netip.Prefix, error) {
 	if has := l.config.Tenants.subnets(name); len(has) > 0 {
 		return has, nil
@@ -29,7 +29,7 @@ func (l *Link) NodeCIDRs(ctx context.Context, name string) ([]netip.Prefix, erro
 	return subnets, l.config.Tenants.setSubnets(name, subnets)
 }
 
-// Allocate implements nimitz.Cluster.
+// Allocate implements network.Cluster.
 func (l *Link) Allocate(ctx context.Context, name, key string) ([]netip.Addr, error) {
 	prefixes, err := l.allocate(ctx, name, key)
 	if err != nil {
@@ -67,7 +67,7 @@ func (l *Link) allocate(ctx context.Context, name, key string) ([]netip.Prefix, 
 	return prefixes, nil
 }
 
-// Free implements nimitz.Cluster. Without an orchestrator it is done later, so that containers can go.
+// Free implements network.Cluster. Without an orchestrator it is done later, so that containers can go.
 func (l *Link) Free(ctx context.Context, name, key string) error {
 	err := l.free(ctx, name, key)
 	if err == nil {

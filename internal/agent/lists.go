@@ -17,7 +17,7 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
 	"pilaster.io/pilaster/internal/endpoint"
-	"pilaster.io/pilaster/internal/network/nimitz"
+	"pilaster.io/pilaster/internal/network"
 )
 
 // pagesAtOnce is how many pages of lists are asked for at the same time; the orchestrator takes more.
@@ -27,7 +27,7 @@ const pagesAtOnce = 8
 type lists struct {
 	link   *Link
 	core   *Core
-	to     Mappings
+	to     network.Mapped
 	places chan struct{}
 
 	mu sync.Mutex
@@ -35,7 +35,7 @@ type lists struct {
 }
 
 func newLists(l *Link, core *Core) *lists {
-	return &lists{link: l, core: core, to: core.mappings(), places: make(chan struct{}, pagesAtOnce), m: map[string]*mapped{}}
+	return &lists{link: l, core: core, to: core.mapped(), places: make(chan struct{}, pagesAtOnce), m: map[string]*mapped{}}
 }
 
 // reader is the part of lists that lives as long as a stream.
@@ -127,7 +127,7 @@ func (r *reader) list(ctx context.Context, name string) {
 
 func (r *reader) listOnce(ctx context.Context, m *mapped) error {
 	held := r.core.held(m.tenant)
-	var list []nimitz.Mapping
+	var list []network.Mapping
 	var own []*pilasterv1.Mapping
 	var revision int64
 	for token := ""; ; {
@@ -155,7 +155,7 @@ func (r *reader) listOnce(ctx context.Context, m *mapped) error {
 	}
 	// What is empty by mistake lacks this too.
 	for _, to := range held {
-		if !slices.ContainsFunc(list, func(has nimitz.Mapping) bool { return has.To == to }) {
+		if !slices.ContainsFunc(list, func(has network.Mapping) bool { return has.To == to }) {
 			return fmt.Errorf("the orchestrator's list of tenant %s, with %d mappings, lacks %v, which this node has", m.tenant, len(list), to)
 		}
 	}
@@ -219,7 +219,7 @@ func heldAddresses(records []endpoint.Record) []*pilasterv1.Mapping {
 	var all []*pilasterv1.Mapping
 	for _, r := range records {
 		for _, a := range r.Attachments {
-			if a.Network == nimitz.Name && !a.Subnet.IsValid() {
+			if _, _, drawn := r.Drawn(a); !drawn {
 				all = append(all, &pilasterv1.Mapping{Tenant: r.Tenant, To: netip.PrefixFrom(a.Address, a.Address.BitLen()).String(), Key: key(r.ContainerID, r.Interface)})
 			}
 		}

@@ -10,24 +10,14 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
-	"pilaster.io/pilaster/internal/network/nimitz"
+	"pilaster.io/pilaster/internal/network"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// Mappings is a network whose nodes keep where each subnet or address of a tenant is. The Link tells it of hosted tenants only,
-// and of one tenant one thing at a time. What an error kept from being done is told again, whole.
-type Mappings interface {
-	// Replace tells all that there are, this node's own too. Until the first time nothing is known, and what the packet path has from
-	// before stays.
-	Replace(ctx context.Context, tenant string, all []nimitz.Mapping) error
-	// Apply tells what has changed since. Of what goes only tenant and prefix are set.
-	Apply(ctx context.Context, tenant string, add, remove []nimitz.Mapping) error
-}
-
-// mappings is the network that wants them, nil for none.
-func (c *Core) mappings() Mappings {
+// mapped is the network that is told mappings, nil for none.
+func (c *Core) mapped() network.Mapped {
 	for _, name := range slices.Sorted(maps.Keys(c.networks)) {
-		if m, ok := c.networks[name].(Mappings); ok {
+		if m, ok := c.networks[name].(network.Mapped); ok {
 			return m
 		}
 	}
@@ -37,13 +27,13 @@ func (c *Core) mappings() Mappings {
 // news is what happened to a tenant's mappings at one revision of the store.
 type news struct {
 	revision    int64
-	add, remove []nimitz.Mapping
+	add, remove []network.Mapping
 }
 
 // mapped is one tenant's mappings on their way from the orchestrator to the network: a list, and what changes after it.
 type mapped struct {
 	tenant string
-	to     Mappings
+	to     network.Mapped
 	stop   context.CancelFunc // of the goroutine that lists
 
 	mu       sync.Mutex
@@ -67,8 +57,8 @@ func (m *mapped) hear(ctx context.Context, n news) error {
 }
 
 // tell tells a list of one revision, and then what came while it was read and told: what is older is in it.
-func (m *mapped) tell(ctx context.Context, list []nimitz.Mapping, revision int64) error {
-	all := map[netip.Prefix]nimitz.Mapping{}
+func (m *mapped) tell(ctx context.Context, list []network.Mapping, revision int64) error {
+	all := map[netip.Prefix]network.Mapping{}
 	for _, has := range list {
 		all[has.To] = has
 	}
@@ -106,7 +96,7 @@ func (m *mapped) take(first bool, revision int64) (waiting []news, listed bool) 
 	return waiting, m.listed
 }
 
-func (n news) into(all map[netip.Prefix]nimitz.Mapping) {
+func (n news) into(all map[netip.Prefix]network.Mapping) {
 	for _, gone := range n.remove {
 		delete(all, gone.To)
 	}
@@ -133,7 +123,7 @@ func newsOf(event *pilasterv1.FollowResponse) (map[string]news, error) {
 			return nil, fmt.Errorf("mapping %v of tenant %s: %w", m.To, m.Tenant, err)
 		}
 		n := by[m.Tenant]
-		n.remove = append(n.remove, nimitz.Mapping{Tenant: m.Tenant, To: to})
+		n.remove = append(n.remove, network.Mapping{Tenant: m.Tenant, To: to})
 		by[m.Tenant] = n
 	}
 	for name, n := range by {
@@ -143,16 +133,16 @@ func newsOf(event *pilasterv1.FollowResponse) (map[string]news, error) {
 	return by, nil
 }
 
-func mappingFromProto(m *pilasterv1.Mapping) (nimitz.Mapping, error) {
+func mappingFromProto(m *pilasterv1.Mapping) (network.Mapping, error) {
 	to, err := netip.ParsePrefix(m.To)
 	if err != nil || to != to.Masked() || to.Addr().Is4In6() {
-		return nimitz.Mapping{}, fmt.Errorf("tenant %s has a mapping of %q, which is no prefix", m.Tenant, m.To)
+		return network.Mapping{}, fmt.Errorf("tenant %s has a mapping of %q, which is no prefix", m.Tenant, m.To)
 	}
 	node, err := netip.ParsePrefix(m.Node)
 	if err != nil || node != node.Masked() || node.Bits() != address.NodeBits || !node.Addr().Is6() {
-		return nimitz.Mapping{}, fmt.Errorf("tenant %s has %v on %q, which is no node", m.Tenant, to, m.Node)
+		return network.Mapping{}, fmt.Errorf("tenant %s has %v on %q, which is no node", m.Tenant, to, m.Node)
 	}
-	return nimitz.Mapping{Tenant: m.Tenant, To: to, Node: node}, nil
+	return network.Mapping{Tenant: m.Tenant, To: to, Node: node}, nil
 }
 
 // isMapped tells whether nodes that host the tenant keep its mappings.

@@ -15,7 +15,7 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/endpoint"
-	"pilaster.io/pilaster/internal/network/nimitz"
+	"pilaster.io/pilaster/internal/network"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -169,17 +169,17 @@ type recorder struct {
 	fail error
 }
 
-func (r *recorder) Replace(_ context.Context, _ string, all []nimitz.Mapping) error {
+func (r *recorder) Replace(_ context.Context, _ string, all []network.Mapping) error {
 	r.said = append(r.said, "all "+words(all))
 	return r.fail
 }
 
-func (r *recorder) Apply(_ context.Context, _ string, add, remove []nimitz.Mapping) error {
+func (r *recorder) Apply(_ context.Context, _ string, add, remove []network.Mapping) error {
 	r.said = append(r.said, "+"+words(add)+" -"+words(remove))
 	return r.fail
 }
 
-func words(mappings []nimitz.Mapping) string {
+func words(mappings []network.Mapping) string {
 	var all []string
 	for _, m := range mappings {
 		all = append(all, m.To.String())
@@ -188,9 +188,9 @@ func words(mappings []nimitz.Mapping) string {
 	return strings.Join(all, ",")
 }
 
-func mappingsTo(tos ...string) (all []nimitz.Mapping) {
+func mappingsTo(tos ...string) (all []network.Mapping) {
 	for _, to := range tos {
-		all = append(all, nimitz.Mapping{Tenant: "green", To: netip.MustParsePrefix(to)})
+		all = append(all, network.Mapping{Tenant: "green", To: netip.MustParsePrefix(to)})
 	}
 	return all
 }
@@ -235,7 +235,7 @@ type during struct {
 	m *mapped
 }
 
-func (d during) Replace(ctx context.Context, name string, all []nimitz.Mapping) error {
+func (d during) Replace(ctx context.Context, name string, all []network.Mapping) error {
 	d.m.hear(ctx, news{revision: 20, add: mappingsTo("10.0.7.0/24")})
 	return d.recorder.Replace(ctx, name, all)
 }
@@ -376,5 +376,17 @@ func TestFreeLater(t *testing.T) {
 	})
 	if len(freed) != 0 {
 		t.Errorf("freed %s, which a container has", <-freed)
+	}
+}
+
+// What the cluster gave is what was not drawn here, whichever network has it.
+func TestHeldAddresses(t *testing.T) {
+	given, drawn := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.1.0.1")
+	held := heldAddresses([]endpoint.Record{{ContainerID: "c1", Interface: "eth0", Tenant: "green", Attachments: []endpoint.Attachment{
+		{Network: "later", Address: given}, {Network: "later", Address: drawn, Subnet: netip.MustParsePrefix("10.1.0.0/24")},
+		{Network: tenant.Netpila, Address: nodePrefix.Addr(), Plaintext: nodePrefix.Addr()},
+	}}})
+	if len(held) != 1 || held[0].To != "10.0.0.1/32" || held[0].Key != "c1/eth0" {
+		t.Errorf("held %v", held)
 	}
 }

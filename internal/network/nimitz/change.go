@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/network"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 	"pilaster.io/pilaster/internal/tenant"
 )
@@ -128,7 +129,7 @@ func (n *Network) DeleteTenant(ctx context.Context, t tenant.Tenant) error {
 }
 
 // Replace tells where all of a tenant is. One that is not here is passed over.
-func (n *Network) Replace(ctx context.Context, name string, all []Mapping) error {
+func (n *Network) Replace(ctx context.Context, name string, all []network.Mapping) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	h, ok := n.tenants[name]
@@ -146,7 +147,7 @@ func (n *Network) Replace(ctx context.Context, name string, all []Mapping) error
 }
 
 // Apply tells what has changed of that: what goes, by prefix alone, before what comes.
-func (n *Network) Apply(ctx context.Context, name string, add, remove []Mapping) error {
+func (n *Network) Apply(ctx context.Context, name string, add, remove []network.Mapping) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	h, ok := n.tenants[name]
@@ -172,7 +173,7 @@ func (n *Network) Apply(ctx context.Context, name string, add, remove []Mapping)
 }
 
 // place notes what is on other nodes. What is on this one, its containers tell.
-func (n *Network) place(h *hosted, all []Mapping) {
+func (n *Network) place(h *hosted, all []network.Mapping) {
 	for _, m := range all {
 		if m.Node != n.config.Node {
 			h.remote[m.To] = m.Node
@@ -183,7 +184,7 @@ func (n *Network) place(h *hosted, all []Mapping) {
 }
 
 // check refuses mappings of what is not the tenant's, and to what is no node.
-func (n *Network) check(h *hosted, all []Mapping) error {
+func (n *Network) check(h *hosted, all []network.Mapping) error {
 	for _, m := range all {
 		if !h.has(m.To) || !n.config.Plan.ContainsNode(m.Node) {
 			return fmt.Errorf("tenant %s: a mapping of %v to node %v cannot be used; nothing was changed", m.Tenant, m.To, m.Node)

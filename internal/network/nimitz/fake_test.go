@@ -11,6 +11,7 @@ import (
 
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/network"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 	"pilaster.io/pilaster/internal/tenant"
 )
@@ -118,7 +119,7 @@ type cluster struct {
 	tenants []tenant.Tenant
 	nodes   []*node
 	given   map[string][]netip.Prefix // by tenant, node and key
-	where   map[string][]Mapping      // by tenant
+	where   map[string][]network.Mapping      // by tenant
 	next    map[netip.Prefix]uint64
 	away    error
 }
@@ -151,7 +152,7 @@ func overlay(cidr string, nodeBits int) tenant.Overlay {
 }
 
 func newCluster(t testing.TB, nodes int, tenants ...tenant.Tenant) *cluster {
-	c := &cluster{t: t, tenants: tenants, given: map[string][]netip.Prefix{}, where: map[string][]Mapping{}, next: map[netip.Prefix]uint64{}}
+	c := &cluster{t: t, tenants: tenants, given: map[string][]netip.Prefix{}, where: map[string][]network.Mapping{}, next: map[netip.Prefix]uint64{}}
 	for i := range nodes {
 		n := &node{c: c, prefix: plan.Node(uint64(i + 1)), sw: &tableSwitch{has: map[any]pipeline.Entry{}, ports: map[pipeline.Port]string{}}, record: map[endpoint.ID]endpoint.Record{}}
 		c.nodes = append(c.nodes, n)
@@ -254,9 +255,9 @@ func (c *cluster) give(name string, n *node, key string) ([]netip.Prefix, error)
 			c.next[at]++
 		}
 	}
-	var news []Mapping
+	var news []network.Mapping
 	for _, p := range c.given[of] {
-		news = append(news, Mapping{name, p, n.prefix})
+		news = append(news, network.Mapping{name, p, n.prefix})
 	}
 	c.where[name] = append(c.where[name], news...)
 	return c.given[of], c.tell(name, news, nil)
@@ -264,18 +265,18 @@ func (c *cluster) give(name string, n *node, key string) ([]netip.Prefix, error)
 
 func (c *cluster) take(name string, n *node, key string) {
 	of := fmt.Sprint(name, " ", n.prefix, " ", key)
-	var gone []Mapping
+	var gone []network.Mapping
 	for _, p := range c.given[of] {
-		gone = append(gone, Mapping{name, p, n.prefix})
+		gone = append(gone, network.Mapping{name, p, n.prefix})
 	}
 	delete(c.given, of)
-	c.where[name] = slices.DeleteFunc(c.where[name], func(m Mapping) bool { return slices.Contains(gone, m) })
+	c.where[name] = slices.DeleteFunc(c.where[name], func(m network.Mapping) bool { return slices.Contains(gone, m) })
 	if err := c.tell(name, nil, gone); err != nil {
 		c.t.Error(err)
 	}
 }
 
-func (c *cluster) tell(name string, add, remove []Mapping) error {
+func (c *cluster) tell(name string, add, remove []network.Mapping) error {
 	for _, n := range c.nodes {
 		if h := n.tenants[name]; h == nil || !h.heard {
 			continue

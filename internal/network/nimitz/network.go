@@ -30,7 +30,7 @@ type Config struct {
 	Plan        address.Plan
 	Node        netip.Prefix // this one's /64
 	Indexes     Indexes
-	Cluster     Cluster
+	Cluster     network.Cluster
 	Switch      Switch
 	Gateway     Gateway // nil for none
 	MaxMappings int     // forwarding entries
@@ -48,7 +48,10 @@ type Network struct {
 	repaired bool // so that they are known
 }
 
-var _ network.Network = (*Network)(nil)
+var (
+	_ network.Network = (*Network)(nil)
+	_ network.Mapped  = (*Network)(nil)
+)
 
 // New is the network of a node. Nothing reaches the switch before Repair.
 func New(c Config) *Network {

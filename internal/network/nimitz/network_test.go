@@ -11,6 +11,7 @@ import (
 
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/network"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 	"pilaster.io/pilaster/internal/tenant"
 )
@@ -209,7 +210,7 @@ func TestFailuresAreMadeGood(t *testing.T) {
 	r, err := n.tryAdd(blue, 1)
 	n.must(err)
 	n.sw.fail = errors.New("made to fail")
-	other := []Mapping{{blue.Name, netip.MustParsePrefix("10.0.77.0/24"), plan.Node(2)}}
+	other := []network.Mapping{{blue.Name, netip.MustParsePrefix("10.0.77.0/24"), plan.Node(2)}}
 	if err := n.Apply(t.Context(), blue.Name, other, nil); err == nil {
 		t.Error("a failure was passed over")
 	}
@@ -225,14 +226,14 @@ func TestMappingsThatCannotBeAreRefused(t *testing.T) {
 	blue, n := c.tenants[0], c.nodes[0]
 	n.add(blue, 1)
 	before := len(n.sw.has)
-	for _, m := range []Mapping{
+	for _, m := range []network.Mapping{
 		{blue.Name, netip.MustParsePrefix("10.1.0.0/24"), plan.Node(2)},
 		{blue.Name, netip.MustParsePrefix("10.0.0.0/16"), plan.Node(2)}, // all of it
 		{blue.Name, netip.PrefixFrom(netip.MustParseAddr("10.0.3.1"), 24), plan.Node(2)},
 		{blue.Name, netip.MustParsePrefix("fd00:1::/80"), plan.Node(2)},
 		{blue.Name, netip.MustParsePrefix("10.0.3.0/24"), netip.MustParsePrefix("2001:db8::/64")},
 	} {
-		if n.Replace(t.Context(), blue.Name, []Mapping{m}) == nil || n.Apply(t.Context(), blue.Name, []Mapping{m}, nil) == nil {
+		if n.Replace(t.Context(), blue.Name, []network.Mapping{m}) == nil || n.Apply(t.Context(), blue.Name, []network.Mapping{m}, nil) == nil {
 			t.Errorf("%v was taken", m)
 		}
 	}
@@ -240,15 +241,15 @@ func TestMappingsThatCannotBeAreRefused(t *testing.T) {
 		t.Errorf("holds %v", n.sw.table())
 	}
 	moved := func(to uint64) Mapping {
-		return Mapping{blue.Name, netip.MustParsePrefix("10.0.3.0/24"), plan.Node(to)}
+		return network.Mapping{blue.Name, netip.MustParsePrefix("10.0.3.0/24"), plan.Node(to)}
 	}
-	n.must(n.Apply(t.Context(), blue.Name, []Mapping{moved(2)}, nil))
-	n.must(n.Apply(t.Context(), blue.Name, []Mapping{moved(3)}, []Mapping{{Tenant: blue.Name, To: moved(2).To}}))
+	n.must(n.Apply(t.Context(), blue.Name, []network.Mapping{moved(2)}, nil))
+	n.must(n.Apply(t.Context(), blue.Name, []network.Mapping{moved(3)}, []network.Mapping{{Tenant: blue.Name, To: moved(2).To}}))
 	if f := n.sw.has[pipeline.Forward{VNI: 7, To: moved(3).To}]; f != (pipeline.Forward{VNI: 7, To: moved(3).To, Port: pipeline.VXLAN, VTEP: pipeline.VTEP(plan.Node(3))}) {
 		t.Errorf("moved from node 2 to 3: %v", f)
 	}
-	n.must(n.Apply(t.Context(), blue.Name, nil, []Mapping{moved(3)}))
-	if err := n.Replace(t.Context(), "elsewhere", []Mapping{{"elsewhere", netip.MustParsePrefix("10.0.3.0/24"), plan.Node(2)}}); err != nil || len(n.sw.has) != before {
+	n.must(n.Apply(t.Context(), blue.Name, nil, []network.Mapping{moved(3)}))
+	if err := n.Replace(t.Context(), "elsewhere", []network.Mapping{{"elsewhere", netip.MustParsePrefix("10.0.3.0/24"), plan.Node(2)}}); err != nil || len(n.sw.has) != before {
 		t.Errorf("a tenant that is not here: %v", err)
 	}
 }
@@ -275,7 +276,7 @@ func TestFullNodeRefuses(t *testing.T) {
 	if _, err := n.tryAdd(c.tenants[0], 1); !errors.Is(err, endpoint.ErrExhausted) {
 		t.Errorf("a full node that started anew: %v", err)
 	}
-	if err := n.Replace(t.Context(), "t7", []Mapping{{"t7", netip.MustParsePrefix("10.0.9.0/24"), plan.Node(2)}}); !errors.Is(err, endpoint.ErrExhausted) {
+	if err := n.Replace(t.Context(), "t7", []network.Mapping{{"t7", netip.MustParsePrefix("10.0.9.0/24"), plan.Node(2)}}); !errors.Is(err, endpoint.ErrExhausted) {
 		t.Errorf("one mapping more: %v", err)
 	}
 	c.reach()

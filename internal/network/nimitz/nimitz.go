@@ -4,31 +4,12 @@ package nimitz
 
 import (
 	"context"
-	"net/netip"
 
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
 
 // Name is that of the network in attachments.
 const Name = "nimitz"
-
-// Mapping says which node a subnet or an address of a tenant is on.
-type Mapping struct {
-	Tenant string
-	To     netip.Prefix
-	Node   netip.Prefix // its /64
-}
-
-// Cluster gives out the addresses of tenants.
-type Cluster interface {
-	// NodeCIDRs are this node's subnets of a tenant's overlays, in their order. The first time takes a message, later ones none.
-	NodeCIDRs(ctx context.Context, tenant string) ([]netip.Prefix, error)
-	// Allocate gives an endpoint an address of each overlay of a tenant without node CIDRs. The same key gets the same ones again.
-	// It is "container id/interface".
-	Allocate(ctx context.Context, tenant, key string) ([]netip.Addr, error)
-	// Free gives them back.
-	Free(ctx context.Context, tenant, key string) error
-}
 
 // Switch renders the pipeline's entries and moves packets by them.
 type Switch interface {
