@@ -118,8 +118,8 @@ type cluster struct {
 	t       testing.TB
 	tenants []tenant.Tenant
 	nodes   []*node
-	given   map[string][]netip.Prefix // by tenant, node and key
-	where   map[string][]network.Mapping      // by tenant
+	given   map[string][]netip.Prefix    // by tenant, node and key
+	where   map[string][]network.Mapping // by tenant
 	next    map[netip.Prefix]uint64
 	away    error
 }
@@ -257,7 +257,7 @@ func (c *cluster) give(name string, n *node, key string) ([]netip.Prefix, error)
 	}
 	var news []network.Mapping
 	for _, p := range c.given[of] {
-		news = append(news, network.Mapping{name, p, n.prefix})
+		news = append(news, network.Mapping{Tenant: name, To: p, Node: n.prefix})
 	}
 	c.where[name] = append(c.where[name], news...)
 	return c.given[of], c.tell(name, news, nil)
@@ -267,7 +267,7 @@ func (c *cluster) take(name string, n *node, key string) {
 	of := fmt.Sprint(name, " ", n.prefix, " ", key)
 	var gone []network.Mapping
 	for _, p := range c.given[of] {
-		gone = append(gone, network.Mapping{name, p, n.prefix})
+		gone = append(gone, network.Mapping{Tenant: name, To: p, Node: n.prefix})
 	}
 	delete(c.given, of)
 	c.where[name] = slices.DeleteFunc(c.where[name], func(m network.Mapping) bool { return slices.Contains(gone, m) })

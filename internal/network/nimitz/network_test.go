@@ -210,7 +210,7 @@ func TestFailuresAreMadeGood(t *testing.T) {
 	r, err := n.tryAdd(blue, 1)
 	n.must(err)
 	n.sw.fail = errors.New("made to fail")
-	other := []network.Mapping{{blue.Name, netip.MustParsePrefix("10.0.77.0/24"), plan.Node(2)}}
+	other := []network.Mapping{{Tenant: blue.Name, To: netip.MustParsePrefix("10.0.77.0/24"), Node: plan.Node(2)}}
 	if err := n.Apply(t.Context(), blue.Name, other, nil); err == nil {
 		t.Error("a failure was passed over")
 	}
@@ -227,11 +227,11 @@ func TestMappingsThatCannotBeAreRefused(t *testing.T) {
 	n.add(blue, 1)
 	before := len(n.sw.has)
 	for _, m := range []network.Mapping{
-		{blue.Name, netip.MustParsePrefix("10.1.0.0/24"), plan.Node(2)},
-		{blue.Name, netip.MustParsePrefix("10.0.0.0/16"), plan.Node(2)}, // all of it
-		{blue.Name, netip.PrefixFrom(netip.MustParseAddr("10.0.3.1"), 24), plan.Node(2)},
-		{blue.Name, netip.MustParsePrefix("fd00:1::/80"), plan.Node(2)},
-		{blue.Name, netip.MustParsePrefix("10.0.3.0/24"), netip.MustParsePrefix("2001:db8::/64")},
+		{Tenant: blue.Name, To: netip.MustParsePrefix("10.1.0.0/24"), Node: plan.Node(2)},
+		{Tenant: blue.Name, To: netip.MustParsePrefix("10.0.0.0/16"), Node: plan.Node(2)}, // all of it
+		{Tenant: blue.Name, To: netip.PrefixFrom(netip.MustParseAddr("10.0.3.1"), 24), Node: plan.Node(2)},
+		{Tenant: blue.Name, To: netip.MustParsePrefix("fd00:1::/80"), Node: plan.Node(2)},
+		{Tenant: blue.Name, To: netip.MustParsePrefix("10.0.3.0/24"), Node: netip.MustParsePrefix("2001:db8::/64")},
 	} {
 		if n.Replace(t.Context(), blue.Name, []network.Mapping{m}) == nil || n.Apply(t.Context(), blue.Name, []network.Mapping{m}, nil) == nil {
 			t.Errorf("%v was taken", m)
@@ -240,8 +240,8 @@ func TestMappingsThatCannotBeAreRefused(t *testing.T) {
 	if len(n.sw.has) != before {
 		t.Errorf("holds %v", n.sw.table())
 	}
-	moved := func(to uint64) Mapping {
-		return network.Mapping{blue.Name, netip.MustParsePrefix("10.0.3.0/24"), plan.Node(to)}
+	moved := func(to uint64) network.Mapping {
+		return network.Mapping{Tenant: blue.Name, To: netip.MustParsePrefix("10.0.3.0/24"), Node: plan.Node(to)}
 	}
 	n.must(n.Apply(t.Context(), blue.Name, []network.Mapping{moved(2)}, nil))
 	n.must(n.Apply(t.Context(), blue.Name, []network.Mapping{moved(3)}, []network.Mapping{{Tenant: blue.Name, To: moved(2).To}}))
@@ -249,7 +249,7 @@ func TestMappingsThatCannotBeAreRefused(t *testing.T) {
 		t.Errorf("moved from node 2 to 3: %v", f)
 	}
 	n.must(n.Apply(t.Context(), blue.Name, nil, []network.Mapping{moved(3)}))
-	if err := n.Replace(t.Context(), "elsewhere", []network.Mapping{{"elsewhere", netip.MustParsePrefix("10.0.3.0/24"), plan.Node(2)}}); err != nil || len(n.sw.has) != before {
+	if err := n.Replace(t.Context(), "elsewhere", []network.Mapping{{Tenant: "elsewhere", To: netip.MustParsePrefix("10.0.3.0/24"), Node: plan.Node(2)}}); err != nil || len(n.sw.has) != before {
 		t.Errorf("a tenant that is not here: %v", err)
 	}
 }
@@ -276,7 +276,7 @@ func TestFullNodeRefuses(t *testing.T) {
 	if _, err := n.tryAdd(c.tenants[0], 1); !errors.Is(err, endpoint.ErrExhausted) {
 		t.Errorf("a full node that started anew: %v", err)
 	}
-	if err := n.Replace(t.Context(), "t7", []network.Mapping{{"t7", netip.MustParsePrefix("10.0.9.0/24"), plan.Node(2)}}); !errors.Is(err, endpoint.ErrExhausted) {
+	if err := n.Replace(t.Context(), "t7", []network.Mapping{{Tenant: "t7", To: netip.MustParsePrefix("10.0.9.0/24"), Node: plan.Node(2)}}); !errors.Is(err, endpoint.ErrExhausted) {
 		t.Errorf("one mapping more: %v", err)
 	}
 	c.reach()
