@@ -40,6 +40,7 @@ type Tenant struct {
 	Name       string
 	Network    string    // one of the above
 	Overlays   []Overlay // of a nimitz tenant: one, or one of each family
+	Regions    []Region  // in which it is too
 	Addressing Addressing
 	IDs        []ID      // in the order made; not all of them are OnlyAccepted
 	Changes    uint64    // of ids, counted: of two lists the one with more is newer
@@ -72,9 +73,11 @@ func (t Tenant) Has(id address.TenantID) bool {
 }
 
 // CheckName refuses names that could not be a DNS label or a file name.
-func CheckName(name string) error {
+func CheckName(name string) error { return checkName("tenant", name) }
+
+func checkName(of, name string) error {
 	if name == "" || len(name) > 63 || strings.IndexFunc(name, notInName) >= 0 || strings.Trim(name, "-") != name {
-		return fmt.Errorf("tenant name %.80q: 1 to 63 lower-case letters, digits or -, not - at either end", name)
+		return fmt.Errorf("%s name %.80q: 1 to 63 lower-case letters, digits or -, not - at either end", of, name)
 	}
 	return nil
 }

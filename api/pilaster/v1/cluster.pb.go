@@ -148,8 +148,10 @@ type Node struct {
 	Version         string                 `protobuf:"bytes,5,opt,name=version,proto3" json:"version,omitempty"`                                        // of the agent
 	Registered      *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=registered,proto3" json:"registered,omitempty"`
 	Connected       bool                   `protobuf:"varint,7,opt,name=connected,proto3" json:"connected,omitempty"` // a stream is open now; memory only, never stored
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// It is an Edge Switch: between this region and others, and without containers.
+	Edge          bool `protobuf:"varint,9,opt,name=edge,proto3" json:"edge,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Node) Reset() {
@@ -231,6 +233,13 @@ func (x *Node) GetConnected() bool {
 	return false
 }
 
+func (x *Node) GetEdge() bool {
+	if x != nil {
+		return x.Edge
+	}
+	return false
+}
+
 // TenantId is one 24-bit id a tenant owns, with its key. Ids are never reused.
 type TenantId struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -303,6 +312,7 @@ type Tenant struct {
 	Changes       uint64                 `protobuf:"varint,5,opt,name=changes,proto3" json:"changes,omitempty"`  // of ids, counted: of two lists the one with more is newer
 	Network       string                 `protobuf:"bytes,6,opt,name=network,proto3" json:"network,omitempty"`   // "netpila", also where it is empty, or "nimitz"
 	Overlays      []*Overlay             `protobuf:"bytes,7,rep,name=overlays,proto3" json:"overlays,omitempty"` // of a nimitz tenant: one, or one of each family
+	Regions       []*TenantRegion        `protobuf:"bytes,10,rep,name=regions,proto3" json:"regions,omitempty"`  // of a nimitz tenant: where else it is; derived from the regions, never stored with it
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -386,6 +396,160 @@ func (x *Tenant) GetOverlays() []*Overlay {
 	return nil
 }
 
+func (x *Tenant) GetRegions() []*TenantRegion {
+	if x != nil {
+		return x.Regions
+	}
+	return nil
+}
+
+// TenantRegion is what nodes know of their tenant in another region.
+type TenantRegion struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`                         // of the region
+	Cidrs         []string               `protobuf:"bytes,2,rep,name=cidrs,proto3" json:"cidrs,omitempty"`                       // of the tenant, there
+	Edge          string                 `protobuf:"bytes,3,opt,name=edge,proto3" json:"edge,omitempty"`                         // prefix of the Edge Switch of this region
+	PeerEdge      string                 `protobuf:"bytes,4,opt,name=peer_edge,json=peerEdge,proto3" json:"peer_edge,omitempty"` // and of the other's
+	PeerVni       uint32                 `protobuf:"varint,5,opt,name=peer_vni,json=peerVni,proto3" json:"peer_vni,omitempty"`   // of the tenant, there
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TenantRegion) Reset() {
+	*x = TenantRegion{}
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TenantRegion) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TenantRegion) ProtoMessage() {}
+
+func (x *TenantRegion) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TenantRegion.ProtoReflect.Descriptor instead.
+func (*TenantRegion) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *TenantRegion) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *TenantRegion) GetCidrs() []string {
+	if x != nil {
+		return x.Cidrs
+	}
+	return nil
+}
+
+func (x *TenantRegion) GetEdge() string {
+	if x != nil {
+		return x.Edge
+	}
+	return ""
+}
+
+func (x *TenantRegion) GetPeerEdge() string {
+	if x != nil {
+		return x.PeerEdge
+	}
+	return ""
+}
+
+func (x *TenantRegion) GetPeerVni() uint32 {
+	if x != nil {
+		return x.PeerVni
+	}
+	return 0
+}
+
+// Region is an orchestrator with its nodes, as others must know it. Tenants with one name in two regions are one tenant, whose
+// CIDRs do not overlap.
+type Region struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	BasePrefix    string                 `protobuf:"bytes,2,opt,name=base_prefix,json=basePrefix,proto3" json:"base_prefix,omitempty"`
+	Edge          string                 `protobuf:"bytes,3,opt,name=edge,proto3" json:"edge,omitempty"`       // prefix of its Edge Switch
+	Tenants       []*Region_Tenant       `protobuf:"bytes,4,rep,name=tenants,proto3" json:"tenants,omitempty"` // on network nimitz, sorted by name
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Region) Reset() {
+	*x = Region{}
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Region) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Region) ProtoMessage() {}
+
+func (x *Region) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Region.ProtoReflect.Descriptor instead.
+func (*Region) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *Region) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Region) GetBasePrefix() string {
+	if x != nil {
+		return x.BasePrefix
+	}
+	return ""
+}
+
+func (x *Region) GetEdge() string {
+	if x != nil {
+		return x.Edge
+	}
+	return ""
+}
+
+func (x *Region) GetTenants() []*Region_Tenant {
+	if x != nil {
+		return x.Tenants
+	}
+	return nil
+}
+
 // Overlay is a range of addresses that is a tenant's own; other tenants may have the same.
 type Overlay struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -398,7 +562,7 @@ type Overlay struct {
 
 func (x *Overlay) Reset() {
 	*x = Overlay{}
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[4]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -410,7 +574,7 @@ func (x *Overlay) String() string {
 func (*Overlay) ProtoMessage() {}
 
 func (x *Overlay) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[4]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -423,7 +587,7 @@ func (x *Overlay) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Overlay.ProtoReflect.Descriptor instead.
 func (*Overlay) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{4}
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Overlay) GetCidr() string {
@@ -461,7 +625,7 @@ type Mapping struct {
 
 func (x *Mapping) Reset() {
 	*x = Mapping{}
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[5]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -473,7 +637,7 @@ func (x *Mapping) String() string {
 func (*Mapping) ProtoMessage() {}
 
 func (x *Mapping) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[5]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -486,7 +650,7 @@ func (x *Mapping) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Mapping.ProtoReflect.Descriptor instead.
 func (*Mapping) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{5}
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Mapping) GetTenant() string {
@@ -539,7 +703,7 @@ type Hosting struct {
 
 func (x *Hosting) Reset() {
 	*x = Hosting{}
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[6]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -551,7 +715,7 @@ func (x *Hosting) String() string {
 func (*Hosting) ProtoMessage() {}
 
 func (x *Hosting) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[6]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -564,7 +728,7 @@ func (x *Hosting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hosting.ProtoReflect.Descriptor instead.
 func (*Hosting) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{6}
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Hosting) GetTenant() string {
@@ -621,7 +785,7 @@ type App struct {
 
 func (x *App) Reset() {
 	*x = App{}
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[7]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -633,7 +797,7 @@ func (x *App) String() string {
 func (*App) ProtoMessage() {}
 
 func (x *App) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[7]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -646,7 +810,7 @@ func (x *App) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use App.ProtoReflect.Descriptor instead.
 func (*App) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{7}
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *App) GetTenant() string {
@@ -670,6 +834,66 @@ func (x *App) GetLabels() map[string]string {
 	return nil
 }
 
+type Region_Tenant struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Vni           uint32                 `protobuf:"varint,2,opt,name=vni,proto3" json:"vni,omitempty"`
+	Cidrs         []string               `protobuf:"bytes,3,rep,name=cidrs,proto3" json:"cidrs,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Region_Tenant) Reset() {
+	*x = Region_Tenant{}
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Region_Tenant) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Region_Tenant) ProtoMessage() {}
+
+func (x *Region_Tenant) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Region_Tenant.ProtoReflect.Descriptor instead.
+func (*Region_Tenant) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{5, 0}
+}
+
+func (x *Region_Tenant) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Region_Tenant) GetVni() uint32 {
+	if x != nil {
+		return x.Vni
+	}
+	return 0
+}
+
+func (x *Region_Tenant) GetCidrs() []string {
+	if x != nil {
+		return x.Cidrs
+	}
+	return nil
+}
+
 var File_pilaster_v1_cluster_proto protoreflect.FileDescriptor
 
 const file_pilaster_v1_cluster_proto_rawDesc = "" +
@@ -679,7 +903,7 @@ const file_pilaster_v1_cluster_proto_rawDesc = "" +
 	"\vbase_prefix\x18\x01 \x01(\tR\n" +
 	"basePrefix\x12%\n" +
 	"\x0eprivate_prefix\x18\x02 \x01(\tR\rprivatePrefix\x12)\n" +
-	"\x10gateway_prefixes\x18\x03 \x03(\tR\x0fgatewayPrefixes\"\xe5\x01\n" +
+	"\x10gateway_prefixes\x18\x03 \x03(\tR\x0fgatewayPrefixes\"\xf9\x01\n" +
 	"\x04Node\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04uuid\x18\x02 \x01(\tR\x04uuid\x12\x16\n" +
@@ -689,11 +913,12 @@ const file_pilaster_v1_cluster_proto_rawDesc = "" +
 	"\n" +
 	"registered\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"registered\x12\x1c\n" +
-	"\tconnected\x18\a \x01(\bR\tconnected\"Q\n" +
+	"\tconnected\x18\a \x01(\bR\tconnected\x12\x12\n" +
+	"\x04edge\x18\t \x01(\bR\x04edge\"Q\n" +
 	"\bTenantId\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\fR\x03key\x12#\n" +
-	"\ronly_accepted\x18\x03 \x01(\bR\fonlyAccepted\"\x9a\x02\n" +
+	"\ronly_accepted\x18\x03 \x01(\bR\fonlyAccepted\"\xcf\x02\n" +
 	"\x06Tenant\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x127\n" +
 	"\n" +
@@ -703,7 +928,25 @@ const file_pilaster_v1_cluster_proto_rawDesc = "" +
 	"\acreated\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\acreated\x12\x18\n" +
 	"\achanges\x18\x05 \x01(\x04R\achanges\x12\x18\n" +
 	"\anetwork\x18\x06 \x01(\tR\anetwork\x120\n" +
-	"\boverlays\x18\a \x03(\v2\x14.pilaster.v1.OverlayR\boverlays\"P\n" +
+	"\boverlays\x18\a \x03(\v2\x14.pilaster.v1.OverlayR\boverlays\x123\n" +
+	"\aregions\x18\n" +
+	" \x03(\v2\x19.pilaster.v1.TenantRegionR\aregions\"\x84\x01\n" +
+	"\fTenantRegion\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
+	"\x05cidrs\x18\x02 \x03(\tR\x05cidrs\x12\x12\n" +
+	"\x04edge\x18\x03 \x01(\tR\x04edge\x12\x1b\n" +
+	"\tpeer_edge\x18\x04 \x01(\tR\bpeerEdge\x12\x19\n" +
+	"\bpeer_vni\x18\x05 \x01(\rR\apeerVni\"\xcd\x01\n" +
+	"\x06Region\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1f\n" +
+	"\vbase_prefix\x18\x02 \x01(\tR\n" +
+	"basePrefix\x12\x12\n" +
+	"\x04edge\x18\x03 \x01(\tR\x04edge\x124\n" +
+	"\atenants\x18\x04 \x03(\v2\x1a.pilaster.v1.Region.TenantR\atenants\x1aD\n" +
+	"\x06Tenant\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
+	"\x03vni\x18\x02 \x01(\rR\x03vni\x12\x14\n" +
+	"\x05cidrs\x18\x03 \x03(\tR\x05cidrs\"P\n" +
 	"\aOverlay\x12\x12\n" +
 	"\x04cidr\x18\x01 \x01(\tR\x04cidr\x12\x1b\n" +
 	"\tnode_bits\x18\x02 \x01(\rR\bnodeBits\x12\x14\n" +
@@ -748,32 +991,37 @@ func file_pilaster_v1_cluster_proto_rawDescGZIP() []byte {
 }
 
 var file_pilaster_v1_cluster_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_pilaster_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
+var file_pilaster_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
 var file_pilaster_v1_cluster_proto_goTypes = []any{
 	(Addressing)(0),               // 0: pilaster.v1.Addressing
 	(*Plan)(nil),                  // 1: pilaster.v1.Plan
 	(*Node)(nil),                  // 2: pilaster.v1.Node
 	(*TenantId)(nil),              // 3: pilaster.v1.TenantId
 	(*Tenant)(nil),                // 4: pilaster.v1.Tenant
-	(*Overlay)(nil),               // 5: pilaster.v1.Overlay
-	(*Mapping)(nil),               // 6: pilaster.v1.Mapping
-	(*Hosting)(nil),               // 7: pilaster.v1.Hosting
-	(*App)(nil),                   // 8: pilaster.v1.App
-	nil,                           // 9: pilaster.v1.App.LabelsEntry
-	(*timestamppb.Timestamp)(nil), // 10: google.protobuf.Timestamp
+	(*TenantRegion)(nil),          // 5: pilaster.v1.TenantRegion
+	(*Region)(nil),                // 6: pilaster.v1.Region
+	(*Overlay)(nil),               // 7: pilaster.v1.Overlay
+	(*Mapping)(nil),               // 8: pilaster.v1.Mapping
+	(*Hosting)(nil),               // 9: pilaster.v1.Hosting
+	(*App)(nil),                   // 10: pilaster.v1.App
+	(*Region_Tenant)(nil),         // 11: pilaster.v1.Region.Tenant
+	nil,                           // 12: pilaster.v1.App.LabelsEntry
+	(*timestamppb.Timestamp)(nil), // 13: google.protobuf.Timestamp
 }
 var file_pilaster_v1_cluster_proto_depIdxs = []int32{
-	10, // 0: pilaster.v1.Node.registered:type_name -> google.protobuf.Timestamp
+	13, // 0: pilaster.v1.Node.registered:type_name -> google.protobuf.Timestamp
 	0,  // 1: pilaster.v1.Tenant.addressing:type_name -> pilaster.v1.Addressing
 	3,  // 2: pilaster.v1.Tenant.ids:type_name -> pilaster.v1.TenantId
-	10, // 3: pilaster.v1.Tenant.created:type_name -> google.protobuf.Timestamp
-	5,  // 4: pilaster.v1.Tenant.overlays:type_name -> pilaster.v1.Overlay
-	9,  // 5: pilaster.v1.App.labels:type_name -> pilaster.v1.App.LabelsEntry
-	6,  // [6:6] is the sub-list for method output_type
-	6,  // [6:6] is the sub-list for method input_type
-	6,  // [6:6] is the sub-list for extension type_name
-	6,  // [6:6] is the sub-list for extension extendee
-	0,  // [0:6] is the sub-list for field type_name
+	13, // 3: pilaster.v1.Tenant.created:type_name -> google.protobuf.Timestamp
+	7,  // 4: pilaster.v1.Tenant.overlays:type_name -> pilaster.v1.Overlay
+	5,  // 5: pilaster.v1.Tenant.regions:type_name -> pilaster.v1.TenantRegion
+	11, // 6: pilaster.v1.Region.tenants:type_name -> pilaster.v1.Region.Tenant
+	12, // 7: pilaster.v1.App.labels:type_name -> pilaster.v1.App.LabelsEntry
+	8,  // [8:8] is the sub-list for method output_type
+	8,  // [8:8] is the sub-list for method input_type
+	8,  // [8:8] is the sub-list for extension type_name
+	8,  // [8:8] is the sub-list for extension extendee
+	0,  // [0:8] is the sub-list for field type_name
 }
 
 func init() { file_pilaster_v1_cluster_proto_init() }
@@ -787,7 +1035,7 @@ func file_pilaster_v1_cluster_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pilaster_v1_cluster_proto_rawDesc), len(file_pilaster_v1_cluster_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   9,
+			NumMessages:   12,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

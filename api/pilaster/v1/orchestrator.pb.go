@@ -533,6 +533,7 @@ type RegisterRequest struct {
 	Version         string                 `protobuf:"bytes,3,opt,name=version,proto3" json:"version,omitempty"`
 	ClusterUuid     string                 `protobuf:"bytes,4,opt,name=cluster_uuid,json=clusterUuid,proto3" json:"cluster_uuid,omitempty"` // pinned by the agent from before; empty the first time
 	Held            *Held                  `protobuf:"bytes,5,opt,name=held,proto3" json:"held,omitempty"`
+	Edge            bool                   `protobuf:"varint,6,opt,name=edge,proto3" json:"edge,omitempty"` // it is an Edge Switch; a region has one
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -600,6 +601,13 @@ func (x *RegisterRequest) GetHeld() *Held {
 		return x.Held
 	}
 	return nil
+}
+
+func (x *RegisterRequest) GetEdge() bool {
+	if x != nil {
+		return x.Edge
+	}
+	return false
 }
 
 // Held is what an agent already uses; the orchestrator raises its high-water marks to it
@@ -2317,13 +2325,14 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\fRenewRequest\x12\x10\n" +
 	"\x03csr\x18\x01 \x01(\fR\x03csr\"1\n" +
 	"\rRenewResponse\x12 \n" +
-	"\vcertificate\x18\x01 \x01(\fR\vcertificate\"\xc5\x01\n" +
+	"\vcertificate\x18\x01 \x01(\fR\vcertificate\"\xd9\x01\n" +
 	"\x0fRegisterRequest\x12#\n" +
 	"\rwanted_prefix\x18\x01 \x01(\tR\fwantedPrefix\x12)\n" +
 	"\x10uplink_addresses\x18\x02 \x03(\tR\x0fuplinkAddresses\x12\x18\n" +
 	"\aversion\x18\x03 \x01(\tR\aversion\x12!\n" +
 	"\fcluster_uuid\x18\x04 \x01(\tR\vclusterUuid\x12%\n" +
-	"\x04held\x18\x05 \x01(\v2\x11.pilaster.v1.HeldR\x04held\"\x8d\x01\n" +
+	"\x04held\x18\x05 \x01(\v2\x11.pilaster.v1.HeldR\x04held\x12\x12\n" +
+	"\x04edge\x18\x06 \x01(\bR\x04edge\"\x8d\x01\n" +
 	"\x04Held\x12-\n" +
 	"\atenants\x18\x01 \x03(\v2\x13.pilaster.v1.TenantR\atenants\x12$\n" +
 	"\x04apps\x18\x02 \x03(\v2\x10.pilaster.v1.AppR\x04apps\x120\n" +
