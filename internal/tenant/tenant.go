@@ -43,8 +43,12 @@ type Tenant struct {
 	Regions    []Region  // in which it is too
 	Addressing Addressing
 	IDs        []ID      // in the order made; not all of them are OnlyAccepted
-	Changes    uint64    // of ids, counted: of two lists the one with more is newer
+	Changes    uint64    // of ids, services and publications, counted: of two records the one with more is newer
 	Created    time.Time // in UTC; tells it from another that had the same name
+
+	// Of a nimitz tenant; see CheckNorthSouth.
+	Services     []Service
+	Publications []Publication
 }
 
 // MaxIDs is how many ids a tenant may have at a time: as many as the packet path tries.

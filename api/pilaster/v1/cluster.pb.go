@@ -148,6 +148,9 @@ type Node struct {
 	Version         string                 `protobuf:"bytes,5,opt,name=version,proto3" json:"version,omitempty"`                                        // of the agent
 	Registered      *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=registered,proto3" json:"registered,omitempty"`
 	Connected       bool                   `protobuf:"varint,7,opt,name=connected,proto3" json:"connected,omitempty"` // a stream is open now; memory only, never stored
+	// Tenants that the node must know without having a container of them, such as those that its gateway publishes.
+	// Follow alone tells them; never stored.
+	Carries []string `protobuf:"bytes,8,rep,name=carries,proto3" json:"carries,omitempty"`
 	// It is an Edge Switch: between this region and others, and without containers.
 	Edge          bool `protobuf:"varint,9,opt,name=edge,proto3" json:"edge,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -233,6 +236,13 @@ func (x *Node) GetConnected() bool {
 	return false
 }
 
+func (x *Node) GetCarries() []string {
+	if x != nil {
+		return x.Carries
+	}
+	return nil
+}
+
 func (x *Node) GetEdge() bool {
 	if x != nil {
 		return x.Edge
@@ -309,10 +319,12 @@ type Tenant struct {
 	Addressing    Addressing             `protobuf:"varint,2,opt,name=addressing,proto3,enum=pilaster.v1.Addressing" json:"addressing,omitempty"`
 	Ids           []*TenantId            `protobuf:"bytes,3,rep,name=ids,proto3" json:"ids,omitempty"` // in the order made; new containers draw from the last that is not only accepted
 	Created       *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=created,proto3" json:"created,omitempty"`
-	Changes       uint64                 `protobuf:"varint,5,opt,name=changes,proto3" json:"changes,omitempty"`  // of ids, counted: of two lists the one with more is newer
+	Changes       uint64                 `protobuf:"varint,5,opt,name=changes,proto3" json:"changes,omitempty"`  // of ids, services and publications, counted: of two records the one with more is newer
 	Network       string                 `protobuf:"bytes,6,opt,name=network,proto3" json:"network,omitempty"`   // "netpila", also where it is empty, or "nimitz"
 	Overlays      []*Overlay             `protobuf:"bytes,7,rep,name=overlays,proto3" json:"overlays,omitempty"` // of a nimitz tenant: one, or one of each family
-	Regions       []*TenantRegion        `protobuf:"bytes,10,rep,name=regions,proto3" json:"regions,omitempty"`  // of a nimitz tenant: where else it is; derived from the regions, never stored with it
+	Services      []*Service             `protobuf:"bytes,8,rep,name=services,proto3" json:"services,omitempty"` // of a nimitz tenant; at most 256 of each
+	Publications  []*Publication         `protobuf:"bytes,9,rep,name=publications,proto3" json:"publications,omitempty"`
+	Regions       []*TenantRegion        `protobuf:"bytes,10,rep,name=regions,proto3" json:"regions,omitempty"` // of a nimitz tenant: where else it is; derived from the regions, never stored with it
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -392,6 +404,20 @@ func (x *Tenant) GetNetwork() string {
 func (x *Tenant) GetOverlays() []*Overlay {
 	if x != nil {
 		return x.Overlays
+	}
+	return nil
+}
+
+func (x *Tenant) GetServices() []*Service {
+	if x != nil {
+		return x.Services
+	}
+	return nil
+}
+
+func (x *Tenant) GetPublications() []*Publication {
+	if x != nil {
+		return x.Publications
 	}
 	return nil
 }
@@ -550,6 +576,160 @@ func (x *Region) GetTenants() []*Region_Tenant {
 	return nil
 }
 
+// Service is something on the underlay that a tenant's containers reach at an address of the tenant's own choice.
+type Service struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"` // where people ask; empty in the tenant's record
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Virtual       string                 `protobuf:"bytes,3,opt,name=virtual,proto3" json:"virtual,omitempty"` // as containers have it: "fd09::7"
+	Real          string                 `protobuf:"bytes,4,opt,name=real,proto3" json:"real,omitempty"`       // as the underlay has it: "2001:db8::9"
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Service) Reset() {
+	*x = Service{}
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Service) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Service) ProtoMessage() {}
+
+func (x *Service) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Service.ProtoReflect.Descriptor instead.
+func (*Service) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *Service) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *Service) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Service) GetVirtual() string {
+	if x != nil {
+		return x.Virtual
+	}
+	return ""
+}
+
+func (x *Service) GetReal() string {
+	if x != nil {
+		return x.Real
+	}
+	return ""
+}
+
+// Publication is a container that the underlay reaches at an address of a node's gateway.
+type Publication struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"` // where people ask; empty in the tenant's record
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Container     string                 `protobuf:"bytes,3,opt,name=container,proto3" json:"container,omitempty"` // "fd12:3456::1:0:0:5"
+	Node          string                 `protobuf:"bytes,4,opt,name=node,proto3" json:"node,omitempty"`           // name of the node whose gateway it is
+	Gateway       string                 `protobuf:"bytes,5,opt,name=gateway,proto3" json:"gateway,omitempty"`     // its prefix: "fd70:696c:6100:1::/64"
+	Underlay      string                 `protobuf:"bytes,6,opt,name=underlay,proto3" json:"underlay,omitempty"`   // "fd70:696c:6100:1:0:ff:0:2"
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Publication) Reset() {
+	*x = Publication{}
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Publication) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Publication) ProtoMessage() {}
+
+func (x *Publication) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Publication.ProtoReflect.Descriptor instead.
+func (*Publication) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *Publication) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *Publication) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Publication) GetContainer() string {
+	if x != nil {
+		return x.Container
+	}
+	return ""
+}
+
+func (x *Publication) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *Publication) GetGateway() string {
+	if x != nil {
+		return x.Gateway
+	}
+	return ""
+}
+
+func (x *Publication) GetUnderlay() string {
+	if x != nil {
+		return x.Underlay
+	}
+	return ""
+}
+
 // Overlay is a range of addresses that is a tenant's own; other tenants may have the same.
 type Overlay struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -562,7 +742,7 @@ type Overlay struct {
 
 func (x *Overlay) Reset() {
 	*x = Overlay{}
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[6]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -574,7 +754,7 @@ func (x *Overlay) String() string {
 func (*Overlay) ProtoMessage() {}
 
 func (x *Overlay) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[6]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -587,7 +767,7 @@ func (x *Overlay) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Overlay.ProtoReflect.Descriptor instead.
 func (*Overlay) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{6}
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Overlay) GetCidr() string {
@@ -625,7 +805,7 @@ type Mapping struct {
 
 func (x *Mapping) Reset() {
 	*x = Mapping{}
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[7]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -637,7 +817,7 @@ func (x *Mapping) String() string {
 func (*Mapping) ProtoMessage() {}
 
 func (x *Mapping) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[7]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -650,7 +830,7 @@ func (x *Mapping) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Mapping.ProtoReflect.Descriptor instead.
 func (*Mapping) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{7}
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Mapping) GetTenant() string {
@@ -703,7 +883,7 @@ type Hosting struct {
 
 func (x *Hosting) Reset() {
 	*x = Hosting{}
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[8]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -715,7 +895,7 @@ func (x *Hosting) String() string {
 func (*Hosting) ProtoMessage() {}
 
 func (x *Hosting) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[8]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -728,7 +908,7 @@ func (x *Hosting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hosting.ProtoReflect.Descriptor instead.
 func (*Hosting) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{8}
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Hosting) GetTenant() string {
@@ -785,7 +965,7 @@ type App struct {
 
 func (x *App) Reset() {
 	*x = App{}
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[9]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -797,7 +977,7 @@ func (x *App) String() string {
 func (*App) ProtoMessage() {}
 
 func (x *App) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[9]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -810,7 +990,7 @@ func (x *App) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use App.ProtoReflect.Descriptor instead.
 func (*App) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{9}
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *App) GetTenant() string {
@@ -845,7 +1025,7 @@ type Region_Tenant struct {
 
 func (x *Region_Tenant) Reset() {
 	*x = Region_Tenant{}
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[10]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -857,7 +1037,7 @@ func (x *Region_Tenant) String() string {
 func (*Region_Tenant) ProtoMessage() {}
 
 func (x *Region_Tenant) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[10]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -903,7 +1083,7 @@ const file_pilaster_v1_cluster_proto_rawDesc = "" +
 	"\vbase_prefix\x18\x01 \x01(\tR\n" +
 	"basePrefix\x12%\n" +
 	"\x0eprivate_prefix\x18\x02 \x01(\tR\rprivatePrefix\x12)\n" +
-	"\x10gateway_prefixes\x18\x03 \x03(\tR\x0fgatewayPrefixes\"\xf9\x01\n" +
+	"\x10gateway_prefixes\x18\x03 \x03(\tR\x0fgatewayPrefixes\"\x93\x02\n" +
 	"\x04Node\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04uuid\x18\x02 \x01(\tR\x04uuid\x12\x16\n" +
@@ -913,12 +1093,13 @@ const file_pilaster_v1_cluster_proto_rawDesc = "" +
 	"\n" +
 	"registered\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"registered\x12\x1c\n" +
-	"\tconnected\x18\a \x01(\bR\tconnected\x12\x12\n" +
+	"\tconnected\x18\a \x01(\bR\tconnected\x12\x18\n" +
+	"\acarries\x18\b \x03(\tR\acarries\x12\x12\n" +
 	"\x04edge\x18\t \x01(\bR\x04edge\"Q\n" +
 	"\bTenantId\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\fR\x03key\x12#\n" +
-	"\ronly_accepted\x18\x03 \x01(\bR\fonlyAccepted\"\xcf\x02\n" +
+	"\ronly_accepted\x18\x03 \x01(\bR\fonlyAccepted\"\xbf\x03\n" +
 	"\x06Tenant\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x127\n" +
 	"\n" +
@@ -928,7 +1109,9 @@ const file_pilaster_v1_cluster_proto_rawDesc = "" +
 	"\acreated\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\acreated\x12\x18\n" +
 	"\achanges\x18\x05 \x01(\x04R\achanges\x12\x18\n" +
 	"\anetwork\x18\x06 \x01(\tR\anetwork\x120\n" +
-	"\boverlays\x18\a \x03(\v2\x14.pilaster.v1.OverlayR\boverlays\x123\n" +
+	"\boverlays\x18\a \x03(\v2\x14.pilaster.v1.OverlayR\boverlays\x120\n" +
+	"\bservices\x18\b \x03(\v2\x14.pilaster.v1.ServiceR\bservices\x12<\n" +
+	"\fpublications\x18\t \x03(\v2\x18.pilaster.v1.PublicationR\fpublications\x123\n" +
 	"\aregions\x18\n" +
 	" \x03(\v2\x19.pilaster.v1.TenantRegionR\aregions\"\x84\x01\n" +
 	"\fTenantRegion\x12\x12\n" +
@@ -946,7 +1129,19 @@ const file_pilaster_v1_cluster_proto_rawDesc = "" +
 	"\x06Tenant\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
 	"\x03vni\x18\x02 \x01(\rR\x03vni\x12\x14\n" +
-	"\x05cidrs\x18\x03 \x03(\tR\x05cidrs\"P\n" +
+	"\x05cidrs\x18\x03 \x03(\tR\x05cidrs\"c\n" +
+	"\aService\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x18\n" +
+	"\avirtual\x18\x03 \x01(\tR\avirtual\x12\x12\n" +
+	"\x04real\x18\x04 \x01(\tR\x04real\"\xa1\x01\n" +
+	"\vPublication\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1c\n" +
+	"\tcontainer\x18\x03 \x01(\tR\tcontainer\x12\x12\n" +
+	"\x04node\x18\x04 \x01(\tR\x04node\x12\x18\n" +
+	"\agateway\x18\x05 \x01(\tR\agateway\x12\x1a\n" +
+	"\bunderlay\x18\x06 \x01(\tR\bunderlay\"P\n" +
 	"\aOverlay\x12\x12\n" +
 	"\x04cidr\x18\x01 \x01(\tR\x04cidr\x12\x1b\n" +
 	"\tnode_bits\x18\x02 \x01(\rR\bnodeBits\x12\x14\n" +
@@ -991,7 +1186,7 @@ func file_pilaster_v1_cluster_proto_rawDescGZIP() []byte {
 }
 
 var file_pilaster_v1_cluster_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_pilaster_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_pilaster_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
 var file_pilaster_v1_cluster_proto_goTypes = []any{
 	(Addressing)(0),               // 0: pilaster.v1.Addressing
 	(*Plan)(nil),                  // 1: pilaster.v1.Plan
@@ -1000,28 +1195,32 @@ var file_pilaster_v1_cluster_proto_goTypes = []any{
 	(*Tenant)(nil),                // 4: pilaster.v1.Tenant
 	(*TenantRegion)(nil),          // 5: pilaster.v1.TenantRegion
 	(*Region)(nil),                // 6: pilaster.v1.Region
-	(*Overlay)(nil),               // 7: pilaster.v1.Overlay
-	(*Mapping)(nil),               // 8: pilaster.v1.Mapping
-	(*Hosting)(nil),               // 9: pilaster.v1.Hosting
-	(*App)(nil),                   // 10: pilaster.v1.App
-	(*Region_Tenant)(nil),         // 11: pilaster.v1.Region.Tenant
-	nil,                           // 12: pilaster.v1.App.LabelsEntry
-	(*timestamppb.Timestamp)(nil), // 13: google.protobuf.Timestamp
+	(*Service)(nil),               // 7: pilaster.v1.Service
+	(*Publication)(nil),           // 8: pilaster.v1.Publication
+	(*Overlay)(nil),               // 9: pilaster.v1.Overlay
+	(*Mapping)(nil),               // 10: pilaster.v1.Mapping
+	(*Hosting)(nil),               // 11: pilaster.v1.Hosting
+	(*App)(nil),                   // 12: pilaster.v1.App
+	(*Region_Tenant)(nil),         // 13: pilaster.v1.Region.Tenant
+	nil,                           // 14: pilaster.v1.App.LabelsEntry
+	(*timestamppb.Timestamp)(nil), // 15: google.protobuf.Timestamp
 }
 var file_pilaster_v1_cluster_proto_depIdxs = []int32{
-	13, // 0: pilaster.v1.Node.registered:type_name -> google.protobuf.Timestamp
+	15, // 0: pilaster.v1.Node.registered:type_name -> google.protobuf.Timestamp
 	0,  // 1: pilaster.v1.Tenant.addressing:type_name -> pilaster.v1.Addressing
 	3,  // 2: pilaster.v1.Tenant.ids:type_name -> pilaster.v1.TenantId
-	13, // 3: pilaster.v1.Tenant.created:type_name -> google.protobuf.Timestamp
-	7,  // 4: pilaster.v1.Tenant.overlays:type_name -> pilaster.v1.Overlay
-	5,  // 5: pilaster.v1.Tenant.regions:type_name -> pilaster.v1.TenantRegion
-	11, // 6: pilaster.v1.Region.tenants:type_name -> pilaster.v1.Region.Tenant
-	12, // 7: pilaster.v1.App.labels:type_name -> pilaster.v1.App.LabelsEntry
-	8,  // [8:8] is the sub-list for method output_type
-	8,  // [8:8] is the sub-list for method input_type
-	8,  // [8:8] is the sub-list for extension type_name
-	8,  // [8:8] is the sub-list for extension extendee
-	0,  // [0:8] is the sub-list for field type_name
+	15, // 3: pilaster.v1.Tenant.created:type_name -> google.protobuf.Timestamp
+	9,  // 4: pilaster.v1.Tenant.overlays:type_name -> pilaster.v1.Overlay
+	7,  // 5: pilaster.v1.Tenant.services:type_name -> pilaster.v1.Service
+	8,  // 6: pilaster.v1.Tenant.publications:type_name -> pilaster.v1.Publication
+	5,  // 7: pilaster.v1.Tenant.regions:type_name -> pilaster.v1.TenantRegion
+	13, // 8: pilaster.v1.Region.tenants:type_name -> pilaster.v1.Region.Tenant
+	14, // 9: pilaster.v1.App.labels:type_name -> pilaster.v1.App.LabelsEntry
+	10, // [10:10] is the sub-list for method output_type
+	10, // [10:10] is the sub-list for method input_type
+	10, // [10:10] is the sub-list for extension type_name
+	10, // [10:10] is the sub-list for extension extendee
+	0,  // [0:10] is the sub-list for field type_name
 }
 
 func init() { file_pilaster_v1_cluster_proto_init() }
@@ -1035,7 +1234,7 @@ func file_pilaster_v1_cluster_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pilaster_v1_cluster_proto_rawDesc), len(file_pilaster_v1_cluster_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   12,
+			NumMessages:   14,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -613,10 +613,11 @@ func (x *RegisterRequest) GetEdge() bool {
 // Held is what an agent already uses; the orchestrator raises its high-water marks to it
 // or refuses on conflict, so that a restored backup hands nothing out twice.
 type Held struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Tenants       []*Tenant              `protobuf:"bytes,1,rep,name=tenants,proto3" json:"tenants,omitempty"` // names and ids, without keys; changes as last heard
-	Apps          []*App                 `protobuf:"bytes,2,rep,name=apps,proto3" json:"apps,omitempty"`
-	Mappings      []*Mapping             `protobuf:"bytes,3,rep,name=mappings,proto3" json:"mappings,omitempty"` // its own
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Names and ids, without keys; changes as last heard; publications at the node's own gateway.
+	Tenants       []*Tenant  `protobuf:"bytes,1,rep,name=tenants,proto3" json:"tenants,omitempty"`
+	Apps          []*App     `protobuf:"bytes,2,rep,name=apps,proto3" json:"apps,omitempty"`
+	Mappings      []*Mapping `protobuf:"bytes,3,rep,name=mappings,proto3" json:"mappings,omitempty"` // its own
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -849,7 +850,7 @@ type FollowRequest struct {
 	// The tenants hosted now, whole, each time it changes; the first message starts the stream.
 	HostedTenants  []string `protobuf:"bytes,1,rep,name=hosted_tenants,json=hostedTenants,proto3" json:"hosted_tenants,omitempty"`
 	ResumeRevision int64    `protobuf:"varint,2,opt,name=resume_revision,json=resumeRevision,proto3" json:"resume_revision,omitempty"` // first message only: deltas after this one, or a snapshot
-	// Those of the hosted tenants that the node has not yet been told whole, or has forgotten since.
+	// Those of the hosted and carried tenants that the node has not yet been told whole, or has forgotten since.
 	IncompleteTenants []string `protobuf:"bytes,3,rep,name=incomplete_tenants,json=incompleteTenants,proto3" json:"incomplete_tenants,omitempty"`
 	// Of each hosted tenant, the node's ids. What is not mentioned is not known to be accepted.
 	Hosting []*Hosting `protobuf:"bytes,4,rep,name=hosting,proto3" json:"hosting,omitempty"`
@@ -857,9 +858,12 @@ type FollowRequest struct {
 	ResolvingTenants []string `protobuf:"bytes,5,rep,name=resolving_tenants,json=resolvingTenants,proto3" json:"resolving_tenants,omitempty"`
 	// Grows with each message and Resolve of the node, also over its restarts: one that was
 	// overtaken on its way changes nothing.
-	Sequence      uint64 `protobuf:"varint,6,opt,name=sequence,proto3" json:"sequence,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Sequence uint64 `protobuf:"varint,6,opt,name=sequence,proto3" json:"sequence,omitempty"`
+	// First message only: those that the node carries and has been told whole. It names no tenant among the hosted ones
+	// that it only carries; what it carries and does not name here comes whole, as does what it carries from then on.
+	CarriedTenants []string `protobuf:"bytes,7,rep,name=carried_tenants,json=carriedTenants,proto3" json:"carried_tenants,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *FollowRequest) Reset() {
@@ -932,6 +936,13 @@ func (x *FollowRequest) GetSequence() uint64 {
 		return x.Sequence
 	}
 	return 0
+}
+
+func (x *FollowRequest) GetCarriedTenants() []string {
+	if x != nil {
+		return x.CarriedTenants
+	}
+	return nil
 }
 
 type FollowResponse struct {
@@ -1102,7 +1113,7 @@ func (x *Snapshot) GetApps() []*App {
 
 type Delta struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
-	Node           *Node                  `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`       // set when the node's own record changed
+	Node           *Node                  `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`       // set when the node's own record changed, or what it carries
 	Tenants        []*Tenant              `protobuf:"bytes,2,rep,name=tenants,proto3" json:"tenants,omitempty"` // new or changed
 	Apps           []*App                 `protobuf:"bytes,3,rep,name=apps,proto3" json:"apps,omitempty"`
 	DeletedTenants []string               `protobuf:"bytes,4,rep,name=deleted_tenants,json=deletedTenants,proto3" json:"deleted_tenants,omitempty"`
@@ -1876,6 +1887,534 @@ func (x *RotateKeyResponse) GetId() uint32 {
 	return 0
 }
 
+type CreateServiceRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Service       *Service               `protobuf:"bytes,1,opt,name=service,proto3" json:"service,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateServiceRequest) Reset() {
+	*x = CreateServiceRequest{}
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateServiceRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateServiceRequest) ProtoMessage() {}
+
+func (x *CreateServiceRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateServiceRequest.ProtoReflect.Descriptor instead.
+func (*CreateServiceRequest) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *CreateServiceRequest) GetService() *Service {
+	if x != nil {
+		return x.Service
+	}
+	return nil
+}
+
+type CreateServiceResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Service       *Service               `protobuf:"bytes,1,opt,name=service,proto3" json:"service,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateServiceResponse) Reset() {
+	*x = CreateServiceResponse{}
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateServiceResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateServiceResponse) ProtoMessage() {}
+
+func (x *CreateServiceResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateServiceResponse.ProtoReflect.Descriptor instead.
+func (*CreateServiceResponse) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *CreateServiceResponse) GetService() *Service {
+	if x != nil {
+		return x.Service
+	}
+	return nil
+}
+
+type ListServicesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListServicesRequest) Reset() {
+	*x = ListServicesRequest{}
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListServicesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListServicesRequest) ProtoMessage() {}
+
+func (x *ListServicesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListServicesRequest.ProtoReflect.Descriptor instead.
+func (*ListServicesRequest) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *ListServicesRequest) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+type ListServicesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Services      []*Service             `protobuf:"bytes,1,rep,name=services,proto3" json:"services,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListServicesResponse) Reset() {
+	*x = ListServicesResponse{}
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListServicesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListServicesResponse) ProtoMessage() {}
+
+func (x *ListServicesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListServicesResponse.ProtoReflect.Descriptor instead.
+func (*ListServicesResponse) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *ListServicesResponse) GetServices() []*Service {
+	if x != nil {
+		return x.Services
+	}
+	return nil
+}
+
+type DeleteServiceRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteServiceRequest) Reset() {
+	*x = DeleteServiceRequest{}
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteServiceRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteServiceRequest) ProtoMessage() {}
+
+func (x *DeleteServiceRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteServiceRequest.ProtoReflect.Descriptor instead.
+func (*DeleteServiceRequest) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *DeleteServiceRequest) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *DeleteServiceRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type DeleteServiceResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteServiceResponse) Reset() {
+	*x = DeleteServiceResponse{}
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteServiceResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteServiceResponse) ProtoMessage() {}
+
+func (x *DeleteServiceResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteServiceResponse.ProtoReflect.Descriptor instead.
+func (*DeleteServiceResponse) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{39}
+}
+
+type CreatePublicationRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Publication   *Publication           `protobuf:"bytes,1,opt,name=publication,proto3" json:"publication,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreatePublicationRequest) Reset() {
+	*x = CreatePublicationRequest{}
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[40]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreatePublicationRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreatePublicationRequest) ProtoMessage() {}
+
+func (x *CreatePublicationRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[40]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreatePublicationRequest.ProtoReflect.Descriptor instead.
+func (*CreatePublicationRequest) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{40}
+}
+
+func (x *CreatePublicationRequest) GetPublication() *Publication {
+	if x != nil {
+		return x.Publication
+	}
+	return nil
+}
+
+type CreatePublicationResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Publication   *Publication           `protobuf:"bytes,1,opt,name=publication,proto3" json:"publication,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreatePublicationResponse) Reset() {
+	*x = CreatePublicationResponse{}
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreatePublicationResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreatePublicationResponse) ProtoMessage() {}
+
+func (x *CreatePublicationResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreatePublicationResponse.ProtoReflect.Descriptor instead.
+func (*CreatePublicationResponse) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{41}
+}
+
+func (x *CreatePublicationResponse) GetPublication() *Publication {
+	if x != nil {
+		return x.Publication
+	}
+	return nil
+}
+
+type ListPublicationsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListPublicationsRequest) Reset() {
+	*x = ListPublicationsRequest{}
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[42]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListPublicationsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListPublicationsRequest) ProtoMessage() {}
+
+func (x *ListPublicationsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[42]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListPublicationsRequest.ProtoReflect.Descriptor instead.
+func (*ListPublicationsRequest) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{42}
+}
+
+func (x *ListPublicationsRequest) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+type ListPublicationsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Publications  []*Publication         `protobuf:"bytes,1,rep,name=publications,proto3" json:"publications,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListPublicationsResponse) Reset() {
+	*x = ListPublicationsResponse{}
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[43]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListPublicationsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListPublicationsResponse) ProtoMessage() {}
+
+func (x *ListPublicationsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[43]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListPublicationsResponse.ProtoReflect.Descriptor instead.
+func (*ListPublicationsResponse) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{43}
+}
+
+func (x *ListPublicationsResponse) GetPublications() []*Publication {
+	if x != nil {
+		return x.Publications
+	}
+	return nil
+}
+
+type DeletePublicationRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeletePublicationRequest) Reset() {
+	*x = DeletePublicationRequest{}
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[44]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeletePublicationRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeletePublicationRequest) ProtoMessage() {}
+
+func (x *DeletePublicationRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[44]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeletePublicationRequest.ProtoReflect.Descriptor instead.
+func (*DeletePublicationRequest) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{44}
+}
+
+func (x *DeletePublicationRequest) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *DeletePublicationRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type DeletePublicationResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeletePublicationResponse) Reset() {
+	*x = DeletePublicationResponse{}
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[45]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeletePublicationResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeletePublicationResponse) ProtoMessage() {}
+
+func (x *DeletePublicationResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[45]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeletePublicationResponse.ProtoReflect.Descriptor instead.
+func (*DeletePublicationResponse) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{45}
+}
+
 type GetNodeRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -1885,7 +2424,7 @@ type GetNodeRequest struct {
 
 func (x *GetNodeRequest) Reset() {
 	*x = GetNodeRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[34]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1897,7 +2436,7 @@ func (x *GetNodeRequest) String() string {
 func (*GetNodeRequest) ProtoMessage() {}
 
 func (x *GetNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[34]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1910,7 +2449,7 @@ func (x *GetNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeRequest.ProtoReflect.Descriptor instead.
 func (*GetNodeRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{34}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *GetNodeRequest) GetName() string {
@@ -1930,7 +2469,7 @@ type GetNodeResponse struct {
 
 func (x *GetNodeResponse) Reset() {
 	*x = GetNodeResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[35]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1942,7 +2481,7 @@ func (x *GetNodeResponse) String() string {
 func (*GetNodeResponse) ProtoMessage() {}
 
 func (x *GetNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[35]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1955,7 +2494,7 @@ func (x *GetNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeResponse.ProtoReflect.Descriptor instead.
 func (*GetNodeResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{35}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *GetNodeResponse) GetNode() *Node {
@@ -1980,7 +2519,7 @@ type ListNodesRequest struct {
 
 func (x *ListNodesRequest) Reset() {
 	*x = ListNodesRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[36]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1992,7 +2531,7 @@ func (x *ListNodesRequest) String() string {
 func (*ListNodesRequest) ProtoMessage() {}
 
 func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[36]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2005,7 +2544,7 @@ func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesRequest.ProtoReflect.Descriptor instead.
 func (*ListNodesRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{36}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{48}
 }
 
 type ListNodesResponse struct {
@@ -2017,7 +2556,7 @@ type ListNodesResponse struct {
 
 func (x *ListNodesResponse) Reset() {
 	*x = ListNodesResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[37]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2029,7 +2568,7 @@ func (x *ListNodesResponse) String() string {
 func (*ListNodesResponse) ProtoMessage() {}
 
 func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[37]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2042,7 +2581,7 @@ func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesResponse.ProtoReflect.Descriptor instead.
 func (*ListNodesResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{37}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ListNodesResponse) GetNodes() []*Node {
@@ -2055,14 +2594,14 @@ func (x *ListNodesResponse) GetNodes() []*Node {
 type DeleteNodeRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	Force         bool                   `protobuf:"varint,2,opt,name=force,proto3" json:"force,omitempty"` // also while it is connected: its stream ends
+	Force         bool                   `protobuf:"varint,2,opt,name=force,proto3" json:"force,omitempty"` // also while it is connected: its stream ends; and what its gateway publishes
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *DeleteNodeRequest) Reset() {
 	*x = DeleteNodeRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[38]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2074,7 +2613,7 @@ func (x *DeleteNodeRequest) String() string {
 func (*DeleteNodeRequest) ProtoMessage() {}
 
 func (x *DeleteNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[38]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2087,7 +2626,7 @@ func (x *DeleteNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNodeRequest.ProtoReflect.Descriptor instead.
 func (*DeleteNodeRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{38}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *DeleteNodeRequest) GetName() string {
@@ -2112,7 +2651,7 @@ type DeleteNodeResponse struct {
 
 func (x *DeleteNodeResponse) Reset() {
 	*x = DeleteNodeResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[39]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2124,7 +2663,7 @@ func (x *DeleteNodeResponse) String() string {
 func (*DeleteNodeResponse) ProtoMessage() {}
 
 func (x *DeleteNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[39]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2137,7 +2676,7 @@ func (x *DeleteNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNodeResponse.ProtoReflect.Descriptor instead.
 func (*DeleteNodeResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{39}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{51}
 }
 
 type ClusterStatusRequest struct {
@@ -2148,7 +2687,7 @@ type ClusterStatusRequest struct {
 
 func (x *ClusterStatusRequest) Reset() {
 	*x = ClusterStatusRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[40]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2160,7 +2699,7 @@ func (x *ClusterStatusRequest) String() string {
 func (*ClusterStatusRequest) ProtoMessage() {}
 
 func (x *ClusterStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[40]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2173,7 +2712,7 @@ func (x *ClusterStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterStatusRequest.ProtoReflect.Descriptor instead.
 func (*ClusterStatusRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{40}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{52}
 }
 
 type ClusterStatusResponse struct {
@@ -2194,7 +2733,7 @@ type ClusterStatusResponse struct {
 
 func (x *ClusterStatusResponse) Reset() {
 	*x = ClusterStatusResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[41]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2206,7 +2745,7 @@ func (x *ClusterStatusResponse) String() string {
 func (*ClusterStatusResponse) ProtoMessage() {}
 
 func (x *ClusterStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[41]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2219,7 +2758,7 @@ func (x *ClusterStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterStatusResponse.ProtoReflect.Descriptor instead.
 func (*ClusterStatusResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{41}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *ClusterStatusResponse) GetClusterUuid() string {
@@ -2350,14 +2889,15 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"b\n" +
 	"\x0fResolveResponse\x12+\n" +
 	"\x06tenant\x18\x01 \x01(\v2\x13.pilaster.v1.TenantR\x06tenant\x12\"\n" +
-	"\x03app\x18\x02 \x01(\v2\x10.pilaster.v1.AppR\x03app\"\x87\x02\n" +
+	"\x03app\x18\x02 \x01(\v2\x10.pilaster.v1.AppR\x03app\"\xb0\x02\n" +
 	"\rFollowRequest\x12%\n" +
 	"\x0ehosted_tenants\x18\x01 \x03(\tR\rhostedTenants\x12'\n" +
 	"\x0fresume_revision\x18\x02 \x01(\x03R\x0eresumeRevision\x12-\n" +
 	"\x12incomplete_tenants\x18\x03 \x03(\tR\x11incompleteTenants\x12.\n" +
 	"\ahosting\x18\x04 \x03(\v2\x14.pilaster.v1.HostingR\ahosting\x12+\n" +
 	"\x11resolving_tenants\x18\x05 \x03(\tR\x10resolvingTenants\x12\x1a\n" +
-	"\bsequence\x18\x06 \x01(\x04R\bsequence\"\xce\x01\n" +
+	"\bsequence\x18\x06 \x01(\x04R\bsequence\x12'\n" +
+	"\x0fcarried_tenants\x18\a \x03(\tR\x0ecarriedTenants\"\xce\x01\n" +
 	"\x0eFollowResponse\x123\n" +
 	"\bsnapshot\x18\x01 \x01(\v2\x15.pilaster.v1.SnapshotH\x00R\bsnapshot\x12*\n" +
 	"\x05delta\x18\x02 \x01(\v2\x12.pilaster.v1.DeltaH\x00R\x05delta\x126\n" +
@@ -2410,7 +2950,31 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\x05force\x18\x02 \x01(\rR\x05force\"P\n" +
 	"\x11RotateKeyResponse\x12+\n" +
 	"\x06tenant\x18\x01 \x01(\v2\x13.pilaster.v1.TenantR\x06tenant\x12\x0e\n" +
-	"\x02id\x18\x02 \x01(\rR\x02id\"$\n" +
+	"\x02id\x18\x02 \x01(\rR\x02id\"F\n" +
+	"\x14CreateServiceRequest\x12.\n" +
+	"\aservice\x18\x01 \x01(\v2\x14.pilaster.v1.ServiceR\aservice\"G\n" +
+	"\x15CreateServiceResponse\x12.\n" +
+	"\aservice\x18\x01 \x01(\v2\x14.pilaster.v1.ServiceR\aservice\"-\n" +
+	"\x13ListServicesRequest\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\"H\n" +
+	"\x14ListServicesResponse\x120\n" +
+	"\bservices\x18\x01 \x03(\v2\x14.pilaster.v1.ServiceR\bservices\"B\n" +
+	"\x14DeleteServiceRequest\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\"\x17\n" +
+	"\x15DeleteServiceResponse\"V\n" +
+	"\x18CreatePublicationRequest\x12:\n" +
+	"\vpublication\x18\x01 \x01(\v2\x18.pilaster.v1.PublicationR\vpublication\"W\n" +
+	"\x19CreatePublicationResponse\x12:\n" +
+	"\vpublication\x18\x01 \x01(\v2\x18.pilaster.v1.PublicationR\vpublication\"1\n" +
+	"\x17ListPublicationsRequest\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\"X\n" +
+	"\x18ListPublicationsResponse\x12<\n" +
+	"\fpublications\x18\x01 \x03(\v2\x18.pilaster.v1.PublicationR\fpublications\"F\n" +
+	"\x18DeletePublicationRequest\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\"\x1b\n" +
+	"\x19DeletePublicationResponse\"$\n" +
 	"\x0eGetNodeRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"R\n" +
 	"\x0fGetNodeResponse\x12%\n" +
@@ -2471,139 +3035,159 @@ func file_pilaster_v1_orchestrator_proto_rawDescGZIP() []byte {
 	return file_pilaster_v1_orchestrator_proto_rawDescData
 }
 
-var file_pilaster_v1_orchestrator_proto_msgTypes = make([]protoimpl.MessageInfo, 43)
+var file_pilaster_v1_orchestrator_proto_msgTypes = make([]protoimpl.MessageInfo, 55)
 var file_pilaster_v1_orchestrator_proto_goTypes = []any{
-	(*AllocateRequest)(nil),       // 0: pilaster.v1.AllocateRequest
-	(*AllocateResponse)(nil),      // 1: pilaster.v1.AllocateResponse
-	(*FreeRequest)(nil),           // 2: pilaster.v1.FreeRequest
-	(*FreeResponse)(nil),          // 3: pilaster.v1.FreeResponse
-	(*ListMappingsRequest)(nil),   // 4: pilaster.v1.ListMappingsRequest
-	(*ListMappingsResponse)(nil),  // 5: pilaster.v1.ListMappingsResponse
-	(*JoinRequest)(nil),           // 6: pilaster.v1.JoinRequest
-	(*JoinResponse)(nil),          // 7: pilaster.v1.JoinResponse
-	(*RenewRequest)(nil),          // 8: pilaster.v1.RenewRequest
-	(*RenewResponse)(nil),         // 9: pilaster.v1.RenewResponse
-	(*RegisterRequest)(nil),       // 10: pilaster.v1.RegisterRequest
-	(*Held)(nil),                  // 11: pilaster.v1.Held
-	(*RegisterResponse)(nil),      // 12: pilaster.v1.RegisterResponse
-	(*ResolveRequest)(nil),        // 13: pilaster.v1.ResolveRequest
-	(*ResolveResponse)(nil),       // 14: pilaster.v1.ResolveResponse
-	(*FollowRequest)(nil),         // 15: pilaster.v1.FollowRequest
-	(*FollowResponse)(nil),        // 16: pilaster.v1.FollowResponse
-	(*Snapshot)(nil),              // 17: pilaster.v1.Snapshot
-	(*Delta)(nil),                 // 18: pilaster.v1.Delta
-	(*Heartbeat)(nil),             // 19: pilaster.v1.Heartbeat
-	(*GetTokenRequest)(nil),       // 20: pilaster.v1.GetTokenRequest
-	(*GetTokenResponse)(nil),      // 21: pilaster.v1.GetTokenResponse
-	(*RotateTokenRequest)(nil),    // 22: pilaster.v1.RotateTokenRequest
-	(*RotateTokenResponse)(nil),   // 23: pilaster.v1.RotateTokenResponse
-	(*CreateTenantRequest)(nil),   // 24: pilaster.v1.CreateTenantRequest
-	(*CreateTenantResponse)(nil),  // 25: pilaster.v1.CreateTenantResponse
-	(*GetTenantRequest)(nil),      // 26: pilaster.v1.GetTenantRequest
-	(*GetTenantResponse)(nil),     // 27: pilaster.v1.GetTenantResponse
-	(*ListTenantsRequest)(nil),    // 28: pilaster.v1.ListTenantsRequest
-	(*ListTenantsResponse)(nil),   // 29: pilaster.v1.ListTenantsResponse
-	(*DeleteTenantRequest)(nil),   // 30: pilaster.v1.DeleteTenantRequest
-	(*DeleteTenantResponse)(nil),  // 31: pilaster.v1.DeleteTenantResponse
-	(*RotateKeyRequest)(nil),      // 32: pilaster.v1.RotateKeyRequest
-	(*RotateKeyResponse)(nil),     // 33: pilaster.v1.RotateKeyResponse
-	(*GetNodeRequest)(nil),        // 34: pilaster.v1.GetNodeRequest
-	(*GetNodeResponse)(nil),       // 35: pilaster.v1.GetNodeResponse
-	(*ListNodesRequest)(nil),      // 36: pilaster.v1.ListNodesRequest
-	(*ListNodesResponse)(nil),     // 37: pilaster.v1.ListNodesResponse
-	(*DeleteNodeRequest)(nil),     // 38: pilaster.v1.DeleteNodeRequest
-	(*DeleteNodeResponse)(nil),    // 39: pilaster.v1.DeleteNodeResponse
-	(*ClusterStatusRequest)(nil),  // 40: pilaster.v1.ClusterStatusRequest
-	(*ClusterStatusResponse)(nil), // 41: pilaster.v1.ClusterStatusResponse
-	nil,                           // 42: pilaster.v1.ResolveRequest.LabelsEntry
-	(*Mapping)(nil),               // 43: pilaster.v1.Mapping
-	(*Tenant)(nil),                // 44: pilaster.v1.Tenant
-	(*App)(nil),                   // 45: pilaster.v1.App
-	(*Node)(nil),                  // 46: pilaster.v1.Node
-	(*Plan)(nil),                  // 47: pilaster.v1.Plan
-	(*Hosting)(nil),               // 48: pilaster.v1.Hosting
-	(Addressing)(0),               // 49: pilaster.v1.Addressing
-	(*Overlay)(nil),               // 50: pilaster.v1.Overlay
-	(*timestamppb.Timestamp)(nil), // 51: google.protobuf.Timestamp
+	(*AllocateRequest)(nil),           // 0: pilaster.v1.AllocateRequest
+	(*AllocateResponse)(nil),          // 1: pilaster.v1.AllocateResponse
+	(*FreeRequest)(nil),               // 2: pilaster.v1.FreeRequest
+	(*FreeResponse)(nil),              // 3: pilaster.v1.FreeResponse
+	(*ListMappingsRequest)(nil),       // 4: pilaster.v1.ListMappingsRequest
+	(*ListMappingsResponse)(nil),      // 5: pilaster.v1.ListMappingsResponse
+	(*JoinRequest)(nil),               // 6: pilaster.v1.JoinRequest
+	(*JoinResponse)(nil),              // 7: pilaster.v1.JoinResponse
+	(*RenewRequest)(nil),              // 8: pilaster.v1.RenewRequest
+	(*RenewResponse)(nil),             // 9: pilaster.v1.RenewResponse
+	(*RegisterRequest)(nil),           // 10: pilaster.v1.RegisterRequest
+	(*Held)(nil),                      // 11: pilaster.v1.Held
+	(*RegisterResponse)(nil),          // 12: pilaster.v1.RegisterResponse
+	(*ResolveRequest)(nil),            // 13: pilaster.v1.ResolveRequest
+	(*ResolveResponse)(nil),           // 14: pilaster.v1.ResolveResponse
+	(*FollowRequest)(nil),             // 15: pilaster.v1.FollowRequest
+	(*FollowResponse)(nil),            // 16: pilaster.v1.FollowResponse
+	(*Snapshot)(nil),                  // 17: pilaster.v1.Snapshot
+	(*Delta)(nil),                     // 18: pilaster.v1.Delta
+	(*Heartbeat)(nil),                 // 19: pilaster.v1.Heartbeat
+	(*GetTokenRequest)(nil),           // 20: pilaster.v1.GetTokenRequest
+	(*GetTokenResponse)(nil),          // 21: pilaster.v1.GetTokenResponse
+	(*RotateTokenRequest)(nil),        // 22: pilaster.v1.RotateTokenRequest
+	(*RotateTokenResponse)(nil),       // 23: pilaster.v1.RotateTokenResponse
+	(*CreateTenantRequest)(nil),       // 24: pilaster.v1.CreateTenantRequest
+	(*CreateTenantResponse)(nil),      // 25: pilaster.v1.CreateTenantResponse
+	(*GetTenantRequest)(nil),          // 26: pilaster.v1.GetTenantRequest
+	(*GetTenantResponse)(nil),         // 27: pilaster.v1.GetTenantResponse
+	(*ListTenantsRequest)(nil),        // 28: pilaster.v1.ListTenantsRequest
+	(*ListTenantsResponse)(nil),       // 29: pilaster.v1.ListTenantsResponse
+	(*DeleteTenantRequest)(nil),       // 30: pilaster.v1.DeleteTenantRequest
+	(*DeleteTenantResponse)(nil),      // 31: pilaster.v1.DeleteTenantResponse
+	(*RotateKeyRequest)(nil),          // 32: pilaster.v1.RotateKeyRequest
+	(*RotateKeyResponse)(nil),         // 33: pilaster.v1.RotateKeyResponse
+	(*CreateServiceRequest)(nil),      // 34: pilaster.v1.CreateServiceRequest
+	(*CreateServiceResponse)(nil),     // 35: pilaster.v1.CreateServiceResponse
+	(*ListServicesRequest)(nil),       // 36: pilaster.v1.ListServicesRequest
+	(*ListServicesResponse)(nil),      // 37: pilaster.v1.ListServicesResponse
+	(*DeleteServiceRequest)(nil),      // 38: pilaster.v1.DeleteServiceRequest
+	(*DeleteServiceResponse)(nil),     // 39: pilaster.v1.DeleteServiceResponse
+	(*CreatePublicationRequest)(nil),  // 40: pilaster.v1.CreatePublicationRequest
+	(*CreatePublicationResponse)(nil), // 41: pilaster.v1.CreatePublicationResponse
+	(*ListPublicationsRequest)(nil),   // 42: pilaster.v1.ListPublicationsRequest
+	(*ListPublicationsResponse)(nil),  // 43: pilaster.v1.ListPublicationsResponse
+	(*DeletePublicationRequest)(nil),  // 44: pilaster.v1.DeletePublicationRequest
+	(*DeletePublicationResponse)(nil), // 45: pilaster.v1.DeletePublicationResponse
+	(*GetNodeRequest)(nil),            // 46: pilaster.v1.GetNodeRequest
+	(*GetNodeResponse)(nil),           // 47: pilaster.v1.GetNodeResponse
+	(*ListNodesRequest)(nil),          // 48: pilaster.v1.ListNodesRequest
+	(*ListNodesResponse)(nil),         // 49: pilaster.v1.ListNodesResponse
+	(*DeleteNodeRequest)(nil),         // 50: pilaster.v1.DeleteNodeRequest
+	(*DeleteNodeResponse)(nil),        // 51: pilaster.v1.DeleteNodeResponse
+	(*ClusterStatusRequest)(nil),      // 52: pilaster.v1.ClusterStatusRequest
+	(*ClusterStatusResponse)(nil),     // 53: pilaster.v1.ClusterStatusResponse
+	nil,                               // 54: pilaster.v1.ResolveRequest.LabelsEntry
+	(*Mapping)(nil),                   // 55: pilaster.v1.Mapping
+	(*Tenant)(nil),                    // 56: pilaster.v1.Tenant
+	(*App)(nil),                       // 57: pilaster.v1.App
+	(*Node)(nil),                      // 58: pilaster.v1.Node
+	(*Plan)(nil),                      // 59: pilaster.v1.Plan
+	(*Hosting)(nil),                   // 60: pilaster.v1.Hosting
+	(Addressing)(0),                   // 61: pilaster.v1.Addressing
+	(*Overlay)(nil),                   // 62: pilaster.v1.Overlay
+	(*Service)(nil),                   // 63: pilaster.v1.Service
+	(*Publication)(nil),               // 64: pilaster.v1.Publication
+	(*timestamppb.Timestamp)(nil),     // 65: google.protobuf.Timestamp
 }
 var file_pilaster_v1_orchestrator_proto_depIdxs = []int32{
-	43, // 0: pilaster.v1.ListMappingsResponse.mappings:type_name -> pilaster.v1.Mapping
+	55, // 0: pilaster.v1.ListMappingsResponse.mappings:type_name -> pilaster.v1.Mapping
 	11, // 1: pilaster.v1.RegisterRequest.held:type_name -> pilaster.v1.Held
-	44, // 2: pilaster.v1.Held.tenants:type_name -> pilaster.v1.Tenant
-	45, // 3: pilaster.v1.Held.apps:type_name -> pilaster.v1.App
-	43, // 4: pilaster.v1.Held.mappings:type_name -> pilaster.v1.Mapping
-	46, // 5: pilaster.v1.RegisterResponse.node:type_name -> pilaster.v1.Node
-	47, // 6: pilaster.v1.RegisterResponse.plan:type_name -> pilaster.v1.Plan
-	42, // 7: pilaster.v1.ResolveRequest.labels:type_name -> pilaster.v1.ResolveRequest.LabelsEntry
-	44, // 8: pilaster.v1.ResolveResponse.tenant:type_name -> pilaster.v1.Tenant
-	45, // 9: pilaster.v1.ResolveResponse.app:type_name -> pilaster.v1.App
-	48, // 10: pilaster.v1.FollowRequest.hosting:type_name -> pilaster.v1.Hosting
+	56, // 2: pilaster.v1.Held.tenants:type_name -> pilaster.v1.Tenant
+	57, // 3: pilaster.v1.Held.apps:type_name -> pilaster.v1.App
+	55, // 4: pilaster.v1.Held.mappings:type_name -> pilaster.v1.Mapping
+	58, // 5: pilaster.v1.RegisterResponse.node:type_name -> pilaster.v1.Node
+	59, // 6: pilaster.v1.RegisterResponse.plan:type_name -> pilaster.v1.Plan
+	54, // 7: pilaster.v1.ResolveRequest.labels:type_name -> pilaster.v1.ResolveRequest.LabelsEntry
+	56, // 8: pilaster.v1.ResolveResponse.tenant:type_name -> pilaster.v1.Tenant
+	57, // 9: pilaster.v1.ResolveResponse.app:type_name -> pilaster.v1.App
+	60, // 10: pilaster.v1.FollowRequest.hosting:type_name -> pilaster.v1.Hosting
 	17, // 11: pilaster.v1.FollowResponse.snapshot:type_name -> pilaster.v1.Snapshot
 	18, // 12: pilaster.v1.FollowResponse.delta:type_name -> pilaster.v1.Delta
 	19, // 13: pilaster.v1.FollowResponse.heartbeat:type_name -> pilaster.v1.Heartbeat
-	46, // 14: pilaster.v1.Snapshot.node:type_name -> pilaster.v1.Node
-	44, // 15: pilaster.v1.Snapshot.tenants:type_name -> pilaster.v1.Tenant
-	45, // 16: pilaster.v1.Snapshot.apps:type_name -> pilaster.v1.App
-	46, // 17: pilaster.v1.Delta.node:type_name -> pilaster.v1.Node
-	44, // 18: pilaster.v1.Delta.tenants:type_name -> pilaster.v1.Tenant
-	45, // 19: pilaster.v1.Delta.apps:type_name -> pilaster.v1.App
-	43, // 20: pilaster.v1.Delta.mappings:type_name -> pilaster.v1.Mapping
-	43, // 21: pilaster.v1.Delta.ended_mappings:type_name -> pilaster.v1.Mapping
-	49, // 22: pilaster.v1.CreateTenantRequest.addressing:type_name -> pilaster.v1.Addressing
-	50, // 23: pilaster.v1.CreateTenantRequest.overlays:type_name -> pilaster.v1.Overlay
-	44, // 24: pilaster.v1.CreateTenantResponse.tenant:type_name -> pilaster.v1.Tenant
-	44, // 25: pilaster.v1.GetTenantResponse.tenant:type_name -> pilaster.v1.Tenant
-	45, // 26: pilaster.v1.GetTenantResponse.apps:type_name -> pilaster.v1.App
-	48, // 27: pilaster.v1.GetTenantResponse.hosting:type_name -> pilaster.v1.Hosting
-	44, // 28: pilaster.v1.ListTenantsResponse.tenants:type_name -> pilaster.v1.Tenant
-	44, // 29: pilaster.v1.RotateKeyResponse.tenant:type_name -> pilaster.v1.Tenant
-	46, // 30: pilaster.v1.GetNodeResponse.node:type_name -> pilaster.v1.Node
-	46, // 31: pilaster.v1.ListNodesResponse.nodes:type_name -> pilaster.v1.Node
-	47, // 32: pilaster.v1.ClusterStatusResponse.plan:type_name -> pilaster.v1.Plan
-	51, // 33: pilaster.v1.ClusterStatusResponse.started:type_name -> google.protobuf.Timestamp
-	6,  // 34: pilaster.v1.NodeService.Join:input_type -> pilaster.v1.JoinRequest
-	8,  // 35: pilaster.v1.NodeService.Renew:input_type -> pilaster.v1.RenewRequest
-	10, // 36: pilaster.v1.NodeService.Register:input_type -> pilaster.v1.RegisterRequest
-	13, // 37: pilaster.v1.NodeService.Resolve:input_type -> pilaster.v1.ResolveRequest
-	15, // 38: pilaster.v1.NodeService.Follow:input_type -> pilaster.v1.FollowRequest
-	0,  // 39: pilaster.v1.NodeService.Allocate:input_type -> pilaster.v1.AllocateRequest
-	2,  // 40: pilaster.v1.NodeService.Free:input_type -> pilaster.v1.FreeRequest
-	4,  // 41: pilaster.v1.NodeService.ListMappings:input_type -> pilaster.v1.ListMappingsRequest
-	24, // 42: pilaster.v1.OperatorService.CreateTenant:input_type -> pilaster.v1.CreateTenantRequest
-	26, // 43: pilaster.v1.OperatorService.GetTenant:input_type -> pilaster.v1.GetTenantRequest
-	28, // 44: pilaster.v1.OperatorService.ListTenants:input_type -> pilaster.v1.ListTenantsRequest
-	30, // 45: pilaster.v1.OperatorService.DeleteTenant:input_type -> pilaster.v1.DeleteTenantRequest
-	32, // 46: pilaster.v1.OperatorService.RotateKey:input_type -> pilaster.v1.RotateKeyRequest
-	34, // 47: pilaster.v1.OperatorService.GetNode:input_type -> pilaster.v1.GetNodeRequest
-	36, // 48: pilaster.v1.OperatorService.ListNodes:input_type -> pilaster.v1.ListNodesRequest
-	38, // 49: pilaster.v1.OperatorService.DeleteNode:input_type -> pilaster.v1.DeleteNodeRequest
-	40, // 50: pilaster.v1.OperatorService.ClusterStatus:input_type -> pilaster.v1.ClusterStatusRequest
-	20, // 51: pilaster.v1.OperatorService.GetToken:input_type -> pilaster.v1.GetTokenRequest
-	22, // 52: pilaster.v1.OperatorService.RotateToken:input_type -> pilaster.v1.RotateTokenRequest
-	7,  // 53: pilaster.v1.NodeService.Join:output_type -> pilaster.v1.JoinResponse
-	9,  // 54: pilaster.v1.NodeService.Renew:output_type -> pilaster.v1.RenewResponse
-	12, // 55: pilaster.v1.NodeService.Register:output_type -> pilaster.v1.RegisterResponse
-	14, // 56: pilaster.v1.NodeService.Resolve:output_type -> pilaster.v1.ResolveResponse
-	16, // 57: pilaster.v1.NodeService.Follow:output_type -> pilaster.v1.FollowResponse
-	1,  // 58: pilaster.v1.NodeService.Allocate:output_type -> pilaster.v1.AllocateResponse
-	3,  // 59: pilaster.v1.NodeService.Free:output_type -> pilaster.v1.FreeResponse
-	5,  // 60: pilaster.v1.NodeService.ListMappings:output_type -> pilaster.v1.ListMappingsResponse
-	25, // 61: pilaster.v1.OperatorService.CreateTenant:output_type -> pilaster.v1.CreateTenantResponse
-	27, // 62: pilaster.v1.OperatorService.GetTenant:output_type -> pilaster.v1.GetTenantResponse
-	29, // 63: pilaster.v1.OperatorService.ListTenants:output_type -> pilaster.v1.ListTenantsResponse
-	31, // 64: pilaster.v1.OperatorService.DeleteTenant:output_type -> pilaster.v1.DeleteTenantResponse
-	33, // 65: pilaster.v1.OperatorService.RotateKey:output_type -> pilaster.v1.RotateKeyResponse
-	35, // 66: pilaster.v1.OperatorService.GetNode:output_type -> pilaster.v1.GetNodeResponse
-	37, // 67: pilaster.v1.OperatorService.ListNodes:output_type -> pilaster.v1.ListNodesResponse
-	39, // 68: pilaster.v1.OperatorService.DeleteNode:output_type -> pilaster.v1.DeleteNodeResponse
-	41, // 69: pilaster.v1.OperatorService.ClusterStatus:output_type -> pilaster.v1.ClusterStatusResponse
-	21, // 70: pilaster.v1.OperatorService.GetToken:output_type -> pilaster.v1.GetTokenResponse
-	23, // 71: pilaster.v1.OperatorService.RotateToken:output_type -> pilaster.v1.RotateTokenResponse
-	53, // [53:72] is the sub-list for method output_type
-	34, // [34:53] is the sub-list for method input_type
-	34, // [34:34] is the sub-list for extension type_name
-	34, // [34:34] is the sub-list for extension extendee
-	0,  // [0:34] is the sub-list for field type_name
+	58, // 14: pilaster.v1.Snapshot.node:type_name -> pilaster.v1.Node
+	56, // 15: pilaster.v1.Snapshot.tenants:type_name -> pilaster.v1.Tenant
+	57, // 16: pilaster.v1.Snapshot.apps:type_name -> pilaster.v1.App
+	58, // 17: pilaster.v1.Delta.node:type_name -> pilaster.v1.Node
+	56, // 18: pilaster.v1.Delta.tenants:type_name -> pilaster.v1.Tenant
+	57, // 19: pilaster.v1.Delta.apps:type_name -> pilaster.v1.App
+	55, // 20: pilaster.v1.Delta.mappings:type_name -> pilaster.v1.Mapping
+	55, // 21: pilaster.v1.Delta.ended_mappings:type_name -> pilaster.v1.Mapping
+	61, // 22: pilaster.v1.CreateTenantRequest.addressing:type_name -> pilaster.v1.Addressing
+	62, // 23: pilaster.v1.CreateTenantRequest.overlays:type_name -> pilaster.v1.Overlay
+	56, // 24: pilaster.v1.CreateTenantResponse.tenant:type_name -> pilaster.v1.Tenant
+	56, // 25: pilaster.v1.GetTenantResponse.tenant:type_name -> pilaster.v1.Tenant
+	57, // 26: pilaster.v1.GetTenantResponse.apps:type_name -> pilaster.v1.App
+	60, // 27: pilaster.v1.GetTenantResponse.hosting:type_name -> pilaster.v1.Hosting
+	56, // 28: pilaster.v1.ListTenantsResponse.tenants:type_name -> pilaster.v1.Tenant
+	56, // 29: pilaster.v1.RotateKeyResponse.tenant:type_name -> pilaster.v1.Tenant
+	63, // 30: pilaster.v1.CreateServiceRequest.service:type_name -> pilaster.v1.Service
+	63, // 31: pilaster.v1.CreateServiceResponse.service:type_name -> pilaster.v1.Service
+	63, // 32: pilaster.v1.ListServicesResponse.services:type_name -> pilaster.v1.Service
+	64, // 33: pilaster.v1.CreatePublicationRequest.publication:type_name -> pilaster.v1.Publication
+	64, // 34: pilaster.v1.CreatePublicationResponse.publication:type_name -> pilaster.v1.Publication
+	64, // 35: pilaster.v1.ListPublicationsResponse.publications:type_name -> pilaster.v1.Publication
+	58, // 36: pilaster.v1.GetNodeResponse.node:type_name -> pilaster.v1.Node
+	58, // 37: pilaster.v1.ListNodesResponse.nodes:type_name -> pilaster.v1.Node
+	59, // 38: pilaster.v1.ClusterStatusResponse.plan:type_name -> pilaster.v1.Plan
+	65, // 39: pilaster.v1.ClusterStatusResponse.started:type_name -> google.protobuf.Timestamp
+	6,  // 40: pilaster.v1.NodeService.Join:input_type -> pilaster.v1.JoinRequest
+	8,  // 41: pilaster.v1.NodeService.Renew:input_type -> pilaster.v1.RenewRequest
+	10, // 42: pilaster.v1.NodeService.Register:input_type -> pilaster.v1.RegisterRequest
+	13, // 43: pilaster.v1.NodeService.Resolve:input_type -> pilaster.v1.ResolveRequest
+	15, // 44: pilaster.v1.NodeService.Follow:input_type -> pilaster.v1.FollowRequest
+	0,  // 45: pilaster.v1.NodeService.Allocate:input_type -> pilaster.v1.AllocateRequest
+	2,  // 46: pilaster.v1.NodeService.Free:input_type -> pilaster.v1.FreeRequest
+	4,  // 47: pilaster.v1.NodeService.ListMappings:input_type -> pilaster.v1.ListMappingsRequest
+	24, // 48: pilaster.v1.OperatorService.CreateTenant:input_type -> pilaster.v1.CreateTenantRequest
+	26, // 49: pilaster.v1.OperatorService.GetTenant:input_type -> pilaster.v1.GetTenantRequest
+	28, // 50: pilaster.v1.OperatorService.ListTenants:input_type -> pilaster.v1.ListTenantsRequest
+	30, // 51: pilaster.v1.OperatorService.DeleteTenant:input_type -> pilaster.v1.DeleteTenantRequest
+	32, // 52: pilaster.v1.OperatorService.RotateKey:input_type -> pilaster.v1.RotateKeyRequest
+	46, // 53: pilaster.v1.OperatorService.GetNode:input_type -> pilaster.v1.GetNodeRequest
+	48, // 54: pilaster.v1.OperatorService.ListNodes:input_type -> pilaster.v1.ListNodesRequest
+	50, // 55: pilaster.v1.OperatorService.DeleteNode:input_type -> pilaster.v1.DeleteNodeRequest
+	52, // 56: pilaster.v1.OperatorService.ClusterStatus:input_type -> pilaster.v1.ClusterStatusRequest
+	20, // 57: pilaster.v1.OperatorService.GetToken:input_type -> pilaster.v1.GetTokenRequest
+	22, // 58: pilaster.v1.OperatorService.RotateToken:input_type -> pilaster.v1.RotateTokenRequest
+	7,  // 59: pilaster.v1.NodeService.Join:output_type -> pilaster.v1.JoinResponse
+	9,  // 60: pilaster.v1.NodeService.Renew:output_type -> pilaster.v1.RenewResponse
+	12, // 61: pilaster.v1.NodeService.Register:output_type -> pilaster.v1.RegisterResponse
+	14, // 62: pilaster.v1.NodeService.Resolve:output_type -> pilaster.v1.ResolveResponse
+	16, // 63: pilaster.v1.NodeService.Follow:output_type -> pilaster.v1.FollowResponse
+	1,  // 64: pilaster.v1.NodeService.Allocate:output_type -> pilaster.v1.AllocateResponse
+	3,  // 65: pilaster.v1.NodeService.Free:output_type -> pilaster.v1.FreeResponse
+	5,  // 66: pilaster.v1.NodeService.ListMappings:output_type -> pilaster.v1.ListMappingsResponse
+	25, // 67: pilaster.v1.OperatorService.CreateTenant:output_type -> pilaster.v1.CreateTenantResponse
+	27, // 68: pilaster.v1.OperatorService.GetTenant:output_type -> pilaster.v1.GetTenantResponse
+	29, // 69: pilaster.v1.OperatorService.ListTenants:output_type -> pilaster.v1.ListTenantsResponse
+	31, // 70: pilaster.v1.OperatorService.DeleteTenant:output_type -> pilaster.v1.DeleteTenantResponse
+	33, // 71: pilaster.v1.OperatorService.RotateKey:output_type -> pilaster.v1.RotateKeyResponse
+	47, // 72: pilaster.v1.OperatorService.GetNode:output_type -> pilaster.v1.GetNodeResponse
+	49, // 73: pilaster.v1.OperatorService.ListNodes:output_type -> pilaster.v1.ListNodesResponse
+	51, // 74: pilaster.v1.OperatorService.DeleteNode:output_type -> pilaster.v1.DeleteNodeResponse
+	53, // 75: pilaster.v1.OperatorService.ClusterStatus:output_type -> pilaster.v1.ClusterStatusResponse
+	21, // 76: pilaster.v1.OperatorService.GetToken:output_type -> pilaster.v1.GetTokenResponse
+	23, // 77: pilaster.v1.OperatorService.RotateToken:output_type -> pilaster.v1.RotateTokenResponse
+	59, // [59:78] is the sub-list for method output_type
+	40, // [40:59] is the sub-list for method input_type
+	40, // [40:40] is the sub-list for extension type_name
+	40, // [40:40] is the sub-list for extension extendee
+	0,  // [0:40] is the sub-list for field type_name
 }
 
 func init() { file_pilaster_v1_orchestrator_proto_init() }
@@ -2623,7 +3207,7 @@ func file_pilaster_v1_orchestrator_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pilaster_v1_orchestrator_proto_rawDesc), len(file_pilaster_v1_orchestrator_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   43,
+			NumMessages:   55,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -96,7 +96,7 @@ type NodeServiceClient interface {
 	Register(context.Context, *connect.Request[v1.RegisterRequest]) (*connect.Response[v1.RegisterResponse], error)
 	// Resolve finds a tenant and the app of a label set, making the app when it is new.
 	Resolve(context.Context, *connect.Request[v1.ResolveRequest]) (*connect.Response[v1.ResolveResponse], error)
-	// Follow streams the node's own record and the tenants it hosts, nothing else.
+	// Follow streams the node's own record and the tenants it hosts or carries (Node.carries), nothing else.
 	Follow(context.Context) *connect.BidiStreamForClient[v1.FollowRequest, v1.FollowResponse]
 	// Allocate gives a node that hosts a nimitz tenant its subnet of each overlay, or an address of each for one endpoint. It
 	// gives the same ones again until they are freed, or the node hosts the tenant no more.
@@ -233,7 +233,7 @@ type NodeServiceHandler interface {
 	Register(context.Context, *connect.Request[v1.RegisterRequest]) (*connect.Response[v1.RegisterResponse], error)
 	// Resolve finds a tenant and the app of a label set, making the app when it is new.
 	Resolve(context.Context, *connect.Request[v1.ResolveRequest]) (*connect.Response[v1.ResolveResponse], error)
-	// Follow streams the node's own record and the tenants it hosts, nothing else.
+	// Follow streams the node's own record and the tenants it hosts or carries (Node.carries), nothing else.
 	Follow(context.Context, *connect.BidiStream[v1.FollowRequest, v1.FollowResponse]) error
 	// Allocate gives a node that hosts a nimitz tenant its subnet of each overlay, or an address of each for one endpoint. It
 	// gives the same ones again until they are freed, or the node hosts the tenant no more.

@@ -1,0 +1,216 @@
+package tenant
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"pilaster.io/pilaster/internal/address"
+)
+
+// Service is something on the underlay that a nimitz tenant's containers reach at an address of the tenant's own choice (NIMITZ §3.1, traffic (c)).
+type Service struct {
+	Name    string
+	Virtual netip.Addr // as containers have it
+	Real    netip.Addr // as the underlay has it
+}
+
+// Publication is a container that the underlay reaches at an address of a node's gateway (NIMITZ appendix A, traffic (d)).
+type Publication struct {
+	Name      string
+	Container netip.Addr
+	Gateway   netip.Prefix // the /64 of the node
+	Underlay  netip.Addr   // UnderlayAddress of an index that nothing else in the cluster has
+}
+
+// What a tenant may have: each is told to every node that hosts it, in one record.
+const (
+	MaxServices     = 256
+	MaxPublications = 256
+)
+
+// FirstPublished is the lowest index of a publication; the one below is the gateway's own.
+const FirstPublished address.Index = 2
+
+// UnderlayAddress is one of a gateway's on the underlay. The first is that by which services see containers; others are for publications. They have
+// tenant id 0 and an app that nothing else of the node has, so packets for them need no table to be told from the node's own.
+func UnderlayAddress(node netip.Prefix, i address.Index) netip.Addr {
+	return address.Plain{Node: node, App: address.GatewayApp, Index: i}.Addr()
+}
+
+// Index undoes UnderlayAddress. False where the address is no publication's at the gateway.
+func (p Publication) Index() (address.Index, bool) {
+	if !p.Gateway.IsValid() || !p.Gateway.Contains(p.Underlay) {
+		return 0, false
+	}
+	a := address.Split(p.Underlay)
+	return a.Index, a.Tenant == 0 && a.App == address.GatewayApp && a.Index >= FirstPublished
+}
+
+// CheckNorthSouth refuses services and publications that could take a packet that is another's.
+func (t Tenant) CheckNorthSouth(plan address.Plan) error {
+	if len(t.Services)+len(t.Publications) == 0 {
+		return nil
+	}
+	switch own := t.overlay6(); {
+	case !own.IsValid():
+		return fmt.Errorf("tenant %s has no IPv6 CIDR, and gateways lead to services and clients of IPv6 alone", t.Name)
+	case !plan.Gateway6.IsValid():
+		return fmt.Errorf("this cluster has no IPv6 gateway prefix, so its nodes have no gateways")
+	case len(t.Services) > MaxServices:
+		return fmt.Errorf("tenant %s has %d services, and a tenant has %d at most", t.Name, len(t.Services), MaxServices)
+	case len(t.Publications) > MaxPublications:
+		return fmt.Errorf("tenant %s has %d publications, and a tenant has %d at most", t.Name, len(t.Publications), MaxPublications)
+	}
+	if err := t.checkServices(plan); err != nil {
+		return err
+	}
+	return t.checkPublications(plan)
+}
+
+// overlay6 is the tenant's IPv6 CIDR, if it has one.
+func (t Tenant) overlay6() netip.Prefix {
+	for _, o := range t.Overlays {
+		if o.CIDR.Addr().Is6() {
+			return o.CIDR
+		}
+	}
+	return netip.Prefix{}
+}
+
+func (t Tenant) checkServices(plan address.Plan) error {
+	named, at := map[string]bool{}, map[netip.Addr]string{}
+	for _, s := range t.Services {
+		if err := checkName("service", s.Name); err != nil {
+			return err
+		}
+		if named[s.Name] {
+			return fmt.Errorf("tenant %s has two services %s", t.Name, s.Name)
+		}
+		named[s.Name] = true
+		if err := t.checkService(plan, s); err != nil {
+			return fmt.Errorf("service %s/%s: %w", t.Name, s.Name, err)
+		}
+		for _, a := range []netip.Addr{s.Virtual, s.Real} {
+			if other := at[a]; other != "" {
+				return fmt.Errorf("services %s and %s of tenant %s both have %v", other, s.Name, t.Name, a)
+			}
+			at[a] = s.Name
+		}
+	}
+	return nil
+}
+
+func (t Tenant) checkService(plan address.Plan, s Service) error {
+	for _, a := range []netip.Addr{s.Virtual, s.Real} {
+		switch {
+		case !a.Is6() || a.Is4In6():
+			return fmt.Errorf("%v is not an IPv6 address, and gateways are of IPv6 alone", a)
+		case a.Zone() != "" || a.IsMulticast() || a.IsUnspecified() || a.IsLinkLocalUnicast() || a.IsLoopback():
+			return fmt.Errorf("%v cannot be a service's: gateways lead where routes do", a)
+		case plan.Gateway6.Contains(a) || plan.Private.Contains(a):
+			return fmt.Errorf("%v is in the cluster's gateway prefix %v or its private prefix %v, whose addresses are others'", a, plan.Gateway6, plan.Private)
+		case slices.ContainsFunc(t.Overlays, func(o Overlay) bool { return o.CIDR.Contains(a) }):
+			return fmt.Errorf("%v is in the tenant's own CIDR %v, whose addresses are containers'", a, t.overlay6())
+		}
+	}
+	switch base := plan.Base; {
+	case s.Virtual == s.Real:
+		return fmt.Errorf("%v is both its virtual and its real address; choose another virtual one", s.Real)
+	case base.Contains(s.Virtual):
+		return fmt.Errorf("virtual address %v is in the base prefix %v", s.Virtual, base)
+	case base.Contains(s.Real) && address.Split(s.Real).Tenant != 0:
+		return fmt.Errorf("real address %v is a container's", s.Real)
+	}
+	return nil
+}
+
+func (t Tenant) checkPublications(plan address.Plan) error {
+	named, at := map[string]bool{}, map[netip.Addr]string{}
+	for _, p := range t.Publications {
+		if err := checkName("publication", p.Name); err != nil {
+			return err
+		}
+		if named[p.Name] {
+			return fmt.Errorf("tenant %s has two publications %s", t.Name, p.Name)
+		}
+		named[p.Name] = true
+		if err := t.checkPublication(plan, p); err != nil {
+			return fmt.Errorf("publication %s/%s: %w", t.Name, p.Name, err)
+		}
+		if other := at[p.Underlay]; other != "" {
+			return fmt.Errorf("publications %s and %s of tenant %s both have %v", other, p.Name, t.Name, p.Underlay)
+		}
+		at[p.Underlay] = p.Name
+	}
+	return nil
+}
+
+func (t Tenant) checkPublication(plan address.Plan, p Publication) error {
+	switch {
+	case !p.Container.Is6() || p.Container.Is4In6():
+		return fmt.Errorf("%v is not an IPv6 address, and gateways are of IPv6 alone", p.Container)
+	case !t.overlay6().Contains(p.Container):
+		return fmt.Errorf("%v is not in the tenant's CIDR %v, so it is no container's of it", p.Container, t.overlay6())
+	case !plan.ContainsNode(p.Gateway):
+		return fmt.Errorf("gateway %v is no node's prefix in %v", p.Gateway, plan.Base)
+	}
+	if _, ok := plan.GatewayBlock(p.Gateway, false); !ok {
+		return fmt.Errorf("node %v has number %d, and gateway prefix %v has virtual addresses for the %d nodes below that; use the gateway of a node with a lower prefix",
+			p.Gateway, plan.NodeNumber(p.Gateway), plan.Gateway6, plan.GatewayBlocks(false))
+	}
+	if _, ok := p.Index(); !ok {
+		return fmt.Errorf("%v is none of the gateway's addresses for publications, %v and above", p.Underlay, UnderlayAddress(p.Gateway, FirstPublished))
+	}
+	return nil
+}
+
+// ParseServices reads them as messages have them; what they may be, CheckNorthSouth says.
+func ParseServices[S interface {
+	GetName() string
+	GetVirtual() string
+	GetReal() string
+}](list []S) (services []Service, err error) {
+	for _, s := range list {
+		out := Service{Name: s.GetName()}
+		if out.Virtual, err = parseAddr("service", out.Name, s.GetVirtual()); err != nil {
+			return nil, err
+		}
+		if out.Real, err = parseAddr("service", out.Name, s.GetReal()); err != nil {
+			return nil, err
+		}
+		services = append(services, out)
+	}
+	return services, nil
+}
+
+// ParsePublications is the same of publications.
+func ParsePublications[P interface {
+	GetName() string
+	GetContainer() string
+	GetGateway() string
+	GetUnderlay() string
+}](list []P) (publications []Publication, err error) {
+	for _, p := range list {
+		out := Publication{Name: p.GetName()}
+		if out.Container, err = parseAddr("publication", out.Name, p.GetContainer()); err != nil {
+			return nil, err
+		}
+		if out.Gateway, err = netip.ParsePrefix(p.GetGateway()); err != nil {
+			return nil, fmt.Errorf("publication %.80q: gateway %.80q is not a prefix such as fd70:696c:6100:1::/64", out.Name, p.GetGateway())
+		}
+		if out.Underlay, err = parseAddr("publication", out.Name, p.GetUnderlay()); err != nil {
+			return nil, err
+		}
+		publications = append(publications, out)
+	}
+	return publications, nil
+}
+
+func parseAddr(kind, name, text string) (netip.Addr, error) {
+	a, err := netip.ParseAddr(text)
+	if err != nil {
+		return a, fmt.Errorf("%s %.80q: %.80q is not an address such as fd09::7", kind, name, text)
+	}
+	return a, nil
+}
