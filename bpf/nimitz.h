@@ -62,8 +62,10 @@ static __always_inline void nat(struct journey *j)
 	key.address = j->src;
 	key.scope = scope_of(j->family, j->vni);
 	t = bpf_map_lookup_elem(&nim_snat_v1, &key);
-	if (t)
+	if (t) {
 		j->src = t->address;
+		j->translated = 1;
+	}
 }
 
 static __always_inline struct route *find_route(const struct journey *j)
@@ -158,6 +160,9 @@ __noinline int journey_on(struct __sk_buff *skb, const struct packet *p, struct 
 	if ((r->port == PORT_VXLAN && j->from == PORT_VXLAN && !node->transit) ||
 	    (r->port == PORT_GATEWAY && (j->from == PORT_GATEWAY || !node->gateway)))
 		return drop(skb, REASON_NO_ROUTE, j->hook);
+	/* An address of the overlay means nothing there, or somebody else. */
+	if (r->port == PORT_GATEWAY && !j->translated)
+		return drop(skb, REASON_UNTRANSLATED, j->hook);
 
 	if (is_any_error(p, j->family) && !quotes_own(skb, p, j, &from))
 		return drop(skb, REASON_ICMP_QUOTE, j->hook);

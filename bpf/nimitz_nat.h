@@ -29,7 +29,7 @@ struct journey {
 	__u32 vni;
 	__u32 identity;
 	__u32 hook;
-	__u32 zero;
+	__u32 translated; /* 1: src is one that the underlay may see */
 };
 
 static __always_inline struct addr mapped(__be32 ip4)

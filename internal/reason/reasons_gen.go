@@ -63,5 +63,5 @@ var reasons = [...]struct{ name, text string }{
 	26: {"peer-unknown", "A VXLAN packet is not from the tunnel address of a node of this cluster, not for this node's, or did not come by the uplink. Somebody on the fabric forges it, or a region's nodes are not known here."},
 	27: {"tunnel-forged", "VXLAN with a node's tunnel address as source leaves that the container network did not make. A process on the node forges it."},
 	28: {"later-fragment", "A fragment without the transport's header needs another address, which Open vSwitch in user space would spoil its data with. Let the sender make smaller packets, or the node use eBPF."},
-	29: {"untranslated", "The gateway of network nimitz sends with an address that only containers and their node know: its table of translations is missing, or was changed by somebody. Restart the agent."},
+	29: {"untranslated", "A packet for the underlay has a source that only containers and their node know. Of a container: it has no virtual address at that gateway, for it has no service there and is not published. Of the gateway itself: its table of translations is missing, or was changed by somebody; restart the agent."},
 }

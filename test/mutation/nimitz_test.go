@@ -83,6 +83,13 @@ func nimitz() []mutation {
 			cases: both("from the gateway back to it"),
 		},
 		{
+			name: "a source for the underlay",
+			old:  "if (r->port == PORT_GATEWAY && !j->translated)\n\t\treturn drop(skb, REASON_UNTRANSLATED, j->hook);",
+			test: packets,
+			cases: both("who has no virtual address to the service", "who has no virtual address to what is outside", "the other tenant to what is outside",
+				"who has no virtual address here to the gateway"),
+		},
+		{
 			name:  "many",
 			old:   "if (!why && is_multicast(&j))\n\t\twhy = REASON_MULTICAST;",
 			test:  packets,

@@ -15,7 +15,7 @@ const noEndpoint = reason.NoEndpoint
 // reasons are those that this switch drops packets for.
 var reasons = []reason.Reason{
 	reason.NotIp6, reason.SrcNotOwn, reason.NoEndpoint, reason.Multicast, reason.HopLimit, reason.NoRoute, reason.PeerUnknown,
-	reason.LaterFragment,
+	reason.LaterFragment, reason.Untranslated,
 }
 
 // The identity travels in VXLAN's group policy field, which the datapath in user space neither reads nor writes. It lies in the VTEP's address
@@ -43,6 +43,7 @@ func constants(transit bool) []openflow.Flow {
 		{Table: tableSNAT, Priority: priorityLast, Goto: tableForwarding},
 		dropped(openflow.Flow{Table: tableForwarding, Priority: priorityLast}, reason.NoRoute),
 		back(ofportGateway),
+		dropped(openflow.Flow{Table: tableEncap, Priority: priorityOwnVNI, Match: []openflow.Value{regTo.Number(ofportGateway), regSource.Number(0)}}, reason.Untranslated),
 		{Table: tableEncap, Priority: priorityLast, Actions: append(inside(), openflow.OutputTo{Field: regTo})},
 	}
 	// Open vSwitch takes the first bytes of any fragment for a header, and would put a checksum there.

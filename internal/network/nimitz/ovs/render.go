@@ -29,6 +29,7 @@ var (
 	regTo       = openflow.Register(3) // the port it goes to
 	regReason   = openflow.Register(4) // why it is dropped
 	regNAT      = openflow.Register(5) // 1: has another address than it came with
+	regSource   = openflow.Register(6) // 1: has another source
 )
 
 // Priorities. Of two prefixes the longer one decides, of two prefixes of one length that of the packet's own VNI.
@@ -167,7 +168,7 @@ func render(e pipeline.Entry) (openflow.Flow, error) {
 		own := familyOf(e.Real)
 		k, f.Table, f.Goto = snat, tableSNAT, tableForwarding
 		f.Match = []openflow.Value{regVNI.Number(uint64(e.VNI)), own.is(), own.src.Address(e.Real)}
-		f.Actions = []openflow.Action{set(own.src.Address(e.Virtual)), set(regNAT.Number(1))}
+		f.Actions = []openflow.Action{set(own.src.Address(e.Virtual)), set(regNAT.Number(1)), set(regSource.Number(1))}
 	case pipeline.Forward:
 		k = forward
 		if err := renderForward(&f, e); err != nil {

@@ -62,6 +62,8 @@ type run struct {
 	Verdict
 	table Table
 	trace []Entry
+	// translated: it has a source that the underlay may see.
+	translated bool
 }
 
 // met looks for the entry of a type that a condition holds for, and notes it.
@@ -87,7 +89,7 @@ func (r *run) nat(from Port) {
 	if from != Gateway && !met(r, func(e NorthSouth) bool { return e.To.Contains(r.Dst) }) {
 		return
 	}
-	met(r, func(e SNAT) bool {
+	r.translated = met(r, func(e SNAT) bool {
 		is := e.VNI == r.VNI && e.Real == r.Src
 		if is {
 			r.Src = e.Virtual
@@ -110,6 +112,8 @@ func (r *run) forward(from Port) (Verdict, []Entry) {
 		return r.drop(reason.NoEndpoint)
 	case best.Port == VXLAN && from == VXLAN && !r.table.Transit, best.Port == Gateway && from == Gateway:
 		return r.drop(reason.NoRoute) // never back to where it came from
+	case best.Port == Gateway && !r.translated:
+		return r.drop(reason.Untranslated) // an address of the overlay means nothing there, or somebody else
 	}
 	r.To, r.VTEP = best.Port, best.VTEP
 	return r.Verdict, r.trace

@@ -72,6 +72,8 @@ func TestTraffic(t *testing.T) {
 		{"another's source", one, Packet{2, none, 0, 0, c2, c1}, Verdict{reason.SrcNotOwn, 0, none, 0, 0, c2, c1}},
 		{"nobody is there", one, Packet{2, none, 0, 0, c1, addr("10.0.7.7")}, Verdict{reason.NoEndpoint, 0, none, 7, 70, c1, addr("10.0.7.7")}},
 		{"outside, and no service", one, Packet{2, none, 0, 0, c1, addr("192.0.2.1")}, Verdict{reason.NoRoute, 0, none, 7, 70, c1, addr("192.0.2.1")}},
+		{"outside, without a virtual address", one, Packet{3, none, 0, 0, c1, storage}, Verdict{reason.Untranslated, 0, none, 8, 80, c1, storage}},
+		{"a peer's gateway, without a virtual address there", one, Packet{VXLAN, v2, 8, 80, c2, client}, Verdict{reason.Untranslated, 0, none, 8, 80, c2, client}},
 		{"another tenant's service", one, Packet{3, none, 0, 0, c1, virtual}, Verdict{reason.NoRoute, 0, none, 8, 80, c1, virtual}},
 		{"not from a VTEP", two, Packet{VXLAN, addr("fd70:696c:6100:1::1"), 7, 70, c1, c2}, Verdict{reason.PeerUnknown, 0, none, 7, 70, c1, c2}},
 		{"from another network's", two, Packet{VXLAN, addr("fd00::2"), 7, 70, c1, c2}, Verdict{reason.PeerUnknown, 0, none, 7, 70, c1, c2}},
