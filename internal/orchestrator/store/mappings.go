@@ -28,8 +28,9 @@ func (s *Store) Allocate(ctx context.Context, n pki.Node, name, key string) (giv
 	if err := checkAllocation(name, key); err != nil {
 		return nil, err
 	}
+	from := hints{}
 	err = s.change(ctx, func(t *txn) (err error) {
-		given, err = s.allocate(t, n, name, key)
+		given, err = s.allocate(t, n, name, key, from)
 		return err
 	})
 	return given, err
@@ -42,7 +43,7 @@ func checkAllocation(name, key string) error {
 	return checkTenant(name)
 }
 
-func (s *Store) allocate(t *txn, n pki.Node, name, key string) ([]netip.Prefix, error) {
+func (s *Store) allocate(t *txn, n pki.Node, name, key string, from hints) ([]netip.Prefix, error) {
 	record, err := t.member(n)
 	if err != nil {
 		return nil, err
@@ -62,11 +63,11 @@ func (s *Store) allocate(t *txn, n pki.Node, name, key string) ([]netip.Prefix, 
 	} else if !hosts {
 		return nil, refuse(Refused, "node %s does not host tenant %s; nothing was changed: resolve it first", n.Name, name)
 	}
-	return s.complete(t, n, record, name, key, overlays)
+	return s.complete(t, n, record, name, key, overlays, from)
 }
 
 // complete gives a key what it lacks; mostly that is all or nothing.
-func (s *Store) complete(t *txn, n pki.Node, record *pilasterv1.Node, name, key string, overlays []tenant.Overlay) ([]netip.Prefix, error) {
+func (s *Store) complete(t *txn, n pki.Node, record *pilasterv1.Node, name, key string, overlays []tenant.Overlay, from hints) ([]netip.Prefix, error) {
 	has, err := t.given(name, n.Name, key)
 	if err != nil {
 		return nil, err
@@ -86,7 +87,7 @@ func (s *Store) complete(t *txn, n pki.Node, record *pilasterv1.Node, name, key 
 		if err := s.checkGateway(record, o); err != nil {
 			return nil, err
 		}
-		to, err := t.take(name, o, rested)
+		to, err := t.take(name, o, rested, from)
 		if err != nil {
 			return nil, err
 		}
@@ -145,68 +146,6 @@ func (t *txn) overlays(name string) ([]tenant.Overlay, error) {
 		return nil, err
 	}
 	return tenant.ParseOverlays(found.Overlays)
-}
-
-// chunk is how many numbers are looked at in one request.
-const chunk = 32
-
-// take finds what nobody has and nobody had a moment ago: of what rests for the one who asks, else the next.
-func (t *txn) take(name string, o tenant.Overlay, rested []netip.Prefix) (netip.Prefix, error) {
-	for _, to := range rested {
-		if _, ok := o.Contains(to); !ok {
-			continue
-		}
-		if value, err := t.get(mappingKey(name, to)); err != nil || value == "" {
-			t.delete(restingKey(name, to))
-			return to, err
-		}
-	}
-	first, count := o.Given()
-	next, err := t.mark(overlayMark(name, o))
-	if err != nil {
-		return netip.Prefix{}, err
-	}
-	for tried := uint64(0); tried < count; tried += chunk {
-		var some []netip.Prefix
-		var keys []string
-		for i := tried; i < min(tried+chunk, count); i++ {
-			to := o.At(first + (next+i)%count)
-			some = append(some, to)
-			keys = append(keys, mappingKey(name, to), restingKey(name, to))
-		}
-		if err := t.fetch(keys); err != nil {
-			return netip.Prefix{}, err
-		}
-		for i, to := range some {
-			free, err := t.free(keys[2*i], keys[2*i+1])
-			if err != nil {
-				return netip.Prefix{}, err
-			}
-			if free {
-				t.setMark(overlayMark(name, o), (next+tried+uint64(i)+1)%count)
-				return to, nil
-			}
-		}
-	}
-	if o.NodeBits != 0 {
-		return netip.Prefix{}, refuse(Full, "all %d subnets /%d of %v of tenant %s are with nodes, or were until a moment ago; nothing was changed: use a node that has one (`pilaster tenant get %s`), delete nodes that are gone, or make a tenant with a wider CIDR or smaller subnets (--node-bits)",
-			count, o.NodeBits, o.CIDR, name, name)
-	}
-	return netip.Prefix{}, refuse(Full, "all %d addresses of %v of tenant %s are used, or were until a moment ago; nothing was changed: remove containers and try again in %d minutes, or make a tenant with a wider CIDR",
-		count, o.CIDR, name, restTTL/60)
-}
-
-// free tells whether none of the keys, which were fetched, is there. Those that are need not stay until the commit.
-func (t *txn) free(keys ...string) (bool, error) {
-	for _, key := range keys {
-		if t.readings[key].value != "" {
-			return false, nil
-		}
-		if value, err := t.get(key); err != nil || value != "" {
-			return false, err
-		}
-	}
-	return true, nil
 }
 
 // give writes what is given to a key, all of it, and the mappings of what is new; those last, because who finds one finds the rest.

@@ -1,0 +1,125 @@
+package store
+
+import (
+	"context"
+	"net/netip"
+	"strings"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+// What is taken of an overlay lies in the store in the order of its numbers, so a page of names tells of at least as many numbers whether they
+// are. Of an overlay with hardly anything free many pages may have to be read: that is done before the turn, in which the search begins where it
+// ended then.
+
+// hints are the numbers that were free when they were last looked for, by CIDR.
+type hints map[netip.Prefix]uint64
+
+// The next number is mostly free.
+const (
+	firstPage = 32
+	namesPage = 4096
+)
+
+// take finds what nobody has and nobody had a moment ago: of what rests for the one who asks, else the next.
+func (t *txn) take(name string, o tenant.Overlay, rested []netip.Prefix, from hints) (netip.Prefix, error) {
+	for _, to := range rested {
+		if _, ok := o.Contains(to); !ok {
+			continue
+		}
+		if value, err := t.get(mappingKey(name, to)); err != nil || value == "" {
+			t.delete(restingKey(name, to))
+			return to, err
+		}
+	}
+	first, count := o.Given()
+	next, err := t.mark(overlayMark(name, o))
+	if err != nil {
+		return netip.Prefix{}, err
+	}
+	if hint, ok := from[o.CIDR]; ok {
+		next = hint
+	}
+	n, found, err := t.search(name, o, next%count)
+	switch {
+	case err != nil:
+		return netip.Prefix{}, err
+	case found:
+		from[o.CIDR] = n
+		t.setMark(overlayMark(name, o), (n+1)%count)
+		return o.At(first + n), nil
+	case o.NodeBits != 0:
+		return netip.Prefix{}, refuse(Full, "all %d subnets /%d of %v of tenant %s are with nodes, or were until a moment ago; nothing was changed: use a node that has one (`pilaster tenant get %s`), delete nodes that are gone, or make a tenant with a wider CIDR or smaller subnets (--node-bits)",
+			count, o.NodeBits, o.CIDR, name, name)
+	}
+	return netip.Prefix{}, refuse(Full, "all %d addresses of %v of tenant %s are used, or were until a moment ago; nothing was changed: remove containers and try again in %d minutes, or make a tenant with a wider CIDR",
+		count, o.CIDR, name, restTTL/60)
+}
+
+// search finds the first number that is free from one on, going round, and has the commit fail if it is not any more.
+func (t *txn) search(name string, o tenant.Overlay, from uint64) (n uint64, found bool, err error) {
+	first, count := o.Given()
+	limit := int64(firstPage)
+	for _, part := range [][2]uint64{{from, count}, {0, from}} {
+		for at := part[0]; at < part[1]; limit = namesPage {
+			taken, judged, err := t.taken(name, o, at, part[1], limit)
+			if err != nil {
+				return 0, false, err
+			}
+			for ; at < judged; at++ {
+				if to := o.At(first + at); !taken[to] {
+					return at, true, t.vacant(mappingKey(name, to), restingKey(name, to))
+				}
+			}
+		}
+	}
+	return 0, false, nil
+}
+
+// taken is what somebody has, or had a moment ago, of the numbers from one on to before another, and up to which it says so of all.
+func (t *txn) taken(name string, o tenant.Overlay, at, end uint64, limit int64) (taken map[netip.Prefix]bool, judged uint64, err error) {
+	first, _ := o.Given()
+	var gets []clientv3.Op
+	for _, key := range []func(string, netip.Prefix) string{mappingKey, restingKey} {
+		gets = append(gets, clientv3.OpGet(key(name, o.At(first+at)), clientv3.WithRange(key(name, o.At(first+end-1))+"\x00"),
+			clientv3.WithKeysOnly(), clientv3.WithLimit(limit), clientv3.WithRev(t.revision)))
+	}
+	var resp clientv3.OpResponse
+	err = t.tryRead(func(ctx context.Context) (err error) {
+		resp, err = t.etcd.Do(ctx, clientv3.OpTxn(nil, gets, nil))
+		return err
+	})
+	if err != nil {
+		return nil, 0, unavailable(err)
+	}
+	taken, judged = map[netip.Prefix]bool{}, end
+	for i, dir := range []string{dirMappings + name + "/", dirResting + name + "/"} {
+		page, last := resp.Txn().Responses[i].GetResponseRange(), at
+		for _, kv := range page.Kvs {
+			to, err := parsePrefixName(strings.TrimPrefix(string(kv.Key), dir))
+			if err != nil {
+				return nil, 0, err
+			}
+			if n, ok := o.Contains(to); ok { // it may be of the other family
+				taken[to], last = true, n-first
+			}
+		}
+		if page.More {
+			judged = min(judged, last+1)
+		}
+	}
+	return taken, judged, nil
+}
+
+// vacant has the commit fail if one of the keys, which were seen not to be there, is then.
+func (t *txn) vacant(keys ...string) error {
+	for _, key := range keys {
+		t.readings[key] = reading{}
+		if _, err := t.get(key); err != nil {
+			return err
+		}
+	}
+	return nil
+}
