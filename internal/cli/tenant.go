@@ -25,6 +25,7 @@ type tenantView struct {
 	Created    time.Time         `json:"created"`
 	Apps       []appView         `json:"apps,omitzero"`  // of tenant get
 	Nodes      []hostView        `json:"nodes,omitzero"` // of tenant get: those that host it
+	Leaving    *leavingView      `json:"leaving,omitempty"`
 }
 
 type appView struct {
@@ -90,7 +91,7 @@ func newTenantCommand(env Env) *cobra.Command {
 		Example: "  pilaster tenant create blue\n  pilaster tenant list -o json",
 		Args:    cobra.NoArgs,
 	}
-	cmd.AddCommand(newTenantCreate(env), newTenantGet(env), newTenantList(env), newTenantRotateKey(env), newTenantDelete(env))
+	cmd.AddCommand(newTenantCreate(env), newTenantGet(env), newTenantList(env), newTenantRotateKey(env), newTenantMigrate(env), newTenantDelete(env))
 	return cmd
 }
 
@@ -250,6 +251,12 @@ func newTenantGet(env Env) *cobra.Command {
 
 func printTenant(w io.Writer, v tenantView) {
 	fmt.Fprintf(w, "name\t%s\nnetwork\t%s\naddressing\t%s\ncreated\t%s\n", v.Name, v.Network, v.Addressing, moment(v.Created))
+	if v.Leaving != nil {
+		fmt.Fprintf(w, "leaving\t%s\t%s\n", orNone(v.Leaving.Network), v.Leaving.describe(v.Network))
+		for _, late := range v.Leaving.late() {
+			fmt.Fprintf(w, "not yet\t%s\n", late)
+		}
+	}
 	for _, o := range v.Overlays {
 		fmt.Fprintf(w, "cidr\t%s\t%s\n", o.CIDR, o.describe())
 	}
@@ -284,12 +291,14 @@ func newTenantList(env Env) *cobra.Command {
 			}
 			views := []tenantView{}
 			for _, t := range resp.Msg.Tenants {
-				views = append(views, viewTenant(t))
+				v := viewTenant(t)
+				v.Leaving = viewLeaving(t, resp.Msg.Hosting)
+				views = append(views, v)
 			}
 			return out.print(env.Stdout, views, func(w io.Writer) {
 				fmt.Fprintln(w, "NAME\tNETWORK\tADDRESSING\tCIDRS\tIDS\tCREATED")
 				for _, v := range views {
-					fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", v.Name, v.Network, v.Addressing, v.cidrs(), v.ids(), moment(v.Created))
+					fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", v.Name, v.network(), v.Addressing, v.cidrs(), v.ids(), moment(v.Created))
 				}
 			})
 		},

@@ -28,6 +28,7 @@ const heartbeatEvery = 5 * time.Second
 const (
 	maxVersion = 256 // bytes
 	maxUplinks = 64
+	maxProblem = 1024    // bytes
 	maxTenants = 65_535  // as ids in a packet path
 	maxApps    = 1 << 18 // of all its tenants
 
@@ -318,6 +319,9 @@ func checkHosted(req *pilasterv1.FollowRequest) error {
 		}
 	}
 	for _, h := range req.Hosting {
+		if n := len(h.GetMoving().GetProblem()); n > maxProblem {
+			return connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("a problem of %d bytes, and %d are kept; nothing was changed", n, maxProblem))
+		}
 		if len(h.Accepts) > tenant.MaxIDs || len(h.Holds) > tenant.MaxIDs {
 			return connect.NewError(connect.CodeInvalidArgument,
 				fmt.Errorf("the node accepts %d ids of a tenant and holds %d, and a tenant has %d at most; nothing was changed", len(h.Accepts), len(h.Holds), tenant.MaxIDs))

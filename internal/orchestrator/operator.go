@@ -79,6 +79,10 @@ func (s *operatorService) ListTenants(context.Context, *connect.Request[pilaster
 	var resp pilasterv1.ListTenantsResponse
 	for _, t := range s.model.allTenants() {
 		resp.Tenants = append(resp.Tenants, withoutKeys(t))
+		if t.Leaving != "" {
+			_, _, hosting := s.model.tenant(t.Name)
+			resp.Hosting = append(resp.Hosting, hosting...)
+		}
 	}
 	return connect.NewResponse(&resp), nil
 }
@@ -115,6 +119,21 @@ func (s *operatorService) RotateKey(ctx context.Context, req *connect.Request[pi
 		return now == nil || now.Changes >= tenant.Changes
 	})
 	return connect.NewResponse(&pilasterv1.RotateKeyResponse{Tenant: withoutKeys(tenant), Id: tenant.Ids[len(tenant.Ids)-1].Id}), nil
+}
+
+func (s *operatorService) MigrateTenant(ctx context.Context, req *connect.Request[pilasterv1.MigrateTenantRequest]) (*connect.Response[pilasterv1.MigrateTenantResponse], error) {
+	var moved *pilasterv1.Tenant
+	var err error
+	if req.Msg.Finish {
+		moved, err = s.store.FinishMigration(ctx, req.Msg.Name, req.Msg.Force)
+	} else {
+		moved, err = s.store.Migrate(ctx, req.Msg.Name, req.Msg.To, req.Msg.Addressing)
+	}
+	if err != nil {
+		return nil, err
+	}
+	s.await(ctx)
+	return connect.NewResponse(&pilasterv1.MigrateTenantResponse{Tenant: withoutKeys(moved)}), nil
 }
 
 func (s *operatorService) GetNode(_ context.Context, req *connect.Request[pilasterv1.GetNodeRequest]) (*connect.Response[pilasterv1.GetNodeResponse], error) {

@@ -39,7 +39,8 @@ type Overlay struct {
 type Tenant struct {
 	Name       string
 	Network    string    // one of the above
-	Overlays   []Overlay // of a nimitz tenant: one, or one of each family
+	Leaving    string    // another of them, while its containers have addresses of both; mostly empty
+	Overlays   []Overlay // of a tenant on nimitz or leaving it: one, or one of each family
 	Regions    []Region  // in which it is too
 	Addressing Addressing
 	IDs        []ID      // in the order made; not all of them are OnlyAccepted
@@ -66,6 +67,16 @@ func (t Tenant) Current() ID {
 	for _, id := range slices.Backward(t.IDs) {
 		if !id.OnlyAccepted {
 			return id
+		}
+	}
+	return ID{}
+}
+
+// Of is one of its ids, with the key; zero where it has no such id.
+func (t Tenant) Of(id address.TenantID) ID {
+	for _, own := range t.IDs {
+		if own.ID == id {
+			return own
 		}
 	}
 	return ID{}

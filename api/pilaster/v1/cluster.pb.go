@@ -314,17 +314,19 @@ func (x *TenantId) GetOnlyAccepted() bool {
 }
 
 type Tenant struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	Addressing    Addressing             `protobuf:"varint,2,opt,name=addressing,proto3,enum=pilaster.v1.Addressing" json:"addressing,omitempty"`
-	Ids           []*TenantId            `protobuf:"bytes,3,rep,name=ids,proto3" json:"ids,omitempty"` // in the order made; new containers draw from the last that is not only accepted
-	Created       *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=created,proto3" json:"created,omitempty"`
-	Changes       uint64                 `protobuf:"varint,5,opt,name=changes,proto3" json:"changes,omitempty"`  // of ids, services and publications, counted: of two records the one with more is newer
-	Network       string                 `protobuf:"bytes,6,opt,name=network,proto3" json:"network,omitempty"`   // "netpila", also where it is empty, or "nimitz"
-	Overlays      []*Overlay             `protobuf:"bytes,7,rep,name=overlays,proto3" json:"overlays,omitempty"` // of a nimitz tenant: one, or one of each family
-	Services      []*Service             `protobuf:"bytes,8,rep,name=services,proto3" json:"services,omitempty"` // of a nimitz tenant; at most 256 of each
-	Publications  []*Publication         `protobuf:"bytes,9,rep,name=publications,proto3" json:"publications,omitempty"`
-	Regions       []*TenantRegion        `protobuf:"bytes,10,rep,name=regions,proto3" json:"regions,omitempty"` // of a nimitz tenant: where else it is; derived from the regions, never stored with it
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	Name         string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Addressing   Addressing             `protobuf:"varint,2,opt,name=addressing,proto3,enum=pilaster.v1.Addressing" json:"addressing,omitempty"`
+	Ids          []*TenantId            `protobuf:"bytes,3,rep,name=ids,proto3" json:"ids,omitempty"` // in the order made; new containers draw from the last that is not only accepted
+	Created      *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=created,proto3" json:"created,omitempty"`
+	Changes      uint64                 `protobuf:"varint,5,opt,name=changes,proto3" json:"changes,omitempty"`  // of ids, services and publications, counted: of two records the one with more is newer
+	Network      string                 `protobuf:"bytes,6,opt,name=network,proto3" json:"network,omitempty"`   // "netpila", also where it is empty, or "nimitz"
+	Overlays     []*Overlay             `protobuf:"bytes,7,rep,name=overlays,proto3" json:"overlays,omitempty"` // of a nimitz tenant: one, or one of each family
+	Services     []*Service             `protobuf:"bytes,8,rep,name=services,proto3" json:"services,omitempty"` // of a nimitz tenant; at most 256 of each
+	Publications []*Publication         `protobuf:"bytes,9,rep,name=publications,proto3" json:"publications,omitempty"`
+	Regions      []*TenantRegion        `protobuf:"bytes,10,rep,name=regions,proto3" json:"regions,omitempty"` // of a nimitz tenant: where else it is; derived from the regions, never stored with it
+	// The network that it is moving away from, whose addresses its containers keep until that is finished; empty where it moves from none.
+	Leaving       string `protobuf:"bytes,11,opt,name=leaving,proto3" json:"leaving,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -427,6 +429,13 @@ func (x *Tenant) GetRegions() []*TenantRegion {
 		return x.Regions
 	}
 	return nil
+}
+
+func (x *Tenant) GetLeaving() string {
+	if x != nil {
+		return x.Leaving
+	}
+	return ""
 }
 
 // TenantRegion is what nodes know of their tenant in another region.
@@ -877,6 +886,7 @@ type Hosting struct {
 	Holds         []uint32               `protobuf:"varint,4,rep,packed,name=holds,proto3" json:"holds,omitempty"`     // of these, those of its containers and the one it would draw the next from
 	Sequence      uint64                 `protobuf:"varint,5,opt,name=sequence,proto3" json:"sequence,omitempty"`      // in the store: of the node's message that said so
 	Connected     bool                   `protobuf:"varint,6,opt,name=connected,proto3" json:"connected,omitempty"`    // the node; memory only, never stored
+	Moving        *Moving                `protobuf:"bytes,7,opt,name=moving,proto3" json:"moving,omitempty"`           // of a tenant that leaves a network, since the node knows; and until its containers have
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -953,6 +963,74 @@ func (x *Hosting) GetConnected() bool {
 	return false
 }
 
+func (x *Hosting) GetMoving() *Moving {
+	if x != nil {
+		return x.Moving
+	}
+	return nil
+}
+
+// Moving is how far a node is with a tenant that leaves a network.
+type Moving struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Endpoints     uint32                 `protobuf:"varint,1,opt,name=endpoints,proto3" json:"endpoints,omitempty"` // that have addresses of the network left
+	Moved         uint32                 `protobuf:"varint,2,opt,name=moved,proto3" json:"moved,omitempty"`         // of these, those that work on the tenant's network as well
+	Problem       string                 `protobuf:"bytes,3,opt,name=problem,proto3" json:"problem,omitempty"`      // of the first that does not
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Moving) Reset() {
+	*x = Moving{}
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Moving) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Moving) ProtoMessage() {}
+
+func (x *Moving) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Moving.ProtoReflect.Descriptor instead.
+func (*Moving) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *Moving) GetEndpoints() uint32 {
+	if x != nil {
+		return x.Endpoints
+	}
+	return 0
+}
+
+func (x *Moving) GetMoved() uint32 {
+	if x != nil {
+		return x.Moved
+	}
+	return 0
+}
+
+func (x *Moving) GetProblem() string {
+	if x != nil {
+		return x.Problem
+	}
+	return ""
+}
+
 // App is the policy identity inside a tenant: one per set of identity labels.
 type App struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -965,7 +1043,7 @@ type App struct {
 
 func (x *App) Reset() {
 	*x = App{}
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[11]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -977,7 +1055,7 @@ func (x *App) String() string {
 func (*App) ProtoMessage() {}
 
 func (x *App) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[11]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -990,7 +1068,7 @@ func (x *App) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use App.ProtoReflect.Descriptor instead.
 func (*App) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{11}
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *App) GetTenant() string {
@@ -1025,7 +1103,7 @@ type Region_Tenant struct {
 
 func (x *Region_Tenant) Reset() {
 	*x = Region_Tenant{}
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[12]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1037,7 +1115,7 @@ func (x *Region_Tenant) String() string {
 func (*Region_Tenant) ProtoMessage() {}
 
 func (x *Region_Tenant) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[12]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1099,7 +1177,7 @@ const file_pilaster_v1_cluster_proto_rawDesc = "" +
 	"\bTenantId\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\fR\x03key\x12#\n" +
-	"\ronly_accepted\x18\x03 \x01(\bR\fonlyAccepted\"\xbf\x03\n" +
+	"\ronly_accepted\x18\x03 \x01(\bR\fonlyAccepted\"\xd9\x03\n" +
 	"\x06Tenant\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x127\n" +
 	"\n" +
@@ -1113,7 +1191,8 @@ const file_pilaster_v1_cluster_proto_rawDesc = "" +
 	"\bservices\x18\b \x03(\v2\x14.pilaster.v1.ServiceR\bservices\x12<\n" +
 	"\fpublications\x18\t \x03(\v2\x18.pilaster.v1.PublicationR\fpublications\x123\n" +
 	"\aregions\x18\n" +
-	" \x03(\v2\x19.pilaster.v1.TenantRegionR\aregions\"\x84\x01\n" +
+	" \x03(\v2\x19.pilaster.v1.TenantRegionR\aregions\x12\x18\n" +
+	"\aleaving\x18\v \x01(\tR\aleaving\"\x84\x01\n" +
 	"\fTenantRegion\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05cidrs\x18\x02 \x03(\tR\x05cidrs\x12\x12\n" +
@@ -1151,14 +1230,19 @@ const file_pilaster_v1_cluster_proto_rawDesc = "" +
 	"\x02to\x18\x02 \x01(\tR\x02to\x12\x12\n" +
 	"\x04node\x18\x03 \x01(\tR\x04node\x12\x12\n" +
 	"\x04name\x18\x04 \x01(\tR\x04name\x12\x10\n" +
-	"\x03key\x18\x05 \x01(\tR\x03key\"\x9f\x01\n" +
+	"\x03key\x18\x05 \x01(\tR\x03key\"\xcc\x01\n" +
 	"\aHosting\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12\x18\n" +
 	"\aaccepts\x18\x03 \x03(\rR\aaccepts\x12\x14\n" +
 	"\x05holds\x18\x04 \x03(\rR\x05holds\x12\x1a\n" +
 	"\bsequence\x18\x05 \x01(\x04R\bsequence\x12\x1c\n" +
-	"\tconnected\x18\x06 \x01(\bR\tconnected\"\x9e\x01\n" +
+	"\tconnected\x18\x06 \x01(\bR\tconnected\x12+\n" +
+	"\x06moving\x18\a \x01(\v2\x13.pilaster.v1.MovingR\x06moving\"V\n" +
+	"\x06Moving\x12\x1c\n" +
+	"\tendpoints\x18\x01 \x01(\rR\tendpoints\x12\x14\n" +
+	"\x05moved\x18\x02 \x01(\rR\x05moved\x12\x18\n" +
+	"\aproblem\x18\x03 \x01(\tR\aproblem\"\x9e\x01\n" +
 	"\x03App\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\rR\x02id\x124\n" +
@@ -1186,7 +1270,7 @@ func file_pilaster_v1_cluster_proto_rawDescGZIP() []byte {
 }
 
 var file_pilaster_v1_cluster_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_pilaster_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
+var file_pilaster_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
 var file_pilaster_v1_cluster_proto_goTypes = []any{
 	(Addressing)(0),               // 0: pilaster.v1.Addressing
 	(*Plan)(nil),                  // 1: pilaster.v1.Plan
@@ -1200,27 +1284,29 @@ var file_pilaster_v1_cluster_proto_goTypes = []any{
 	(*Overlay)(nil),               // 9: pilaster.v1.Overlay
 	(*Mapping)(nil),               // 10: pilaster.v1.Mapping
 	(*Hosting)(nil),               // 11: pilaster.v1.Hosting
-	(*App)(nil),                   // 12: pilaster.v1.App
-	(*Region_Tenant)(nil),         // 13: pilaster.v1.Region.Tenant
-	nil,                           // 14: pilaster.v1.App.LabelsEntry
-	(*timestamppb.Timestamp)(nil), // 15: google.protobuf.Timestamp
+	(*Moving)(nil),                // 12: pilaster.v1.Moving
+	(*App)(nil),                   // 13: pilaster.v1.App
+	(*Region_Tenant)(nil),         // 14: pilaster.v1.Region.Tenant
+	nil,                           // 15: pilaster.v1.App.LabelsEntry
+	(*timestamppb.Timestamp)(nil), // 16: google.protobuf.Timestamp
 }
 var file_pilaster_v1_cluster_proto_depIdxs = []int32{
-	15, // 0: pilaster.v1.Node.registered:type_name -> google.protobuf.Timestamp
+	16, // 0: pilaster.v1.Node.registered:type_name -> google.protobuf.Timestamp
 	0,  // 1: pilaster.v1.Tenant.addressing:type_name -> pilaster.v1.Addressing
 	3,  // 2: pilaster.v1.Tenant.ids:type_name -> pilaster.v1.TenantId
-	15, // 3: pilaster.v1.Tenant.created:type_name -> google.protobuf.Timestamp
+	16, // 3: pilaster.v1.Tenant.created:type_name -> google.protobuf.Timestamp
 	9,  // 4: pilaster.v1.Tenant.overlays:type_name -> pilaster.v1.Overlay
 	7,  // 5: pilaster.v1.Tenant.services:type_name -> pilaster.v1.Service
 	8,  // 6: pilaster.v1.Tenant.publications:type_name -> pilaster.v1.Publication
 	5,  // 7: pilaster.v1.Tenant.regions:type_name -> pilaster.v1.TenantRegion
-	13, // 8: pilaster.v1.Region.tenants:type_name -> pilaster.v1.Region.Tenant
-	14, // 9: pilaster.v1.App.labels:type_name -> pilaster.v1.App.LabelsEntry
-	10, // [10:10] is the sub-list for method output_type
-	10, // [10:10] is the sub-list for method input_type
-	10, // [10:10] is the sub-list for extension type_name
-	10, // [10:10] is the sub-list for extension extendee
-	0,  // [0:10] is the sub-list for field type_name
+	14, // 8: pilaster.v1.Region.tenants:type_name -> pilaster.v1.Region.Tenant
+	12, // 9: pilaster.v1.Hosting.moving:type_name -> pilaster.v1.Moving
+	15, // 10: pilaster.v1.App.labels:type_name -> pilaster.v1.App.LabelsEntry
+	11, // [11:11] is the sub-list for method output_type
+	11, // [11:11] is the sub-list for method input_type
+	11, // [11:11] is the sub-list for extension type_name
+	11, // [11:11] is the sub-list for extension extendee
+	0,  // [0:11] is the sub-list for field type_name
 }
 
 func init() { file_pilaster_v1_cluster_proto_init() }
@@ -1234,7 +1320,7 @@ func file_pilaster_v1_cluster_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pilaster_v1_cluster_proto_rawDesc), len(file_pilaster_v1_cluster_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   14,
+			NumMessages:   15,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

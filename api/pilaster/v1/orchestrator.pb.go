@@ -1662,6 +1662,7 @@ func (*ListTenantsRequest) Descriptor() ([]byte, []int) {
 type ListTenantsResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Tenants       []*Tenant              `protobuf:"bytes,1,rep,name=tenants,proto3" json:"tenants,omitempty"`
+	Hosting       []*Hosting             `protobuf:"bytes,2,rep,name=hosting,proto3" json:"hosting,omitempty"` // of tenants that leave a network
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1703,6 +1704,133 @@ func (x *ListTenantsResponse) GetTenants() []*Tenant {
 	return nil
 }
 
+func (x *ListTenantsResponse) GetHosting() []*Hosting {
+	if x != nil {
+		return x.Hosting
+	}
+	return nil
+}
+
+type MigrateTenantRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	To            string                 `protobuf:"bytes,2,opt,name=to,proto3" json:"to,omitempty"`                                              // "netpila"; empty with finish
+	Addressing    Addressing             `protobuf:"varint,3,opt,name=addressing,proto3,enum=pilaster.v1.Addressing" json:"addressing,omitempty"` // there; unspecified means encrypted, or as it is
+	Finish        bool                   `protobuf:"varint,4,opt,name=finish,proto3" json:"finish,omitempty"`
+	Force         bool                   `protobuf:"varint,5,opt,name=force,proto3" json:"force,omitempty"` // with finish: though containers of some nodes have no other address yet
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MigrateTenantRequest) Reset() {
+	*x = MigrateTenantRequest{}
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MigrateTenantRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MigrateTenantRequest) ProtoMessage() {}
+
+func (x *MigrateTenantRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MigrateTenantRequest.ProtoReflect.Descriptor instead.
+func (*MigrateTenantRequest) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *MigrateTenantRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *MigrateTenantRequest) GetTo() string {
+	if x != nil {
+		return x.To
+	}
+	return ""
+}
+
+func (x *MigrateTenantRequest) GetAddressing() Addressing {
+	if x != nil {
+		return x.Addressing
+	}
+	return Addressing_ADDRESSING_UNSPECIFIED
+}
+
+func (x *MigrateTenantRequest) GetFinish() bool {
+	if x != nil {
+		return x.Finish
+	}
+	return false
+}
+
+func (x *MigrateTenantRequest) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
+}
+
+type MigrateTenantResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenant        *Tenant                `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MigrateTenantResponse) Reset() {
+	*x = MigrateTenantResponse{}
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MigrateTenantResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MigrateTenantResponse) ProtoMessage() {}
+
+func (x *MigrateTenantResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MigrateTenantResponse.ProtoReflect.Descriptor instead.
+func (*MigrateTenantResponse) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *MigrateTenantResponse) GetTenant() *Tenant {
+	if x != nil {
+		return x.Tenant
+	}
+	return nil
+}
+
 type DeleteTenantRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -1712,7 +1840,7 @@ type DeleteTenantRequest struct {
 
 func (x *DeleteTenantRequest) Reset() {
 	*x = DeleteTenantRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[30]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1724,7 +1852,7 @@ func (x *DeleteTenantRequest) String() string {
 func (*DeleteTenantRequest) ProtoMessage() {}
 
 func (x *DeleteTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[30]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1737,7 +1865,7 @@ func (x *DeleteTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTenantRequest.ProtoReflect.Descriptor instead.
 func (*DeleteTenantRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{30}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *DeleteTenantRequest) GetName() string {
@@ -1755,7 +1883,7 @@ type DeleteTenantResponse struct {
 
 func (x *DeleteTenantResponse) Reset() {
 	*x = DeleteTenantResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[31]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1767,7 +1895,7 @@ func (x *DeleteTenantResponse) String() string {
 func (*DeleteTenantResponse) ProtoMessage() {}
 
 func (x *DeleteTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[31]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1780,7 +1908,7 @@ func (x *DeleteTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTenantResponse.ProtoReflect.Descriptor instead.
 func (*DeleteTenantResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{31}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{33}
 }
 
 type RotateKeyRequest struct {
@@ -1793,7 +1921,7 @@ type RotateKeyRequest struct {
 
 func (x *RotateKeyRequest) Reset() {
 	*x = RotateKeyRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[32]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1805,7 +1933,7 @@ func (x *RotateKeyRequest) String() string {
 func (*RotateKeyRequest) ProtoMessage() {}
 
 func (x *RotateKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[32]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1818,7 +1946,7 @@ func (x *RotateKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateKeyRequest.ProtoReflect.Descriptor instead.
 func (*RotateKeyRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{32}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *RotateKeyRequest) GetName() string {
@@ -1845,7 +1973,7 @@ type RotateKeyResponse struct {
 
 func (x *RotateKeyResponse) Reset() {
 	*x = RotateKeyResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[33]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1857,7 +1985,7 @@ func (x *RotateKeyResponse) String() string {
 func (*RotateKeyResponse) ProtoMessage() {}
 
 func (x *RotateKeyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[33]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1870,7 +1998,7 @@ func (x *RotateKeyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateKeyResponse.ProtoReflect.Descriptor instead.
 func (*RotateKeyResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{33}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *RotateKeyResponse) GetTenant() *Tenant {
@@ -1896,7 +2024,7 @@ type CreateServiceRequest struct {
 
 func (x *CreateServiceRequest) Reset() {
 	*x = CreateServiceRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[34]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1908,7 +2036,7 @@ func (x *CreateServiceRequest) String() string {
 func (*CreateServiceRequest) ProtoMessage() {}
 
 func (x *CreateServiceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[34]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1921,7 +2049,7 @@ func (x *CreateServiceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateServiceRequest.ProtoReflect.Descriptor instead.
 func (*CreateServiceRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{34}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *CreateServiceRequest) GetService() *Service {
@@ -1940,7 +2068,7 @@ type CreateServiceResponse struct {
 
 func (x *CreateServiceResponse) Reset() {
 	*x = CreateServiceResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[35]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1952,7 +2080,7 @@ func (x *CreateServiceResponse) String() string {
 func (*CreateServiceResponse) ProtoMessage() {}
 
 func (x *CreateServiceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[35]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1965,7 +2093,7 @@ func (x *CreateServiceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateServiceResponse.ProtoReflect.Descriptor instead.
 func (*CreateServiceResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{35}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *CreateServiceResponse) GetService() *Service {
@@ -1984,7 +2112,7 @@ type ListServicesRequest struct {
 
 func (x *ListServicesRequest) Reset() {
 	*x = ListServicesRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[36]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1996,7 +2124,7 @@ func (x *ListServicesRequest) String() string {
 func (*ListServicesRequest) ProtoMessage() {}
 
 func (x *ListServicesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[36]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2009,7 +2137,7 @@ func (x *ListServicesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListServicesRequest.ProtoReflect.Descriptor instead.
 func (*ListServicesRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{36}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ListServicesRequest) GetTenant() string {
@@ -2028,7 +2156,7 @@ type ListServicesResponse struct {
 
 func (x *ListServicesResponse) Reset() {
 	*x = ListServicesResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[37]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2040,7 +2168,7 @@ func (x *ListServicesResponse) String() string {
 func (*ListServicesResponse) ProtoMessage() {}
 
 func (x *ListServicesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[37]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2053,7 +2181,7 @@ func (x *ListServicesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListServicesResponse.ProtoReflect.Descriptor instead.
 func (*ListServicesResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{37}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ListServicesResponse) GetServices() []*Service {
@@ -2073,7 +2201,7 @@ type DeleteServiceRequest struct {
 
 func (x *DeleteServiceRequest) Reset() {
 	*x = DeleteServiceRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[38]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2085,7 +2213,7 @@ func (x *DeleteServiceRequest) String() string {
 func (*DeleteServiceRequest) ProtoMessage() {}
 
 func (x *DeleteServiceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[38]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2098,7 +2226,7 @@ func (x *DeleteServiceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteServiceRequest.ProtoReflect.Descriptor instead.
 func (*DeleteServiceRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{38}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *DeleteServiceRequest) GetTenant() string {
@@ -2123,7 +2251,7 @@ type DeleteServiceResponse struct {
 
 func (x *DeleteServiceResponse) Reset() {
 	*x = DeleteServiceResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[39]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2135,7 +2263,7 @@ func (x *DeleteServiceResponse) String() string {
 func (*DeleteServiceResponse) ProtoMessage() {}
 
 func (x *DeleteServiceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[39]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2148,7 +2276,7 @@ func (x *DeleteServiceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteServiceResponse.ProtoReflect.Descriptor instead.
 func (*DeleteServiceResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{39}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{41}
 }
 
 type CreatePublicationRequest struct {
@@ -2160,7 +2288,7 @@ type CreatePublicationRequest struct {
 
 func (x *CreatePublicationRequest) Reset() {
 	*x = CreatePublicationRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[40]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2172,7 +2300,7 @@ func (x *CreatePublicationRequest) String() string {
 func (*CreatePublicationRequest) ProtoMessage() {}
 
 func (x *CreatePublicationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[40]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2185,7 +2313,7 @@ func (x *CreatePublicationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreatePublicationRequest.ProtoReflect.Descriptor instead.
 func (*CreatePublicationRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{40}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *CreatePublicationRequest) GetPublication() *Publication {
@@ -2204,7 +2332,7 @@ type CreatePublicationResponse struct {
 
 func (x *CreatePublicationResponse) Reset() {
 	*x = CreatePublicationResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[41]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2216,7 +2344,7 @@ func (x *CreatePublicationResponse) String() string {
 func (*CreatePublicationResponse) ProtoMessage() {}
 
 func (x *CreatePublicationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[41]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2229,7 +2357,7 @@ func (x *CreatePublicationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreatePublicationResponse.ProtoReflect.Descriptor instead.
 func (*CreatePublicationResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{41}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *CreatePublicationResponse) GetPublication() *Publication {
@@ -2248,7 +2376,7 @@ type ListPublicationsRequest struct {
 
 func (x *ListPublicationsRequest) Reset() {
 	*x = ListPublicationsRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[42]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2260,7 +2388,7 @@ func (x *ListPublicationsRequest) String() string {
 func (*ListPublicationsRequest) ProtoMessage() {}
 
 func (x *ListPublicationsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[42]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2273,7 +2401,7 @@ func (x *ListPublicationsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPublicationsRequest.ProtoReflect.Descriptor instead.
 func (*ListPublicationsRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{42}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ListPublicationsRequest) GetTenant() string {
@@ -2292,7 +2420,7 @@ type ListPublicationsResponse struct {
 
 func (x *ListPublicationsResponse) Reset() {
 	*x = ListPublicationsResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[43]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2304,7 +2432,7 @@ func (x *ListPublicationsResponse) String() string {
 func (*ListPublicationsResponse) ProtoMessage() {}
 
 func (x *ListPublicationsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[43]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2317,7 +2445,7 @@ func (x *ListPublicationsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPublicationsResponse.ProtoReflect.Descriptor instead.
 func (*ListPublicationsResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{43}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ListPublicationsResponse) GetPublications() []*Publication {
@@ -2337,7 +2465,7 @@ type DeletePublicationRequest struct {
 
 func (x *DeletePublicationRequest) Reset() {
 	*x = DeletePublicationRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[44]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2349,7 +2477,7 @@ func (x *DeletePublicationRequest) String() string {
 func (*DeletePublicationRequest) ProtoMessage() {}
 
 func (x *DeletePublicationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[44]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2362,7 +2490,7 @@ func (x *DeletePublicationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeletePublicationRequest.ProtoReflect.Descriptor instead.
 func (*DeletePublicationRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{44}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *DeletePublicationRequest) GetTenant() string {
@@ -2387,7 +2515,7 @@ type DeletePublicationResponse struct {
 
 func (x *DeletePublicationResponse) Reset() {
 	*x = DeletePublicationResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[45]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2399,7 +2527,7 @@ func (x *DeletePublicationResponse) String() string {
 func (*DeletePublicationResponse) ProtoMessage() {}
 
 func (x *DeletePublicationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[45]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2412,7 +2540,7 @@ func (x *DeletePublicationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeletePublicationResponse.ProtoReflect.Descriptor instead.
 func (*DeletePublicationResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{45}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{47}
 }
 
 type GetNodeRequest struct {
@@ -2424,7 +2552,7 @@ type GetNodeRequest struct {
 
 func (x *GetNodeRequest) Reset() {
 	*x = GetNodeRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[46]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2436,7 +2564,7 @@ func (x *GetNodeRequest) String() string {
 func (*GetNodeRequest) ProtoMessage() {}
 
 func (x *GetNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[46]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2449,7 +2577,7 @@ func (x *GetNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeRequest.ProtoReflect.Descriptor instead.
 func (*GetNodeRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{46}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *GetNodeRequest) GetName() string {
@@ -2469,7 +2597,7 @@ type GetNodeResponse struct {
 
 func (x *GetNodeResponse) Reset() {
 	*x = GetNodeResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[47]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2481,7 +2609,7 @@ func (x *GetNodeResponse) String() string {
 func (*GetNodeResponse) ProtoMessage() {}
 
 func (x *GetNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[47]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2494,7 +2622,7 @@ func (x *GetNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeResponse.ProtoReflect.Descriptor instead.
 func (*GetNodeResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{47}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *GetNodeResponse) GetNode() *Node {
@@ -2519,7 +2647,7 @@ type ListNodesRequest struct {
 
 func (x *ListNodesRequest) Reset() {
 	*x = ListNodesRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[48]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2531,7 +2659,7 @@ func (x *ListNodesRequest) String() string {
 func (*ListNodesRequest) ProtoMessage() {}
 
 func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[48]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2544,7 +2672,7 @@ func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesRequest.ProtoReflect.Descriptor instead.
 func (*ListNodesRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{48}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{50}
 }
 
 type ListNodesResponse struct {
@@ -2556,7 +2684,7 @@ type ListNodesResponse struct {
 
 func (x *ListNodesResponse) Reset() {
 	*x = ListNodesResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[49]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2568,7 +2696,7 @@ func (x *ListNodesResponse) String() string {
 func (*ListNodesResponse) ProtoMessage() {}
 
 func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[49]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2581,7 +2709,7 @@ func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesResponse.ProtoReflect.Descriptor instead.
 func (*ListNodesResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{49}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ListNodesResponse) GetNodes() []*Node {
@@ -2601,7 +2729,7 @@ type DeleteNodeRequest struct {
 
 func (x *DeleteNodeRequest) Reset() {
 	*x = DeleteNodeRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[50]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2613,7 +2741,7 @@ func (x *DeleteNodeRequest) String() string {
 func (*DeleteNodeRequest) ProtoMessage() {}
 
 func (x *DeleteNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[50]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2626,7 +2754,7 @@ func (x *DeleteNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNodeRequest.ProtoReflect.Descriptor instead.
 func (*DeleteNodeRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{50}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *DeleteNodeRequest) GetName() string {
@@ -2651,7 +2779,7 @@ type DeleteNodeResponse struct {
 
 func (x *DeleteNodeResponse) Reset() {
 	*x = DeleteNodeResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[51]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2663,7 +2791,7 @@ func (x *DeleteNodeResponse) String() string {
 func (*DeleteNodeResponse) ProtoMessage() {}
 
 func (x *DeleteNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[51]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2676,7 +2804,7 @@ func (x *DeleteNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNodeResponse.ProtoReflect.Descriptor instead.
 func (*DeleteNodeResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{51}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{53}
 }
 
 type ClusterStatusRequest struct {
@@ -2687,7 +2815,7 @@ type ClusterStatusRequest struct {
 
 func (x *ClusterStatusRequest) Reset() {
 	*x = ClusterStatusRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[52]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2699,7 +2827,7 @@ func (x *ClusterStatusRequest) String() string {
 func (*ClusterStatusRequest) ProtoMessage() {}
 
 func (x *ClusterStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[52]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2712,7 +2840,7 @@ func (x *ClusterStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterStatusRequest.ProtoReflect.Descriptor instead.
 func (*ClusterStatusRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{52}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{54}
 }
 
 type ClusterStatusResponse struct {
@@ -2733,7 +2861,7 @@ type ClusterStatusResponse struct {
 
 func (x *ClusterStatusResponse) Reset() {
 	*x = ClusterStatusResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[53]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2745,7 +2873,7 @@ func (x *ClusterStatusResponse) String() string {
 func (*ClusterStatusResponse) ProtoMessage() {}
 
 func (x *ClusterStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[53]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2758,7 +2886,7 @@ func (x *ClusterStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterStatusResponse.ProtoReflect.Descriptor instead.
 func (*ClusterStatusResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{53}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *ClusterStatusResponse) GetClusterUuid() string {
@@ -2939,9 +3067,20 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\x06tenant\x18\x01 \x01(\v2\x13.pilaster.v1.TenantR\x06tenant\x12$\n" +
 	"\x04apps\x18\x02 \x03(\v2\x10.pilaster.v1.AppR\x04apps\x12.\n" +
 	"\ahosting\x18\x03 \x03(\v2\x14.pilaster.v1.HostingR\ahosting\"\x14\n" +
-	"\x12ListTenantsRequest\"D\n" +
+	"\x12ListTenantsRequest\"t\n" +
 	"\x13ListTenantsResponse\x12-\n" +
-	"\atenants\x18\x01 \x03(\v2\x13.pilaster.v1.TenantR\atenants\")\n" +
+	"\atenants\x18\x01 \x03(\v2\x13.pilaster.v1.TenantR\atenants\x12.\n" +
+	"\ahosting\x18\x02 \x03(\v2\x14.pilaster.v1.HostingR\ahosting\"\xa1\x01\n" +
+	"\x14MigrateTenantRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x0e\n" +
+	"\x02to\x18\x02 \x01(\tR\x02to\x127\n" +
+	"\n" +
+	"addressing\x18\x03 \x01(\x0e2\x17.pilaster.v1.AddressingR\n" +
+	"addressing\x12\x16\n" +
+	"\x06finish\x18\x04 \x01(\bR\x06finish\x12\x14\n" +
+	"\x05force\x18\x05 \x01(\bR\x05force\"D\n" +
+	"\x15MigrateTenantResponse\x12+\n" +
+	"\x06tenant\x18\x01 \x01(\v2\x13.pilaster.v1.TenantR\x06tenant\")\n" +
 	"\x13DeleteTenantRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"\x16\n" +
 	"\x14DeleteTenantResponse\"<\n" +
@@ -3008,13 +3147,14 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\x06Follow\x12\x1a.pilaster.v1.FollowRequest\x1a\x1b.pilaster.v1.FollowResponse(\x010\x01\x12G\n" +
 	"\bAllocate\x12\x1c.pilaster.v1.AllocateRequest\x1a\x1d.pilaster.v1.AllocateResponse\x12;\n" +
 	"\x04Free\x12\x18.pilaster.v1.FreeRequest\x1a\x19.pilaster.v1.FreeResponse\x12S\n" +
-	"\fListMappings\x12 .pilaster.v1.ListMappingsRequest\x1a!.pilaster.v1.ListMappingsResponse2\xf9\x06\n" +
+	"\fListMappings\x12 .pilaster.v1.ListMappingsRequest\x1a!.pilaster.v1.ListMappingsResponse2\xd1\a\n" +
 	"\x0fOperatorService\x12S\n" +
 	"\fCreateTenant\x12 .pilaster.v1.CreateTenantRequest\x1a!.pilaster.v1.CreateTenantResponse\x12J\n" +
 	"\tGetTenant\x12\x1d.pilaster.v1.GetTenantRequest\x1a\x1e.pilaster.v1.GetTenantResponse\x12P\n" +
 	"\vListTenants\x12\x1f.pilaster.v1.ListTenantsRequest\x1a .pilaster.v1.ListTenantsResponse\x12S\n" +
 	"\fDeleteTenant\x12 .pilaster.v1.DeleteTenantRequest\x1a!.pilaster.v1.DeleteTenantResponse\x12J\n" +
-	"\tRotateKey\x12\x1d.pilaster.v1.RotateKeyRequest\x1a\x1e.pilaster.v1.RotateKeyResponse\x12D\n" +
+	"\tRotateKey\x12\x1d.pilaster.v1.RotateKeyRequest\x1a\x1e.pilaster.v1.RotateKeyResponse\x12V\n" +
+	"\rMigrateTenant\x12!.pilaster.v1.MigrateTenantRequest\x1a\".pilaster.v1.MigrateTenantResponse\x12D\n" +
 	"\aGetNode\x12\x1b.pilaster.v1.GetNodeRequest\x1a\x1c.pilaster.v1.GetNodeResponse\x12J\n" +
 	"\tListNodes\x12\x1d.pilaster.v1.ListNodesRequest\x1a\x1e.pilaster.v1.ListNodesResponse\x12M\n" +
 	"\n" +
@@ -3035,7 +3175,7 @@ func file_pilaster_v1_orchestrator_proto_rawDescGZIP() []byte {
 	return file_pilaster_v1_orchestrator_proto_rawDescData
 }
 
-var file_pilaster_v1_orchestrator_proto_msgTypes = make([]protoimpl.MessageInfo, 55)
+var file_pilaster_v1_orchestrator_proto_msgTypes = make([]protoimpl.MessageInfo, 57)
 var file_pilaster_v1_orchestrator_proto_goTypes = []any{
 	(*AllocateRequest)(nil),           // 0: pilaster.v1.AllocateRequest
 	(*AllocateResponse)(nil),          // 1: pilaster.v1.AllocateResponse
@@ -3067,127 +3207,134 @@ var file_pilaster_v1_orchestrator_proto_goTypes = []any{
 	(*GetTenantResponse)(nil),         // 27: pilaster.v1.GetTenantResponse
 	(*ListTenantsRequest)(nil),        // 28: pilaster.v1.ListTenantsRequest
 	(*ListTenantsResponse)(nil),       // 29: pilaster.v1.ListTenantsResponse
-	(*DeleteTenantRequest)(nil),       // 30: pilaster.v1.DeleteTenantRequest
-	(*DeleteTenantResponse)(nil),      // 31: pilaster.v1.DeleteTenantResponse
-	(*RotateKeyRequest)(nil),          // 32: pilaster.v1.RotateKeyRequest
-	(*RotateKeyResponse)(nil),         // 33: pilaster.v1.RotateKeyResponse
-	(*CreateServiceRequest)(nil),      // 34: pilaster.v1.CreateServiceRequest
-	(*CreateServiceResponse)(nil),     // 35: pilaster.v1.CreateServiceResponse
-	(*ListServicesRequest)(nil),       // 36: pilaster.v1.ListServicesRequest
-	(*ListServicesResponse)(nil),      // 37: pilaster.v1.ListServicesResponse
-	(*DeleteServiceRequest)(nil),      // 38: pilaster.v1.DeleteServiceRequest
-	(*DeleteServiceResponse)(nil),     // 39: pilaster.v1.DeleteServiceResponse
-	(*CreatePublicationRequest)(nil),  // 40: pilaster.v1.CreatePublicationRequest
-	(*CreatePublicationResponse)(nil), // 41: pilaster.v1.CreatePublicationResponse
-	(*ListPublicationsRequest)(nil),   // 42: pilaster.v1.ListPublicationsRequest
-	(*ListPublicationsResponse)(nil),  // 43: pilaster.v1.ListPublicationsResponse
-	(*DeletePublicationRequest)(nil),  // 44: pilaster.v1.DeletePublicationRequest
-	(*DeletePublicationResponse)(nil), // 45: pilaster.v1.DeletePublicationResponse
-	(*GetNodeRequest)(nil),            // 46: pilaster.v1.GetNodeRequest
-	(*GetNodeResponse)(nil),           // 47: pilaster.v1.GetNodeResponse
-	(*ListNodesRequest)(nil),          // 48: pilaster.v1.ListNodesRequest
-	(*ListNodesResponse)(nil),         // 49: pilaster.v1.ListNodesResponse
-	(*DeleteNodeRequest)(nil),         // 50: pilaster.v1.DeleteNodeRequest
-	(*DeleteNodeResponse)(nil),        // 51: pilaster.v1.DeleteNodeResponse
-	(*ClusterStatusRequest)(nil),      // 52: pilaster.v1.ClusterStatusRequest
-	(*ClusterStatusResponse)(nil),     // 53: pilaster.v1.ClusterStatusResponse
-	nil,                               // 54: pilaster.v1.ResolveRequest.LabelsEntry
-	(*Mapping)(nil),                   // 55: pilaster.v1.Mapping
-	(*Tenant)(nil),                    // 56: pilaster.v1.Tenant
-	(*App)(nil),                       // 57: pilaster.v1.App
-	(*Node)(nil),                      // 58: pilaster.v1.Node
-	(*Plan)(nil),                      // 59: pilaster.v1.Plan
-	(*Hosting)(nil),                   // 60: pilaster.v1.Hosting
-	(Addressing)(0),                   // 61: pilaster.v1.Addressing
-	(*Overlay)(nil),                   // 62: pilaster.v1.Overlay
-	(*Service)(nil),                   // 63: pilaster.v1.Service
-	(*Publication)(nil),               // 64: pilaster.v1.Publication
-	(*timestamppb.Timestamp)(nil),     // 65: google.protobuf.Timestamp
+	(*MigrateTenantRequest)(nil),      // 30: pilaster.v1.MigrateTenantRequest
+	(*MigrateTenantResponse)(nil),     // 31: pilaster.v1.MigrateTenantResponse
+	(*DeleteTenantRequest)(nil),       // 32: pilaster.v1.DeleteTenantRequest
+	(*DeleteTenantResponse)(nil),      // 33: pilaster.v1.DeleteTenantResponse
+	(*RotateKeyRequest)(nil),          // 34: pilaster.v1.RotateKeyRequest
+	(*RotateKeyResponse)(nil),         // 35: pilaster.v1.RotateKeyResponse
+	(*CreateServiceRequest)(nil),      // 36: pilaster.v1.CreateServiceRequest
+	(*CreateServiceResponse)(nil),     // 37: pilaster.v1.CreateServiceResponse
+	(*ListServicesRequest)(nil),       // 38: pilaster.v1.ListServicesRequest
+	(*ListServicesResponse)(nil),      // 39: pilaster.v1.ListServicesResponse
+	(*DeleteServiceRequest)(nil),      // 40: pilaster.v1.DeleteServiceRequest
+	(*DeleteServiceResponse)(nil),     // 41: pilaster.v1.DeleteServiceResponse
+	(*CreatePublicationRequest)(nil),  // 42: pilaster.v1.CreatePublicationRequest
+	(*CreatePublicationResponse)(nil), // 43: pilaster.v1.CreatePublicationResponse
+	(*ListPublicationsRequest)(nil),   // 44: pilaster.v1.ListPublicationsRequest
+	(*ListPublicationsResponse)(nil),  // 45: pilaster.v1.ListPublicationsResponse
+	(*DeletePublicationRequest)(nil),  // 46: pilaster.v1.DeletePublicationRequest
+	(*DeletePublicationResponse)(nil), // 47: pilaster.v1.DeletePublicationResponse
+	(*GetNodeRequest)(nil),            // 48: pilaster.v1.GetNodeRequest
+	(*GetNodeResponse)(nil),           // 49: pilaster.v1.GetNodeResponse
+	(*ListNodesRequest)(nil),          // 50: pilaster.v1.ListNodesRequest
+	(*ListNodesResponse)(nil),         // 51: pilaster.v1.ListNodesResponse
+	(*DeleteNodeRequest)(nil),         // 52: pilaster.v1.DeleteNodeRequest
+	(*DeleteNodeResponse)(nil),        // 53: pilaster.v1.DeleteNodeResponse
+	(*ClusterStatusRequest)(nil),      // 54: pilaster.v1.ClusterStatusRequest
+	(*ClusterStatusResponse)(nil),     // 55: pilaster.v1.ClusterStatusResponse
+	nil,                               // 56: pilaster.v1.ResolveRequest.LabelsEntry
+	(*Mapping)(nil),                   // 57: pilaster.v1.Mapping
+	(*Tenant)(nil),                    // 58: pilaster.v1.Tenant
+	(*App)(nil),                       // 59: pilaster.v1.App
+	(*Node)(nil),                      // 60: pilaster.v1.Node
+	(*Plan)(nil),                      // 61: pilaster.v1.Plan
+	(*Hosting)(nil),                   // 62: pilaster.v1.Hosting
+	(Addressing)(0),                   // 63: pilaster.v1.Addressing
+	(*Overlay)(nil),                   // 64: pilaster.v1.Overlay
+	(*Service)(nil),                   // 65: pilaster.v1.Service
+	(*Publication)(nil),               // 66: pilaster.v1.Publication
+	(*timestamppb.Timestamp)(nil),     // 67: google.protobuf.Timestamp
 }
 var file_pilaster_v1_orchestrator_proto_depIdxs = []int32{
-	55, // 0: pilaster.v1.ListMappingsResponse.mappings:type_name -> pilaster.v1.Mapping
+	57, // 0: pilaster.v1.ListMappingsResponse.mappings:type_name -> pilaster.v1.Mapping
 	11, // 1: pilaster.v1.RegisterRequest.held:type_name -> pilaster.v1.Held
-	56, // 2: pilaster.v1.Held.tenants:type_name -> pilaster.v1.Tenant
-	57, // 3: pilaster.v1.Held.apps:type_name -> pilaster.v1.App
-	55, // 4: pilaster.v1.Held.mappings:type_name -> pilaster.v1.Mapping
-	58, // 5: pilaster.v1.RegisterResponse.node:type_name -> pilaster.v1.Node
-	59, // 6: pilaster.v1.RegisterResponse.plan:type_name -> pilaster.v1.Plan
-	54, // 7: pilaster.v1.ResolveRequest.labels:type_name -> pilaster.v1.ResolveRequest.LabelsEntry
-	56, // 8: pilaster.v1.ResolveResponse.tenant:type_name -> pilaster.v1.Tenant
-	57, // 9: pilaster.v1.ResolveResponse.app:type_name -> pilaster.v1.App
-	60, // 10: pilaster.v1.FollowRequest.hosting:type_name -> pilaster.v1.Hosting
+	58, // 2: pilaster.v1.Held.tenants:type_name -> pilaster.v1.Tenant
+	59, // 3: pilaster.v1.Held.apps:type_name -> pilaster.v1.App
+	57, // 4: pilaster.v1.Held.mappings:type_name -> pilaster.v1.Mapping
+	60, // 5: pilaster.v1.RegisterResponse.node:type_name -> pilaster.v1.Node
+	61, // 6: pilaster.v1.RegisterResponse.plan:type_name -> pilaster.v1.Plan
+	56, // 7: pilaster.v1.ResolveRequest.labels:type_name -> pilaster.v1.ResolveRequest.LabelsEntry
+	58, // 8: pilaster.v1.ResolveResponse.tenant:type_name -> pilaster.v1.Tenant
+	59, // 9: pilaster.v1.ResolveResponse.app:type_name -> pilaster.v1.App
+	62, // 10: pilaster.v1.FollowRequest.hosting:type_name -> pilaster.v1.Hosting
 	17, // 11: pilaster.v1.FollowResponse.snapshot:type_name -> pilaster.v1.Snapshot
 	18, // 12: pilaster.v1.FollowResponse.delta:type_name -> pilaster.v1.Delta
 	19, // 13: pilaster.v1.FollowResponse.heartbeat:type_name -> pilaster.v1.Heartbeat
-	58, // 14: pilaster.v1.Snapshot.node:type_name -> pilaster.v1.Node
-	56, // 15: pilaster.v1.Snapshot.tenants:type_name -> pilaster.v1.Tenant
-	57, // 16: pilaster.v1.Snapshot.apps:type_name -> pilaster.v1.App
-	58, // 17: pilaster.v1.Delta.node:type_name -> pilaster.v1.Node
-	56, // 18: pilaster.v1.Delta.tenants:type_name -> pilaster.v1.Tenant
-	57, // 19: pilaster.v1.Delta.apps:type_name -> pilaster.v1.App
-	55, // 20: pilaster.v1.Delta.mappings:type_name -> pilaster.v1.Mapping
-	55, // 21: pilaster.v1.Delta.ended_mappings:type_name -> pilaster.v1.Mapping
-	61, // 22: pilaster.v1.CreateTenantRequest.addressing:type_name -> pilaster.v1.Addressing
-	62, // 23: pilaster.v1.CreateTenantRequest.overlays:type_name -> pilaster.v1.Overlay
-	56, // 24: pilaster.v1.CreateTenantResponse.tenant:type_name -> pilaster.v1.Tenant
-	56, // 25: pilaster.v1.GetTenantResponse.tenant:type_name -> pilaster.v1.Tenant
-	57, // 26: pilaster.v1.GetTenantResponse.apps:type_name -> pilaster.v1.App
-	60, // 27: pilaster.v1.GetTenantResponse.hosting:type_name -> pilaster.v1.Hosting
-	56, // 28: pilaster.v1.ListTenantsResponse.tenants:type_name -> pilaster.v1.Tenant
-	56, // 29: pilaster.v1.RotateKeyResponse.tenant:type_name -> pilaster.v1.Tenant
-	63, // 30: pilaster.v1.CreateServiceRequest.service:type_name -> pilaster.v1.Service
-	63, // 31: pilaster.v1.CreateServiceResponse.service:type_name -> pilaster.v1.Service
-	63, // 32: pilaster.v1.ListServicesResponse.services:type_name -> pilaster.v1.Service
-	64, // 33: pilaster.v1.CreatePublicationRequest.publication:type_name -> pilaster.v1.Publication
-	64, // 34: pilaster.v1.CreatePublicationResponse.publication:type_name -> pilaster.v1.Publication
-	64, // 35: pilaster.v1.ListPublicationsResponse.publications:type_name -> pilaster.v1.Publication
-	58, // 36: pilaster.v1.GetNodeResponse.node:type_name -> pilaster.v1.Node
-	58, // 37: pilaster.v1.ListNodesResponse.nodes:type_name -> pilaster.v1.Node
-	59, // 38: pilaster.v1.ClusterStatusResponse.plan:type_name -> pilaster.v1.Plan
-	65, // 39: pilaster.v1.ClusterStatusResponse.started:type_name -> google.protobuf.Timestamp
-	6,  // 40: pilaster.v1.NodeService.Join:input_type -> pilaster.v1.JoinRequest
-	8,  // 41: pilaster.v1.NodeService.Renew:input_type -> pilaster.v1.RenewRequest
-	10, // 42: pilaster.v1.NodeService.Register:input_type -> pilaster.v1.RegisterRequest
-	13, // 43: pilaster.v1.NodeService.Resolve:input_type -> pilaster.v1.ResolveRequest
-	15, // 44: pilaster.v1.NodeService.Follow:input_type -> pilaster.v1.FollowRequest
-	0,  // 45: pilaster.v1.NodeService.Allocate:input_type -> pilaster.v1.AllocateRequest
-	2,  // 46: pilaster.v1.NodeService.Free:input_type -> pilaster.v1.FreeRequest
-	4,  // 47: pilaster.v1.NodeService.ListMappings:input_type -> pilaster.v1.ListMappingsRequest
-	24, // 48: pilaster.v1.OperatorService.CreateTenant:input_type -> pilaster.v1.CreateTenantRequest
-	26, // 49: pilaster.v1.OperatorService.GetTenant:input_type -> pilaster.v1.GetTenantRequest
-	28, // 50: pilaster.v1.OperatorService.ListTenants:input_type -> pilaster.v1.ListTenantsRequest
-	30, // 51: pilaster.v1.OperatorService.DeleteTenant:input_type -> pilaster.v1.DeleteTenantRequest
-	32, // 52: pilaster.v1.OperatorService.RotateKey:input_type -> pilaster.v1.RotateKeyRequest
-	46, // 53: pilaster.v1.OperatorService.GetNode:input_type -> pilaster.v1.GetNodeRequest
-	48, // 54: pilaster.v1.OperatorService.ListNodes:input_type -> pilaster.v1.ListNodesRequest
-	50, // 55: pilaster.v1.OperatorService.DeleteNode:input_type -> pilaster.v1.DeleteNodeRequest
-	52, // 56: pilaster.v1.OperatorService.ClusterStatus:input_type -> pilaster.v1.ClusterStatusRequest
-	20, // 57: pilaster.v1.OperatorService.GetToken:input_type -> pilaster.v1.GetTokenRequest
-	22, // 58: pilaster.v1.OperatorService.RotateToken:input_type -> pilaster.v1.RotateTokenRequest
-	7,  // 59: pilaster.v1.NodeService.Join:output_type -> pilaster.v1.JoinResponse
-	9,  // 60: pilaster.v1.NodeService.Renew:output_type -> pilaster.v1.RenewResponse
-	12, // 61: pilaster.v1.NodeService.Register:output_type -> pilaster.v1.RegisterResponse
-	14, // 62: pilaster.v1.NodeService.Resolve:output_type -> pilaster.v1.ResolveResponse
-	16, // 63: pilaster.v1.NodeService.Follow:output_type -> pilaster.v1.FollowResponse
-	1,  // 64: pilaster.v1.NodeService.Allocate:output_type -> pilaster.v1.AllocateResponse
-	3,  // 65: pilaster.v1.NodeService.Free:output_type -> pilaster.v1.FreeResponse
-	5,  // 66: pilaster.v1.NodeService.ListMappings:output_type -> pilaster.v1.ListMappingsResponse
-	25, // 67: pilaster.v1.OperatorService.CreateTenant:output_type -> pilaster.v1.CreateTenantResponse
-	27, // 68: pilaster.v1.OperatorService.GetTenant:output_type -> pilaster.v1.GetTenantResponse
-	29, // 69: pilaster.v1.OperatorService.ListTenants:output_type -> pilaster.v1.ListTenantsResponse
-	31, // 70: pilaster.v1.OperatorService.DeleteTenant:output_type -> pilaster.v1.DeleteTenantResponse
-	33, // 71: pilaster.v1.OperatorService.RotateKey:output_type -> pilaster.v1.RotateKeyResponse
-	47, // 72: pilaster.v1.OperatorService.GetNode:output_type -> pilaster.v1.GetNodeResponse
-	49, // 73: pilaster.v1.OperatorService.ListNodes:output_type -> pilaster.v1.ListNodesResponse
-	51, // 74: pilaster.v1.OperatorService.DeleteNode:output_type -> pilaster.v1.DeleteNodeResponse
-	53, // 75: pilaster.v1.OperatorService.ClusterStatus:output_type -> pilaster.v1.ClusterStatusResponse
-	21, // 76: pilaster.v1.OperatorService.GetToken:output_type -> pilaster.v1.GetTokenResponse
-	23, // 77: pilaster.v1.OperatorService.RotateToken:output_type -> pilaster.v1.RotateTokenResponse
-	59, // [59:78] is the sub-list for method output_type
-	40, // [40:59] is the sub-list for method input_type
-	40, // [40:40] is the sub-list for extension type_name
-	40, // [40:40] is the sub-list for extension extendee
-	0,  // [0:40] is the sub-list for field type_name
+	60, // 14: pilaster.v1.Snapshot.node:type_name -> pilaster.v1.Node
+	58, // 15: pilaster.v1.Snapshot.tenants:type_name -> pilaster.v1.Tenant
+	59, // 16: pilaster.v1.Snapshot.apps:type_name -> pilaster.v1.App
+	60, // 17: pilaster.v1.Delta.node:type_name -> pilaster.v1.Node
+	58, // 18: pilaster.v1.Delta.tenants:type_name -> pilaster.v1.Tenant
+	59, // 19: pilaster.v1.Delta.apps:type_name -> pilaster.v1.App
+	57, // 20: pilaster.v1.Delta.mappings:type_name -> pilaster.v1.Mapping
+	57, // 21: pilaster.v1.Delta.ended_mappings:type_name -> pilaster.v1.Mapping
+	63, // 22: pilaster.v1.CreateTenantRequest.addressing:type_name -> pilaster.v1.Addressing
+	64, // 23: pilaster.v1.CreateTenantRequest.overlays:type_name -> pilaster.v1.Overlay
+	58, // 24: pilaster.v1.CreateTenantResponse.tenant:type_name -> pilaster.v1.Tenant
+	58, // 25: pilaster.v1.GetTenantResponse.tenant:type_name -> pilaster.v1.Tenant
+	59, // 26: pilaster.v1.GetTenantResponse.apps:type_name -> pilaster.v1.App
+	62, // 27: pilaster.v1.GetTenantResponse.hosting:type_name -> pilaster.v1.Hosting
+	58, // 28: pilaster.v1.ListTenantsResponse.tenants:type_name -> pilaster.v1.Tenant
+	62, // 29: pilaster.v1.ListTenantsResponse.hosting:type_name -> pilaster.v1.Hosting
+	63, // 30: pilaster.v1.MigrateTenantRequest.addressing:type_name -> pilaster.v1.Addressing
+	58, // 31: pilaster.v1.MigrateTenantResponse.tenant:type_name -> pilaster.v1.Tenant
+	58, // 32: pilaster.v1.RotateKeyResponse.tenant:type_name -> pilaster.v1.Tenant
+	65, // 33: pilaster.v1.CreateServiceRequest.service:type_name -> pilaster.v1.Service
+	65, // 34: pilaster.v1.CreateServiceResponse.service:type_name -> pilaster.v1.Service
+	65, // 35: pilaster.v1.ListServicesResponse.services:type_name -> pilaster.v1.Service
+	66, // 36: pilaster.v1.CreatePublicationRequest.publication:type_name -> pilaster.v1.Publication
+	66, // 37: pilaster.v1.CreatePublicationResponse.publication:type_name -> pilaster.v1.Publication
+	66, // 38: pilaster.v1.ListPublicationsResponse.publications:type_name -> pilaster.v1.Publication
+	60, // 39: pilaster.v1.GetNodeResponse.node:type_name -> pilaster.v1.Node
+	60, // 40: pilaster.v1.ListNodesResponse.nodes:type_name -> pilaster.v1.Node
+	61, // 41: pilaster.v1.ClusterStatusResponse.plan:type_name -> pilaster.v1.Plan
+	67, // 42: pilaster.v1.ClusterStatusResponse.started:type_name -> google.protobuf.Timestamp
+	6,  // 43: pilaster.v1.NodeService.Join:input_type -> pilaster.v1.JoinRequest
+	8,  // 44: pilaster.v1.NodeService.Renew:input_type -> pilaster.v1.RenewRequest
+	10, // 45: pilaster.v1.NodeService.Register:input_type -> pilaster.v1.RegisterRequest
+	13, // 46: pilaster.v1.NodeService.Resolve:input_type -> pilaster.v1.ResolveRequest
+	15, // 47: pilaster.v1.NodeService.Follow:input_type -> pilaster.v1.FollowRequest
+	0,  // 48: pilaster.v1.NodeService.Allocate:input_type -> pilaster.v1.AllocateRequest
+	2,  // 49: pilaster.v1.NodeService.Free:input_type -> pilaster.v1.FreeRequest
+	4,  // 50: pilaster.v1.NodeService.ListMappings:input_type -> pilaster.v1.ListMappingsRequest
+	24, // 51: pilaster.v1.OperatorService.CreateTenant:input_type -> pilaster.v1.CreateTenantRequest
+	26, // 52: pilaster.v1.OperatorService.GetTenant:input_type -> pilaster.v1.GetTenantRequest
+	28, // 53: pilaster.v1.OperatorService.ListTenants:input_type -> pilaster.v1.ListTenantsRequest
+	32, // 54: pilaster.v1.OperatorService.DeleteTenant:input_type -> pilaster.v1.DeleteTenantRequest
+	34, // 55: pilaster.v1.OperatorService.RotateKey:input_type -> pilaster.v1.RotateKeyRequest
+	30, // 56: pilaster.v1.OperatorService.MigrateTenant:input_type -> pilaster.v1.MigrateTenantRequest
+	48, // 57: pilaster.v1.OperatorService.GetNode:input_type -> pilaster.v1.GetNodeRequest
+	50, // 58: pilaster.v1.OperatorService.ListNodes:input_type -> pilaster.v1.ListNodesRequest
+	52, // 59: pilaster.v1.OperatorService.DeleteNode:input_type -> pilaster.v1.DeleteNodeRequest
+	54, // 60: pilaster.v1.OperatorService.ClusterStatus:input_type -> pilaster.v1.ClusterStatusRequest
+	20, // 61: pilaster.v1.OperatorService.GetToken:input_type -> pilaster.v1.GetTokenRequest
+	22, // 62: pilaster.v1.OperatorService.RotateToken:input_type -> pilaster.v1.RotateTokenRequest
+	7,  // 63: pilaster.v1.NodeService.Join:output_type -> pilaster.v1.JoinResponse
+	9,  // 64: pilaster.v1.NodeService.Renew:output_type -> pilaster.v1.RenewResponse
+	12, // 65: pilaster.v1.NodeService.Register:output_type -> pilaster.v1.RegisterResponse
+	14, // 66: pilaster.v1.NodeService.Resolve:output_type -> pilaster.v1.ResolveResponse
+	16, // 67: pilaster.v1.NodeService.Follow:output_type -> pilaster.v1.FollowResponse
+	1,  // 68: pilaster.v1.NodeService.Allocate:output_type -> pilaster.v1.AllocateResponse
+	3,  // 69: pilaster.v1.NodeService.Free:output_type -> pilaster.v1.FreeResponse
+	5,  // 70: pilaster.v1.NodeService.ListMappings:output_type -> pilaster.v1.ListMappingsResponse
+	25, // 71: pilaster.v1.OperatorService.CreateTenant:output_type -> pilaster.v1.CreateTenantResponse
+	27, // 72: pilaster.v1.OperatorService.GetTenant:output_type -> pilaster.v1.GetTenantResponse
+	29, // 73: pilaster.v1.OperatorService.ListTenants:output_type -> pilaster.v1.ListTenantsResponse
+	33, // 74: pilaster.v1.OperatorService.DeleteTenant:output_type -> pilaster.v1.DeleteTenantResponse
+	35, // 75: pilaster.v1.OperatorService.RotateKey:output_type -> pilaster.v1.RotateKeyResponse
+	31, // 76: pilaster.v1.OperatorService.MigrateTenant:output_type -> pilaster.v1.MigrateTenantResponse
+	49, // 77: pilaster.v1.OperatorService.GetNode:output_type -> pilaster.v1.GetNodeResponse
+	51, // 78: pilaster.v1.OperatorService.ListNodes:output_type -> pilaster.v1.ListNodesResponse
+	53, // 79: pilaster.v1.OperatorService.DeleteNode:output_type -> pilaster.v1.DeleteNodeResponse
+	55, // 80: pilaster.v1.OperatorService.ClusterStatus:output_type -> pilaster.v1.ClusterStatusResponse
+	21, // 81: pilaster.v1.OperatorService.GetToken:output_type -> pilaster.v1.GetTokenResponse
+	23, // 82: pilaster.v1.OperatorService.RotateToken:output_type -> pilaster.v1.RotateTokenResponse
+	63, // [63:83] is the sub-list for method output_type
+	43, // [43:63] is the sub-list for method input_type
+	43, // [43:43] is the sub-list for extension type_name
+	43, // [43:43] is the sub-list for extension extendee
+	0,  // [0:43] is the sub-list for field type_name
 }
 
 func init() { file_pilaster_v1_orchestrator_proto_init() }
@@ -3207,7 +3354,7 @@ func file_pilaster_v1_orchestrator_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pilaster_v1_orchestrator_proto_rawDesc), len(file_pilaster_v1_orchestrator_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   55,
+			NumMessages:   57,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

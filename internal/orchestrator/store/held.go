@@ -7,6 +7,7 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/orchestrator/pki"
+	"pilaster.io/pilaster/internal/tenant"
 )
 
 // recall takes in what a node already uses. Where the store has forgotten it, because it was
@@ -66,6 +67,9 @@ func (t *txn) recallTenant(n pki.Node, held *pilasterv1.Tenant) error {
 	}
 	if exists && held.Changes > known.Changes+maxJump {
 		return refuse(Refused, "this node has heard of %d changes of tenant %s, and the cluster's has had %d; %s", held.Changes, held.Name, known.Changes, heldAdvice)
+	}
+	if exists && known.Network == tenant.Nimitz && held.Network == tenant.Netpila {
+		return refuse(Refused, "this node has moved tenant %s to network netpila, and in the cluster it is on nimitz; the store was probably restored from a backup; nothing was changed: restore a newer one, or repeat `pilaster tenant migrate %s --to netpila`", held.Name, held.Name)
 	}
 	mark, err := t.mark(keyTenantMark)
 	if err != nil {

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 
+	"google.golang.org/protobuf/proto"
+
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/orchestrator/pki"
 )
@@ -53,10 +55,11 @@ func (s *Store) hosts(t *txn, n pki.Node, sequence uint64, add []*pilasterv1.Hos
 			continue
 		}
 		// Of a single id nothing can be said that is soon no longer so: that needs no later sequence.
-		if exists && (len(found.Ids) == 1 || noted.Sequence == sequence) && slices.Equal(noted.Accepts, said.Accepts) && slices.Equal(noted.Holds, said.Holds) {
+		same := slices.Equal(noted.Accepts, said.Accepts) && slices.Equal(noted.Holds, said.Holds) && proto.Equal(noted.Moving, said.Moving)
+		if exists && (len(found.Ids) == 1 && found.Leaving == "" || noted.Sequence == sequence) && same {
 			continue
 		}
-		if err := t.save(hostingKey(said.Tenant, n.Name), &pilasterv1.Hosting{Accepts: said.Accepts, Holds: said.Holds, Sequence: sequence}); err != nil {
+		if err := t.save(hostingKey(said.Tenant, n.Name), &pilasterv1.Hosting{Accepts: said.Accepts, Holds: said.Holds, Moving: said.Moving, Sequence: sequence}); err != nil {
 			return nil, err
 		}
 	}
@@ -86,7 +89,7 @@ func (t *txn) expect(n pki.Node, sequence uint64, found *pilasterv1.Tenant) erro
 	if err != nil || exists && noted.Sequence >= sequence {
 		return err
 	}
-	said := &pilasterv1.Hosting{Accepts: noted.Accepts, Holds: noted.Holds, Sequence: sequence}
+	said := &pilasterv1.Hosting{Accepts: noted.Accepts, Holds: noted.Holds, Moving: noted.Moving, Sequence: sequence}
 	if !exists {
 		for _, id := range found.Ids {
 			said.Accepts = append(said.Accepts, id.Id)

@@ -55,6 +55,13 @@ func (s *Store) allocate(t *txn, n pki.Node, name, key string, from hints) ([]ne
 	if overlays == nil {
 		return nil, refuse(Refused, "tenant %s has no addresses of its own, or there is no such tenant; nothing was changed", name)
 	}
+	found := new(pilasterv1.Tenant) // until the commit: what is given must not outlast its overlays
+	if _, err := t.load(dirTenants+name, found); err != nil {
+		return nil, err
+	}
+	if found.Leaving != "" {
+		return nil, refuse(Refused, "tenant %s leaves network %s, and no more addresses of that are given; nothing was changed", name, found.Leaving)
+	}
 	if has := overlays[0].NodeBits != 0; has != (key == "") {
 		return nil, refuse(Invalid, "tenant %s: nodes have subnets %v, and a key was given %v; nothing was changed", name, has, key != "")
 	}
@@ -129,7 +136,7 @@ func (t *txn) member(n pki.Node) (*pilasterv1.Node, error) {
 	return record, err
 }
 
-// overlays are a tenant's; nil where it has none, or there is no such tenant. They never change, so they need not stay until the commit.
+// overlays are a tenant's; nil where it has none any more, or there is no such tenant. They are not compared at the commit.
 func (t *txn) overlays(name string) ([]tenant.Overlay, error) {
 	key := dirTenants + name
 	if _, known := t.readings[key]; !known {
@@ -246,6 +253,9 @@ func (s *Store) recallMapping(t *txn, node *pilasterv1.Node, n pki.Node, held *p
 	overlays, err := t.overlays(held.Tenant)
 	if err != nil {
 		return err
+	}
+	if overlays == nil {
+		return nil // nor when it has left the network: they are nobody's
 	}
 	i := slices.IndexFunc(overlays, func(o tenant.Overlay) bool { _, ok := o.Contains(to); return ok })
 	if i < 0 || (overlays[i].NodeBits != 0) != (held.Key == "") {

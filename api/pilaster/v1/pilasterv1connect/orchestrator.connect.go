@@ -67,6 +67,9 @@ const (
 	// OperatorServiceRotateKeyProcedure is the fully-qualified name of the OperatorService's RotateKey
 	// RPC.
 	OperatorServiceRotateKeyProcedure = "/pilaster.v1.OperatorService/RotateKey"
+	// OperatorServiceMigrateTenantProcedure is the fully-qualified name of the OperatorService's
+	// MigrateTenant RPC.
+	OperatorServiceMigrateTenantProcedure = "/pilaster.v1.OperatorService/MigrateTenant"
 	// OperatorServiceGetNodeProcedure is the fully-qualified name of the OperatorService's GetNode RPC.
 	OperatorServiceGetNodeProcedure = "/pilaster.v1.OperatorService/GetNode"
 	// OperatorServiceListNodesProcedure is the fully-qualified name of the OperatorService's ListNodes
@@ -368,6 +371,9 @@ type OperatorServiceClient interface {
 	DeleteTenant(context.Context, *connect.Request[v1.DeleteTenantRequest]) (*connect.Response[v1.DeleteTenantResponse], error)
 	// RotateKey gives a tenant a new id with a new key, or finds the one that is only accepted yet.
 	RotateKey(context.Context, *connect.Request[v1.RotateKeyRequest]) (*connect.Response[v1.RotateKeyResponse], error)
+	// MigrateTenant moves a tenant to another network. Its containers get addresses there beside those they have; new containers get
+	// these alone. With finish it takes the old ones away, which the first step must have been done for by all nodes. Either may be repeated.
+	MigrateTenant(context.Context, *connect.Request[v1.MigrateTenantRequest]) (*connect.Response[v1.MigrateTenantResponse], error)
 	GetNode(context.Context, *connect.Request[v1.GetNodeRequest]) (*connect.Response[v1.GetNodeResponse], error)
 	ListNodes(context.Context, *connect.Request[v1.ListNodesRequest]) (*connect.Response[v1.ListNodesResponse], error)
 	DeleteNode(context.Context, *connect.Request[v1.DeleteNodeRequest]) (*connect.Response[v1.DeleteNodeResponse], error)
@@ -419,6 +425,12 @@ func NewOperatorServiceClient(httpClient connect.HTTPClient, baseURL string, opt
 			connect.WithSchema(operatorServiceMethods.ByName("RotateKey")),
 			connect.WithClientOptions(opts...),
 		),
+		migrateTenant: connect.NewClient[v1.MigrateTenantRequest, v1.MigrateTenantResponse](
+			httpClient,
+			baseURL+OperatorServiceMigrateTenantProcedure,
+			connect.WithSchema(operatorServiceMethods.ByName("MigrateTenant")),
+			connect.WithClientOptions(opts...),
+		),
 		getNode: connect.NewClient[v1.GetNodeRequest, v1.GetNodeResponse](
 			httpClient,
 			baseURL+OperatorServiceGetNodeProcedure,
@@ -465,6 +477,7 @@ type operatorServiceClient struct {
 	listTenants   *connect.Client[v1.ListTenantsRequest, v1.ListTenantsResponse]
 	deleteTenant  *connect.Client[v1.DeleteTenantRequest, v1.DeleteTenantResponse]
 	rotateKey     *connect.Client[v1.RotateKeyRequest, v1.RotateKeyResponse]
+	migrateTenant *connect.Client[v1.MigrateTenantRequest, v1.MigrateTenantResponse]
 	getNode       *connect.Client[v1.GetNodeRequest, v1.GetNodeResponse]
 	listNodes     *connect.Client[v1.ListNodesRequest, v1.ListNodesResponse]
 	deleteNode    *connect.Client[v1.DeleteNodeRequest, v1.DeleteNodeResponse]
@@ -496,6 +509,11 @@ func (c *operatorServiceClient) DeleteTenant(ctx context.Context, req *connect.R
 // RotateKey calls pilaster.v1.OperatorService.RotateKey.
 func (c *operatorServiceClient) RotateKey(ctx context.Context, req *connect.Request[v1.RotateKeyRequest]) (*connect.Response[v1.RotateKeyResponse], error) {
 	return c.rotateKey.CallUnary(ctx, req)
+}
+
+// MigrateTenant calls pilaster.v1.OperatorService.MigrateTenant.
+func (c *operatorServiceClient) MigrateTenant(ctx context.Context, req *connect.Request[v1.MigrateTenantRequest]) (*connect.Response[v1.MigrateTenantResponse], error) {
+	return c.migrateTenant.CallUnary(ctx, req)
 }
 
 // GetNode calls pilaster.v1.OperatorService.GetNode.
@@ -536,6 +554,9 @@ type OperatorServiceHandler interface {
 	DeleteTenant(context.Context, *connect.Request[v1.DeleteTenantRequest]) (*connect.Response[v1.DeleteTenantResponse], error)
 	// RotateKey gives a tenant a new id with a new key, or finds the one that is only accepted yet.
 	RotateKey(context.Context, *connect.Request[v1.RotateKeyRequest]) (*connect.Response[v1.RotateKeyResponse], error)
+	// MigrateTenant moves a tenant to another network. Its containers get addresses there beside those they have; new containers get
+	// these alone. With finish it takes the old ones away, which the first step must have been done for by all nodes. Either may be repeated.
+	MigrateTenant(context.Context, *connect.Request[v1.MigrateTenantRequest]) (*connect.Response[v1.MigrateTenantResponse], error)
 	GetNode(context.Context, *connect.Request[v1.GetNodeRequest]) (*connect.Response[v1.GetNodeResponse], error)
 	ListNodes(context.Context, *connect.Request[v1.ListNodesRequest]) (*connect.Response[v1.ListNodesResponse], error)
 	DeleteNode(context.Context, *connect.Request[v1.DeleteNodeRequest]) (*connect.Response[v1.DeleteNodeResponse], error)
@@ -581,6 +602,12 @@ func NewOperatorServiceHandler(svc OperatorServiceHandler, opts ...connect.Handl
 		OperatorServiceRotateKeyProcedure,
 		svc.RotateKey,
 		connect.WithSchema(operatorServiceMethods.ByName("RotateKey")),
+		connect.WithHandlerOptions(opts...),
+	)
+	operatorServiceMigrateTenantHandler := connect.NewUnaryHandler(
+		OperatorServiceMigrateTenantProcedure,
+		svc.MigrateTenant,
+		connect.WithSchema(operatorServiceMethods.ByName("MigrateTenant")),
 		connect.WithHandlerOptions(opts...),
 	)
 	operatorServiceGetNodeHandler := connect.NewUnaryHandler(
@@ -631,6 +658,8 @@ func NewOperatorServiceHandler(svc OperatorServiceHandler, opts ...connect.Handl
 			operatorServiceDeleteTenantHandler.ServeHTTP(w, r)
 		case OperatorServiceRotateKeyProcedure:
 			operatorServiceRotateKeyHandler.ServeHTTP(w, r)
+		case OperatorServiceMigrateTenantProcedure:
+			operatorServiceMigrateTenantHandler.ServeHTTP(w, r)
 		case OperatorServiceGetNodeProcedure:
 			operatorServiceGetNodeHandler.ServeHTTP(w, r)
 		case OperatorServiceListNodesProcedure:
@@ -670,6 +699,10 @@ func (UnimplementedOperatorServiceHandler) DeleteTenant(context.Context, *connec
 
 func (UnimplementedOperatorServiceHandler) RotateKey(context.Context, *connect.Request[v1.RotateKeyRequest]) (*connect.Response[v1.RotateKeyResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.OperatorService.RotateKey is not implemented"))
+}
+
+func (UnimplementedOperatorServiceHandler) MigrateTenant(context.Context, *connect.Request[v1.MigrateTenantRequest]) (*connect.Response[v1.MigrateTenantResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.OperatorService.MigrateTenant is not implemented"))
 }
 
 func (UnimplementedOperatorServiceHandler) GetNode(context.Context, *connect.Request[v1.GetNodeRequest]) (*connect.Response[v1.GetNodeResponse], error) {

@@ -1,0 +1,205 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/spf13/cobra"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+// leavingView is how far a tenant is that leaves a network.
+type leavingView struct {
+	Network   string           `json:"network"`   // empty when that is finished and nodes still take its addresses away
+	Endpoints uint32           `json:"endpoints"` // that have addresses of it
+	Moved     uint32           `json:"moved"`     // of these, those that work on the other as well
+	Nodes     []movingNodeView `json:"nodes"`
+}
+
+// movingNodeView is how far a node is with that.
+type movingNodeView struct {
+	Name      string `json:"name"`
+	Connected bool   `json:"connected"`
+	Knows     bool   `json:"knows"` // that the tenant leaves
+	Endpoints uint32 `json:"endpoints"`
+	Moved     uint32 `json:"moved"`
+	Problem   string `json:"problem,omitempty"`
+}
+
+// viewLeaving is nil of a tenant that leaves no network, and has left none just now.
+func viewLeaving(t *pilasterv1.Tenant, hosting []*pilasterv1.Hosting) *leavingView {
+	v := &leavingView{Network: t.Leaving, Nodes: []movingNodeView{}}
+	for _, h := range hosting {
+		m := h.Moving
+		if h.Tenant != t.Name || m == nil && t.Leaving == "" {
+			continue
+		}
+		v.Nodes = append(v.Nodes, movingNodeView{h.Node, h.Connected, m != nil, m.GetEndpoints(), m.GetMoved(), m.GetProblem()})
+		v.Endpoints += m.GetEndpoints()
+		v.Moved += m.GetMoved()
+	}
+	if t.Leaving == "" && len(v.Nodes) == 0 {
+		return nil
+	}
+	return v
+}
+
+// late are the nodes that are not done, in words.
+func (v *leavingView) late() (words []string) {
+	for _, n := range v.Nodes {
+		var why string
+		switch {
+		case v.Network == "":
+			why = fmt.Sprintf("%d left", n.Endpoints)
+		case !n.Knows:
+			why = "has not said that it knows"
+		case n.Moved == n.Endpoints:
+			continue
+		default:
+			why = fmt.Sprintf("%d of %d", n.Moved, n.Endpoints)
+		}
+		if !n.Connected {
+			why += ", away"
+		}
+		if n.Problem != "" {
+			why += ": " + n.Problem
+		}
+		words = append(words, fmt.Sprintf("%s (%s)", n.Name, why))
+	}
+	return words
+}
+
+func (v *leavingView) describe(to string) string {
+	if v.Network == "" {
+		return fmt.Sprintf("addresses of before are being taken away: %d left", v.Endpoints)
+	}
+	return fmt.Sprintf("%d of %d endpoints have addresses of network %s too", v.Moved, v.Endpoints, to)
+}
+
+// network is the column of tenant list.
+func (v tenantView) network() string {
+	switch l := v.Leaving; {
+	case l == nil || l.Network == "":
+		return v.Network
+	default:
+		return fmt.Sprintf("%s (leaves %s, %d/%d)", v.Network, l.Network, l.Moved, l.Endpoints)
+	}
+}
+
+func newTenantMigrate(env Env) *cobra.Command {
+	var socket orchestratorSocket
+	var out output
+	var to, addressing string
+	var wait time.Duration
+	var finish, force bool
+	cmd := &cobra.Command{
+		Use:   "migrate NAME",
+		Short: "Move a tenant from network nimitz to netpila, with its running containers",
+		Long: `Move a tenant from network nimitz to netpila, with its running containers, in two steps.
+
+With --to netpila new containers get addresses of netpila alone, and the running ones get one beside those
+that they have. Both work: connections go on, and new ones can use the new addresses.
+
+With --finish the addresses of nimitz go, from containers, nodes and cluster, and connections that use them
+end. It is refused while a node has not done the first step; a node that is away does it when it is back.
+
+Either step may be repeated: it goes on waiting for nodes.`,
+		Example: "  pilaster tenant migrate green --to netpila\n  pilaster tenant migrate green --to netpila --addressing clear --wait 5m\n  pilaster tenant migrate green --finish",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			req, err := migration(args[0], to, addressing, finish, force)
+			if err != nil {
+				return err
+			}
+			v, err := migrate(cmd.Context(), socket.client(), req, wait, env.Stderr)
+			if err != nil {
+				return err
+			}
+			return out.print(env.Stdout, v, func(w io.Writer) {
+				if v.Leaving == nil {
+					fmt.Fprintf(w, "tenant %s is on network %s alone\n", v.Name, v.Network)
+					return
+				}
+				fmt.Fprintf(w, "tenant %s: %s\nwhen nothing uses the addresses of network %s any more: pilaster tenant migrate %s --finish\n", v.Name, v.Leaving.describe(v.Network), v.Leaving.Network, v.Name)
+			})
+		},
+	}
+	socket.bind(cmd)
+	cmd.ValidArgsFunction = names(socket.tenants)
+	out.bind(cmd)
+	f := cmd.Flags()
+	fixed := func(flag string, values ...string) {
+		_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
+	}
+	f.StringVar(&to, "to", "", "the first step: the network to move to, netpila")
+	fixed("to", tenant.Netpila)
+	f.StringVar(&addressing, "addressing", "", "what containers see there: encrypted or clear addresses (default encrypted)")
+	fixed("addressing", string(tenant.Encrypted), string(tenant.Clear))
+	f.BoolVar(&finish, "finish", false, "the second step: take the addresses of before away")
+	f.BoolVar(&force, "force", false, "with --finish: though some containers have no other address yet; they are without a network until their node is back")
+	f.DurationVar(&wait, "wait", 30*time.Second, "how long nodes may take")
+	return cmd
+}
+
+func migration(name, to, addressing string, finish, force bool) (*pilasterv1.MigrateTenantRequest, error) {
+	req := &pilasterv1.MigrateTenantRequest{Name: name, To: to, Finish: finish, Force: force}
+	switch {
+	case finish == (to != ""):
+		return nil, usage("say --to netpila, or --finish when that is done")
+	case finish && addressing != "", force && !finish:
+		return nil, usage("--addressing is for --to netpila, and --force for --finish")
+	case !finish && to != tenant.Netpila:
+		return nil, usage("--to %q: tenants move to netpila", to)
+	}
+	switch tenant.Addressing(addressing) {
+	case "":
+	case tenant.Encrypted:
+		req.Addressing = pilasterv1.Addressing_ADDRESSING_ENCRYPTED
+	case tenant.Clear:
+		req.Addressing = pilasterv1.Addressing_ADDRESSING_CLEAR
+	default:
+		return nil, usage("addressing %q: say encrypted or clear", addressing)
+	}
+	return req, nil
+}
+
+// migrate takes a step and returns the tenant when all nodes have done it, telling meanwhile how far they are.
+func migrate(ctx context.Context, client pilasterv1connect.OperatorServiceClient, req *pilasterv1.MigrateTenantRequest, wait time.Duration, progress io.Writer) (tenantView, error) {
+	if _, err := client.MigrateTenant(ctx, connect.NewRequest(req)); err != nil {
+		return tenantView{}, err
+	}
+	last := ""
+	for end := time.Now().Add(wait); ; {
+		got, err := client.GetTenant(ctx, connect.NewRequest(&pilasterv1.GetTenantRequest{Name: req.Name}))
+		if err != nil {
+			return tenantView{}, fmt.Errorf("%w\n  the step is taken and nodes go on with it; `pilaster tenant get %s` shows how far they are", err, req.Name)
+		}
+		v := viewHosted(got.Msg)
+		if v.Leaving == nil {
+			return v, nil
+		}
+		late := v.Leaving.late()
+		if len(late) == 0 && !req.Finish {
+			return v, nil
+		}
+		if now := v.Leaving.describe(v.Network); now != last {
+			fmt.Fprintln(progress, now)
+			last = now
+		}
+		if time.Now().After(end) {
+			return v, fmt.Errorf("tenant %s: not all nodes are done: %s\n  nothing is lost: bring nodes back that are away, delete those that are gone for good, and repeat the command to wait on", v.Name, strings.Join(late, "; "))
+		}
+		select {
+		case <-time.After(100 * time.Millisecond):
+		case <-ctx.Done():
+			return v, ctx.Err()
+		}
+	}
+}

@@ -1,0 +1,106 @@
+package cli
+
+import (
+	"log/slog"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"connectrpc.com/connect"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/join"
+	"pilaster.io/pilaster/internal/orchestrator"
+)
+
+func TestTenantMigrate(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("PILASTER_ORCHESTRATOR_SOCKET", orchestrator.Socket(dir))
+	s, err := orchestrator.Start(t.Context(), orchestrator.Config{
+		DataDir: filepath.Join(dir, "data"), RunDir: dir, Listen: "[::1]:0", Log: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Close)
+	client, err := join.Dial(t.Context(), join.Config{
+		URL: "https://" + s.Addr().String(), Token: s.Token(), StateDir: t.TempDir(), NodeName: "n1", NodeUUID: "00000000-0000-4000-8000-000000000001", Log: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(client.Close)
+	if _, err := client.Register(t.Context(), connect.NewRequest(&pilasterv1.RegisterRequest{})); err != nil {
+		t.Fatal(err)
+	}
+	command(t, "tenant", "create", "green", "--network", "nimitz", "--cidr", "10.0.0.0/16")
+	stream := client.Follow(t.Context())
+	sequence := uint64(0)
+	says := func(m *pilasterv1.Moving) {
+		t.Helper()
+		sequence++
+		err := stream.Send(&pilasterv1.FollowRequest{HostedTenants: []string{"green"}, Sequence: sequence,
+			Hosting: []*pilasterv1.Hosting{{Tenant: "green", Accepts: []uint32{1}, Holds: []uint32{1}, Moving: m}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	says(nil)
+	for v := ask[tenantView](t, "tenant", "get", "green"); len(v.Nodes) == 0; v = ask[tenantView](t, "tenant", "get", "green") {
+	}
+
+	for says, args := range map[string]string{
+		"say --to netpila, or":     "",
+		"or --finish when":         "--to netpila --finish",
+		"tenants move to netpila":  "--to nimitz",
+		"--addressing is for":      "--finish --addressing clear",
+		"and --force for --finish": "--to netpila --force",
+		"say encrypted or clear":   "--to netpila --addressing own",
+	} {
+		refused(t, ExitUsage, says, append([]string{"tenant", "migrate", "green"}, strings.Fields(args)...)...)
+	}
+	refused(t, ExitFailed, "begin with `pilaster tenant migrate green --to netpila`", "tenant", "migrate", "green", "--finish")
+	refused(t, ExitFailed, `no tenant "none"`, "tenant", "migrate", "none", "--to", "netpila")
+	refused(t, ExitUnreachable, "", "tenant", "migrate", "green", "--to", "netpila", "--orchestrator-socket", filepath.Join(dir, "none"))
+
+	refused(t, ExitFailed, "not all nodes are done: n1 (has not said that it knows)", "tenant", "migrate", "green", "--to", "netpila", "--addressing", "clear", "--wait", "0s")
+	refused(t, ExitFailed, "n1 (has not said that it knows); nothing was changed", "tenant", "migrate", "green", "--finish")
+	says(&pilasterv1.Moving{Endpoints: 3, Moved: 2, Problem: "endpoint 7: it has a route"})
+	for v := ask[tenantView](t, "tenant", "get", "green"); v.Leaving.Moved != 2; v = ask[tenantView](t, "tenant", "get", "green") {
+	}
+	r := command(t, "tenant", "get", "green")
+	for _, words := range []string{
+		"leaving nimitz 2 of 3 endpoints have addresses of network netpila too", "not yet n1 (2 of 3: endpoint 7: it has a route)", "addressing clear", "cidr 10.0.0.0/16",
+	} {
+		if !strings.Contains(strings.Join(strings.Fields(r.stdout), " "), words) {
+			t.Errorf("tenant get has no %q:\n%s", words, r.stdout)
+		}
+	}
+	if r := command(t, "tenant", "list"); !strings.Contains(r.stdout, "netpila (leaves nimitz, 2/3)   clear") {
+		t.Errorf("tenant list:\n%s", r.stdout)
+	}
+
+	done := make(chan result)
+	go func() { done <- command(t, "tenant", "migrate", "green", "--to", "netpila", "--wait", "1m") }()
+	says(&pilasterv1.Moving{Endpoints: 3, Moved: 3})
+	if r := <-done; r.code != ExitDone || !strings.HasPrefix(r.stdout, "tenant green: 3 of 3 endpoints have addresses of network netpila too\n") || !strings.Contains(r.stdout, "pilaster tenant migrate green --finish\n") {
+		t.Errorf("moved: %+v", r)
+	}
+	refused(t, ExitFailed, "not all nodes are done: n1 (3 left)", "tenant", "migrate", "green", "--finish", "--wait", "0s")
+	go func() { done <- command(t, "tenant", "migrate", "green", "--finish", "--wait", "1m", "-o", "json") }()
+	says(nil)
+	if r := <-done; r.code != ExitDone || strings.Contains(r.stdout, "leaving") || strings.Contains(r.stdout, "overlays") {
+		t.Errorf("finished: %+v", r)
+	}
+	if r := command(t, "tenant", "migrate", "green", "--finish"); r.stdout != "tenant green is on network netpila alone\n" {
+		t.Errorf("finished again: %+v", r)
+	}
+	for flag, want := range map[string]string{"--to": "netpila", "--addressing": "clear"} {
+		if r := command(t, "__complete", "tenant", "migrate", flag, ""); !strings.Contains(r.stdout, want) {
+			t.Errorf("%s completes to %q", flag, r.stdout)
+		}
+	}
+	if r := command(t, "__complete", "tenant", "migrate", ""); !strings.Contains(r.stdout, "green") {
+		t.Errorf("names complete to %q", r.stdout)
+	}
+}

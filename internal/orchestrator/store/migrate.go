@@ -1,0 +1,107 @@
+package store
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+// A tenant moves from one network to another in two steps. Between them it is on the one, leaves the other, and its containers have addresses
+// of both; the id that was its VNI is what its addresses of netpila are of.
+
+// Migrate is the first step. Who repeats it finds it done.
+func (s *Store) Migrate(ctx context.Context, name, to string, addressing pilasterv1.Addressing) (*pilasterv1.Tenant, error) {
+	if err := checkTenant(name); err != nil {
+		return nil, err
+	}
+	if to != tenant.Netpila {
+		return nil, refuse(Invalid, "tenant %s cannot move to network %q; nothing was changed: tenants move from nimitz to netpila", name, to)
+	}
+	switch addressing {
+	case pilasterv1.Addressing_ADDRESSING_UNSPECIFIED, pilasterv1.Addressing_ADDRESSING_ENCRYPTED, pilasterv1.Addressing_ADDRESSING_CLEAR:
+	default:
+		return nil, refuse(Invalid, "addressing %d is none that a tenant of network netpila can have", addressing)
+	}
+	found := new(pilasterv1.Tenant)
+	err := s.change(ctx, func(t *txn) error {
+		if err := t.loadTenant(name, found); err != nil {
+			return err
+		}
+		if found.Network != tenant.Nimitz {
+			return hasMoved(found, addressing)
+		}
+		found.Network, found.Leaving, found.Addressing = to, tenant.Nimitz, addressing
+		if addressing == pilasterv1.Addressing_ADDRESSING_UNSPECIFIED {
+			found.Addressing = pilasterv1.Addressing_ADDRESSING_ENCRYPTED
+		}
+		return t.saveIDs(found)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return found, nil
+}
+
+// hasMoved refuses to do what is done in another way.
+func hasMoved(t *pilasterv1.Tenant, addressing pilasterv1.Addressing) error {
+	switch {
+	case t.Leaving == "":
+		return refuse(Refused, "tenant %s is on network netpila and leaves none; nothing was changed", t.Name)
+	case addressing != pilasterv1.Addressing_ADDRESSING_UNSPECIFIED && addressing != t.Addressing:
+		return refuse(Refused, "tenant %s moves to network netpila with another addressing; nothing was changed, and that stays: `pilaster tenant get %s` shows it", t.Name, t.Name)
+	}
+	return nil
+}
+
+// FinishMigration is the second step: it takes from the tenant what it has of the network it leaves. Unless forced, every node that hosts the
+// tenant must have given its containers addresses of the other one. Who repeats it finds it done.
+func (s *Store) FinishMigration(ctx context.Context, name string, force bool) (*pilasterv1.Tenant, error) {
+	if err := checkTenant(name); err != nil {
+		return nil, err
+	}
+	found := new(pilasterv1.Tenant)
+	err := s.change(ctx, func(t *txn) error {
+		if err := t.loadTenant(name, found); err != nil {
+			return err
+		}
+		switch {
+		case found.Network == tenant.Nimitz:
+			return refuse(Refused, "tenant %s is on network nimitz and does not leave it; nothing was changed: begin with `pilaster tenant migrate %s --to netpila`", name, name)
+		case found.Leaving == "":
+			return nil
+		}
+		hosting, err := t.hostingOf(name)
+		if err != nil {
+			return err
+		}
+		if late := Unmoved(hosting); len(late) > 0 && !force {
+			return refuse(Refused, "containers of tenant %s have no address of network %s yet: %s; nothing was changed: wait, bring nodes back that are away or delete those that are gone, or say --force, and they are without a network until they have one",
+				name, found.Network, strings.Join(late, ", "))
+		}
+		for _, dir := range []string{dirMappings, dirGiven, dirResting, dirOverlayMarks} {
+			t.deleteAll(dir + name + "/")
+		}
+		found.Leaving, found.Overlays = "", nil
+		return t.saveIDs(found)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return found, nil
+}
+
+// Unmoved are the nodes that have not done the first step for all their containers, with how far they are.
+func Unmoved(hosting []*pilasterv1.Hosting) (late []string) {
+	for _, h := range hosting {
+		switch m := h.Moving; {
+		case m == nil:
+			late = append(late, h.Node+" (has not said that it knows)")
+		case m.Moved < m.Endpoints:
+			late = append(late, fmt.Sprintf("%s (%d of %d have)", h.Node, m.Moved, m.Endpoints))
+		}
+	}
+	return late
+}

@@ -1,0 +1,110 @@
+package store_test
+
+import (
+	"testing"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/orchestrator/store"
+	"pilaster.io/pilaster/internal/orchestrator/store/storetest"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+func TestMigrate(t *testing.T) {
+	s := open(t, storetest.Embedded(t), address.Plan{})
+	ctx := t.Context()
+	made := nimitz(t, s, "green", "10.0.0.0/16,24")
+	hosts(t, s, "green", 1, 2)
+	subnet := allocate(t, s, 1, "green", "")
+	says := func(n int, sequence uint64, m *pilasterv1.Moving) {
+		t.Helper()
+		if _, err := s.Hosts(ctx, node(n), sequence, []*pilasterv1.Hosting{{Tenant: "green", Accepts: []uint32{1}, Holds: []uint32{1}, Moving: m}}, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	for _, c := range []struct {
+		name, to   string
+		addressing pilasterv1.Addressing
+		reason     store.Reason
+	}{
+		{"green", tenant.Nimitz, 0, store.Invalid}, {"green", "", 0, store.Invalid}, {"Green", tenant.Netpila, 0, store.Invalid},
+		{"green", tenant.Netpila, pilasterv1.Addressing_ADDRESSING_OWN, store.Invalid}, {"blue", tenant.Netpila, 0, store.NotFound},
+	} {
+		_, err := s.Migrate(ctx, c.name, c.to, c.addressing)
+		refused(t, err, c.reason)
+	}
+	_, err := s.FinishMigration(ctx, "green", true)
+	refused(t, err, store.Refused, "does not leave it")
+
+	moved, err := s.Migrate(ctx, "green", tenant.Netpila, pilasterv1.Addressing_ADDRESSING_CLEAR)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if moved.Network != tenant.Netpila || moved.Leaving != tenant.Nimitz || moved.Addressing != pilasterv1.Addressing_ADDRESSING_CLEAR || len(moved.Overlays) != 1 ||
+		len(moved.Ids) != 1 || moved.Ids[0].Id != made.Ids[0].Id || len(moved.Ids[0].Key) != 16 || moved.Changes != made.Changes+1 {
+		t.Errorf("moved: %v", moved)
+	}
+	if again, err := s.Migrate(ctx, "green", tenant.Netpila, 0); err != nil || again.Changes != moved.Changes {
+		t.Errorf("again: %v, %v", again, err)
+	}
+	_, err = s.Migrate(ctx, "green", tenant.Netpila, pilasterv1.Addressing_ADDRESSING_ENCRYPTED)
+	refused(t, err, store.Refused, "another addressing")
+	// What is given stays, and no more is.
+	if got := mapped(t, s, "green"); len(got) != 1 || got[0] != subnet+" n1" {
+		t.Errorf("mappings are %v", got)
+	}
+	_, err = s.Allocate(ctx, node(2), "green", "")
+	refused(t, err, store.Refused, "leaves network nimitz")
+
+	_, err = s.FinishMigration(ctx, "green", false)
+	refused(t, err, store.Refused, "n1 (has not said that it knows), n2 (has not said that it knows)", "--force")
+	says(1, 2, &pilasterv1.Moving{Endpoints: 3, Moved: 2})
+	says(2, 2, &pilasterv1.Moving{})
+	_, err = s.FinishMigration(ctx, "green", false)
+	refused(t, err, store.Refused, "n1 (2 of 3 have)")
+	// A Resolve takes nothing of it back.
+	if _, _, err := s.Resolve(ctx, node(2), 3, "green", nil); err != nil {
+		t.Fatal(err)
+	}
+	says(1, 3, &pilasterv1.Moving{Endpoints: 3, Moved: 3})
+	for range 2 {
+		if moved, err = s.FinishMigration(ctx, "green", false); err != nil || moved.Leaving != "" || moved.Overlays != nil || moved.Network != tenant.Netpila {
+			t.Fatalf("finished: %v, %v", moved, err)
+		}
+	}
+	if got := mapped(t, s, "green"); len(got) != 0 {
+		t.Errorf("mappings are left: %v", got)
+	}
+	_, err = s.Migrate(ctx, "green", tenant.Netpila, 0)
+	refused(t, err, store.Refused, "leaves none")
+	_, err = s.Allocate(ctx, node(1), "green", "")
+	refused(t, err, store.Refused, "no addresses of its own")
+
+	// A node that was away comes back with what it had; one that has moved a tenant that the store forgot to have moved does not.
+	if _, err := s.Register(ctx, store.Registration{Node: node(1), Mappings: []*pilasterv1.Mapping{{Tenant: "green", To: subnet}}}); err != nil {
+		t.Errorf("a node that comes back: %v", err)
+	}
+	nimitz(t, s, "lime", "10.0.0.0/16,24")
+	_, err = s.Register(ctx, store.Registration{Node: node(1), Tenants: []*pilasterv1.Tenant{{Name: "lime", Network: tenant.Netpila}}})
+	refused(t, err, store.Refused, "pilaster tenant migrate lime --to netpila")
+}
+
+func TestFinishMigrationByForce(t *testing.T) {
+	s := open(t, storetest.Embedded(t), address.Plan{})
+	nimitz(t, s, "green", "10.0.0.0/16")
+	hosts(t, s, "green", 1)
+	allocate(t, s, 1, "green", "c1/eth0")
+	if _, err := s.Migrate(t.Context(), "green", tenant.Netpila, 0); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.FinishMigration(t.Context(), "green", true); err != nil {
+		t.Fatal(err)
+	}
+	if got := mapped(t, s, "green"); len(got) != 0 {
+		t.Errorf("mappings are left: %v", got)
+	}
+	if err := s.Free(t.Context(), node(1), "green", "c1/eth0"); err != nil {
+		t.Errorf("giving back what went: %v", err)
+	}
+}
