@@ -3,6 +3,8 @@ package orchestrator
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"connectrpc.com/connect"
@@ -20,7 +22,8 @@ const maxQueue = 256
 type follower struct {
 	node    pki.Node
 	session store.Session
-	hosted  map[string]bool                // what the stream carries
+	hosted  map[string]bool                // whose news the node has, as it asked for
+	carried map[string]bool                // and those that it must have
 	noted   map[string]*pilasterv1.Hosting // what this stream has had noted in the store
 	queue   chan *pilasterv1.FollowResponse
 	end     context.CancelCauseFunc
@@ -31,7 +34,7 @@ type follower struct {
 func (m *model) follow(n pki.Node, session store.Session, first *pilasterv1.FollowRequest, end context.CancelCauseFunc) *follower {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	f := &follower{node: n, session: session, hosted: set(first.HostedTenants), queue: make(chan *pilasterv1.FollowResponse, maxQueue), end: end}
+	f := &follower{node: n, session: session, hosted: set(first.HostedTenants), carried: set(first.CarriedTenants), queue: make(chan *pilasterv1.FollowResponse, maxQueue), end: end}
 	if !m.judge(f) {
 		return f
 	}
@@ -69,29 +72,38 @@ func (m *model) missed(f *follower, first *pilasterv1.FollowRequest) ([]*pilaste
 		if b.Revision <= resume {
 			continue
 		}
-		if d := f.delta(b); d != nil {
+		if d, found := f.delta(b); found {
 			missed = append(missed, response(b.Revision, d))
 		}
-	}
-	var rest pilasterv1.Delta
-	for tenant := range set(first.IncompleteTenants) {
-		if f.hosted[tenant] {
-			m.addWhole(&rest, tenant)
+		for _, e := range b.Events {
+			delete(f.carried, e.DeletedTenant) // made anew, it comes whole
 		}
 	}
-	missed = append(missed, response(m.revision, &rest)) // also tells that it is all
+	rest, whole := &pilasterv1.Delta{Node: m.own(f)}, set(m.carry(f))
+	for _, tenant := range first.IncompleteTenants {
+		whole[tenant] = f.has(tenant)
+	}
+	for tenant, is := range whole {
+		if is {
+			m.addWhole(rest, tenant)
+		}
+	}
+	missed = append(missed, response(m.revision, rest)) // also tells that it is all
 	return missed, len(missed) <= maxQueue/2
 }
 
 func (m *model) snapshot(f *follower) *pilasterv1.FollowResponse {
 	var d pilasterv1.Delta
-	for tenant := range f.hosted {
+	f.carried = nil
+	whole := set(m.carry(f))
+	maps.Copy(whole, f.hosted)
+	for tenant := range whole {
 		m.addWhole(&d, tenant)
 	}
 	return &pilasterv1.FollowResponse{
 		Revision: m.revision,
 		Event: &pilasterv1.FollowResponse_Snapshot{Snapshot: &pilasterv1.Snapshot{
-			Node: m.nodes[f.node.Name], Tenants: d.Tenants, Apps: d.Apps,
+			Node: m.own(f), Tenants: d.Tenants, Apps: d.Apps,
 		}},
 	}
 }
@@ -118,6 +130,11 @@ func (m *model) rehost(f *follower, req *pilasterv1.FollowRequest) (add []*pilas
 			add = append(add, said[tenant])
 		}
 		if !f.hosted[tenant] || incomplete[tenant] {
+			m.addWhole(&d, tenant)
+		}
+	}
+	for tenant := range incomplete {
+		if f.carried[tenant] && !now[tenant] {
 			m.addWhole(&d, tenant)
 		}
 	}
@@ -176,7 +193,14 @@ func set(names []string) map[string]bool {
 
 // feed queues what a batch means to a stream.
 func (m *model) feed(f *follower, b store.Batch) {
-	if d := f.delta(b); d != nil {
+	d, found := f.delta(b)
+	if m.recarried[f.node.Name] || slices.ContainsFunc(b.Events, func(e store.Event) bool { return e.Node != nil && e.Node.Name == f.node.Name }) {
+		d.Node, found = m.own(f), true
+		for _, tenant := range m.carry(f) {
+			m.addWhole(d, tenant)
+		}
+	}
+	if found {
 		m.queue(f, response(b.Revision, d))
 	}
 }
@@ -261,33 +285,30 @@ func (m *model) stop() {
 	m.endAll(connect.CodeUnavailable, "stop", "the orchestrator is stopping")
 }
 
-// delta is the part of a batch that concerns the node, nil if there is none.
-func (f *follower) delta(b store.Batch) *pilasterv1.Delta {
-	var d pilasterv1.Delta
-	found := false
+// has tells whether the stream has news of a tenant.
+func (f *follower) has(tenant string) bool { return f.hosted[tenant] || f.carried[tenant] }
+
+// delta is the part of a batch that is of the node's tenants, and whether there is any.
+func (f *follower) delta(b store.Batch) (d *pilasterv1.Delta, found bool) {
+	d = new(pilasterv1.Delta)
 	for _, e := range b.Events {
 		switch {
-		case e.Node != nil && e.Node.Name == f.node.Name:
-			d.Node = e.Node
-		case e.Tenant != nil && f.hosted[e.Tenant.Name]:
+		case e.Tenant != nil && f.has(e.Tenant.Name):
 			d.Tenants = append(d.Tenants, e.Tenant)
-		case e.DeletedTenant != "" && f.hosted[e.DeletedTenant]:
+		case e.DeletedTenant != "" && f.has(e.DeletedTenant):
 			d.DeletedTenants = append(d.DeletedTenants, e.DeletedTenant)
-		case e.App != nil && f.hosted[e.App.Tenant]:
+		case e.App != nil && f.has(e.App.Tenant):
 			d.Apps = append(d.Apps, e.App)
-		case e.Mapping != nil && f.hosted[e.Mapping.Tenant]:
+		case e.Mapping != nil && f.has(e.Mapping.Tenant):
 			d.Mappings = append(d.Mappings, visible(e.Mapping, f.node.Name))
-		case e.EndedMapping != nil && f.hosted[e.EndedMapping.Tenant]:
+		case e.EndedMapping != nil && f.has(e.EndedMapping.Tenant):
 			d.EndedMappings = append(d.EndedMappings, e.EndedMapping)
 		default:
 			continue
 		}
 		found = true
 	}
-	if !found {
-		return nil
-	}
-	return &d
+	return d, found
 }
 
 func response(revision int64, d *pilasterv1.Delta) *pilasterv1.FollowResponse {

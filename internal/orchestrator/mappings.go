@@ -44,7 +44,7 @@ func (s *nodeService) Free(ctx context.Context, req *connect.Request[pilasterv1.
 	return connect.NewResponse(&pilasterv1.FreeResponse{}), nil
 }
 
-// ListMappings tells a node of tenants that it hosts, and of no others.
+// ListMappings tells a node of tenants that it hosts or carries, and of no others.
 func (s *nodeService) ListMappings(ctx context.Context, req *connect.Request[pilasterv1.ListMappingsRequest]) (*connect.Response[pilasterv1.ListMappingsResponse], error) {
 	node, err := s.acting(ctx)
 	if err != nil {
@@ -83,7 +83,7 @@ func visible(m *pilasterv1.Mapping, to string) *pilasterv1.Mapping {
 func (s *nodeService) hosting(ctx context.Context, n pki.Node, tenant string) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
-	if s.model.await(ctx, func() bool { return s.model.hosting[tenant][n.Name] != nil }) != nil {
+	if s.model.await(ctx, func() bool { return s.model.hosting[tenant][n.Name] != nil || s.model.carrying[n.Name][tenant] }) != nil {
 		return connect.NewError(connect.CodePermissionDenied, fmt.Errorf("node %s does not host tenant %s, and is told of it when it does", n.Name, tenant))
 	}
 	return nil

@@ -30,9 +30,11 @@ type model struct {
 	hosting   map[string]map[string]*pilasterv1.Hosting // tenant, node
 	unsettled map[string]bool                           // tenants whose ids may be due for a step
 	given     given
-	sessions  map[string]store.Session // by node, of all orchestrators
-	self      string                   // this orchestrator in a session
-	lag       time.Duration            // maxLag
+	carrying  map[string]map[string]bool // node, tenant: see carriers
+	recarried map[string]bool            // nodes of which that may have changed in the batch at hand
+	sessions  map[string]store.Session   // by node, of all orchestrators
+	self      string                     // this orchestrator in a session
+	lag       time.Duration              // maxLag
 
 	past      []store.Batch // everything after the revision forgotten, oldest first
 	forgotten int64
@@ -42,7 +44,7 @@ type model struct {
 }
 
 func newModel(self string, dropped func(reason string)) *model {
-	return &model{self: self, lag: maxLag, changed: make(chan struct{}), unsettled: map[string]bool{}, followers: map[string]*follower{}, dropped: dropped}
+	return &model{self: self, lag: maxLag, changed: make(chan struct{}), unsettled: map[string]bool{}, recarried: map[string]bool{}, followers: map[string]*follower{}, dropped: dropped}
 }
 
 // apply is for store.Watch.
@@ -55,6 +57,7 @@ func (m *model) apply(b store.Batch) {
 		m.apps = map[string]map[uint32]*pilasterv1.App{}
 		m.hosting = map[string]map[string]*pilasterv1.Hosting{}
 		m.given = given{}
+		m.carrying = map[string]map[string]bool{}
 		m.sessions = map[string]store.Session{}
 		m.past, m.forgotten = nil, b.Revision
 		// What happened in between is not known, so each stream starts over.
@@ -80,6 +83,7 @@ func (m *model) apply(b store.Batch) {
 			m.feed(f, b)
 		}
 	}
+	clear(m.recarried)
 	close(m.changed)
 	m.changed = make(chan struct{})
 }
@@ -91,9 +95,11 @@ func (m *model) take(e store.Event) {
 	case e.DeletedNode != "":
 		delete(m.nodes, e.DeletedNode)
 	case e.Tenant != nil:
+		m.recarry(m.tenants[e.Tenant.Name], e.Tenant)
 		m.tenants[e.Tenant.Name] = e.Tenant
 		m.unsettle(e.Tenant.Name)
 	case e.DeletedTenant != "":
+		m.recarry(m.tenants[e.DeletedTenant], nil)
 		delete(m.tenants, e.DeletedTenant)
 		delete(m.apps, e.DeletedTenant)
 	case e.App != nil:

@@ -8,6 +8,7 @@ import (
 	"io"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"time"
 
 	"connectrpc.com/connect"
@@ -313,7 +314,7 @@ func receive(ctx context.Context, stream *connect.BidiStream[pilasterv1.FollowRe
 }
 
 func checkHosted(req *pilasterv1.FollowRequest) error {
-	for _, name := range req.HostedTenants {
+	for _, name := range slices.Concat(req.HostedTenants, req.CarriedTenants) {
 		if err := tenant.CheckName(name); err != nil {
 			return connect.NewError(connect.CodeInvalidArgument, err)
 		}

@@ -1,0 +1,54 @@
+package orchestrator
+
+import (
+	"maps"
+	"slices"
+
+	"google.golang.org/protobuf/proto"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+)
+
+// carriers are the nodes that must know a tenant without having a container of it: those whose gateways publish one.
+func carriers(t *pilasterv1.Tenant) []string {
+	var nodes []string
+	for _, p := range t.GetPublications() {
+		nodes = append(nodes, p.Node)
+	}
+	return nodes
+}
+
+// recarry takes note of who carries a tenant, as it was and as it is; nil where it is not there.
+func (m *model) recarry(was, is *pilasterv1.Tenant) {
+	for _, node := range carriers(was) {
+		delete(m.carrying[node], was.Name)
+		m.recarried[node] = true
+	}
+	for _, node := range carriers(is) {
+		if m.carrying[node] == nil {
+			m.carrying[node] = map[string]bool{}
+		}
+		m.carrying[node][is.Name] = true
+		m.recarried[node] = true
+	}
+}
+
+// carry has a stream tell from now on of what its node carries, and returns what of that is new. It must come whole, also where
+// the node hosts it: it may be about to forget it.
+func (m *model) carry(f *follower) (came []string) {
+	now := m.carrying[f.node.Name]
+	for tenant := range now {
+		if !f.carried[tenant] {
+			came = append(came, tenant)
+		}
+	}
+	f.carried = maps.Clone(now)
+	return came
+}
+
+// own is a node's record as it is told the node itself.
+func (m *model) own(f *follower) *pilasterv1.Node {
+	record := proto.CloneOf(m.nodes[f.node.Name])
+	record.Carries = slices.Sorted(maps.Keys(m.carrying[f.node.Name]))
+	return record
+}
