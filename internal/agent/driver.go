@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"path/filepath"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -23,6 +24,9 @@ const (
 	GatewayDevice  = "pilgate0"
 	UnderlayDevice = "pilgate1"
 )
+
+// GatewayNetns is where that gateway's namespace is unless told otherwise.
+func GatewayNetns(runDir string) string { return filepath.Join(runDir, "gateway") }
 
 // Driver makes the kernel do what the core decided. Package datapath drives Linux; a simulation
 // counts. Every call may be repeated: the second one finds nothing to do.

@@ -14,6 +14,8 @@ import (
 	"pilaster.io/pilaster/internal/durable"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/join"
+	"pilaster.io/pilaster/internal/netns"
+	"pilaster.io/pilaster/internal/network/nimitz/gateway"
 )
 
 // Leftover is one thing of ours on a node where no agent runs.
@@ -36,7 +38,8 @@ type Remains struct {
 }
 
 // FindRemains reads what is there and changes nothing. It fails where an agent runs.
-func FindRemains(stateDir, runDir string) (_ *Remains, err error) {
+// The gateway's namespace may lie elsewhere than in the folders.
+func FindRemains(stateDir, runDir, gatewayNetns string) (_ *Remains, err error) {
 	socket := filepath.Join(runDir, agentSocket)
 	if c, err := net.DialTimeout("unix", socket, time.Second); err == nil {
 		c.Close()
@@ -61,8 +64,12 @@ func FindRemains(stateDir, runDir string) (_ *Remains, err error) {
 			return nil, err
 		}
 	}
-	run, err := find(runDir, func(name string) bool { return name == agentSocket || name == instanceFile })
-	r.Files = append(run, state...)
+	inside := func(name string) bool { return filepath.Join(runDir, name) == filepath.Clean(gatewayNetns) }
+	run, err := find(runDir, func(name string) bool { return name == agentSocket || name == instanceFile || inside(name) })
+	if _, missing := os.Lstat(gatewayNetns); missing == nil && !inside(filepath.Base(gatewayNetns)) {
+		r.Files = []Leftover{leftAt(gatewayNetns, false)}
+	}
+	r.Files = slices.Concat(r.Files, run, state)
 	return r, err
 }
 
@@ -84,7 +91,7 @@ func find(dir string, ours func(name string) bool) ([]Leftover, error) {
 	var all []Leftover
 	for _, e := range entries {
 		if ours(e.Name()) {
-			all = append(all, leftTree(filepath.Join(dir, e.Name()), e.IsDir()))
+			all = append(all, leftAt(filepath.Join(dir, e.Name()), e.IsDir()))
 		}
 	}
 	if len(all) == len(entries) {
@@ -93,12 +100,15 @@ func find(dir string, ours func(name string) bool) ([]Leftover, error) {
 	return all, nil
 }
 
-func leftTree(path string, folder bool) Leftover {
-	kind := "file"
+func leftAt(path string, folder bool) Leftover {
 	if folder {
-		kind = "folder"
+		return Leftover{"folder", path, func() error { return os.RemoveAll(path) }}
 	}
-	return Leftover{kind, path, func() error { return os.RemoveAll(path) }}
+	if ns, err := netns.Open(path); err == nil {
+		ns.Close()
+		return Leftover{"namespace", path, func() error { return gateway.Remove(path) }}
+	}
+	return Leftover{"file", path, func() error { return os.Remove(path) }}
 }
 
 // read takes the lock and learns what it can: a reset must also work where files are damaged.

@@ -8,6 +8,7 @@ import (
 
 	"pilaster.io/pilaster/internal/durable"
 	"pilaster.io/pilaster/internal/local"
+	"pilaster.io/pilaster/internal/netns"
 )
 
 func writeFile(t *testing.T, content string, elem ...string) {
@@ -32,7 +33,13 @@ func TestRemainsBesideAnOrchestrator(t *testing.T) {
 	writeFile(t, "", run, agentSocket)
 	writeFile(t, "", run, "orchestrator.sock")
 
-	r, err := FindRemains(state, run)
+	ns, err := netns.Create(GatewayNetns(run))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ns.Close()
+
+	r, err := FindRemains(state, run, GatewayNetns(run))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -54,7 +61,7 @@ func TestRemainsBesideAnOrchestrator(t *testing.T) {
 			t.Errorf("%s holds %v, %v; wanted %s", dir, entries, err, kept)
 		}
 	}
-	again, err := FindRemains(state, run)
+	again, err := FindRemains(state, run, GatewayNetns(run))
 	if err != nil || len(again.Files) != 0 {
 		t.Errorf("again: %+v, %v", again, err)
 	}
@@ -70,7 +77,7 @@ func TestRemainsOfARunningAgent(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := FindRemains(state, run); err == nil || !strings.Contains(err.Error(), "in use by another process") {
+	if _, err := FindRemains(state, run, GatewayNetns(run)); err == nil || !strings.Contains(err.Error(), "in use by another process") {
 		t.Errorf("a locked state: %v", err)
 	}
 	lock.Close()
@@ -79,7 +86,7 @@ func TestRemainsOfARunningAgent(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	if _, err := FindRemains(t.TempDir(), run); err == nil || !strings.Contains(err.Error(), "an agent runs") {
+	if _, err := FindRemains(t.TempDir(), run, GatewayNetns(run)); err == nil || !strings.Contains(err.Error(), "an agent runs") {
 		t.Errorf("a socket that answers: %v", err)
 	}
 }

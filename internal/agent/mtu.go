@@ -6,16 +6,17 @@ import (
 	"fmt"
 
 	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/network"
 )
 
-// FollowMTU gives every endpoint the MTU of the packet path. One that cannot be changed keeps what it has;
+// FollowMTU gives every endpoint, and the networks' gateways, the MTU of the packet path. One that cannot be changed keeps what it has;
 // the packet path tells its container when a packet is too big.
 func (c *Core) FollowMTU(ctx context.Context) error {
 	mtu, err := c.driver.MTU()
 	if err != nil {
 		return fmt.Errorf("endpoints keep their MTU: %w", err)
 	}
-	var errs []error
+	errs := []error{c.eachGateway(func(n network.Outward) error { return n.FollowMTU(mtu) })}
 	for _, r := range c.store.List() {
 		// One that is being made may have asked for the MTU before it changed; its lock is waited for.
 		if own := mtu - r.Overhead(); r.State != endpoint.Active || r.Device.MTU != own {

@@ -76,6 +76,16 @@ func (c *Core) putTenant(ctx context.Context, t tenant.Tenant) error {
 	})
 }
 
+// eachGateway does something with each network that has a way to the underlay.
+func (c *Core) eachGateway(do func(network.Outward) error) error {
+	return c.allNetworks(func(_ string, n Network) error {
+		if outward, ok := n.(network.Outward); ok {
+			return do(outward)
+		}
+		return nil
+	})
+}
+
 func (c *Core) deleteTenant(ctx context.Context, t tenant.Tenant) error {
 	return c.allNetworks(func(_ string, n Network) error { return n.DeleteTenant(ctx, t) })
 }

@@ -46,7 +46,16 @@ type Options struct {
 	// OpenNimitz takes hold of that network's switch, after the driver; closing it, if it can be, must leave it in place. Nil means that this
 	// node takes no tenants of the network.
 	OpenNimitz func(Membership) (nimitz.Switch, error)
-	Log        *slog.Logger
+	// OpenGateway makes that network's way to the underlay, after the switch, or finds it; closing it must leave it in place. An error leaves
+	// the node without one: its containers reach no services, and nothing is published at it.
+	OpenGateway func(Membership) (GatewayCloser, error)
+	Log         *slog.Logger
+}
+
+// GatewayCloser is a nimitz.Gateway that holds something open.
+type GatewayCloser interface {
+	nimitz.Gateway
+	io.Closer
 }
 
 // DriverCloser is a Driver that holds something open.
@@ -96,6 +105,7 @@ type daemon struct {
 	changed chan struct{} // addresses of this node
 	driver  DriverCloser
 	nimitz  nimitz.Switch
+	gateway io.Closer                           // nil without one
 	remind  func(context.Context, *slog.Logger) // a switch that forgets; nil without that network
 }
 
@@ -168,6 +178,9 @@ func (d *daemon) fits() error {
 
 func (d *daemon) close() error {
 	var errs []error
+	if d.gateway != nil {
+		errs = append(errs, d.gateway.Close())
+	}
 	if c, ok := d.nimitz.(io.Closer); ok {
 		errs = append(errs, c.Close())
 	}
@@ -300,7 +313,14 @@ func (d *daemon) networks(m Membership) (map[string]Network, error) {
 	if d.nimitz, err = d.OpenNimitz(m); err != nil {
 		return nil, err
 	}
-	other := nimitz.New(nimitz.Config{Plan: m.Plan, Node: m.Prefix, Indexes: d.store, Cluster: d.link, Switch: d.nimitz, MaxMappings: d.MaxMappings})
+	c := nimitz.Config{Plan: m.Plan, Node: m.Prefix, Indexes: d.store, Cluster: d.link, Switch: d.nimitz, MaxMappings: d.MaxMappings}
+	if gateway, err := d.OpenGateway(m); err != nil {
+		c.NoGateway = err
+		d.Log.Warn("this node has no gateway: its containers reach no services, and nothing is published at it", "error", err)
+	} else {
+		c.Gateway, d.gateway = gateway, gateway
+	}
+	other := nimitz.New(c)
 	d.remind = other.Remind
 	return map[string]Network{netpila.Name: own, nimitz.Name: other}, nil
 }

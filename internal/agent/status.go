@@ -2,12 +2,15 @@ package agent
 
 import (
 	"context"
+	"fmt"
 	"os"
 
 	"connectrpc.com/connect"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/network"
+	"pilaster.io/pilaster/internal/numeral"
 )
 
 func (s *Service) Status(ctx context.Context, _ *connect.Request[pilasterv1.StatusRequest]) (*connect.Response[pilasterv1.StatusResponse], error) {
@@ -45,6 +48,7 @@ func (s *Service) status(ctx context.Context) *pilasterv1.StatusResponse {
 		r.Problems = append(r.Problems, blocked.Error())
 	}
 	s.addDatapath(ctx, r, core.Core)
+	_ = core.eachGateway(func(n network.Outward) error { addGateway(r, n.Gateway()); return nil })
 	r.Problems = append(r.Problems, core.tenants.refusals()...)
 	if lost := core.lost(); lost != "" {
 		r.Problems = append(r.Problems, lost)
@@ -52,6 +56,19 @@ func (s *Service) status(ctx context.Context) *pilasterv1.StatusResponse {
 	// Other problems, such as a place behind other programs, are shown and keep nobody waiting.
 	r.Ready = blocked == nil && r.Datapath.GetHealthy()
 	return r
+}
+
+// addGateway tells of a gateway. Without one the node is as ready as any: only services are out of reach.
+func addGateway(r *pilasterv1.StatusResponse, g network.Gateway) {
+	r.Gateway = &pilasterv1.Gateway{Services: uint32(g.Services), Publications: uint32(g.Publications), Missing: g.Missing}
+	if g.Missing == "" {
+		r.Gateway.Own, r.Gateway.Virtual = g.Own.String(), g.Virtual.String()
+		return
+	}
+	if g.Services+g.Publications > 0 {
+		r.Problems = append(r.Problems, fmt.Sprintf("this node has no gateway, so %s and %s of its tenants cannot be reached by it: %s",
+			numeral.Of(g.Services, "service", "services"), numeral.Of(g.Publications, "publication", "publications"), g.Missing))
+	}
 }
 
 func (s *Service) addDatapath(ctx context.Context, r *pilasterv1.StatusResponse, core *Core) {

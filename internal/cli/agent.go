@@ -22,6 +22,7 @@ import (
 	"pilaster.io/pilaster/internal/join"
 	"pilaster.io/pilaster/internal/netns"
 	switches "pilaster.io/pilaster/internal/network/nimitz"
+	"pilaster.io/pilaster/internal/network/nimitz/gateway"
 	"pilaster.io/pilaster/internal/network/nimitz/ovs"
 )
 
@@ -29,7 +30,7 @@ func newAgentCommand(env Env) *cobra.Command {
 	var o agent.Options
 	var tokenFile, nodePrefix, bpffs, device, nimitz string
 	var mtuReserve int
-	var ovsRunDir string
+	var ovsRunDir, gatewayNetns string
 	var looseDeletes bool
 	c := &cobra.Command{
 		Use:   "agent",
@@ -66,6 +67,9 @@ and refuses to start without, because what it mounts there ends with it.`,
 				path, err = datapath.Open(config)
 				return path, err
 			}
+			o.OpenGateway = func(m agent.Membership) (agent.GatewayCloser, error) {
+				return openGateway(c.Context(), path, cmp.Or(gatewayNetns, agent.GatewayNetns(o.RunDir)), m)
+			}
 			switch nimitz {
 			case nimitzEBPF:
 				o.OpenNimitz = func(agent.Membership) (switches.Switch, error) { return path.Nimitz() }
@@ -92,6 +96,7 @@ and refuses to start without, because what it mounts there ends with it.`,
 	bindDevice(c, &device)
 	bindChoice(c, &nimitz, "nimitz", "what carries packets of tenants on network nimitz: none, and the node takes no such tenants; ebpf; or ovs, an Open vSwitch that runs already", nimitzSwitches)
 	bindOVSRunDir(c, &ovsRunDir)
+	bindGatewayNetns(c, &gatewayNetns)
 	f.BoolVar(&looseDeletes, "loose-deletes", false, "have Open vSwitch search for the entries to delete, as NIMITZ did: slower the more there are")
 	f.IntVar(&o.MaxMappings, "max-mappings", switches.DefaultMaxMappings, "subnets and addresses of tenants on network nimitz that this node knows the place of, its own containers included")
 	f.StringVar(&o.MetricsListen, "metrics-listen", "", "host:port for /metrics, /healthz and /readyz (default: on the socket only)")
@@ -156,6 +161,35 @@ func openOVS(ctx context.Context, path *datapath.Datapath, config ovs.Config) (s
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	return ovs.Open(ctx, config)
+}
+
+// bindGatewayNetns adds the flag that says where the gateway of network nimitz is.
+func bindGatewayNetns(c *cobra.Command, path *string) {
+	c.Flags().StringVar(path, "gateway-netns", "", "file of the namespace that the gateway of network nimitz is in; one is made where there is none (default: \"gateway\" in --run-dir)")
+	_ = c.MarkFlagFilename("gateway-netns")
+}
+
+// openGateway opens the gateway of the node that this process is on, between the switch and the packet path.
+func openGateway(ctx context.Context, path *datapath.Datapath, netns string, m agent.Membership) (agent.GatewayCloser, error) {
+	block, ok := m.Plan.GatewayBlock(m.Prefix, false)
+	if !ok {
+		return nil, fmt.Errorf("the cluster's gateway prefix of IPv6, %v, has no block of virtual addresses for node %v; it was fixed at the orchestrator's first start: let nodes with lower numbers be gateways", m.Plan.Gateway6, m.Prefix)
+	}
+	mtu, err := path.MTU()
+	if err != nil {
+		return nil, err
+	}
+	g, err := gateway.Open(ctx, gateway.Config{
+		Path: netns, Switch: agent.GatewayDevice, Fabric: agent.UnderlayDevice, Block: block,
+		Virtual: switches.GatewayAddress(block), Own: switches.UnderlayAddress(m.Prefix, 1), MTU: mtu,
+	})
+	if err != nil {
+		return nil, err
+	}
+	if err := path.PlugUnderlay(agent.UnderlayDevice); err != nil {
+		return nil, errors.Join(err, g.Close())
+	}
+	return g, nil
 }
 
 // bindDevice adds the flag that says how new containers are joined to the node.

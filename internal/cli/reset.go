@@ -2,6 +2,7 @@ package cli
 
 import (
 	"bufio"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -19,9 +20,9 @@ import (
 
 // resetOptions are the flags of node reset.
 type resetOptions struct {
-	stateDir, runDir, bpffs, ovsRunDir string
-	yes, force                         bool
-	out                                output
+	stateDir, runDir, bpffs, ovsRunDir, gatewayNetns string
+	yes, force                                       bool
+	out                                              output
 }
 
 // removedView is one thing that was taken away, as JSON.
@@ -36,7 +37,7 @@ func newNodeReset(env Env) *cobra.Command {
 		Use:   "reset",
 		Short: "Take everything of the agent off this machine",
 		Long: `Take everything of the agent off this machine: devices, programs, maps and their pins, the bpffs where the
-agent mounted it, its bridges of Open vSwitch, the node's address and the route behind it, its socket and its state. Settings of the machine
+agent mounted it, its bridges of Open vSwitch, the gateway's namespace, the node's address and the route behind it, its socket and its state. Settings of the machine
 need no reset: the agent sets devices of its own only.
 
 The agent must be stopped, and containers gone: --force goes on where some are left, and they lose their network
@@ -56,6 +57,7 @@ knows the node until 'pilaster node delete NAME' is run there.`,
 	folder(c, &o.runDir, "run-dir", "PILASTER_RUN_DIR", "/run/pilaster", "agent")
 	agentPins(c, &o.bpffs)
 	bindOVSRunDir(c, &o.ovsRunDir)
+	bindGatewayNetns(c, &o.gatewayNetns)
 	f.BoolVar(&o.yes, "yes", false, "do not ask")
 	f.BoolVar(&o.force, "force", false, "go on although containers are attached")
 	o.out.bind(c)
@@ -63,7 +65,7 @@ knows the node until 'pilaster node delete NAME' is run there.`,
 }
 
 func reset(env Env, o resetOptions) (err error) {
-	remains, err := agent.FindRemains(o.stateDir, o.runDir)
+	remains, err := agent.FindRemains(o.stateDir, o.runDir, cmp.Or(o.gatewayNetns, agent.GatewayNetns(o.runDir)))
 	if err != nil {
 		return err
 	}

@@ -51,6 +51,7 @@ type statusView struct {
 	Problems     []string       `json:"problems"`
 	Orchestrator linkView       `json:"orchestrator"`
 	Datapath     *datapathView  `json:"datapath"` // null before the node has its prefix
+	Gateway      *gatewayView   `json:"gateway"`  // null without network nimitz
 	Endpoints    uint32         `json:"endpoints"`
 	Limits       []limitView    `json:"limits"`
 	Tenants      uint32         `json:"tenants"`
@@ -84,6 +85,23 @@ type datapathView struct {
 	FirstInChain bool        `json:"firstInChain"`
 	Guarded      []string    `json:"guarded"` // interfaces beside the uplink where packets are checked
 	Entries      []entryView `json:"entries"`
+}
+
+// gatewayView is the way to services and from clients; without one it has no addresses.
+type gatewayView struct {
+	Own          string `json:"own,omitempty"`     // what services see
+	Virtual      string `json:"virtual,omitempty"` // what published containers see
+	Services     uint32 `json:"services"`
+	Publications uint32 `json:"publications"`
+	Missing      string `json:"missing,omitempty"` // why there is none
+}
+
+func (g gatewayView) text() (state, rest string) {
+	if g.Missing != "" {
+		return "none", strings.ReplaceAll(g.Missing, "\n  ", "; ")
+	}
+	return "open", fmt.Sprintf("%s to the underlay, %s to containers; %s, %s", g.Own, g.Virtual,
+		numeral.Of(g.Services, "service", "services"), numeral.Of(g.Publications, "publication", "publications"))
 }
 
 type entryView struct {
@@ -134,6 +152,9 @@ func viewStatus(s *pilasterv1.StatusResponse) statusView {
 			v.Datapath.Entries = append(v.Datapath.Entries, entryView{e.Table, e.Used, e.Capacity, e.Cache})
 		}
 	}
+	if g := s.GetGateway(); g != nil {
+		v.Gateway = &gatewayView{g.Own, g.Virtual, g.Services, g.Publications, g.Missing}
+	}
 	for _, l := range s.GetLimits() {
 		v.Limits = append(v.Limits, limitView{l.Name, l.Used, l.Capacity, l.LargestTenant, l.LargestUsed})
 	}
@@ -160,6 +181,10 @@ func (v statusView) text(w io.Writer, now time.Time) {
 		row(choose(i == 0, "limits", ""), "", l.Name, l.text())
 	}
 	row("orchestrator", "", choose(v.Orchestrator.Connected, "connected", "away"), v.Orchestrator.text(now))
+	if g := v.Gateway; g != nil {
+		state, rest := g.text()
+		row("gateway", "", state, rest)
+	}
 	if d := v.Datapath; d != nil {
 		row("datapath", "", choose(d.Healthy, "healthy", "broken"), fmt.Sprintf("%s, programs %s, %s",
 			d.DeviceKind, d.Programs, choose(d.FirstInChain, "first in chain", "not first in chain")))

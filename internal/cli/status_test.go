@@ -72,6 +72,7 @@ func theStatus() *pilasterv1.StatusResponse {
 		Datapath: &pilasterv1.DatapathStatus{DeviceKind: "veth", DeviceWhy: "this kernel has no netkit", Programs: "1.4.0", Healthy: true, FirstInChain: true, Entries: []*pilasterv1.Entries{
 			{Table: "locals", Used: 2, Capacity: 4096}, {Table: "flows", Used: 8192, Capacity: 8192, Cache: true}, {Table: "nimitz-register", Used: 1024},
 		}},
+		Gateway:   &pilasterv1.Gateway{Own: "fd70:696c:6100:1:0:ff:0:1", Virtual: "fd70:696c:6700:0:1::1", Services: 2, Publications: 1},
 		Endpoints: 2, Tenants: 2,
 		Limits: []*pilasterv1.Limit{
 			{Name: "endpoints", Used: 2000, Capacity: 4096, LargestTenant: "blue", LargestUsed: 1900}, {Name: "tenant-ids", Used: 2, Capacity: 4096, LargestTenant: "blue", LargestUsed: 1},
@@ -93,6 +94,7 @@ node n1        ready             fd70:696c:6100:1::/64 on eth0, pilaster v1
 limits         endpoints         2,000 of 4,096, most of them tenant blue's: 1,900
                tenant-ids        2 of 4,096
 orchestrator   connected         https://o:7070, revision 1,412, for 1m30s
+gateway        open              fd70:696c:6100:1:0:ff:0:1 to the underlay, fd70:696c:6700:0:1::1 to containers; 2 services, 1 publication
 datapath       healthy           veth, programs 1.4.0, first in chain
                device            veth: this kernel has no netkit
                locals            2 of 4,096 entries
@@ -102,6 +104,12 @@ drops          last minute 12; since start 100,002 (dst-undecryptable 100,001, s
 `[1:]
 	if b.String() != want {
 		t.Errorf("status\n%s\nwant\n%s", b.String(), want)
+	}
+	none := theStatus()
+	none.Gateway = &pilasterv1.Gateway{Missing: "the kernel has no NAT\n  nothing was changed"}
+	b.Reset()
+	if viewStatus(none).text(&b, noon); !strings.Contains(b.String(), "gateway\tnone\tthe kernel has no NAT; nothing was changed\n") {
+		t.Errorf("status\n%s", b.String())
 	}
 }
 

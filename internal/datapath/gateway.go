@@ -37,7 +37,7 @@ func (d *Datapath) PlugUnderlay(device string) error {
 	return nil
 }
 
-// plugGateway has the program stand before anything is sent to the device.
+// plugGateway has a program stand before anything is sent to the device. One that works already Restore moves, as all hooks.
 func (d *Datapath) plugGateway(s gatewaySide, device string) (index uint32, err error) {
 	l, err := d.netlink.LinkByName(device)
 	if err != nil {
@@ -48,7 +48,11 @@ func (d *Datapath) plugGateway(s gatewaySide, device string) (index uint32, err 
 		if err := d.settings.set(device, hostSettings()); err != nil {
 			return err
 		}
-		if err := d.attachGateway(s, l); err != nil {
+		there, err := d.programOn(l, netlink.HANDLE_MIN_INGRESS)
+		if err == nil && there == 0 {
+			err = d.attachGateway(s, l)
+		}
+		if err != nil {
 			return err
 		}
 		return d.setNimitzNode(func(v *pilasterNimitzNode) { *s.index(v) = index })
@@ -72,7 +76,7 @@ func (d *Datapath) reattachGateway() error {
 		}
 		l, err := d.netlink.LinkByIndex(int(index))
 		if err == nil {
-			err = gone(d.attachGateway(s, l))
+			err = d.alone(func() error { return gone(d.attachGateway(s, l)) })
 		}
 		var notFound netlink.LinkNotFoundError
 		if err != nil && !errors.As(err, &notFound) {
@@ -80,6 +84,29 @@ func (d *Datapath) reattachGateway() error {
 		}
 	}
 	return nil
+}
+
+// gatewayProblems says what is missing of the gateway's devices, where there are any.
+func (d *Datapath) gatewayProblems() ([]string, error) {
+	var node pilasterNimitzNode
+	if err := d.objects.NimNodeV1.Lookup(uint32(0), &node); err != nil {
+		return nil, err
+	}
+	var problems []string
+	for _, s := range []gatewaySide{overlaySide, underlaySide} {
+		index := *s.index(&node)
+		if index == 0 {
+			continue
+		}
+		l, err := d.netlink.LinkByIndex(int(index))
+		if err == nil {
+			err = d.checkProgram(l, netlink.HANDLE_MIN_INGRESS, s.program(&d.objects), s.name)
+		}
+		if err != nil {
+			problems = append(problems, fmt.Sprintf("the gateway's device with program %s: %v; restart the agent to bring the gateway back", s.name, err))
+		}
+	}
+	return problems, nil
 }
 
 // isGateway tells the gateway's devices on the node.

@@ -83,7 +83,7 @@ func (d *Datapath) moves(found []endpoint.Record, lost map[endpoint.ID]error) []
 	if d.config.Device == Macvlan {
 		return []func() error{d.attachNimitz, containers, d.attachNode, d.attachUplink}
 	}
-	return []func() error{d.attachNimitz, d.detachGuards, d.attachUplink, containers, d.attachNode}
+	return []func() error{d.attachNimitz, d.reattachGateway, d.detachGuards, d.attachUplink, containers, d.attachNode}
 }
 
 // CanCarry refuses devices that are not known here, and that a node of a kind leaves containers behind macvlans without the

@@ -28,19 +28,19 @@ func (d *Datapath) status() (agent.Status, error) {
 	if err != nil {
 		return agent.Status{}, err
 	}
-	cutOff, err := d.nodeProblems()
-	if err != nil {
-		return agent.Status{}, err
-	}
-	cutOffToo, err := d.tunnelProblems()
-	if err != nil {
-		return agent.Status{}, err
+	var cutOff []string
+	for _, find := range []func() ([]string, error){d.nodeProblems, d.tunnelProblems, d.gatewayProblems} {
+		found, err := find()
+		if err != nil {
+			return agent.Status{}, err
+		}
+		cutOff = append(cutOff, found...)
 	}
 	drops, err := d.drops()
 	if err != nil {
 		return agent.Status{}, err
 	}
-	problems := slices.Concat(missing, notFirst, cutOff, cutOffToo, unguarded)
+	problems := slices.Concat(missing, notFirst, cutOff, unguarded)
 	if _, err := d.MTU(); err != nil {
 		problems = append(problems, err.Error())
 	}

@@ -46,6 +46,9 @@ func (t *Taps) Plug(_ context.Context, port pipeline.Port, is pipeline.Device) e
 	if err != nil {
 		return fmt.Errorf("%v: device %s: %w", port, is.Name, err)
 	}
+	if port == pipeline.Gateway { // no program of ours stands there, and the node's stack is to take nothing from it
+		return t.d.alone(func() error { return t.d.settings.set(is.Name, hostSettings()) })
+	}
 	if _, container := deviceID(l); container && l.Type() != Veth {
 		return fmt.Errorf("%v: %s is a %s, whose packets the programs see before the switch; nothing was changed: let the container end, and attach it anew", port, is.Name, l.Type())
 	}

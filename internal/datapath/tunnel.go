@@ -106,7 +106,6 @@ func (d *Datapath) attachNimitz() error {
 		func() error { return d.setNimitzNode(func(v *pilasterNimitzNode) { v.Vxlan = uint32(index) }) },
 		func() error { return d.objects.PilNetworksV1.Put(networkNimitz, d.objects.PilNimitz) },
 		func() error { return netns.Retry(func() error { return d.netlink.LinkSetUp(tunnel) }) },
-		d.reattachGateway,
 	}
 	for _, step := range steps {
 		if err := d.alone(step); err != nil {

@@ -44,6 +44,26 @@ func Others() ([]string, error) {
 	return paths, nil
 }
 
+// Kept tells whether the machine's first process sees a mount of the namespace: what only this process sees ends with it. An error
+// means that it cannot be told.
+func (n *Namespace) Kept() (bool, error) {
+	inode, err := n.Inode()
+	if err != nil {
+		return false, err
+	}
+	mounts, err := os.ReadFile("/proc/1/mountinfo")
+	if err != nil {
+		return false, fmt.Errorf("mounts of the machine: %w", err)
+	}
+	name := fmt.Sprintf("net:[%d]", inode)
+	for line := range strings.Lines(string(mounts)) {
+		if fields := strings.Fields(line); len(fields) > 4 && fields[3] == name {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
 // MountPoint undoes what the kernel does to a path of mountinfo.
 func MountPoint(field string) string { return unescaped.Replace(field) }
 

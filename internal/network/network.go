@@ -4,6 +4,7 @@ package network
 
 import (
 	"context"
+	"net/netip"
 
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/endpoint"
@@ -46,6 +47,21 @@ type Path interface {
 	Repair(ctx context.Context, recorded, found []endpoint.Record) error
 	// Entries says how full the tables are, read from where packets meet them.
 	Entries(ctx context.Context) ([]Entries, error)
+}
+
+// Outward is a network with a gateway: the way between its containers and hosts that have no part in it.
+type Outward interface {
+	// Gateway is how this node's is.
+	Gateway() Gateway
+	// FollowMTU fits it to what may leave by the uplink now, in bytes.
+	FollowMTU(mtu int) error
+}
+
+// Gateway is what people see of one.
+type Gateway struct {
+	Own, Virtual           netip.Addr // its addresses: services see the one, published containers the other; zero where there is no gateway
+	Services, Publications int        // that it leads to: of the tenants here, and those published at it
+	Missing                string     // why there is none
 }
 
 // Entries is how full one table is. Cache tables hold nothing that cannot be computed again.

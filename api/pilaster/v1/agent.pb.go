@@ -931,6 +931,7 @@ type StatusResponse struct {
 	Version       string                 `protobuf:"bytes,12,opt,name=version,proto3" json:"version,omitempty"`
 	Pid           uint32                 `protobuf:"varint,13,opt,name=pid,proto3" json:"pid,omitempty"`
 	Limits        []*Limit               `protobuf:"bytes,14,rep,name=limits,proto3" json:"limits,omitempty"`
+	Gateway       *Gateway               `protobuf:"bytes,15,opt,name=gateway,proto3" json:"gateway,omitempty"` // unset where no network here has one
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1056,6 +1057,90 @@ func (x *StatusResponse) GetLimits() []*Limit {
 	return nil
 }
 
+func (x *StatusResponse) GetGateway() *Gateway {
+	if x != nil {
+		return x.Gateway
+	}
+	return nil
+}
+
+// Gateway is the way between containers of network nimitz and hosts that have no part in it.
+type Gateway struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Own           string                 `protobuf:"bytes,1,opt,name=own,proto3" json:"own,omitempty"`                    // the address that services see; empty where there is no gateway
+	Virtual       string                 `protobuf:"bytes,2,opt,name=virtual,proto3" json:"virtual,omitempty"`            // the address that published containers see
+	Services      uint32                 `protobuf:"varint,3,opt,name=services,proto3" json:"services,omitempty"`         // of the tenants here
+	Publications  uint32                 `protobuf:"varint,4,opt,name=publications,proto3" json:"publications,omitempty"` // at this gateway
+	Missing       string                 `protobuf:"bytes,5,opt,name=missing,proto3" json:"missing,omitempty"`            // why there is no gateway
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Gateway) Reset() {
+	*x = Gateway{}
+	mi := &file_pilaster_v1_agent_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Gateway) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Gateway) ProtoMessage() {}
+
+func (x *Gateway) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_agent_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Gateway.ProtoReflect.Descriptor instead.
+func (*Gateway) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *Gateway) GetOwn() string {
+	if x != nil {
+		return x.Own
+	}
+	return ""
+}
+
+func (x *Gateway) GetVirtual() string {
+	if x != nil {
+		return x.Virtual
+	}
+	return ""
+}
+
+func (x *Gateway) GetServices() uint32 {
+	if x != nil {
+		return x.Services
+	}
+	return 0
+}
+
+func (x *Gateway) GetPublications() uint32 {
+	if x != nil {
+		return x.Publications
+	}
+	return 0
+}
+
+func (x *Gateway) GetMissing() string {
+	if x != nil {
+		return x.Missing
+	}
+	return ""
+}
+
 // Limit is what an ADD beyond is refused for.
 type Limit struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1070,7 +1155,7 @@ type Limit struct {
 
 func (x *Limit) Reset() {
 	*x = Limit{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[16]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1082,7 +1167,7 @@ func (x *Limit) String() string {
 func (*Limit) ProtoMessage() {}
 
 func (x *Limit) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[16]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1095,7 +1180,7 @@ func (x *Limit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Limit.ProtoReflect.Descriptor instead.
 func (*Limit) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{16}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Limit) GetName() string {
@@ -1146,7 +1231,7 @@ type OrchestratorLink struct {
 
 func (x *OrchestratorLink) Reset() {
 	*x = OrchestratorLink{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[17]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1158,7 +1243,7 @@ func (x *OrchestratorLink) String() string {
 func (*OrchestratorLink) ProtoMessage() {}
 
 func (x *OrchestratorLink) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[17]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1171,7 +1256,7 @@ func (x *OrchestratorLink) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OrchestratorLink.ProtoReflect.Descriptor instead.
 func (*OrchestratorLink) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{17}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *OrchestratorLink) GetUrl() string {
@@ -1224,7 +1309,7 @@ type DatapathStatus struct {
 
 func (x *DatapathStatus) Reset() {
 	*x = DatapathStatus{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[18]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1236,7 +1321,7 @@ func (x *DatapathStatus) String() string {
 func (*DatapathStatus) ProtoMessage() {}
 
 func (x *DatapathStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[18]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1249,7 +1334,7 @@ func (x *DatapathStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DatapathStatus.ProtoReflect.Descriptor instead.
 func (*DatapathStatus) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{18}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *DatapathStatus) GetDeviceKind() string {
@@ -1313,7 +1398,7 @@ type Entries struct {
 
 func (x *Entries) Reset() {
 	*x = Entries{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[19]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1325,7 +1410,7 @@ func (x *Entries) String() string {
 func (*Entries) ProtoMessage() {}
 
 func (x *Entries) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[19]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1338,7 +1423,7 @@ func (x *Entries) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Entries.ProtoReflect.Descriptor instead.
 func (*Entries) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{19}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Entries) GetTable() string {
@@ -1380,7 +1465,7 @@ type DropCount struct {
 
 func (x *DropCount) Reset() {
 	*x = DropCount{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[20]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1392,7 +1477,7 @@ func (x *DropCount) String() string {
 func (*DropCount) ProtoMessage() {}
 
 func (x *DropCount) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[20]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1405,7 +1490,7 @@ func (x *DropCount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropCount.ProtoReflect.Descriptor instead.
 func (*DropCount) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{20}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *DropCount) GetReason() string {
@@ -1438,7 +1523,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[21]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1450,7 +1535,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[21]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1463,7 +1548,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{21}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ExplainRequest) GetAddress() string {
@@ -1485,7 +1570,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[22]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1497,7 +1582,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[22]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1510,7 +1595,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{22}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ExplainResponse) GetPlaintext() string {
@@ -1549,7 +1634,7 @@ type RecentEventsRequest struct {
 
 func (x *RecentEventsRequest) Reset() {
 	*x = RecentEventsRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[23]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1561,7 +1646,7 @@ func (x *RecentEventsRequest) String() string {
 func (*RecentEventsRequest) ProtoMessage() {}
 
 func (x *RecentEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[23]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1574,7 +1659,7 @@ func (x *RecentEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecentEventsRequest.ProtoReflect.Descriptor instead.
 func (*RecentEventsRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{23}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{24}
 }
 
 type RecentEventsResponse struct {
@@ -1586,7 +1671,7 @@ type RecentEventsResponse struct {
 
 func (x *RecentEventsResponse) Reset() {
 	*x = RecentEventsResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[24]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1598,7 +1683,7 @@ func (x *RecentEventsResponse) String() string {
 func (*RecentEventsResponse) ProtoMessage() {}
 
 func (x *RecentEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[24]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1611,7 +1696,7 @@ func (x *RecentEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecentEventsResponse.ProtoReflect.Descriptor instead.
 func (*RecentEventsResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{24}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *RecentEventsResponse) GetEvents() []*MonitorResponse {
@@ -1630,7 +1715,7 @@ type MonitorRequest struct {
 
 func (x *MonitorRequest) Reset() {
 	*x = MonitorRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[25]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1642,7 +1727,7 @@ func (x *MonitorRequest) String() string {
 func (*MonitorRequest) ProtoMessage() {}
 
 func (x *MonitorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[25]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1655,7 +1740,7 @@ func (x *MonitorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MonitorRequest.ProtoReflect.Descriptor instead.
 func (*MonitorRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{25}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *MonitorRequest) GetTypes() []string {
@@ -1688,7 +1773,7 @@ type MonitorResponse struct {
 
 func (x *MonitorResponse) Reset() {
 	*x = MonitorResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[26]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1700,7 +1785,7 @@ func (x *MonitorResponse) String() string {
 func (*MonitorResponse) ProtoMessage() {}
 
 func (x *MonitorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[26]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1713,7 +1798,7 @@ func (x *MonitorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MonitorResponse.ProtoReflect.Descriptor instead.
 func (*MonitorResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{26}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *MonitorResponse) GetTime() *timestamppb.Timestamp {
@@ -1831,7 +1916,7 @@ type CollectGarbageRequest_Valid struct {
 
 func (x *CollectGarbageRequest_Valid) Reset() {
 	*x = CollectGarbageRequest_Valid{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[29]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1843,7 +1928,7 @@ func (x *CollectGarbageRequest_Valid) String() string {
 func (*CollectGarbageRequest_Valid) ProtoMessage() {}
 
 func (x *CollectGarbageRequest_Valid) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[29]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1952,7 +2037,7 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\tR\x03key\"H\n" +
 	"\x13GetEndpointResponse\x121\n" +
 	"\bendpoint\x18\x01 \x01(\v2\x15.pilaster.v1.EndpointR\bendpoint\"\x0f\n" +
-	"\rStatusRequest\"\xe8\x03\n" +
+	"\rStatusRequest\"\x98\x04\n" +
 	"\x0eStatusResponse\x12%\n" +
 	"\x04node\x18\x01 \x01(\v2\x11.pilaster.v1.NodeR\x04node\x12%\n" +
 	"\x04plan\x18\x02 \x01(\v2\x11.pilaster.v1.PlanR\x04plan\x12\x16\n" +
@@ -1967,8 +2052,15 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\x05drops\x18\v \x03(\v2\x16.pilaster.v1.DropCountR\x05drops\x12\x18\n" +
 	"\aversion\x18\f \x01(\tR\aversion\x12\x10\n" +
 	"\x03pid\x18\r \x01(\rR\x03pid\x12*\n" +
-	"\x06limits\x18\x0e \x03(\v2\x12.pilaster.v1.LimitR\x06limitsJ\x04\b\t\x10\n" +
-	"\"\x95\x01\n" +
+	"\x06limits\x18\x0e \x03(\v2\x12.pilaster.v1.LimitR\x06limits\x12.\n" +
+	"\agateway\x18\x0f \x01(\v2\x14.pilaster.v1.GatewayR\agatewayJ\x04\b\t\x10\n" +
+	"\"\x8f\x01\n" +
+	"\aGateway\x12\x10\n" +
+	"\x03own\x18\x01 \x01(\tR\x03own\x12\x18\n" +
+	"\avirtual\x18\x02 \x01(\tR\avirtual\x12\x1a\n" +
+	"\bservices\x18\x03 \x01(\rR\bservices\x12\"\n" +
+	"\fpublications\x18\x04 \x01(\rR\fpublications\x12\x18\n" +
+	"\amissing\x18\x05 \x01(\tR\amissing\"\x95\x01\n" +
 	"\x05Limit\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04used\x18\x02 \x01(\rR\x04used\x12\x1a\n" +
@@ -2058,7 +2150,7 @@ func file_pilaster_v1_agent_proto_rawDescGZIP() []byte {
 	return file_pilaster_v1_agent_proto_rawDescData
 }
 
-var file_pilaster_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
+var file_pilaster_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 31)
 var file_pilaster_v1_agent_proto_goTypes = []any{
 	(*AddEndpointRequest)(nil),          // 0: pilaster.v1.AddEndpointRequest
 	(*AddEndpointResponse)(nil),         // 1: pilaster.v1.AddEndpointResponse
@@ -2076,72 +2168,74 @@ var file_pilaster_v1_agent_proto_goTypes = []any{
 	(*GetEndpointResponse)(nil),         // 13: pilaster.v1.GetEndpointResponse
 	(*StatusRequest)(nil),               // 14: pilaster.v1.StatusRequest
 	(*StatusResponse)(nil),              // 15: pilaster.v1.StatusResponse
-	(*Limit)(nil),                       // 16: pilaster.v1.Limit
-	(*OrchestratorLink)(nil),            // 17: pilaster.v1.OrchestratorLink
-	(*DatapathStatus)(nil),              // 18: pilaster.v1.DatapathStatus
-	(*Entries)(nil),                     // 19: pilaster.v1.Entries
-	(*DropCount)(nil),                   // 20: pilaster.v1.DropCount
-	(*ExplainRequest)(nil),              // 21: pilaster.v1.ExplainRequest
-	(*ExplainResponse)(nil),             // 22: pilaster.v1.ExplainResponse
-	(*RecentEventsRequest)(nil),         // 23: pilaster.v1.RecentEventsRequest
-	(*RecentEventsResponse)(nil),        // 24: pilaster.v1.RecentEventsResponse
-	(*MonitorRequest)(nil),              // 25: pilaster.v1.MonitorRequest
-	(*MonitorResponse)(nil),             // 26: pilaster.v1.MonitorResponse
-	nil,                                 // 27: pilaster.v1.AddEndpointRequest.LabelsEntry
-	nil,                                 // 28: pilaster.v1.Endpoint.LabelsEntry
-	(*CollectGarbageRequest_Valid)(nil), // 29: pilaster.v1.CollectGarbageRequest.Valid
-	(*timestamppb.Timestamp)(nil),       // 30: google.protobuf.Timestamp
-	(*Node)(nil),                        // 31: pilaster.v1.Node
-	(*Plan)(nil),                        // 32: pilaster.v1.Plan
-	(*App)(nil),                         // 33: pilaster.v1.App
+	(*Gateway)(nil),                     // 16: pilaster.v1.Gateway
+	(*Limit)(nil),                       // 17: pilaster.v1.Limit
+	(*OrchestratorLink)(nil),            // 18: pilaster.v1.OrchestratorLink
+	(*DatapathStatus)(nil),              // 19: pilaster.v1.DatapathStatus
+	(*Entries)(nil),                     // 20: pilaster.v1.Entries
+	(*DropCount)(nil),                   // 21: pilaster.v1.DropCount
+	(*ExplainRequest)(nil),              // 22: pilaster.v1.ExplainRequest
+	(*ExplainResponse)(nil),             // 23: pilaster.v1.ExplainResponse
+	(*RecentEventsRequest)(nil),         // 24: pilaster.v1.RecentEventsRequest
+	(*RecentEventsResponse)(nil),        // 25: pilaster.v1.RecentEventsResponse
+	(*MonitorRequest)(nil),              // 26: pilaster.v1.MonitorRequest
+	(*MonitorResponse)(nil),             // 27: pilaster.v1.MonitorResponse
+	nil,                                 // 28: pilaster.v1.AddEndpointRequest.LabelsEntry
+	nil,                                 // 29: pilaster.v1.Endpoint.LabelsEntry
+	(*CollectGarbageRequest_Valid)(nil), // 30: pilaster.v1.CollectGarbageRequest.Valid
+	(*timestamppb.Timestamp)(nil),       // 31: google.protobuf.Timestamp
+	(*Node)(nil),                        // 32: pilaster.v1.Node
+	(*Plan)(nil),                        // 33: pilaster.v1.Plan
+	(*App)(nil),                         // 34: pilaster.v1.App
 }
 var file_pilaster_v1_agent_proto_depIdxs = []int32{
-	27, // 0: pilaster.v1.AddEndpointRequest.labels:type_name -> pilaster.v1.AddEndpointRequest.LabelsEntry
+	28, // 0: pilaster.v1.AddEndpointRequest.labels:type_name -> pilaster.v1.AddEndpointRequest.LabelsEntry
 	2,  // 1: pilaster.v1.AddEndpointResponse.endpoint:type_name -> pilaster.v1.Endpoint
-	28, // 2: pilaster.v1.Endpoint.labels:type_name -> pilaster.v1.Endpoint.LabelsEntry
+	29, // 2: pilaster.v1.Endpoint.labels:type_name -> pilaster.v1.Endpoint.LabelsEntry
 	3,  // 3: pilaster.v1.Endpoint.attachments:type_name -> pilaster.v1.Attachment
-	30, // 4: pilaster.v1.Endpoint.created:type_name -> google.protobuf.Timestamp
-	29, // 5: pilaster.v1.CollectGarbageRequest.valid:type_name -> pilaster.v1.CollectGarbageRequest.Valid
+	31, // 4: pilaster.v1.Endpoint.created:type_name -> google.protobuf.Timestamp
+	30, // 5: pilaster.v1.CollectGarbageRequest.valid:type_name -> pilaster.v1.CollectGarbageRequest.Valid
 	2,  // 6: pilaster.v1.CollectGarbageResponse.removed:type_name -> pilaster.v1.Endpoint
 	2,  // 7: pilaster.v1.ListEndpointsResponse.endpoints:type_name -> pilaster.v1.Endpoint
 	2,  // 8: pilaster.v1.GetEndpointResponse.endpoint:type_name -> pilaster.v1.Endpoint
-	31, // 9: pilaster.v1.StatusResponse.node:type_name -> pilaster.v1.Node
-	32, // 10: pilaster.v1.StatusResponse.plan:type_name -> pilaster.v1.Plan
-	17, // 11: pilaster.v1.StatusResponse.orchestrator:type_name -> pilaster.v1.OrchestratorLink
-	18, // 12: pilaster.v1.StatusResponse.datapath:type_name -> pilaster.v1.DatapathStatus
-	20, // 13: pilaster.v1.StatusResponse.drops:type_name -> pilaster.v1.DropCount
-	16, // 14: pilaster.v1.StatusResponse.limits:type_name -> pilaster.v1.Limit
-	30, // 15: pilaster.v1.OrchestratorLink.since:type_name -> google.protobuf.Timestamp
-	19, // 16: pilaster.v1.DatapathStatus.entries:type_name -> pilaster.v1.Entries
-	33, // 17: pilaster.v1.ExplainResponse.app:type_name -> pilaster.v1.App
-	2,  // 18: pilaster.v1.ExplainResponse.endpoint:type_name -> pilaster.v1.Endpoint
-	26, // 19: pilaster.v1.RecentEventsResponse.events:type_name -> pilaster.v1.MonitorResponse
-	30, // 20: pilaster.v1.MonitorResponse.time:type_name -> google.protobuf.Timestamp
-	0,  // 21: pilaster.v1.AgentService.AddEndpoint:input_type -> pilaster.v1.AddEndpointRequest
-	4,  // 22: pilaster.v1.AgentService.DeleteEndpoint:input_type -> pilaster.v1.DeleteEndpointRequest
-	6,  // 23: pilaster.v1.AgentService.CheckEndpoint:input_type -> pilaster.v1.CheckEndpointRequest
-	8,  // 24: pilaster.v1.AgentService.CollectGarbage:input_type -> pilaster.v1.CollectGarbageRequest
-	10, // 25: pilaster.v1.AgentService.ListEndpoints:input_type -> pilaster.v1.ListEndpointsRequest
-	12, // 26: pilaster.v1.AgentService.GetEndpoint:input_type -> pilaster.v1.GetEndpointRequest
-	14, // 27: pilaster.v1.AgentService.Status:input_type -> pilaster.v1.StatusRequest
-	21, // 28: pilaster.v1.AgentService.Explain:input_type -> pilaster.v1.ExplainRequest
-	25, // 29: pilaster.v1.AgentService.Monitor:input_type -> pilaster.v1.MonitorRequest
-	23, // 30: pilaster.v1.AgentService.RecentEvents:input_type -> pilaster.v1.RecentEventsRequest
-	1,  // 31: pilaster.v1.AgentService.AddEndpoint:output_type -> pilaster.v1.AddEndpointResponse
-	5,  // 32: pilaster.v1.AgentService.DeleteEndpoint:output_type -> pilaster.v1.DeleteEndpointResponse
-	7,  // 33: pilaster.v1.AgentService.CheckEndpoint:output_type -> pilaster.v1.CheckEndpointResponse
-	9,  // 34: pilaster.v1.AgentService.CollectGarbage:output_type -> pilaster.v1.CollectGarbageResponse
-	11, // 35: pilaster.v1.AgentService.ListEndpoints:output_type -> pilaster.v1.ListEndpointsResponse
-	13, // 36: pilaster.v1.AgentService.GetEndpoint:output_type -> pilaster.v1.GetEndpointResponse
-	15, // 37: pilaster.v1.AgentService.Status:output_type -> pilaster.v1.StatusResponse
-	22, // 38: pilaster.v1.AgentService.Explain:output_type -> pilaster.v1.ExplainResponse
-	26, // 39: pilaster.v1.AgentService.Monitor:output_type -> pilaster.v1.MonitorResponse
-	24, // 40: pilaster.v1.AgentService.RecentEvents:output_type -> pilaster.v1.RecentEventsResponse
-	31, // [31:41] is the sub-list for method output_type
-	21, // [21:31] is the sub-list for method input_type
-	21, // [21:21] is the sub-list for extension type_name
-	21, // [21:21] is the sub-list for extension extendee
-	0,  // [0:21] is the sub-list for field type_name
+	32, // 9: pilaster.v1.StatusResponse.node:type_name -> pilaster.v1.Node
+	33, // 10: pilaster.v1.StatusResponse.plan:type_name -> pilaster.v1.Plan
+	18, // 11: pilaster.v1.StatusResponse.orchestrator:type_name -> pilaster.v1.OrchestratorLink
+	19, // 12: pilaster.v1.StatusResponse.datapath:type_name -> pilaster.v1.DatapathStatus
+	21, // 13: pilaster.v1.StatusResponse.drops:type_name -> pilaster.v1.DropCount
+	17, // 14: pilaster.v1.StatusResponse.limits:type_name -> pilaster.v1.Limit
+	16, // 15: pilaster.v1.StatusResponse.gateway:type_name -> pilaster.v1.Gateway
+	31, // 16: pilaster.v1.OrchestratorLink.since:type_name -> google.protobuf.Timestamp
+	20, // 17: pilaster.v1.DatapathStatus.entries:type_name -> pilaster.v1.Entries
+	34, // 18: pilaster.v1.ExplainResponse.app:type_name -> pilaster.v1.App
+	2,  // 19: pilaster.v1.ExplainResponse.endpoint:type_name -> pilaster.v1.Endpoint
+	27, // 20: pilaster.v1.RecentEventsResponse.events:type_name -> pilaster.v1.MonitorResponse
+	31, // 21: pilaster.v1.MonitorResponse.time:type_name -> google.protobuf.Timestamp
+	0,  // 22: pilaster.v1.AgentService.AddEndpoint:input_type -> pilaster.v1.AddEndpointRequest
+	4,  // 23: pilaster.v1.AgentService.DeleteEndpoint:input_type -> pilaster.v1.DeleteEndpointRequest
+	6,  // 24: pilaster.v1.AgentService.CheckEndpoint:input_type -> pilaster.v1.CheckEndpointRequest
+	8,  // 25: pilaster.v1.AgentService.CollectGarbage:input_type -> pilaster.v1.CollectGarbageRequest
+	10, // 26: pilaster.v1.AgentService.ListEndpoints:input_type -> pilaster.v1.ListEndpointsRequest
+	12, // 27: pilaster.v1.AgentService.GetEndpoint:input_type -> pilaster.v1.GetEndpointRequest
+	14, // 28: pilaster.v1.AgentService.Status:input_type -> pilaster.v1.StatusRequest
+	22, // 29: pilaster.v1.AgentService.Explain:input_type -> pilaster.v1.ExplainRequest
+	26, // 30: pilaster.v1.AgentService.Monitor:input_type -> pilaster.v1.MonitorRequest
+	24, // 31: pilaster.v1.AgentService.RecentEvents:input_type -> pilaster.v1.RecentEventsRequest
+	1,  // 32: pilaster.v1.AgentService.AddEndpoint:output_type -> pilaster.v1.AddEndpointResponse
+	5,  // 33: pilaster.v1.AgentService.DeleteEndpoint:output_type -> pilaster.v1.DeleteEndpointResponse
+	7,  // 34: pilaster.v1.AgentService.CheckEndpoint:output_type -> pilaster.v1.CheckEndpointResponse
+	9,  // 35: pilaster.v1.AgentService.CollectGarbage:output_type -> pilaster.v1.CollectGarbageResponse
+	11, // 36: pilaster.v1.AgentService.ListEndpoints:output_type -> pilaster.v1.ListEndpointsResponse
+	13, // 37: pilaster.v1.AgentService.GetEndpoint:output_type -> pilaster.v1.GetEndpointResponse
+	15, // 38: pilaster.v1.AgentService.Status:output_type -> pilaster.v1.StatusResponse
+	23, // 39: pilaster.v1.AgentService.Explain:output_type -> pilaster.v1.ExplainResponse
+	27, // 40: pilaster.v1.AgentService.Monitor:output_type -> pilaster.v1.MonitorResponse
+	25, // 41: pilaster.v1.AgentService.RecentEvents:output_type -> pilaster.v1.RecentEventsResponse
+	32, // [32:42] is the sub-list for method output_type
+	22, // [22:32] is the sub-list for method input_type
+	22, // [22:22] is the sub-list for extension type_name
+	22, // [22:22] is the sub-list for extension extendee
+	0,  // [0:22] is the sub-list for field type_name
 }
 
 func init() { file_pilaster_v1_agent_proto_init() }
@@ -2156,7 +2250,7 @@ func file_pilaster_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pilaster_v1_agent_proto_rawDesc), len(file_pilaster_v1_agent_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   30,
+			NumMessages:   31,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -292,5 +292,5 @@ func (n *Network) plug(ctx context.Context, there []pipeline.Entry, found []endp
 			return fmt.Errorf("%v, of no endpoint: %w", s.Port, err)
 		}
 	}
-	return nil
+	return n.plugGateway(ctx)
 }

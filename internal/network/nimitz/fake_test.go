@@ -133,9 +133,16 @@ type node struct {
 	record map[endpoint.ID]endpoint.Record
 	last   endpoint.ID
 	max    int
+	mtu    int // of its gateway
 
 	published map[netip.Addr]netip.Addr
 }
+
+func (n *node) Device() pipeline.Device { return pipeline.Device{Name: "gateway"} }
+func (n *node) Addresses() (own, virtual netip.Addr) {
+	return UnderlayAddress(n.prefix, 1), n.client(n.prefix).Addr()
+}
+func (n *node) SetMTU(mtu int) error { n.mtu = mtu; return nil }
 
 func (n *node) Publish(_ context.Context, virtual map[netip.Addr]netip.Addr) error {
 	n.published = virtual

@@ -33,6 +33,7 @@ type Config struct {
 	Cluster     network.Cluster
 	Switch      Switch
 	Gateway     Gateway // nil for none
+	NoGateway   error   // why
 	MaxMappings int     // forwarding entries
 }
 

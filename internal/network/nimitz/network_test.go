@@ -119,7 +119,7 @@ func TestRandomClusters(t *testing.T) {
 					n.must(n.Check(t.Context(), r))
 					n.remove(r)
 				}
-				if got := n.sw.table().Entries; len(got) != 1 || got[0] != (pipeline.Peer{Nodes: plan.Base}) || len(n.sw.ports) > 0 {
+				if got := n.sw.table().Entries; len(got) != 1 || got[0] != (pipeline.Peer{Nodes: plan.Base}) || len(n.sw.ports) != 1 {
 					t.Errorf("left on a node without containers: %v, %v", got, n.sw.ports)
 				}
 			}
@@ -172,7 +172,7 @@ func TestRepairBelievesTheSwitch(t *testing.T) {
 	n.sw.ports[99] = "pil99"
 	n.start(n.config.Indexes)
 	c.reach()
-	if len(n.sw.has) != 5 || len(n.sw.ports) != 1 {
+	if len(n.sw.has) != 5 || len(n.sw.ports) != 2 || n.sw.ports[pipeline.Gateway] != "gateway" {
 		t.Errorf("holds %v, ports %v", n.sw.table(), n.sw.ports)
 	}
 	if err := n.Apply(t.Context(), blue.Name, nil, nil); err == nil {

@@ -28,12 +28,6 @@ type Publication struct {
 	Underlay     netip.Addr   // one of UnderlayAddress
 }
 
-// Gateway is this node's.
-type Gateway interface {
-	// Publish has what is sent to addresses on the underlay go to these virtual ones, and nothing else.
-	Publish(ctx context.Context, virtual map[netip.Addr]netip.Addr) error
-}
-
 // services is what the cluster last said of the north and the south.
 type services struct {
 	of        map[string][]Service

@@ -27,6 +27,8 @@ const (
 // carrierTimeout bounds how long a device may take to notice that the other end is up.
 const carrierTimeout = 5 * time.Second
 
+const minMTU = 1280 // RFC 8200 §5
+
 // Config is what a Gateway is made of.
 type Config struct {
 	Path string // of the namespace
@@ -37,7 +39,7 @@ type Config struct {
 	Block   netip.Prefix // the node's virtual addresses
 	Virtual netip.Addr   // the gateway's own of these, which containers see clients by
 	Own     netip.Addr   // the gateway's own on the underlay, which services see containers by
-	MTU     int          // of the uplink
+	MTU     int          // of what leaves by the uplink
 }
 
 // Gateway is one node's.
@@ -46,7 +48,8 @@ type Gateway struct {
 	ns     *netns.Namespace
 }
 
-// Open makes the gateway, or sets right the one that is there, from the node's namespace. It translates nothing before Publish.
+// Open makes the gateway, or sets right the one that is there, from the node's namespace. It translates nothing before Publish. A
+// namespace that would end with this process is refused.
 func Open(ctx context.Context, c Config) (*Gateway, error) {
 	ns, err := netns.Open(c.Path)
 	switch {
@@ -60,6 +63,9 @@ func Open(ctx context.Context, c Config) (*Gateway, error) {
 	case err != nil:
 		return nil, err
 	}
+	if err := outlives(ns); err != nil {
+		return nil, errors.Join(err, ns.Close(), netns.Remove(c.Path))
+	}
 	g := &Gateway{c, ns}
 	if err := g.setUp(ctx); err != nil {
 		return nil, errors.Join(fmt.Errorf("set up the gateway in %s: %w", c.Path, err), ns.Close())
@@ -67,8 +73,25 @@ func Open(ctx context.Context, c Config) (*Gateway, error) {
 	return g, nil
 }
 
+// outlives refuses a namespace whose mount the machine does not see. Where that cannot be told, nothing is said.
+func outlives(ns *netns.Namespace) error {
+	if kept, err := ns.Kept(); err != nil || kept {
+		return nil
+	}
+	return fmt.Errorf("the gateway's namespace at %s would end with the agent, whose mounts the machine does not see; "+
+		"make one on the machine, with `ip netns add pilaster-gateway`, and name it with --gateway-netns /run/netns/pilaster-gateway", ns.Path())
+}
+
 // Close leaves the gateway at work.
 func (g *Gateway) Close() error { return g.ns.Close() }
+
+// Device is the gateway's end at the switch.
+func (g *Gateway) Device() pipeline.Device {
+	return pipeline.Device{Name: g.config.Switch, Netns: g.config.Path, Inside: overlay}
+}
+
+// Addresses are the gateway's own: the one that services see, and the one that published containers do.
+func (g *Gateway) Addresses() (own, virtual netip.Addr) { return g.config.Own, g.config.Virtual }
 
 // Remove takes the gateway at a path away; its devices go with it.
 func Remove(path string) error { return netns.Remove(path) }
@@ -95,19 +118,16 @@ func (g *Gateway) setUp(ctx context.Context) error {
 	for _, side := range []struct {
 		near, far string
 		addr      netip.Addr
-		mtu       int
 		route     netip.Prefix
 	}{
-		{c.Switch, overlay, c.Virtual, c.MTU - pipeline.Overhead, c.Block},
-		{c.Fabric, underlay, c.Own, c.MTU, netip.PrefixFrom(netip.IPv6Unspecified(), 0)},
+		{c.Switch, overlay, c.Virtual, c.Block},
+		{c.Fabric, underlay, c.Own, netip.PrefixFrom(netip.IPv6Unspecified(), 0)},
 	} {
 		near, far, err := g.pair(node, inside, side.near, side.far)
 		if err != nil {
 			return err
 		}
 		for _, step := range []func() error{
-			func() error { return node.LinkSetMTU(near, side.mtu) },
-			func() error { return inside.LinkSetMTU(far, side.mtu) },
 			func() error { return node.LinkSetARPOff(near) },
 			func() error { return inside.LinkSetARPOff(far) },
 			func() error { return node.LinkSetUp(near) },
@@ -124,7 +144,48 @@ func (g *Gateway) setUp(ctx context.Context) error {
 			}
 		}
 	}
+	if err := g.setMTU(node, inside, c.MTU); err != nil {
+		return err
+	}
 	return g.waitUp(ctx)
+}
+
+// SetMTU has the gateway take what leaves by the uplink, and for containers what leaves in tunnels.
+func (g *Gateway) SetMTU(mtu int) error {
+	node, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return err
+	}
+	defer node.Close()
+	inside, err := g.ns.Netlink()
+	if err != nil {
+		return err
+	}
+	defer inside.Close()
+	return g.setMTU(node, inside, mtu)
+}
+
+func (g *Gateway) setMTU(node, inside *netlink.Handle, mtu int) error {
+	if mtu-pipeline.Overhead < minMTU {
+		return fmt.Errorf("an MTU of %d, what the uplink leaves beside a tunnel's %d bytes, is under IPv6's %d; raise the uplink's", mtu-pipeline.Overhead, pipeline.Overhead, minMTU)
+	}
+	for _, end := range []struct {
+		h    *netlink.Handle
+		name string
+		mtu  int
+	}{
+		{node, g.config.Switch, mtu - pipeline.Overhead}, {inside, overlay, mtu - pipeline.Overhead},
+		{node, g.config.Fabric, mtu}, {inside, underlay, mtu},
+	} {
+		l, err := end.h.LinkByName(end.name)
+		if err == nil && l.Attrs().MTU != end.mtu {
+			err = netns.Retry(func() error { return end.h.LinkSetMTU(l, end.mtu) })
+		}
+		if err != nil {
+			return fmt.Errorf("MTU of the gateway's %s: %w", end.name, err)
+		}
+	}
+	return nil
 }
 
 // pair finds both ends, or makes them.

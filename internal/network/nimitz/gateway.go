@@ -1,0 +1,62 @@
+package nimitz
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+
+	"pilaster.io/pilaster/internal/network"
+	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
+)
+
+// Gateway is this node's.
+type Gateway interface {
+	// Device is its end at the switch.
+	Device() pipeline.Device
+	// Addresses are its own: the one that services see, and the one that published containers do.
+	Addresses() (own, virtual netip.Addr)
+	// SetMTU fits it to what may leave by the uplink, in bytes.
+	SetMTU(mtu int) error
+	// Publish has what is sent to addresses on the underlay go to these virtual ones, and nothing else.
+	Publish(ctx context.Context, virtual map[netip.Addr]netip.Addr) error
+}
+
+var _ network.Outward = (*Network)(nil)
+
+// plugGateway makes the gateway a port, or has none.
+func (n *Network) plugGateway(ctx context.Context) error {
+	if n.config.Gateway == nil {
+		return n.config.Switch.Unplug(ctx, pipeline.Gateway)
+	}
+	if err := n.config.Switch.Plug(ctx, pipeline.Gateway, n.config.Gateway.Device()); err != nil {
+		return fmt.Errorf("gateway: %w", err)
+	}
+	return nil
+}
+
+// Gateway is how this node's is.
+func (n *Network) Gateway() (g network.Gateway) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.config.Gateway == nil {
+		g.Missing = "this node was given none"
+		if n.config.NoGateway != nil {
+			g.Missing = n.config.NoGateway.Error()
+		}
+		return g
+	}
+	g.Own, g.Virtual = n.config.Gateway.Addresses()
+	for name := range n.tenants {
+		g.Services += len(n.services.of[name])
+	}
+	g.Publications = len(n.publishedHere())
+	return g
+}
+
+// FollowMTU fits the gateway to what may leave by the uplink.
+func (n *Network) FollowMTU(mtu int) error {
+	if n.config.Gateway == nil {
+		return nil
+	}
+	return n.config.Gateway.SetMTU(mtu)
+}
