@@ -24,6 +24,10 @@ import (
 // resolveTimeout is how long an ADD waits for the orchestrator before it says try again.
 const resolveTimeout = 5 * time.Second
 
+// heldPage is how many addresses and subnets this node says at a time that it holds: as many as the orchestrator takes in within a moment, also
+// when its store has forgotten them. It registers once for each page.
+const heldPage = 2048
+
 // Link is the agent's connection to the orchestrator. Without it everything this node knows
 // goes on working.
 type Link struct {
@@ -148,17 +152,8 @@ func (l *Link) register(ctx context.Context) (pilasterv1connect.NodeServiceClien
 	if err != nil {
 		return nil, fmt.Errorf("addresses of the uplink: %w", err)
 	}
-	req := &pilasterv1.RegisterRequest{Version: l.config.Version, Held: l.config.Tenants.held()}
-	req.Held.Mappings = append(req.Held.Mappings, heldAddresses(l.config.Endpoints())...)
-	for _, a := range addrs {
-		req.UplinkAddresses = append(req.UplinkAddresses, a.String())
-	}
-	if held, ok := l.config.Node.Membership(); ok {
-		req.WantedPrefix, req.ClusterUuid = held.Prefix.String(), held.ClusterUUID
-	} else if l.config.WantedPrefix.IsValid() {
-		req.WantedPrefix = l.config.WantedPrefix.String()
-	}
-	resp, err := client.Register(ctx, connect.NewRequest(req))
+	pages := l.registration(addrs)
+	resp, err := client.Register(ctx, connect.NewRequest(pages[0]))
 	if err != nil {
 		return nil, fmt.Errorf("registering this node: %w", err)
 	}
@@ -166,8 +161,39 @@ func (l *Link) register(ctx context.Context) (pilasterv1connect.NodeServiceClien
 	if err != nil {
 		return nil, err
 	}
+	if err := l.config.Node.Join(m); err != nil {
+		return nil, err
+	}
+	for i, page := range pages[1:] {
+		if _, err := client.Register(ctx, connect.NewRequest(page)); err != nil {
+			return nil, fmt.Errorf("registering this node, page %d of %d: %w", i+2, len(pages), err)
+		}
+	}
 	l.uplink = addrs
-	return client, l.config.Node.Join(m)
+	return client, nil
+}
+
+// registration is what this node says of itself. What it holds beyond a page it says by registering again.
+func (l *Link) registration(uplinks []netip.Addr) (pages []*pilasterv1.RegisterRequest) {
+	held := l.config.Tenants.held()
+	mappings := append(held.Mappings, heldAddresses(l.config.Endpoints())...)
+	for {
+		held.Mappings = mappings[:min(len(mappings), heldPage)]
+		mappings = mappings[len(held.Mappings):]
+		req := &pilasterv1.RegisterRequest{Version: l.config.Version, Held: held}
+		for _, a := range uplinks {
+			req.UplinkAddresses = append(req.UplinkAddresses, a.String())
+		}
+		if has, ok := l.config.Node.Membership(); ok {
+			req.WantedPrefix, req.ClusterUuid = has.Prefix.String(), has.ClusterUUID
+		} else if l.config.WantedPrefix.IsValid() {
+			req.WantedPrefix = l.config.WantedPrefix.String()
+		}
+		if pages = append(pages, req); len(mappings) == 0 {
+			return pages
+		}
+		held = &pilasterv1.Held{}
+	}
 }
 
 func (l *Link) dial(ctx context.Context) (pilasterv1connect.NodeServiceClient, error) {

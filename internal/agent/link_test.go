@@ -187,6 +187,32 @@ func TestRegisterGivesUpWhereTryingDoesNotHelp(t *testing.T) {
 	}
 }
 
+// A node that holds more than a page says all of it.
+func TestRegisterInPages(t *testing.T) {
+	b := newLinkBed(t)
+	var has []endpoint.Record
+	for i := range 2*heldPage + 3 {
+		a := netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)})
+		has = append(has, endpoint.Record{ContainerID: fmt.Sprint("c", i), Interface: "eth0", Tenant: "green", Attachments: []endpoint.Attachment{{Address: a}}})
+	}
+	b.link.config.Endpoints = func() []endpoint.Record { return has }
+	if err := b.link.Register(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	said := map[string]bool{}
+	for _, req := range b.cluster.registered {
+		for _, m := range req.Held.Mappings {
+			said[m.To+" "+m.Key] = true
+		}
+		if len(req.Held.Mappings) > heldPage || req.Version != "v1" || len(req.UplinkAddresses) != 1 {
+			t.Errorf("a page with %d of version %q, uplinks %v", len(req.Held.Mappings), req.Version, req.UplinkAddresses)
+		}
+	}
+	if len(said) != len(has) || !said["10.0.16.2/32 c4098/eth0"] || len(b.cluster.registered) != 3 {
+		t.Errorf("%d of %d said in %d requests", len(said), len(has), len(b.cluster.registered))
+	}
+}
+
 // What registration fixed stays: neither prefix nor cluster changes under living containers.
 func TestMembershipIsPinned(t *testing.T) {
 	b := newLinkBed(t)

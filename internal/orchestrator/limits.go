@@ -62,11 +62,11 @@ type allowance struct {
 }
 
 // allowances have room for a node that hosts 65,535 tenants, and after a restart asks for what all its
-// containers need at once. Agents register and follow again with growing pauses.
+// containers need at once, and registers once for every 2,048 addresses it holds. Agents register and follow again with growing pauses.
 var allowances = map[string]allowance{
 	pilasterv1connect.NodeServiceJoinProcedure:         {64, 64 << 10, 0}, // has about 500 bytes
 	pilasterv1connect.NodeServiceRenewProcedure:        {4, 64 << 10, 5},
-	pilasterv1connect.NodeServiceRegisterProcedure:     {4, 8 << 20, 5},
+	pilasterv1connect.NodeServiceRegisterProcedure:     {4, 8 << 20, 10},
 	pilasterv1connect.NodeServiceResolveProcedure:      {256, 64 << 10, 500},
 	pilasterv1connect.NodeServiceFollowProcedure:       {4, 16 << 20, 5},
 	pilasterv1connect.NodeServiceAllocateProcedure:     {256, 64 << 10, 500},

@@ -168,7 +168,7 @@ func TestCallsOfOneNode(t *testing.T) {
 		t.Errorf("%d calls were let through, at least %d and at most %d should be", calls, 10*rate, most)
 	}
 	wantCode(t, err, connect.CodeUnavailable)
-	wantText(t, err, "node n1 calls /pilaster.v1.NodeService/Register more than 5 times a second")
+	wantText(t, err, "node n1 calls /pilaster.v1.NodeService/Register more than 10 times a second")
 	wantRefusals(t, s, limitRate, 1)
 	if err := register(n2); err != nil {
 		t.Errorf("another node: %v", err)

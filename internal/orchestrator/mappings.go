@@ -22,6 +22,9 @@ func (s *nodeService) Allocate(ctx context.Context, req *connect.Request[pilaste
 	if err != nil {
 		return nil, err
 	}
+	if err := s.model.room(node.Name, 1); err != nil {
+		return nil, err
+	}
 	given, err := s.store.Allocate(ctx, node, req.Msg.Tenant, req.Msg.Key)
 	if err != nil {
 		return nil, err
@@ -90,22 +93,57 @@ func (s *nodeService) hosting(ctx context.Context, n pki.Node, tenant string) er
 }
 
 // given keeps count of what nodes have of tenants' overlays.
-type given map[string]map[string]bool // by tenant and prefix
+type given struct {
+	to     map[string]map[string]string // the node's name, by tenant and prefix
+	byNode map[string]int
+}
+
+func newGiven() given { return given{to: map[string]map[string]string{}, byNode: map[string]int{}} }
 
 func (g given) add(m *pilasterv1.Mapping) {
-	of := g[m.Tenant]
+	g.remove(m)
+	of := g.to[m.Tenant]
 	if of == nil {
-		of = map[string]bool{}
-		g[m.Tenant] = of
+		of = map[string]string{}
+		g.to[m.Tenant] = of
 	}
-	of[m.To] = true
+	of[m.To] = m.Name
+	g.byNode[m.Name]++
 }
 
 func (g given) remove(m *pilasterv1.Mapping) {
-	of := g[m.Tenant]
-	if delete(of, m.To); len(of) == 0 {
-		delete(g, m.Tenant)
+	of := g.to[m.Tenant]
+	node, ok := of[m.To]
+	if !ok {
+		return
 	}
+	less(g.byNode, node)
+	if delete(of, m.To); len(of) == 0 {
+		delete(g.to, m.Tenant)
+	}
+}
+
+// room refuses a node that would have more than it can have endpoints for.
+func (m *model) room(node string, more int) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	has := m.given.byNode[node]
+	if has+more <= maxMappings {
+		return nil
+	}
+	return connect.NewError(connect.CodeResourceExhausted, fmt.Errorf("node %s has %d addresses and subnets of tenants, and its endpoints can use %d; nothing was changed: remove containers from it, or see what it runs", node, has, maxMappings))
+}
+
+// claims is how much of what a node says that it holds would be new.
+func (m *model) claims(node string, held []*pilasterv1.Mapping) (n int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, h := range held {
+		if m.given.to[h.Tenant][h.To] != node {
+			n++
+		}
+	}
+	return n
 }
 
 // counted is a tenant with how much of its overlays is given; one without overlays as it is.
@@ -114,7 +152,7 @@ func (g given) counted(t *pilasterv1.Tenant) *pilasterv1.Tenant {
 		return t
 	}
 	t = proto.CloneOf(t)
-	for to := range g[t.Name] {
+	for to := range g.to[t.Name] {
 		prefix, err := netip.ParsePrefix(to)
 		for _, o := range t.Overlays {
 			if cidr, wrong := netip.ParsePrefix(o.Cidr); err == nil && wrong == nil && cidr.Contains(prefix.Addr()) {

@@ -148,6 +148,67 @@ func TestMappings(t *testing.T) {
 	wantCode(t, err, connect.CodeInvalidArgument)
 }
 
+// A node may have as much as it can have endpoints for, whether it asks for it or says that it holds it. What it has it may say again.
+func TestAddressesOfOneNode(t *testing.T) {
+	t.Parallel()
+	s := start(t, testConfig(t))
+	createNimitz(t, s, "green", &pilasterv1.Overlay{Cidr: "10.0.0.0/16"})
+	n1, n2 := registered(t, s, testNode(1)), registered(t, s, testNode(2))
+	resolve(t, n1, "green", "web")
+	resolve(t, n2, "green", "web")
+	own := &pilasterv1.Mapping{Tenant: "green", To: allocate(t, n1, "green", "c1/eth0"), Key: "c1/eth0"}
+	has := func(n int) {
+		s.model.mu.Lock()
+		defer s.model.mu.Unlock()
+		s.model.given.byNode["n1"] = n
+	}
+	holds := func(c *join.Client, m ...*pilasterv1.Mapping) error {
+		_, err := c.Register(t.Context(), connect.NewRequest(&pilasterv1.RegisterRequest{Held: &pilasterv1.Held{Mappings: m}}))
+		return err
+	}
+	if err := s.model.await(t.Context(), func() bool { return s.model.given.byNode["n1"] == 1 }); err != nil {
+		t.Fatal(err)
+	}
+	has(maxMappings)
+	_, err := n1.Allocate(t.Context(), connect.NewRequest(&pilasterv1.AllocateRequest{Tenant: "green", Key: "c2/eth0"}))
+	for what, err := range map[string]error{"asked": err, "said": holds(n1, own, &pilasterv1.Mapping{Tenant: "green", To: "10.0.7.0/32", Key: "c7/eth0"})} {
+		if wantCode(t, err, connect.CodeResourceExhausted); err != nil && !strings.Contains(err.Error(), "node n1 has 131070 addresses") {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if err := holds(n1, own); err != nil {
+		t.Errorf("what it has: %v", err)
+	}
+	allocate(t, n2, "green", "c2/eth0")
+	has(maxMappings - 1)
+	allocate(t, n1, "green", "c2/eth0")
+}
+
+// Mappings are counted by who has them, also when they go to another or are told twice.
+func TestGivenByNode(t *testing.T) {
+	g := newGiven()
+	for i, c := range []struct {
+		to, node string // no node: it goes
+		want     string
+	}{
+		{"10.0.0.1/32", "n1", "map[n1:1]"}, {"10.0.0.2/32", "n1", "map[n1:2]"}, {"10.0.0.2/32", "n1", "map[n1:2]"}, {"10.0.0.2/32", "n2", "map[n1:1 n2:1]"},
+		{"10.0.0.3/32", "", "map[n1:1 n2:1]"}, {"10.0.0.1/32", "", "map[n2:1]"}, {"10.0.0.2/32", "", "map[]"},
+	} {
+		m := &pilasterv1.Mapping{Tenant: "green", To: c.to, Name: c.node}
+		if c.node == "" {
+			g.remove(m)
+		} else {
+			g.add(m)
+		}
+		if got := fmt.Sprint(g.byNode); got != c.want {
+			t.Errorf("step %d: %s, want %s", i, got, c.want)
+		}
+	}
+	if len(g.to) != 0 {
+		t.Errorf("left %v", g.to)
+	}
+}
+
 // Of each tenant nodes together may ask only so often; who comes too late is told when to come again, and is counted.
 func TestListRate(t *testing.T) {
 	t.Parallel()

@@ -56,8 +56,8 @@ func (m *model) apply(b store.Batch) {
 		m.tenants = map[string]*pilasterv1.Tenant{}
 		m.apps = map[string]map[uint32]*pilasterv1.App{}
 		m.hosting = map[string]map[string]*pilasterv1.Hosting{}
-		m.given = given{}
 		m.carrying = map[string]map[string]bool{}
+		m.given = newGiven()
 		m.sessions = map[string]store.Session{}
 		m.past, m.forgotten = nil, b.Revision
 		// What happened in between is not known, so each stream starts over.

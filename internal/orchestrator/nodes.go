@@ -105,6 +105,11 @@ func (s *nodeService) Register(ctx context.Context, req *connect.Request[pilaste
 	if err != nil {
 		return nil, connect.NewError(connect.CodeInvalidArgument, err)
 	}
+	if n := s.model.claims(r.Node.Name, r.Mappings); n > 0 {
+		if err := s.model.room(r.Node.Name, n); err != nil {
+			return nil, err
+		}
+	}
 	s.awaitPredecessor(ctx, r.Node, r.Instance)
 	node, err := s.store.Register(ctx, r)
 	if err != nil {

@@ -26,7 +26,7 @@ func (s *Store) recall(t *txn, node *pilasterv1.Node, r Registration) error {
 	}
 	for _, held := range r.Mappings {
 		if to, err := netip.ParsePrefix(held.To); err == nil {
-			keys = append(keys, mappingKey(held.Tenant, to))
+			keys = append(keys, mappingKey(held.Tenant, to), givenKey(held.Tenant, node.Name, held.Key))
 		}
 	}
 	if err := t.fetch(keys); err != nil {

@@ -302,6 +302,14 @@ func (s *Store) claim(t *txn, node *pilasterv1.Node, n pki.Node, held *pilasterv
 	if n, _ := o.Contains(to); n-first >= mark && n-first-mark < maxJump {
 		t.setMark(overlayMark(held.Tenant, o), (n-first+1)%count)
 	}
+	// Else it would stay the node's when that hosts the tenant no more. Of its ids the node says itself.
+	if _, hosts, err := t.hosting(held.Tenant, node.Name); err != nil {
+		return err
+	} else if !hosts {
+		if err := t.save(hostingKey(held.Tenant, node.Name), &pilasterv1.Hosting{}); err != nil {
+			return err
+		}
+	}
 	return t.give(node, held.Tenant, held.Key, claimed, []netip.Prefix{to})
 }
 

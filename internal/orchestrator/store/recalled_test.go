@@ -84,6 +84,16 @@ func testRecallMappings(t *testing.T, etcd *clientv3.Client) {
 	if got := allocate(t, s, 2, "lime", "c2/eth0"); got != "10.0.0.5/32" {
 		t.Errorf("the one before has %s", got)
 	}
+	// It may have hosted the tenant since the backup, and hosts it no more when it follows.
+	if err := holding(s, 4, "green", "10.0.9.0/24", ""); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Hosts(t.Context(), node(4), 5, nil, []string{"green"}); err != nil {
+		t.Fatal(err)
+	}
+	if got := mapped(t, s, "green"); slices.Contains(got, "10.0.9.0/24 n4") {
+		t.Errorf("mappings are %v", got)
+	}
 }
 
 // A restored store gives nothing that may have been given since the backup, and takes no rest for eternal.
