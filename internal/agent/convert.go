@@ -84,7 +84,7 @@ func appFromProto(a *pilasterv1.App) (App, error) {
 }
 
 func tenantFromProto(t *pilasterv1.Tenant) (tenant.Tenant, error) {
-	out := tenant.Tenant{Name: t.GetName(), Network: cmp.Or(t.GetNetwork(), tenant.Netpila), Changes: t.GetChanges()}
+	out := tenant.Tenant{Name: t.GetName(), Network: cmp.Or(t.GetNetwork(), tenant.Netpila), Leaving: t.GetLeaving(), Changes: t.GetChanges()}
 	if t.GetCreated() != nil {
 		out.Created = t.Created.AsTime()
 	}
@@ -123,12 +123,15 @@ func tenantFromProto(t *pilasterv1.Tenant) (tenant.Tenant, error) {
 // checkNetwork refuses a tenant whose containers this build could not give addresses.
 func checkNetwork(t tenant.Tenant) error {
 	own := t.Network == tenant.Nimitz
+	ranges := own || t.Leaving == tenant.Nimitz
 	switch {
 	case !own && t.Network != tenant.Netpila:
 		return fmt.Errorf("is on network %q, which this build does not know", t.Network)
-	case own != (t.Addressing == tenant.Own), own != (len(t.Overlays) > 0):
+	case t.Leaving != "" && (t.Leaving != tenant.Nimitz || own):
+		return fmt.Errorf("is on network %q and leaves %q, of which this build does not know how", t.Network, t.Leaving)
+	case own != (t.Addressing == tenant.Own), ranges != (len(t.Overlays) > 0):
 		return fmt.Errorf("on network %s has %s addressing and %d CIDRs, which do not go together", t.Network, t.Addressing, len(t.Overlays))
-	case !own:
+	case !ranges:
 		return nil
 	}
 	return tenant.CheckOverlays(address.Plan{}, t.Overlays) // what of the plan they may not have, the orchestrator knows
@@ -164,7 +167,7 @@ func knownFromProto(tenants []*pilasterv1.Tenant, apps []*pilasterv1.App, whole 
 
 // tenantToProto leaves the ids out.
 func tenantToProto(t tenant.Tenant) *pilasterv1.Tenant {
-	out := &pilasterv1.Tenant{Name: t.Name, Addressing: pilasterv1.Addressing_ADDRESSING_ENCRYPTED, Changes: t.Changes, Network: t.Network}
+	out := &pilasterv1.Tenant{Name: t.Name, Addressing: pilasterv1.Addressing_ADDRESSING_ENCRYPTED, Changes: t.Changes, Network: t.Network, Leaving: t.Leaving}
 	if !t.Created.IsZero() {
 		out.Created = timestamppb.New(t.Created)
 	}

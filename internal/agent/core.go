@@ -54,6 +54,9 @@ type Core struct {
 	mu     sync.Mutex
 	ids    map[endpoint.ID]bool // in use, records being made included
 	lastID endpoint.ID
+
+	due   signal               // endpoints may not be on the networks that they are to be on
+	moved map[endpoint.ID]bool // of those that are on more than one: all of it works, as this process has seen
 }
 
 // Config is what a Core is made of.
@@ -75,7 +78,7 @@ func New(c Config) (*Core, error) {
 	core := &Core{
 		store: c.Store, tenants: c.Tenants, networks: c.Networks, driver: c.Driver, resolver: c.Resolver,
 		plan: c.Plan, max: cmp.Or(c.MaxEndpoints, DefaultMaxEndpoints), now: c.Now, log: c.Log,
-		ids: map[endpoint.ID]bool{},
+		ids: map[endpoint.ID]bool{}, moved: map[endpoint.ID]bool{}, due: newSignal(),
 	}
 	c.Tenants.maxIDs = cmp.Or(c.MaxTenantIDs, DefaultMaxTenantIDs)
 	if core.max < 1 || core.max > int(endpoint.MaxID) {
@@ -170,6 +173,7 @@ func (c *Core) Add(ctx context.Context, q AddRequest) (endpoint.Record, error) {
 		defer cancel()
 		return endpoint.Record{}, errors.Join(err, c.remove(undo, r))
 	}
+	c.lookAt(r) // its tenant may have moved meanwhile
 	c.log.Info("endpoint added", "endpoint", r.ID, "container", r.ContainerID, "pod", r.Pod, "tenant", r.Tenant, "app", r.App, "addresses", r.Addresses())
 	return r, nil
 }
@@ -261,6 +265,7 @@ func (c *Core) remove(ctx context.Context, r endpoint.Record) error {
 	}
 	c.giveID(r.ID)
 	c.release(ctx, r.Tenant, r.TenantID)
+	c.lookAt(r)
 	return nil
 }
 
@@ -308,8 +313,8 @@ func (c *Core) Check(ctx context.Context, q CheckRequest) error {
 		return refuse(ErrCheck, "netns: endpoint %d was made in %s, not in %s", r.ID, r.Netns, q.Netns)
 	}
 	for _, claimed := range q.Addresses {
-		own := func(a endpoint.Attachment) bool { return claimed == netip.PrefixFrom(a.Address, a.Address.BitLen()) }
-		if !slices.ContainsFunc(r.Attachments, own) {
+		own := func(a netip.Addr) bool { return claimed == netip.PrefixFrom(a, a.BitLen()) }
+		if !slices.ContainsFunc(append(r.Addresses(), r.Left...), own) {
 			return refuse(ErrCheck, "address: endpoint %d does not have %v", r.ID, claimed)
 		}
 	}
@@ -350,4 +355,5 @@ func (c *Core) giveID(id endpoint.ID) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.ids, id)
+	delete(c.moved, id)
 }

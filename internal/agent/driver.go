@@ -38,6 +38,9 @@ type Driver interface {
 	CreateDevice(ctx context.Context, r endpoint.Record) (endpoint.Device, error)
 	// Attach gives a recorded device its program. Packets flow once the endpoint's networks have entries for it.
 	Attach(endpoint.Record) error
+	// Readdress has an active endpoint's container have the addresses, routes and neighbours of one record in the place of those of another,
+	// and the node the routes to it. What both have is not touched.
+	Readdress(ctx context.Context, was, is endpoint.Record) error
 	// MTU is what an endpoint without overhead is to have now, in bytes; an error says why there is no good one.
 	MTU() (int, error)
 	// SetMTU changes that of an active endpoint's device, on both sides.

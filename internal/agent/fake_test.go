@@ -114,6 +114,16 @@ func (d *fakeDriver) CreateDevice(_ context.Context, r endpoint.Record) (endpoin
 	}, nil
 }
 
+func (d *fakeDriver) Readdress(_ context.Context, was, is endpoint.Record) error {
+	if err := d.call("Readdress", is); err != nil {
+		return err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.devices[is.ID] = is
+	return nil
+}
+
 func (d *fakeDriver) Attach(r endpoint.Record) error { return d.call("Attach", r) }
 
 func (d fakePath) Activate(_ context.Context, r endpoint.Record) error {

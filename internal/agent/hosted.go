@@ -77,11 +77,17 @@ func (c *Core) put(ctx context.Context, name string) error {
 	if !ok {
 		return nil
 	}
-	had := c.tenants.put(name)
-	if had.Network == known.Tenant.Network && slices.Equal(had.IDs, known.Tenant.IDs) && slices.Equal(had.Overlays, known.Tenant.Overlays) {
+	had, on := c.tenants.put(name)
+	same := had.Network == known.Tenant.Network && had.Leaving == known.Tenant.Leaving && had.Addressing == known.Tenant.Addressing &&
+		slices.Equal(had.IDs, known.Tenant.IDs) && slices.Equal(had.Overlays, known.Tenant.Overlays)
+	if same && len(on) == 1 {
+		return nil // the one it is on
+	}
+	wanted := c.networksOf(known.Tenant)
+	if same && slices.Equal(on, wanted) {
 		return nil
 	}
-	if err := c.putTenant(ctx, known.Tenant); err != nil {
+	if err := c.putTenant(ctx, known.Tenant, wanted, had, on); err != nil {
 		return fmt.Errorf("making tenant %s known to the packet path: %w", name, err)
 	}
 	// Retired ids go when no list names them any more.
@@ -92,7 +98,7 @@ func (c *Core) put(ctx context.Context, name string) error {
 			return fmt.Errorf("taking retired ids of tenant %s from the packet path: %w", name, err)
 		}
 	}
-	c.tenants.setPut(name, known.Tenant)
+	c.tenants.setPut(name, known.Tenant, wanted)
 	return nil
 }
 
@@ -115,7 +121,7 @@ func (c *Core) forget(ctx context.Context, name string) {
 	if !ok {
 		return
 	}
-	c.tenants.setPut(name, tenant.Tenant{})
+	c.tenants.setPut(name, tenant.Tenant{}, nil)
 	if err := c.deleteTenant(ctx, known.Tenant); err != nil {
 		c.log.Error("tenant stays in the packet path", "tenant", name, "error", err)
 		return
@@ -147,7 +153,8 @@ func (c *Core) applyOne(ctx context.Context, k Known) error {
 		return err
 	}
 	defer unlock()
-	if _, _, hosted := c.tenants.get(k.Tenant.Name); !hosted {
+	before, _, hosted := c.tenants.get(k.Tenant.Name)
+	if !hosted {
 		return nil
 	}
 	if _, err := c.tenants.learn(k); errors.Is(err, ErrExhausted) {
@@ -156,6 +163,9 @@ func (c *Core) applyOne(ctx context.Context, k Known) error {
 		return nil // the others need to be heard
 	} else if err != nil {
 		return err
+	}
+	if after, _, _ := c.tenants.get(k.Tenant.Name); after.Tenant.Network != before.Tenant.Network || after.Tenant.Leaving != before.Tenant.Leaving {
+		c.due.signal()
 	}
 	return c.put(ctx, k.Tenant.Name)
 }

@@ -12,8 +12,8 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// learnIDs takes a list of ids that is not older than the one known. Those that endpoints here
-// have stay, whatever it says.
+// learnIDs takes a list of ids that is not older than the one known, and with it which network the tenant is on. Ids that
+// endpoints here have stay, whatever it says.
 func (h *hosted) learnIDs(news tenant.Tenant) error {
 	if len(news.IDs) == 0 || news.Changes < h.Tenant.Changes {
 		return nil
@@ -29,6 +29,10 @@ func (h *hosted) learnIDs(news tenant.Tenant) error {
 		}
 	}
 	h.Tenant.IDs, h.Tenant.Changes = ids, news.Changes
+	h.Tenant.Network, h.Tenant.Leaving, h.Tenant.Addressing, h.Tenant.Overlays = news.Network, news.Leaving, news.Addressing, news.Overlays
+	if len(news.Overlays) == 0 {
+		h.subnets = nil
+	}
 	return nil
 }
 
@@ -79,7 +83,7 @@ func (t *Tenants) Report(to *pilasterv1.FollowRequest, newStream bool) {
 			h.asked = true
 			to.IncompleteTenants = append(to.IncompleteTenants, name)
 		}
-		said := &pilasterv1.Hosting{Tenant: name}
+		said := &pilasterv1.Hosting{Tenant: name, Moving: h.moving}
 		for _, id := range h.put.IDs {
 			said.Accepts = append(said.Accepts, uint32(id.ID))
 		}
@@ -154,16 +158,16 @@ func (h *hosted) count() (n int) {
 	return n
 }
 
-// put is what the networks know of a tenant.
-func (t *Tenants) put(name string) tenant.Tenant {
+// put is what networks know of a tenant, and which.
+func (t *Tenants) put(name string) (tenant.Tenant, []string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.m[name].put
+	return t.m[name].put, t.m[name].on
 }
 
-func (t *Tenants) setPut(name string, put tenant.Tenant) {
+func (t *Tenants) setPut(name string, put tenant.Tenant, on []string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.m[name].put = put
+	t.m[name].put, t.m[name].on = put, on
 	t.signal()
 }

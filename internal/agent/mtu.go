@@ -36,12 +36,25 @@ func (c *Core) setMTU(ctx context.Context, containerID, iface string, mtu int) e
 	if !ok || r.State != endpoint.Active || r.Device.MTU == mtu {
 		return nil
 	}
+	return c.changeMTU(&r, mtu)
+}
+
+// fit gives an endpoint the MTU that is left beside what its networks put before packets. The caller holds its lock.
+func (c *Core) fit(r *endpoint.Record) error {
+	mtu, err := c.driver.MTU()
+	if err != nil || r.Device.MTU == mtu-r.Overhead() {
+		return err
+	}
+	return c.changeMTU(r, mtu-r.Overhead())
+}
+
+func (c *Core) changeMTU(r *endpoint.Record, mtu int) error {
 	was := r.Device.MTU
-	if err := c.driver.SetMTU(r, mtu); err != nil {
+	if err := c.driver.SetMTU(*r, mtu); err != nil {
 		return fmt.Errorf("endpoint %d keeps an MTU of %d: %w", r.ID, was, err)
 	}
 	r.Device.MTU = mtu
-	if err := c.store.Put(r); err != nil {
+	if err := c.store.Put(*r); err != nil {
 		return fmt.Errorf("endpoint %d has an MTU of %d and is shown with %d: %w", r.ID, mtu, was, err)
 	}
 	c.log.Info("endpoint has another MTU", "endpoint", r.ID, "container", r.ContainerID, "was", was, "mtu", mtu)

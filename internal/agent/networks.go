@@ -58,21 +58,31 @@ func (c *Core) allNetworks(do func(name string, n Network) error) error {
 	return nil
 }
 
-// putTenant makes a tenant known to its network, and to those that endpoints here have from before it was moved.
-func (c *Core) putTenant(ctx context.Context, t tenant.Tenant) error {
-	wanted := map[string]bool{networkOf(t): true}
+// networksOf are those that are to know a tenant: the one it is on, the one it leaves, and those that endpoints here have addresses of.
+func (c *Core) networksOf(t tenant.Tenant) []string {
+	names := []string{networkOf(t)}
+	if _, ok := c.networks[t.Leaving]; ok {
+		names = append(names, t.Leaving)
+	}
 	for _, r := range c.store.List() {
 		if r.Tenant == t.Name {
-			for _, name := range r.Networks() {
-				wanted[name] = true
-			}
+			names = append(names, r.Networks()...)
 		}
 	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// putTenant makes a tenant known to networks, and has those forget it that are not among them any more.
+func (c *Core) putTenant(ctx context.Context, t tenant.Tenant, wanted []string, had tenant.Tenant, on []string) error {
 	return c.allNetworks(func(name string, n Network) error {
-		if !wanted[name] {
-			return nil
+		switch {
+		case slices.Contains(wanted, name):
+			return n.PutTenant(ctx, t)
+		case slices.Contains(on, name):
+			return n.DeleteTenant(ctx, had)
 		}
-		return n.PutTenant(ctx, t)
+		return nil
 	})
 }
 

@@ -24,6 +24,7 @@ type fakeSwitch struct {
 	ports   map[pipeline.Port]string
 	fail    error
 	given   byte
+	during  func(call string)
 }
 
 func newFakeSwitch() *fakeSwitch {
@@ -38,6 +39,9 @@ func (s *fakeSwitch) Plug(_ context.Context, p pipeline.Port, device pipeline.De
 }
 
 func (s *fakeSwitch) Unplug(_ context.Context, p pipeline.Port) error {
+	if s.during != nil {
+		s.during("Unplug")
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.ports, p)
@@ -45,6 +49,9 @@ func (s *fakeSwitch) Unplug(_ context.Context, p pipeline.Port) error {
 }
 
 func (s *fakeSwitch) Apply(_ context.Context, remove, add []pipeline.Entry) error {
+	if s.during != nil {
+		s.during("Apply")
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.fail != nil {

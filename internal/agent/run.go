@@ -336,6 +336,7 @@ func (d *daemon) supply(ctx context.Context, g *errgroup.Group, core *Core, over
 		return nil
 	})
 	g.Go(func() error { core.tidy(ctx); return nil })
+	g.Go(func() error { core.move(ctx); return nil })
 	if d.remind != nil {
 		g.Go(func() error { d.remind(ctx, d.Log); return nil })
 	}

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/durable"
 	"pilaster.io/pilaster/internal/endpoint"
@@ -61,6 +62,8 @@ type hosted struct {
 	deleted   bool                     // by an operator; endpoints of it still live
 	endpoints map[address.TenantID]int // those being made included
 	put       tenant.Tenant            // what the networks know
+	on        []string                 // which networks do
+	moving    *pilasterv1.Moving       // how far this node is with the network it leaves; nil where it leaves none
 	subnets   []netip.Prefix           // this node's, one of each overlay; nil before it asked
 	refused   error                    // why this node did not take what it heard last
 	asked     bool                     // the stream was asked for the whole of it, which is on its way
@@ -73,6 +76,7 @@ type tenantFile struct {
 	Version    int               `json:"version"`
 	Name       string            `json:"name"`
 	Network    string            `json:"network,omitempty"` // empty means netpila
+	Leaving    string            `json:"leaving,omitempty"`
 	Overlays   []overlayFile     `json:"overlays,omitempty"`
 	Subnets    []netip.Prefix    `json:"nodeSubnets,omitempty"`
 	Addressing tenant.Addressing `json:"addressing"`
@@ -133,7 +137,7 @@ func readTenant(path string) (*hosted, error) {
 }
 
 func (f tenantFile) hosted() (*hosted, error) {
-	h := newHosted(Known{Tenant: tenant.Tenant{Name: f.Name, Network: cmp.Or(f.Network, tenant.Netpila), Addressing: f.Addressing, Created: f.Created, Changes: f.Changes}, Apps: f.Apps})
+	h := newHosted(Known{Tenant: tenant.Tenant{Name: f.Name, Network: cmp.Or(f.Network, tenant.Netpila), Leaving: f.Leaving, Addressing: f.Addressing, Created: f.Created, Changes: f.Changes}, Apps: f.Apps})
 	h.deleted = f.Deleted
 	for _, o := range f.Overlays {
 		h.Tenant.Overlays = append(h.Tenant.Overlays, tenant.Overlay(o))
@@ -183,6 +187,7 @@ func (t *Tenants) write(h *hosted) error {
 	if h.Tenant.Network != tenant.Netpila {
 		f.Network = h.Tenant.Network
 	}
+	f.Leaving = h.Tenant.Leaving
 	for _, o := range h.Tenant.Overlays {
 		f.Overlays = append(f.Overlays, overlayFile(o))
 	}

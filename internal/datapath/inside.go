@@ -78,7 +78,7 @@ func (d *Datapath) setUpInside(r endpoint.Record, in *inside) error {
 	if err != nil {
 		return err
 	}
-	if err := in.routesAreFree(r, container); err != nil {
+	if err := in.routesAreFree(r.Attachments, container); err != nil {
 		return err
 	}
 	steps := []func() error{
@@ -88,7 +88,17 @@ func (d *Datapath) setUpInside(r endpoint.Record, in *inside) error {
 		func() error { return in.LinkSetARPOff(container) },
 		func() error { return in.LinkSetUp(container) },
 	}
-	for _, a := range r.Attachments {
+	for _, step := range append(steps, in.attach(r.Attachments, container)...) {
+		if err := netns.Retry(step); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// attach is the steps that give the container what belongs to attachments.
+func (in *inside) attach(attachments []endpoint.Attachment, container netlink.Link) (steps []func() error) {
+	for _, a := range attachments {
 		steps = append(steps,
 			func() error { return in.setAddress(container, a) },
 			func() error { return in.NeighSet(gatewayNeighbour(container, a)) },
@@ -97,12 +107,21 @@ func (d *Datapath) setUpInside(r endpoint.Record, in *inside) error {
 			steps = append(steps, func() error { return in.RouteReplace(&route) })
 		}
 	}
-	for _, step := range steps {
-		if err := netns.Retry(step); err != nil {
-			return err
+	return steps
+}
+
+// detach is those that take it away, but for the next hop of others that stay.
+func (in *inside) detach(attachments, stay []endpoint.Attachment, container netlink.Link) (steps []func() error) {
+	for _, a := range attachments {
+		for _, route := range containerRoutes(container, a) {
+			steps = append(steps, func() error { return in.RouteDel(&route) })
+		}
+		steps = append(steps, func() error { return in.AddrDel(container, containerAddress(a)) })
+		if !slices.ContainsFunc(stay, func(o endpoint.Attachment) bool { return o.Gateway == a.Gateway }) {
+			steps = append(steps, func() error { return in.NeighDel(gatewayNeighbour(container, a)) })
 		}
 	}
-	return nil
+	return steps
 }
 
 // setAddress enables IPv6 where the runtime, or who lives there, has disabled it.
@@ -119,12 +138,12 @@ func (in *inside) setAddress(container netlink.Link, a endpoint.Attachment) erro
 }
 
 // routesAreFree refuses routes that another device of the container has: it would lose them to this one.
-func (in *inside) routesAreFree(r endpoint.Record, container netlink.Link) error {
+func (in *inside) routesAreFree(attachments []endpoint.Attachment, container netlink.Link) error {
 	there, err := netns.List(func() ([]netlink.Route, error) { return in.RouteList(nil, unix.AF_UNSPEC) })
 	if err != nil {
 		return fmt.Errorf("list the container's routes: %w", err)
 	}
-	for _, a := range r.Attachments {
+	for _, a := range attachments {
 		for _, wanted := range a.Routes {
 			for _, other := range there {
 				if other.LinkIndex != container.Attrs().Index && prefixOf(other.Dst) == wanted {

@@ -39,6 +39,7 @@ type Record struct {
 	Labels      map[string]string `json:"labels,omitempty"` // as given; identity labels made the app
 	State       State             `json:"state"`
 	Attachments []Attachment      `json:"attachments"`
+	Left        []netip.Addr      `json:"left,omitempty"` // had before its tenant moved to another network; its runtime believes in them
 	Device      Device            `json:"device"`
 	Created     time.Time         `json:"created"`
 }
@@ -61,6 +62,12 @@ func (r Record) Networks() []string {
 // On is the record with its attachments of one network alone.
 func (r Record) On(network string) Record {
 	r.Attachments = slices.DeleteFunc(slices.Clone(r.Attachments), func(a Attachment) bool { return a.Network != network })
+	return r
+}
+
+// Without is the record without its attachments of one network.
+func (r Record) Without(network string) Record {
+	r.Attachments = slices.DeleteFunc(slices.Clone(r.Attachments), func(a Attachment) bool { return a.Network == network })
 	return r
 }
 

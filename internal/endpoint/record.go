@@ -17,13 +17,17 @@ import (
 // builds read it.
 const (
 	firstVersion  = 1
-	recordVersion = 2 // attachments without a plaintext, of IPv4, with a subnet or an overhead
+	withNetworks  = 2 // attachments without a plaintext, of IPv4, with a subnet or an overhead
+	recordVersion = 3 // addresses left
 )
 
 func (r Record) version() int {
+	if len(r.Left) > 0 {
+		return recordVersion
+	}
 	for _, a := range r.Attachments {
 		if !a.Plaintext.IsValid() || a.Subnet.IsValid() || a.Overhead != 0 {
-			return recordVersion
+			return withNetworks
 		}
 	}
 	return firstVersion
@@ -63,6 +67,11 @@ func (r Record) validate() error {
 	for _, a := range r.Attachments {
 		if err := a.validate(); err != nil {
 			return err
+		}
+	}
+	for _, a := range r.Left {
+		if !isPlain(a) {
+			return fmt.Errorf("address left %v is none", a)
 		}
 	}
 	return nil

@@ -43,13 +43,16 @@ func New(plan address.Plan, node netip.Prefix, indexes Indexes, path network.Pat
 	return &Network{path, plan, node, indexes}, nil
 }
 
-// Prepare draws an address of the tenant's current id for a new endpoint. It takes no message to
+// Prepare draws an address of the endpoint's tenant id. It takes no message to
 // anybody (NP1, §6.1). The address is given back by Release.
-func (n *Network) Prepare(_ context.Context, t tenant.Tenant, app address.AppID, _ endpoint.Record) ([]endpoint.Attachment, error) {
+func (n *Network) Prepare(_ context.Context, t tenant.Tenant, app address.AppID, r endpoint.Record) ([]endpoint.Attachment, error) {
 	if app >= address.FirstReservedApp {
 		return nil, fmt.Errorf("app %#x is reserved and never belongs to a container", app)
 	}
-	id := t.Current()
+	id := t.Of(r.TenantID)
+	if id.ID == 0 {
+		return nil, fmt.Errorf("tenant %s has no id %d", t.Name, r.TenantID)
+	}
 	key := endpoint.CursorKey{Tenant: id.ID, App: app}
 	plain := address.Plain{Node: n.node, Tenant: id.ID, App: app}
 	a := endpoint.Attachment{Network: Name, Gateway: netip.MustParseAddr("fe80::1")}

@@ -1,0 +1,345 @@
+package agent
+
+import (
+	"fmt"
+	"net/netip"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/network/nimitz"
+	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+// newBedThatMoves has containers c1 and c2 of green, which is on nimitz.
+func newBedThatMoves(t *testing.T) *bed {
+	t.Helper()
+	b := newBedOfTwo(t)
+	for _, c := range []string{"c1", "c2"} {
+		if _, err := b.Add(t.Context(), b.green(c)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return b
+}
+
+// step has this node hear of the first step of green's move, or of the second.
+func (b *bed) step(n uint64) {
+	b.t.Helper()
+	b.orchestrator.mu.Lock()
+	green := b.orchestrator.tenants["green"]
+	green.Network, green.Leaving, green.Addressing, green.Changes = tenant.Netpila, tenant.Nimitz, tenant.Encrypted, n
+	if n > 1 {
+		green.Leaving, green.Overlays = "", nil
+	}
+	b.orchestrator.tenants["green"] = green
+	b.orchestrator.mu.Unlock()
+	if err := b.Apply(b.t.Context(), []Known{{Tenant: green}}, nil); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+func (b *bed) movesAll() {
+	b.t.Helper()
+	if !b.moveAll(b.t.Context()) {
+		b.t.Errorf("not all is done: %v", b.tenants.unmoved())
+	}
+}
+
+// told is what the cluster hears of green: "moved/endpoints problem", or "-".
+func (b *bed) told() string {
+	report := &pilasterv1.FollowRequest{}
+	b.tenants.Report(report, false)
+	for _, h := range report.Hosting {
+		if m := h.Moving; h.Tenant == "green" && m != nil {
+			return strings.TrimSpace(fmt.Sprintf("%d/%d %s", m.Moved, m.Endpoints, m.Problem))
+		}
+	}
+	return "-"
+}
+
+// on fails unless an endpoint's record, its container and the networks agree that it is on these.
+func (b *bed) on(container string, networks ...string) endpoint.Record {
+	b.t.Helper()
+	r, ok := b.store.Find(container, "eth0")
+	if !ok || !slices.Equal(r.Networks(), networks) {
+		b.t.Fatalf("%s is on %v, want %v", container, r.Networks(), networks)
+	}
+	inside := b.driver.devices[r.ID]
+	if !slices.Equal(inside.Addresses(), r.Addresses()) {
+		b.t.Errorf("%s has %v inside, and its record %v", container, inside.Addresses(), r.Addresses())
+	}
+	active, on := b.driver.active[r.ID], slices.Contains(networks, tenant.Netpila)
+	if (len(active.Attachments) == 1) != on || on && active.Attachments[0].Address != r.On(tenant.Netpila).Attachments[0].Address {
+		b.t.Errorf("netpila has %+v of %s", active, container)
+	}
+	_, plugged := b.nimitz.ports[pipeline.Port(r.ID)]
+	sender := slices.ContainsFunc(b.senders(), func(s pipeline.Sender) bool { return s.Port == pipeline.Port(r.ID) })
+	if has := slices.Contains(networks, nimitz.Name); plugged != has || sender != has {
+		b.t.Errorf("nimitz has a port of %s: %v, a sender: %v", container, plugged, sender)
+	}
+	if r.Device.MTU != 1500-r.Overhead() {
+		b.t.Errorf("%s has an MTU of %d", container, r.Device.MTU)
+	}
+	q := CheckRequest{ContainerID: container, Interface: "eth0", Netns: "/run/netns/" + container}
+	for _, a := range append(r.Addresses(), r.Left...) { // as the runtime remembers it from the ADD
+		q.Addresses = append(q.Addresses, netip.PrefixFrom(a, a.BitLen()))
+	}
+	if err := b.Check(b.t.Context(), q); err != nil {
+		b.t.Error(err)
+	}
+	return r
+}
+
+func (b *bed) senders() (all []pipeline.Sender) {
+	for _, e := range b.nimitz.entries {
+		if s, ok := e.(pipeline.Sender); ok {
+			all = append(all, s)
+		}
+	}
+	return all
+}
+
+// ended deletes all and looks for what is left.
+func (b *bed) ended(containers ...string) {
+	b.t.Helper()
+	for _, c := range containers {
+		if err := b.Delete(b.t.Context(), c, "eth0"); err != nil {
+			b.t.Fatal(err)
+		}
+	}
+	b.clean()
+	if len(b.nimitz.ports)+len(b.senders()) > 0 || len(b.moved) > 0 {
+		b.t.Errorf("left: %v, %v, %v", b.nimitz.ports, b.senders(), b.moved)
+	}
+}
+
+// TestMove: containers that run get addresses of netpila and lose those of nimitz when the move is finished; new ones have the former alone.
+func TestMove(t *testing.T) {
+	b := newBedThatMoves(t)
+	old := b.on("c1", nimitz.Name)
+	if b.movesAll(); b.told() != "-" {
+		t.Errorf("before anything moves: %s", b.told())
+	}
+	b.step(1)
+	if b.told() != "-" {
+		t.Errorf("it is said before it is done: %s", b.told())
+	}
+	b.movesAll()
+	moved := b.on("c1", tenant.Netpila, nimitz.Name)
+	if moved.Attachments[0].Address != old.Attachments[0].Address || moved.TenantID != old.TenantID {
+		t.Errorf("moved: %+v", moved)
+	}
+	b.on("c2", tenant.Netpila, nimitz.Name)
+	if _, err := b.Add(t.Context(), b.green("c3")); err != nil {
+		t.Fatal(err)
+	}
+	b.on("c3", tenant.Netpila)
+	if b.told() != "2/2" {
+		t.Errorf("moved, as is said: %s", b.told())
+	}
+	// The next agent looks before it says so.
+	b.orchestrator.err = errFake
+	if b.reopen(); b.told() != "-" {
+		t.Errorf("at a start: %s", b.told())
+	}
+	if b.movesAll(); b.told() != "2/2" || b.on("c1", tenant.Netpila, nimitz.Name).Addresses()[1] != moved.Addresses()[1] {
+		t.Errorf("after a start: %s, %v", b.told(), b.on("c1", tenant.Netpila, nimitz.Name))
+	}
+	// One goes meanwhile.
+	if err := b.Delete(t.Context(), "c2", "eth0"); err != nil {
+		t.Fatal(err)
+	}
+	if len(b.due) != 1 {
+		t.Error("nobody counts anew")
+	}
+	if b.movesAll(); b.told() != "1/1" {
+		t.Errorf("with one less: %s", b.told())
+	}
+
+	b.step(2)
+	b.movesAll()
+	if r := b.on("c1", tenant.Netpila); r.Addresses()[0] != moved.On(tenant.Netpila).Addresses()[0] || !slices.Equal(r.Left, old.Addresses()) {
+		t.Errorf("at last: %+v", r)
+	}
+	if b.told() != "-" || len(b.nimitz.entries) != 1 { // who encapsulates, which is no tenant's
+		t.Errorf("at last: %s, and nimitz has %v", b.told(), b.nimitz.entries)
+	}
+	b.reopen()
+	b.on("c1", tenant.Netpila)
+	b.ended("c1", "c3")
+}
+
+// TestMoveOfOneThatHearsLate: who hears of the end only does both, in the order in which a container always has a network.
+func TestMoveOfOneThatHearsLate(t *testing.T) {
+	b := newBedThatMoves(t)
+	b.step(2)
+	var calls []string
+	b.driver.during = func(call string, r endpoint.Record) {
+		if r.ContainerID == "c1" && call == "Activate" {
+			calls = append(calls, call)
+		}
+	}
+	b.nimitz.during = func(call string) { calls = append(calls, call) }
+	b.movesAll()
+	if !slices.Equal(calls[:2], []string{"Activate", "Apply"}) {
+		t.Errorf("calls: %v", calls)
+	}
+	b.on("c1", tenant.Netpila)
+	b.on("c2", tenant.Netpila)
+	b.ended("c1", "c2")
+}
+
+// TestMoveThatFails leaves an endpoint as it was, and is done again.
+func TestMoveThatFails(t *testing.T) {
+	for _, call := range []string{"Readdress", "Activate"} {
+		b := newBedThatMoves(t)
+		b.step(1)
+		old := b.on("c1", nimitz.Name)
+		failed := 0
+		b.driver.during = func(name string, r endpoint.Record) {
+			b.driver.mu.Lock()
+			defer b.driver.mu.Unlock()
+			delete(b.driver.fail, call)
+			if name == call && r.ContainerID == "c1" && failed == 0 {
+				failed++
+				b.driver.fail[call] = errFake
+			}
+		}
+		if b.moveAll(t.Context()) || failed != 1 {
+			t.Errorf("%s: all is done, though it failed", call)
+		}
+		if r := b.on("c1", nimitz.Name); !slices.Equal(r.Addresses(), old.Addresses()) {
+			t.Errorf("%s: it has %v", call, r.Addresses())
+		}
+		b.on("c2", tenant.Netpila, nimitz.Name)
+		if said := b.told(); !strings.HasPrefix(said, "1/2 endpoint 1: made to fail") || len(b.tenants.unmoved()) != 1 {
+			t.Errorf("%s: said %s, %v", call, said, b.tenants.unmoved())
+		}
+		if b.movesAll(); b.told() != "2/2" || len(b.tenants.unmoved()) != 0 {
+			t.Errorf("%s: at last %s", call, b.told())
+		}
+		b.on("c1", tenant.Netpila, nimitz.Name)
+		b.ended("c1", "c2")
+	}
+}
+
+// TestMoveCutOff ends the agent at each call that either step makes; the next one goes on from there.
+func TestMoveCutOff(t *testing.T) {
+	for step := uint64(1); step <= 2; step++ {
+		for n, calls := 1, 0; ; n, calls = n+1, 0 {
+			b := newBedThatMoves(t)
+			if step == 2 {
+				b.step(1)
+				b.movesAll()
+			}
+			b.step(step)
+			killed := ""
+			kill := func(call string) {
+				if calls++; calls == n {
+					killed = call
+					runtime.Goexit()
+				}
+			}
+			b.driver.during = func(call string, _ endpoint.Record) { kill(call) }
+			b.nimitz.during = kill
+			ended := make(chan struct{})
+			go func() {
+				defer close(ended)
+				b.moveAll(t.Context())
+			}()
+			<-ended
+			b.driver.during, b.nimitz.during = nil, nil
+			if killed == "" {
+				if n < 8 {
+					t.Errorf("step %d makes %d calls", step, n)
+				}
+				break
+			}
+			b.orchestrator.err = errFake // it is not asked
+			b.reopen()
+			b.movesAll()
+			if err := b.FollowMTU(t.Context()); err != nil { // as at any start
+				t.Fatal(err)
+			}
+			want := []string{tenant.Netpila, nimitz.Name}[:3-step]
+			for _, c := range []string{"c1", "c2"} {
+				b.on(c, want...)
+			}
+			if said := map[uint64]string{1: "2/2", 2: "-"}[step]; b.told() != said {
+				t.Errorf("step %d, ended at call %d (%s): said %s", step, n, killed, b.told())
+			}
+			b.ended("c1", "c2")
+			if t.Failed() {
+				t.Fatalf("step %d, ended at call %d (%s)", step, n, killed)
+			}
+		}
+	}
+}
+
+// TestMoveBesideOthers: an ADD that began before and a DEL meanwhile end as they would, and a container that is lost keeps nobody waiting.
+func TestMoveBesideOthers(t *testing.T) {
+	b := newBedThatMoves(t)
+	b.driver.during = func(call string, r endpoint.Record) {
+		if call == "CreateDevice" && r.ContainerID == "c3" { // which has its addresses
+			b.step(1)
+			if b.moveAll(t.Context()); b.told() != "2/3" {
+				t.Errorf("with one that is being made: %s", b.told())
+			}
+			<-b.due
+		}
+	}
+	if _, err := b.Add(t.Context(), b.green("c3")); err != nil {
+		t.Fatal(err)
+	}
+	if len(b.due) != 1 {
+		t.Error("nobody looks at a container that came late")
+	}
+	deleted := make(chan error, 1)
+	b.driver.during = func(call string, r endpoint.Record) {
+		if call == "Readdress" && r.ContainerID == "c3" {
+			go func() { deleted <- b.Delete(t.Context(), "c3", "eth0") }()
+		}
+	}
+	b.movesAll()
+	if err := <-deleted; err != nil {
+		t.Error(err)
+	}
+	r, _ := b.store.Find("c2", "eth0")
+	r.State = endpoint.Lost
+	if err := b.store.Put(r); err != nil {
+		t.Fatal(err)
+	}
+	b.lookAt(r)
+	if b.movesAll(); b.told() != "1/1" {
+		t.Errorf("said %s", b.told())
+	}
+	b.ended("c1", "c2")
+}
+
+// A node that is told to go back does not, and one that is told what it cannot know says so.
+func TestMoveIsNotTakenBack(t *testing.T) {
+	b := newBedThatMoves(t)
+	green := b.orchestrator.tenants["green"]
+	b.step(1)
+	b.movesAll()
+	if err := b.Apply(t.Context(), []Known{{Tenant: green}}, nil); err != nil {
+		t.Fatal(err)
+	}
+	b.movesAll()
+	b.on("c1", tenant.Netpila, nimitz.Name)
+	for _, p := range []*pilasterv1.Tenant{
+		{Name: "green", Network: "netpila", Leaving: "later"}, {Name: "green", Network: "nimitz", Leaving: "nimitz", Addressing: 3},
+		{Name: "green", Network: "netpila", Leaving: "nimitz"}, {Name: "green", Network: "netpila", Overlays: []*pilasterv1.Overlay{{Cidr: "10.0.0.0/16"}}},
+	} {
+		p.Ids = []*pilasterv1.TenantId{{Id: 3, Key: make([]byte, 16)}}
+		if _, err := tenantFromProto(p); err == nil || !strings.Contains(err.Error(), "upgrade the agent") {
+			t.Errorf("%v: %v", p, err)
+		}
+	}
+	b.ended("c1", "c2")
+}

@@ -1,0 +1,76 @@
+package datapath
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/netns"
+)
+
+// Readdress gives a running container what one record has more than another, and takes from it what that has more. The device stays.
+func (d *Datapath) Readdress(ctx context.Context, was, is endpoint.Record) error {
+	if err := d.readdress(ctx, was, is); err != nil {
+		return fmt.Errorf("endpoint %d: %w", is.ID, err)
+	}
+	return nil
+}
+
+func (d *Datapath) readdress(ctx context.Context, was, is endpoint.Record) error {
+	in, err := openInside(is.Netns)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	container, err := d.kind(is).inside(is, in)
+	if err != nil {
+		return err
+	}
+	more, less := is, was
+	more.Attachments, less.Attachments = without(is, was), without(was, is)
+	if err := in.routesAreFree(more.Attachments, container); err != nil {
+		return err
+	}
+	if err := d.alone(func() error { return in.change(more.Attachments, less.Attachments, is.Attachments, container) }); err != nil {
+		return fmt.Errorf("container side: %w", err)
+	}
+	if err := d.addNodeRoutes(more); err != nil {
+		return err
+	}
+	for _, dst := range routesTo(less) {
+		if err := d.deleteNodeRoute(dst); err != nil {
+			return err
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, carrierTimeout)
+	defer cancel()
+	return in.waitForAddresses(ctx, more)
+}
+
+// without is the attachments of the one that the other does not have.
+func without(r, other endpoint.Record) []endpoint.Attachment {
+	has := func(a endpoint.Attachment) bool {
+		return slices.ContainsFunc(other.Attachments, func(o endpoint.Attachment) bool { return o.Network == a.Network && o.Address == a.Address })
+	}
+	return slices.DeleteFunc(slices.Clone(r.Attachments), has)
+}
+
+func (in *inside) change(more, less, stay []endpoint.Attachment, container netlink.Link) error {
+	for _, step := range in.attach(more, container) {
+		if err := netns.Retry(step); err != nil {
+			return err
+		}
+	}
+	var errs []error
+	for _, step := range in.detach(less, stay, container) {
+		if err := gone(netns.Retry(step)); !errors.Is(err, unix.ENOENT) { // who lives there may have been faster
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
