@@ -40,13 +40,18 @@ static __always_inline int check_inward(const struct addr *src, const struct add
 	return check_private(src, dst);
 }
 
-/* speaks_for_node tells of a packet from a tunnel address what nodes would take for another's tunnel: UDP to VXLAN's
- * port, or what may be a fragment of that. */
-SELDOM int speaks_for_node(struct __sk_buff *skb, const struct addr *src, __u32 nexthdr)
+static __always_inline bool is_vtep(const struct addr *a)
+{
+	return a->lo == VTEP_HOST && (in_base(a) || is_peer(a));
+}
+
+/* speaks_for_node tells of a packet from a tunnel address, or to one (as which other region's, this node may not know),
+ * what nodes would take for another's tunnel: UDP to VXLAN's port, or what may be a fragment of that. */
+SELDOM int speaks_for_node(struct __sk_buff *skb, const struct addr *src, const struct addr *dst, __u32 nexthdr)
 {
 	__be16 port = 0;
 
-	if (!src || !(in_base(src) || is_peer(src)))
+	if (!src || !dst || !(is_vtep(src) || is_vtep(dst)))
 		return false;
 	if (nexthdr != NEXTHDR_UDP)
 		return nexthdr != NEXTHDR_TCP && nexthdr != NEXTHDR_ICMP;
@@ -55,9 +60,10 @@ SELDOM int speaks_for_node(struct __sk_buff *skb, const struct addr *src, __u32 
 }
 
 /* Tunnels come in by the uplink alone, and only our own device sends any. */
-static __always_inline bool is_tunnel(struct __sk_buff *skb, const struct addr *src, __u8 nexthdr)
+static __always_inline bool is_tunnel(struct __sk_buff *skb, const struct addr *src, const struct addr *dst,
+				      __u8 nexthdr)
 {
-	return src->lo == VTEP_HOST && speaks_for_node(skb, src, nexthdr);
+	return (src->lo == VTEP_HOST || dst->lo == VTEP_HOST) && speaks_for_node(skb, src, dst, nexthdr);
 }
 
 static __always_inline int at_edge(struct __sk_buff *skb, bool inward, __u32 hook)
@@ -76,7 +82,7 @@ static __always_inline int at_edge(struct __sk_buff *skb, bool inward, __u32 hoo
 	src = f.src;
 	dst = f.dst;
 	why = inward ? check_inward(&src, &dst) : check_outward(&src, &dst);
-	if (!why && is_tunnel(skb, &src, f.nexthdr))
+	if (!why && is_tunnel(skb, &src, &dst, f.nexthdr))
 		why = inward ? REASON_PEER_UNKNOWN : REASON_TUNNEL_FORGED;
 	return why ? drop(skb, why, hook) : TCX_NEXT;
 }

@@ -24,6 +24,8 @@ static __always_inline int decap(struct __sk_buff *skb, struct journey *j)
 		return REASON_OWN_SOURCE;
 	if (skb->mark != packet_mark || from.lo != VTEP_HOST || !is_peer(&from))
 		return REASON_PEER_UNKNOWN;
+	if (!in_base(&from))
+		j->abroad = from.hi;
 	j->vni = key.tunnel_id;
 	if (bpf_skb_get_tunnel_opt(skb, &policy, sizeof(policy)) > 0)
 		j->identity = policy.gbp & GBP_IDENTITY;
@@ -40,6 +42,20 @@ static __always_inline int register_sender(struct journey *j)
 		return REASON_SRC_NOT_OWN;
 	j->vni = s->vni;
 	j->identity = s->identity;
+	return 0;
+}
+
+/* register_foreign does for what came from another region, whose VNIs and identities are not ours. */
+static __always_inline int register_foreign(struct journey *j)
+{
+	struct foreign_key key = {
+		.bits = 96 + 128, .scope = scope_of(j->family, j->vni), .edge = j->abroad, .source = j->src};
+	struct foreign *f = bpf_map_lookup_elem(&nim_foreign_v1, &key);
+
+	if (!f)
+		return REASON_FOREIGN_UNKNOWN;
+	j->vni = f->vni;
+	j->identity = 0;
 	return 0;
 }
 
@@ -156,8 +172,8 @@ __noinline int journey_on(struct __sk_buff *skb, const struct packet *p, struct 
 		return drop(skb, REASON_NO_ROUTE, j->hook);
 	if (r->port == PORT_NOBODY)
 		return drop(skb, REASON_NO_ENDPOINT, j->hook);
-	/* Never back to where it came from. */
-	if ((r->port == PORT_VXLAN && j->from == PORT_VXLAN && !node->transit) ||
+	/* Never back to where it came from, be that this region or others. */
+	if ((r->port == PORT_VXLAN && j->from == PORT_VXLAN && in_base(&r->vtep) == !j->abroad) ||
 	    (r->port == PORT_GATEWAY && (j->from == PORT_GATEWAY || !node->gateway)))
 		return drop(skb, REASON_NO_ROUTE, j->hook);
 	/* An address of the overlay means nothing there, or somebody else. */
@@ -209,6 +225,8 @@ static __always_inline int nimitz_from_tunnel(struct __sk_buff *skb)
 
 	if (!why)
 		why = look(skb, &j, &p);
+	if (!why && j.abroad)
+		why = register_foreign(&j);
 	return why ? drop(skb, why, HOOK_TUNNEL) : journey_on(skb, &p, &j);
 }
 

@@ -30,6 +30,7 @@ struct journey {
 	__u32 identity;
 	__u32 hook;
 	__u32 translated; /* 1: src is one that the underlay may see */
+	__u64 abroad;	  /* the /64 of the other region's Edge Switch that it came from, or 0 */
 };
 
 static __always_inline struct addr mapped(__be32 ip4)

@@ -62,6 +62,28 @@ struct {
 	__uint(max_entries, 1); /* set at load */
 } nim_senders_v1 SEC(".maps");
 
+/* And who sends from another region: by its Edge Switch, the VNI there and the source. */
+struct foreign_key {
+	__u32 bits;   /* with those before the source */
+	__be32 scope; /* a family and their VNI */
+	__u64 edge;   /* the /64 */
+	struct addr source;
+} __attribute__((packed));
+_Static_assert(sizeof(struct foreign_key) == 32, "no padding in a key");
+
+struct foreign {
+	__u32 bits;
+	__u32 vni; /* here */
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct foreign_key);
+	__type(value, struct foreign);
+	__uint(max_entries, 1); /* set at load */
+} nim_foreign_v1 SEC(".maps");
+
 /* NAT: what is outside, and both ways of a translation. */
 struct scoped_prefix {
 	__u32 bits; /* with those of the scope */
@@ -130,7 +152,7 @@ struct {
 struct nimitz_node {
 	__u32 vxlan;
 	__u32 gateway;
-	__u32 transit;	/* 1: what came in a tunnel may leave in one (an Edge Switch) */
+	__u32 zero;
 	__u32 underlay; /* between the gateway and the fabric */
 };
 

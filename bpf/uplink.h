@@ -172,7 +172,7 @@ static __always_inline int to_fabric(struct __sk_buff *skb)
 	nexthdr = h->nexthdr;
 	why = check_outward(&src, &dst);
 	/* Beside macvlans our own come to here too; containers that may set marks do not. */
-	if (!why && skb->mark != judged_mark && is_tunnel(skb, &src, nexthdr))
+	if (!why && skb->mark != judged_mark && is_tunnel(skb, &src, &dst, nexthdr))
 		why = REASON_TUNNEL_FORGED;
 	return why ? drop(skb, why, HOOK_UPLINK_OUT) : TCX_NEXT;
 }

@@ -106,7 +106,7 @@ func (m *cleanUp) run(ctx context.Context) (err error) {
 	config := ovs.Config{
 		RunDir: filepath.Join(dir, "ovs"), Netns: ns, Uplink: "lo",
 		Node:   netip.MustParsePrefix("fd70:696c:6100:1::/64"),
-		Fabric: []netip.Prefix{netip.MustParsePrefix("fd70:696c:6100::/40")},
+		Region: netip.MustParsePrefix("fd70:696c:6100::/40"),
 	}
 	daemons, err := ovs.Start(ctx, ns, config.RunDir)
 	if err != nil {

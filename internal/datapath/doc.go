@@ -7,4 +7,4 @@
 // holds it, stops nothing.
 package datapath
 
-//go:generate go tool bpf2go -no-global-types -cc clang-16 -strip llvm-strip-16 -target bpfel -type addr -type drop_event -type drop_state -type flow_key -type flow -type source -type local -type tenant -type key_request -type plug -type peer_key -type sender_key -type sender -type scoped_prefix -type scoped_addr -type translation -type route -type nimitz_node -go-package datapath pilaster ../../bpf/pilaster.bpf.c -- -O2 -g -Wall -Werror -mcpu=v3
+//go:generate go tool bpf2go -no-global-types -cc clang-16 -strip llvm-strip-16 -target bpfel -type addr -type drop_event -type drop_state -type flow_key -type flow -type source -type local -type tenant -type key_request -type plug -type peer_key -type sender_key -type sender -type foreign_key -type foreign -type scoped_prefix -type scoped_addr -type translation -type route -type nimitz_node -go-package datapath pilaster ../../bpf/pilaster.bpf.c -- -O2 -g -Wall -Werror -mcpu=v3

@@ -53,6 +53,7 @@ func (d *Datapath) tables() []table {
 		{pilasterMapNimNodeV1, 0},
 		{pilasterMapNimPeersV1, maxPeers},
 		{pilasterMapNimSendersV1, 2 * d.config.MaxEndpoints}, // an address of each family
+		{pilasterMapNimForeignV1, d.config.MaxMappings},
 		{pilasterMapNimOutsideV1, d.config.MaxMappings},
 		{pilasterMapNimDnatV1, d.config.MaxMappings},
 		{pilasterMapNimSnatV1, d.config.MaxMappings},

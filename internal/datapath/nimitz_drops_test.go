@@ -174,6 +174,7 @@ func TestNimitzTunnels(t *testing.T) {
 
 	inner := packet.Packet{Source: far4, Destination: own4, Body: gram}.Frame(pipeline.InsideMAC, pipeline.OutsideMAC)
 	self, peer := pipeline.VTEP(b.prefix), pipeline.VTEP(packettest.There)
+	stranger, abroad := pipeline.VTEP(packettest.Stranger), pipeline.VTEP(packettest.Abroad)
 	right := outer{peer, self, pipeline.UDPPort, 7, 70}
 	arrives := packettest.Result{Frame: inner}
 	arrives.To = 2
@@ -198,6 +199,8 @@ func TestNimitzTunnels(t *testing.T) {
 		{"half an IPv6 header", b.inject[pipeline.Gateway], packet.Frame(pipeline.OutsideMAC, pipeline.InsideMAC, packet.EtherTypeIPv6, make([]byte, 30)), reason.Malformed},
 		{"as a node, out by another interface", out, with(func(*outer) {}), reason.TunnelForged},
 		{"a node, by another interface", second, with(func(*outer) {}), reason.PeerUnknown},
+		{"as nobody to a node, out by another interface", out, with(func(o *outer) { o.from, o.to = stranger, peer }), reason.TunnelForged},
+		{"another region, by another interface", second, with(func(o *outer) { o.from = abroad }), reason.PeerUnknown},
 	} {
 		before := b.drops(t)
 		if err := c.by.Send(c.frame); !errors.Is(err, unix.ENOBUFS) { // as who sends is told of a drop on the way out
@@ -235,6 +238,9 @@ func TestNimitzTunnels(t *testing.T) {
 	}{
 		{"a process to a node", self, netip.AddrPortFrom(peer, pipeline.UDPPort), 0, reason.TunnelForged},
 		{"a process to a node, in fragments", self, netip.AddrPortFrom(peer, pipeline.UDPPort), 2000, reason.TunnelForged},
+		{"a process to a node, as nobody known", stranger, netip.AddrPortFrom(peer, pipeline.UDPPort), 0, reason.TunnelForged},
+		{"a process to another region", b.prefix.Addr().Next(), netip.AddrPortFrom(abroad, pipeline.UDPPort), 0, reason.TunnelForged},
+		{"a process as another region", abroad, netip.AddrPortFrom(b.far.underlay, pipeline.UDPPort), 0, reason.TunnelForged},
 		{"a process to its own node", self, netip.AddrPortFrom(self, pipeline.UDPPort), 0, reason.OwnSource},
 		{"a process to its own node, as another", peer, netip.AddrPortFrom(self, pipeline.UDPPort), 0, reason.PeerUnknown},
 		{"a process to another port", self, netip.AddrPortFrom(peer, 53), 0, 0},

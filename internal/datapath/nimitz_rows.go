@@ -9,6 +9,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
 
@@ -43,6 +44,7 @@ type nimitzTable struct {
 var nimitzTables = []nimitzTable{
 	{"peers", pilasterMapNimPeersV1, func(o *pilasterObjects) *ebpf.Map { return o.NimPeersV1 }, readPeer},
 	{"senders", pilasterMapNimSendersV1, func(o *pilasterObjects) *ebpf.Map { return o.NimSendersV1 }, readSender},
+	{"foreign", pilasterMapNimForeignV1, func(o *pilasterObjects) *ebpf.Map { return o.NimForeignV1 }, readForeign},
 	{"outside", pilasterMapNimOutsideV1, func(o *pilasterObjects) *ebpf.Map { return o.NimOutsideV1 }, readOutside},
 	{"dnat", pilasterMapNimDnatV1, func(o *pilasterObjects) *ebpf.Map { return o.NimDnatV1 }, readDNAT},
 	{"snat", pilasterMapNimSnatV1, func(o *pilasterObjects) *ebpf.Map { return o.NimSnatV1 }, readSNAT},
@@ -97,6 +99,8 @@ func (n *Nimitz) render(e pipeline.Entry) (row, error) {
 		}
 		key := pilasterSenderKey{Source: words(e.Address), Port: uint32(e.Port), Scope: scopeOf(e.Address, 0)}
 		return newRow(o.NimSendersV1, key, pilasterSender{Vni: uint32(e.VNI), Identity: uint32(e.Identity)}), nil
+	case pipeline.Foreign:
+		return renderForeign(o.NimForeignV1, e)
 	case pipeline.NorthSouth:
 		if err := valid(0, e.To.Addr()); err != nil {
 			return row{}, err
@@ -111,6 +115,18 @@ func (n *Nimitz) render(e pipeline.Entry) (row, error) {
 		return n.renderForward(e)
 	}
 	return row{}, fmt.Errorf("an entry of type %T, which this build does not know", e)
+}
+
+func renderForeign(m *ebpf.Map, e pipeline.Foreign) (row, error) {
+	if err := errors.Join(valid(e.Theirs, e.Source.Addr()), valid(e.VNI, e.Source.Addr())); err != nil {
+		return row{}, err
+	}
+	if !e.Edge.Addr().Is6() || e.Edge.Bits() != address.NodeBits {
+		return row{}, fmt.Errorf("%v is no node's prefix", e.Edge)
+	}
+	source := prefixKey(e.Source, e.Theirs)
+	key := pilasterForeignKey{Bits: address.NodeBits + source.Bits, Scope: source.Scope, Edge: words(e.Edge.Addr()).Hi, Source: source.Address}
+	return newRow(m, key, pilasterForeign{Bits: key.Bits, Vni: uint32(e.VNI)}), nil
 }
 
 func (n *Nimitz) renderForward(e pipeline.Forward) (row, error) {
@@ -201,6 +217,14 @@ func readSender(key, value []byte) (pipeline.Entry, error) {
 	return pipeline.Sender{
 		Port: pipeline.Port(k.Port), Address: unscoped(k.Source, k.Scope), VNI: pipeline.VNI(v.Vni), Identity: uint16(v.Identity),
 	}, errors.Join(err, err2)
+}
+
+func readForeign(key, value []byte) (pipeline.Entry, error) {
+	k, err := unpacked[pilasterForeignKey](key)
+	v, err2 := unpacked[pilasterForeign](value)
+	theirs, source := pilasterScopedPrefix{Bits: k.Bits - address.NodeBits, Scope: k.Scope, Address: k.Source}.prefix()
+	edge := netip.PrefixFrom(pilasterAddr{Hi: k.Edge}.netip(), address.NodeBits)
+	return pipeline.Foreign{Edge: edge, Theirs: theirs, Source: source, VNI: pipeline.VNI(v.Vni)}, errors.Join(err, err2)
 }
 
 func readOutside(key, _ []byte) (pipeline.Entry, error) {

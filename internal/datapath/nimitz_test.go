@@ -86,6 +86,9 @@ func newNimitzBench(t testing.TB) *nimitzBench {
 	eth0, err := h.LinkByName("eth0")
 	must(t, err)
 	b.hereMAC = eth0.Attrs().HardwareAddr
+	for _, edge := range []netip.Prefix{packettest.Abroad, packettest.Farther} {
+		must(t, h.RouteAdd(&netlink.Route{Dst: ipNet(edge), Gw: b.far.underlay.AsSlice()}))
+	}
 	must(t, b.far.trust(b.inject[pipeline.VXLAN]))
 	must(t, b.nimitz.Apply(t.Context(), nil, packettest.Entries()))
 	return b
@@ -273,11 +276,12 @@ func TestNimitzIsFull(t *testing.T) {
 		return pipeline.Peer{Nodes: netip.MustParsePrefix(fmt.Sprintf("fd71:0:0:%x::/64", i))}
 	}
 	all := packettest.Entries()
-	for i := range room - 1 {
+	for i := range room - pipeline.Count(all)[pipeline.Decap] {
 		all = append(all, peer(i))
 	}
 	must(t, b.nimitz.Apply(t.Context(), nil, all))
-	forward := pipeline.Forward{VNI: 9, To: netip.MustParsePrefix("10.0.0.0/8")}
+	wider := netip.MustParsePrefix("10.0.0.0/8")
+	forward := pipeline.Forward{VNI: 9, To: wider}
 	for _, c := range []struct {
 		what        string
 		remove, add []pipeline.Entry
@@ -288,6 +292,8 @@ func TestNimitzIsFull(t *testing.T) {
 		{"no node's tunnel address", nil, []pipeline.Entry{forward, pipeline.Forward{VNI: 9, To: netip.MustParsePrefix("10.0.0.1/32"), Port: pipeline.VXLAN, VTEP: far6.Next()}}},
 		{"one address is of IPv4", nil, []pipeline.Entry{forward, pipeline.DNAT{VNI: 9, Virtual: own4, RealVNI: 9, Real: own6}}},
 		{"no address of IPv4 or IPv6", nil, []pipeline.Entry{forward, pipeline.Sender{Port: 2, Address: netip.MustParseAddr("::ffff:10.0.0.1"), VNI: 9}}},
+		{"no node's prefix", nil, []pipeline.Entry{forward, pipeline.Foreign{Edge: packettest.Region, Theirs: 8, Source: wider, VNI: 9}}},
+		{"more than 24 bits", nil, []pipeline.Entry{forward, pipeline.Foreign{Edge: packettest.Abroad, Theirs: 1 << 24, Source: wider, VNI: 9}}},
 		{"prefixes of IPv6", nil, []pipeline.Entry{forward, pipeline.Peer{Nodes: netip.MustParsePrefix("10.0.0.0/8")}}},
 	} {
 		if err := b.nimitz.Apply(t.Context(), c.remove, c.add); err == nil || !strings.Contains(err.Error(), c.what) {
@@ -307,7 +313,7 @@ func TestNimitzIsFull(t *testing.T) {
 	}
 	before, err := b.nimitz.Entries(t.Context())
 	must(t, err)
-	gone, err := b.nimitz.render(all[1])
+	gone, err := b.nimitz.render(packettest.Entries()[3])
 	must(t, err)
 	gone.value = nil
 	c := change{n: b.nimitz, rows: append([]row{gone}, rows...)}

@@ -70,6 +70,20 @@ type pilasterFlowKey struct {
 	Zero       uint32
 }
 
+type pilasterForeign struct {
+	_    structs.HostLayout
+	Bits uint32
+	Vni  uint32
+}
+
+type pilasterForeignKey struct {
+	_      structs.HostLayout
+	Bits   uint32
+	Scope  uint32
+	Edge   uint64
+	Source pilasterAddr
+}
+
 type pilasterKeyRequest struct {
 	_        structs.HostLayout
 	TenantId uint32
@@ -90,7 +104,7 @@ type pilasterNimitzNode struct {
 	_        structs.HostLayout
 	Vxlan    uint32
 	Gateway  uint32
-	Transit  uint32
+	Zero     uint32
 	Underlay uint32
 }
 
@@ -171,6 +185,7 @@ type pilasterTranslation struct {
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	pilasterMapNimDnatV1       = "nim_dnat_v1"
+	pilasterMapNimForeignV1    = "nim_foreign_v1"
 	pilasterMapNimForwardV1    = "nim_forward_v1"
 	pilasterMapNimNodeV1       = "nim_node_v1"
 	pilasterMapNimOutsideV1    = "nim_outside_v1"
@@ -283,6 +298,7 @@ type pilasterProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type pilasterMapSpecs struct {
 	NimDnatV1       *ebpf.MapSpec `ebpf:"nim_dnat_v1"`
+	NimForeignV1    *ebpf.MapSpec `ebpf:"nim_foreign_v1"`
 	NimForwardV1    *ebpf.MapSpec `ebpf:"nim_forward_v1"`
 	NimNodeV1       *ebpf.MapSpec `ebpf:"nim_node_v1"`
 	NimOutsideV1    *ebpf.MapSpec `ebpf:"nim_outside_v1"`
@@ -343,6 +359,7 @@ func (o *pilasterObjects) Close() error {
 // It can be passed to loadPilasterObjects or ebpf.CollectionSpec.LoadAndAssign.
 type pilasterMaps struct {
 	NimDnatV1       *ebpf.Map `ebpf:"nim_dnat_v1"`
+	NimForeignV1    *ebpf.Map `ebpf:"nim_foreign_v1"`
 	NimForwardV1    *ebpf.Map `ebpf:"nim_forward_v1"`
 	NimNodeV1       *ebpf.Map `ebpf:"nim_node_v1"`
 	NimOutsideV1    *ebpf.Map `ebpf:"nim_outside_v1"`
@@ -366,6 +383,7 @@ type pilasterMaps struct {
 func (m *pilasterMaps) Close() error {
 	return _PilasterClose(
 		m.NimDnatV1,
+		m.NimForeignV1,
 		m.NimForwardV1,
 		m.NimNodeV1,
 		m.NimOutsideV1,

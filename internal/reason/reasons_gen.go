@@ -32,6 +32,7 @@ const (
 	TunnelForged     Reason = 27
 	LaterFragment    Reason = 28
 	Untranslated     Reason = 29
+	ForeignUnknown   Reason = 30
 )
 
 var reasons = [...]struct{ name, text string }{
@@ -64,4 +65,5 @@ var reasons = [...]struct{ name, text string }{
 	27: {"tunnel-forged", "VXLAN with a node's tunnel address as source leaves that the container network did not make. A process on the node forges it."},
 	28: {"later-fragment", "A fragment without the transport's header needs another address, which Open vSwitch in user space would spoil its data with. Let the sender make smaller packets, or the node use eBPF."},
 	29: {"untranslated", "A packet for the underlay has a source that only containers and their node know. Of a container: it has no virtual address at that gateway, for it has no service there and is not published. Of the gateway itself: its table of translations is missing, or was changed by somebody; restart the agent."},
+	30: {"foreign-unknown", "A VXLAN packet from another region's Edge Switch has a VNI, or a source, of no tenant that both regions share. Import that region again if its tenants have changed; else it forges."},
 }

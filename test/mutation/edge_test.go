@@ -132,11 +132,27 @@ func edge() []mutation {
 			},
 		},
 		{
-			name:  "tunnels beside the uplink",
-			old:   "why = inward ? REASON_PEER_UNKNOWN : REASON_TUNNEL_FORGED;",
-			new:   ";",
+			name: "tunnels beside the uplink",
+			old:  "why = inward ? REASON_PEER_UNKNOWN : REASON_TUNNEL_FORGED;",
+			new:  ";",
+			test: "TestNimitzTunnels",
+			cases: []string{
+				"a node, by another interface", "as a node, out by another interface", "another region, by another interface", "as nobody to a node, out by another interface",
+			},
+		},
+		{
+			name:  "tunnel addresses as destinations",
+			old:   "!(is_vtep(src) || is_vtep(dst))",
+			new:   "!is_vtep(src)",
 			test:  "TestNimitzTunnels",
-			cases: []string{"a node, by another interface", "as a node, out by another interface"},
+			cases: []string{"a process to a node, as nobody known", "a process to another region", "as nobody to a node, out by another interface"},
+		},
+		{
+			name:  "tunnel addresses of others",
+			old:   "a->lo == VTEP_HOST && (in_base(a) || is_peer(a));",
+			new:   "a->lo == VTEP_HOST && in_base(a);",
+			test:  "TestNimitzTunnels",
+			cases: []string{"a process to another region", "a process as another region"},
 		},
 		{
 			name:  "fragments of tunnels",

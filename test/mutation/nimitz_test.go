@@ -71,9 +71,17 @@ func nimitz() []mutation {
 		},
 		{
 			name:  "a transit",
-			old:   "(r->port == PORT_VXLAN && j->from == PORT_VXLAN && !node->transit) ||",
+			old:   "in_base(&r->vtep) == !j->abroad)",
+			new:   "!in_base(&r->vtep) && j->abroad)",
 			test:  packets,
 			cases: both("a node passes nothing on"),
+		},
+		{
+			name:  "a transit between others",
+			old:   "in_base(&r->vtep) == !j->abroad)",
+			new:   "in_base(&r->vtep) && !j->abroad)",
+			test:  packets,
+			cases: both("from abroad to abroad", "from abroad and back"),
 		},
 		{
 			name:  "back to the gateway",
@@ -87,8 +95,16 @@ func nimitz() []mutation {
 			old:  "if (r->port == PORT_GATEWAY && !j->translated)\n\t\treturn drop(skb, REASON_UNTRANSLATED, j->hook);",
 			test: packets,
 			cases: both("who has no virtual address to the service", "who has no virtual address to what is outside", "the other tenant to what is outside",
-				"who has no virtual address here to the gateway"),
+				"who has no virtual address here to the gateway", "from abroad to a service", "from abroad to the gateway"),
 		},
+		{
+			name: "what is foreign",
+			old:  "if (!why && j.abroad)\n\t\twhy = register_foreign(&j);",
+			test: packets,
+			cases: both("a VNI of here from abroad", "a VNI of the third region from abroad", "the gateway's VNI from abroad", "a source of here from abroad",
+				"a source of the third region from abroad"),
+		},
+		{name: "identities of others", old: "j->vni = f->vni;\n\tj->identity = 0;", new: "j->vni = f->vni;", test: packets, cases: both("e, arrives, UDP")},
 		{
 			name:  "many",
 			old:   "if (!why && is_multicast(&j))\n\t\twhy = REASON_MULTICAST;",

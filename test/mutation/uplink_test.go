@@ -3,11 +3,13 @@ package mutation_test
 func uplink() []mutation {
 	return append(attackers(), []mutation{
 		{
-			name:  "tunnels of the node's processes",
-			old:   "why = REASON_TUNNEL_FORGED;",
-			new:   ";",
-			test:  "TestNimitzTunnels",
-			cases: []string{"a process to a node", "a process to a node, in fragments"},
+			name: "tunnels of the node's processes",
+			old:  "why = REASON_TUNNEL_FORGED;",
+			new:  ";",
+			test: "TestNimitzTunnels",
+			cases: []string{
+				"a process to a node", "a process to a node, in fragments", "a process to a node, as nobody known", "a process to another region", "a process as another region",
+			},
 		},
 		{
 			name:  "errors without a quote",

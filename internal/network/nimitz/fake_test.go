@@ -61,7 +61,7 @@ func (s *tableSwitch) Entries(context.Context) ([]pipeline.Entry, error) {
 }
 
 func (s *tableSwitch) table() pipeline.Table {
-	return pipeline.Table{Entries: slices.Collect(maps.Values(s.has))}
+	return pipeline.Table{Region: plan.Base, Entries: slices.Collect(maps.Values(s.has))}
 }
 
 func (s *tableSwitch) put(entries ...pipeline.Entry) {

@@ -60,7 +60,7 @@ func newBed(t testing.TB) *bed {
 	t.Helper()
 	b := newNode(t, packettest.Here)
 	b.link(t, "eth0", fabricMAC, uplinkMAC)
-	b.routes(t, fabricMAC, packettest.There, packettest.Stranger)
+	b.routes(t, fabricMAC, packettest.There, packettest.Stranger, packettest.Abroad, packettest.Farther)
 	b.start(t)
 	return b
 }
@@ -79,7 +79,7 @@ func newNode(t testing.TB, node netip.Prefix) *bed {
 	b := &bed{node: space("node"), beyond: space("beyond")}
 	must(t, sysctl(b.beyond, "default/disable_ipv6", "1"))
 	b.config = Config{
-		RunDir: filepath.Join(dir, "ovs"), Netns: b.node, Uplink: "eth0", Node: node, Fabric: []netip.Prefix{netip.MustParsePrefix("fd70:696c:6100::/40")},
+		RunDir: filepath.Join(dir, "ovs"), Netns: b.node, Uplink: "eth0", Node: node, Region: packettest.Region,
 	}
 	return b
 }

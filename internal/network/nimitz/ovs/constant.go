@@ -15,7 +15,7 @@ const noEndpoint = reason.NoEndpoint
 // reasons are those that this switch drops packets for.
 var reasons = []reason.Reason{
 	reason.NotIp6, reason.SrcNotOwn, reason.NoEndpoint, reason.Multicast, reason.HopLimit, reason.NoRoute, reason.PeerUnknown,
-	reason.LaterFragment, reason.Untranslated,
+	reason.LaterFragment, reason.Untranslated, reason.ForeignUnknown,
 }
 
 // The identity travels in VXLAN's group policy field, which the datapath in user space neither reads nor writes. It lies in the VTEP's address
@@ -31,8 +31,8 @@ func dropped(f openflow.Flow, why reason.Reason) openflow.Flow {
 	return f
 }
 
-// constants are the flows that any switch has, whatever its entries.
-func constants(transit bool) []openflow.Flow {
+// constants are the flows that any switch of a region has, whatever its entries.
+func constants(region netip.Prefix) []openflow.Flow {
 	all := []openflow.Flow{
 		dropped(openflow.Flow{Table: tableDecap, Priority: priorityFamily, Match: []openflow.Value{inPort(ofportVXLAN)}}, reason.PeerUnknown),
 		{Table: tableDecap, Priority: priorityLast, Goto: tableRegister},
@@ -42,7 +42,9 @@ func constants(transit bool) []openflow.Flow {
 		{Table: tableNorthSouth, Priority: priorityLast, Goto: tableForwarding},
 		{Table: tableSNAT, Priority: priorityLast, Goto: tableForwarding},
 		dropped(openflow.Flow{Table: tableForwarding, Priority: priorityLast}, reason.NoRoute),
-		back(ofportGateway),
+		back(regFrom.Number(ofportGateway), regTo.Number(ofportGateway)),
+		back(regFrom.Number(ofportVXLAN), regTo.Number(ofportVXLAN), regAbroad.Number(0)),
+		back(regFrom.Number(fromAbroad), regTo.Number(ofportVXLAN), regAbroad.Number(1)),
 		dropped(openflow.Flow{Table: tableEncap, Priority: priorityOwnVNI, Match: []openflow.Value{regTo.Number(ofportGateway), regSource.Number(0)}}, reason.Untranslated),
 		{Table: tableEncap, Priority: priorityLast, Actions: append(inside(), openflow.OutputTo{Field: regTo})},
 	}
@@ -52,14 +54,11 @@ func constants(transit bool) []openflow.Flow {
 			regNAT.Number(1), ip4.is(), openflow.IPProto.Number(protocol), openflow.Fragment.Number(openflow.LaterFragment),
 		}}, reason.LaterFragment))
 	}
-	if !transit {
-		all = append(all, back(ofportVXLAN))
-	}
 	for _, group := range []netip.Prefix{netip.MustParsePrefix("224.0.0.0/4"), netip.MustParsePrefix("255.255.255.255/32"), netip.MustParsePrefix("ff00::/8")} {
 		all = append(all, dropped(openflow.Flow{Table: tableDecap, Priority: priorityFirst, Match: familyOf(group.Addr()).to(group)}, reason.Multicast))
 	}
 	for _, f := range families {
-		all = append(all, f.constants()...)
+		all = append(all, f.constants(region)...)
 	}
 	for _, why := range reasons {
 		all = append(all, openflow.Flow{Table: tableDrops, Priority: priorityEntry, Match: []openflow.Value{regReason.Number(uint64(why))}})
@@ -71,8 +70,8 @@ func constants(transit bool) []openflow.Flow {
 }
 
 // back drops what would leave where it came from.
-func back(port uint64) openflow.Flow {
-	return dropped(openflow.Flow{Table: tableEncap, Priority: priorityFirst, Match: []openflow.Value{regFrom.Number(port), regTo.Number(port)}}, reason.NoRoute)
+func back(way ...openflow.Value) openflow.Flow {
+	return dropped(openflow.Flow{Table: tableEncap, Priority: priorityFirst, Match: way}, reason.NoRoute)
 }
 
 // inside gives a packet the MACs that all have on both sides, and lets it go to the port that it came from: only containers get there.
@@ -81,12 +80,12 @@ func inside() []openflow.Action {
 }
 
 // constants of one family.
-func (f family) constants() []openflow.Flow {
+func (f family) constants(region netip.Prefix) []openflow.Flow {
 	vxlan := func(ttl ...openflow.Value) []openflow.Value {
 		return append([]openflow.Value{regTo.Number(ofportVXLAN), f.is()}, ttl...)
 	}
 	return []openflow.Flow{
-		{Table: tableRegister, Priority: priorityEntry, Match: []openflow.Value{inPort(ofportVXLAN), f.is()}, Goto: tableDNAT, Actions: []openflow.Action{
+		{Table: tableRegister, Priority: priorityOwnVNI, Match: []openflow.Value{inPort(ofportVXLAN), vteps(region), f.is()}, Goto: tableDNAT, Actions: []openflow.Action{
 			openflow.Move{Bits: 24, From: openflow.TunnelID, To: regVNI},
 			openflow.Move{Bits: 16, From: openflow.TunnelSrc6, FromBit: identityBit, To: regIdentity},
 			set(regFrom.Number(ofportVXLAN)),
@@ -95,6 +94,7 @@ func (f family) constants() []openflow.Flow {
 			set(regVNI.Number(uint64(pipeline.GatewayVNI))), set(regFrom.Number(ofportGateway)),
 		}},
 		dropped(openflow.Flow{Table: tableRegister, Priority: priorityFamily, Match: []openflow.Value{f.is()}}, reason.SrcNotOwn),
+		dropped(openflow.Flow{Table: tableRegister, Priority: priorityFamily + 1, Match: []openflow.Value{inPort(ofportVXLAN), f.is()}}, reason.ForeignUnknown),
 		dropped(openflow.Flow{Table: tableEncap, Priority: priorityOwnVNI, Match: vxlan(openflow.TTL.Number(0))}, reason.HopLimit),
 		dropped(openflow.Flow{Table: tableEncap, Priority: priorityOwnVNI, Match: vxlan(openflow.TTL.Number(1))}, reason.HopLimit),
 		{Table: tableEncap, Priority: priorityEntry, Match: vxlan(), Actions: append([]openflow.Action{

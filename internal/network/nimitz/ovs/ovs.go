@@ -26,14 +26,13 @@ const (
 
 // Config is of the switch of a node.
 type Config struct {
-	RunDir  string           // of Open vSwitch, where its sockets are: /run/openvswitch
-	Netns   *netns.Namespace // of the node; Open vSwitch runs in it
-	Uplink  string           // the node's device to the fabric
-	Node    netip.Prefix     // its /64
-	Fabric  []netip.Prefix   // where VTEPs are
-	Mark    uint32           // of tunnels on their way to the uplink, where programs stand that know their own by it
-	Taps    Taps             // the node's own programs on containers' devices; nil where there are none
-	Transit bool             // an Edge Switch: what came by VXLAN may leave by it
+	RunDir string           // of Open vSwitch, where its sockets are: /run/openvswitch
+	Netns  *netns.Namespace // of the node; Open vSwitch runs in it
+	Uplink string           // the node's device to the fabric
+	Node   netip.Prefix     // its /64
+	Region netip.Prefix     // where those of all its nodes are
+	Mark   uint32           // of tunnels on their way to the uplink, where programs stand that know their own by it
+	Taps   Taps             // the node's own programs on containers' devices; nil where there are none
 	// LooseDeletes takes entries away as NIMITZ did (§4): the switch searches for what matches, which takes the longer the more it has.
 	LooseDeletes bool
 }
@@ -250,10 +249,14 @@ func (s *Switch) Apply(ctx context.Context, remove, add []pipeline.Entry) error 
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.withBridge(ctx, bridgeName, func(c *openflow.Conn) error { return c.Apply(ctx, changes) }); err != nil {
+	err = s.abroad(ctx, add, true)
+	if err == nil {
+		err = s.withBridge(ctx, bridgeName, func(c *openflow.Conn) error { return c.Apply(ctx, changes) })
+	}
+	if err != nil {
 		return fmt.Errorf("%d entries to remove and %d to add: none was: %w", len(remove), len(add), err)
 	}
-	return nil
+	return s.abroad(ctx, remove, false)
 }
 
 func (s *Switch) changes(remove, add []pipeline.Entry) ([]openflow.Change, error) {
@@ -264,7 +267,7 @@ func (s *Switch) changes(remove, add []pipeline.Entry) ([]openflow.Change, error
 	}
 	var all []openflow.Change
 	for _, e := range remove {
-		f, err := render(e)
+		f, err := render(s.config.Region, e)
 		if err != nil {
 			return nil, err
 		}
@@ -272,7 +275,7 @@ func (s *Switch) changes(remove, add []pipeline.Entry) ([]openflow.Change, error
 		all = append(all, gone)
 	}
 	for _, e := range add {
-		f, err := render(e)
+		f, err := render(s.config.Region, e)
 		if err != nil {
 			return nil, err
 		}
@@ -290,7 +293,7 @@ func (s *Switch) constants(ctx context.Context) error {
 		}
 		want := map[string]bool{}
 		var changes []openflow.Change
-		for _, f := range constants(s.config.Transit) {
+		for _, f := range constants(s.config.Region) {
 			want[place(f)] = true
 			changes = append(changes, openflow.Change{Command: openflow.Add, Flow: f})
 		}

@@ -5,6 +5,7 @@ import (
 	"hash/fnv"
 	"net/netip"
 
+	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 	"pilaster.io/pilaster/internal/openflow"
 )
@@ -30,6 +31,7 @@ var (
 	regReason   = openflow.Register(4) // why it is dropped
 	regNAT      = openflow.Register(5) // 1: has another address than it came with
 	regSource   = openflow.Register(6) // 1: has another source
+	regAbroad   = openflow.Register(7) // 1: goes to another region
 )
 
 // Priorities. Of two prefixes the longer one decides, of two prefixes of one length that of the packet's own VNI.
@@ -47,6 +49,9 @@ const (
 	ofportGateway = 65279
 	lastContainer = pipeline.Port(ofportVXLAN - 1)
 )
+
+// fromAbroad in regFrom is VXLAN's port too, and another region.
+const fromAbroad = 1 << 16
 
 func ofport(p pipeline.Port) (uint32, error) {
 	switch {
@@ -81,6 +86,7 @@ const (
 	dnat
 	snat
 	forward
+	foreign
 )
 
 // A cookie is 16 bits that are ours, 8 bits of kind, and a hash of what the entry is found by. The lowest bit is zero.
@@ -130,8 +136,16 @@ func (f family) to(p netip.Prefix) []openflow.Value {
 	return []openflow.Value{f.is(), f.dst.Prefix(p)}
 }
 
-// render makes an entry a flow.
-func render(e pipeline.Entry) (openflow.Flow, error) {
+// from matches those of a prefix.
+func (f family) from(p netip.Prefix) []openflow.Value {
+	if p.Bits() == 0 {
+		return []openflow.Value{f.is()}
+	}
+	return []openflow.Value{f.is(), f.src.Prefix(p)}
+}
+
+// render makes an entry of a switch in a region a flow.
+func render(region netip.Prefix, e pipeline.Entry) (openflow.Flow, error) {
 	f := openflow.Flow{Priority: priorityEntry}
 	k := constant
 	switch e := e.(type) {
@@ -150,6 +164,13 @@ func render(e pipeline.Entry) (openflow.Flow, error) {
 		k, f.Table, f.Goto = sender, tableRegister, tableDNAT
 		f.Match = []openflow.Value{inPort(port), own.is(), own.src.Address(e.Address)}
 		f.Actions = []openflow.Action{set(regVNI.Number(uint64(e.VNI))), set(regIdentity.Number(uint64(e.Identity)))}
+	case pipeline.Foreign:
+		if e.Edge.Bits() != address.NodeBits || !e.Edge.Addr().Is6() {
+			return f, fmt.Errorf("%v: it is no node's prefix", e)
+		}
+		k, f.Table, f.Goto = foreign, tableRegister, tableDNAT
+		f.Match = append([]openflow.Value{inPort(ofportVXLAN), vteps(e.Edge), openflow.TunnelID.Number(uint64(e.Theirs))}, familyOf(e.Source.Addr()).from(e.Source)...)
+		f.Actions = []openflow.Action{set(regVNI.Number(uint64(e.VNI))), set(regFrom.Number(fromAbroad))}
 	case pipeline.DNAT:
 		if e.Virtual.Is4() != e.Real.Is4() {
 			return f, fmt.Errorf("%v: the addresses are of two families", e)
@@ -171,7 +192,7 @@ func render(e pipeline.Entry) (openflow.Flow, error) {
 		f.Actions = []openflow.Action{set(own.src.Address(e.Virtual)), set(regNAT.Number(1)), set(regSource.Number(1))}
 	case pipeline.Forward:
 		k = forward
-		if err := renderForward(&f, e); err != nil {
+		if err := renderForward(&f, region, e); err != nil {
 			return f, err
 		}
 	default:
@@ -181,7 +202,7 @@ func render(e pipeline.Entry) (openflow.Flow, error) {
 	return f, nil
 }
 
-func renderForward(f *openflow.Flow, e pipeline.Forward) error {
+func renderForward(f *openflow.Flow, region netip.Prefix, e pipeline.Forward) error {
 	f.Table, f.Goto, f.Match = tableForwarding, tableEncap, familyOf(e.To.Addr()).to(e.To)
 	f.Priority = uint16(priorityEntry + e.To.Bits())
 	if e.VNI != pipeline.Any {
@@ -202,6 +223,9 @@ func renderForward(f *openflow.Flow, e pipeline.Forward) error {
 			return fmt.Errorf("%v: not the address of a node's VTEP", e)
 		}
 		f.Actions = append(f.Actions, set(openflow.TunnelDst6.Address(e.VTEP)))
+		if !region.Contains(e.VTEP) {
+			f.Actions = append(f.Actions, set(regAbroad.Number(1)))
+		}
 	}
 	return nil
 }
@@ -247,6 +271,14 @@ func parse(f openflow.Flow) (pipeline.Entry, error) {
 			VNI: pipeline.VNI(get[regVNI].Uint()), Real: either(get, openflow.IPv4Src, openflow.IPv6Src).AsAddress(),
 			Virtual: written(f, openflow.IPv4Src, openflow.IPv6Src).AsAddress(),
 		}, nil
+	case foreign:
+		edge, err := get[openflow.TunnelSrc6].AsAddress().Prefix(address.NodeBits)
+		if err == nil {
+			return pipeline.Foreign{
+				Edge: edge, Theirs: pipeline.VNI(get[openflow.TunnelID].Uint()), Source: prefixIn(get, openflow.IPv4Src, openflow.IPv6Src),
+				VNI: pipeline.VNI(written(f, regVNI).Uint()),
+			}, nil
+		}
 	case northSouth:
 		if to := destination(get); to.IsValid() {
 			return pipeline.NorthSouth{To: to}, nil
@@ -291,7 +323,11 @@ func written(f openflow.Flow, fields ...openflow.Field) openflow.Value {
 }
 
 func destination(m map[openflow.Field]openflow.Value) netip.Prefix {
-	if v := either(m, openflow.IPv4Dst, openflow.IPv6Dst); v.Bytes != nil {
+	return prefixIn(m, openflow.IPv4Dst, openflow.IPv6Dst)
+}
+
+func prefixIn(m map[openflow.Field]openflow.Value, field4, field6 openflow.Field) netip.Prefix {
+	if v := either(m, field4, field6); v.Bytes != nil {
 		return v.AsPrefix()
 	}
 	if m[openflow.EthType].Uint() == ip4.etherType {

@@ -18,6 +18,8 @@ func entries() []pipeline.Entry {
 		pipeline.NorthSouth{To: p("0.0.0.0/0")}, pipeline.NorthSouth{To: p("::/0")}, pipeline.NorthSouth{To: p("2001:db8::/33")},
 		pipeline.Forward{VNI: 9, To: p("0.0.0.0/0"), Port: pipeline.Gateway}, pipeline.Forward{VNI: pipeline.Any, To: p("::/0")},
 		pipeline.Forward{VNI: 9, To: p("fd10::/127"), Port: lastContainer},
+		pipeline.Foreign{Edge: p("fd01:2:3:4::/64"), Theirs: pipeline.MaxVNI, Source: p("0.0.0.0/0"), VNI: 9},
+		pipeline.Foreign{Edge: p("fd01:2:3:4::/64"), Theirs: 1, Source: p("fd10::/127"), VNI: pipeline.MaxVNI},
 	)
 }
 
@@ -25,7 +27,7 @@ func entries() []pipeline.Entry {
 func TestRender(t *testing.T) {
 	cookies := map[uint64]pipeline.Entry{}
 	for _, e := range entries() {
-		f, err := render(e)
+		f, err := render(packettest.Region, e)
 		if err != nil {
 			t.Errorf("%v: %v", e, err)
 			continue
@@ -45,6 +47,7 @@ func TestRefused(t *testing.T) {
 	a, p := netip.MustParseAddr, netip.MustParsePrefix
 	for _, e := range []pipeline.Entry{
 		pipeline.Peer{Nodes: p("fd01::/65")}, pipeline.Peer{Nodes: p("10.0.0.0/8")},
+		pipeline.Foreign{Edge: p("fd01::/60"), Theirs: 8, Source: p("10.0.0.0/8"), VNI: 7},
 		pipeline.Sender{Port: lastContainer + 1, Address: a("10.0.0.1"), VNI: 7},
 		pipeline.Sender{Address: a("10.0.0.1"), VNI: 7},
 		pipeline.DNAT{VNI: 7, Virtual: a("10.0.0.1"), RealVNI: 7, Real: a("fd10::1")},
@@ -52,7 +55,7 @@ func TestRefused(t *testing.T) {
 		pipeline.Forward{VNI: 7, To: p("10.0.0.0/8"), Port: pipeline.VXLAN, VTEP: a("fd01::1")},
 		pipeline.Forward{VNI: 7, To: p("10.0.0.0/8"), Port: lastContainer + 1},
 	} {
-		if f, err := render(e); err == nil {
+		if f, err := render(packettest.Region, e); err == nil {
 			t.Errorf("%v became %v", e, f)
 		}
 	}
@@ -61,7 +64,7 @@ func TestRefused(t *testing.T) {
 // TestConstants has no two flows beside the entries in one place.
 func TestConstants(t *testing.T) {
 	places := map[string]bool{}
-	for _, f := range constants(false) {
+	for _, f := range constants(packettest.Region) {
 		if places[place(f)] {
 			t.Errorf("twice: %v", f)
 		}

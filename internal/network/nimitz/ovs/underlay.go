@@ -195,23 +195,16 @@ func underlayFlows() []openflow.Change {
 	return all
 }
 
-// routes tells Open vSwitch where the fabric is, which its own look at the node's routes cannot: those name the uplink, which is no bridge's.
+// routes tells Open vSwitch where the region's nodes are.
 func (s *Switch) routes(ctx context.Context) error {
-	gateway := s.hostAddress().String()
 	// Asked once before, ovs-vswitchd has heard by then what the kernel told of routes before.
 	if _, err := s.control(ctx, "ovs/route/show"); err != nil {
 		return err
 	}
-	for _, p := range s.config.Fabric {
-		to := p.Masked().String()
-		if _, err := s.control(ctx, "ovs/route/del", to); err != nil && !errors.As(err, new(refusal)) {
-			return err
-		}
-		if _, err := s.control(ctx, "ovs/route/add", to, underlayName, gateway); err != nil {
-			return err
-		}
+	if err := s.route(ctx, s.config.Region, true); err != nil {
+		return err
 	}
-	if _, err := s.control(ctx, "tnl/neigh/set", underlayName, gateway, hostMAC.String()); err != nil {
+	if _, err := s.control(ctx, "tnl/neigh/set", underlayName, s.hostAddress().String(), hostMAC.String()); err != nil {
 		return err
 	}
 	ports, err := s.control(ctx, "tnl/ports/show", "-v")
@@ -219,6 +212,31 @@ func (s *Switch) routes(ctx context.Context) error {
 		err = fmt.Errorf("ovs-vswitchd takes no tunnels at %v: %s", pipeline.VTEP(s.config.Node), ports)
 	}
 	return err
+}
+
+// route leads Open vSwitch to VTEPs in a prefix, which its own look at the node's routes cannot: those name the uplink, which is no bridge's.
+func (s *Switch) route(ctx context.Context, to netip.Prefix, there bool) error {
+	p := to.Masked().String()
+	if _, err := s.control(ctx, "ovs/route/del", p); err != nil && !errors.As(err, new(refusal)) {
+		return err
+	}
+	if !there {
+		return nil
+	}
+	_, err := s.control(ctx, "ovs/route/add", p, underlayName, s.hostAddress().String())
+	return err
+}
+
+// abroad has routes to the other regions' Edge Switches among entries, or none.
+func (s *Switch) abroad(ctx context.Context, entries []pipeline.Entry, there bool) error {
+	for _, e := range entries {
+		if peer, ok := e.(pipeline.Peer); ok && !s.config.Region.Overlaps(peer.Nodes) {
+			if err := s.route(ctx, peer.Nodes, there); err != nil {
+				return fmt.Errorf("%v: %w", e, err)
+			}
+		}
+	}
+	return nil
 }
 
 func (s *Switch) removeUnderlay() error {

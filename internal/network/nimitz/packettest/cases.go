@@ -9,12 +9,14 @@ import (
 	"pilaster.io/pilaster/internal/reason"
 )
 
-// Here is the node of the switch under test, There another, Stranger of another cluster.
+// Here is the node of the switch under test, There another, Abroad and Farther other regions' Edge Switches, Stranger of another cluster.
 var (
+	Region   = netip.MustParsePrefix("fd70:696c:6100::/40")
 	Here     = netip.MustParsePrefix("fd70:696c:6100:1::/64")
 	There    = netip.MustParsePrefix("fd70:696c:6100:2::/64")
+	Abroad   = netip.MustParsePrefix("fd80:0:0:1::/64")
+	Farther  = netip.MustParsePrefix("fd90:0:0:1::/64")
 	Stranger = netip.MustParsePrefix("fd00:1:2:3::/64")
-	region   = netip.MustParsePrefix("fd70:696c:6100::/48")
 )
 
 // world is who there is, in one family. Tenants 7 and 8 have the same addresses.
@@ -33,6 +35,8 @@ type world struct {
 	gateway2 netip.Addr   // of There
 	virtual  netip.Addr   // how own of tenant 7 looks from outside
 	leads    netip.Addr   // a virtual address here of far of tenant 7
+	abroad   netip.Addr   // of tenant 7, which is 8 behind Abroad
+	farther  netip.Addr   // of tenant 7 too, which is 9 behind Farther
 	request  packet.ICMP
 	groups   []netip.Addr
 }
@@ -43,14 +47,14 @@ func worlds() []world {
 		name: "IPv4",
 		own:  a("10.0.1.2"), beside: a("10.0.1.4"), far: a("10.0.2.2"), nobody: a("10.0.7.7"), overlay: p("10.0.0.0/16"), there: p("10.0.2.0/24"),
 		service: a("10.9.9.9"), storage: a("192.0.2.9"), outside: a("192.0.2.1"),
-		gateway: a("100.64.1.1"), gateway2: a("100.64.2.1"), virtual: a("100.64.1.2"), leads: a("100.64.1.3"),
+		gateway: a("100.64.1.1"), gateway2: a("100.64.2.1"), virtual: a("100.64.1.2"), leads: a("100.64.1.3"), abroad: a("10.1.3.4"), farther: a("10.2.3.4"),
 		request: packet.ICMP{Type: packet.EchoRequest4, Rest: packet.Echo(1, 2), Payload: []byte("odd")},
 		groups:  []netip.Addr{a("224.0.0.1"), a("239.255.255.250"), a("255.255.255.255")},
 	}, {
 		name: "IPv6",
 		own:  a("fd10:0:0:1::2"), beside: a("fd10:0:0:1::4"), far: a("fd10:0:0:2::2"), nobody: a("fd10:0:0:7::7"), overlay: p("fd10::/48"), there: p("fd10:0:0:2::/64"),
 		service: a("fd10:9::9"), storage: a("2001:db8:9::9"), outside: a("2001:db8:9::1"),
-		gateway: a("fd64:0:0:1::1"), gateway2: a("fd64:0:0:2::1"), virtual: a("fd64:0:0:1::2"), leads: a("fd64:0:0:1::3"),
+		gateway: a("fd64:0:0:1::1"), gateway2: a("fd64:0:0:2::1"), virtual: a("fd64:0:0:1::2"), leads: a("fd64:0:0:1::3"), abroad: a("fd11::3:4"), farther: a("fd12::3:4"),
 		request: packet.ICMP{Type: packet.EchoRequest, Rest: packet.Echo(1, 2), Payload: []byte("odd")},
 		groups:  []netip.Addr{a("ff02::1"), a("ff0e::1234")},
 	}}
@@ -74,6 +78,13 @@ func (w world) entries() []pipeline.Entry {
 		}
 		return f
 	}
+	region := func(a netip.Addr, edge netip.Prefix, theirs pipeline.VNI) []pipeline.Entry {
+		cidr := netip.PrefixFrom(a, 16).Masked()
+		return []pipeline.Entry{
+			pipeline.Foreign{Edge: edge, Theirs: theirs, Source: cidr, VNI: 7},
+			pipeline.Forward{VNI: 7, To: cidr, Port: pipeline.VXLAN, VTEP: pipeline.VTEP(edge)},
+		}
+	}
 	return slices.Concat([]pipeline.Entry{
 		sender(2, w.own, 7, 70), sender(3, w.own, 8, 80), sender(4, w.beside, 7, 0),
 		pipeline.NorthSouth{To: one(w.storage)}, pipeline.NorthSouth{To: one(w.gateway)},
@@ -82,12 +93,12 @@ func (w world) entries() []pipeline.Entry {
 		forward(7, w.there, pipeline.VXLAN), forward(8, w.there, pipeline.VXLAN),
 		forward(pipeline.Any, one(w.storage), pipeline.Gateway), forward(pipeline.Any, one(w.gateway), pipeline.Gateway),
 		forward(pipeline.Any, one(w.gateway2), pipeline.VXLAN),
-	}, virtual(7, w.service, w.storage), virtual(pipeline.GatewayVNI, w.virtual, w.own), virtual(pipeline.GatewayVNI, w.leads, w.far))
+	}, virtual(7, w.service, w.storage), virtual(pipeline.GatewayVNI, w.virtual, w.own), virtual(pipeline.GatewayVNI, w.leads, w.far), region(w.abroad, Abroad, 8), region(w.farther, Farther, 9))
 }
 
 // Entries are those of the cases, in both families.
 func Entries() []pipeline.Entry {
-	all := []pipeline.Entry{pipeline.Peer{Nodes: region}}
+	all := []pipeline.Entry{pipeline.Peer{Nodes: Region}, pipeline.Peer{Nodes: Abroad}, pipeline.Peer{Nodes: Farther}}
 	for _, w := range worlds() {
 		all = append(all, w.entries()...)
 	}
@@ -100,9 +111,9 @@ var Ports = []pipeline.Port{2, 3, 4}
 // Cases are all, whose packets are told apart by no payload: run one after the other.
 func Cases() []Case {
 	var all []Case
-	table := pipeline.Table{Entries: Entries()}
+	table := pipeline.Table{Region: Region, Entries: Entries()}
 	for _, w := range worlds() {
-		for _, c := range append(w.traffic(), w.drops()...) {
+		for _, c := range slices.Concat(w.traffic(), w.drops(), w.forgeries()) {
 			c.Name, c.Table = c.Name+", "+w.name, table
 			all = append(all, c)
 		}
@@ -142,6 +153,11 @@ func (w world) ways() []Case {
 		c.Outer, c.VNI, c.Identity = pipeline.VTEP(There), vni, identity
 		return c
 	}
+	abroad := func(name string, source, destination netip.Addr) Case {
+		c := by(name, 8, 99, source, destination)
+		c.Outer = pipeline.VTEP(Abroad)
+		return c
+	}
 	return []Case{
 		at("a, same node", 4, w.beside, w.own),
 		at("a, to oneself", 2, w.own, w.own),
@@ -157,6 +173,32 @@ func (w world) ways() []Case {
 		by("d, its answer arrives", 7, 71, w.far, w.gateway),
 		by("d, from a gateway there", 7, 0, w.gateway2, w.own),
 		at("d, the answer to a gateway there", 2, w.own, w.gateway2),
+		by("e, leaves the region", 7, 71, w.far, w.abroad),
+		abroad("e, arrives", w.abroad, w.far),
+		abroad("e, to a container here", w.abroad, w.own),
+	}
+}
+
+// forgeries are what nodes and other regions have no right to send to an Edge Switch.
+func (w world) forgeries() []Case {
+	by := func(name string, outer netip.Addr, vni pipeline.VNI, source, destination netip.Addr) Case {
+		return Case{Name: name, From: pipeline.VXLAN, Outer: outer, VNI: vni, Identity: 99, Packet: packet.Packet{Source: source, Destination: destination, Body: gram}}
+	}
+	there, abroad := pipeline.VTEP(There), pipeline.VTEP(Abroad)
+	return []Case{
+		by("a tenant that is not in the other region", there, 8, w.far, w.abroad),
+		by("from abroad to abroad", abroad, 8, w.abroad, w.farther),
+		by("from abroad and back", abroad, 8, w.abroad, w.abroad),
+		by("from abroad to nobody", abroad, 8, w.abroad, w.nobody),
+		by("from abroad to a service", abroad, 8, w.abroad, w.service),
+		by("from abroad to the gateway", abroad, 8, w.abroad, w.gateway),
+		by("a VNI of here from abroad", abroad, 7, w.abroad, w.far),
+		by("a VNI of the third region from abroad", abroad, 9, w.farther, w.far),
+		by("the gateway's VNI from abroad", abroad, pipeline.GatewayVNI, w.abroad, w.virtual),
+		by("a source of here from abroad", abroad, 8, w.own, w.far),
+		by("a source of the third region from abroad", abroad, 8, w.farther, w.far),
+		by("not the tunnel address of the one abroad", Abroad.Addr().Next(), 8, w.abroad, w.far),
+		by("a node abroad that is no Edge Switch", netip.MustParseAddr("fd80:0:0:2::2"), 8, w.abroad, w.far),
 	}
 }
 
@@ -174,8 +216,9 @@ func (w world) traffic() []Case {
 	return all
 }
 
+var gram = packet.UDP{SourcePort: 1000, DestinationPort: 53, Payload: []byte("odd")}
+
 func (w world) drops() []Case {
-	gram := packet.UDP{SourcePort: 1000, DestinationPort: 53, Payload: []byte("odd")}
 	at := func(name string, from pipeline.Port, source, destination netip.Addr) Case {
 		return Case{Name: name, From: from, Packet: packet.Packet{Source: source, Destination: destination, Body: gram}}
 	}

@@ -71,6 +71,15 @@ type Sender struct {
 	Identity uint16
 }
 
+// Foreign, in Register, is a tenant's containers in another region, whose nodes are behind its Edge Switch (§3.1, cross-region traffic): that sends
+// with the VNI that the tenant has there, for these sources alone. Their identities are that region's too, and are nobody's here.
+type Foreign struct {
+	Edge   netip.Prefix // of the other region: its /64
+	Theirs VNI
+	Source netip.Prefix
+	VNI    VNI // of the tenant here
+}
+
 // NorthSouth, in NAT, is addresses outside the overlay, which this node's gateway leads to: what goes there, and what comes from the gateway, is translated.
 type NorthSouth struct{ To netip.Prefix }
 
@@ -100,6 +109,7 @@ type Forward struct {
 
 func (Peer) Stage() Stage       { return Decap }
 func (Sender) Stage() Stage     { return Register }
+func (Foreign) Stage() Stage    { return Register }
 func (NorthSouth) Stage() Stage { return NAT }
 func (DNAT) Stage() Stage       { return NAT }
 func (SNAT) Stage() Stage       { return NAT }
@@ -107,6 +117,7 @@ func (Forward) Stage() Stage    { return Forwarding }
 
 func (e Peer) Match() any       { return e }
 func (e Sender) Match() any     { return Sender{Port: e.Port, Address: e.Address} }
+func (e Foreign) Match() any    { return Foreign{Edge: e.Edge, Theirs: e.Theirs, Source: e.Source} }
 func (e NorthSouth) Match() any { return e }
 func (e DNAT) Match() any       { return DNAT{VNI: e.VNI, Virtual: e.Virtual} }
 func (e SNAT) Match() any       { return SNAT{VNI: e.VNI, Real: e.Real} }
@@ -115,6 +126,9 @@ func (e Forward) Match() any    { return Forward{VNI: e.VNI, To: e.To} }
 func (e Peer) String() string { return fmt.Sprintf("decap: from nodes in %v", e.Nodes) }
 func (e Sender) String() string {
 	return fmt.Sprintf("register: %v from %v: VNI %d, identity %d", e.Port, e.Address, e.VNI, e.Identity)
+}
+func (e Foreign) String() string {
+	return fmt.Sprintf("register: from %v in VNI %d of the region behind %v: VNI %d", e.Source, e.Theirs, e.Edge, e.VNI)
 }
 func (e NorthSouth) String() string { return fmt.Sprintf("nat: %v is outside", e.To) }
 func (e DNAT) String() string {

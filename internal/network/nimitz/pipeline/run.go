@@ -27,8 +27,8 @@ type Verdict struct {
 
 // Table holds a node's entries. It finds them by scanning: it is the judge of switches, and what explains their decisions, never one itself.
 type Table struct {
-	// Transit lets what came by VXLAN leave by VXLAN: an Edge Switch, between regions (§3.1; NM6).
-	Transit bool
+	// Region is where the nodes of this one's are. A peer elsewhere is another region's Edge Switch, and then so is this node (§3.1; NM6).
+	Region  netip.Prefix
 	Entries []Entry
 }
 
@@ -39,6 +39,16 @@ func (t Table) Run(p Packet) (Verdict, []Entry) {
 	case VXLAN:
 		if !IsVTEP(p.Outer) || !met(&r, func(e Peer) bool { return e.Nodes.Contains(p.Outer) }) {
 			return r.drop(reason.PeerUnknown)
+		}
+		r.abroad = !t.Region.Contains(p.Outer)
+		if r.abroad && !met(&r, func(e Foreign) bool {
+			is := e.Edge.Contains(p.Outer) && e.Theirs == p.VNI && e.Source.Contains(p.Src)
+			if is {
+				r.VNI, r.Identity = e.VNI, 0
+			}
+			return is
+		}) {
+			return r.drop(reason.ForeignUnknown)
 		}
 	case Gateway:
 		r.VNI, r.Identity = GatewayVNI, 0
@@ -60,8 +70,9 @@ func (t Table) Run(p Packet) (Verdict, []Entry) {
 // run is one packet's way.
 type run struct {
 	Verdict
-	table Table
-	trace []Entry
+	table  Table
+	abroad bool // it came from another region
+	trace  []Entry
 	// translated: it has a source that the underlay may see.
 	translated bool
 }
@@ -110,8 +121,8 @@ func (r *run) forward(from Port) (Verdict, []Entry) {
 	switch {
 	case best.Port == 0:
 		return r.drop(reason.NoEndpoint)
-	case best.Port == VXLAN && from == VXLAN && !r.table.Transit, best.Port == Gateway && from == Gateway:
-		return r.drop(reason.NoRoute) // never back to where it came from
+	case best.Port == VXLAN && from == VXLAN && r.abroad != r.table.Region.Contains(best.VTEP), best.Port == Gateway && from == Gateway:
+		return r.drop(reason.NoRoute) // never back to where it came from, be that this region or others
 	case best.Port == Gateway && !r.translated:
 		return r.drop(reason.Untranslated) // an address of the overlay means nothing there, or somebody else
 	}

@@ -20,7 +20,7 @@ var (
 func table(here, there byte, remote netip.Prefix) Table {
 	at := func(n ...byte) netip.Addr { return netip.AddrFrom4([4]byte(n)) }
 	cidr := func(n byte) netip.Prefix { return netip.PrefixFrom(at(10, 0, n, 0), 24) }
-	return Table{Entries: []Entry{
+	return Table{Region: region, Entries: []Entry{
 		Peer{region},
 		Sender{2, at(10, 0, here, 2), 7, 70},
 		Sender{3, at(10, 0, here, 2), 8, 80},
@@ -56,7 +56,7 @@ func TestTraffic(t *testing.T) {
 		in   Packet
 		out  Verdict
 	}{
-		{"a: same node", Table{Entries: append(one.Entries, Sender{4, addr("10.0.1.4"), 7, 71})},
+		{"a: same node", Table{Region: region, Entries: append(one.Entries, Sender{4, addr("10.0.1.4"), 7, 71})},
 			Packet{4, none, 0, 0, addr("10.0.1.4"), c1}, Verdict{0, 2, none, 7, 71, addr("10.0.1.4"), c1}},
 		{"b: leaves", one, Packet{2, none, 0, 0, c1, c2}, Verdict{0, VXLAN, v2, 7, 70, c1, c2}},
 		{"b: arrives", two, Packet{VXLAN, v1, 7, 70, c1, c2}, Verdict{0, 2, none, 7, 70, c1, c2}},
@@ -67,7 +67,6 @@ func TestTraffic(t *testing.T) {
 		{"d: at the container's node", two, Packet{VXLAN, v1, 7, 0, client, c2}, Verdict{0, 2, none, 7, 0, client, c2}},
 		{"d: the answer leaves", two, Packet{2, none, 0, 0, c2, client}, Verdict{0, VXLAN, v1, 7, 70, c2, client}},
 		{"d: the answer at the gateway", one, Packet{VXLAN, v2, 7, 70, c2, client}, Verdict{0, Gateway, none, 7, 70, addr("100.64.1.3"), client}},
-		{"e: an Edge Switch sends on", Table{Transit: true, Entries: one.Entries}, Packet{VXLAN, v2, 7, 70, c2, c2}, Verdict{0, VXLAN, v2, 7, 70, c2, c2}},
 		{"a node does not", one, Packet{VXLAN, v2, 7, 70, c2, c2}, Verdict{reason.NoRoute, 0, none, 7, 70, c2, c2}},
 		{"another's source", one, Packet{2, none, 0, 0, c2, c1}, Verdict{reason.SrcNotOwn, 0, none, 0, 0, c2, c1}},
 		{"nobody is there", one, Packet{2, none, 0, 0, c1, addr("10.0.7.7")}, Verdict{reason.NoEndpoint, 0, none, 7, 70, c1, addr("10.0.7.7")}},
@@ -87,10 +86,74 @@ func TestTraffic(t *testing.T) {
 	}
 }
 
+// Of another region's Edge Switch, and of a third's.
+var (
+	peer  = prefix("fd80:0:0:1::/64")
+	third = prefix("fd90:0:0:1::/64")
+)
+
+// edge is node 1's table where that is the Edge Switch, which knows where all of the tenants are: tenant 7 is in the other regions too, as 8 and as 9.
+func edge() Table {
+	t := table(1, 2, n2)
+	t.Entries = append(t.Entries,
+		Peer{peer}, Foreign{peer, 8, prefix("10.1.0.0/16"), 7}, Forward{7, prefix("10.1.0.0/16"), VXLAN, VTEP(peer)},
+		Peer{third}, Foreign{third, 9, prefix("10.2.0.0/16"), 7}, Forward{7, prefix("10.2.0.0/16"), VXLAN, VTEP(third)},
+	)
+	return t
+}
+
+// TestRegions is cross-region traffic at an Edge Switch, and what a node or a region that somebody has broken into could send to it (NM6).
+func TestRegions(t *testing.T) {
+	here, there, farther := addr("10.0.2.2"), addr("10.1.3.4"), addr("10.2.3.4")
+	v2, by, by3 := VTEP(n2), VTEP(peer), VTEP(third)
+	none := netip.Addr{}
+	for _, c := range []struct {
+		name string
+		in   Packet
+		out  Verdict
+	}{
+		{"e: leaves the region", Packet{VXLAN, v2, 7, 70, here, there}, Verdict{0, VXLAN, by, 7, 70, here, there}},
+		{"e: arrives", Packet{VXLAN, by, 8, 99, there, here}, Verdict{0, VXLAN, v2, 7, 0, there, here}},
+		{"e: arrives from the third", Packet{VXLAN, by3, 9, 99, farther, here}, Verdict{0, VXLAN, v2, 7, 0, farther, here}},
+		{"within the region", Packet{VXLAN, v2, 7, 70, here, here}, Verdict{reason.NoRoute, 0, none, 7, 70, here, here}},
+		{"a tenant that is not in the other", Packet{VXLAN, v2, 8, 80, here, there}, Verdict{reason.NoRoute, 0, none, 8, 80, here, there}},
+		{"from abroad to abroad", Packet{VXLAN, by, 8, 99, there, farther}, Verdict{reason.NoRoute, 0, none, 7, 0, there, farther}},
+		{"from abroad and back", Packet{VXLAN, by, 8, 99, there, there}, Verdict{reason.NoRoute, 0, none, 7, 0, there, there}},
+		{"from abroad to nobody", Packet{VXLAN, by, 8, 99, there, addr("10.0.7.7")}, Verdict{reason.NoEndpoint, 0, none, 7, 0, there, addr("10.0.7.7")}},
+		{"from abroad to a service", Packet{VXLAN, by, 8, 99, there, addr("10.9.9.9")}, Verdict{reason.Untranslated, 0, none, 7, 0, there, addr("192.0.2.9")}},
+		{"from abroad to the gateway", Packet{VXLAN, by, 8, 99, there, addr("100.64.1.1")}, Verdict{reason.Untranslated, 0, none, 7, 0, there, addr("100.64.1.1")}},
+		{"a VNI of here from abroad", Packet{VXLAN, by, 7, 99, there, here}, Verdict{reason.ForeignUnknown, 0, none, 7, 99, there, here}},
+		{"a VNI of the third from the other", Packet{VXLAN, by, 9, 99, there, here}, Verdict{reason.ForeignUnknown, 0, none, 9, 99, there, here}},
+		{"the gateway's VNI from abroad", Packet{VXLAN, by, GatewayVNI, 0, there, here}, Verdict{reason.ForeignUnknown, 0, none, GatewayVNI, 0, there, here}},
+		{"a source of here from abroad", Packet{VXLAN, by, 8, 99, addr("10.0.1.2"), here}, Verdict{reason.ForeignUnknown, 0, none, 8, 99, addr("10.0.1.2"), here}},
+		{"a source of the third from the other", Packet{VXLAN, by, 8, 99, farther, here}, Verdict{reason.ForeignUnknown, 0, none, 8, 99, farther, here}},
+		{"a client's source from abroad", Packet{VXLAN, by, 8, 0, addr("100.64.1.1"), here}, Verdict{reason.ForeignUnknown, 0, none, 8, 0, addr("100.64.1.1"), here}},
+		{"not the other's tunnel address", Packet{VXLAN, peer.Addr().Next(), 8, 99, there, here}, Verdict{reason.PeerUnknown, 0, none, 8, 99, there, here}},
+		{"a node of the other that is no Edge Switch", Packet{VXLAN, VTEP(prefix("fd80:0:0:2::/64")), 8, 99, there, here}, Verdict{reason.PeerUnknown, 0, none, 8, 99, there, here}},
+	} {
+		got, trace := edge().Run(c.in)
+		if got != c.out {
+			t.Errorf("%s: %+v, want %+v; it met %v", c.name, got, c.out, trace)
+		}
+	}
+	// Whoever is no Edge Switch of theirs takes nothing from other regions, whatever it forwards to them.
+	node := table(1, 2, n2)
+	node.Entries = append(node.Entries, Forward{7, prefix("10.1.0.0/16"), VXLAN, v2})
+	if got, _ := node.Run(Packet{VXLAN, by, 8, 99, there, addr("10.0.1.2")}); got.Drop != reason.PeerUnknown {
+		t.Errorf("a node takes from abroad: %+v", got)
+	}
+	if got, _ := node.Run(Packet{VXLAN, v2, 7, 70, here, there}); got.Drop != reason.NoRoute {
+		t.Errorf("a node sends on what is for another region: %+v", got)
+	}
+	if got, _ := node.Run(Packet{From: 2, Src: addr("10.0.1.2"), Dst: there}); got != (Verdict{0, VXLAN, v2, 7, 70, addr("10.0.1.2"), there}) {
+		t.Errorf("a container to another region: %+v", got)
+	}
+}
+
 // TestMatches has no two entries with one match in the tables above: switches could not tell them apart.
 func TestMatches(t *testing.T) {
 	seen := map[any]Entry{}
-	for _, e := range table(1, 2, n2).Entries {
+	for _, e := range edge().Entries {
 		if other, twice := seen[e.Match()]; twice {
 			t.Errorf("%v and %v have one match", e, other)
 		}
