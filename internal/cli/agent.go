@@ -24,6 +24,7 @@ import (
 	switches "pilaster.io/pilaster/internal/network/nimitz"
 	"pilaster.io/pilaster/internal/network/nimitz/gateway"
 	"pilaster.io/pilaster/internal/network/nimitz/ovs"
+	"pilaster.io/pilaster/internal/tenant"
 )
 
 func newAgentCommand(env Env) *cobra.Command {
@@ -181,7 +182,7 @@ func openGateway(ctx context.Context, path *datapath.Datapath, netns string, m a
 	}
 	g, err := gateway.Open(ctx, gateway.Config{
 		Path: netns, Switch: agent.GatewayDevice, Fabric: agent.UnderlayDevice, Block: block,
-		Virtual: switches.GatewayAddress(block), Own: switches.UnderlayAddress(m.Prefix, 1), MTU: mtu,
+		Virtual: switches.GatewayAddress(block), Own: tenant.UnderlayAddress(m.Prefix, 1), MTU: mtu,
 	})
 	if err != nil {
 		return nil, err

@@ -23,6 +23,7 @@ import (
 	"pilaster.io/pilaster/internal/network/nimitz/gateway"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 	"pilaster.io/pilaster/internal/packet"
+	"pilaster.io/pilaster/internal/tenant"
 )
 
 // underlayWire is two nodes and a host without any network of containers behind one router, which lets by only what comes from where answers go.
@@ -66,7 +67,7 @@ func (w *underlayWire) openGateway(t testing.TB, i int) (err error) {
 	}
 	w.gateways[i], err = gateway.Open(t.Context(), gateway.Config{
 		Path: w.paths[i], Switch: agent.GatewayDevice, Fabric: agent.UnderlayDevice,
-		Block: block, Virtual: nimitz.GatewayAddress(block), Own: nimitz.UnderlayAddress(n.prefix, 1), MTU: 1500,
+		Block: block, Virtual: nimitz.GatewayAddress(block), Own: tenant.UnderlayAddress(n.prefix, 1), MTU: 1500,
 	})
 	if err != nil {
 		return err
@@ -218,7 +219,7 @@ func TestGatewayToServices(t *testing.T) {
 	}{{seven, v7}, {eight, v8}} {
 		both.Go(func() {
 			seen, err := converse(t.Context(), c.ns, netip.AddrPortFrom(c.to, port), 4<<20)
-			if want := nimitz.UnderlayAddress(w.nodes[0].prefix, 1); err != nil || seen != want {
+			if want := tenant.UnderlayAddress(w.nodes[0].prefix, 1); err != nil || seen != want {
 				t.Errorf("to %v: seen as %v, not %v: %v", c.to, seen, want, err)
 			}
 		})
@@ -256,7 +257,7 @@ func onlyGateways(t testing.TB, c *packet.Capture, node netip.Prefix) {
 		if err != nil || !p.Source.Is6() || p.Source.IsLinkLocalUnicast() {
 			continue
 		}
-		if n++; p.Source != nimitz.UnderlayAddress(node, 1) && !netip.MustParsePrefix("2001:db8:70::/48").Contains(p.Source) {
+		if n++; p.Source != tenant.UnderlayAddress(node, 1) && !netip.MustParsePrefix("2001:db8:70::/48").Contains(p.Source) {
 			t.Fatalf("%v was on the fabric", p.Source)
 		}
 	}
@@ -278,7 +279,7 @@ func TestGatewayPublishes(t *testing.T) {
 	for i, c := range []*testContainer{far, near} {
 		at, a := address.Index(i+2), c.record.Attachments[1].Address
 		v := nimitz.PublishedAddress(one, at)
-		publish[nimitz.UnderlayAddress(w.nodes[0].prefix, at)] = v
+		publish[tenant.UnderlayAddress(w.nodes[0].prefix, at)] = v
 		entries = append(entries, pipeline.DNAT{VNI: pipeline.GatewayVNI, Virtual: v, RealVNI: 7, Real: a}, pipeline.SNAT{VNI: 7, Real: a, Virtual: v})
 	}
 	entries = append(entries, pipeline.NorthSouth{To: netip.PrefixFrom(client, 128)}, pipeline.Forward{VNI: 7, To: netip.PrefixFrom(client, 128), Port: pipeline.Gateway})
@@ -289,7 +290,7 @@ func TestGatewayPublishes(t *testing.T) {
 	must(t, w.gateways[0].Publish(t.Context(), publish))
 	fabric := capture(t, w.host)
 	for i, c := range []*testContainer{far, near} {
-		at := nimitz.UnderlayAddress(w.nodes[0].prefix, address.Index(i+2))
+		at := tenant.UnderlayAddress(w.nodes[0].prefix, address.Index(i+2))
 		port := echoServer(t, c.ns, netip.AddrPortFrom(c.record.Attachments[1].Address, 0)).Port()
 		if seen, err := converse(t.Context(), w.host, netip.AddrPortFrom(at, port), 4<<20); err != nil || seen != client {
 			t.Errorf("to %v: seen as %v: %v", at, seen, err)
@@ -312,7 +313,7 @@ func TestGatewayPublishes(t *testing.T) {
 		}
 	}
 	// A new process of the agent finds it at work, and leaves it so.
-	at := netip.AddrPortFrom(nimitz.UnderlayAddress(w.nodes[0].prefix, 2), echoServer(t, far.ns, netip.AddrPortFrom(far.record.Attachments[1].Address, 0)).Port())
+	at := netip.AddrPortFrom(tenant.UnderlayAddress(w.nodes[0].prefix, 2), echoServer(t, far.ns, netip.AddrPortFrom(far.record.Attachments[1].Address, 0)).Port())
 	var conn net.Conn
 	must(t, w.host.Do(func() (err error) {
 		conn, err = net.DialTimeout("tcp", at.String(), 10*time.Second)
@@ -332,7 +333,7 @@ func TestGatewayPublishes(t *testing.T) {
 	}
 	// What is not published is not reached, the gateway itself included.
 	for _, at := range []address.Index{1, 9} {
-		r, err := packet.Ping(t.Context(), w.host, nimitz.UnderlayAddress(w.nodes[0].prefix, at), packet.PingOptions{Count: 2, Timeout: impatience})
+		r, err := packet.Ping(t.Context(), w.host, tenant.UnderlayAddress(w.nodes[0].prefix, at), packet.PingOptions{Count: 2, Timeout: impatience})
 		if err != nil || r.Received != 0 {
 			t.Errorf("index %d of the gateway answers: %v", at, err)
 		}

@@ -12,6 +12,7 @@ import (
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 	"pilaster.io/pilaster/internal/packet"
 	"pilaster.io/pilaster/internal/reason"
+	"pilaster.io/pilaster/internal/tenant"
 )
 
 // TestGatewayLeaksNothing: whatever the gateway's stack sends, on the underlay are only its own addresses, and it reaches no container by these.
@@ -20,7 +21,7 @@ func TestGatewayLeaksNothing(t *testing.T) {
 	n := w.nodes[0]
 	b := &nimitzBench{testNode: n}
 	block, _ := address.DefaultPlan().GatewayBlock(n.prefix, false)
-	own, virtual := nimitz.UnderlayAddress(n.prefix, 1), nimitz.ContainerAddress(block, 1)
+	own, virtual := tenant.UnderlayAddress(n.prefix, 1), nimitz.ContainerAddress(block, 1)
 	inside, err := netns.Open(w.paths[0])
 	must(t, err)
 	defer inside.Close()
@@ -40,7 +41,7 @@ func TestGatewayLeaksNothing(t *testing.T) {
 		{"the node's address", frame(n.prefix.Addr().Next(), w.hostAddr), reason.Untranslated},
 		{"a tunnel address", frame(pipeline.VTEP(n.prefix), pipeline.VTEP(w.nodes[1].prefix)), reason.Untranslated},
 		{"a container's netpila address", frame(address.Plain{Node: n.prefix, Tenant: 1, App: address.GatewayApp, Index: 1}.Addr(), w.hostAddr), reason.Untranslated},
-		{"another gateway's address", frame(nimitz.UnderlayAddress(w.nodes[1].prefix, 1), w.hostAddr), reason.Untranslated},
+		{"another gateway's address", frame(tenant.UnderlayAddress(w.nodes[1].prefix, 1), w.hostAddr), reason.Untranslated},
 		{"to a container of netpila", frame(own, address.Plain{Node: w.nodes[1].prefix, Tenant: 1, App: 1, Index: 1}.Addr()), reason.TenantMismatch},
 		{"to the private prefix", frame(own, netip.MustParseAddr("fc00::7")), reason.PrivateOutside},
 		{"to its own node", frame(own, n.prefix.Addr().Next()), reason.NoRoute},
@@ -61,7 +62,7 @@ func TestGatewayLeaksNothing(t *testing.T) {
 			t.Errorf("%v answers: %v", at, err)
 		}
 	}
-	ping(nimitz.UnderlayAddress(n.prefix, 7))
+	ping(tenant.UnderlayAddress(n.prefix, 7))
 	if got := b.counted(t, before); len(got) != 0 {
 		t.Errorf("what is not published: %v", got)
 	}

@@ -101,6 +101,9 @@ func (n *Network) room(addresses int) error {
 func (n *Network) PutTenant(ctx context.Context, t tenant.Tenant) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	if err := n.checkNorthSouth(t); err != nil {
+		return err
+	}
 	h := n.tenants[t.Name]
 	if h == nil {
 		h = newHosted()
@@ -267,9 +270,6 @@ func (n *Network) adopt(there []pipeline.Entry) {
 			of = n.region
 		}
 		of.adopt(e)
-		if !n.services.heard {
-			n.believe(of, e)
-		}
 	}
 }
 

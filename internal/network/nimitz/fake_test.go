@@ -135,17 +135,19 @@ type node struct {
 	max    int
 	mtu    int // of its gateway
 
-	published map[netip.Addr]netip.Addr
+	carries map[string]bool           // tenants without a container here
+	told    map[netip.Addr]netip.Addr // by its gateway, of which it has none if it is alone
+	alone   bool
 }
 
 func (n *node) Device() pipeline.Device { return pipeline.Device{Name: "gateway"} }
 func (n *node) Addresses() (own, virtual netip.Addr) {
-	return UnderlayAddress(n.prefix, 1), n.client(n.prefix).Addr()
+	return tenant.UnderlayAddress(n.prefix, 1), n.client(n.prefix).Addr()
 }
 func (n *node) SetMTU(mtu int) error { n.mtu = mtu; return nil }
 
 func (n *node) Publish(_ context.Context, virtual map[netip.Addr]netip.Addr) error {
-	n.published = virtual
+	n.told = virtual
 	return nil
 }
 
@@ -161,7 +163,7 @@ func overlay(cidr string, nodeBits int) tenant.Overlay {
 func newCluster(t testing.TB, nodes int, tenants ...tenant.Tenant) *cluster {
 	c := &cluster{t: t, tenants: tenants, given: map[string][]netip.Prefix{}, where: map[string][]network.Mapping{}, next: map[netip.Prefix]uint64{}}
 	for i := range nodes {
-		n := &node{c: c, prefix: plan.Node(uint64(i + 1)), sw: &tableSwitch{has: map[any]pipeline.Entry{}, ports: map[pipeline.Port]string{}}, record: map[endpoint.ID]endpoint.Record{}}
+		n := &node{c: c, prefix: plan.Node(uint64(i + 1)), sw: &tableSwitch{has: map[any]pipeline.Entry{}, ports: map[pipeline.Port]string{}}, record: map[endpoint.ID]endpoint.Record{}, carries: map[string]bool{}}
 		c.nodes = append(c.nodes, n)
 		n.start(memory{})
 	}
@@ -171,7 +173,11 @@ func newCluster(t testing.TB, nodes int, tenants ...tenant.Tenant) *cluster {
 // start is what a new process of the agent does: it knows the records and finds the switch as it is.
 func (n *node) start(indexes Indexes) {
 	n.c.t.Helper()
-	n.Network = New(Config{Plan: plan, Node: n.prefix, Indexes: indexes, Cluster: n, Switch: n.sw, Gateway: n, MaxMappings: n.max})
+	config := Config{Plan: plan, Node: n.prefix, Indexes: indexes, Cluster: n, Switch: n.sw, Gateway: n, MaxMappings: n.max}
+	if n.alone {
+		config.Gateway, config.NoGateway = nil, errors.New("the kernel has no NAT")
+	}
+	n.Network = New(config)
 	var found []endpoint.Record
 	for _, t := range n.c.tenants {
 		if n.hosts(t) {
@@ -197,7 +203,7 @@ func (n *node) hosts(t tenant.Tenant) bool {
 			return true
 		}
 	}
-	return false
+	return n.carries[t.Name]
 }
 
 // hear is the link's list of a tenant.

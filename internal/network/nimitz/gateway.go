@@ -38,6 +38,14 @@ func (n *Network) plugGateway(ctx context.Context) error {
 func (n *Network) Gateway() (g network.Gateway) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	for _, h := range n.tenants {
+		g.Services += len(h.services)
+		for _, p := range h.published {
+			if p.Gateway == n.config.Node {
+				g.Publications++
+			}
+		}
+	}
 	if n.config.Gateway == nil {
 		g.Missing = "this node was given none"
 		if n.config.NoGateway != nil {
@@ -46,10 +54,6 @@ func (n *Network) Gateway() (g network.Gateway) {
 		return g
 	}
 	g.Own, g.Virtual = n.config.Gateway.Addresses()
-	for name := range n.tenants {
-		g.Services += len(n.services.of[name])
-	}
-	g.Publications = len(n.publishedHere())
 	return g
 }
 

@@ -19,7 +19,9 @@ type hosted struct {
 	remote   map[netip.Prefix]netip.Prefix // the node of each subnet or address that is on another one
 	heard    bool                          // the cluster has told all of them
 
-	nat       map[any]pipeline.Entry // what services come to, by match
+	services  []tenant.Service
+	published []tenant.Publication
+	nat       map[any]pipeline.Entry // what these come to, by match
 	installed map[any]pipeline.Entry // by match
 }
 
@@ -39,6 +41,7 @@ func (h *hosted) set(t tenant.Tenant) {
 	for _, o := range t.Overlays {
 		h.overlays = append(h.overlays, o.CIDR)
 	}
+	h.services, h.published = t.Services, slices.SortedFunc(slices.Values(t.Publications), func(a, b tenant.Publication) int { return a.Underlay.Compare(b.Underlay) })
 }
 
 func (h *hosted) add(r endpoint.Record) {
@@ -60,6 +63,17 @@ func (h *hosted) matches(r endpoint.Record) []any {
 	var all []any
 	for _, a := range r.Attachments {
 		all = append(all, senderMatch(pipeline.Port(r.ID), a.Address), h.forwardMatch(host(a.Address)))
+	}
+	return all
+}
+
+// translations are what entries of an endpoint's virtual addresses are found by.
+func (h *hosted) translations(r endpoint.Record) (all []any) {
+	for _, a := range r.Attachments {
+		match := pipeline.SNAT{VNI: h.vni, Real: a.Address}.Match()
+		if e, ok := h.nat[match].(pipeline.SNAT); ok {
+			all = append(all, match, pipeline.DNAT{VNI: pipeline.GatewayVNI, Virtual: e.Virtual}.Match())
+		}
 	}
 	return all
 }

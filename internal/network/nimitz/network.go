@@ -41,12 +41,12 @@ type Config struct {
 type Network struct {
 	config Config
 
-	mu       sync.Mutex // held through a change of the switch, so that they come one after the other
-	tenants  map[string]*hosted
-	region   *hosted // what is no tenant's
-	services services
-	forwards int  // entries that the switch has
-	repaired bool // so that they are known
+	mu        sync.Mutex // held through a change of the switch, so that they come one after the other
+	tenants   map[string]*hosted
+	region    *hosted                   // what is no tenant's
+	published map[netip.Addr]netip.Addr // what the gateway was last told; nil before
+	forwards  int                       // entries that the switch has
+	repaired  bool                      // so that they are known
 }
 
 var (
@@ -201,8 +201,7 @@ func (n *Network) Deactivate(ctx context.Context, r endpoint.Record) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if h, ok := n.tenants[r.Tenant]; ok {
-		matches := append(h.matches(r), h.translations(r)...)
-		h.forget(r)
+		matches := h.matches(r)
 		h.remove(r)
 		if err := n.update(ctx, h, matches); err != nil {
 			return fmt.Errorf("endpoint %d: %w", r.ID, err)

@@ -2,13 +2,17 @@ package nimitz
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/network"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
+	"pilaster.io/pilaster/internal/tenant"
 )
 
 var (
@@ -17,26 +21,43 @@ var (
 	name8   = netip.MustParseAddr("fd09::8")
 )
 
-// northSouth is two tenants with equal containers, which call one service by two names; what tenant 7 has on either node is published by node 1.
+// northSouth is two tenants with equal containers, which call one service by two names; what tenant 7 has on either node is published by node 1,
+// and once more by node 3, which has no container of it.
 type northSouth struct {
 	*cluster
 	near, far, other endpoint.Record
-	services         []Service
-	published        []Publication
 }
 
 func newNorthSouth(t *testing.T) *northSouth {
-	c := newCluster(t, 2, tenantOf(7, overlay("fd00:1::/48", 80)), tenantOf(8, overlay("fd00:1::/48", 80)))
+	c := newCluster(t, 3, tenantOf(7, overlay("fd00:1::/48", 80)), tenantOf(8, overlay("fd00:1::/48", 80)))
 	one, two := c.nodes[0], c.nodes[1]
 	s := &northSouth{cluster: c, near: one.add(c.tenants[0], 1), far: two.add(c.tenants[0], 2), other: one.add(c.tenants[1], 3)}
-	s.services = []Service{{"t7", "storage", name7, storage}, {"t8", "files", name8, storage}}
+	c.tenants[0].Services = []tenant.Service{{Name: "storage", Virtual: name7, Real: storage}}
+	c.tenants[1].Services = []tenant.Service{{Name: "files", Virtual: name8, Real: storage}}
 	for i, r := range []endpoint.Record{s.far, s.near} {
-		s.published = append(s.published, Publication{"t7", fmt.Sprint("web", i), r.Attachments[0].Address, one.prefix, UnderlayAddress(one.prefix, address.Index(i+2))})
+		for _, at := range []*node{one, c.nodes[2]} {
+			c.tenants[0].Publications = append(c.tenants[0].Publications, publication(at, fmt.Sprintf("web%d-%d", i, at.prefix.Addr().As16()[7]), r.Attachments[0].Address, i+2))
+		}
 	}
-	for _, n := range c.nodes {
-		n.must(n.SetServices(t.Context(), s.services, s.published))
-	}
+	c.nodes[2].carries["t7"] = true
+	s.put(t)
+	c.nodes[2].hear(c.tenants[0])
 	return s
+}
+
+func publication(at *node, name string, container netip.Addr, i int) tenant.Publication {
+	return tenant.Publication{Name: name, Container: container, Gateway: at.prefix, Underlay: tenant.UnderlayAddress(at.prefix, address.Index(i))}
+}
+
+// put tells nodes of their tenants as they are now.
+func (s *northSouth) put(t *testing.T) {
+	for _, n := range s.nodes {
+		for _, of := range s.tenants {
+			if n.hosts(of) {
+				n.must(n.PutTenant(t.Context(), of))
+			}
+		}
+	}
 }
 
 func (n *node) run(from pipeline.Port, src, dst netip.Addr) pipeline.Verdict {
@@ -47,7 +68,7 @@ func (n *node) run(from pipeline.Port, src, dst netip.Addr) pipeline.Verdict {
 // ways are (c) and (d) hop by hop, as the tables are now.
 func (s *northSouth) ways(t *testing.T) {
 	t.Helper()
-	one, two := s.nodes[0], s.nodes[1]
+	one := s.nodes[0]
 	seen := map[netip.Addr]bool{}
 	for _, c := range []struct {
 		r    endpoint.Record
@@ -67,57 +88,74 @@ func (s *northSouth) ways(t *testing.T) {
 			t.Errorf("%s to another tenant's service: %+v", c.r.Tenant, out)
 		}
 	}
-	client := s.nodes[0].client(one.prefix).Addr()
-	for _, p := range s.published {
-		v := one.published[p.Underlay]
-		at, from := one, pipeline.Gateway
-		out := at.run(from, client, v)
-		if p.Container == s.far.Attachments[0].Address {
-			if out.To != pipeline.VXLAN || out.VTEP != pipeline.VTEP(two.prefix) {
-				t.Fatalf("to %v at the gateway: %+v", p.Underlay, out)
-			}
-			in, _ := two.sw.table().Run(pipeline.Packet{From: pipeline.VXLAN, Outer: pipeline.VTEP(one.prefix), VNI: out.VNI, Src: out.Src, Dst: out.Dst})
-			if in.To != pipeline.Port(s.far.ID) || in.Src != client {
-				t.Fatalf("to %v at its node: %+v", p.Underlay, in)
-			}
-			back := two.run(in.To, in.Dst, in.Src)
-			if back.VTEP != pipeline.VTEP(one.prefix) {
-				t.Fatalf("its answer: %+v", back)
-			}
-			out, _ = one.sw.table().Run(pipeline.Packet{From: pipeline.VXLAN, Outer: pipeline.VTEP(two.prefix), VNI: back.VNI, Src: back.Src, Dst: back.Dst})
-		} else {
-			out = one.run(out.To, out.Dst, out.Src)
+	for _, p := range s.tenants[0].Publications {
+		gateway := one
+		if p.Gateway != one.prefix {
+			gateway = s.nodes[2]
 		}
-		if out.Drop != 0 || out.To != pipeline.Gateway || out.Src != v || out.Dst != client {
-			t.Errorf("the answer of %v at the gateway: %+v, not from %v", p.Container, out, v)
-		}
+		s.published(t, gateway, p)
 	}
 }
 
-// TestNorthSouth: (c) and (d) by what SetServices comes to; an agent that starts anew, with nobody telling it of services yet, changes nothing.
+// published is the way of a client's packet to a container, and of its answer.
+func (s *northSouth) published(t *testing.T, gateway *node, p tenant.Publication) {
+	t.Helper()
+	client, v, home, r := gateway.client(gateway.prefix).Addr(), gateway.told[p.Underlay], s.nodes[0], s.near
+	if p.Container == s.far.Attachments[0].Address {
+		home, r = s.nodes[1], s.far
+	}
+	hop := func(at, from *node, v pipeline.Verdict) pipeline.Verdict {
+		out, _ := at.sw.table().Run(pipeline.Packet{From: pipeline.VXLAN, Outer: pipeline.VTEP(from.prefix), VNI: v.VNI, Src: v.Src, Dst: v.Dst})
+		return out
+	}
+	in := gateway.run(pipeline.Gateway, client, v)
+	if home != gateway {
+		if in.To != pipeline.VXLAN || in.VTEP != pipeline.VTEP(home.prefix) {
+			t.Fatalf("%s at the gateway: %+v", p.Name, in)
+		}
+		in = hop(home, gateway, in)
+	}
+	if in.To != pipeline.Port(r.ID) || in.Src != client || in.Dst != p.Container {
+		t.Fatalf("%s at its node: %+v", p.Name, in)
+	}
+	out := home.run(in.To, in.Dst, in.Src)
+	if home != gateway {
+		if out.VTEP != pipeline.VTEP(gateway.prefix) {
+			t.Fatalf("the answer of %s: %+v", p.Name, out)
+		}
+		out = hop(gateway, home, out)
+	}
+	if out.Drop != 0 || out.To != pipeline.Gateway || out.Src != v || out.Dst != client {
+		t.Errorf("the answer of %s at the gateway: %+v, not from %v", p.Name, out, v)
+	}
+}
+
+// TestNorthSouth: (c) and (d) by what tenants have; an agent that starts anew changes nothing, and what the last one left of what is gone meanwhile goes.
 func TestNorthSouth(t *testing.T) {
 	s := newNorthSouth(t)
 	s.ways(t)
 	for _, n := range s.nodes {
-		n.must(n.Check(t.Context(), n.record[1]))
-		applied := n.sw.applied
+		for _, r := range n.record {
+			n.must(n.Check(t.Context(), r))
+		}
+		applied, told := n.sw.applied, n.told
 		n.start(n.config.Indexes)
 		s.ways(t)
-		for _, tenant := range s.tenants {
-			if n.hosts(tenant) {
-				n.hear(tenant)
-			}
+		if n.sw.applied != applied || !maps.Equal(n.told, told) {
+			t.Errorf("a start changed %d entries, and %v to %v", n.sw.applied-applied, told, n.told)
 		}
-		n.must(n.SetServices(t.Context(), s.services, s.published))
-		if n.sw.applied != applied {
-			t.Errorf("a start changed %d entries", n.sw.applied-applied)
+	}
+	one := s.nodes[0]
+	for _, n := range s.nodes {
+		for _, of := range s.tenants {
+			if n.hosts(of) {
+				n.hear(of)
+			}
 		}
 	}
 	s.ways(t)
 
-	// One that leaves before anybody has told leaves nothing of its own; who comes gets what it needs once somebody has.
-	one := s.nodes[0]
-	one.start(one.config.Indexes)
+	// One that leaves leaves nothing of its own; who comes gets what it needs.
 	gone := s.other.Attachments[0].Address
 	one.remove(s.other)
 	for _, e := range one.sw.has {
@@ -126,20 +164,64 @@ func TestNorthSouth(t *testing.T) {
 		}
 	}
 	s.other = one.add(s.tenants[1], 3)
-	one.must(one.SetServices(t.Context(), s.services, s.published))
-	one.hear(s.tenants[0])
+	// A published container that goes is no more led to as the node's own, and the next of its address is.
+	was := one.told[s.tenants[0].Publications[2].Underlay]
+	one.carries["t7"] = true
+	one.remove(s.near)
+	if now := one.told[s.tenants[0].Publications[2].Underlay]; now == was || one.run(pipeline.Gateway, one.client(one.prefix).Addr(), was).Drop == 0 {
+		t.Errorf("the gateway leads to %v, which was %v's", now, s.near.Attachments[0].Address)
+	}
+	one.record[s.near.ID] = s.near
+	one.must(one.Activate(t.Context(), s.near))
 	s.ways(t)
 
+	for i := range s.tenants {
+		s.tenants[i].Services, s.tenants[i].Publications = nil, nil
+	}
+	s.put(t)
 	for _, n := range s.nodes {
-		n.must(n.SetServices(t.Context(), nil, nil))
 		for _, e := range n.sw.has {
 			if e.Stage() == pipeline.NAT {
 				t.Errorf("left: %v", e)
 			}
 		}
+		if len(n.told) != 0 {
+			t.Errorf("still published: %v", n.told)
+		}
 	}
-	if len(one.published) != 0 {
-		t.Errorf("still published: %v", one.published)
+}
+
+// TestServicesWithoutAGateway: a node without one drops what is for services, and its containers answer to clients of others' gateways.
+func TestServicesWithoutAGateway(t *testing.T) {
+	s := newNorthSouth(t)
+	one, two := s.nodes[0], s.nodes[1]
+	for _, n := range []*node{one, two} {
+		n.alone = true
+		n.start(n.config.Indexes)
+		n.must(n.FollowMTU(1400))
+	}
+	if _, there := one.sw.ports[pipeline.Gateway]; there || one.mtu != 0 {
+		t.Error("something is its port")
+	}
+	if out := one.run(pipeline.Port(s.near.ID), s.near.Attachments[0].Address, name7); out.Drop == 0 {
+		t.Errorf("to a service: %+v", out)
+	}
+	for _, p := range s.tenants[0].Publications {
+		if p.Gateway == s.nodes[2].prefix {
+			s.published(t, s.nodes[2], p)
+		}
+	}
+	if g := one.Gateway(); g.Own.IsValid() || g.Missing != "the kernel has no NAT" || g.Services != 2 || g.Publications != 2 {
+		t.Errorf("%+v", g)
+	}
+	three := s.nodes[2]
+	own, virtual := three.Addresses()
+	if g := three.Network.Gateway(); g != (network.Gateway{Own: own, Virtual: virtual, Services: 1, Publications: 2}) {
+		t.Errorf("%+v", g)
+	}
+	three.must(three.FollowMTU(1400))
+	if three.mtu != 1400 {
+		t.Errorf("its gateway has an MTU of %d", three.mtu)
 	}
 }
 
@@ -153,15 +235,14 @@ func TestServiceCounts(t *testing.T) {
 			n.add(c.tenants[0], 1)
 		}
 		before := len(n.sw.has)
-		var all []Service
+		of := c.tenants[0]
 		for i := range services {
-			all = append(all, Service{"t7", fmt.Sprint(i), inBlock(netip.MustParsePrefix("fd09::/80"), 9, uint32(i)), inBlock(netip.MustParsePrefix("2001:db8::/80"), 9, uint32(i))})
+			of.Services = append(of.Services, tenant.Service{Name: fmt.Sprint(i), Virtual: inBlock(netip.MustParsePrefix("fd09::/80"), 9, uint32(i)), Real: inBlock(netip.MustParsePrefix("2001:db8::/80"), 9, uint32(i))})
 		}
-		var pubs []Publication
 		for i := range published {
-			pubs = append(pubs, Publication{"t7", fmt.Sprint(i), inBlock(netip.MustParsePrefix("fd00:1:0:0:9::/80"), 9, uint32(i)), n.prefix, UnderlayAddress(n.prefix, address.Index(i+2))})
+			of.Publications = append(of.Publications, publication(n, fmt.Sprint(i), inBlock(netip.MustParsePrefix("fd00:1:0:0:9::/80"), 9, uint32(i)), i+2))
 		}
-		n.must(n.SetServices(t.Context(), all, pubs))
+		n.must(n.PutTenant(t.Context(), of))
 		return len(n.sw.has) - before
 	}
 	const aService, aContainer, aPublication, theGateway = 4, 2, 2, 2
@@ -179,32 +260,19 @@ func TestServiceCounts(t *testing.T) {
 	}
 }
 
+// TestServicesThatCannotBeAreRefused: what the cluster would not say (internal/tenant has the rules) changes nothing.
 func TestServicesThatCannotBeAreRefused(t *testing.T) {
 	s := newNorthSouth(t)
 	n := s.nodes[0]
 	before := n.sw.applied
-	good, pub := s.services[0], s.published[0]
-	for want, spoil := range map[string]func(*Service, *Publication){
-		"gateways are of IPv6":                          func(s *Service, _ *Publication) { s.Virtual = netip.MustParseAddr("10.9.9.9") },
-		"2001:db8::9%eth0 cannot":                       func(s *Service, _ *Publication) { s.Real = s.Real.WithZone("eth0") },
-		"which are others'":                             func(s *Service, _ *Publication) { s.Virtual = plan.Gateway6.Addr().Next() },
-		"in the tenant's own":                           func(s *Service, _ *Publication) { s.Virtual = netip.MustParseAddr("fd00:1::99") },
-		"in the base prefix":                            func(s *Service, _ *Publication) { s.Virtual = plan.Node(1).Addr().Next() },
-		"is a container's address":                      func(s *Service, _ *Publication) { s.Real = address.Plain{Node: plan.Node(1), Tenant: 1}.Addr() },
-		"its address and its name":                      func(s *Service, _ *Publication) { s.Virtual = s.Real },
-		"both have":                                     func(s *Service, _ *Publication) { s.Tenant, s.Real = "t8", storage },
-		"not one of the gateway's addresses":            func(_ *Service, p *Publication) { p.Underlay = UnderlayAddress(p.Gateway, 1) },
-		"none":                                          func(_ *Service, p *Publication) { p.Underlay = plan.Node(1).Addr().Next() },
-		"10.0.0.1 is not":                               func(_ *Service, p *Publication) { p.Container = netip.MustParseAddr("10.0.0.1") },
-		"both have " + s.published[1].Underlay.String(): func(_ *Service, p *Publication) { p.Underlay = s.published[1].Underlay },
+	for want, spoil := range map[string]func(seven, eight *tenant.Tenant){
+		"in the tenant's own CIDR":    func(_, eight *tenant.Tenant) { eight.Services[0].Virtual = netip.MustParseAddr("fd00:1::99") },
+		"tenants t7 and t8 both have": func(seven, eight *tenant.Tenant) { eight.Publications = seven.Publications[:1] },
 	} {
-		of, at := good, pub
-		spoil(&of, &at)
-		err := n.SetServices(t.Context(), []Service{of, s.services[1]}, []Publication{at, s.published[1]})
-		if want == "none" {
-			want = "not one of the gateway's addresses"
-		}
-		if err == nil || !strings.Contains(err.Error(), want) || !strings.HasSuffix(err.Error(), "nothing was changed") {
+		seven, eight := s.tenants[0], s.tenants[1]
+		eight.Services = slices.Clone(eight.Services)
+		spoil(&seven, &eight)
+		if err := n.PutTenant(t.Context(), eight); err == nil || !strings.Contains(err.Error(), want) || !strings.HasSuffix(err.Error(), "nothing was changed") {
 			t.Errorf("want %q: %v", want, err)
 		}
 	}
@@ -212,10 +280,6 @@ func TestServicesThatCannotBeAreRefused(t *testing.T) {
 		t.Error("something was changed")
 	}
 	s.ways(t)
-	n.config.Gateway = nil
-	if err := n.SetServices(t.Context(), s.services, nil); err == nil || !strings.Contains(err.Error(), "no gateway") {
-		t.Errorf("without a gateway: %v", err)
-	}
 }
 
 var _ Gateway = (*node)(nil)

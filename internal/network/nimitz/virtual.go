@@ -13,7 +13,7 @@ import (
 //
 //	0 … 0 | 1           the gateway's own
 //	1 | endpoint id     a container here
-//	2 | index           what is published at that index
+//	2 | index           a container elsewhere, published at that index
 const (
 	kinds     = 5 // bytes before the end
 	container = 1
@@ -35,28 +35,7 @@ func ContainerAddress(block netip.Prefix, id endpoint.ID) netip.Addr {
 	return inBlock(block, container, uint32(id))
 }
 
-// PublishedAddress is that of a container anywhere which is published at an index of UnderlayAddress.
+// PublishedAddress is that of a container elsewhere which is published at an index of tenant.UnderlayAddress.
 func PublishedAddress(block netip.Prefix, i address.Index) netip.Addr {
 	return inBlock(block, published, uint32(i))
-}
-
-// UnderlayAddress is one of a gateway's on the underlay. The first is that by which services see containers; others are for publications. They have
-// tenant id 0 and an app that nothing else of the node has, so packets for them need no table to be told from the node's own.
-func UnderlayAddress(node netip.Prefix, i address.Index) netip.Addr {
-	return address.Plain{Node: node, App: address.GatewayApp, Index: i}.Addr()
-}
-
-// underlayIndex undoes UnderlayAddress. False of what is no publication's at that node.
-func underlayIndex(node netip.Prefix, a netip.Addr) (address.Index, bool) {
-	if !node.Contains(a) {
-		return 0, false
-	}
-	p := address.Split(a)
-	return p.Index, p.Tenant == 0 && p.App == address.GatewayApp && p.Index > 1
-}
-
-// isContainer tells a ContainerAddress from others of a block.
-func isContainer(v netip.Addr) bool {
-	b := v.As16()
-	return b[len(b)-kinds] == container
 }
