@@ -61,7 +61,7 @@ generate: deps ## protobuf, eBPF objects and drop reasons anew, and who made the
 	go generate ./...
 	@{ $(CLANG) --version | head -1; protoc --version; } > .ci/toolchain
 
-# FORM=full takes 24 minutes; FORM=smoke is for CI and its figures mean little.
+# FORM=full takes 28 minutes; FORM=smoke is for CI and its figures mean little.
 bench: ## the datapath beside native, routed and VXLAN, in one run: FORM=quick (2 minutes), full or smoke
 	@$(as_root)
 	@$(MAKE) build

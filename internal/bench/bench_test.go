@@ -180,18 +180,24 @@ func TestRunInRounds(t *testing.T) {
 	}
 }
 
-// A run that was killed leaves namespaces bound and bpffs mounted; the next one clears them away.
+// A run that was killed leaves namespaces bound, bpffs mounted and daemons at work; the next one clears them away.
 func TestRunAfterACrash(t *testing.T) {
 	o := tiny(t)
-	w, err := newWire(filepath.Join(o.Dir, "netpila"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := netpila(variant{})(w); err != nil {
-		t.Fatal(err)
-	}
-	for _, n := range w.nodes {
-		n.ns.Close()
+	o.Dir = filepath.Join(short(t), "b")
+	var left []int
+	for _, s := range some("netpila", "nimitz-ovs") {
+		w, err := newWire(filepath.Join(o.Dir, s.Name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		p, err := s.Build(w)
+		if err != nil {
+			t.Fatal(err)
+		}
+		left = append(left, p.Processes...)
+		for _, n := range w.nodes {
+			n.ns.Close()
+		}
 	}
 	o.Metrics = o.Metrics[:1]
 	if _, err := Run(t.Context(), o); err != nil {
@@ -199,6 +205,14 @@ func TestRunAfterACrash(t *testing.T) {
 	}
 	if _, err := os.Stat(o.Dir); !os.IsNotExist(err) {
 		t.Errorf("%s is still there: %v", o.Dir, err)
+	}
+	for _, pid := range left {
+		if exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid)); err == nil {
+			t.Errorf("process %d, %s, is still there", pid, exe)
+		}
+	}
+	if len(left) == 0 {
+		t.Error("no process was left")
 	}
 }
 

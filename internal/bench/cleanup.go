@@ -48,7 +48,7 @@ const MostCleanUp = 200_000
 func OVSMissing() error {
 	for _, name := range []string{"ovsdb-tool", "ovsdb-server", "ovs-vswitchd"} {
 		if _, err := exec.LookPath(name); err != nil {
-			return fmt.Errorf("%w; install Open vSwitch (Debian: openvswitch-switch); nothing was measured", err)
+			return fmt.Errorf("%w; install Open vSwitch (Debian: openvswitch-switch)", err)
 		}
 	}
 	return nil

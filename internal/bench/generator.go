@@ -29,7 +29,9 @@ type answer struct {
 	Ops     float64 `json:",omitempty"` // in the window: writes, echoes, or datagrams that arrived
 	Seconds float64 `json:",omitempty"` // the window as it was
 	Busy    float64 `json:",omitempty"` // CPU seconds in it
-	Lost    int     `json:",omitempty"` // datagrams whose echo did not come in time
+	// From and To are when the window was, by CLOCK_MONOTONIC, in ns.
+	From, To int64 `json:",omitempty"`
+	Lost     int   `json:",omitempty"` // datagrams whose echo did not come in time
 	// Seconds of first round trips and of those that follow them.
 	First, Next []float64 `json:",omitempty"`
 }
@@ -120,12 +122,20 @@ func (c *client) measure(once func() (float64, error), begin func()) (a answer, 
 	if err != nil {
 		return a, err
 	}
+	a.From = monotonic()
 	if a.Ops, a.Seconds, err = repeat(once, c.Window); err != nil {
 		return a, err
 	}
+	a.To = monotonic()
 	after, err := idleTime(c.CPU)
 	a.Busy = a.Seconds*after.cpus - (after.seconds - idle.seconds)
 	return a, err
+}
+
+func monotonic() int64 {
+	var now unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) // which every Linux has
+	return now.Nano()
 }
 
 // repeat does once for a time and says what it came to. The clock is read once in a while only: it

@@ -14,6 +14,7 @@ import (
 	"pilaster.io/pilaster/internal/datapath"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/netns"
+	"pilaster.io/pilaster/internal/network"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -43,6 +44,9 @@ func netpila(v variant) func(*wire) (Pair, error) {
 		for i, n := range nodes {
 			if len(paths) == 0 || !v.local {
 				d, err := n.openDatapath(v)
+				if err == nil {
+					err = begin(d)
+				}
 				if err != nil {
 					return Pair{}, err
 				}
@@ -116,13 +120,17 @@ func (n *node) openDatapath(v variant) (d *datapath.Datapath, err error) {
 		return nil, err
 	}
 	n.wire.closing(d.Close)
-	return d, begin(d)
+	return d, nil
 }
 
-// begin puts programs on the hooks of a node without endpoints.
-func begin(d *datapath.Datapath) error {
+// begin puts programs on the hooks of a node without endpoints. It may have networks beside netpila.
+func begin(d *datapath.Datapath, others ...network.Path) error {
 	_, err := d.Restore(context.Background(), nil, func(found []endpoint.Record) error {
-		return d.Netpila().Repair(context.Background(), nil, found)
+		err := d.Netpila().Repair(context.Background(), nil, found)
+		for _, other := range others {
+			err = errors.Join(err, other.Repair(context.Background(), nil, found))
+		}
+		return err
 	})
 	return err
 }

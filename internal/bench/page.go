@@ -15,10 +15,12 @@ func (r *Report) Page(w io.Writer) error {
 		Checks     []checkRow
 		Failed     int
 		Plots      []plot
+		Sections   []scaleSection
 		Unjudged   []string
 		EmptyClock string
 	}{
 		Report: r, How: r.Settings.text(r.Machine), When: r.Started.Format(time.RFC3339),
+		Sections:   append(r.besideSections(), r.profileSections()...),
 		Unjudged:   r.unjudged(),
 		EmptyClock: fmt.Sprintf("%.0f", r.EmptyProgramNs),
 	}

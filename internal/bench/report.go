@@ -20,9 +20,13 @@ type Report struct {
 	// Reference is the scenario that ratios are of.
 	Reference string `json:"reference"`
 	// LeftOut are scenarios that the kernel cannot do, and why.
-	LeftOut  []string  `json:"leftOut,omitempty"`
-	Results  []Result  `json:"results"`
-	Programs []Program `json:"programs,omitempty"`
+	LeftOut []string `json:"leftOut,omitempty"`
+	Results []Result `json:"results"`
+	// Beside are our scenarios' figures of the second network's.
+	Beside   []Comparison `json:"beside,omitempty"`
+	Programs []Program    `json:"programs,omitempty"`
+	// Profiles are where the CPU's time of a UDP_RR transaction goes.
+	Profiles []Profile `json:"profiles,omitempty"`
 	// EmptyProgramNs is what the kernel tells of a program that does nothing; it is in all times of programs.
 	EmptyProgramNs float64 `json:"emptyProgramNs,omitempty"`
 	Checks         []Check `json:"checks,omitempty"`
@@ -120,6 +124,7 @@ func (r *run) report(started time.Time) *Report {
 			p.Programs = append(p.Programs, Program{scenario.Name, name, p.Settings.interval(samples), samples})
 		}
 	}
+	p.Beside, p.Profiles = p.beside(), r.profilesOf(p.Settings)
 	p.check(r.Options)
 	return p
 }

@@ -9,9 +9,12 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/network/nimitz/ovs"
 )
 
 // Options are how a run is made.
@@ -45,11 +48,11 @@ type Step struct {
 // Free is the CPU of a run that leaves it to the scheduler.
 const Free = -1
 
-// Smoke takes seconds and shows that everything works; Quick takes two minutes, Full 24 minutes.
+// Smoke takes seconds and shows that everything works; Quick takes two minutes, Full 28 minutes.
 func Smoke() Options {
 	return Options{
-		Form: "smoke", Scenarios: some("native", "oncache", "netpila", "netpila-macvlan"), Metrics: Metrics(), Gates: SmokeGates(),
-		Rounds: 5, Warmup: 10 * time.Millisecond, Window: 50 * time.Millisecond,
+		Form: "smoke", Scenarios: some("native", "oncache", "netpila", "netpila-macvlan", "nimitz-ebpf", "nimitz-ovs"), Metrics: Metrics(), Gates: SmokeGates(),
+		Rounds: 4, Warmup: 10 * time.Millisecond, Window: 50 * time.Millisecond,
 	}
 }
 
@@ -83,6 +86,7 @@ type run struct {
 	taken  [][]taken // by scenario and metric
 	idle   *idleTable
 
+	profiles     []*profile             // by scenario; nil where there is none
 	programs     []map[string][]float64 // by scenario: ns by program and round
 	emptyProgram float64
 	steps, done  int
@@ -138,6 +142,9 @@ func (r *run) build(s Scenario) error {
 	}
 	r.wires = append(r.wires, w)
 	pair, err := s.Build(w)
+	if err == nil {
+		err = r.share(pair.Processes)
+	}
 	if pair.Fresh == nil {
 		pair.Fresh = r.idle.write
 	}
@@ -156,15 +163,18 @@ func (r *run) close() error {
 }
 
 func (r *run) measure(ctx context.Context, started time.Time) (*Report, error) {
-	programs := slices.ContainsFunc(r.pairs, func(p Pair) bool { return p.Runs != nil }) &&
-		slices.ContainsFunc(r.Metrics, func(m Metric) bool { return m.programs != 0 })
+	ofPrograms := slices.ContainsFunc(r.Metrics, func(m Metric) bool { return m.programs != 0 })
+	programs := ofPrograms && slices.ContainsFunc(r.pairs, func(p Pair) bool { return p.Runs != nil })
+	profiles := ofPrograms && r.CPU != Free && slices.ContainsFunc(r.pairs, Pair.profiled)
 	for m := range r.Metrics {
 		if r.leads(m) {
 			r.steps += r.Rounds
 		}
 	}
-	if programs {
-		r.steps += r.Rounds
+	for _, phase := range []bool{profiles, programs} {
+		if phase {
+			r.steps += r.Rounds
+		}
 	}
 	for round := range r.Rounds {
 		for m, metric := range r.Metrics {
@@ -177,12 +187,17 @@ func (r *run) measure(ctx context.Context, started time.Time) (*Report, error) {
 			r.step(round, metric.Name)
 		}
 	}
+	if profiles {
+		if err := r.measureProfile(ctx); err != nil {
+			return nil, err
+		}
+	}
 	if programs {
 		if err := r.measurePrograms(ctx); err != nil {
 			return nil, err
 		}
 	}
-	if !slices.ContainsFunc(slices.Concat(r.taken...), func(t taken) bool { return len(t.values) > 0 }) {
+	if !profiles && !slices.ContainsFunc(slices.Concat(r.taken...), func(t taken) bool { return len(t.values) > 0 }) {
 		return nil, ErrNoFigures
 	}
 	return r.report(started), nil
@@ -282,6 +297,11 @@ func claim(dir string) (release func() error, err error) {
 
 func clearWire(dir string) error {
 	mounts, err := filepath.Glob(filepath.Join(dir, "*"))
+	for _, folder := range mounts { // where daemons may be at work
+		if strings.HasSuffix(folder, "ovs") {
+			err = errors.Join(err, ovs.StopIn(folder))
+		}
+	}
 	for _, mount := range mounts {
 		err = errors.Join(err, unmount(mount))
 	}

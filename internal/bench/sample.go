@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"net/netip"
 	"os/exec"
+	"path/filepath"
+	"strconv"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -178,14 +180,38 @@ func (o Options) start(ctx context.Context, ns *netns.Namespace, j job) (*genera
 	return g, g.in.Encode(j)
 }
 
+// share puts processes on the CPU of client and server, all their threads.
+func (o Options) share(pids []int) error {
+	for _, pid := range pids {
+		threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", pid))
+		for _, thread := range threads {
+			id, wrong := strconv.Atoi(filepath.Base(thread))
+			err = errors.Join(err, wrong, o.pin(id))
+		}
+		if err != nil {
+			return fmt.Errorf("process %d: %w", pid, err)
+		}
+	}
+	return nil
+}
+
+// pin is for a thread, and those that it starts.
+func (o Options) pin(thread int) error {
+	if o.CPU == Free {
+		return nil
+	}
+	var set unix.CPUSet
+	set.Set(o.CPU)
+	if err := unix.SchedSetaffinity(thread, &set); err != nil {
+		return fmt.Errorf("pin to CPU %d: %w", o.CPU, err)
+	}
+	return nil
+}
+
 // launch starts a command, which inherits the thread's CPU. Ctrl-C at a terminal is for the bench alone, which ends it.
 func (o Options) launch(c *exec.Cmd) error {
-	if o.CPU != Free {
-		var set unix.CPUSet
-		set.Set(o.CPU)
-		if err := unix.SchedSetaffinity(0, &set); err != nil {
-			return fmt.Errorf("pin to CPU %d: %w", o.CPU, err)
-		}
+	if err := o.pin(0); err != nil {
+		return err
 	}
 	c.SysProcAttr = &unix.SysProcAttr{Setpgid: true}
 	return c.Start()

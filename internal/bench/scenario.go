@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"context"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -8,6 +9,7 @@ import (
 
 	"pilaster.io/pilaster/internal/datapath"
 	"pilaster.io/pilaster/internal/netns"
+	"pilaster.io/pilaster/internal/network/nimitz/ovs"
 )
 
 // Scenario is one way from a client to a server. The first of a run is what the others are compared to.
@@ -32,6 +34,10 @@ type Pair struct {
 	Fresh func() error
 	// Runs is what our programs have done on both nodes; nil where there are none.
 	Runs func() (datapath.Runs, error)
+	// Processes forward packets. They share the CPU of client and server, so that what they do counts too.
+	Processes []int
+	// Work is what those have done on both nodes; nil where there are none.
+	Work func(context.Context) (ovs.Work, error)
 }
 
 // Scenarios are all there are, in the order of reports. A new network adds its value here.
@@ -52,6 +58,8 @@ func Scenarios() []Scenario {
 		{Name: "netpila-netkit", About: "netpila with containers on netkit devices, where the kernel has them", Build: netpila(variant{device: datapath.Netkit}), Lacks: datapath.HasNetkit},
 		{Name: "netpila-clear", About: "netpila for a tenant with clear addresses: nothing is translated", Build: netpila(variant{clear: true})},
 		{Name: "netpila-nocache", About: "netpila with its flow cache off: every packet is a first one", Build: netpila(variant{noCache: true})},
+		{Name: "nimitz-ebpf", About: "the second network, NIMITZ, by programs around a VXLAN device of the kernel", Build: nimitzEBPF},
+		{Name: "nimitz-ovs", About: "the same by Open vSwitch, whose datapath is the one in user space", Build: nimitzOVS, Lacks: OVSMissing},
 		{Name: "loopback", About: "within one node, no container", Build: loopback},
 		{Name: "netpila-local", About: "netpila between two containers of one node", Build: netpila(variant{local: true})},
 		{Name: "netpila-local-macvlan", About: "the same on macvlan devices", Build: netpila(variant{local: true, device: datapath.Macvlan})},

@@ -14,6 +14,8 @@ func (r *Report) Table(w io.Writer) {
 			fmt.Fprintf(w, "%s\t%s\t%s %s\t%s\t%s\n", x.Metric, x.Scenario, figure(x.Median), x.Unit, x.ratio(r.Reference), x.cpu())
 		}
 	}
+	r.besideTable(w)
+	r.profileTable(w)
 	if len(r.Programs) > 0 {
 		fmt.Fprintf(w, "\nprogram\tscenario\tns a packet\t\t95 %%\t(beyond the %.0f that are the clock)\n", r.EmptyProgramNs)
 		for _, p := range r.Programs {

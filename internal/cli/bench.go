@@ -44,11 +44,11 @@ func newBenchDatapathCommand(env Env) *cobra.Command {
 	var to reportPlace
 	c := &cobra.Command{
 		Use:   "datapath",
-		Short: "Compare NETPILA with node to node, kernel routing, kernel VXLAN, ONCache's design, and the bounds of its devices",
+		Short: "Compare NETPILA with node to node, kernel routing, kernel VXLAN, ONCache's design, NIMITZ, and the bounds of its devices",
 		Long: `Compare the speed of containers on NETPILA with that of the bare nodes, of kernel routing, of kernel VXLAN with
-and without a cache of ONCache's design, and of the same devices without BPF, all in one run, in turn and in random
-order. Every scenario has two nodes of its own, network namespaces on a veth link. Client and server share one CPU,
-unless --free leaves that to the scheduler.
+and without a cache of ONCache's design, of NIMITZ on eBPF and on Open vSwitch, and of the same devices without
+BPF, all in one run, in turn and in random order. Every scenario has two nodes of its own, network namespaces on a
+veth link. Client and server share one CPU, unless --free leaves that to the scheduler.
 
 It fails where NETPILA stays below what is asked of it, and where the run was too noisy to tell; nothing is asked of
 a --free run. Run it on a machine that does nothing else. docs/benchmarks.md explains scenarios, metrics and method.
@@ -99,7 +99,7 @@ a --free run. Run it on a machine that does nothing else. docs/benchmarks.md exp
 	}
 	f := c.Flags()
 	f.BoolVar(&quick, "quick", false, "two minutes: the main scenarios and metrics (default)")
-	f.BoolVar(&full, "full", false, "24 minutes: everything")
+	f.BoolVar(&full, "full", false, "28 minutes: everything")
 	f.BoolVar(&smoke, "smoke", false, "seconds: does it all work? On a busy machine too; its figures mean little")
 	c.MarkFlagsMutuallyExclusive("quick", "full", "smoke")
 	f.BoolVar(&free, "free", false, "client and server on any CPU; nothing is judged")

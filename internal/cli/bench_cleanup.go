@@ -40,7 +40,7 @@ A folder given with -o gets report.json, and report.html with plots. Run it on a
 				return err
 			}
 			if err := bench.OVSMissing(); err != nil {
-				return err
+				return fmt.Errorf("%w; nothing was measured", err)
 			}
 			giveUp, err := makeReportFolder(to)
 			if err != nil {

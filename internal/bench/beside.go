@@ -1,0 +1,91 @@
+package bench
+
+import (
+	"fmt"
+	"io"
+	"strings"
+)
+
+// others are the scenarios of the second network, which ours replaced (NP11).
+var others = []string{"nimitz-ebpf", "nimitz-ovs"}
+
+// Comparison is a figure of ours of one of theirs, as the ratio within a round.
+type Comparison struct {
+	Scenario string   `json:"scenario"`
+	Against  string   `json:"against"`
+	Metric   string   `json:"metric"`
+	Less     bool     `json:"lessIsBetter,omitempty"`
+	Ratio    Interval `json:"ratio"`
+	// CPU is the ratio of CPU times; 0 where none is told.
+	CPU float64 `json:"cpu,omitempty"`
+}
+
+// beside compares all kinds of ours with all of theirs, in every metric that both have.
+func (r *Report) beside() (all []Comparison) {
+	for _, metric := range r.metrics() {
+		for _, against := range others {
+			for _, k := range kinds {
+				ours, theirs := r.find(k.scenario, metric), r.find(against, metric)
+				if ours == nil || theirs == nil {
+					continue
+				}
+				c := Comparison{Scenario: k.scenario, Against: against, Metric: metric, Less: ours.Less}
+				c.Ratio = r.Settings.interval(ratios(ours.Samples, theirs.Samples))
+				if theirs.CPUMicros > 0 {
+					c.CPU = ours.CPUMicros / theirs.CPUMicros
+				}
+				all = append(all, c)
+			}
+		}
+	}
+	return all
+}
+
+// inPapers is what the comparison is there for.
+const inPapers = "NETPILA table 1 and §7.2 (NP11): NIMITZ costs 2.5 % of latency and 2.6 % of throughput beside NETPILA, on servers whose NIC encapsulates"
+
+func (c Comparison) cells() []string {
+	cpu := ""
+	if c.CPU > 0 {
+		cpu = precise(c.CPU)
+	}
+	better := "more"
+	if c.Less {
+		better = "less"
+	}
+	return []string{c.Metric, better, c.Scenario, c.Against, precise(c.Ratio.Median), c.Ratio.String(), cpu}
+}
+
+var besideHead = []string{"metric", "better", "figure of", "by that of", "ratio", "95 %", "CPU time"}
+
+func (r *Report) besideTable(w io.Writer) {
+	if len(r.Beside) == 0 {
+		return
+	}
+	fmt.Fprintf(w, "\n%s\n", strings.Join(besideHead, "\t"))
+	for _, c := range r.Beside {
+		fmt.Fprintln(w, strings.Join(c.cells(), "\t"))
+	}
+}
+
+// besideSections are one of theirs each.
+func (r *Report) besideSections() (all []scaleSection) {
+	for _, against := range others {
+		s := scaleSection{Title: "netpila beside " + against, About: "In the papers: " + inPapers + ". Here: a software datapath between namespaces. " +
+			"Speeds of which more is better, round trips and programs' times of which less is.", Head: besideHead}
+		var bars []bar
+		for _, c := range r.Beside {
+			if c.Against == against {
+				s.Rows = append(s.Rows, c.cells())
+				bars = append(bars, bar{Name: c.Metric + " · " + c.Scenario, Class: class(c.Scenario), Figure: precise(c.Ratio.Median), At: c.Ratio})
+			}
+		}
+		if len(bars) > 0 {
+			s.Chart = newChart(s.Title, "of "+against, besideNames, true, bars)
+			all = append(all, s)
+		}
+	}
+	return all
+}
+
+const besideNames = 270 // room for names

@@ -1,0 +1,149 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"path/filepath"
+
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/datapath"
+	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/netns"
+	"pilaster.io/pilaster/internal/network/nimitz"
+	"pilaster.io/pilaster/internal/network/nimitz/ovs"
+)
+
+// Scenarios on the second network have a tenant with node CIDRs on two nodes, each with a real switch that is filled as an agent fills it.
+
+// nimitzEBPF has programs of ours around a VXLAN device of the kernel.
+func nimitzEBPF(w *wire) (Pair, error) {
+	var paths []*datapath.Datapath
+	p, err := w.onNimitz(func(_ *node, d *datapath.Datapath) (nimitz.Switch, error) {
+		paths = append(paths, d)
+		return d.Nimitz()
+	})
+	p.Runs = func() (datapath.Runs, error) { return sumRuns(paths) }
+	return p, err
+}
+
+// nimitzOVS has an Open vSwitch with its datapath in user space, one of its own for each node.
+func nimitzOVS(w *wire) (Pair, error) {
+	var all []*ovs.Daemons
+	p, err := w.onNimitz(func(n *node, d *datapath.Datapath) (nimitz.Switch, error) {
+		s, daemons, err := n.openOVS(d)
+		all = append(all, daemons)
+		return s, err
+	})
+	if err != nil {
+		return p, err
+	}
+	for _, d := range all {
+		pid, err := d.SwitchPID()
+		if err != nil {
+			return p, err
+		}
+		p.Processes = append(p.Processes, pid)
+	}
+	p.Fresh = func() (err error) {
+		for _, d := range all {
+			err = errors.Join(err, d.Purge(context.Background()))
+		}
+		return err
+	}
+	p.Work = func(ctx context.Context) (sum ovs.Work, err error) {
+		for _, d := range all {
+			is, err := d.Work(ctx)
+			if err != nil {
+				return sum, err
+			}
+			sum = sum.Plus(is)
+		}
+		return sum, nil
+	}
+	return p, nil
+}
+
+func (n *node) openOVS(d *datapath.Datapath) (*ovs.Switch, *ovs.Daemons, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), peerPatience)
+	defer cancel()
+	// Kernels before 6.17 cannot forward between two devices alone.
+	if err := n.ns.Do(func() error { return sysctl("net/ipv6/conf/all/forwarding", "1") }); err != nil {
+		return nil, nil, err
+	}
+	taps, err := d.Taps()
+	if err != nil {
+		return nil, nil, err
+	}
+	daemons, err := ovs.Start(ctx, n.ns, filepath.Join(n.wire.dir, n.name+"-ovs"))
+	if err != nil {
+		return nil, nil, err
+	}
+	n.wire.closing(daemons.Stop)
+	s, err := ovs.Open(ctx, ovs.Config{
+		RunDir: daemons.Dir(), Netns: n.ns, Uplink: "eth0", Node: n.prefix, Region: address.DefaultPlan().Base,
+		Taps: taps, Mark: taps.Mark(),
+	})
+	return s, daemons, err
+}
+
+// onNimitz adds a container to each node, behind the switch that open makes there.
+func (w *wire) onNimitz(open func(*node, *datapath.Datapath) (nimitz.Switch, error)) (p Pair, err error) {
+	c := newCluster(true, 1)
+	var ends []*netns.Namespace
+	for i, n := range w.nodes {
+		d, err := n.openDatapath(variant{device: datapath.Veth})
+		if err != nil {
+			return p, err
+		}
+		s, err := open(n, d)
+		if err != nil {
+			return p, err
+		}
+		m := &member{cluster: c, number: i}
+		network, err := n.join(m, s)
+		if err != nil {
+			return p, err
+		}
+		if err := begin(d, network); err != nil {
+			return p, err
+		}
+		end, a, err := n.addNimitz(d, network, m, len(w.nodes))
+		if err != nil {
+			return p, err
+		}
+		ends, p.Target = append(ends, end), a
+	}
+	p.Client, p.Server = ends[0], ends[1]
+	return p, nil
+}
+
+// join makes the node a member of a cluster, with a tenant and nothing in its switch yet.
+func (n *node) join(m *member, s nimitz.Switch) (*nimitz.Network, error) {
+	network := nimitz.New(nimitz.Config{Plan: address.DefaultPlan(), Node: n.prefix, Indexes: m, Cluster: m, Switch: s})
+	return network, network.PutTenant(context.Background(), m.tenant)
+}
+
+// addNimitz adds a container, and tells the node of so many nodes.
+func (n *node) addNimitz(d *datapath.Datapath, network *nimitz.Network, m *member, nodes int) (_ *netns.Namespace, a netip.Addr, err error) {
+	ctx := context.Background()
+	c, err := n.wire.namespace(n.name + "-container")
+	if err != nil {
+		return nil, a, err
+	}
+	record := endpoint.Record{
+		ID: 1, ContainerID: n.name, Interface: "eth0", Netns: c.Path(), Tenant: m.tenant.Name, TenantID: m.tenant.Current().ID, App: 1,
+	}
+	if record.Attachments, err = network.Prepare(ctx, m.tenant, record.App, record); err != nil {
+		return nil, a, err
+	}
+	if record.Device, err = d.CreateDevice(ctx, record); err != nil {
+		return nil, a, err
+	}
+	err = errors.Join(network.Replace(ctx, m.tenant.Name, m.mappings(nodes)), d.Attach(record), network.Activate(ctx, record))
+	if err != nil {
+		return nil, a, fmt.Errorf("a container on network %s: %w", nimitz.Name, err)
+	}
+	return c, record.Attachments[0].Address, nil
+}

@@ -1,0 +1,225 @@
+package bench
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
+	"pilaster.io/pilaster/internal/packet"
+)
+
+// short is a folder where sockets can lie.
+func short(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/tmp", "nim")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
+}
+
+// What is measured on the second network goes by VXLAN and by no other way; Open vSwitch forgets what it knew of a flow where a
+// first packet is asked for, and works on the CPU that is measured.
+func TestNimitzScenarios(t *testing.T) {
+	o := tiny(t)
+	traffic, _ := metricByName("UDP_RR")
+	for _, s := range some("nimitz-ebpf", "nimitz-ovs") {
+		w, err := newWire(filepath.Join(short(t), "w"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() {
+			if err := w.Close(); err != nil {
+				t.Error(err)
+			}
+		}()
+		p, err := s.Build(w)
+		if err != nil {
+			t.Fatalf("%s: %v", s.Name, err)
+		}
+		if err := o.share(p.Processes); err != nil {
+			t.Fatal(err)
+		}
+		fabric, err := packet.NewCapture(w.nodes[1].ns, "eth0", packet.IncomingOnly)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer fabric.Close()
+		got, err := o.sample(t.Context(), p, traffic)
+		if err != nil {
+			t.Fatalf("%s: %v", s.Name, err)
+		}
+		tunnelled := 0
+		seen, _ := fabric.Until(past(t), func(packet.Captured) bool { return false })
+		for _, c := range seen {
+			is, err := c.Packet()
+			if err != nil {
+				continue
+			}
+			switch udp, ok := is.Body.(packet.UDP); {
+			case ok && udp.DestinationPort == pipeline.UDPPort:
+				tunnelled++
+			case ok:
+				t.Errorf("%s: beside the tunnel: %+v", s.Name, is)
+			}
+		}
+		if float64(tunnelled) < got.Ops {
+			t.Errorf("%s: %d packets by VXLAN for %.0f transactions", s.Name, tunnelled, got.Ops)
+		}
+		if s.Name == "nimitz-ovs" {
+			checkSwitches(t, o, p, traffic)
+		}
+	}
+}
+
+func past(t *testing.T) context.Context {
+	ctx, cancel := context.WithDeadline(t.Context(), time.Now().Add(200*time.Millisecond))
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func checkSwitches(t *testing.T, o Options, p Pair, traffic Metric) {
+	t.Helper()
+	upcalls := func() uint64 {
+		before, err := p.Work(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := o.sample(t.Context(), p, traffic); err != nil {
+			t.Fatal(err)
+		}
+		after, err := p.Work(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		did := after.Since(before)
+		if did.Packets == 0 || did.Passes != did.Exact+did.Megaflow+did.Upcalls {
+			t.Errorf("Open vSwitch did %+v", did)
+		}
+		return did.Upcalls
+	}
+	if n := upcalls(); n > 2 {
+		t.Errorf("%d upcalls for what is cached", n)
+	}
+	if err := p.Fresh(); err != nil {
+		t.Fatal(err)
+	}
+	if n := upcalls(); n < 4 {
+		t.Errorf("%d upcalls for first packets on two nodes, both ways", n)
+	}
+	for _, pid := range p.Processes {
+		var set unix.CPUSet
+		if err := unix.SchedGetaffinity(pid, &set); err != nil || set.Count() != 1 || !set.IsSet(o.CPU) {
+			t.Errorf("process %d runs on %d CPUs, %v", pid, set.Count(), err)
+		}
+	}
+}
+
+// Samples are told by whose they are, and all of them once.
+func TestProfiles(t *testing.T) {
+	o := tiny(t)
+	o.Dir = filepath.Join(short(t), "b")
+	o.Scenarios, o.Window = some("native", "netpila", "nimitz-ebpf", "nimitz-ovs"), 400*time.Millisecond
+	o.Metrics, _ = Pick(Metrics(), []string{"UDP_RR", "PROGRAM_OUT"})
+	r, err := Run(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ns := func(p Profile, place string) float64 {
+		i := slices.IndexFunc(p.Places, func(s Spent) bool { return s.Place == place })
+		return p.Places[i].Ns.Median
+	}
+	for i, name := range []string{"netpila", "nimitz-ebpf", "nimitz-ovs"} {
+		p := r.Profiles[i]
+		var sum float64
+		for _, s := range p.Places {
+			if s.Place != byOthers {
+				sum += s.Ns.Median
+			}
+		}
+		if p.Scenario != name || !(p.Total.Median > 0) || sum < 0.999*p.Total.Median || sum > 1.001*p.Total.Median {
+			t.Errorf("%s: %v of %+v", name, sum, p)
+		}
+		// One CPU does all of it, and a sample is so much of its time.
+		if each := 1e9 / r.find(name, "UDP_RR").Median; p.Total.Median < each/8 || p.Total.Median > each*8 {
+			t.Errorf("%s: a transaction takes %.0f ns by samples, and %.0f by the clock", name, p.Total.Median, each)
+		}
+		if (ns(p, bySwitch) > 0) != (name == "nimitz-ovs") || (p.Work != nil) != (name == "nimitz-ovs") {
+			t.Errorf("%s: Open vSwitch takes %v, %+v", name, ns(p, bySwitch), p.Work)
+		}
+		if len(p.Most) == 0 || (p.Most[0].More > 0) != (name != "netpila") {
+			t.Errorf("%s: most of it %+v", name, p.Most)
+		}
+	}
+	if ns(r.Profiles[1], "VXLAN and tunnels of the kernel") == 0 || ns(r.Profiles[1], "our programs") == 0 {
+		t.Errorf("nimitz-ebpf: %+v", r.Profiles[1].Places)
+	}
+	var table, page bytes.Buffer
+	r.Table(&table)
+	if err := r.Page(&page); err != nil {
+		t.Fatal(err)
+	}
+	checkPage(t, page.String(), 2+2+3)
+	for _, want := range []string{"by that of", "Open vSwitch, in user space", "upcalls"} {
+		if !strings.Contains(table.String(), want) || !strings.Contains(page.String(), want) {
+			t.Errorf("%q is not told:\n%s", want, &table)
+		}
+	}
+}
+
+func TestPlaces(t *testing.T) {
+	for function, want := range map[string]string{
+		"bpf: journey_on": "our programs", "trie_lookup_elem": "the programs' tables, helpers and hooks", "bpf_skb_set_tunnel_key": "the programs' tables, helpers and hooks",
+		"vxlan_xmit_one": "VXLAN and tunnels of the kernel", "udp_tunnel6_xmit_skb": "VXLAN and tunnels of the kernel", "packet_rcv": "packet sockets, taps and polling",
+		"ip6_pol_route": "IPv6, routes and neighbours", "udpv6_sendmsg": "UDP and sockets", "veth_xmit": "devices and their queues", "kmem_cache_free": "packets' memory",
+		"finish_task_switch.isra.0": "scheduler, wake-ups and locks", "do_syscall_64": elsewhere,
+	} {
+		if got := placeOf(function); got != want {
+			t.Errorf("%s is of %q, want %q", function, got, want)
+		}
+	}
+	names := symbols{{100, "a"}, {200, "b"}}
+	for at, want := range map[uint64]string{99: "unknown", 100: "a", 199: "a", 200: "b", 1 << 40: "b"} {
+		if got := names.name(at); got != want {
+			t.Errorf("%d is in %s, want %s", at, got, want)
+		}
+	}
+	w := workers{7: byGenerator}
+	for i, want := range map[instant]string{{Address: 5, PID: 7}: byGenerator, {Address: kernelFrom + 5, PID: 8}: byOthers, {Address: kernelFrom + 5, PID: 7}: elsewhere} {
+		if got, _ := w.at(i, names); got != want {
+			t.Errorf("%+v is of %q, want %q", i, got, want)
+		}
+	}
+}
+
+// Ratios are of rounds, as all are.
+func TestBeside(t *testing.T) {
+	o := tiny(t)
+	o.Scenarios = some("native", "netpila", "netpila-macvlan", "nimitz-ebpf")
+	o.Metrics, _ = Pick(Metrics(), []string{"TCP_RR", "FIRST_RTT"})
+	r := reported(t, o, [][][]float64{{{100, 200}, {1, 1}}, {{80, 160}, {4, 4}}, {{90, 180}, {2, 2}}, {{40, 80}, {8, 8}}})
+	var got []string
+	for _, c := range r.Beside {
+		got = append(got, strings.Join(c.cells(), " "))
+	}
+	if want := []string{
+		"TCP_RR more netpila nimitz-ebpf 2.000 2.000–2.000 1.000", "TCP_RR more netpila-macvlan nimitz-ebpf 2.250 2.250–2.250 1.000",
+		"FIRST_RTT less netpila nimitz-ebpf 0.500 0.500–0.500 ", "FIRST_RTT less netpila-macvlan nimitz-ebpf 0.250 0.250–0.250 ",
+	}; !slices.Equal(got, want) {
+		t.Errorf("%q", got)
+	}
+	var page bytes.Buffer
+	if err := r.Page(&page); err != nil || !strings.Contains(page.String(), "NP11") {
+		t.Errorf("the page does not name the claim: %v", err)
+	}
+	checkPage(t, page.String(), 3)
+}

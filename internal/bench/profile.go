@@ -1,0 +1,212 @@
+package bench
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+
+	"pilaster.io/pilaster/internal/network/nimitz/ovs"
+)
+
+// Profile is where the CPU's time of a scenario's UDP_RR transactions goes, by samples.
+type Profile struct {
+	Scenario string     `json:"scenario"`
+	Total    Interval   `json:"ns"` // a transaction
+	Places   []Spent    `json:"places"`
+	Most     []Function `json:"functions"` // those that take the most more than netpila's, where that is there
+	// Work is Open vSwitch's for a transaction, where there is one.
+	Work *WorkEach `json:"openVSwitch,omitempty"`
+}
+
+// Spent is the time of a place.
+type Spent struct {
+	Place string   `json:"place"`
+	Ns    Interval `json:"ns"` // a transaction
+}
+
+// Function is one of the kernel's or of a program's, or all of a process's.
+type Function struct {
+	Name  string  `json:"name"`
+	Place string  `json:"place"`
+	Ns    float64 `json:"ns"`             // a transaction
+	More  float64 `json:"more,omitempty"` // of it, beyond what it takes on netpila
+}
+
+// WorkEach is by packet that Open vSwitch took, on both nodes.
+type WorkEach struct {
+	Passes   float64 `json:"passes"` // through its caches
+	Exact    float64 `json:"exact"`
+	Megaflow float64 `json:"megaflow"`
+	Upcalls  float64 `json:"upcalls"` // packets that its tables decided
+}
+
+// profile is what one scenario's samples came to.
+type profile struct {
+	total     []float64            // ns a transaction, by round
+	places    map[string][]float64 // the same
+	functions map[spot]float64     // ns in all
+	ops       float64
+	work      ovs.Work
+}
+
+// spot is a function where it counts.
+type spot struct{ place, function string }
+
+// profiled tells whether the run asks where a scenario's time goes: what forwards is ours or a process.
+func (p Pair) profiled() bool { return p.Runs != nil || len(p.Processes) > 0 }
+
+// measureProfile samples the CPU of client and server, in a phase of its own.
+func (r *run) measureProfile(ctx context.Context) (err error) {
+	s, err := newSampler(r.CPU)
+	if err != nil {
+		return err
+	}
+	defer func() { err = cmp.Or(err, s.Close()) }()
+	names, err := readSymbols()
+	if err != nil {
+		return err
+	}
+	all, err := softirqs(r.CPU)
+	if err != nil {
+		return err
+	}
+	traffic, _ := metricByName("UDP_RR")
+	r.profiles = make([]*profile, len(r.pairs))
+	for round := range r.Rounds {
+		for _, i := range r.random.Perm(len(r.pairs)) {
+			if !r.pairs[i].profiled() {
+				continue
+			}
+			if err := r.profile(ctx, s, names, all, i, traffic); err != nil {
+				return fmt.Errorf("round %d, where the time of %s goes: %w", round+1, r.Scenarios[i].Name, err)
+			}
+		}
+		r.step(round, "PROFILE")
+	}
+	return nil
+}
+
+func (r *run) profile(ctx context.Context, sampled *sampler, names symbols, all workers, scenario int, m Metric) error {
+	pair := r.pairs[scenario]
+	before, err := pair.worked(ctx)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, r.Warmup+r.Window+4*patience)
+	defer cancel()
+	// Before the client begins: it waits for nobody.
+	if err := sampled.start(); err != nil {
+		return err
+	}
+	s, err := r.begin(ctx, pair, m)
+	if err != nil {
+		return err
+	}
+	defer s.kill()
+	got, err := s.end()
+	samples, err2 := sampled.stop()
+	if err := cmp.Or(err, err2); err != nil {
+		return err
+	}
+	after, err := pair.worked(ctx)
+	if err != nil {
+		return err
+	}
+	if r.profiles[scenario] == nil {
+		r.profiles[scenario] = &profile{places: map[string][]float64{}, functions: map[spot]float64{}}
+	}
+	w := maps.Clone(all)
+	for _, pid := range []int{s.client.cmd.Process.Pid, s.server.cmd.Process.Pid} {
+		w[uint32(pid)] = byGenerator
+	}
+	for _, pid := range pair.Processes {
+		w[uint32(pid)] = bySwitch
+	}
+	p := r.profiles[scenario]
+	p.work = p.work.Plus(after.Since(before))
+	p.count(samples, got, w, names)
+	return nil
+}
+
+// count takes the samples of a client's window.
+func (p *profile) count(samples []instant, got answer, w workers, names symbols) {
+	each := float64(samplePeriod.Nanoseconds()) / got.Ops
+	round := map[string]float64{}
+	var total float64
+	for _, i := range samples {
+		if i.At < got.From || i.At > got.To {
+			continue
+		}
+		place, function := w.at(i, names)
+		round[place] += each
+		p.functions[spot{place, function}] += float64(samplePeriod.Nanoseconds())
+		if place != byOthers {
+			total += each
+		}
+	}
+	for _, name := range placeNames() {
+		p.places[name] = append(p.places[name], round[name])
+	}
+	p.total, p.ops = append(p.total, total), p.ops+got.Ops
+}
+
+// worked is what the pair's Open vSwitches have done so far.
+func (p Pair) worked(ctx context.Context) (sum ovs.Work, err error) {
+	if p.Work == nil {
+		return sum, nil
+	}
+	return p.Work(ctx)
+}
+
+// mostFunctions are told of each scenario.
+const mostFunctions = 12
+
+// profilesOf makes the report's of what was sampled.
+func (r *run) profilesOf(s Settings) (all []Profile) {
+	base := map[spot]float64{}
+	for i, p := range r.profiles {
+		if p != nil && r.Scenarios[i].Name == "netpila" {
+			base = p.each()
+		}
+	}
+	for i, p := range r.profiles {
+		if p == nil {
+			continue
+		}
+		is := Profile{Scenario: r.Scenarios[i].Name, Total: s.interval(p.total)}
+		for _, name := range placeNames() {
+			is.Places = append(is.Places, Spent{name, s.interval(p.places[name])})
+		}
+		each := p.each()
+		for of, ns := range each {
+			if of.place != byOthers {
+				f := Function{Name: of.function, Place: of.place, Ns: ns}
+				if len(base) > 0 {
+					f.More = ns - base[of]
+				}
+				is.Most = append(is.Most, f)
+			}
+		}
+		slices.SortFunc(is.Most, func(a, b Function) int {
+			return cmp.Or(cmp.Compare(b.More, a.More), cmp.Compare(b.Ns, a.Ns), cmp.Compare(a.Name, b.Name))
+		})
+		is.Most = slices.Clip(is.Most[:min(mostFunctions, len(is.Most))])
+		if p.work.Packets > 0 {
+			by := func(n uint64) float64 { return float64(n) / float64(p.work.Packets) }
+			is.Work = &WorkEach{by(p.work.Passes), by(p.work.Exact), by(p.work.Megaflow), by(p.work.Upcalls)}
+		}
+		all = append(all, is)
+	}
+	return all
+}
+
+// each is the ns a transaction of every function.
+func (p *profile) each() map[spot]float64 {
+	all := maps.Clone(p.functions)
+	for of := range all {
+		all[of] /= p.ops
+	}
+	return all
+}
