@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* The 128 bits: node 64 | tenant id 24 | app 16 | index 24 (NETPILA §6.1). */
 #pragma once
-#include "vmlinux.h"
+#include "context.h"
 #include <bpf/bpf_endian.h>
 
 /* Both halves stay in network byte order, so that comparing and copying cost nothing. */
@@ -11,10 +11,6 @@ struct addr {
 _Static_assert(sizeof(struct addr) == 16, "an address is 16 bytes");
 
 #define FIRST_RESERVED_APP 0xff00
-
-/* What is set once at load, all on one line of the data cache; initialised, or a compiler puts them in another order.
- */
-#define CONSTANT volatile const __attribute__((section(".rodata.node")))
 
 /* Masks and prefixes are the first 8 bytes of the address, as they lie in memory;
  * both prefixes are at most 64 bits long. */

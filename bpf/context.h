@@ -13,3 +13,7 @@
 			     : "r"(skb), "i"(__builtin_offsetof(struct __sk_buff, field)));                            \
 		p;                                                                                                     \
 	})
+
+/* What is set once at load, all on one line of the data cache; initialised, or a compiler puts them in another order.
+ */
+#define CONSTANT volatile const __attribute__((section(".rodata.node")))

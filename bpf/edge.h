@@ -4,6 +4,7 @@
 #pragma once
 #include "event.h"
 #include "nimitz_tables.h"
+#include "tunnel.h"
 
 static __always_inline bool claims_tenant(const struct addr *a)
 {

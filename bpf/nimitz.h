@@ -22,7 +22,7 @@ static __always_inline int decap(struct __sk_buff *skb, struct journey *j)
 	__builtin_memcpy(&from, key.remote_ipv6, sizeof(from));
 	if (from.hi == own_node)
 		return REASON_OWN_SOURCE;
-	if (skb->mark != packet_mark || from.lo != VTEP_HOST || !is_peer(&from))
+	if (!is_known_tunnel(skb) || from.lo != VTEP_HOST || !is_peer(&from))
 		return REASON_PEER_UNKNOWN;
 	if (!in_base(&from))
 		j->abroad = from.hi;
@@ -149,7 +149,7 @@ static __always_inline int into_tunnel(struct __sk_buff *skb, const struct journ
 		why = REASON_MALFORMED;
 	if (why)
 		return drop(skb, why, j->hook);
-	skb->mark = judged_mark; /* and whoever sends from the tunnel address without it forges */
+	skb->mark = tunnel_mark; /* and whoever sends from the tunnel address without it forges */
 	return bpf_redirect(device, 0);
 }
 

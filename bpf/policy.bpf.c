@@ -3,6 +3,7 @@
  * It has the identity in the address of the other node's VTEP instead, whose bytes there are zero on the fabric: these
  * programs, where its packets meet the node's stack, move it. They stop nothing. */
 #include "context.h"
+#include "tunnel.h"
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
@@ -10,9 +11,6 @@
 #define ETH_P_IPV6 0x86dd
 #define UDP	   17
 #define VXLAN	   4789
-
-/* What the node's own programs know as let by; set at load. */
-volatile const __u32 tunnel_mark;
 
 /* Of a frame. */
 #define NEXT_HEADER 20
@@ -75,9 +73,9 @@ int pil_policy_in(struct __sk_buff *skb)
 	if (tunnels(skb)) {
 		__u16 flags = get(skb, FLAGS), policy = get(skb, POLICY), host = get(skb, SOURCE + IDENTITY);
 
-		/* No VTEP has anything there, and it must not be taken for one: it gets what is not hidden from the
-		 * switch. */
-		if (host)
+		/* No VTEP has anything there. Neither that nor what a process of the node sends must be taken for one:
+		 * it gets what is not hidden from the switch. */
+		if (host || !is_known_tunnel(skb))
 			put(skb, SOURCE + HALF, get(skb, SOURCE + HALF), 0xffff, BPF_F_PSEUDO_HDR);
 		put(skb, SOURCE + IDENTITY, host, flags & HAS_POLICY ? policy : 0, BPF_F_PSEUDO_HDR);
 		put(skb, POLICY, policy, 0, 0);

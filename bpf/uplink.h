@@ -98,7 +98,7 @@ static __always_inline int from_fabric(struct __sk_buff *skb)
 			return to_gateway(skb);
 		/* What the tunnel's device has of the uplink, and not of a process of this node. */
 		if (!why && !macvlan && key.dst.hi == own_node && key.dst.lo == VTEP_HOST)
-			skb->mark = packet_mark;
+			skb->mark = tunnel_mark;
 		return why ? drop(skb, why, HOOK_UPLINK_IN) : TCX_NEXT;
 	}
 	why = parse(skb, h, &p);
@@ -171,8 +171,7 @@ static __always_inline int to_fabric(struct __sk_buff *skb)
 	dst = *dst_of(h);
 	nexthdr = h->nexthdr;
 	why = check_outward(&src, &dst);
-	/* Beside macvlans our own come to here too; containers that may set marks do not. */
-	if (!why && skb->mark != judged_mark && is_tunnel(skb, &src, &dst, nexthdr))
+	if (!why && !is_known_tunnel(skb) && is_tunnel(skb, &src, &dst, nexthdr))
 		why = REASON_TUNNEL_FORGED;
 	return why ? drop(skb, why, HOOK_UPLINK_OUT) : TCX_NEXT;
 }

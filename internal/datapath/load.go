@@ -14,6 +14,7 @@ import (
 	"github.com/cilium/ebpf/btf"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
 
 // Folders of pins.
@@ -172,6 +173,8 @@ func (d *Datapath) setConstants(spec *ebpf.CollectionSpec, mark uint32, cookie u
 		// Programs of two loads run side by side during an upgrade, so they must agree on the mark.
 		pilasterVarPacketMark: uint32(sum[0])<<24 | uint32(sum[1])<<16 | uint32(sum[2])<<8 | 1,
 		pilasterVarJudgedMark: mark,
+		pilasterVarTunnelMark: tunnelMark(mark),
+		pilasterVarTunnelBits: uint32(pipeline.MarkBits),
 		pilasterVarMacvlan:    d.config.Device == Macvlan,
 		pilasterVarNodeCookie: cookie,
 	} {
@@ -203,6 +206,9 @@ func (d *Datapath) judgedMark() (uint32, error) {
 	}
 	return mark, m.Put(uint32(0), mark)
 }
+
+// tunnelMark is never 0, which is what packets have that nobody marks.
+func tunnelMark(secret uint32) uint32 { return secret&pipeline.MarkBits | 1 }
 
 // prefixWords is a prefix of at most 64 bits, and its mask, as the programs compare them.
 func prefixWords(p netip.Prefix) (prefix, mask uint64) {

@@ -230,6 +230,8 @@ const (
 	pilasterVarPacketMark      = "packet_mark"
 	pilasterVarPrivateMask     = "private_mask"
 	pilasterVarPrivatePrefix   = "private_prefix"
+	pilasterVarTunnelBits      = "tunnel_bits"
+	pilasterVarTunnelMark      = "tunnel_mark"
 	pilasterVarUnusedDropEvent = "unused_drop_event"
 	pilasterVarUplinkIfindex   = "uplink_ifindex"
 )
@@ -334,6 +336,8 @@ type pilasterVariableSpecs struct {
 	PacketMark      *ebpf.VariableSpec `ebpf:"packet_mark"`
 	PrivateMask     *ebpf.VariableSpec `ebpf:"private_mask"`
 	PrivatePrefix   *ebpf.VariableSpec `ebpf:"private_prefix"`
+	TunnelBits      *ebpf.VariableSpec `ebpf:"tunnel_bits"`
+	TunnelMark      *ebpf.VariableSpec `ebpf:"tunnel_mark"`
 	UnusedDropEvent *ebpf.VariableSpec `ebpf:"unused_drop_event"`
 	UplinkIfindex   *ebpf.VariableSpec `ebpf:"uplink_ifindex"`
 }
@@ -420,6 +424,8 @@ type pilasterVariables struct {
 	PacketMark      *ebpf.Variable `ebpf:"packet_mark"`
 	PrivateMask     *ebpf.Variable `ebpf:"private_mask"`
 	PrivatePrefix   *ebpf.Variable `ebpf:"private_prefix"`
+	TunnelBits      *ebpf.Variable `ebpf:"tunnel_bits"`
+	TunnelMark      *ebpf.Variable `ebpf:"tunnel_mark"`
 	UnusedDropEvent *ebpf.Variable `ebpf:"unused_drop_event"`
 	UplinkIfindex   *ebpf.Variable `ebpf:"uplink_ifindex"`
 }

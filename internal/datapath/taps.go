@@ -36,7 +36,7 @@ func (d *Datapath) Taps() (*Taps, error) {
 }
 
 // Mark is what tells the programs on the uplink that a tunnel is the node's own.
-func (t *Taps) Mark() uint32 { return t.d.mark }
+func (t *Taps) Mark() uint32 { return tunnelMark(t.d.mark) }
 
 // Plug notes that the switch reads a device. It may be repeated.
 func (t *Taps) Plug(_ context.Context, port pipeline.Port, is pipeline.Device) error {

@@ -31,7 +31,7 @@ type Config struct {
 	Uplink string           // the node's device to the fabric
 	Node   netip.Prefix     // its /64
 	Region netip.Prefix     // where those of all its nodes are
-	Mark   uint32           // of tunnels on their way to the uplink, where programs stand that know their own by it
+	Mark   uint32           // of tunnels to and from the uplink, where programs stand that know their own by it: some of pipeline.MarkBits
 	Taps   Taps             // the node's own programs on containers' devices; nil where there are none
 	// LooseDeletes takes entries away as NIMITZ did (§4): the switch searches for what matches, which takes the longer the more it has.
 	LooseDeletes bool

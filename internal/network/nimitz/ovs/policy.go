@@ -9,6 +9,7 @@ import (
 
 	"pilaster.io/pilaster/internal/datapath"
 	"pilaster.io/pilaster/internal/netns"
+	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
 
 // policy puts the programs that know VXLAN's group policy field between Open vSwitch and the node's stack. They stay with the device.
@@ -29,8 +30,10 @@ func (s *Switch) loadPolicy() (*policyObjects, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := spec.Variables[policyVarTunnelMark].Set(s.config.Mark); err != nil {
-		return nil, err
+	for name, value := range map[string]uint32{policyVarTunnelMark: s.config.Mark, policyVarTunnelBits: pipeline.MarkBits} {
+		if err := spec.Variables[name].Set(value); err != nil {
+			return nil, err
+		}
 	}
 	programs := &policyObjects{}
 	return programs, spec.LoadAndAssign(programs, nil)

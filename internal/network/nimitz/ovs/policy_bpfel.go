@@ -18,6 +18,7 @@ import (
 const (
 	policyProgPilPolicyIn  = "pil_policy_in"
 	policyProgPilPolicyOut = "pil_policy_out"
+	policyVarTunnelBits    = "tunnel_bits"
 	policyVarTunnelMark    = "tunnel_mark"
 )
 
@@ -77,6 +78,7 @@ type policyMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type policyVariableSpecs struct {
+	TunnelBits *ebpf.VariableSpec `ebpf:"tunnel_bits"`
 	TunnelMark *ebpf.VariableSpec `ebpf:"tunnel_mark"`
 }
 
@@ -110,6 +112,7 @@ func (m *policyMaps) Close() error {
 //
 // It can be passed to loadPolicyObjects or ebpf.CollectionSpec.LoadAndAssign.
 type policyVariables struct {
+	TunnelBits *ebpf.Variable `ebpf:"tunnel_bits"`
 	TunnelMark *ebpf.Variable `ebpf:"tunnel_mark"`
 }
 

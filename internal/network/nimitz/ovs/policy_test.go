@@ -2,6 +2,7 @@ package ovs
 
 import (
 	"bytes"
+	"encoding/binary"
 	"net/netip"
 	"testing"
 
@@ -28,7 +29,8 @@ func with(a netip.Addr, at int, v byte) netip.Addr {
 
 // TestPolicy moves the identity between the address and the field, checksum included, and hides nothing that a stranger has in his address.
 func TestPolicy(t *testing.T) {
-	s := &Switch{config: Config{Mark: 0xabcd01}}
+	const mark, netfilters = 0xab001001, 0xe000
+	s := &Switch{config: Config{Mark: mark}}
 	programs, err := s.loadPolicy()
 	must(t, err)
 	defer programs.Close()
@@ -42,28 +44,31 @@ func TestPolicy(t *testing.T) {
 		name    string
 		program *ebpf.Program
 		in, out []byte
-		mark    uint32
+		// how it is marked before and after
+		came, mark uint32
 	}{
-		{"out", programs.PilPolicyOut, vxlanFrame(here, carries(there), 0x0800, 0), vxlanFrame(here, there, 0x8800, 0x1234), 0xabcd01},
-		{"out, no identity", programs.PilPolicyOut, vxlanFrame(here, there, 0x0800, 0), vxlanFrame(here, there, 0x8800, 0), 0xabcd01},
-		{"out, no checksum", programs.PilPolicyOut, noSum(vxlanFrame(here, carries(there), 0x0800, 0)), noSum(vxlanFrame(here, there, 0x8800, 0x1234)), 0xabcd01},
-		{"out, no tunnel", programs.PilPolicyOut, other, other, 0},
-		{"in", programs.PilPolicyIn, vxlanFrame(there, here, 0x8800, 0x1234), vxlanFrame(carries(there), here, 0x0800, 0), 0},
-		{"in, more flags", programs.PilPolicyIn, vxlanFrame(there, here, 0x8848, 0x1234), vxlanFrame(carries(there), here, 0x0800, 0), 0},
-		{"in, no policy", programs.PilPolicyIn, vxlanFrame(there, here, 0x0800, 0x1234), vxlanFrame(there, here, 0x0800, 0), 0},
-		{"in, a stranger", programs.PilPolicyIn, vxlanFrame(with(there, identityByte, 9), here, 0x8800, 0x1234), vxlanFrame(stranger, here, 0x0800, 0), 0},
-		{"in, no tunnel", programs.PilPolicyIn, other, other, 0},
-		{"in, cut short", programs.PilPolicyIn, short, short, 0},
+		{"out", programs.PilPolicyOut, vxlanFrame(here, carries(there), 0x0800, 0), vxlanFrame(here, there, 0x8800, 0x1234), 0, mark},
+		{"out, no identity", programs.PilPolicyOut, vxlanFrame(here, there, 0x0800, 0), vxlanFrame(here, there, 0x8800, 0), 0, mark},
+		{"out, no checksum", programs.PilPolicyOut, noSum(vxlanFrame(here, carries(there), 0x0800, 0)), noSum(vxlanFrame(here, there, 0x8800, 0x1234)), 0, mark},
+		{"out, no tunnel", programs.PilPolicyOut, other, other, 0, 0},
+		{"in", programs.PilPolicyIn, vxlanFrame(there, here, 0x8800, 0x1234), vxlanFrame(carries(there), here, 0x0800, 0), mark, mark},
+		{"in, more flags", programs.PilPolicyIn, vxlanFrame(there, here, 0x8848, 0x1234), vxlanFrame(carries(there), here, 0x0800, 0), mark, mark},
+		{"in, no policy", programs.PilPolicyIn, vxlanFrame(there, here, 0x0800, 0x1234), vxlanFrame(there, here, 0x0800, 0), mark, mark},
+		{"in, a stranger", programs.PilPolicyIn, vxlanFrame(with(there, identityByte, 9), here, 0x8800, 0x1234), vxlanFrame(stranger, here, 0x0800, 0), mark, mark},
+		{"in, marked by netfilter too", programs.PilPolicyIn, vxlanFrame(there, here, 0x8800, 0x1234), vxlanFrame(carries(there), here, 0x0800, 0), mark | netfilters, mark | netfilters},
+		{"in, of a process", programs.PilPolicyIn, vxlanFrame(there, here, 0x8800, 0x1234), vxlanFrame(stranger, here, 0x0800, 0), netfilters, netfilters},
+		{"in, no tunnel", programs.PilPolicyIn, other, other, 0, 0},
+		{"in, cut short", programs.PilPolicyIn, short, short, mark, mark},
 	} {
 		var context [192]byte // struct __sk_buff
+		binary.NativeEndian.PutUint32(context[8:], c.came)
 		run := &ebpf.RunOptions{Data: c.in, DataOut: make([]byte, len(c.in)+64), Context: context[:], ContextOut: make([]byte, len(context))}
 		verdict, err := c.program.Run(run)
 		must(t, err)
 		if verdict != 0 || !bytes.Equal(run.DataOut, c.out) {
 			t.Errorf("%s: %d,\n%x, want\n%x", c.name, verdict, run.DataOut, c.out)
 		}
-		out := run.ContextOut.([]byte)
-		if mark := uint32(out[8]) | uint32(out[9])<<8 | uint32(out[10])<<16 | uint32(out[11])<<24; mark != c.mark {
+		if mark := binary.NativeEndian.Uint32(run.ContextOut.([]byte)[8:]); mark != c.mark {
 			t.Errorf("%s: mark %#x", c.name, mark)
 		}
 	}

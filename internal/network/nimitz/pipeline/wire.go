@@ -9,6 +9,10 @@ const (
 	Overhead = 40 + 8 + 8 + 14
 )
 
+// MarkBits are those of a packet's mark that tunnels are known by on their node. Netfilter sees them on their way, and its rules have the others: kube-proxy
+// 0xc000, the port map of CNI 0x2000, Cilium 0x0f00, Tailscale and Calico 0xff0000, the VPC CNI 0x80.
+const MarkBits = 0xff00107f
+
 // The pair of devices between the node's stack and a switch that ends tunnels outside it.
 const (
 	NodeSide   = "pil-vtep0"
