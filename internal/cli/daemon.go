@@ -81,6 +81,16 @@ func (s *orchestratorSocket) nodes(ctx context.Context) (all []string, err error
 	return all, err
 }
 
+func (s *orchestratorSocket) regions(ctx context.Context) (all []string, err error) {
+	resp, err := s.client().ListRegions(ctx, connect.NewRequest(&pilasterv1.ListRegionsRequest{}))
+	if err == nil {
+		for _, r := range resp.Msg.Regions {
+			all = append(all, r.Name)
+		}
+	}
+	return all, err
+}
+
 func (s *agentSocket) endpoints(ctx context.Context) (all []string, err error) {
 	resp, err := s.client().ListEndpoints(ctx, connect.NewRequest(&pilasterv1.ListEndpointsRequest{}))
 	if err == nil {

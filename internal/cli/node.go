@@ -22,13 +22,14 @@ type nodeView struct {
 	UplinkAddresses []string  `json:"uplinkAddresses"`
 	Version         string    `json:"version"`
 	Registered      time.Time `json:"registered"`
+	Edge            bool      `json:"edge,omitempty"`   // the Edge Switch of its region
 	Tenants         []string  `json:"tenants,omitzero"` // of node get: those it hosts
 }
 
 func viewNode(n *pilasterv1.Node) nodeView {
 	v := nodeView{
 		Name: n.Name, UUID: n.Uuid, Prefix: n.Prefix, State: "away",
-		UplinkAddresses: append([]string{}, n.UplinkAddresses...), Version: n.Version, Registered: n.Registered.AsTime(),
+		UplinkAddresses: append([]string{}, n.UplinkAddresses...), Version: n.Version, Registered: n.Registered.AsTime(), Edge: n.Edge,
 	}
 	if n.Connected {
 		v.State = "connected"
@@ -69,6 +70,9 @@ func newNodeGet(env Env) *cobra.Command {
 				fmt.Fprintf(w, "name\t%s\nuuid\t%s\nprefix\t%s\nstate\t%s\nroute\t%s\nversion\t%s\nregistered\t%s\ntenants\t%s\n",
 					v.Name, v.UUID, v.Prefix, v.State, orNone(v.Route), v.Version,
 					moment(v.Registered), orNone(strings.Join(v.Tenants, ", ")))
+				if v.Edge {
+					fmt.Fprintln(w, "edge\tthe Edge Switch of this region")
+				}
 			})
 		},
 	}

@@ -11,6 +11,7 @@ import (
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/orchestrator"
 	"pilaster.io/pilaster/internal/orchestrator/store"
+	"pilaster.io/pilaster/internal/tenant"
 )
 
 const defaultDataDir = "/var/lib/pilaster/orchestrator"
@@ -45,6 +46,11 @@ replaces.`,
 			if c.Etcd.Endpoints = store.SplitEndpoints(etcd); len(c.Etcd.Endpoints) == 0 && (c.Etcd.CA != "" || c.Etcd.Cert != "" || c.Etcd.Key != "") {
 				return usage("--etcd-ca, --etcd-cert and --etcd-key are for an etcd named with --etcd")
 			}
+			if c.Region != "" {
+				if err := tenant.CheckRegionName(c.Region); err != nil {
+					return usage("--region: %w", err)
+				}
+			}
 			if (c.Etcd.Cert == "") != (c.Etcd.Key == "") {
 				return usage("--etcd-cert and --etcd-key go together")
 			}
@@ -67,6 +73,7 @@ replaces.`,
 	f := cmd.Flags()
 	f.StringVar(&c.DataDir, "data-dir", defaultDataDir, "where the join token and the embedded etcd live")
 	f.StringVar(&c.RunDir, "run-dir", "/run/pilaster", "where the operator's socket orchestrator.sock is made")
+	f.StringVar(&c.Region, "region", "", "what other regions call this one (see pilaster region)")
 	f.StringVar(&c.Listen, "listen", "[::]:7070", "address for nodes, with TLS; also /healthz and /readyz")
 	f.StringSliceVar(&c.Advertise, "advertise", nil, "more host names and addresses for the TLS certificate")
 	f.StringVar(&c.MetricsListen, "metrics-listen", "", "address for Prometheus, without TLS (always on the operator's socket)")

@@ -21,6 +21,7 @@ type tenantView struct {
 	Network    string            `json:"network"`
 	Addressing tenant.Addressing `json:"addressing"`
 	Overlays   []overlayView     `json:"overlays,omitzero"` // of a nimitz tenant
+	Regions    []elsewhereView   `json:"regions,omitzero"`  // others that it is in too
 	IDs        []tenantIDView    `json:"ids"`               // in the order made
 	Created    time.Time         `json:"created"`
 	Apps       []appView         `json:"apps,omitzero"`  // of tenant get
@@ -41,6 +42,15 @@ type overlayView struct {
 	Capacity uint64 `json:"capacity"`
 }
 
+// elsewhereView is a tenant in another region.
+type elsewhereView struct {
+	Name     string   `json:"name"`
+	CIDRs    []string `json:"cidrs"`
+	Edge     string   `json:"edge"` // prefix of the Edge Switch here
+	PeerEdge string   `json:"peerEdge"`
+	PeerVNI  uint32   `json:"peerVni"`
+}
+
 func viewTenant(t *pilasterv1.Tenant) tenantView {
 	v := tenantView{Name: t.Name, Network: cmp.Or(t.Network, tenant.Netpila), Addressing: tenant.Encrypted, Created: t.Created.AsTime()}
 	switch t.Addressing {
@@ -55,6 +65,9 @@ func viewTenant(t *pilasterv1.Tenant) tenantView {
 			_, view.Capacity = tenant.Overlay{CIDR: cidr, NodeBits: int(o.NodeBits)}.Given()
 		}
 		v.Overlays = append(v.Overlays, view)
+	}
+	for _, r := range t.Regions {
+		v.Regions = append(v.Regions, elsewhereView{r.Name, r.Cidrs, r.Edge, r.PeerEdge, r.PeerVni})
 	}
 	v.IDs = viewIDs(t.Ids)
 	return v
@@ -259,6 +272,9 @@ func printTenant(w io.Writer, v tenantView) {
 	}
 	for _, o := range v.Overlays {
 		fmt.Fprintf(w, "cidr\t%s\t%s\n", o.CIDR, o.describe())
+	}
+	for _, r := range v.Regions {
+		fmt.Fprintf(w, "region\t%s\t%s, VNI %d, by Edge Switch %s\n", r.Name, strings.Join(r.CIDRs, ", "), r.PeerVNI, r.PeerEdge)
 	}
 	for _, id := range v.IDs {
 		fmt.Fprintf(w, "id\t%d\t%s\n", id.ID, id.describe())

@@ -33,22 +33,38 @@ func (m *model) recarry(was, is *pilasterv1.Tenant) {
 	}
 }
 
+// carries is the tenants that a node must know without having a container of them: the Edge Switch those that are in other regions too.
+func (m *model) carries(node string) map[string]bool {
+	all := maps.Clone(m.carrying[node])
+	if all == nil {
+		all = map[string]bool{}
+	}
+	if node == m.edge {
+		for name, t := range m.tenants {
+			if len(t.Regions) > 0 {
+				all[name] = true
+			}
+		}
+	}
+	return all
+}
+
 // carry has a stream tell from now on of what its node carries, and returns what of that is new. It must come whole, also where
 // the node hosts it: it may be about to forget it.
 func (m *model) carry(f *follower) (came []string) {
-	now := m.carrying[f.node.Name]
+	now := m.carries(f.node.Name)
 	for tenant := range now {
 		if !f.carried[tenant] {
 			came = append(came, tenant)
 		}
 	}
-	f.carried = maps.Clone(now)
+	f.carried = now
 	return came
 }
 
 // own is a node's record as it is told the node itself.
 func (m *model) own(f *follower) *pilasterv1.Node {
 	record := proto.CloneOf(m.nodes[f.node.Name])
-	record.Carries = slices.Sorted(maps.Keys(m.carrying[f.node.Name]))
+	record.Carries = slices.Sorted(maps.Keys(m.carries(f.node.Name)))
 	return record
 }

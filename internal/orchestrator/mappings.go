@@ -86,7 +86,7 @@ func visible(m *pilasterv1.Mapping, to string) *pilasterv1.Mapping {
 func (s *nodeService) hosting(ctx context.Context, n pki.Node, tenant string) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
-	if s.model.await(ctx, func() bool { return s.model.hosting[tenant][n.Name] != nil || s.model.carrying[n.Name][tenant] }) != nil {
+	if s.model.await(ctx, func() bool { return s.model.hosting[tenant][n.Name] != nil || s.model.carries(n.Name)[tenant] }) != nil {
 		return connect.NewError(connect.CodePermissionDenied, fmt.Errorf("node %s does not host tenant %s, and is told of it when it does", n.Name, tenant))
 	}
 	return nil

@@ -30,6 +30,8 @@ type model struct {
 	hosting   map[string]map[string]*pilasterv1.Hosting // tenant, node
 	unsettled map[string]bool                           // tenants whose ids may be due for a step
 	given     given
+	regions   map[string]region          // the others
+	edge      string                     // the node that is the Edge Switch
 	carrying  map[string]map[string]bool // node, tenant: see carriers
 	recarried map[string]bool            // nodes of which that may have changed in the batch at hand
 	sessions  map[string]store.Session   // by node, of all orchestrators
@@ -58,14 +60,17 @@ func (m *model) apply(b store.Batch) {
 		m.hosting = map[string]map[string]*pilasterv1.Hosting{}
 		m.carrying = map[string]map[string]bool{}
 		m.given = newGiven()
+		m.regions, m.edge = map[string]region{}, ""
 		m.sessions = map[string]store.Session{}
 		m.past, m.forgotten = nil, b.Revision
 		// What happened in between is not known, so each stream starts over.
 		m.endAll(connect.CodeAborted, "restart", "the orchestrator has read the store anew; follow again")
 	}
+	edge := m.nodes[m.edge]
 	for _, e := range b.Events {
 		m.take(e)
 	}
+	b.Events = m.derive(b.Events, edge != m.nodes[m.edge])
 	for _, e := range b.Events { // now that all of it is known
 		m.judge(m.followers[e.DeletedNode])
 		if e.Session != nil {
@@ -92,8 +97,14 @@ func (m *model) take(e store.Event) {
 	switch {
 	case e.Node != nil:
 		m.nodes[e.Node.Name] = e.Node
+		if e.Node.Edge {
+			m.edge = e.Node.Name
+		}
 	case e.DeletedNode != "":
 		delete(m.nodes, e.DeletedNode)
+		if m.edge == e.DeletedNode {
+			m.edge = ""
+		}
 	case e.Tenant != nil:
 		m.recarry(m.tenants[e.Tenant.Name], e.Tenant)
 		m.tenants[e.Tenant.Name] = e.Tenant
@@ -127,6 +138,10 @@ func (m *model) take(e store.Event) {
 		m.given.add(e.Mapping)
 	case e.EndedMapping != nil:
 		m.given.remove(e.EndedMapping)
+	case e.Region != nil:
+		m.regions[e.Region.Name] = newRegion(e.Region)
+	case e.DeletedRegion != "":
+		delete(m.regions, e.DeletedRegion)
 	case e.Session != nil:
 		if e.Session.None() {
 			delete(m.sessions, e.Session.Node)

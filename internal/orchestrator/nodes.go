@@ -127,6 +127,7 @@ func registration(ctx context.Context, m *pilasterv1.RegisterRequest) (r store.R
 	if err := checkHeld(m.Held); err != nil {
 		return r, err
 	}
+	r.Edge = m.Edge
 	r.Version, r.Tenants, r.Apps, r.Mappings = m.Version, m.Held.GetTenants(), m.Held.GetApps(), m.Held.GetMappings()
 	if m.WantedPrefix != "" {
 		if r.Prefix, err = netip.ParsePrefix(m.WantedPrefix); err != nil {
@@ -177,7 +178,7 @@ func (s *nodeService) Resolve(ctx context.Context, req *connect.Request[pilaster
 	if err != nil {
 		return nil, err
 	}
-	return connect.NewResponse(&pilasterv1.ResolveResponse{Tenant: tenant, App: app}), nil
+	return connect.NewResponse(&pilasterv1.ResolveResponse{Tenant: s.model.told(tenant), App: app}), nil
 }
 
 // acting is the caller, a registered node, if no other machine is connected as it.

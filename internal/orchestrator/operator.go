@@ -23,6 +23,7 @@ type operatorService struct {
 	version string
 	where   string // the store, in words
 	listen  string
+	region  string // this one's name
 	started time.Time
 }
 

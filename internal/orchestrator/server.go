@@ -35,6 +35,7 @@ type Config struct {
 	MetricsListen string         // address for Prometheus, without TLS; empty means none
 	Etcd          store.External // no endpoints means embedded
 	Plan          address.Plan   // zero prefixes mean what the cluster has
+	Region        string         // what other regions call this one; empty where there are none
 	Limits        Limits         // of what nodes and strangers may take
 	Version       string
 	Log           *slog.Logger
@@ -220,7 +221,7 @@ func (s *Server) serve() error {
 	mux.Handle("/metrics", s.metrics.handler())
 	mux.HandleFunc("/debug/goroutines", observe.Goroutines)
 	mux.Handle(pilasterv1connect.NewOperatorServiceHandler(&operatorService{
-		store: s.store, model: s.model, token: s.token, version: s.config.Version, where: s.where(), listen: s.Addr().String(), started: time.Now(),
+		store: s.store, model: s.model, token: s.token, version: s.config.Version, where: s.where(), listen: s.Addr().String(), region: s.config.Region, started: time.Now(),
 	}, options, connect.WithReadMaxBytes(16<<20)))
 	s.start(operator, false, local.Server(mux))
 

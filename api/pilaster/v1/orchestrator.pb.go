@@ -1239,6 +1239,350 @@ func (*Heartbeat) Descriptor() ([]byte, []int) {
 	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{19}
 }
 
+type ExportRegionRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExportRegionRequest) Reset() {
+	*x = ExportRegionRequest{}
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExportRegionRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExportRegionRequest) ProtoMessage() {}
+
+func (x *ExportRegionRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExportRegionRequest.ProtoReflect.Descriptor instead.
+func (*ExportRegionRequest) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{20}
+}
+
+type ExportRegionResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Region        *Region                `protobuf:"bytes,1,opt,name=region,proto3" json:"region,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExportRegionResponse) Reset() {
+	*x = ExportRegionResponse{}
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExportRegionResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExportRegionResponse) ProtoMessage() {}
+
+func (x *ExportRegionResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExportRegionResponse.ProtoReflect.Descriptor instead.
+func (*ExportRegionResponse) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *ExportRegionResponse) GetRegion() *Region {
+	if x != nil {
+		return x.Region
+	}
+	return nil
+}
+
+type ImportRegionRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Region        *Region                `protobuf:"bytes,1,opt,name=region,proto3" json:"region,omitempty"`   // another's export
+	Tenants       []string               `protobuf:"bytes,2,rep,name=tenants,proto3" json:"tenants,omitempty"` // of these only; empty means of all
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ImportRegionRequest) Reset() {
+	*x = ImportRegionRequest{}
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ImportRegionRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ImportRegionRequest) ProtoMessage() {}
+
+func (x *ImportRegionRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ImportRegionRequest.ProtoReflect.Descriptor instead.
+func (*ImportRegionRequest) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *ImportRegionRequest) GetRegion() *Region {
+	if x != nil {
+		return x.Region
+	}
+	return nil
+}
+
+func (x *ImportRegionRequest) GetTenants() []string {
+	if x != nil {
+		return x.Tenants
+	}
+	return nil
+}
+
+type ImportRegionResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Region        *Region                `protobuf:"bytes,1,opt,name=region,proto3" json:"region,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ImportRegionResponse) Reset() {
+	*x = ImportRegionResponse{}
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ImportRegionResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ImportRegionResponse) ProtoMessage() {}
+
+func (x *ImportRegionResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ImportRegionResponse.ProtoReflect.Descriptor instead.
+func (*ImportRegionResponse) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *ImportRegionResponse) GetRegion() *Region {
+	if x != nil {
+		return x.Region
+	}
+	return nil
+}
+
+type ListRegionsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListRegionsRequest) Reset() {
+	*x = ListRegionsRequest{}
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListRegionsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListRegionsRequest) ProtoMessage() {}
+
+func (x *ListRegionsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListRegionsRequest.ProtoReflect.Descriptor instead.
+func (*ListRegionsRequest) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{24}
+}
+
+type ListRegionsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Own           *Region                `protobuf:"bytes,1,opt,name=own,proto3" json:"own,omitempty"`         // without an edge where there is none
+	Regions       []*Region              `protobuf:"bytes,2,rep,name=regions,proto3" json:"regions,omitempty"` // the others, sorted by name
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListRegionsResponse) Reset() {
+	*x = ListRegionsResponse{}
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListRegionsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListRegionsResponse) ProtoMessage() {}
+
+func (x *ListRegionsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListRegionsResponse.ProtoReflect.Descriptor instead.
+func (*ListRegionsResponse) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *ListRegionsResponse) GetOwn() *Region {
+	if x != nil {
+		return x.Own
+	}
+	return nil
+}
+
+func (x *ListRegionsResponse) GetRegions() []*Region {
+	if x != nil {
+		return x.Regions
+	}
+	return nil
+}
+
+type DeleteRegionRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteRegionRequest) Reset() {
+	*x = DeleteRegionRequest{}
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteRegionRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteRegionRequest) ProtoMessage() {}
+
+func (x *DeleteRegionRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteRegionRequest.ProtoReflect.Descriptor instead.
+func (*DeleteRegionRequest) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *DeleteRegionRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type DeleteRegionResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteRegionResponse) Reset() {
+	*x = DeleteRegionResponse{}
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteRegionResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteRegionResponse) ProtoMessage() {}
+
+func (x *DeleteRegionResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteRegionResponse.ProtoReflect.Descriptor instead.
+func (*DeleteRegionResponse) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{27}
+}
+
 type GetTokenRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -1247,7 +1591,7 @@ type GetTokenRequest struct {
 
 func (x *GetTokenRequest) Reset() {
 	*x = GetTokenRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[20]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1259,7 +1603,7 @@ func (x *GetTokenRequest) String() string {
 func (*GetTokenRequest) ProtoMessage() {}
 
 func (x *GetTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[20]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1272,7 +1616,7 @@ func (x *GetTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTokenRequest.ProtoReflect.Descriptor instead.
 func (*GetTokenRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{20}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{28}
 }
 
 type GetTokenResponse struct {
@@ -1284,7 +1628,7 @@ type GetTokenResponse struct {
 
 func (x *GetTokenResponse) Reset() {
 	*x = GetTokenResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[21]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1296,7 +1640,7 @@ func (x *GetTokenResponse) String() string {
 func (*GetTokenResponse) ProtoMessage() {}
 
 func (x *GetTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[21]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1309,7 +1653,7 @@ func (x *GetTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTokenResponse.ProtoReflect.Descriptor instead.
 func (*GetTokenResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{21}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *GetTokenResponse) GetToken() string {
@@ -1327,7 +1671,7 @@ type RotateTokenRequest struct {
 
 func (x *RotateTokenRequest) Reset() {
 	*x = RotateTokenRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[22]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1339,7 +1683,7 @@ func (x *RotateTokenRequest) String() string {
 func (*RotateTokenRequest) ProtoMessage() {}
 
 func (x *RotateTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[22]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1352,7 +1696,7 @@ func (x *RotateTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateTokenRequest.ProtoReflect.Descriptor instead.
 func (*RotateTokenRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{22}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{30}
 }
 
 type RotateTokenResponse struct {
@@ -1364,7 +1708,7 @@ type RotateTokenResponse struct {
 
 func (x *RotateTokenResponse) Reset() {
 	*x = RotateTokenResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[23]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1376,7 +1720,7 @@ func (x *RotateTokenResponse) String() string {
 func (*RotateTokenResponse) ProtoMessage() {}
 
 func (x *RotateTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[23]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1389,7 +1733,7 @@ func (x *RotateTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateTokenResponse.ProtoReflect.Descriptor instead.
 func (*RotateTokenResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{23}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *RotateTokenResponse) GetToken() string {
@@ -1411,7 +1755,7 @@ type CreateTenantRequest struct {
 
 func (x *CreateTenantRequest) Reset() {
 	*x = CreateTenantRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[24]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1423,7 +1767,7 @@ func (x *CreateTenantRequest) String() string {
 func (*CreateTenantRequest) ProtoMessage() {}
 
 func (x *CreateTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[24]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1436,7 +1780,7 @@ func (x *CreateTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTenantRequest.ProtoReflect.Descriptor instead.
 func (*CreateTenantRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{24}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *CreateTenantRequest) GetName() string {
@@ -1476,7 +1820,7 @@ type CreateTenantResponse struct {
 
 func (x *CreateTenantResponse) Reset() {
 	*x = CreateTenantResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[25]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1488,7 +1832,7 @@ func (x *CreateTenantResponse) String() string {
 func (*CreateTenantResponse) ProtoMessage() {}
 
 func (x *CreateTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[25]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1501,7 +1845,7 @@ func (x *CreateTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTenantResponse.ProtoReflect.Descriptor instead.
 func (*CreateTenantResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{25}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *CreateTenantResponse) GetTenant() *Tenant {
@@ -1521,7 +1865,7 @@ type GetTenantRequest struct {
 
 func (x *GetTenantRequest) Reset() {
 	*x = GetTenantRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[26]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1533,7 +1877,7 @@ func (x *GetTenantRequest) String() string {
 func (*GetTenantRequest) ProtoMessage() {}
 
 func (x *GetTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[26]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1546,7 +1890,7 @@ func (x *GetTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTenantRequest.ProtoReflect.Descriptor instead.
 func (*GetTenantRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{26}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *GetTenantRequest) GetName() string {
@@ -1574,7 +1918,7 @@ type GetTenantResponse struct {
 
 func (x *GetTenantResponse) Reset() {
 	*x = GetTenantResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[27]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1586,7 +1930,7 @@ func (x *GetTenantResponse) String() string {
 func (*GetTenantResponse) ProtoMessage() {}
 
 func (x *GetTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[27]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1599,7 +1943,7 @@ func (x *GetTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTenantResponse.ProtoReflect.Descriptor instead.
 func (*GetTenantResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{27}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *GetTenantResponse) GetTenant() *Tenant {
@@ -1631,7 +1975,7 @@ type ListTenantsRequest struct {
 
 func (x *ListTenantsRequest) Reset() {
 	*x = ListTenantsRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[28]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1643,7 +1987,7 @@ func (x *ListTenantsRequest) String() string {
 func (*ListTenantsRequest) ProtoMessage() {}
 
 func (x *ListTenantsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[28]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1656,7 +2000,7 @@ func (x *ListTenantsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTenantsRequest.ProtoReflect.Descriptor instead.
 func (*ListTenantsRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{28}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{36}
 }
 
 type ListTenantsResponse struct {
@@ -1669,7 +2013,7 @@ type ListTenantsResponse struct {
 
 func (x *ListTenantsResponse) Reset() {
 	*x = ListTenantsResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[29]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1681,7 +2025,7 @@ func (x *ListTenantsResponse) String() string {
 func (*ListTenantsResponse) ProtoMessage() {}
 
 func (x *ListTenantsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[29]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1694,7 +2038,7 @@ func (x *ListTenantsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTenantsResponse.ProtoReflect.Descriptor instead.
 func (*ListTenantsResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{29}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ListTenantsResponse) GetTenants() []*Tenant {
@@ -1724,7 +2068,7 @@ type MigrateTenantRequest struct {
 
 func (x *MigrateTenantRequest) Reset() {
 	*x = MigrateTenantRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[30]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1736,7 +2080,7 @@ func (x *MigrateTenantRequest) String() string {
 func (*MigrateTenantRequest) ProtoMessage() {}
 
 func (x *MigrateTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[30]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1749,7 +2093,7 @@ func (x *MigrateTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MigrateTenantRequest.ProtoReflect.Descriptor instead.
 func (*MigrateTenantRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{30}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *MigrateTenantRequest) GetName() string {
@@ -1796,7 +2140,7 @@ type MigrateTenantResponse struct {
 
 func (x *MigrateTenantResponse) Reset() {
 	*x = MigrateTenantResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[31]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1808,7 +2152,7 @@ func (x *MigrateTenantResponse) String() string {
 func (*MigrateTenantResponse) ProtoMessage() {}
 
 func (x *MigrateTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[31]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1821,7 +2165,7 @@ func (x *MigrateTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MigrateTenantResponse.ProtoReflect.Descriptor instead.
 func (*MigrateTenantResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{31}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *MigrateTenantResponse) GetTenant() *Tenant {
@@ -1840,7 +2184,7 @@ type DeleteTenantRequest struct {
 
 func (x *DeleteTenantRequest) Reset() {
 	*x = DeleteTenantRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[32]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1852,7 +2196,7 @@ func (x *DeleteTenantRequest) String() string {
 func (*DeleteTenantRequest) ProtoMessage() {}
 
 func (x *DeleteTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[32]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1865,7 +2209,7 @@ func (x *DeleteTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTenantRequest.ProtoReflect.Descriptor instead.
 func (*DeleteTenantRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{32}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *DeleteTenantRequest) GetName() string {
@@ -1883,7 +2227,7 @@ type DeleteTenantResponse struct {
 
 func (x *DeleteTenantResponse) Reset() {
 	*x = DeleteTenantResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[33]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1895,7 +2239,7 @@ func (x *DeleteTenantResponse) String() string {
 func (*DeleteTenantResponse) ProtoMessage() {}
 
 func (x *DeleteTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[33]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1908,7 +2252,7 @@ func (x *DeleteTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTenantResponse.ProtoReflect.Descriptor instead.
 func (*DeleteTenantResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{33}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{41}
 }
 
 type RotateKeyRequest struct {
@@ -1921,7 +2265,7 @@ type RotateKeyRequest struct {
 
 func (x *RotateKeyRequest) Reset() {
 	*x = RotateKeyRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[34]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1933,7 +2277,7 @@ func (x *RotateKeyRequest) String() string {
 func (*RotateKeyRequest) ProtoMessage() {}
 
 func (x *RotateKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[34]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1946,7 +2290,7 @@ func (x *RotateKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateKeyRequest.ProtoReflect.Descriptor instead.
 func (*RotateKeyRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{34}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *RotateKeyRequest) GetName() string {
@@ -1973,7 +2317,7 @@ type RotateKeyResponse struct {
 
 func (x *RotateKeyResponse) Reset() {
 	*x = RotateKeyResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[35]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1985,7 +2329,7 @@ func (x *RotateKeyResponse) String() string {
 func (*RotateKeyResponse) ProtoMessage() {}
 
 func (x *RotateKeyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[35]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1998,7 +2342,7 @@ func (x *RotateKeyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateKeyResponse.ProtoReflect.Descriptor instead.
 func (*RotateKeyResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{35}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *RotateKeyResponse) GetTenant() *Tenant {
@@ -2024,7 +2368,7 @@ type CreateServiceRequest struct {
 
 func (x *CreateServiceRequest) Reset() {
 	*x = CreateServiceRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[36]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2036,7 +2380,7 @@ func (x *CreateServiceRequest) String() string {
 func (*CreateServiceRequest) ProtoMessage() {}
 
 func (x *CreateServiceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[36]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2049,7 +2393,7 @@ func (x *CreateServiceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateServiceRequest.ProtoReflect.Descriptor instead.
 func (*CreateServiceRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{36}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *CreateServiceRequest) GetService() *Service {
@@ -2068,7 +2412,7 @@ type CreateServiceResponse struct {
 
 func (x *CreateServiceResponse) Reset() {
 	*x = CreateServiceResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[37]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2080,7 +2424,7 @@ func (x *CreateServiceResponse) String() string {
 func (*CreateServiceResponse) ProtoMessage() {}
 
 func (x *CreateServiceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[37]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2093,7 +2437,7 @@ func (x *CreateServiceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateServiceResponse.ProtoReflect.Descriptor instead.
 func (*CreateServiceResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{37}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *CreateServiceResponse) GetService() *Service {
@@ -2112,7 +2456,7 @@ type ListServicesRequest struct {
 
 func (x *ListServicesRequest) Reset() {
 	*x = ListServicesRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[38]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2124,7 +2468,7 @@ func (x *ListServicesRequest) String() string {
 func (*ListServicesRequest) ProtoMessage() {}
 
 func (x *ListServicesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[38]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2137,7 +2481,7 @@ func (x *ListServicesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListServicesRequest.ProtoReflect.Descriptor instead.
 func (*ListServicesRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{38}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ListServicesRequest) GetTenant() string {
@@ -2156,7 +2500,7 @@ type ListServicesResponse struct {
 
 func (x *ListServicesResponse) Reset() {
 	*x = ListServicesResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[39]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2168,7 +2512,7 @@ func (x *ListServicesResponse) String() string {
 func (*ListServicesResponse) ProtoMessage() {}
 
 func (x *ListServicesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[39]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2181,7 +2525,7 @@ func (x *ListServicesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListServicesResponse.ProtoReflect.Descriptor instead.
 func (*ListServicesResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{39}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ListServicesResponse) GetServices() []*Service {
@@ -2201,7 +2545,7 @@ type DeleteServiceRequest struct {
 
 func (x *DeleteServiceRequest) Reset() {
 	*x = DeleteServiceRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[40]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2213,7 +2557,7 @@ func (x *DeleteServiceRequest) String() string {
 func (*DeleteServiceRequest) ProtoMessage() {}
 
 func (x *DeleteServiceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[40]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2226,7 +2570,7 @@ func (x *DeleteServiceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteServiceRequest.ProtoReflect.Descriptor instead.
 func (*DeleteServiceRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{40}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *DeleteServiceRequest) GetTenant() string {
@@ -2251,7 +2595,7 @@ type DeleteServiceResponse struct {
 
 func (x *DeleteServiceResponse) Reset() {
 	*x = DeleteServiceResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[41]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2263,7 +2607,7 @@ func (x *DeleteServiceResponse) String() string {
 func (*DeleteServiceResponse) ProtoMessage() {}
 
 func (x *DeleteServiceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[41]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2276,7 +2620,7 @@ func (x *DeleteServiceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteServiceResponse.ProtoReflect.Descriptor instead.
 func (*DeleteServiceResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{41}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{49}
 }
 
 type CreatePublicationRequest struct {
@@ -2288,7 +2632,7 @@ type CreatePublicationRequest struct {
 
 func (x *CreatePublicationRequest) Reset() {
 	*x = CreatePublicationRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[42]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2300,7 +2644,7 @@ func (x *CreatePublicationRequest) String() string {
 func (*CreatePublicationRequest) ProtoMessage() {}
 
 func (x *CreatePublicationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[42]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2313,7 +2657,7 @@ func (x *CreatePublicationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreatePublicationRequest.ProtoReflect.Descriptor instead.
 func (*CreatePublicationRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{42}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *CreatePublicationRequest) GetPublication() *Publication {
@@ -2332,7 +2676,7 @@ type CreatePublicationResponse struct {
 
 func (x *CreatePublicationResponse) Reset() {
 	*x = CreatePublicationResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[43]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2344,7 +2688,7 @@ func (x *CreatePublicationResponse) String() string {
 func (*CreatePublicationResponse) ProtoMessage() {}
 
 func (x *CreatePublicationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[43]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2357,7 +2701,7 @@ func (x *CreatePublicationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreatePublicationResponse.ProtoReflect.Descriptor instead.
 func (*CreatePublicationResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{43}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *CreatePublicationResponse) GetPublication() *Publication {
@@ -2376,7 +2720,7 @@ type ListPublicationsRequest struct {
 
 func (x *ListPublicationsRequest) Reset() {
 	*x = ListPublicationsRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[44]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2388,7 +2732,7 @@ func (x *ListPublicationsRequest) String() string {
 func (*ListPublicationsRequest) ProtoMessage() {}
 
 func (x *ListPublicationsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[44]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2401,7 +2745,7 @@ func (x *ListPublicationsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPublicationsRequest.ProtoReflect.Descriptor instead.
 func (*ListPublicationsRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{44}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ListPublicationsRequest) GetTenant() string {
@@ -2420,7 +2764,7 @@ type ListPublicationsResponse struct {
 
 func (x *ListPublicationsResponse) Reset() {
 	*x = ListPublicationsResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[45]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2432,7 +2776,7 @@ func (x *ListPublicationsResponse) String() string {
 func (*ListPublicationsResponse) ProtoMessage() {}
 
 func (x *ListPublicationsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[45]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2445,7 +2789,7 @@ func (x *ListPublicationsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPublicationsResponse.ProtoReflect.Descriptor instead.
 func (*ListPublicationsResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{45}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *ListPublicationsResponse) GetPublications() []*Publication {
@@ -2465,7 +2809,7 @@ type DeletePublicationRequest struct {
 
 func (x *DeletePublicationRequest) Reset() {
 	*x = DeletePublicationRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[46]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2477,7 +2821,7 @@ func (x *DeletePublicationRequest) String() string {
 func (*DeletePublicationRequest) ProtoMessage() {}
 
 func (x *DeletePublicationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[46]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2490,7 +2834,7 @@ func (x *DeletePublicationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeletePublicationRequest.ProtoReflect.Descriptor instead.
 func (*DeletePublicationRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{46}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *DeletePublicationRequest) GetTenant() string {
@@ -2515,7 +2859,7 @@ type DeletePublicationResponse struct {
 
 func (x *DeletePublicationResponse) Reset() {
 	*x = DeletePublicationResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[47]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2527,7 +2871,7 @@ func (x *DeletePublicationResponse) String() string {
 func (*DeletePublicationResponse) ProtoMessage() {}
 
 func (x *DeletePublicationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[47]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2540,7 +2884,7 @@ func (x *DeletePublicationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeletePublicationResponse.ProtoReflect.Descriptor instead.
 func (*DeletePublicationResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{47}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{55}
 }
 
 type GetNodeRequest struct {
@@ -2552,7 +2896,7 @@ type GetNodeRequest struct {
 
 func (x *GetNodeRequest) Reset() {
 	*x = GetNodeRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[48]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2564,7 +2908,7 @@ func (x *GetNodeRequest) String() string {
 func (*GetNodeRequest) ProtoMessage() {}
 
 func (x *GetNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[48]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2577,7 +2921,7 @@ func (x *GetNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeRequest.ProtoReflect.Descriptor instead.
 func (*GetNodeRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{48}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *GetNodeRequest) GetName() string {
@@ -2597,7 +2941,7 @@ type GetNodeResponse struct {
 
 func (x *GetNodeResponse) Reset() {
 	*x = GetNodeResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[49]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2609,7 +2953,7 @@ func (x *GetNodeResponse) String() string {
 func (*GetNodeResponse) ProtoMessage() {}
 
 func (x *GetNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[49]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2622,7 +2966,7 @@ func (x *GetNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeResponse.ProtoReflect.Descriptor instead.
 func (*GetNodeResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{49}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *GetNodeResponse) GetNode() *Node {
@@ -2647,7 +2991,7 @@ type ListNodesRequest struct {
 
 func (x *ListNodesRequest) Reset() {
 	*x = ListNodesRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[50]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2659,7 +3003,7 @@ func (x *ListNodesRequest) String() string {
 func (*ListNodesRequest) ProtoMessage() {}
 
 func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[50]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2672,7 +3016,7 @@ func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesRequest.ProtoReflect.Descriptor instead.
 func (*ListNodesRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{50}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{58}
 }
 
 type ListNodesResponse struct {
@@ -2684,7 +3028,7 @@ type ListNodesResponse struct {
 
 func (x *ListNodesResponse) Reset() {
 	*x = ListNodesResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[51]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2696,7 +3040,7 @@ func (x *ListNodesResponse) String() string {
 func (*ListNodesResponse) ProtoMessage() {}
 
 func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[51]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2709,7 +3053,7 @@ func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesResponse.ProtoReflect.Descriptor instead.
 func (*ListNodesResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{51}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *ListNodesResponse) GetNodes() []*Node {
@@ -2729,7 +3073,7 @@ type DeleteNodeRequest struct {
 
 func (x *DeleteNodeRequest) Reset() {
 	*x = DeleteNodeRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[52]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2741,7 +3085,7 @@ func (x *DeleteNodeRequest) String() string {
 func (*DeleteNodeRequest) ProtoMessage() {}
 
 func (x *DeleteNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[52]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2754,7 +3098,7 @@ func (x *DeleteNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNodeRequest.ProtoReflect.Descriptor instead.
 func (*DeleteNodeRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{52}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *DeleteNodeRequest) GetName() string {
@@ -2779,7 +3123,7 @@ type DeleteNodeResponse struct {
 
 func (x *DeleteNodeResponse) Reset() {
 	*x = DeleteNodeResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[53]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2791,7 +3135,7 @@ func (x *DeleteNodeResponse) String() string {
 func (*DeleteNodeResponse) ProtoMessage() {}
 
 func (x *DeleteNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[53]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2804,7 +3148,7 @@ func (x *DeleteNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNodeResponse.ProtoReflect.Descriptor instead.
 func (*DeleteNodeResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{53}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{61}
 }
 
 type ClusterStatusRequest struct {
@@ -2815,7 +3159,7 @@ type ClusterStatusRequest struct {
 
 func (x *ClusterStatusRequest) Reset() {
 	*x = ClusterStatusRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[54]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2827,7 +3171,7 @@ func (x *ClusterStatusRequest) String() string {
 func (*ClusterStatusRequest) ProtoMessage() {}
 
 func (x *ClusterStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[54]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2840,7 +3184,7 @@ func (x *ClusterStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterStatusRequest.ProtoReflect.Descriptor instead.
 func (*ClusterStatusRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{54}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{62}
 }
 
 type ClusterStatusResponse struct {
@@ -2861,7 +3205,7 @@ type ClusterStatusResponse struct {
 
 func (x *ClusterStatusResponse) Reset() {
 	*x = ClusterStatusResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[55]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2873,7 +3217,7 @@ func (x *ClusterStatusResponse) String() string {
 func (*ClusterStatusResponse) ProtoMessage() {}
 
 func (x *ClusterStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[55]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2886,7 +3230,7 @@ func (x *ClusterStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterStatusResponse.ProtoReflect.Descriptor instead.
 func (*ClusterStatusResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{55}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ClusterStatusResponse) GetClusterUuid() string {
@@ -3044,7 +3388,22 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\rwhole_tenants\x18\x05 \x03(\tR\fwholeTenants\x120\n" +
 	"\bmappings\x18\x06 \x03(\v2\x14.pilaster.v1.MappingR\bmappings\x12;\n" +
 	"\x0eended_mappings\x18\a \x03(\v2\x14.pilaster.v1.MappingR\rendedMappings\"\v\n" +
-	"\tHeartbeat\"\x11\n" +
+	"\tHeartbeat\"\x15\n" +
+	"\x13ExportRegionRequest\"C\n" +
+	"\x14ExportRegionResponse\x12+\n" +
+	"\x06region\x18\x01 \x01(\v2\x13.pilaster.v1.RegionR\x06region\"\\\n" +
+	"\x13ImportRegionRequest\x12+\n" +
+	"\x06region\x18\x01 \x01(\v2\x13.pilaster.v1.RegionR\x06region\x12\x18\n" +
+	"\atenants\x18\x02 \x03(\tR\atenants\"C\n" +
+	"\x14ImportRegionResponse\x12+\n" +
+	"\x06region\x18\x01 \x01(\v2\x13.pilaster.v1.RegionR\x06region\"\x14\n" +
+	"\x12ListRegionsRequest\"k\n" +
+	"\x13ListRegionsResponse\x12%\n" +
+	"\x03own\x18\x01 \x01(\v2\x13.pilaster.v1.RegionR\x03own\x12-\n" +
+	"\aregions\x18\x02 \x03(\v2\x13.pilaster.v1.RegionR\aregions\")\n" +
+	"\x13DeleteRegionRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"\x16\n" +
+	"\x14DeleteRegionResponse\"\x11\n" +
 	"\x0fGetTokenRequest\"(\n" +
 	"\x10GetTokenResponse\x12\x14\n" +
 	"\x05token\x18\x01 \x01(\tR\x05token\"\x14\n" +
@@ -3147,7 +3506,8 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\x06Follow\x12\x1a.pilaster.v1.FollowRequest\x1a\x1b.pilaster.v1.FollowResponse(\x010\x01\x12G\n" +
 	"\bAllocate\x12\x1c.pilaster.v1.AllocateRequest\x1a\x1d.pilaster.v1.AllocateResponse\x12;\n" +
 	"\x04Free\x12\x18.pilaster.v1.FreeRequest\x1a\x19.pilaster.v1.FreeResponse\x12S\n" +
-	"\fListMappings\x12 .pilaster.v1.ListMappingsRequest\x1a!.pilaster.v1.ListMappingsResponse2\xd1\a\n" +
+	"\fListMappings\x12 .pilaster.v1.ListMappingsRequest\x1a!.pilaster.v1.ListMappingsResponse2\xa2\n" +
+	"\n" +
 	"\x0fOperatorService\x12S\n" +
 	"\fCreateTenant\x12 .pilaster.v1.CreateTenantRequest\x1a!.pilaster.v1.CreateTenantResponse\x12J\n" +
 	"\tGetTenant\x12\x1d.pilaster.v1.GetTenantRequest\x1a\x1e.pilaster.v1.GetTenantResponse\x12P\n" +
@@ -3161,7 +3521,11 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"DeleteNode\x12\x1e.pilaster.v1.DeleteNodeRequest\x1a\x1f.pilaster.v1.DeleteNodeResponse\x12V\n" +
 	"\rClusterStatus\x12!.pilaster.v1.ClusterStatusRequest\x1a\".pilaster.v1.ClusterStatusResponse\x12G\n" +
 	"\bGetToken\x12\x1c.pilaster.v1.GetTokenRequest\x1a\x1d.pilaster.v1.GetTokenResponse\x12P\n" +
-	"\vRotateToken\x12\x1f.pilaster.v1.RotateTokenRequest\x1a .pilaster.v1.RotateTokenResponseB1Z/pilaster.io/pilaster/api/pilaster/v1;pilasterv1b\x06proto3"
+	"\vRotateToken\x12\x1f.pilaster.v1.RotateTokenRequest\x1a .pilaster.v1.RotateTokenResponse\x12S\n" +
+	"\fExportRegion\x12 .pilaster.v1.ExportRegionRequest\x1a!.pilaster.v1.ExportRegionResponse\x12S\n" +
+	"\fImportRegion\x12 .pilaster.v1.ImportRegionRequest\x1a!.pilaster.v1.ImportRegionResponse\x12P\n" +
+	"\vListRegions\x12\x1f.pilaster.v1.ListRegionsRequest\x1a .pilaster.v1.ListRegionsResponse\x12S\n" +
+	"\fDeleteRegion\x12 .pilaster.v1.DeleteRegionRequest\x1a!.pilaster.v1.DeleteRegionResponseB1Z/pilaster.io/pilaster/api/pilaster/v1;pilasterv1b\x06proto3"
 
 var (
 	file_pilaster_v1_orchestrator_proto_rawDescOnce sync.Once
@@ -3175,7 +3539,7 @@ func file_pilaster_v1_orchestrator_proto_rawDescGZIP() []byte {
 	return file_pilaster_v1_orchestrator_proto_rawDescData
 }
 
-var file_pilaster_v1_orchestrator_proto_msgTypes = make([]protoimpl.MessageInfo, 57)
+var file_pilaster_v1_orchestrator_proto_msgTypes = make([]protoimpl.MessageInfo, 65)
 var file_pilaster_v1_orchestrator_proto_goTypes = []any{
 	(*AllocateRequest)(nil),           // 0: pilaster.v1.AllocateRequest
 	(*AllocateResponse)(nil),          // 1: pilaster.v1.AllocateResponse
@@ -3197,144 +3561,166 @@ var file_pilaster_v1_orchestrator_proto_goTypes = []any{
 	(*Snapshot)(nil),                  // 17: pilaster.v1.Snapshot
 	(*Delta)(nil),                     // 18: pilaster.v1.Delta
 	(*Heartbeat)(nil),                 // 19: pilaster.v1.Heartbeat
-	(*GetTokenRequest)(nil),           // 20: pilaster.v1.GetTokenRequest
-	(*GetTokenResponse)(nil),          // 21: pilaster.v1.GetTokenResponse
-	(*RotateTokenRequest)(nil),        // 22: pilaster.v1.RotateTokenRequest
-	(*RotateTokenResponse)(nil),       // 23: pilaster.v1.RotateTokenResponse
-	(*CreateTenantRequest)(nil),       // 24: pilaster.v1.CreateTenantRequest
-	(*CreateTenantResponse)(nil),      // 25: pilaster.v1.CreateTenantResponse
-	(*GetTenantRequest)(nil),          // 26: pilaster.v1.GetTenantRequest
-	(*GetTenantResponse)(nil),         // 27: pilaster.v1.GetTenantResponse
-	(*ListTenantsRequest)(nil),        // 28: pilaster.v1.ListTenantsRequest
-	(*ListTenantsResponse)(nil),       // 29: pilaster.v1.ListTenantsResponse
-	(*MigrateTenantRequest)(nil),      // 30: pilaster.v1.MigrateTenantRequest
-	(*MigrateTenantResponse)(nil),     // 31: pilaster.v1.MigrateTenantResponse
-	(*DeleteTenantRequest)(nil),       // 32: pilaster.v1.DeleteTenantRequest
-	(*DeleteTenantResponse)(nil),      // 33: pilaster.v1.DeleteTenantResponse
-	(*RotateKeyRequest)(nil),          // 34: pilaster.v1.RotateKeyRequest
-	(*RotateKeyResponse)(nil),         // 35: pilaster.v1.RotateKeyResponse
-	(*CreateServiceRequest)(nil),      // 36: pilaster.v1.CreateServiceRequest
-	(*CreateServiceResponse)(nil),     // 37: pilaster.v1.CreateServiceResponse
-	(*ListServicesRequest)(nil),       // 38: pilaster.v1.ListServicesRequest
-	(*ListServicesResponse)(nil),      // 39: pilaster.v1.ListServicesResponse
-	(*DeleteServiceRequest)(nil),      // 40: pilaster.v1.DeleteServiceRequest
-	(*DeleteServiceResponse)(nil),     // 41: pilaster.v1.DeleteServiceResponse
-	(*CreatePublicationRequest)(nil),  // 42: pilaster.v1.CreatePublicationRequest
-	(*CreatePublicationResponse)(nil), // 43: pilaster.v1.CreatePublicationResponse
-	(*ListPublicationsRequest)(nil),   // 44: pilaster.v1.ListPublicationsRequest
-	(*ListPublicationsResponse)(nil),  // 45: pilaster.v1.ListPublicationsResponse
-	(*DeletePublicationRequest)(nil),  // 46: pilaster.v1.DeletePublicationRequest
-	(*DeletePublicationResponse)(nil), // 47: pilaster.v1.DeletePublicationResponse
-	(*GetNodeRequest)(nil),            // 48: pilaster.v1.GetNodeRequest
-	(*GetNodeResponse)(nil),           // 49: pilaster.v1.GetNodeResponse
-	(*ListNodesRequest)(nil),          // 50: pilaster.v1.ListNodesRequest
-	(*ListNodesResponse)(nil),         // 51: pilaster.v1.ListNodesResponse
-	(*DeleteNodeRequest)(nil),         // 52: pilaster.v1.DeleteNodeRequest
-	(*DeleteNodeResponse)(nil),        // 53: pilaster.v1.DeleteNodeResponse
-	(*ClusterStatusRequest)(nil),      // 54: pilaster.v1.ClusterStatusRequest
-	(*ClusterStatusResponse)(nil),     // 55: pilaster.v1.ClusterStatusResponse
-	nil,                               // 56: pilaster.v1.ResolveRequest.LabelsEntry
-	(*Mapping)(nil),                   // 57: pilaster.v1.Mapping
-	(*Tenant)(nil),                    // 58: pilaster.v1.Tenant
-	(*App)(nil),                       // 59: pilaster.v1.App
-	(*Node)(nil),                      // 60: pilaster.v1.Node
-	(*Plan)(nil),                      // 61: pilaster.v1.Plan
-	(*Hosting)(nil),                   // 62: pilaster.v1.Hosting
-	(Addressing)(0),                   // 63: pilaster.v1.Addressing
-	(*Overlay)(nil),                   // 64: pilaster.v1.Overlay
-	(*Service)(nil),                   // 65: pilaster.v1.Service
-	(*Publication)(nil),               // 66: pilaster.v1.Publication
-	(*timestamppb.Timestamp)(nil),     // 67: google.protobuf.Timestamp
+	(*ExportRegionRequest)(nil),       // 20: pilaster.v1.ExportRegionRequest
+	(*ExportRegionResponse)(nil),      // 21: pilaster.v1.ExportRegionResponse
+	(*ImportRegionRequest)(nil),       // 22: pilaster.v1.ImportRegionRequest
+	(*ImportRegionResponse)(nil),      // 23: pilaster.v1.ImportRegionResponse
+	(*ListRegionsRequest)(nil),        // 24: pilaster.v1.ListRegionsRequest
+	(*ListRegionsResponse)(nil),       // 25: pilaster.v1.ListRegionsResponse
+	(*DeleteRegionRequest)(nil),       // 26: pilaster.v1.DeleteRegionRequest
+	(*DeleteRegionResponse)(nil),      // 27: pilaster.v1.DeleteRegionResponse
+	(*GetTokenRequest)(nil),           // 28: pilaster.v1.GetTokenRequest
+	(*GetTokenResponse)(nil),          // 29: pilaster.v1.GetTokenResponse
+	(*RotateTokenRequest)(nil),        // 30: pilaster.v1.RotateTokenRequest
+	(*RotateTokenResponse)(nil),       // 31: pilaster.v1.RotateTokenResponse
+	(*CreateTenantRequest)(nil),       // 32: pilaster.v1.CreateTenantRequest
+	(*CreateTenantResponse)(nil),      // 33: pilaster.v1.CreateTenantResponse
+	(*GetTenantRequest)(nil),          // 34: pilaster.v1.GetTenantRequest
+	(*GetTenantResponse)(nil),         // 35: pilaster.v1.GetTenantResponse
+	(*ListTenantsRequest)(nil),        // 36: pilaster.v1.ListTenantsRequest
+	(*ListTenantsResponse)(nil),       // 37: pilaster.v1.ListTenantsResponse
+	(*MigrateTenantRequest)(nil),      // 38: pilaster.v1.MigrateTenantRequest
+	(*MigrateTenantResponse)(nil),     // 39: pilaster.v1.MigrateTenantResponse
+	(*DeleteTenantRequest)(nil),       // 40: pilaster.v1.DeleteTenantRequest
+	(*DeleteTenantResponse)(nil),      // 41: pilaster.v1.DeleteTenantResponse
+	(*RotateKeyRequest)(nil),          // 42: pilaster.v1.RotateKeyRequest
+	(*RotateKeyResponse)(nil),         // 43: pilaster.v1.RotateKeyResponse
+	(*CreateServiceRequest)(nil),      // 44: pilaster.v1.CreateServiceRequest
+	(*CreateServiceResponse)(nil),     // 45: pilaster.v1.CreateServiceResponse
+	(*ListServicesRequest)(nil),       // 46: pilaster.v1.ListServicesRequest
+	(*ListServicesResponse)(nil),      // 47: pilaster.v1.ListServicesResponse
+	(*DeleteServiceRequest)(nil),      // 48: pilaster.v1.DeleteServiceRequest
+	(*DeleteServiceResponse)(nil),     // 49: pilaster.v1.DeleteServiceResponse
+	(*CreatePublicationRequest)(nil),  // 50: pilaster.v1.CreatePublicationRequest
+	(*CreatePublicationResponse)(nil), // 51: pilaster.v1.CreatePublicationResponse
+	(*ListPublicationsRequest)(nil),   // 52: pilaster.v1.ListPublicationsRequest
+	(*ListPublicationsResponse)(nil),  // 53: pilaster.v1.ListPublicationsResponse
+	(*DeletePublicationRequest)(nil),  // 54: pilaster.v1.DeletePublicationRequest
+	(*DeletePublicationResponse)(nil), // 55: pilaster.v1.DeletePublicationResponse
+	(*GetNodeRequest)(nil),            // 56: pilaster.v1.GetNodeRequest
+	(*GetNodeResponse)(nil),           // 57: pilaster.v1.GetNodeResponse
+	(*ListNodesRequest)(nil),          // 58: pilaster.v1.ListNodesRequest
+	(*ListNodesResponse)(nil),         // 59: pilaster.v1.ListNodesResponse
+	(*DeleteNodeRequest)(nil),         // 60: pilaster.v1.DeleteNodeRequest
+	(*DeleteNodeResponse)(nil),        // 61: pilaster.v1.DeleteNodeResponse
+	(*ClusterStatusRequest)(nil),      // 62: pilaster.v1.ClusterStatusRequest
+	(*ClusterStatusResponse)(nil),     // 63: pilaster.v1.ClusterStatusResponse
+	nil,                               // 64: pilaster.v1.ResolveRequest.LabelsEntry
+	(*Mapping)(nil),                   // 65: pilaster.v1.Mapping
+	(*Tenant)(nil),                    // 66: pilaster.v1.Tenant
+	(*App)(nil),                       // 67: pilaster.v1.App
+	(*Node)(nil),                      // 68: pilaster.v1.Node
+	(*Plan)(nil),                      // 69: pilaster.v1.Plan
+	(*Hosting)(nil),                   // 70: pilaster.v1.Hosting
+	(*Region)(nil),                    // 71: pilaster.v1.Region
+	(Addressing)(0),                   // 72: pilaster.v1.Addressing
+	(*Overlay)(nil),                   // 73: pilaster.v1.Overlay
+	(*Service)(nil),                   // 74: pilaster.v1.Service
+	(*Publication)(nil),               // 75: pilaster.v1.Publication
+	(*timestamppb.Timestamp)(nil),     // 76: google.protobuf.Timestamp
 }
 var file_pilaster_v1_orchestrator_proto_depIdxs = []int32{
-	57, // 0: pilaster.v1.ListMappingsResponse.mappings:type_name -> pilaster.v1.Mapping
+	65, // 0: pilaster.v1.ListMappingsResponse.mappings:type_name -> pilaster.v1.Mapping
 	11, // 1: pilaster.v1.RegisterRequest.held:type_name -> pilaster.v1.Held
-	58, // 2: pilaster.v1.Held.tenants:type_name -> pilaster.v1.Tenant
-	59, // 3: pilaster.v1.Held.apps:type_name -> pilaster.v1.App
-	57, // 4: pilaster.v1.Held.mappings:type_name -> pilaster.v1.Mapping
-	60, // 5: pilaster.v1.RegisterResponse.node:type_name -> pilaster.v1.Node
-	61, // 6: pilaster.v1.RegisterResponse.plan:type_name -> pilaster.v1.Plan
-	56, // 7: pilaster.v1.ResolveRequest.labels:type_name -> pilaster.v1.ResolveRequest.LabelsEntry
-	58, // 8: pilaster.v1.ResolveResponse.tenant:type_name -> pilaster.v1.Tenant
-	59, // 9: pilaster.v1.ResolveResponse.app:type_name -> pilaster.v1.App
-	62, // 10: pilaster.v1.FollowRequest.hosting:type_name -> pilaster.v1.Hosting
+	66, // 2: pilaster.v1.Held.tenants:type_name -> pilaster.v1.Tenant
+	67, // 3: pilaster.v1.Held.apps:type_name -> pilaster.v1.App
+	65, // 4: pilaster.v1.Held.mappings:type_name -> pilaster.v1.Mapping
+	68, // 5: pilaster.v1.RegisterResponse.node:type_name -> pilaster.v1.Node
+	69, // 6: pilaster.v1.RegisterResponse.plan:type_name -> pilaster.v1.Plan
+	64, // 7: pilaster.v1.ResolveRequest.labels:type_name -> pilaster.v1.ResolveRequest.LabelsEntry
+	66, // 8: pilaster.v1.ResolveResponse.tenant:type_name -> pilaster.v1.Tenant
+	67, // 9: pilaster.v1.ResolveResponse.app:type_name -> pilaster.v1.App
+	70, // 10: pilaster.v1.FollowRequest.hosting:type_name -> pilaster.v1.Hosting
 	17, // 11: pilaster.v1.FollowResponse.snapshot:type_name -> pilaster.v1.Snapshot
 	18, // 12: pilaster.v1.FollowResponse.delta:type_name -> pilaster.v1.Delta
 	19, // 13: pilaster.v1.FollowResponse.heartbeat:type_name -> pilaster.v1.Heartbeat
-	60, // 14: pilaster.v1.Snapshot.node:type_name -> pilaster.v1.Node
-	58, // 15: pilaster.v1.Snapshot.tenants:type_name -> pilaster.v1.Tenant
-	59, // 16: pilaster.v1.Snapshot.apps:type_name -> pilaster.v1.App
-	60, // 17: pilaster.v1.Delta.node:type_name -> pilaster.v1.Node
-	58, // 18: pilaster.v1.Delta.tenants:type_name -> pilaster.v1.Tenant
-	59, // 19: pilaster.v1.Delta.apps:type_name -> pilaster.v1.App
-	57, // 20: pilaster.v1.Delta.mappings:type_name -> pilaster.v1.Mapping
-	57, // 21: pilaster.v1.Delta.ended_mappings:type_name -> pilaster.v1.Mapping
-	63, // 22: pilaster.v1.CreateTenantRequest.addressing:type_name -> pilaster.v1.Addressing
-	64, // 23: pilaster.v1.CreateTenantRequest.overlays:type_name -> pilaster.v1.Overlay
-	58, // 24: pilaster.v1.CreateTenantResponse.tenant:type_name -> pilaster.v1.Tenant
-	58, // 25: pilaster.v1.GetTenantResponse.tenant:type_name -> pilaster.v1.Tenant
-	59, // 26: pilaster.v1.GetTenantResponse.apps:type_name -> pilaster.v1.App
-	62, // 27: pilaster.v1.GetTenantResponse.hosting:type_name -> pilaster.v1.Hosting
-	58, // 28: pilaster.v1.ListTenantsResponse.tenants:type_name -> pilaster.v1.Tenant
-	62, // 29: pilaster.v1.ListTenantsResponse.hosting:type_name -> pilaster.v1.Hosting
-	63, // 30: pilaster.v1.MigrateTenantRequest.addressing:type_name -> pilaster.v1.Addressing
-	58, // 31: pilaster.v1.MigrateTenantResponse.tenant:type_name -> pilaster.v1.Tenant
-	58, // 32: pilaster.v1.RotateKeyResponse.tenant:type_name -> pilaster.v1.Tenant
-	65, // 33: pilaster.v1.CreateServiceRequest.service:type_name -> pilaster.v1.Service
-	65, // 34: pilaster.v1.CreateServiceResponse.service:type_name -> pilaster.v1.Service
-	65, // 35: pilaster.v1.ListServicesResponse.services:type_name -> pilaster.v1.Service
-	66, // 36: pilaster.v1.CreatePublicationRequest.publication:type_name -> pilaster.v1.Publication
-	66, // 37: pilaster.v1.CreatePublicationResponse.publication:type_name -> pilaster.v1.Publication
-	66, // 38: pilaster.v1.ListPublicationsResponse.publications:type_name -> pilaster.v1.Publication
-	60, // 39: pilaster.v1.GetNodeResponse.node:type_name -> pilaster.v1.Node
-	60, // 40: pilaster.v1.ListNodesResponse.nodes:type_name -> pilaster.v1.Node
-	61, // 41: pilaster.v1.ClusterStatusResponse.plan:type_name -> pilaster.v1.Plan
-	67, // 42: pilaster.v1.ClusterStatusResponse.started:type_name -> google.protobuf.Timestamp
-	6,  // 43: pilaster.v1.NodeService.Join:input_type -> pilaster.v1.JoinRequest
-	8,  // 44: pilaster.v1.NodeService.Renew:input_type -> pilaster.v1.RenewRequest
-	10, // 45: pilaster.v1.NodeService.Register:input_type -> pilaster.v1.RegisterRequest
-	13, // 46: pilaster.v1.NodeService.Resolve:input_type -> pilaster.v1.ResolveRequest
-	15, // 47: pilaster.v1.NodeService.Follow:input_type -> pilaster.v1.FollowRequest
-	0,  // 48: pilaster.v1.NodeService.Allocate:input_type -> pilaster.v1.AllocateRequest
-	2,  // 49: pilaster.v1.NodeService.Free:input_type -> pilaster.v1.FreeRequest
-	4,  // 50: pilaster.v1.NodeService.ListMappings:input_type -> pilaster.v1.ListMappingsRequest
-	24, // 51: pilaster.v1.OperatorService.CreateTenant:input_type -> pilaster.v1.CreateTenantRequest
-	26, // 52: pilaster.v1.OperatorService.GetTenant:input_type -> pilaster.v1.GetTenantRequest
-	28, // 53: pilaster.v1.OperatorService.ListTenants:input_type -> pilaster.v1.ListTenantsRequest
-	32, // 54: pilaster.v1.OperatorService.DeleteTenant:input_type -> pilaster.v1.DeleteTenantRequest
-	34, // 55: pilaster.v1.OperatorService.RotateKey:input_type -> pilaster.v1.RotateKeyRequest
-	30, // 56: pilaster.v1.OperatorService.MigrateTenant:input_type -> pilaster.v1.MigrateTenantRequest
-	48, // 57: pilaster.v1.OperatorService.GetNode:input_type -> pilaster.v1.GetNodeRequest
-	50, // 58: pilaster.v1.OperatorService.ListNodes:input_type -> pilaster.v1.ListNodesRequest
-	52, // 59: pilaster.v1.OperatorService.DeleteNode:input_type -> pilaster.v1.DeleteNodeRequest
-	54, // 60: pilaster.v1.OperatorService.ClusterStatus:input_type -> pilaster.v1.ClusterStatusRequest
-	20, // 61: pilaster.v1.OperatorService.GetToken:input_type -> pilaster.v1.GetTokenRequest
-	22, // 62: pilaster.v1.OperatorService.RotateToken:input_type -> pilaster.v1.RotateTokenRequest
-	7,  // 63: pilaster.v1.NodeService.Join:output_type -> pilaster.v1.JoinResponse
-	9,  // 64: pilaster.v1.NodeService.Renew:output_type -> pilaster.v1.RenewResponse
-	12, // 65: pilaster.v1.NodeService.Register:output_type -> pilaster.v1.RegisterResponse
-	14, // 66: pilaster.v1.NodeService.Resolve:output_type -> pilaster.v1.ResolveResponse
-	16, // 67: pilaster.v1.NodeService.Follow:output_type -> pilaster.v1.FollowResponse
-	1,  // 68: pilaster.v1.NodeService.Allocate:output_type -> pilaster.v1.AllocateResponse
-	3,  // 69: pilaster.v1.NodeService.Free:output_type -> pilaster.v1.FreeResponse
-	5,  // 70: pilaster.v1.NodeService.ListMappings:output_type -> pilaster.v1.ListMappingsResponse
-	25, // 71: pilaster.v1.OperatorService.CreateTenant:output_type -> pilaster.v1.CreateTenantResponse
-	27, // 72: pilaster.v1.OperatorService.GetTenant:output_type -> pilaster.v1.GetTenantResponse
-	29, // 73: pilaster.v1.OperatorService.ListTenants:output_type -> pilaster.v1.ListTenantsResponse
-	33, // 74: pilaster.v1.OperatorService.DeleteTenant:output_type -> pilaster.v1.DeleteTenantResponse
-	35, // 75: pilaster.v1.OperatorService.RotateKey:output_type -> pilaster.v1.RotateKeyResponse
-	31, // 76: pilaster.v1.OperatorService.MigrateTenant:output_type -> pilaster.v1.MigrateTenantResponse
-	49, // 77: pilaster.v1.OperatorService.GetNode:output_type -> pilaster.v1.GetNodeResponse
-	51, // 78: pilaster.v1.OperatorService.ListNodes:output_type -> pilaster.v1.ListNodesResponse
-	53, // 79: pilaster.v1.OperatorService.DeleteNode:output_type -> pilaster.v1.DeleteNodeResponse
-	55, // 80: pilaster.v1.OperatorService.ClusterStatus:output_type -> pilaster.v1.ClusterStatusResponse
-	21, // 81: pilaster.v1.OperatorService.GetToken:output_type -> pilaster.v1.GetTokenResponse
-	23, // 82: pilaster.v1.OperatorService.RotateToken:output_type -> pilaster.v1.RotateTokenResponse
-	63, // [63:83] is the sub-list for method output_type
-	43, // [43:63] is the sub-list for method input_type
-	43, // [43:43] is the sub-list for extension type_name
-	43, // [43:43] is the sub-list for extension extendee
-	0,  // [0:43] is the sub-list for field type_name
+	68, // 14: pilaster.v1.Snapshot.node:type_name -> pilaster.v1.Node
+	66, // 15: pilaster.v1.Snapshot.tenants:type_name -> pilaster.v1.Tenant
+	67, // 16: pilaster.v1.Snapshot.apps:type_name -> pilaster.v1.App
+	68, // 17: pilaster.v1.Delta.node:type_name -> pilaster.v1.Node
+	66, // 18: pilaster.v1.Delta.tenants:type_name -> pilaster.v1.Tenant
+	67, // 19: pilaster.v1.Delta.apps:type_name -> pilaster.v1.App
+	65, // 20: pilaster.v1.Delta.mappings:type_name -> pilaster.v1.Mapping
+	65, // 21: pilaster.v1.Delta.ended_mappings:type_name -> pilaster.v1.Mapping
+	71, // 22: pilaster.v1.ExportRegionResponse.region:type_name -> pilaster.v1.Region
+	71, // 23: pilaster.v1.ImportRegionRequest.region:type_name -> pilaster.v1.Region
+	71, // 24: pilaster.v1.ImportRegionResponse.region:type_name -> pilaster.v1.Region
+	71, // 25: pilaster.v1.ListRegionsResponse.own:type_name -> pilaster.v1.Region
+	71, // 26: pilaster.v1.ListRegionsResponse.regions:type_name -> pilaster.v1.Region
+	72, // 27: pilaster.v1.CreateTenantRequest.addressing:type_name -> pilaster.v1.Addressing
+	73, // 28: pilaster.v1.CreateTenantRequest.overlays:type_name -> pilaster.v1.Overlay
+	66, // 29: pilaster.v1.CreateTenantResponse.tenant:type_name -> pilaster.v1.Tenant
+	66, // 30: pilaster.v1.GetTenantResponse.tenant:type_name -> pilaster.v1.Tenant
+	67, // 31: pilaster.v1.GetTenantResponse.apps:type_name -> pilaster.v1.App
+	70, // 32: pilaster.v1.GetTenantResponse.hosting:type_name -> pilaster.v1.Hosting
+	66, // 33: pilaster.v1.ListTenantsResponse.tenants:type_name -> pilaster.v1.Tenant
+	70, // 34: pilaster.v1.ListTenantsResponse.hosting:type_name -> pilaster.v1.Hosting
+	72, // 35: pilaster.v1.MigrateTenantRequest.addressing:type_name -> pilaster.v1.Addressing
+	66, // 36: pilaster.v1.MigrateTenantResponse.tenant:type_name -> pilaster.v1.Tenant
+	66, // 37: pilaster.v1.RotateKeyResponse.tenant:type_name -> pilaster.v1.Tenant
+	74, // 38: pilaster.v1.CreateServiceRequest.service:type_name -> pilaster.v1.Service
+	74, // 39: pilaster.v1.CreateServiceResponse.service:type_name -> pilaster.v1.Service
+	74, // 40: pilaster.v1.ListServicesResponse.services:type_name -> pilaster.v1.Service
+	75, // 41: pilaster.v1.CreatePublicationRequest.publication:type_name -> pilaster.v1.Publication
+	75, // 42: pilaster.v1.CreatePublicationResponse.publication:type_name -> pilaster.v1.Publication
+	75, // 43: pilaster.v1.ListPublicationsResponse.publications:type_name -> pilaster.v1.Publication
+	68, // 44: pilaster.v1.GetNodeResponse.node:type_name -> pilaster.v1.Node
+	68, // 45: pilaster.v1.ListNodesResponse.nodes:type_name -> pilaster.v1.Node
+	69, // 46: pilaster.v1.ClusterStatusResponse.plan:type_name -> pilaster.v1.Plan
+	76, // 47: pilaster.v1.ClusterStatusResponse.started:type_name -> google.protobuf.Timestamp
+	6,  // 48: pilaster.v1.NodeService.Join:input_type -> pilaster.v1.JoinRequest
+	8,  // 49: pilaster.v1.NodeService.Renew:input_type -> pilaster.v1.RenewRequest
+	10, // 50: pilaster.v1.NodeService.Register:input_type -> pilaster.v1.RegisterRequest
+	13, // 51: pilaster.v1.NodeService.Resolve:input_type -> pilaster.v1.ResolveRequest
+	15, // 52: pilaster.v1.NodeService.Follow:input_type -> pilaster.v1.FollowRequest
+	0,  // 53: pilaster.v1.NodeService.Allocate:input_type -> pilaster.v1.AllocateRequest
+	2,  // 54: pilaster.v1.NodeService.Free:input_type -> pilaster.v1.FreeRequest
+	4,  // 55: pilaster.v1.NodeService.ListMappings:input_type -> pilaster.v1.ListMappingsRequest
+	32, // 56: pilaster.v1.OperatorService.CreateTenant:input_type -> pilaster.v1.CreateTenantRequest
+	34, // 57: pilaster.v1.OperatorService.GetTenant:input_type -> pilaster.v1.GetTenantRequest
+	36, // 58: pilaster.v1.OperatorService.ListTenants:input_type -> pilaster.v1.ListTenantsRequest
+	40, // 59: pilaster.v1.OperatorService.DeleteTenant:input_type -> pilaster.v1.DeleteTenantRequest
+	42, // 60: pilaster.v1.OperatorService.RotateKey:input_type -> pilaster.v1.RotateKeyRequest
+	38, // 61: pilaster.v1.OperatorService.MigrateTenant:input_type -> pilaster.v1.MigrateTenantRequest
+	56, // 62: pilaster.v1.OperatorService.GetNode:input_type -> pilaster.v1.GetNodeRequest
+	58, // 63: pilaster.v1.OperatorService.ListNodes:input_type -> pilaster.v1.ListNodesRequest
+	60, // 64: pilaster.v1.OperatorService.DeleteNode:input_type -> pilaster.v1.DeleteNodeRequest
+	62, // 65: pilaster.v1.OperatorService.ClusterStatus:input_type -> pilaster.v1.ClusterStatusRequest
+	28, // 66: pilaster.v1.OperatorService.GetToken:input_type -> pilaster.v1.GetTokenRequest
+	30, // 67: pilaster.v1.OperatorService.RotateToken:input_type -> pilaster.v1.RotateTokenRequest
+	20, // 68: pilaster.v1.OperatorService.ExportRegion:input_type -> pilaster.v1.ExportRegionRequest
+	22, // 69: pilaster.v1.OperatorService.ImportRegion:input_type -> pilaster.v1.ImportRegionRequest
+	24, // 70: pilaster.v1.OperatorService.ListRegions:input_type -> pilaster.v1.ListRegionsRequest
+	26, // 71: pilaster.v1.OperatorService.DeleteRegion:input_type -> pilaster.v1.DeleteRegionRequest
+	7,  // 72: pilaster.v1.NodeService.Join:output_type -> pilaster.v1.JoinResponse
+	9,  // 73: pilaster.v1.NodeService.Renew:output_type -> pilaster.v1.RenewResponse
+	12, // 74: pilaster.v1.NodeService.Register:output_type -> pilaster.v1.RegisterResponse
+	14, // 75: pilaster.v1.NodeService.Resolve:output_type -> pilaster.v1.ResolveResponse
+	16, // 76: pilaster.v1.NodeService.Follow:output_type -> pilaster.v1.FollowResponse
+	1,  // 77: pilaster.v1.NodeService.Allocate:output_type -> pilaster.v1.AllocateResponse
+	3,  // 78: pilaster.v1.NodeService.Free:output_type -> pilaster.v1.FreeResponse
+	5,  // 79: pilaster.v1.NodeService.ListMappings:output_type -> pilaster.v1.ListMappingsResponse
+	33, // 80: pilaster.v1.OperatorService.CreateTenant:output_type -> pilaster.v1.CreateTenantResponse
+	35, // 81: pilaster.v1.OperatorService.GetTenant:output_type -> pilaster.v1.GetTenantResponse
+	37, // 82: pilaster.v1.OperatorService.ListTenants:output_type -> pilaster.v1.ListTenantsResponse
+	41, // 83: pilaster.v1.OperatorService.DeleteTenant:output_type -> pilaster.v1.DeleteTenantResponse
+	43, // 84: pilaster.v1.OperatorService.RotateKey:output_type -> pilaster.v1.RotateKeyResponse
+	39, // 85: pilaster.v1.OperatorService.MigrateTenant:output_type -> pilaster.v1.MigrateTenantResponse
+	57, // 86: pilaster.v1.OperatorService.GetNode:output_type -> pilaster.v1.GetNodeResponse
+	59, // 87: pilaster.v1.OperatorService.ListNodes:output_type -> pilaster.v1.ListNodesResponse
+	61, // 88: pilaster.v1.OperatorService.DeleteNode:output_type -> pilaster.v1.DeleteNodeResponse
+	63, // 89: pilaster.v1.OperatorService.ClusterStatus:output_type -> pilaster.v1.ClusterStatusResponse
+	29, // 90: pilaster.v1.OperatorService.GetToken:output_type -> pilaster.v1.GetTokenResponse
+	31, // 91: pilaster.v1.OperatorService.RotateToken:output_type -> pilaster.v1.RotateTokenResponse
+	21, // 92: pilaster.v1.OperatorService.ExportRegion:output_type -> pilaster.v1.ExportRegionResponse
+	23, // 93: pilaster.v1.OperatorService.ImportRegion:output_type -> pilaster.v1.ImportRegionResponse
+	25, // 94: pilaster.v1.OperatorService.ListRegions:output_type -> pilaster.v1.ListRegionsResponse
+	27, // 95: pilaster.v1.OperatorService.DeleteRegion:output_type -> pilaster.v1.DeleteRegionResponse
+	72, // [72:96] is the sub-list for method output_type
+	48, // [48:72] is the sub-list for method input_type
+	48, // [48:48] is the sub-list for extension type_name
+	48, // [48:48] is the sub-list for extension extendee
+	0,  // [0:48] is the sub-list for field type_name
 }
 
 func init() { file_pilaster_v1_orchestrator_proto_init() }
@@ -3354,7 +3740,7 @@ func file_pilaster_v1_orchestrator_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pilaster_v1_orchestrator_proto_rawDesc), len(file_pilaster_v1_orchestrator_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   57,
+			NumMessages:   65,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

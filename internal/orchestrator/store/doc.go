@@ -28,6 +28,8 @@
 //	mappings/TENANT/PREFIX   Mapping: which node a subnet or an address of a nimitz tenant is given to
 //	given/TENANT/NODE/KEY    what an endpoint of the node has of the tenant, or with KEY "node" the node
 //	resting/TENANT/PREFIX    who had it a moment ago; with a lease
+//	edge                     name of the node that is the Edge Switch
+//	regions/NAME             Region: another one, as it exported itself
 //	sessions/NODE            the node's stream: process of the orchestrator, of the agent, stream; with a lease
 //	deletions                written in each transaction that deletes: a range compare sees what came, not what went
 //	marks/…                  the lowest number never handed out

@@ -20,6 +20,7 @@ type Registration struct {
 	Prefix  netip.Prefix // brought or held from before; the zero Prefix asks for one
 	Uplinks []netip.Addr // next hops the fabric can use, best first
 	Version string       // of the agent
+	Edge    bool         // an Edge Switch
 
 	Instance string // of the agent's machine, until it boots
 
@@ -129,10 +130,18 @@ func (s *Store) register(t *txn, r Registration) (*pilasterv1.Node, error) {
 			return nil, err
 		}
 		node = &pilasterv1.Node{Name: r.Node.Name, Uuid: r.Node.UUID, Prefix: prefix.String(), Registered: timestamppb.New(time.Now())}
+		if node.Edge = r.Edge; node.Edge {
+			if err := t.becomeEdge(node.Name); err != nil {
+				return nil, err
+			}
+		}
 		t.put(dirUUIDs+node.Uuid, node.Name)
 	case r.Prefix.IsValid() && r.Prefix.String() != node.Prefix:
 		return nil, refuse(Refused, "node %s has prefix %s and cannot change to %v; nothing was changed: keep it, or run `pilaster node delete %s` and empty its state directory",
 			node.Name, node.Prefix, r.Prefix, node.Name)
+	case r.Edge != node.Edge:
+		return nil, refuse(Refused, "node %s joined %s and cannot change; nothing was changed: start its agent as before, or run `pilaster node delete %s` and empty its state directory",
+			node.Name, map[bool]string{true: "with --edge", false: "without --edge"}[node.Edge], node.Name)
 	}
 	var uplinks []string
 	for _, a := range r.Uplinks {
@@ -212,6 +221,9 @@ func (s *Store) deleteNode(t *txn, name string, force bool) error {
 		return refuse(Refused, "node %s is connected; it was left as it was: stop its agent first, or take --force when that is not in your power", name)
 	} else if session != "" {
 		t.delete(dirSessions + name)
+	}
+	if err := t.leaveEdge(name, force); err != nil {
+		return err
 	}
 	hosting, err := t.names(dirHosting)
 	if err != nil {

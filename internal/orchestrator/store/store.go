@@ -35,6 +35,8 @@ const (
 	dirMappings     = root + "mappings/"
 	dirGiven        = root + "given/"
 	dirResting      = root + "resting/"
+	keyEdge         = root + "edge"
+	dirRegions      = root + "regions/"
 	keyDeletions    = root + "deletions"
 	keyPrefixMark   = root + "marks/prefix"
 	keyTenantMark   = root + "marks/tenant"

@@ -53,6 +53,9 @@ func (s *Store) createTenant(ctx context.Context, made *pilasterv1.Tenant) (*pil
 		} else if value != "" {
 			return refuse(Exists, "tenant %s exists already; nothing was changed", made.Name)
 		}
+		if err := t.checkElsewhere(made); err != nil {
+			return err
+		}
 		id, err := t.newTenantID(made.Name)
 		if err != nil {
 			return err

@@ -33,6 +33,8 @@ type Event struct {
 	Session       *NodeSession
 	Mapping       *pilasterv1.Mapping
 	EndedMapping  *pilasterv1.Mapping // with tenant and prefix only
+	Region        *pilasterv1.Region
+	DeletedRegion string
 }
 
 // NodeSession says which session a node has, or that it has none.
@@ -173,6 +175,13 @@ func (b *Batch) add(raw *clientv3.Event) (err error) {
 			to = &e.EndedMapping
 		}
 		*to, err = decodeMapping(key, raw.Kv.Value)
+	} else if name, ok := strings.CutPrefix(key, dirRegions); ok {
+		if gone {
+			e.DeletedRegion = name
+		} else {
+			e.Region = new(pilasterv1.Region)
+			err = decode(key, raw.Kv.Value, e.Region)
+		}
 	} else if name, ok := strings.CutPrefix(key, dirSessions); ok {
 		e.Session = &NodeSession{name, parseSession(string(raw.Kv.Value))}
 	} else {

@@ -87,6 +87,18 @@ const (
 	// OperatorServiceRotateTokenProcedure is the fully-qualified name of the OperatorService's
 	// RotateToken RPC.
 	OperatorServiceRotateTokenProcedure = "/pilaster.v1.OperatorService/RotateToken"
+	// OperatorServiceExportRegionProcedure is the fully-qualified name of the OperatorService's
+	// ExportRegion RPC.
+	OperatorServiceExportRegionProcedure = "/pilaster.v1.OperatorService/ExportRegion"
+	// OperatorServiceImportRegionProcedure is the fully-qualified name of the OperatorService's
+	// ImportRegion RPC.
+	OperatorServiceImportRegionProcedure = "/pilaster.v1.OperatorService/ImportRegion"
+	// OperatorServiceListRegionsProcedure is the fully-qualified name of the OperatorService's
+	// ListRegions RPC.
+	OperatorServiceListRegionsProcedure = "/pilaster.v1.OperatorService/ListRegions"
+	// OperatorServiceDeleteRegionProcedure is the fully-qualified name of the OperatorService's
+	// DeleteRegion RPC.
+	OperatorServiceDeleteRegionProcedure = "/pilaster.v1.OperatorService/DeleteRegion"
 )
 
 // NodeServiceClient is a client for the pilaster.v1.NodeService service.
@@ -382,6 +394,12 @@ type OperatorServiceClient interface {
 	GetToken(context.Context, *connect.Request[v1.GetTokenRequest]) (*connect.Response[v1.GetTokenResponse], error)
 	// RotateToken makes another join token; when it returns, no orchestrator takes the old one.
 	RotateToken(context.Context, *connect.Request[v1.RotateTokenRequest]) (*connect.Response[v1.RotateTokenResponse], error)
+	// ExportRegion is what other regions must know of this one.
+	ExportRegion(context.Context, *connect.Request[v1.ExportRegionRequest]) (*connect.Response[v1.ExportRegionResponse], error)
+	// ImportRegion takes another region in, or what is new of one, whole or not at all.
+	ImportRegion(context.Context, *connect.Request[v1.ImportRegionRequest]) (*connect.Response[v1.ImportRegionResponse], error)
+	ListRegions(context.Context, *connect.Request[v1.ListRegionsRequest]) (*connect.Response[v1.ListRegionsResponse], error)
+	DeleteRegion(context.Context, *connect.Request[v1.DeleteRegionRequest]) (*connect.Response[v1.DeleteRegionResponse], error)
 }
 
 // NewOperatorServiceClient constructs a client for the pilaster.v1.OperatorService service. By
@@ -467,6 +485,30 @@ func NewOperatorServiceClient(httpClient connect.HTTPClient, baseURL string, opt
 			connect.WithSchema(operatorServiceMethods.ByName("RotateToken")),
 			connect.WithClientOptions(opts...),
 		),
+		exportRegion: connect.NewClient[v1.ExportRegionRequest, v1.ExportRegionResponse](
+			httpClient,
+			baseURL+OperatorServiceExportRegionProcedure,
+			connect.WithSchema(operatorServiceMethods.ByName("ExportRegion")),
+			connect.WithClientOptions(opts...),
+		),
+		importRegion: connect.NewClient[v1.ImportRegionRequest, v1.ImportRegionResponse](
+			httpClient,
+			baseURL+OperatorServiceImportRegionProcedure,
+			connect.WithSchema(operatorServiceMethods.ByName("ImportRegion")),
+			connect.WithClientOptions(opts...),
+		),
+		listRegions: connect.NewClient[v1.ListRegionsRequest, v1.ListRegionsResponse](
+			httpClient,
+			baseURL+OperatorServiceListRegionsProcedure,
+			connect.WithSchema(operatorServiceMethods.ByName("ListRegions")),
+			connect.WithClientOptions(opts...),
+		),
+		deleteRegion: connect.NewClient[v1.DeleteRegionRequest, v1.DeleteRegionResponse](
+			httpClient,
+			baseURL+OperatorServiceDeleteRegionProcedure,
+			connect.WithSchema(operatorServiceMethods.ByName("DeleteRegion")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -484,6 +526,10 @@ type operatorServiceClient struct {
 	clusterStatus *connect.Client[v1.ClusterStatusRequest, v1.ClusterStatusResponse]
 	getToken      *connect.Client[v1.GetTokenRequest, v1.GetTokenResponse]
 	rotateToken   *connect.Client[v1.RotateTokenRequest, v1.RotateTokenResponse]
+	exportRegion  *connect.Client[v1.ExportRegionRequest, v1.ExportRegionResponse]
+	importRegion  *connect.Client[v1.ImportRegionRequest, v1.ImportRegionResponse]
+	listRegions   *connect.Client[v1.ListRegionsRequest, v1.ListRegionsResponse]
+	deleteRegion  *connect.Client[v1.DeleteRegionRequest, v1.DeleteRegionResponse]
 }
 
 // CreateTenant calls pilaster.v1.OperatorService.CreateTenant.
@@ -546,6 +592,26 @@ func (c *operatorServiceClient) RotateToken(ctx context.Context, req *connect.Re
 	return c.rotateToken.CallUnary(ctx, req)
 }
 
+// ExportRegion calls pilaster.v1.OperatorService.ExportRegion.
+func (c *operatorServiceClient) ExportRegion(ctx context.Context, req *connect.Request[v1.ExportRegionRequest]) (*connect.Response[v1.ExportRegionResponse], error) {
+	return c.exportRegion.CallUnary(ctx, req)
+}
+
+// ImportRegion calls pilaster.v1.OperatorService.ImportRegion.
+func (c *operatorServiceClient) ImportRegion(ctx context.Context, req *connect.Request[v1.ImportRegionRequest]) (*connect.Response[v1.ImportRegionResponse], error) {
+	return c.importRegion.CallUnary(ctx, req)
+}
+
+// ListRegions calls pilaster.v1.OperatorService.ListRegions.
+func (c *operatorServiceClient) ListRegions(ctx context.Context, req *connect.Request[v1.ListRegionsRequest]) (*connect.Response[v1.ListRegionsResponse], error) {
+	return c.listRegions.CallUnary(ctx, req)
+}
+
+// DeleteRegion calls pilaster.v1.OperatorService.DeleteRegion.
+func (c *operatorServiceClient) DeleteRegion(ctx context.Context, req *connect.Request[v1.DeleteRegionRequest]) (*connect.Response[v1.DeleteRegionResponse], error) {
+	return c.deleteRegion.CallUnary(ctx, req)
+}
+
 // OperatorServiceHandler is an implementation of the pilaster.v1.OperatorService service.
 type OperatorServiceHandler interface {
 	CreateTenant(context.Context, *connect.Request[v1.CreateTenantRequest]) (*connect.Response[v1.CreateTenantResponse], error)
@@ -565,6 +631,12 @@ type OperatorServiceHandler interface {
 	GetToken(context.Context, *connect.Request[v1.GetTokenRequest]) (*connect.Response[v1.GetTokenResponse], error)
 	// RotateToken makes another join token; when it returns, no orchestrator takes the old one.
 	RotateToken(context.Context, *connect.Request[v1.RotateTokenRequest]) (*connect.Response[v1.RotateTokenResponse], error)
+	// ExportRegion is what other regions must know of this one.
+	ExportRegion(context.Context, *connect.Request[v1.ExportRegionRequest]) (*connect.Response[v1.ExportRegionResponse], error)
+	// ImportRegion takes another region in, or what is new of one, whole or not at all.
+	ImportRegion(context.Context, *connect.Request[v1.ImportRegionRequest]) (*connect.Response[v1.ImportRegionResponse], error)
+	ListRegions(context.Context, *connect.Request[v1.ListRegionsRequest]) (*connect.Response[v1.ListRegionsResponse], error)
+	DeleteRegion(context.Context, *connect.Request[v1.DeleteRegionRequest]) (*connect.Response[v1.DeleteRegionResponse], error)
 }
 
 // NewOperatorServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -646,6 +718,30 @@ func NewOperatorServiceHandler(svc OperatorServiceHandler, opts ...connect.Handl
 		connect.WithSchema(operatorServiceMethods.ByName("RotateToken")),
 		connect.WithHandlerOptions(opts...),
 	)
+	operatorServiceExportRegionHandler := connect.NewUnaryHandler(
+		OperatorServiceExportRegionProcedure,
+		svc.ExportRegion,
+		connect.WithSchema(operatorServiceMethods.ByName("ExportRegion")),
+		connect.WithHandlerOptions(opts...),
+	)
+	operatorServiceImportRegionHandler := connect.NewUnaryHandler(
+		OperatorServiceImportRegionProcedure,
+		svc.ImportRegion,
+		connect.WithSchema(operatorServiceMethods.ByName("ImportRegion")),
+		connect.WithHandlerOptions(opts...),
+	)
+	operatorServiceListRegionsHandler := connect.NewUnaryHandler(
+		OperatorServiceListRegionsProcedure,
+		svc.ListRegions,
+		connect.WithSchema(operatorServiceMethods.ByName("ListRegions")),
+		connect.WithHandlerOptions(opts...),
+	)
+	operatorServiceDeleteRegionHandler := connect.NewUnaryHandler(
+		OperatorServiceDeleteRegionProcedure,
+		svc.DeleteRegion,
+		connect.WithSchema(operatorServiceMethods.ByName("DeleteRegion")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/pilaster.v1.OperatorService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case OperatorServiceCreateTenantProcedure:
@@ -672,6 +768,14 @@ func NewOperatorServiceHandler(svc OperatorServiceHandler, opts ...connect.Handl
 			operatorServiceGetTokenHandler.ServeHTTP(w, r)
 		case OperatorServiceRotateTokenProcedure:
 			operatorServiceRotateTokenHandler.ServeHTTP(w, r)
+		case OperatorServiceExportRegionProcedure:
+			operatorServiceExportRegionHandler.ServeHTTP(w, r)
+		case OperatorServiceImportRegionProcedure:
+			operatorServiceImportRegionHandler.ServeHTTP(w, r)
+		case OperatorServiceListRegionsProcedure:
+			operatorServiceListRegionsHandler.ServeHTTP(w, r)
+		case OperatorServiceDeleteRegionProcedure:
+			operatorServiceDeleteRegionHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -727,4 +831,20 @@ func (UnimplementedOperatorServiceHandler) GetToken(context.Context, *connect.Re
 
 func (UnimplementedOperatorServiceHandler) RotateToken(context.Context, *connect.Request[v1.RotateTokenRequest]) (*connect.Response[v1.RotateTokenResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.OperatorService.RotateToken is not implemented"))
+}
+
+func (UnimplementedOperatorServiceHandler) ExportRegion(context.Context, *connect.Request[v1.ExportRegionRequest]) (*connect.Response[v1.ExportRegionResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.OperatorService.ExportRegion is not implemented"))
+}
+
+func (UnimplementedOperatorServiceHandler) ImportRegion(context.Context, *connect.Request[v1.ImportRegionRequest]) (*connect.Response[v1.ImportRegionResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.OperatorService.ImportRegion is not implemented"))
+}
+
+func (UnimplementedOperatorServiceHandler) ListRegions(context.Context, *connect.Request[v1.ListRegionsRequest]) (*connect.Response[v1.ListRegionsResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.OperatorService.ListRegions is not implemented"))
+}
+
+func (UnimplementedOperatorServiceHandler) DeleteRegion(context.Context, *connect.Request[v1.DeleteRegionRequest]) (*connect.Response[v1.DeleteRegionResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.OperatorService.DeleteRegion is not implemented"))
 }

@@ -1,0 +1,250 @@
+package cli
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"connectrpc.com/connect"
+	"github.com/spf13/cobra"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+// regionView is a region as JSON: also what export writes and import reads.
+type regionView struct {
+	Version    int                `json:"version,omitempty"` // of the format, in what is exported
+	Name       string             `json:"name"`
+	BasePrefix string             `json:"basePrefix"`
+	Edge       string             `json:"edge"` // prefix of its Edge Switch; empty where there is none
+	Tenants    []regionTenantView `json:"tenants"`
+}
+
+type regionTenantView struct {
+	Name  string   `json:"name"`
+	VNI   uint32   `json:"vni"`
+	CIDRs []string `json:"cidrs"`
+	Here  string   `json:"here,omitempty"` // of import: what there is of the tenant in this region
+}
+
+// regionsView is what list shows.
+type regionsView struct {
+	Own     regionView   `json:"own"`
+	Regions []regionView `json:"regions"`
+}
+
+const regionVersion = 1
+
+func viewRegion(r *pilasterv1.Region) regionView {
+	v := regionView{Name: r.GetName(), BasePrefix: r.GetBasePrefix(), Edge: r.GetEdge(), Tenants: []regionTenantView{}}
+	for _, t := range r.GetTenants() {
+		v.Tenants = append(v.Tenants, regionTenantView{Name: t.Name, VNI: t.Vni, CIDRs: t.Cidrs})
+	}
+	return v
+}
+
+func (v regionView) proto() *pilasterv1.Region {
+	r := &pilasterv1.Region{Name: v.Name, BasePrefix: v.BasePrefix, Edge: v.Edge}
+	for _, t := range v.Tenants {
+		r.Tenants = append(r.Tenants, &pilasterv1.Region_Tenant{Name: t.Name, Vni: t.VNI, Cidrs: t.CIDRs})
+	}
+	return r
+}
+
+func (v regionView) tenants() string {
+	var names []string
+	for _, t := range v.Tenants {
+		names = append(names, t.Name)
+	}
+	return orNone(strings.Join(names, ", "))
+}
+
+func newRegionCommand(env Env) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "region",
+		Short: "Join regions, so that tenants of network nimitz that are in both are one",
+		Long: `Join regions, so that tenants of network nimitz that are in both are one.
+
+A region is an orchestrator with its nodes. Tenants with the same name in two regions are one tenant, with CIDRs that
+do not overlap. Its packets go from a node to its region's Edge Switch (pilaster agent --edge), to the other region's, and
+on to the container's node. Each orchestrator keeps what the other exported; import again what has changed since.`,
+		Example: "  pilaster region export > west.json     # in region west\n  pilaster region import west.json       # in region east, and the other way round\n  pilaster region list",
+		Args:    cobra.NoArgs,
+	}
+	cmd.AddCommand(newRegionExport(env), newRegionImport(env), newRegionList(env), newRegionDelete(env))
+	return cmd
+}
+
+func newRegionExport(env Env) *cobra.Command {
+	var socket orchestratorSocket
+	var out output
+	cmd := &cobra.Command{
+		Use:   "export",
+		Short: "Write what other regions must know of this one",
+		Long: `Write what other regions must know of this one: its name and base prefix, the /64 of its Edge Switch, and name, VNI and
+CIDRs of its tenants of network nimitz. Keys are not in it.`,
+		Example: "  pilaster region export > west.json\n  pilaster region export -o text",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			resp, err := socket.client().ExportRegion(cmd.Context(), connect.NewRequest(&pilasterv1.ExportRegionRequest{}))
+			if err != nil {
+				return err
+			}
+			v := viewRegion(resp.Msg.Region)
+			v.Version = regionVersion
+			return out.print(env.Stdout, v, v.print)
+		},
+	}
+	socket.bind(cmd)
+	out.bind(cmd)
+	out.format = "json" // to be imported
+	cmd.Flags().Lookup("output").DefValue = out.format
+	return cmd
+}
+
+func (v regionView) print(w io.Writer) {
+	fmt.Fprintf(w, "region\t%s\nbase prefix\t%s\nedge\t%s\n", v.Name, v.BasePrefix, orNone(v.Edge))
+	for _, t := range v.Tenants {
+		fmt.Fprintf(w, "tenant\t%s\tVNI %d\t%s", t.Name, t.VNI, strings.Join(t.CIDRs, ", "))
+		if t.Here != "" {
+			fmt.Fprintf(w, "\t%s", t.Here)
+		}
+		fmt.Fprintln(w)
+	}
+}
+
+func newRegionImport(env Env) *cobra.Command {
+	var socket orchestratorSocket
+	var out output
+	var tenants []string
+	cmd := &cobra.Command{
+		Use:   "import FILE",
+		Short: "Take another region in, or what is new of one, by what it exported",
+		Long: `Take another region in, or what is new of one, by what it exported ("-" reads standard input). The file is checked whole, and
+nothing is changed where anything of it does not fit: its base prefix must not overlap this region's, CIDRs of a tenant must not
+overlap those it has here, and this region must have an Edge Switch. What was imported of the region before is replaced.
+
+Tenants that are not here yet are joined when they are made.`,
+		Example: "  pilaster region import east.json\n  pilaster region import east.json --tenant blue --tenant red",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			v, err := readRegion(env, args[0])
+			if err != nil {
+				return err
+			}
+			resp, err := socket.client().ImportRegion(cmd.Context(), connect.NewRequest(&pilasterv1.ImportRegionRequest{Region: v.proto(), Tenants: tenants}))
+			if err != nil {
+				return err
+			}
+			here, err := socket.client().ListTenants(cmd.Context(), connect.NewRequest(&pilasterv1.ListTenantsRequest{}))
+			if err != nil {
+				return err
+			}
+			v = viewRegion(resp.Msg.Region)
+			v.find(here.Msg.Tenants)
+			return out.print(env.Stdout, v, v.print)
+		},
+	}
+	socket.bind(cmd)
+	out.bind(cmd)
+	cmd.Flags().StringSliceVar(&tenants, "tenant", nil, "only these of its tenants (default all)")
+	_ = cmd.RegisterFlagCompletionFunc("tenant", func(c *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
+		return names(socket.tenants)(c, nil, typed)
+	})
+	return cmd
+}
+
+func readRegion(env Env, file string) (v regionView, err error) {
+	var text []byte
+	if file == "-" {
+		text, err = io.ReadAll(env.Stdin)
+	} else {
+		text, err = os.ReadFile(file)
+	}
+	if err != nil {
+		return v, usage("%w", err)
+	}
+	d := json.NewDecoder(bytes.NewReader(text))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&v); err != nil || v.Version == 0 {
+		return v, usage("%s is not what `pilaster region export` writes; nothing was changed", file)
+	}
+	if v.Version != regionVersion {
+		return v, usage("%s has version %d of the format, and this program knows version %d; nothing was changed: use the pilaster that wrote it", file, v.Version, regionVersion)
+	}
+	return v, nil
+}
+
+// find says what there is here of each tenant.
+func (v regionView) find(here []*pilasterv1.Tenant) {
+	for i, t := range v.Tenants {
+		v.Tenants[i].Here = "not in this region"
+		for _, own := range here {
+			switch {
+			case own.Name != t.Name:
+			case own.Network == tenant.Nimitz:
+				v.Tenants[i].Here = "joined"
+			default:
+				v.Tenants[i].Here = "on network netpila here, not joined"
+			}
+		}
+	}
+}
+
+func newRegionList(env Env) *cobra.Command {
+	var socket orchestratorSocket
+	var out output
+	cmd := &cobra.Command{
+		Use:     "list",
+		Short:   "Show this region and the others it knows",
+		Example: "  pilaster region list\n  pilaster region list -o json",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			resp, err := socket.client().ListRegions(cmd.Context(), connect.NewRequest(&pilasterv1.ListRegionsRequest{}))
+			if err != nil {
+				return err
+			}
+			v := regionsView{viewRegion(resp.Msg.Own), []regionView{}}
+			for _, r := range resp.Msg.Regions {
+				v.Regions = append(v.Regions, viewRegion(r))
+			}
+			return out.print(env.Stdout, v, func(w io.Writer) {
+				fmt.Fprintln(w, "REGION\tBASE PREFIX\tEDGE\tTENANTS")
+				own := v.Own
+				own.Name = strings.TrimSpace(own.Name + " (here)")
+				for _, r := range append([]regionView{own}, v.Regions...) {
+					fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", r.Name, r.BasePrefix, orNone(r.Edge), r.tenants())
+				}
+			})
+		},
+	}
+	socket.bind(cmd)
+	out.bind(cmd)
+	return cmd
+}
+
+func newRegionDelete(env Env) *cobra.Command {
+	var socket orchestratorSocket
+	cmd := &cobra.Command{
+		Use:   "delete NAME",
+		Short: "Forget another region; its containers and those here no longer reach each other",
+		Long: `Forget another region; its containers and those here no longer reach each other. The other one goes on
+sending until it forgets this one too, and this region's Edge Switch drops that.`,
+		Example: "  pilaster region delete east",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if _, err := socket.client().DeleteRegion(cmd.Context(), connect.NewRequest(&pilasterv1.DeleteRegionRequest{Name: args[0]})); err != nil {
+				return err
+			}
+			fmt.Fprintf(env.Stdout, "region %s deleted\n", args[0])
+			return nil
+		},
+	}
+	socket.bind(cmd)
+	cmd.ValidArgsFunction = names(socket.regions)
+	return cmd
+}

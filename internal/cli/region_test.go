@@ -1,0 +1,124 @@
+package cli
+
+import (
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"connectrpc.com/connect"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/join"
+	"pilaster.io/pilaster/internal/orchestrator"
+)
+
+// startRegion starts an orchestrator, and gives what makes commands ask it and what has an Edge Switch join.
+func startRegion(t *testing.T, name, base string) (use, join func()) {
+	t.Helper()
+	dir := t.TempDir()
+	c := orchestrator.Config{DataDir: filepath.Join(dir, "data"), RunDir: dir, Listen: "[::1]:0", Region: name, Log: slog.New(slog.DiscardHandler)}
+	c.Plan.Base = netip.MustParsePrefix(base)
+	s, err := orchestrator.Start(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Close)
+	return func() { t.Setenv("PILASTER_ORCHESTRATOR_SOCKET", orchestrator.Socket(dir)) }, func() { joinEdge(t, s) }
+}
+
+func joinEdge(t *testing.T, s *orchestrator.Server) {
+	t.Helper()
+	client, err := join.Dial(t.Context(), join.Config{
+		URL: "https://" + s.Addr().String(), Token: s.Token(), StateDir: t.TempDir(), NodeName: "e1", NodeUUID: "00000000-0000-4000-8000-000000000009", Log: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(client.Close)
+	if _, err := client.Register(t.Context(), connect.NewRequest(&pilasterv1.RegisterRequest{Edge: true})); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestRegionCommands(t *testing.T) {
+	west, westEdge := startRegion(t, "west", "fd70:696c:6100::/40")
+	east, eastEdge := startRegion(t, "east", "fd70:696c:6200::/40")
+	east()
+	if r := command(t, "region", "list"); r.stdout != "REGION        BASE PREFIX           EDGE   TENANTS\neast (here)   fd70:696c:6200::/40   none   none\n" {
+		t.Errorf("alone: %+v", r)
+	}
+	refused(t, ExitFailed, "no Edge Switch", "region", "export")
+	eastEdge()
+	for _, line := range []string{"other --cidr 10.8.0.0/16", "blue --cidr 10.1.0.0/16", "red --cidr 10.1.0.0/16"} {
+		command(t, append([]string{"tenant", "create", "--network", "nimitz"}, strings.Fields(line)...)...)
+	}
+	command(t, "tenant", "create", "green") // of netpila: no other region's concern
+	if r := command(t, "region", "export", "-o", "text"); r.stdout != "region        east\nbase prefix   fd70:696c:6200::/40\nedge          fd70:696c:6200:1::/64\n"+
+		"tenant        blue    VNI 2   10.1.0.0/16\ntenant        other   VNI 1   10.8.0.0/16\ntenant        red     VNI 3   10.1.0.0/16\n" {
+		t.Errorf("exported %+v", r)
+	}
+	export := command(t, "region", "export")
+	file := filepath.Join(t.TempDir(), "east.json")
+	if err := os.WriteFile(file, []byte(export.stdout), 0o600); err != nil {
+		t.Fatal(err)
+	}
+
+	west()
+	command(t, "tenant", "create", "blue", "--network", "nimitz", "--cidr", "10.0.0.0/16")
+	command(t, "tenant", "create", "red")
+	refused(t, ExitFailed, "--edge", "region", "import", file)
+	westEdge()
+	broken := filepath.Join(t.TempDir(), "broken.json")
+	for text, says := range map[string]string{
+		"": "is not what `pilaster region export` writes; nothing was changed", "{}": "is not what", `{"version": 1, "nmae": "x"}`: "is not what",
+		`{"version": 2}`: "version 2 of the format", `{"version": 1}`: "region name", strings.Replace(export.stdout, "10.8.0.0/16", "10.8.0.1/16", 1): "not a prefix",
+	} {
+		if err := os.WriteFile(broken, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		refused(t, ExitUsage, says, "region", "import", broken)
+	}
+	refused(t, ExitUsage, "no such file", "region", "import", broken+"x")
+	refused(t, ExitFailed, `exports no tenant "nobody"`, "region", "import", file, "--tenant", "nobody")
+	if r := command(t, "region", "list"); strings.Contains(r.stdout, "east") {
+		t.Errorf("what was refused is there: %s", r.stdout)
+	}
+
+	if r := command(t, "region", "import", file); r.code != ExitDone || r.stdout != "region        east\nbase prefix   fd70:696c:6200::/40\nedge          fd70:696c:6200:1::/64\n"+
+		"tenant        blue    VNI 2   10.1.0.0/16   joined\ntenant        other   VNI 1   10.8.0.0/16   not in this region\ntenant        red     VNI 3   10.1.0.0/16   on network netpila here, not joined\n" {
+		t.Errorf("imported %+v", r)
+	}
+	v := ask[tenantView](t, "tenant", "get", "blue")
+	if want := []elsewhereView{{"east", []string{"10.1.0.0/16"}, "fd70:696c:6100:1::/64", "fd70:696c:6200:1::/64", 2}}; !reflect.DeepEqual(v.Regions, want) {
+		t.Errorf("blue is in %+v", v.Regions)
+	}
+	if r := command(t, "tenant", "get", "blue"); !strings.Contains(r.stdout, "10.1.0.0/16, VNI 2, by Edge Switch fd70:696c:6200:1::/64") {
+		t.Errorf("blue is %s", r.stdout)
+	}
+	if !ask[nodeView](t, "node", "get", "e1").Edge {
+		t.Error("nobody is told that e1 is the Edge Switch")
+	}
+	refused(t, ExitFailed, "e1 is the Edge Switch", "node", "delete", "e1")
+	if code, stdout, stderr := run(t, export.stdout, "region", "import", "-", "--tenant", "blue", "-o", "json"); code != ExitDone || strings.Contains(stdout, "red") || !strings.Contains(stdout, `"here": "joined"`) {
+		t.Errorf("from standard input: %d, %s%s", code, stdout, stderr)
+	}
+	if v := ask[regionsView](t, "region", "list"); v.Own.Name != "west" || v.Own.Edge != "fd70:696c:6100:1::/64" || len(v.Regions) != 1 || len(v.Regions[0].Tenants) != 1 {
+		t.Errorf("listed %+v", v)
+	}
+	for line, says := range map[string]string{"region delete": "east\n", "region import x --tenant": "blue\nred\n"} {
+		if r := command(t, append(append([]string{"__complete"}, strings.Fields(line)...), "")...); !strings.HasPrefix(r.stdout, says) {
+			t.Errorf("%s completes to %q", line, r.stdout)
+		}
+	}
+	if r := command(t, "region", "delete", "east"); r.stdout != "region east deleted\n" {
+		t.Errorf("deleted %+v", r)
+	}
+	refused(t, ExitFailed, `no other region "east"`, "region", "delete", "east")
+	refused(t, ExitUsage, "--region: region name \"West\"", "orchestrator", "--region", "West")
+	t.Setenv("PILASTER_ORCHESTRATOR_SOCKET", "/nonexistent")
+	refused(t, ExitUnreachable, "/nonexistent", "region", "list")
+}

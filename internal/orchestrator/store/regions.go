@@ -1,0 +1,290 @@
+package store
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+// Another region is one record: its export, with those of its tenants that were chosen. What nodes of this region are told follows from
+// it, from the node that is the Edge Switch, and from the tenants that are here too.
+
+// maxRegion, in bytes, keeps a record below what etcd takes in a request.
+const maxRegion = 1 << 20
+
+// ImportRegion takes another region in, or what is new of one, with these of its tenants, or all. It is refused whole where anything of it
+// would be mistaken for something else. Own is the name of this region.
+func (s *Store) ImportRegion(ctx context.Context, own string, r *pilasterv1.Region, only []string) (*pilasterv1.Region, error) {
+	if r.GetName() == own {
+		return nil, refuse(Invalid, "this is region %s itself; nothing was changed: import it where it is another", own)
+	}
+	kept, err := chosen(r, only)
+	if err != nil {
+		return nil, err
+	}
+	cidrs, err := s.checkRegion(kept)
+	if err != nil {
+		return nil, err
+	}
+	err = s.change(ctx, func(t *txn) error {
+		if edge, err := t.get(keyEdge); err != nil {
+			return err
+		} else if edge == "" {
+			return refuse(Refused, "this region has no Edge Switch, by which its nodes would reach another; nothing was changed: start an agent with --edge, and import then")
+		}
+		if err := t.checkBeside(kept, cidrs); err != nil {
+			return err
+		}
+		return t.save(dirRegions+kept.Name, kept)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return kept, nil
+}
+
+// chosen is a region with some of its tenants; no names mean all.
+func chosen(r *pilasterv1.Region, only []string) (*pilasterv1.Region, error) {
+	kept := proto.CloneOf(r)
+	if kept == nil {
+		kept = new(pilasterv1.Region)
+	}
+	if len(only) == 0 {
+		return kept, nil
+	}
+	for _, name := range only {
+		if !slices.ContainsFunc(kept.Tenants, func(t *pilasterv1.Region_Tenant) bool { return t.Name == name }) {
+			return nil, refuse(NotFound, "region %s exports no tenant %q; nothing was changed", kept.Name, name)
+		}
+	}
+	kept.Tenants = slices.DeleteFunc(kept.Tenants, func(t *pilasterv1.Region_Tenant) bool { return !slices.Contains(only, t.Name) })
+	return kept, nil
+}
+
+// checkRegion refuses what no region can be, or none beside this cluster's plan. It returns the CIDRs, tenant by tenant.
+func (s *Store) checkRegion(r *pilasterv1.Region) (cidrs [][]netip.Prefix, err error) {
+	invalid := func(format string, args ...any) error {
+		return refuse(Invalid, format+"; nothing was changed", args...)
+	}
+	if err := tenant.CheckRegionName(r.Name); err != nil {
+		return nil, invalid("%v", err)
+	}
+	if text, err := protojson.Marshal(r); err != nil {
+		return nil, invalid("region %s: %v", r.Name, err)
+	} else if len(text) > maxRegion {
+		return nil, refuse(Full, "region %s with %d tenants is %d bytes long, and %d are the most; nothing was changed: choose tenants with --tenant", r.Name, len(r.Tenants), len(text), maxRegion)
+	}
+	base, err := tenant.ParsePrefixes([]string{r.BasePrefix, r.Edge})
+	if err != nil {
+		return nil, invalid("region %s: base prefix or edge: %v", r.Name, err)
+	}
+	plan, theirs := s.cluster.Plan, s.cluster.Plan
+	if theirs.Base = base[0]; theirs.Base.Overlaps(plan.Base) {
+		return nil, refuse(Refused, "base prefix %v of region %s overlaps this region's %v, so nobody could tell whose a node is; nothing was changed: one of the two has to be made anew with another --base-prefix",
+			theirs.Base, r.Name, plan.Base)
+	}
+	if err := theirs.Validate(); err != nil { // beside what else this cluster uses
+		return nil, invalid("region %s: %v", r.Name, err)
+	}
+	if !theirs.ContainsNode(base[1]) {
+		return nil, invalid("region %s: edge %v is not a /64 inside the base prefix %v", r.Name, base[1], theirs.Base)
+	}
+	names, vnis := map[string]bool{}, map[uint32]string{uint32(pipeline.GatewayVNI): "that of gateways"}
+	for _, t := range r.Tenants {
+		if err := tenant.CheckName(t.Name); err != nil {
+			return nil, invalid("region %s: %v", r.Name, err)
+		}
+		if names[t.Name] {
+			return nil, invalid("region %s: tenant %s is there twice", r.Name, t.Name)
+		}
+		if other := vnis[t.Vni]; other != "" || t.Vni < 1 || t.Vni > uint32(address.MaxTenantID) {
+			return nil, invalid("region %s: VNI %d of tenant %s is %s", r.Name, t.Vni, t.Name, cmp.Or(other, fmt.Sprintf("not in 1..%d", address.MaxTenantID)))
+		}
+		names[t.Name], vnis[t.Vni] = true, "also that of tenant "+t.Name
+		has, err := tenant.ParsePrefixes(t.Cidrs)
+		if err != nil {
+			return nil, invalid("region %s: tenant %s: CIDR %v", r.Name, t.Name, err)
+		}
+		var overlays []tenant.Overlay
+		for _, cidr := range has {
+			overlays = append(overlays, tenant.Overlay{CIDR: cidr})
+		}
+		if err := tenant.CheckOverlays(plan, overlays); err != nil {
+			return nil, invalid("region %s: tenant %s: %v", r.Name, t.Name, err)
+		}
+		cidrs = append(cidrs, has)
+	}
+	return cidrs, nil
+}
+
+// checkBeside refuses a region that others, or the tenants here, leave no room for.
+func (t *txn) checkBeside(r *pilasterv1.Region, cidrs [][]netip.Prefix) error {
+	regions, err := t.regions()
+	if err != nil {
+		return err
+	}
+	regions = slices.DeleteFunc(regions, func(other *pilasterv1.Region) bool { return other.Name == r.Name })
+	if len(regions) >= tenant.MaxRegions {
+		return refuse(Full, "this region knows %d others, which are the most; nothing was changed: delete one with `pilaster region delete`", len(regions))
+	}
+	base := netip.MustParsePrefix(r.BasePrefix)
+	for _, other := range regions {
+		if has, err := netip.ParsePrefix(other.BasePrefix); err == nil && has.Overlaps(base) {
+			return refuse(Refused, "base prefix %v of region %s overlaps %v of region %s; nothing was changed", base, r.Name, has, other.Name)
+		}
+	}
+	var keys []string
+	for _, of := range r.Tenants {
+		keys = append(keys, dirTenants+of.Name)
+	}
+	if err := t.fetch(keys); err != nil {
+		return err
+	}
+	for i, of := range r.Tenants {
+		here := new(pilasterv1.Tenant)
+		if _, err := t.load(dirTenants+of.Name, here); err != nil {
+			return err
+		}
+		own, err := tenant.ParseOverlays(here.Overlays)
+		if err != nil {
+			return err
+		}
+		for _, o := range own {
+			if err := apart(of.Name, "region "+r.Name, cidrs[i], "this region", []netip.Prefix{o.CIDR}); err != nil {
+				return err
+			}
+		}
+		if err := apartFrom(regions, of.Name, "region "+r.Name, cidrs[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkElsewhere refuses CIDRs for a tenant of this region that it has in another.
+func (t *txn) checkElsewhere(of *pilasterv1.Tenant) error {
+	if len(of.Overlays) == 0 {
+		return nil
+	}
+	regions, err := t.regions()
+	if err != nil {
+		return err
+	}
+	overlays, err := tenant.ParseOverlays(of.Overlays)
+	if err != nil {
+		return err
+	}
+	for _, o := range overlays {
+		if err := apartFrom(regions, of.Name, "this region", []netip.Prefix{o.CIDR}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// apartFrom refuses CIDRs of a tenant, in one place, that overlap those it has in a region.
+func apartFrom(regions []*pilasterv1.Region, name, where string, cidrs []netip.Prefix) error {
+	for _, r := range regions {
+		for _, t := range r.Tenants {
+			if t.Name != name {
+				continue
+			}
+			has, err := tenant.ParsePrefixes(t.Cidrs)
+			if err != nil {
+				return err
+			}
+			if err := apart(name, where, cidrs, "region "+r.Name, has); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func apart(name, where string, cidrs []netip.Prefix, there string, others []netip.Prefix) error {
+	for _, cidr := range cidrs {
+		for _, other := range others {
+			if cidr.Overlaps(other) {
+				return refuse(Refused, "tenant %s has %v in %s and %v in %s, which overlap, so nobody could tell where a container is; nothing was changed: choose another CIDR, or leave the tenant out of the import with --tenant",
+					name, cidr, where, other, there)
+			}
+		}
+	}
+	return nil
+}
+
+// regions are all others that this one knows.
+func (t *txn) regions() ([]*pilasterv1.Region, error) {
+	resp, err := t.list(dirRegions)
+	if err != nil {
+		return nil, err
+	}
+	var regions []*pilasterv1.Region
+	for _, kv := range resp.Kvs {
+		r := new(pilasterv1.Region)
+		if err := decode(string(kv.Key), kv.Value, r); err != nil {
+			return nil, err
+		}
+		regions = append(regions, r)
+	}
+	return regions, nil
+}
+
+// DeleteRegion forgets another region: nodes send nothing there any more, and take nothing from there.
+func (s *Store) DeleteRegion(ctx context.Context, name string) error {
+	return s.change(ctx, func(t *txn) error {
+		if value, err := t.get(dirRegions + name); err != nil {
+			return err
+		} else if value == "" {
+			return refuse(NotFound, "there is no other region %q; `pilaster region list` shows those there are", name)
+		}
+		t.delete(dirRegions + name)
+		return nil
+	})
+}
+
+// becomeEdge makes a new node the region's Edge Switch.
+func (t *txn) becomeEdge(name string) error {
+	is, err := t.get(keyEdge)
+	if err != nil {
+		return err
+	}
+	if is != "" {
+		return refuse(Refused, "node %s is this region's Edge Switch already, and a region has one; nothing was changed: start this agent without --edge, or run `pilaster node delete %s` first", is, is)
+	}
+	t.put(keyEdge, name)
+	return nil
+}
+
+// leaveEdge ends what a node that goes was as the Edge Switch; regions are reached by none then.
+func (t *txn) leaveEdge(name string, force bool) error {
+	is, err := t.get(keyEdge)
+	if err != nil || is != name {
+		return err
+	}
+	regions, err := t.regions()
+	if err != nil {
+		return err
+	}
+	if len(regions) > 0 && !force {
+		var names []string
+		for _, r := range regions {
+			names = append(names, r.Name)
+		}
+		return refuse(Refused, "node %s is the Edge Switch, by which this region reaches %s; it was left as it was: delete these with `pilaster region delete` first, or take --force, and they are cut off until another node has joined with --edge and they have imported this region anew",
+			name, strings.Join(names, ", "))
+	}
+	t.delete(keyEdge)
+	return nil
+}

@@ -1,0 +1,152 @@
+package store_test
+
+import (
+	"fmt"
+	"testing"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/orchestrator/store"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+// east exports tenants with a CIDR each: their VNIs are 1, 2, …
+func east(cidrs ...string) *pilasterv1.Region {
+	r := &pilasterv1.Region{Name: "east", BasePrefix: "fd70:696c:6200::/40", Edge: "fd70:696c:6200:3::/64"}
+	for i, cidr := range cidrs {
+		r.Tenants = append(r.Tenants, &pilasterv1.Region_Tenant{Name: fmt.Sprintf("t%d", i+1), Vni: uint32(i + 1), Cidrs: []string{cidr}})
+	}
+	return r
+}
+
+func makeNimitz(t *testing.T, s *store.Store, name, cidr string) error {
+	t.Helper()
+	overlays, err := tenant.ParseOverlays([]*pilasterv1.Overlay{{Cidr: cidr, NodeBits: 24}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = s.CreateNimitzTenant(t.Context(), name, overlays)
+	return err
+}
+
+func testRegions(t *testing.T, etcd *clientv3.Client) {
+	ctx, s := t.Context(), open(t, etcd, address.Plan{})
+	take := func(r *pilasterv1.Region, only ...string) error {
+		_, err := s.ImportRegion(ctx, "west", r, only)
+		return err
+	}
+	for _, name := range []string{"t1", "t2"} {
+		if err := makeNimitz(t, s, name, "10.0.0.0/16"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	refused(t, take(east("10.1.0.0/16")), store.Refused, "no Edge Switch", "--edge", "nothing was changed")
+	register(t, s, 1)
+	if n, err := s.Register(ctx, store.Registration{Node: node(2), Edge: true}); err != nil || !n.Edge {
+		t.Fatalf("the Edge Switch: %v, %v", n, err)
+	}
+	_, err := s.Register(ctx, store.Registration{Node: node(3), Edge: true})
+	refused(t, err, store.Refused, "node n2 is this region's Edge Switch already", "nothing was changed")
+	_, err = s.Register(ctx, store.Registration{Node: node(1), Edge: true})
+	refused(t, err, store.Refused, "without --edge", "cannot change")
+	_, err = s.Register(ctx, store.Registration{Node: node(2)})
+	refused(t, err, store.Refused, "with --edge", "cannot change")
+
+	for name, c := range map[string]struct {
+		change func(*pilasterv1.Region)
+		why    store.Reason
+		says   string
+	}{
+		"itself":             {func(r *pilasterv1.Region) { r.Name = "west" }, store.Invalid, "region west itself"},
+		"no name":            {func(r *pilasterv1.Region) { r.Name = "" }, store.Invalid, "region name"},
+		"no prefix":          {func(r *pilasterv1.Region) { r.BasePrefix = "x" }, store.Invalid, "not a prefix"},
+		"IPv4":               {func(r *pilasterv1.Region) { r.BasePrefix = "10.0.0.0/8" }, store.Invalid, "not an IPv6 prefix"},
+		"our base prefix":    {func(r *pilasterv1.Region) { r.BasePrefix, r.Edge = "fd70:696c:6100::/44", "fd70:696c:6100:3::/64" }, store.Refused, "overlaps this region's"},
+		"our private prefix": {func(r *pilasterv1.Region) { r.BasePrefix, r.Edge = "fc70::/40", "fc70::/64" }, store.Invalid, "private prefix"},
+		"our gateway prefix": {func(r *pilasterv1.Region) { r.BasePrefix, r.Edge = "fd70:696c:6700::/40", "fd70:696c:6700::/64" }, store.Invalid, "gateway prefix"},
+		"edge elsewhere":     {func(r *pilasterv1.Region) { r.Edge = "fd70:696c:6300:3::/64" }, store.Invalid, "not a /64 inside"},
+		"no edge":            {func(r *pilasterv1.Region) { r.Edge = "" }, store.Invalid, "not a prefix"},
+		"tenant twice":       {func(r *pilasterv1.Region) { r.Tenants[1].Name = "t1" }, store.Invalid, "there twice"},
+		"tenant's name":      {func(r *pilasterv1.Region) { r.Tenants[1].Name = "T" }, store.Invalid, "tenant name"},
+		"VNI twice":          {func(r *pilasterv1.Region) { r.Tenants[1].Vni = 1 }, store.Invalid, "also that of tenant t1"},
+		"VNI 0":              {func(r *pilasterv1.Region) { r.Tenants[1].Vni = 0 }, store.Invalid, "not in 1..16777215"},
+		"VNI too high":       {func(r *pilasterv1.Region) { r.Tenants[1].Vni = 1 << 24 }, store.Invalid, "not in 1..16777215"},
+		"the gateway's VNI":  {func(r *pilasterv1.Region) { r.Tenants[1].Vni = 255 }, store.Invalid, "that of gateways"},
+		"no CIDR":            {func(r *pilasterv1.Region) { r.Tenants[1].Cidrs = nil }, store.Invalid, "tenant t2"},
+		"a wrong CIDR":       {func(r *pilasterv1.Region) { r.Tenants[1].Cidrs[0] = "10.2.0.1/16" }, store.Invalid, "not a prefix"},
+		"a CIDR of nodes":    {func(r *pilasterv1.Region) { r.Tenants[1].Cidrs[0] = "fd70:696c:6100::/48" }, store.Invalid, "base prefix"},
+		"our CIDR":           {func(r *pilasterv1.Region) { r.Tenants[1].Cidrs[0] = "10.0.128.0/17" }, store.Refused, "tenant t2 has 10.0.128.0/17 in region east and 10.0.0.0/16 in this region"},
+		"too much":           {func(r *pilasterv1.Region) { r.Tenants[1].Cidrs = make([]string, 1<<20) }, store.Full, "choose tenants with --tenant"},
+	} {
+		r := east("10.1.0.0/16", "10.2.0.0/16")
+		c.change(r)
+		err := take(r)
+		refused(t, err, c.why, c.says)
+		if err == nil {
+			t.Errorf("%s was taken", name)
+		}
+	}
+	refused(t, s.DeleteRegion(ctx, "east"), store.NotFound, "no other region") // nothing of those was kept
+
+	// Tenants that overlap may be left out; one that does not exist here is kept for later.
+	if err := take(east("10.1.0.0/16", "10.0.0.0/16", "10.3.0.0/16"), "t1", "t3"); err != nil {
+		t.Fatal(err)
+	}
+	refused(t, take(east("10.1.0.0/16"), "t1", "t9"), store.NotFound, `no tenant "t9"`)
+	refused(t, makeNimitz(t, s, "t3", "10.3.0.0/20"), store.Refused, "tenant t3 has 10.3.0.0/20 in this region and 10.3.0.0/16 in region east")
+	if err := makeNimitz(t, s, "t3", "10.4.0.0/16"); err != nil {
+		t.Error(err)
+	}
+	// A third region must keep apart from the second too.
+	third := func(change func(*pilasterv1.Region)) error {
+		r := east("10.5.0.0/16")
+		r.Name, r.BasePrefix, r.Edge = "north", "fd70:696c:6300::/40", "fd70:696c:6300:1::/64"
+		change(r)
+		return take(r)
+	}
+	refused(t, third(func(r *pilasterv1.Region) { r.BasePrefix, r.Edge = "fd70:696c:6200::/48", "fd70:696c:6200:1::/64" }), store.Refused, "fd70:696c:6200::/40 of region east")
+	refused(t, third(func(r *pilasterv1.Region) { r.Tenants[0].Cidrs[0] = "10.1.0.0/24" }), store.Refused, "tenant t1 has 10.1.0.0/24 in region north and 10.1.0.0/16 in region east")
+	if err := third(func(*pilasterv1.Region) {}); err != nil {
+		t.Error(err)
+	}
+
+	// Import again replaces, and nothing of before is in the way of it.
+	if err := take(east("10.1.128.0/17")); err != nil {
+		t.Error(err)
+	}
+	refused(t, s.DeleteNode(ctx, "n2", false), store.Refused, "Edge Switch", "east, north", "region delete")
+	if err := s.DeleteRegion(ctx, "north"); err != nil {
+		t.Error(err)
+	}
+	if err := s.DeleteNode(ctx, "n2", true); err != nil {
+		t.Error(err)
+	}
+	if n, err := s.Register(ctx, store.Registration{Node: node(3), Edge: true}); err != nil || !n.Edge {
+		t.Errorf("another Edge Switch: %v, %v", n, err)
+	}
+}
+
+// testManyRegions has a record nearly as long as one may be, and as many regions as there may be.
+func testManyRegions(t *testing.T, etcd *clientv3.Client) {
+	ctx, s := t.Context(), open(t, etcd, address.Plan{})
+	if _, err := s.Register(ctx, store.Registration{Node: node(1), Edge: true}); err != nil {
+		t.Fatal(err)
+	}
+	var last error
+	for i := range tenant.MaxRegions + 1 {
+		r := east("10.1.0.0/16")
+		r.Tenants[0].Name = fmt.Sprintf("t%d", i)
+		r.Name, r.BasePrefix, r.Edge = fmt.Sprintf("r%d", i), fmt.Sprintf("fd70:696c:%x::/48", 0x6200+i), fmt.Sprintf("fd70:696c:%x:1::/64", 0x6200+i)
+		if i == tenant.MaxRegions-1 {
+			for n := range 10_000 {
+				r.Tenants = append(r.Tenants, &pilasterv1.Region_Tenant{Name: fmt.Sprintf("tenant-%04d-with-a-name-like-others-have", n), Vni: uint32(n + 1000), Cidrs: []string{"10.1.0.0/16"}})
+			}
+		}
+		if _, last = s.ImportRegion(ctx, "west", r, nil); last != nil && i < tenant.MaxRegions {
+			t.Fatalf("region %d: %v", i, last)
+		}
+	}
+	refused(t, last, store.Full, "knows 64 others")
+}
