@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"io"
 	"strings"
+
+	"pilaster.io/pilaster/internal/plot"
 )
 
 // others are the scenarios of the second network, which ours replaced (NP11).
@@ -69,19 +71,19 @@ func (r *Report) besideTable(w io.Writer) {
 }
 
 // besideSections are one of theirs each.
-func (r *Report) besideSections() (all []scaleSection) {
+func (r *Report) besideSections() (all []plot.Section) {
 	for _, against := range others {
-		s := scaleSection{Title: "netpila beside " + against, About: "In the papers: " + inPapers + ". Here: a software datapath between namespaces. " +
+		s := plot.Section{Title: "netpila beside " + against, About: "In the papers: " + inPapers + ". Here: a software datapath between namespaces. " +
 			"Speeds of which more is better, round trips and programs' times of which less is.", Head: besideHead}
-		var bars []bar
+		var bars []plot.Bar
 		for _, c := range r.Beside {
 			if c.Against == against {
 				s.Rows = append(s.Rows, c.cells())
-				bars = append(bars, bar{Name: c.Metric + " · " + c.Scenario, Class: class(c.Scenario), Figure: precise(c.Ratio.Median), At: c.Ratio})
+				bars = append(bars, plot.Bar{Name: c.Metric + " · " + c.Scenario, Class: class(c.Scenario), Figure: precise(c.Ratio.Median), At: plot.Span(c.Ratio)})
 			}
 		}
 		if len(bars) > 0 {
-			s.Chart = newChart(s.Title, "of "+against, besideNames, true, bars)
+			s.Bars = plot.NewBars(s.Title, "of "+against, besideNames, true, bars)
 			all = append(all, s)
 		}
 	}

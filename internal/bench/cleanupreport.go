@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"pilaster.io/pilaster/internal/numeral"
+	"pilaster.io/pilaster/internal/plot"
 )
 
 // CleanUpReport is what `pilaster bench clean-up` found. Times are of one transaction that deletes the batch, in ms, medians with 95 % intervals.
@@ -59,43 +60,43 @@ func (r *CleanUpReport) Table(w io.Writer) {
 
 // Page writes the report as one HTML file that needs no other.
 func (r *CleanUpReport) Page(w io.Writer) error {
-	sections := []scaleSection{
+	sections := []plot.Section{
 		r.section("loose", "The switch searches all its entries for what matches each deletion, as in NIMITZ §4, fig 10: the time grows with what is installed.", "theirs",
 			func(c CleanUpCost) Interval { return c.Loose }),
 		r.section("strict", "Each deletion names its entry by match and priority, which is a look-up: the time does not follow what is installed.", "ours",
 			func(c CleanUpCost) Interval { return c.Strict }),
 	}
-	both := []bar{}
+	both := []plot.Bar{}
 	for _, c := range r.Results {
 		loose, strict := r.growth(c)
 		name := numeral.Of(c.Installed, "entry", "entries")
 		both = append(both,
-			bar{Name: "loose · " + name, Class: "theirs", Figure: fmt.Sprintf("%.1f ×", loose), At: scaled(c.Loose, r.Results[0].Loose.Median)},
-			bar{Name: "strict · " + name, Class: "ours", Figure: fmt.Sprintf("%.1f ×", strict), At: scaled(c.Strict, r.Results[0].Strict.Median)})
+			plot.Bar{Name: "loose · " + name, Class: "theirs", Figure: fmt.Sprintf("%.1f ×", loose), At: plot.Span(scaled(c.Loose, r.Results[0].Loose.Median))},
+			plot.Bar{Name: "strict · " + name, Class: "ours", Figure: fmt.Sprintf("%.1f ×", strict), At: plot.Span(scaled(c.Strict, r.Results[0].Strict.Median))})
 	}
-	sections = append([]scaleSection{{
+	sections = append([]plot.Section{{
 		Title: "growth", About: "Each way's time as a multiple of its own with the fewest entries. The paper's is 28 × at 50,000, with hardware to clean up too.",
-		Chart: newChart("growth", "times", scaleNames, true, both), Head: cleanUpHead, Rows: r.rows(),
+		Bars: plot.NewBars("growth", "times", scaleNames, true, both), Head: cleanUpHead, Rows: r.rows(),
 	}}, sections...)
 	return pageTemplates.ExecuteTemplate(w, "cleanuppage.html", struct {
 		*CleanUpReport
 		When     string
 		Deleted  string
-		Sections []scaleSection
+		Sections []plot.Section
 	}{r, r.Started.Format(time.RFC3339), numeral.Grouped(r.Batch), sections})
 }
 
 func scaled(i Interval, by float64) Interval { return Interval{i.Median / by, i.Low / by, i.High / by} }
 
 // section has one way in ms.
-func (r *CleanUpReport) section(title, about, class string, of func(CleanUpCost) Interval) scaleSection {
-	s := scaleSection{Title: title, About: about, Head: []string{"installed", "ms"}}
-	var bars []bar
+func (r *CleanUpReport) section(title, about, class string, of func(CleanUpCost) Interval) plot.Section {
+	s := plot.Section{Title: title, About: about, Head: []string{"installed", "ms"}}
+	var bars []plot.Bar
 	for _, c := range r.Results {
 		at := of(c)
-		bars = append(bars, bar{Name: numeral.Of(c.Installed, "entry", "entries"), Class: class, Figure: fmt.Sprintf("%.0f ms", at.Median), At: at})
+		bars = append(bars, plot.Bar{Name: numeral.Of(c.Installed, "entry", "entries"), Class: class, Figure: fmt.Sprintf("%.0f ms", at.Median), At: plot.Span(at)})
 		s.Rows = append(s.Rows, []string{numeral.Grouped(c.Installed), tenths(at)})
 	}
-	s.Chart = newChart(title+" deletions", "ms", scaleNames, false, bars)
+	s.Bars = plot.NewBars(title+" deletions", "ms", scaleNames, false, bars)
 	return s
 }

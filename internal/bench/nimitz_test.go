@@ -128,7 +128,7 @@ func checkSwitches(t *testing.T, o Options, p Pair, traffic Metric) {
 func TestProfiles(t *testing.T) {
 	o := tiny(t)
 	o.Dir = filepath.Join(short(t), "b")
-	o.Scenarios, o.Window = some("native", "netpila", "nimitz-ebpf", "nimitz-ovs"), 400*time.Millisecond
+	o.Scenarios, o.Window = some("netpila", "nimitz-ebpf", "nimitz-ovs"), 300*time.Millisecond
 	o.Metrics, _ = Pick(Metrics(), []string{"UDP_RR", "PROGRAM_OUT"})
 	r, err := Run(t.Context(), o)
 	if err != nil {

@@ -1,11 +1,19 @@
 package bench
 
 import (
+	"embed"
 	"fmt"
 	"io"
 	"strings"
 	"time"
+
+	"pilaster.io/pilaster/internal/plot"
 )
+
+//go:embed cleanuppage.html page.html scalepage.html
+var pages embed.FS
+
+var pageTemplates = plot.Pages(pages)
 
 // Page writes the report as one HTML file that needs no other.
 func (r *Report) Page(w io.Writer) error {
@@ -14,8 +22,8 @@ func (r *Report) Page(w io.Writer) error {
 		How, When  string
 		Checks     []checkRow
 		Failed     int
-		Plots      []plot
-		Sections   []scaleSection
+		Plots      []metricPlot
+		Sections   []plot.Section
 		Unjudged   []string
 		EmptyClock string
 	}{
@@ -44,11 +52,11 @@ type checkRow struct {
 	Passed               bool
 }
 
-// plot is a metric's picture and its table.
-type plot struct {
+// metricPlot is a metric's picture and its table.
+type metricPlot struct {
 	Metric
-	Chart chart
-	Rows  []resultRow
+	Bars *plot.Bars
+	Rows []resultRow
 }
 
 // resultRow is a result as people read it.
@@ -58,25 +66,25 @@ type resultRow struct {
 }
 
 // plot shows ratios to the reference where there are any, and figures where not.
-func (r *Report) plot(m Metric) plot {
-	p := plot{Metric: m}
+func (r *Report) plot(m Metric) metricPlot {
+	p := metricPlot{Metric: m}
 	axis, relative := m.Unit, r.find(r.Reference, m.Name) != nil
 	if relative {
 		axis = "of " + r.Reference
 	}
-	var bars []bar
+	var bars []plot.Bar
 	for _, x := range r.of(m.Name) {
 		row := resultRow{Result: x, Figure: figure(x.Median) + " " + x.Unit, CPU: x.cpu()}
-		b := bar{Name: x.Scenario, Class: class(x.Scenario), Figure: row.Figure, At: x.Spread}
+		b := plot.Bar{Name: x.Scenario, Class: class(x.Scenario), Figure: row.Figure, At: plot.Span(x.Spread)}
 		if relative {
-			b.At = *x.Ratio
+			b.At = plot.Span(*x.Ratio)
 		}
 		if x.Ratio != nil {
 			row.Ratio, row.Interval = precise(x.Ratio.Median), x.Ratio.String()
 		}
 		p.Rows, bars = append(p.Rows, row), append(bars, b)
 	}
-	p.Chart = newChart(m.Name+" by scenario", axis, 150, relative, bars)
+	p.Bars = plot.NewBars(m.Name+" by scenario", axis, 150, relative, bars)
 	return p
 }
 

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"pilaster.io/pilaster/internal/numeral"
+	"pilaster.io/pilaster/internal/plot"
 )
 
 // profileTable writes places by scenario.
@@ -63,24 +64,24 @@ func (w *WorkEach) String() string {
 }
 
 // profileSections tell of each of theirs where its time beyond netpila's goes.
-func (r *Report) profileSections() (all []scaleSection) {
+func (r *Report) profileSections() (all []plot.Section) {
 	at := slices.IndexFunc(r.Profiles, func(p Profile) bool { return p.Scenario == "netpila" })
 	for _, p := range r.Profiles {
-		s := scaleSection{Title: "where the time of " + p.Scenario + " goes", Head: []string{"function", "place", "ns", "beyond netpila"}}
+		s := plot.Section{Title: "where the time of " + p.Scenario + " goes", Head: []string{"function", "place", "ns", "beyond netpila"}}
 		s.About = "By samples of the CPU, in ns of a UDP_RR transaction."
 		if p.Work != nil {
 			s.About += " " + p.Work.String() + "."
 		}
-		var bars []bar
+		var bars []plot.Bar
 		for i, spent := range p.Places {
 			name := spent.Place
-			b := bar{Name: name, Class: class(p.Scenario), Figure: whole(spent.Ns.Median) + " ns", At: spent.Ns}
+			b := plot.Bar{Name: name, Class: class(p.Scenario), Figure: whole(spent.Ns.Median) + " ns", At: plot.Span(spent.Ns)}
 			if at >= 0 && p.Scenario != "netpila" {
 				b.Figure += fmt.Sprintf(" (netpila %s)", whole(r.Profiles[at].Places[i].Ns.Median))
 			}
 			bars = append(bars, b)
 		}
-		s.Chart = newChart(s.Title, "ns", besideNames, false, bars)
+		s.Bars = plot.NewBars(s.Title, "ns", besideNames, false, bars)
 		for _, f := range p.Most {
 			more := ""
 			if f.More != 0 {

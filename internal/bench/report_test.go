@@ -214,14 +214,6 @@ func checkPage(t *testing.T, text string, plots int) {
 	}
 }
 
-func TestTickStep(t *testing.T) {
-	for highest, want := range map[float64]float64{0.9: 0.2, 1: 0.25, 1.6: 0.25, 2.1: 1, 83: 20, 208: 100, 0: 1} {
-		if got := tickStep(highest); math.Abs(got-want) > 1e-9 {
-			t.Errorf("steps of %v up to %v, want %v", got, highest, want)
-		}
-	}
-}
-
 // The best device is one, the same for all metrics.
 func TestBestDevice(t *testing.T) {
 	o := tiny(t)

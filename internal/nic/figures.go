@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"pilaster.io/pilaster/internal/numeral"
+	"pilaster.io/pilaster/internal/plot"
 )
 
 // Numbers are the paper's figures that there are models of.
@@ -37,7 +38,7 @@ func drawCounts(ctx context.Context, seed uint64) (Figure, error) {
 	if err != nil {
 		return Figure{}, err
 	}
-	offloaded := Line{Name: "offloaded"}
+	offloaded := plot.Line{Name: "offloaded"}
 	for i, step := 0, len(counts)/400; i < len(counts); i += step {
 		offloaded.Points = append(offloaded.Points, [2]float64{100 * float64(i) / float64(len(counts)), float64(counts[i])})
 	}
@@ -52,8 +53,8 @@ func drawCounts(ctx context.Context, seed uint64) (Figure, error) {
 			{"offloaded, P95", p95, "entries", "3.3K", "fitted"},
 			{"offloaded, peak", peak, "entries", "8K", "follows"},
 		},
-		Plots: []Plot{{Title: "entries by node", X: "% of the nodes, those with least first", Y: "entries", Lines: []Line{
-			offloaded, {"in the switch", [][2]float64{{0, jobEntries}, {100, jobEntries}}},
+		Plots: []plot.Plot{{Title: "entries by node", X: "% of the nodes, those with least first", Y: "entries", Lines: []plot.Line{
+			offloaded, {Name: "in the switch", Points: [][2]float64{{0, jobEntries}, {100, jobEntries}}},
 		}}},
 	}, nil
 }
@@ -70,7 +71,7 @@ func drawPeak(ctx context.Context, seed uint64) (Figure, error) {
 	f := Figure{
 		Number: 8, Title: "what the insertion channel bears, and what a peak demands",
 		About: fmt.Sprintf("From %v to %v a container speaks with new nodes, so many a second, and goes on. Preheating installs before what a rehearsal with another seed has recorded, and keeps it.", peakBegin, peakEnd),
-		Plots: []Plot{{Title: "megaflows that wait for the channel", X: "s", Y: "megaflows"}, {Title: "throughput of the container", X: "s", Y: "Gbit/s"}},
+		Plots: []plot.Plot{{Title: "megaflows that wait for the channel", X: "s", Y: "megaflows"}, {Title: "throughput of the container", X: "s", Y: "Gbit/s"}},
 	}
 	for _, c := range []struct {
 		demand    float64
@@ -102,7 +103,7 @@ func drawFluctuation(ctx context.Context, seed uint64) (Figure, error) {
 	f := Figure{
 		Number: 12, Title: "throughput of two containers beside revalidation",
 		About: fmt.Sprintf("An earlier job's entries age at %v, when container 2's job begins. To remove them takes long, so the switch believes that the NIC is too full and removes what looks idle: new entries, whose counters are late, are too. They come back, and are removed again. It is judged from %v on, and called low below 90 %% of %d Gbit/s. Each cure takes one cause away.", newJobBegins, judgedFrom, containerMax),
-		Plots: []Plot{{Title: "throughput, as it was", X: "s", Y: "Gbit/s"}, {Title: "entries that are offloaded", X: "s", Y: "entries"}, {Title: "throughput of container 2, with cures", X: "s", Y: "Gbit/s"}},
+		Plots: []plot.Plot{{Title: "throughput, as it was", X: "s", Y: "Gbit/s"}, {Title: "entries that are offloaded", X: "s", Y: "entries"}, {Title: "throughput of container 2, with cures", X: "s", Y: "Gbit/s"}},
 	}
 	for _, c := range slices.Concat([]change{{"as it was", func(*Run, uint64) {}}}, cures(), []change{free}) {
 		r := serverRun(seed)
@@ -117,7 +118,7 @@ func drawFluctuation(ctx context.Context, seed uint64) (Figure, error) {
 		if len(f.Findings) == 0 {
 			paper = "it fluctuates"
 			f.Findings = append(f.Findings, Finding{c.Name + ": container 1 is low", one.Below, "s", "stable", "follows"})
-			f.Plots[0].Lines = []Line{line("container 1", samples, newJobBegins, rate(0)), line("container 2", samples, newJobBegins, rate(1))}
+			f.Plots[0].Lines = []plot.Line{line("container 1", samples, newJobBegins, rate(0)), line("container 2", samples, newJobBegins, rate(1))}
 		} else {
 			f.Plots[2].Lines = append(f.Plots[2].Lines, line(c.Name, samples, newJobBegins, rate(1)))
 		}
@@ -161,9 +162,9 @@ func sensitivity(ctx context.Context, seed uint64) (all []Finding, err error) {
 }
 
 // line has means of half a second.
-func line(name string, samples []Sample, from time.Duration, of func(Sample) float64) Line {
+func line(name string, samples []Sample, from time.Duration, of func(Sample) float64) plot.Line {
 	const bin = 5
-	l := Line{Name: name}
+	l := plot.Line{Name: name}
 	for i := 0; i+bin <= len(samples); i += bin {
 		if samples[i].At < from-bin*100*time.Millisecond {
 			continue

@@ -6,6 +6,7 @@ import (
 	"math"
 
 	"pilaster.io/pilaster/internal/numeral"
+	"pilaster.io/pilaster/internal/plot"
 )
 
 // Nature is what every form of a report begins with.
@@ -21,11 +22,11 @@ type Report struct {
 
 // Figure is the model's answer to one of the paper's.
 type Figure struct {
-	Number   int       `json:"number"`
-	Title    string    `json:"title"`
-	About    string    `json:"about"`
-	Findings []Finding `json:"findings"`
-	Plots    []Plot    `json:"plots"`
+	Number   int         `json:"number"`
+	Title    string      `json:"title"`
+	About    string      `json:"about"`
+	Findings []Finding   `json:"findings"`
+	Plots    []plot.Plot `json:"plots"`
 }
 
 // Finding is a figure of the model beside the paper's, where that has one.
@@ -35,20 +36,6 @@ type Finding struct {
 	Unit  string  `json:"unit"`
 	Paper string  `json:"paper,omitempty"`
 	Kind  string  `json:"kind"` // given by the paper; fitted to its figure; or it follows from what was given, fitted and assumed
-}
-
-// Plot is lines over a common axis.
-type Plot struct {
-	Title string `json:"title"`
-	X     string `json:"x"`
-	Y     string `json:"y"`
-	Lines []Line `json:"lines"`
-}
-
-// Line has its points in order.
-type Line struct {
-	Name   string       `json:"name"`
-	Points [][2]float64 `json:"points"`
 }
 
 // Parameter is something that the model takes for granted.

@@ -1,40 +1,29 @@
-package bench
+package plot
 
 import (
-	"embed"
 	"fmt"
-	"html/template"
 	"math"
 	"strings"
 )
 
-//go:embed chart.html cleanuppage.html page.html scalepage.html
-var pages embed.FS
-
-var pageTemplates = template.Must(template.ParseFS(pages, "*.html"))
-
-// chart has bars beneath each other, in units of SVG.
-type chart struct {
+// Bars are beneath each other, in units of SVG.
+type Bars struct {
 	Title, Axis           string
-	Bars                  []bar
-	Ticks                 []tick
+	Bars                  []Bar
+	Ticks                 []Mark
 	Left, Names           int     // where bars begin, and their names end
 	AxisAt, Width, Height int     // of the whole
 	Bottom                int     // end of the bars
 	One                   float64 // where 1 stands; 0: no line
 }
 
-type bar struct {
+// Bar is one of them.
+type Bar struct {
 	Name, Class, Figure string
-	At                  Interval // the median is the bar
+	At                  Span // the median is the bar
 	Y                   int
 	Width, Low, Top     float64 // ends of the bar and of its interval
 	Label               float64 // where its figure begins
-}
-
-type tick struct {
-	X    float64
-	Text string
 }
 
 const (
@@ -43,23 +32,23 @@ const (
 	barStep     = 26
 )
 
-// newChart draws bars; left is the room for their names, and one asks for a line there.
-func newChart(title, axis string, left int, one bool, bars []bar) chart {
-	c := chart{
+// NewBars places bars; left is the room for their names, and one asks for a line there.
+func NewBars(title, axis string, left int, one bool, bars []Bar) *Bars {
+	c := &Bars{
 		Title: title, Axis: axis, Bars: bars, Left: left, Names: left - 8, AxisAt: left + chartWidth + 30, Width: left + chartWidth + figureWidth,
 	}
 	highest := 0.0
 	for _, b := range bars {
 		highest = max(highest, b.At.High)
 	}
-	step := tickStep(highest)
+	step := barStepOf(highest)
 	scale := chartWidth / (math.Ceil(highest/step) * step)
 	x := func(v float64) float64 { return float64(left) + v*scale }
 	if one {
 		c.One = x(1)
 	}
 	for v := 0.0; v*scale <= chartWidth+0.5; v += step {
-		c.Ticks = append(c.Ticks, tick{x(v), strings.TrimSuffix(fmt.Sprintf("%.4g", v), ".0")})
+		c.Ticks = append(c.Ticks, Mark{x(v), strings.TrimSuffix(fmt.Sprintf("%.4g", v), ".0")})
 	}
 	for i := range bars {
 		b := &bars[i]
@@ -71,8 +60,8 @@ func newChart(title, axis string, left int, one bool, bars []bar) chart {
 	return c
 }
 
-// tickStep is a round number that divides an axis into two to seven parts.
-func tickStep(highest float64) float64 {
+// barStepOf is a round number that divides an axis into two to seven parts.
+func barStepOf(highest float64) float64 {
 	if !(highest > 0) || math.IsInf(highest, 1) {
 		return 1
 	}

@@ -1,0 +1,128 @@
+package plot
+
+import (
+	"fmt"
+	"math"
+	"strings"
+)
+
+// Plot is lines over a common axis.
+type Plot struct {
+	Title string `json:"title"`
+	X     string `json:"x"`
+	Y     string `json:"y"`
+	// Log has both axes logarithmic; then no point has a coordinate below 1.
+	Log   bool   `json:"logarithmic,omitempty"`
+	Lines []Line `json:"lines"`
+}
+
+// Line has its points in order.
+type Line struct {
+	Name   string       `json:"name"`
+	Points [][2]float64 `json:"points"`
+}
+
+// Lines are a plot in units of SVG.
+type Lines struct {
+	Plot
+	Mark                               string // says before the title what it is, if anything must
+	XTicks, YTicks                     []Mark
+	Curves                             []Curve
+	Left, Right, Bottom, Width, Height int
+}
+
+// Mark is a place on an axis.
+type Mark struct {
+	At   float64
+	Text string
+}
+
+// Curve is a line, and where its name stands.
+type Curve struct {
+	Name, Class, Path string
+	Y                 int
+}
+
+const (
+	plotLeft, plotTop     = 64, 30
+	plotWidth, plotHeight = 560, 240
+	namesWidth            = 230 // beside the plot
+)
+
+// axis maps values to places.
+type axis struct {
+	low, high  float64
+	log        bool
+	from, span float64
+}
+
+func (a axis) at(v float64) float64 {
+	low, high := a.low, a.high
+	if a.log {
+		v, low, high = math.Log10(v), math.Log10(low), math.Log10(high)
+	}
+	return a.from + (v-low)/max(high-low, 1e-9)*a.span
+}
+
+// marks are at round numbers.
+func (a axis) marks() (all []Mark) {
+	if a.log {
+		for v := a.low; v <= a.high*1.001; v *= 10 {
+			all = append(all, Mark{a.at(v), fmt.Sprint(v)})
+		}
+		return all
+	}
+	step := markStep(a.high - a.low)
+	for v := math.Ceil(a.low/step-1e-9) * step; v <= a.high*1.001; v += step {
+		all = append(all, Mark{a.at(v), fmt.Sprintf("%g", v)})
+	}
+	return all
+}
+
+// NewLines places a plot.
+func NewLines(mark string, p Plot) *Lines {
+	c := &Lines{
+		Plot: p, Mark: mark, Left: plotLeft, Right: plotLeft + plotWidth, Bottom: plotTop + plotHeight,
+		Width: plotLeft + plotWidth + namesWidth, Height: plotTop + plotHeight + 44,
+	}
+	low, high, top := math.Inf(1), math.Inf(-1), 0.0
+	for _, l := range p.Lines {
+		for _, at := range l.Points {
+			low, high, top = min(low, at[0]), max(high, at[0]), max(top, at[1])
+		}
+	}
+	x, y := axis{low: low, high: high}, axis{}
+	if p.Log {
+		decade := func(v float64, round func(float64) float64) float64 { return math.Pow(10, round(math.Log10(v))) }
+		x.low, x.high, y.low, y.high = decade(low, math.Floor), decade(high, math.Ceil), 1, decade(top, math.Ceil)
+	} else {
+		step := markStep(top)
+		y.high = max(math.Ceil(1.02*top/step), 1) * step // so that a line at the top is seen
+	}
+	x.log, x.from, x.span = p.Log, plotLeft, plotWidth
+	y.log, y.from, y.span = p.Log, plotTop+plotHeight, -plotHeight
+	c.XTicks, c.YTicks = x.marks(), y.marks()
+	for i, l := range p.Lines {
+		var path strings.Builder
+		for j, at := range l.Points {
+			fmt.Fprintf(&path, "%c%.1f %.1f", "ML"[min(j, 1)], x.at(at[0]), y.at(at[1]))
+		}
+		c.Curves = append(c.Curves, Curve{l.Name, fmt.Sprintf("c%d", i), path.String(), plotTop + 12 + 20*i})
+	}
+	return c
+}
+
+// markStep is a round number that divides an axis into two to ten parts.
+func markStep(length float64) float64 {
+	if !(length > 0) || math.IsInf(length, 1) {
+		return 1
+	}
+	step := math.Pow(10, math.Floor(math.Log10(length)))
+	switch parts := length / step; {
+	case parts < 2:
+		return step / 5
+	case parts < 5:
+		return step / 2
+	}
+	return step
+}

@@ -1,0 +1,40 @@
+package plot
+
+import (
+	"math"
+	"testing"
+)
+
+func TestBarStep(t *testing.T) {
+	for highest, want := range map[float64]float64{0.9: 0.2, 1: 0.25, 1.6: 0.25, 2.1: 1, 83: 20, 208: 100, 0: 1} {
+		if got := barStepOf(highest); math.Abs(got-want) > 1e-9 {
+			t.Errorf("steps of %v up to %v, want %v", got, highest, want)
+		}
+	}
+}
+
+// A point is where its coordinates say, on axes of either kind, and each axis has marks within it.
+func TestLines(t *testing.T) {
+	for _, c := range []struct {
+		log    bool
+		points [][2]float64
+		path   string
+		marks  int
+	}{
+		{false, [][2]float64{{10, 0}, {20, 50}, {30, 80}}, "M64.0 270.0L344.0 136.7L624.0 56.7", 5}, // of 90
+		{true, [][2]float64{{1, 1}, {10, 10}, {100, 100}}, "M64.0 270.0L344.0 150.0L624.0 30.0", 3},
+	} {
+		l := NewLines("x", Plot{Log: c.log, Lines: []Line{{"a", c.points}}})
+		if l.Curves[0].Path != c.path {
+			t.Errorf("logarithmic %v: %s, want %s", c.log, l.Curves[0].Path, c.path)
+		}
+		for _, m := range l.XTicks {
+			if m.At < plotLeft || m.At > plotLeft+plotWidth {
+				t.Errorf("a mark %s beside the axis, at %v", m.Text, m.At)
+			}
+		}
+		if len(l.XTicks) != c.marks {
+			t.Errorf("logarithmic %v: marks %v", c.log, l.XTicks)
+		}
+	}
+}
