@@ -40,7 +40,7 @@ func FuzzTenantFile(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text, script []byte) {
 		text = spoil.JSON(text, script, tenantFiles...)
 		write(t, path, text)
-		h, err := readTenant(path)
+		h, _, err := readTenant(path)
 		if err != nil {
 			return
 		}
@@ -77,7 +77,7 @@ func FuzzTenantFile(f *testing.F) {
 		if err := tenants.write(h); err != nil {
 			t.Fatalf("accepted and not written: %v", err)
 		}
-		back, err := readTenant(tenants.path("written"))
+		back, _, err := readTenant(tenants.path("written"))
 		if err != nil || !back.Tenant.Created.Equal(h.Tenant.Created) {
 			t.Fatalf("became %+v, %v", back, err)
 		}
@@ -133,7 +133,7 @@ func FuzzDiskState(f *testing.F) {
 	path := filepath.Join(dir, tenantsFolder, "blue.json")
 	f.Fuzz(func(t *testing.T, text, script []byte) {
 		write(t, path, spoil.JSON(text, script, tenantFiles...))
-		h, err := readTenant(path)
+		h, _, err := readTenant(path)
 		if err != nil {
 			return
 		}

@@ -54,8 +54,8 @@ func (c *Core) hold(ctx context.Context, name string, identity map[string]string
 	if deleted {
 		return t, 0, false, refuse(ErrNotFound, "tenant %s was deleted; endpoints of it still live on this node", name)
 	}
-	if !ok {
-		return t, 0, false, nil
+	if !ok || learnt == nil && !c.tenants.isHosted(name) {
+		return t, 0, false, nil // of one that is only carried the cluster has to know first that it comes to live here
 	}
 	app, ok = known.app(identity)
 	if !ok {
@@ -63,7 +63,7 @@ func (c *Core) hold(ctx context.Context, name string, identity map[string]string
 	}
 	if err := c.put(ctx, name); err != nil {
 		if c.tenants.endpoints(name) == 0 {
-			c.forget(ctx, name)
+			c.vacate(ctx, name)
 		}
 		return t, 0, false, err
 	}
@@ -78,8 +78,7 @@ func (c *Core) put(ctx context.Context, name string) error {
 		return nil
 	}
 	had, on := c.tenants.put(name)
-	same := had.Network == known.Tenant.Network && had.Leaving == known.Tenant.Leaving && had.Addressing == known.Tenant.Addressing &&
-		slices.Equal(had.IDs, known.Tenant.IDs) && slices.Equal(had.Overlays, known.Tenant.Overlays)
+	same := had.Equal(known.Tenant)
 	if same && len(on) == 1 {
 		return nil // the one it is on
 	}
@@ -110,7 +109,7 @@ func (c *Core) release(ctx context.Context, name string, id address.TenantID) {
 	}
 	defer unlock()
 	if c.tenants.count(name, id, -1) == 0 {
-		c.forget(ctx, name)
+		c.vacate(ctx, name)
 	}
 }
 
@@ -131,7 +130,7 @@ func (c *Core) forget(ctx context.Context, name string) {
 	}
 }
 
-// Apply takes what the orchestrator tells of hosted tenants. Tenants that are not hosted any
+// Apply takes what the orchestrator tells of hosted and carried tenants. Tenants that are neither any
 // more are left out. Nothing is removed because something does not mention it.
 func (c *Core) Apply(ctx context.Context, news []Known, deleted []string) error {
 	for _, k := range news {
@@ -153,9 +152,12 @@ func (c *Core) applyOne(ctx context.Context, k Known) error {
 		return err
 	}
 	defer unlock()
-	before, _, hosted := c.tenants.get(k.Tenant.Name)
-	if !hosted {
+	before, _, known := c.tenants.get(k.Tenant.Name)
+	if !known && (!c.tenants.isCarried(k.Tenant.Name) || len(k.Tenant.IDs) == 0) {
 		return nil
+	}
+	if known && !c.tenants.isHosted(k.Tenant.Name) && len(k.Tenant.IDs) > 0 && !k.Tenant.Created.Equal(before.Tenant.Created) {
+		c.forget(ctx, k.Tenant.Name) // it is another, and nothing here is the old one's
 	}
 	if _, err := c.tenants.learn(k); errors.Is(err, ErrExhausted) {
 		c.log.Error("tenant is not taken as the cluster has it", "tenant", k.Tenant.Name, "error", err)

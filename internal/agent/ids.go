@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -30,6 +31,7 @@ func (h *hosted) learnIDs(news tenant.Tenant) error {
 	}
 	h.Tenant.IDs, h.Tenant.Changes = ids, news.Changes
 	h.Tenant.Network, h.Tenant.Leaving, h.Tenant.Addressing, h.Tenant.Overlays = news.Network, news.Leaving, news.Addressing, news.Overlays
+	h.Tenant.Services, h.Tenant.Publications = news.Services, news.Publications
 	if len(news.Overlays) == 0 {
 		h.subnets = nil
 	}
@@ -75,14 +77,21 @@ func (c *Core) forgetIndexes() error {
 func (t *Tenants) Report(to *pilasterv1.FollowRequest, newStream bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	to.HostedTenants = slices.Sorted(maps.Keys(t.m))
+	to.HostedTenants = nil
 	to.ResolvingTenants = slices.Sorted(maps.Keys(t.resolving))
-	for _, name := range to.HostedTenants {
+	for _, name := range slices.Sorted(maps.Keys(t.m)) {
 		h := t.m[name]
 		if !h.Whole && (newStream || !h.asked) {
 			h.asked = true
 			to.IncompleteTenants = append(to.IncompleteTenants, name)
 		}
+		if newStream && h.Whole && t.carries[name] {
+			to.CarriedTenants = append(to.CarriedTenants, name)
+		}
+		if !t.hosts(name) {
+			continue
+		}
+		to.HostedTenants = append(to.HostedTenants, name)
 		said := &pilasterv1.Hosting{Tenant: name, Moving: h.moving}
 		for _, id := range h.put.IDs {
 			said.Accepts = append(said.Accepts, uint32(id.ID))
@@ -111,14 +120,23 @@ func (t *Tenants) resolve(name string) (done func()) {
 	}
 }
 
-// held is what this node uses, without keys.
-func (t *Tenants) held() *pilasterv1.Held {
+// held is what this node, of this prefix, uses, without keys.
+func (t *Tenants) held(node netip.Prefix) *pilasterv1.Held {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	held := &pilasterv1.Held{}
 	for _, name := range slices.Sorted(maps.Keys(t.m)) {
 		h := t.m[name]
 		said := tenantToProto(h.Tenant)
+		for _, p := range h.Tenant.Publications {
+			if p.Gateway == node {
+				said.Publications = append(said.Publications, &pilasterv1.Publication{Name: p.Name, Container: p.Container.String(), Gateway: p.Gateway.String(), Underlay: p.Underlay.String()})
+			}
+		}
+		if !t.hosts(name) {
+			held.Tenants = append(held.Tenants, heldCarried(said))
+			continue
+		}
 		for _, id := range h.Tenant.IDs {
 			said.Ids = append(said.Ids, &pilasterv1.TenantId{Id: uint32(id.ID), OnlyAccepted: !h.holds(id)})
 		}

@@ -175,7 +175,8 @@ func (l *Link) register(ctx context.Context) (pilasterv1connect.NodeServiceClien
 
 // registration is what this node says of itself. What it holds beyond a page it says by registering again.
 func (l *Link) registration(uplinks []netip.Addr) (pages []*pilasterv1.RegisterRequest) {
-	held := l.config.Tenants.held()
+	joined, _ := l.config.Node.Membership()
+	held := l.config.Tenants.held(joined.Prefix)
 	mappings := append(held.Mappings, heldAddresses(l.config.Endpoints())...)
 	for {
 		held.Mappings = mappings[:min(len(mappings), heldPage)]
@@ -335,20 +336,26 @@ func (l *Link) reportUplink(ctx context.Context) error {
 }
 
 func (l *Link) apply(ctx context.Context, core *Core, event *pilasterv1.FollowResponse) error {
+	var own *pilasterv1.Node // nil where nothing is new of it
 	var tenants []*pilasterv1.Tenant
 	var apps []*pilasterv1.App
 	var deleted []string
 	whole := func(string) bool { return true }
 	switch e := event.Event.(type) {
 	case *pilasterv1.FollowResponse_Snapshot:
-		tenants, apps = e.Snapshot.Tenants, e.Snapshot.Apps
+		own, tenants, apps = e.Snapshot.Node, e.Snapshot.Tenants, e.Snapshot.Apps
 	case *pilasterv1.FollowResponse_Delta:
-		tenants, apps, deleted = e.Delta.Tenants, e.Delta.Apps, e.Delta.DeletedTenants
+		own, tenants, apps, deleted = e.Delta.Node, e.Delta.Tenants, e.Delta.Apps, e.Delta.DeletedTenants
 		whole = func(tenant string) bool { return slices.Contains(e.Delta.WholeTenants, tenant) }
 	}
 	news, err := knownFromProto(tenants, apps, whole)
 	if err != nil {
 		return fmt.Errorf("an event of the orchestrator cannot be used: %w", err)
+	}
+	if own != nil {
+		if err := core.Carry(ctx, own.Carries); err != nil {
+			return err
+		}
 	}
 	if err := core.Apply(ctx, news, deleted); err != nil {
 		return err

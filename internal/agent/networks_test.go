@@ -24,11 +24,12 @@ type fakeSwitch struct {
 	ports   map[pipeline.Port]string
 	fail    error
 	given   byte
+	subnets []netip.Prefix // of the node
 	during  func(call string)
 }
 
 func newFakeSwitch() *fakeSwitch {
-	return &fakeSwitch{entries: map[any]pipeline.Entry{}, ports: map[pipeline.Port]string{}}
+	return &fakeSwitch{entries: map[any]pipeline.Entry{}, ports: map[pipeline.Port]string{}, subnets: []netip.Prefix{netip.MustParsePrefix("10.0.3.0/24")}}
 }
 
 func (s *fakeSwitch) Plug(_ context.Context, p pipeline.Port, device pipeline.Device) error {
@@ -90,7 +91,7 @@ func (s *fakeSwitch) remote(vni uint32) string {
 }
 
 func (s *fakeSwitch) NodeCIDRs(context.Context, string) ([]netip.Prefix, error) {
-	return []netip.Prefix{netip.MustParsePrefix("10.0.3.0/24")}, nil
+	return s.subnets, nil
 }
 
 func (s *fakeSwitch) Allocate(context.Context, string, string) ([]netip.Addr, error) {

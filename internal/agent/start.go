@@ -149,7 +149,7 @@ func (c *Core) lost() string {
 		numeral.Of(len(names), "endpoint", "endpoints"), strings.Join(names, ", "))
 }
 
-// putTenants makes the driver know the tenants that have endpoints, and forget the others.
+// putTenants makes the driver know the tenants that have endpoints or are carried, and forget the others.
 func (c *Core) putTenants(ctx context.Context) error {
 	for _, name := range c.tenants.Names() {
 		unlock, err := c.byTenant.lock(ctx, name)
@@ -157,10 +157,9 @@ func (c *Core) putTenants(ctx context.Context) error {
 			return err
 		}
 		if c.tenants.endpoints(name) == 0 {
-			c.forget(ctx, name)
-		} else {
-			err = c.put(ctx, name)
+			c.vacate(ctx, name)
 		}
+		err = c.put(ctx, name)
 		unlock()
 		if err != nil {
 			return err

@@ -50,6 +50,7 @@ func (s *Service) status(ctx context.Context) *pilasterv1.StatusResponse {
 	s.addDatapath(ctx, r, core.Core)
 	_ = core.eachGateway(func(n network.Outward) error { addGateway(r, n.Gateway()); return nil })
 	r.Problems = append(r.Problems, core.tenants.refusals()...)
+	r.Problems = append(r.Problems, core.uncarried()...)
 	r.Problems = append(r.Problems, core.tenants.unmoved()...)
 	if lost := core.lost(); lost != "" {
 		r.Problems = append(r.Problems, lost)

@@ -29,7 +29,8 @@ type Tenants struct {
 
 	mu        sync.Mutex
 	m         map[string]*hosted
-	resolving map[string]int // calls under way
+	carries   map[string]bool // as the cluster last said, known or not
+	resolving map[string]int  // calls under way
 }
 
 // Known is a tenant with those of its apps a node has heard of.
@@ -85,6 +86,23 @@ type tenantFile struct {
 	Changes    uint64            `json:"changes,omitempty"` // of ids
 	Apps       []App             `json:"apps"`
 	Deleted    bool              `json:"deleted,omitempty"`
+	Carried    bool              `json:"carried,omitempty"`
+
+	Services     []serviceFile     `json:"services,omitempty"`
+	Publications []publicationFile `json:"publications,omitempty"`
+}
+
+type serviceFile struct {
+	Name    string     `json:"name"`
+	Virtual netip.Addr `json:"virtual"`
+	Real    netip.Addr `json:"real"`
+}
+
+type publicationFile struct {
+	Name      string       `json:"name"`
+	Container netip.Addr   `json:"container"`
+	Gateway   netip.Prefix `json:"gateway"`
+	Underlay  netip.Addr   `json:"underlay"`
 }
 
 type idFile struct {
@@ -101,7 +119,7 @@ type overlayFile struct {
 
 // OpenTenants reads what is known from <dir>/tenants.
 func OpenTenants(dir string) (*Tenants, error) {
-	t := &Tenants{dir: filepath.Join(dir, tenantsFolder), changed: make(chan struct{}, 1), maxIDs: DefaultMaxTenantIDs, m: map[string]*hosted{}, resolving: map[string]int{}}
+	t := &Tenants{dir: filepath.Join(dir, tenantsFolder), changed: make(chan struct{}, 1), maxIDs: DefaultMaxTenantIDs, m: map[string]*hosted{}, carries: map[string]bool{}, resolving: map[string]int{}}
 	if err := os.MkdirAll(t.dir, 0o700); err != nil {
 		return nil, err
 	}
@@ -110,7 +128,7 @@ func OpenTenants(dir string) (*Tenants, error) {
 		return nil, err
 	}
 	for _, name := range names {
-		h, err := readTenant(t.path(name))
+		h, carried, err := readTenant(t.path(name))
 		if err == nil && h.Tenant.Name != name {
 			err = &durable.CorruptError{Path: t.path(name), Err: fmt.Errorf("it holds tenant %s", h.Tenant.Name)}
 		}
@@ -118,22 +136,24 @@ func OpenTenants(dir string) (*Tenants, error) {
 			return nil, err
 		}
 		t.m[name] = h
+		if carried {
+			t.carries[name] = true
+		}
 	}
 	return t, nil
 }
 
 func (t *Tenants) path(name string) string { return filepath.Join(t.dir, name+".json") }
 
-func readTenant(path string) (*hosted, error) {
+func readTenant(path string) (h *hosted, carried bool, err error) {
 	var f tenantFile
 	if err := durable.Read(path, stateVersion, &f); err != nil {
-		return nil, err
+		return nil, false, err
 	}
-	h, err := f.hosted()
-	if err != nil {
-		return nil, &durable.CorruptError{Path: path, Err: err}
+	if h, err = f.hosted(); err != nil {
+		return nil, false, &durable.CorruptError{Path: path, Err: err}
 	}
-	return h, nil
+	return h, f.Carried, nil
 }
 
 func (f tenantFile) hosted() (*hosted, error) {
@@ -141,6 +161,12 @@ func (f tenantFile) hosted() (*hosted, error) {
 	h.deleted = f.Deleted
 	for _, o := range f.Overlays {
 		h.Tenant.Overlays = append(h.Tenant.Overlays, tenant.Overlay(o))
+	}
+	for _, s := range f.Services {
+		h.Tenant.Services = append(h.Tenant.Services, tenant.Service(s))
+	}
+	for _, p := range f.Publications {
+		h.Tenant.Publications = append(h.Tenant.Publications, tenant.Publication(p))
 	}
 	if !slices.Contains([]tenant.Addressing{tenant.Encrypted, tenant.Clear, tenant.Own}, f.Addressing) {
 		return nil, fmt.Errorf("addressing %q is unknown", f.Addressing)
@@ -191,6 +217,13 @@ func (t *Tenants) write(h *hosted) error {
 	for _, o := range h.Tenant.Overlays {
 		f.Overlays = append(f.Overlays, overlayFile(o))
 	}
+	for _, s := range h.Tenant.Services {
+		f.Services = append(f.Services, serviceFile(s))
+	}
+	for _, p := range h.Tenant.Publications {
+		f.Publications = append(f.Publications, publicationFile(p))
+	}
+	f.Carried = t.carries[f.Name]
 	f.Subnets = h.subnets
 	for _, id := range h.Tenant.IDs {
 		f.IDs = append(f.IDs, idFile{id.ID, id.Key.String(), id.OnlyAccepted})
@@ -315,7 +348,7 @@ func (t *Tenants) learn(k Known) (bool, error) {
 		return false, err
 	}
 	h.Whole, h.refused = old.Whole || k.Whole, nil
-	if slices.Equal(h.Tenant.IDs, old.Tenant.IDs) && h.Tenant.Changes == old.Tenant.Changes && len(h.Apps) == len(old.Apps) {
+	if h.Tenant.Equal(old.Tenant) && len(h.Apps) == len(old.Apps) {
 		t.m[k.Tenant.Name] = &h // wholeness is not kept on disk
 		return false, nil
 	}

@@ -18,7 +18,7 @@ func TestTenantMadeAnewIsRefused(t *testing.T) {
 	b.orchestrator.tenants["blue"] = blue
 	b.add("c1")
 	b.reopen()
-	if held := b.tenants.held(); !held.Tenants[0].Created.AsTime().Equal(made) {
+	if held := b.tenants.held(nodePrefix); !held.Tenants[0].Created.AsTime().Equal(made) {
 		t.Errorf("held %v", held)
 	}
 	blue.Created = made.Add(time.Hour)

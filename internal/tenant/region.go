@@ -3,6 +3,7 @@ package tenant
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"pilaster.io/pilaster/internal/address"
 )
@@ -45,6 +46,11 @@ func ParseRegions[R interface {
 		regions = append(regions, region)
 	}
 	return regions, nil
+}
+
+// Equal compares all of it.
+func (r Region) Equal(other Region) bool {
+	return r.Name == other.Name && slices.Equal(r.CIDRs, other.CIDRs) && r.Edge == other.Edge && r.PeerEdge == other.PeerEdge && r.PeerVNI == other.PeerVNI
 }
 
 // Check refuses what no orchestrator can have said.

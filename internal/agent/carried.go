@@ -1,0 +1,129 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+)
+
+// A node carries tenants that it must know also without an endpoint of them, such as those that its gateway publishes. Which these are comes with
+// the node's own record, and lies in the tenants' files: a start without an orchestrator knows them.
+
+// Carry takes what the cluster says of that. What the node has no more reason to know it forgets; what is new to it follows from the cluster.
+func (c *Core) Carry(ctx context.Context, names []string) error {
+	dropped, err := c.tenants.carry(names)
+	for _, name := range dropped {
+		unlock, err := c.byTenant.lock(ctx, name)
+		if err != nil {
+			return err
+		}
+		if !c.tenants.needed(name) {
+			c.forget(ctx, name)
+		}
+		unlock()
+	}
+	return err
+}
+
+// vacate goes on without endpoints of a tenant: forgets it, unless it is carried. The caller holds the tenant's lock.
+func (c *Core) vacate(ctx context.Context, name string) {
+	if !c.tenants.needed(name) {
+		c.forget(ctx, name)
+		return
+	}
+	if err := c.tenants.unhost(name); err != nil {
+		c.log.Error("subnets of a tenant without endpoints stay on disk", "tenant", name, "error", err)
+	}
+}
+
+// uncarried says which carried tenants this node does nothing for.
+func (c *Core) uncarried() (problems []string) {
+	for _, name := range c.tenants.carriedNames() {
+		known, _, ok := c.tenants.get(name)
+		if _, has := c.networks[networkOf(known.Tenant)]; ok && !has {
+			problems = append(problems, fmt.Sprintf("tenant %s is published at this node, which does not have network %s\n  start the agent with --%s, or publish it at another node", name, known.Tenant.Network, known.Tenant.Network))
+		}
+	}
+	return problems
+}
+
+// carry takes note of what this node carries, and returns what it knows and carried until now.
+func (t *Tenants) carry(names []string) (dropped []string, err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	now := map[string]bool{}
+	for _, name := range names {
+		now[name] = true
+	}
+	was := t.carries
+	t.carries = now
+	for _, name := range slices.Sorted(maps.Keys(t.m)) {
+		if was[name] == now[name] {
+			continue
+		}
+		if err := t.write(t.m[name]); err != nil {
+			t.carries = was
+			return nil, err
+		}
+		if was[name] {
+			dropped = append(dropped, name)
+		}
+		t.signal()
+	}
+	return dropped, nil
+}
+
+func (t *Tenants) carriedNames() []string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return slices.Sorted(maps.Keys(t.carries))
+}
+
+func (t *Tenants) isCarried(name string) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.carries[name]
+}
+
+// hosts tells whether a tenant lives here, or is about to; one that is only carried does not. The caller holds the lock.
+func (t *Tenants) hosts(name string) bool {
+	return t.m[name] != nil && (t.m[name].count() > 0 || !t.carries[name])
+}
+
+func (t *Tenants) isHosted(name string) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.hosts(name)
+}
+
+// needed tells whether there is a reason to know a tenant.
+func (t *Tenants) needed(name string) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.carries[name] || t.m[name] != nil && t.m[name].count() > 0
+}
+
+// unhost forgets what the node had of a tenant's overlays: that goes with its last endpoint.
+func (t *Tenants) unhost(name string) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.m[name] == nil || t.m[name].subnets == nil {
+		return nil
+	}
+	h := *t.m[name]
+	h.subnets = nil
+	if err := t.write(&h); err != nil {
+		return err
+	}
+	t.m[name] = &h
+	return nil
+}
+
+// heldCarried is what the node has of a tenant that it only carries: publications at its gateway, whose addresses are in use. Nothing else of it
+// needs to be as the cluster has it.
+func heldCarried(said *pilasterv1.Tenant) *pilasterv1.Tenant {
+	return &pilasterv1.Tenant{Name: said.Name, Network: said.Network, Leaving: said.Leaving, Addressing: said.Addressing, Overlays: said.Overlays, Changes: said.Changes, Publications: said.Publications}
+}
