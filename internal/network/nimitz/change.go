@@ -2,6 +2,7 @@ package nimitz
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -101,7 +102,7 @@ func (n *Network) room(addresses int) error {
 func (n *Network) PutTenant(ctx context.Context, t tenant.Tenant) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if err := n.checkNorthSouth(t); err != nil {
+	if err := errors.Join(n.checkNorthSouth(t), n.checkRegions(t)); err != nil {
 		return err
 	}
 	h := n.tenants[t.Name]
@@ -258,6 +259,8 @@ func (n *Network) adopt(there []pipeline.Entry) {
 		of := n.region
 		switch own := e.(type) {
 		case pipeline.Sender:
+			of = byVNI[own.VNI]
+		case pipeline.Foreign:
 			of = byVNI[own.VNI]
 		case pipeline.DNAT:
 			of = byVNI[own.RealVNI]

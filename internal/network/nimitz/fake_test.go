@@ -24,6 +24,7 @@ type tableSwitch struct {
 	ports   map[pipeline.Port]string
 	fail    error
 	applied int
+	region  netip.Prefix
 }
 
 func (s *tableSwitch) Plug(_ context.Context, p pipeline.Port, device pipeline.Device) error {
@@ -61,7 +62,7 @@ func (s *tableSwitch) Entries(context.Context) ([]pipeline.Entry, error) {
 }
 
 func (s *tableSwitch) table() pipeline.Table {
-	return pipeline.Table{Region: plan.Base, Entries: slices.Collect(maps.Values(s.has))}
+	return pipeline.Table{Region: s.region, Entries: slices.Collect(maps.Values(s.has))}
 }
 
 func (s *tableSwitch) put(entries ...pipeline.Entry) {
@@ -116,6 +117,7 @@ func (m memory) ReleaseIndex(key endpoint.CursorKey, i address.Index) error {
 // cluster is an orchestrator and its nodes. Everybody hears at once.
 type cluster struct {
 	t       testing.TB
+	plan    address.Plan
 	tenants []tenant.Tenant
 	nodes   []*node
 	given   map[string][]netip.Prefix    // by tenant, node and key
@@ -138,6 +140,7 @@ type node struct {
 	carries map[string]bool           // tenants without a container here
 	told    map[netip.Addr]netip.Addr // by its gateway, of which it has none if it is alone
 	alone   bool
+	edge    bool
 }
 
 func (n *node) Device() pipeline.Device { return pipeline.Device{Name: "gateway"} }
@@ -161,9 +164,13 @@ func overlay(cidr string, nodeBits int) tenant.Overlay {
 }
 
 func newCluster(t testing.TB, nodes int, tenants ...tenant.Tenant) *cluster {
-	c := &cluster{t: t, tenants: tenants, given: map[string][]netip.Prefix{}, where: map[string][]network.Mapping{}, next: map[netip.Prefix]uint64{}}
+	return newRegion(t, plan, nodes, tenants...)
+}
+
+func newRegion(t testing.TB, plan address.Plan, nodes int, tenants ...tenant.Tenant) *cluster {
+	c := &cluster{t: t, plan: plan, tenants: tenants, given: map[string][]netip.Prefix{}, where: map[string][]network.Mapping{}, next: map[netip.Prefix]uint64{}}
 	for i := range nodes {
-		n := &node{c: c, prefix: plan.Node(uint64(i + 1)), sw: &tableSwitch{has: map[any]pipeline.Entry{}, ports: map[pipeline.Port]string{}}, record: map[endpoint.ID]endpoint.Record{}, carries: map[string]bool{}}
+		n := &node{c: c, prefix: plan.Node(uint64(i + 1)), sw: &tableSwitch{has: map[any]pipeline.Entry{}, ports: map[pipeline.Port]string{}, region: plan.Base}, record: map[endpoint.ID]endpoint.Record{}, carries: map[string]bool{}}
 		c.nodes = append(c.nodes, n)
 		n.start(memory{})
 	}
@@ -173,7 +180,7 @@ func newCluster(t testing.TB, nodes int, tenants ...tenant.Tenant) *cluster {
 // start is what a new process of the agent does: it knows the records and finds the switch as it is.
 func (n *node) start(indexes Indexes) {
 	n.c.t.Helper()
-	config := Config{Plan: plan, Node: n.prefix, Indexes: indexes, Cluster: n, Switch: n.sw, Gateway: n, MaxMappings: n.max}
+	config := Config{Plan: n.c.plan, Node: n.prefix, Edge: n.edge, Indexes: indexes, Cluster: n, Switch: n.sw, Gateway: n, MaxMappings: n.max}
 	if n.alone {
 		config.Gateway, config.NoGateway = nil, errors.New("the kernel has no NAT")
 	}

@@ -21,7 +21,8 @@ type hosted struct {
 
 	services  []tenant.Service
 	published []tenant.Publication
-	nat       map[any]pipeline.Entry // what these come to, by match
+	regions   []tenant.Region
+	beyond    map[any]pipeline.Entry // what these come to, by match
 	installed map[any]pipeline.Entry // by match
 }
 
@@ -32,7 +33,7 @@ type port struct {
 }
 
 func newHosted() *hosted {
-	return &hosted{here: map[netip.Addr]port{}, remote: map[netip.Prefix]netip.Prefix{}, nat: map[any]pipeline.Entry{}, installed: map[any]pipeline.Entry{}}
+	return &hosted{here: map[netip.Addr]port{}, remote: map[netip.Prefix]netip.Prefix{}, beyond: map[any]pipeline.Entry{}, installed: map[any]pipeline.Entry{}}
 }
 
 // set takes the tenant as it is now. Its VNI is the oldest of its ids, which stays when it gets more.
@@ -41,6 +42,7 @@ func (h *hosted) set(t tenant.Tenant) {
 	for _, o := range t.Overlays {
 		h.overlays = append(h.overlays, o.CIDR)
 	}
+	h.regions = t.Regions
 	h.services, h.published = t.Services, slices.SortedFunc(slices.Values(t.Publications), func(a, b tenant.Publication) int { return a.Underlay.Compare(b.Underlay) })
 }
 
@@ -71,7 +73,7 @@ func (h *hosted) matches(r endpoint.Record) []any {
 func (h *hosted) translations(r endpoint.Record) (all []any) {
 	for _, a := range r.Attachments {
 		match := pipeline.SNAT{VNI: h.vni, Real: a.Address}.Match()
-		if e, ok := h.nat[match].(pipeline.SNAT); ok {
+		if e, ok := h.beyond[match].(pipeline.SNAT); ok {
 			all = append(all, match, pipeline.DNAT{VNI: pipeline.GatewayVNI, Virtual: e.Virtual}.Match())
 		}
 	}
@@ -84,7 +86,7 @@ func (h *hosted) allMatches() []any {
 	for match := range h.installed {
 		all = append(all, match)
 	}
-	for match := range h.nat {
+	for match := range h.beyond {
 		all = append(all, match)
 	}
 	for _, cidr := range h.overlays {
@@ -112,7 +114,7 @@ func (h *hosted) forwardMatch(to netip.Prefix) any {
 // wanted is the entry that a match is to have, nil for none. A container here comes before what the cluster last said of its address, and
 // in what is left of the tenant's CIDRs is nobody.
 func (h *hosted) wanted(match any) pipeline.Entry {
-	if e, ok := h.nat[match]; ok {
+	if e, ok := h.beyond[match]; ok {
 		return e
 	}
 	switch m := match.(type) {

@@ -34,6 +34,7 @@ type Config struct {
 	Switch      Switch
 	Gateway     Gateway // nil for none
 	NoGateway   error   // why
+	Edge        bool    // this is an Edge Switch
 	MaxMappings int     // forwarding entries
 }
 

@@ -65,16 +65,16 @@ func (n *Network) virtuals(h *hosted) map[netip.Addr]netip.Addr {
 	return all
 }
 
-// renew notes what services and containers come to: of a tenant, entries as many as services, its containers here, and publications of
-// these or at this node's gateway.
+// renew notes what services, containers and other regions come to: of a tenant, entries as many as services, its containers here, publications of
+// these or at this node's gateway, and CIDRs in other regions.
 func (n *Network) renew(h *hosted) {
 	if h == n.region {
 		return
 	}
-	clear(h.nat)
+	clear(h.beyond)
 	put := func(all ...pipeline.Entry) {
 		for _, e := range all {
-			h.nat[e.Match()] = e
+			h.beyond[e.Match()] = e
 		}
 	}
 	for _, s := range h.services {
@@ -96,6 +96,9 @@ func (n *Network) renew(h *hosted) {
 			put(pipeline.Forward{VNI: h.vni, To: client, Port: pipeline.VXLAN, VTEP: pipeline.VTEP(p.Gateway)})
 		}
 	}
+	for _, r := range h.regions {
+		put(n.regional(h, r)...)
+	}
 }
 
 // client is what clients of a node's gateway look like.
@@ -106,14 +109,20 @@ func (n *Network) client(node netip.Prefix) netip.Prefix {
 
 // renewRegion notes what is no tenant's: whom packets are taken from, and what lies outside.
 func (n *Network) renewRegion() {
-	clear(n.region.nat)
+	clear(n.region.beyond)
 	peer := pipeline.Peer{Nodes: n.config.Plan.Base}
-	n.region.nat[peer.Match()] = peer
+	n.region.beyond[peer.Match()] = peer
 	for _, h := range n.tenants {
-		for _, e := range h.nat {
-			if f, ok := e.(pipeline.Forward); ok && f.Port == pipeline.Gateway {
-				outside := pipeline.NorthSouth{To: f.To}
-				n.region.nat[outside.Match()] = outside
+		for _, e := range h.beyond {
+			switch e := e.(type) {
+			case pipeline.Forward:
+				if e.Port == pipeline.Gateway {
+					outside := pipeline.NorthSouth{To: e.To}
+					n.region.beyond[outside.Match()] = outside
+				}
+			case pipeline.Foreign:
+				edge := pipeline.Peer{Nodes: e.Edge}
+				n.region.beyond[edge.Match()] = edge
 			}
 		}
 	}
@@ -144,9 +153,9 @@ func (n *Network) publish(ctx context.Context) error {
 
 // update makes the switch have what a container that has come or gone changes, by what its entries are found by.
 func (n *Network) update(ctx context.Context, h *hosted, matches []any) error {
-	matches = slices.AppendSeq(matches, maps.Keys(h.nat))
+	matches = slices.AppendSeq(matches, maps.Keys(h.beyond))
 	n.renew(h)
-	if err := n.change(ctx, h, slices.AppendSeq(matches, maps.Keys(h.nat))); err != nil || !n.repaired {
+	if err := n.change(ctx, h, slices.AppendSeq(matches, maps.Keys(h.beyond))); err != nil || !n.repaired {
 		return err
 	}
 	return n.publish(ctx)
