@@ -155,6 +155,9 @@ func checkHeld(held *pilasterv1.Held) error {
 		if len(t.Ids) > tenant.MaxIDs {
 			return fmt.Errorf("the node holds %d ids of a tenant, and a tenant has %d at most; nothing was changed", len(t.Ids), tenant.MaxIDs)
 		}
+		if len(t.Publications) > tenant.MaxPublications {
+			return fmt.Errorf("the node holds %d publications of a tenant, and a tenant has %d at most; nothing was changed", len(t.Publications), tenant.MaxPublications)
+		}
 	}
 	return nil
 }

@@ -4,12 +4,16 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"strconv"
 	"strings"
 	"testing"
 
+	"google.golang.org/protobuf/proto"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/spoil"
 )
@@ -28,6 +32,7 @@ func FuzzBackup(f *testing.F) {
 	kept := []backupRecord{
 		{keyCluster, string(cluster)}, {dirTenants + "blue", `{"name":"blue"}`}, {dirAppMarks + "blue", "65270"}, {dirTenants + "red", `{"name":"red"}`},
 		{keyPrefixMark, "3"}, {keyTenantMark, "16777200"}, {dirSessions + "n1", "o1 i1 s1"}, {dirNodes + "n1", `{"name":"n1"}`},
+		{dirNodes + "n2", `{"name":"n2"}`}, {dirPublishedMarks + "n2", "16777200"}, {dirPublished + "n1/5", "red"}, {dirPublished + "n1/12", "red"}, {dirWithdrawn + "n1/7", "x"},
 	}
 	header, err := json.Marshal(BackupHeader{Format: backupFormat, Version: backupVersion, Cluster: r.UUID, BasePrefix: r.BasePrefix, Revision: 9, Records: len(kept)})
 	if err != nil {
@@ -84,9 +89,20 @@ func checkRestored(t *testing.T, was, is map[string]string, skip uint64) {
 	}
 	plan := address.Plan{Base: after.BasePrefix, Private: after.PrivatePrefix}
 	marks := map[string]uint64{keyPrefixMark: plan.Nodes(), keyTenantMark: 1 << 24}
+	least := map[string]uint64{}
 	for key := range was {
 		if tenant, ok := strings.CutPrefix(key, dirTenants); ok {
 			marks[dirAppMarks+tenant] = 0xff00
+			checkNewer(t, key, was[key], is[key], skip)
+		}
+		if node, ok := strings.CutPrefix(key, dirNodes); ok {
+			mark := dirPublishedMarks + node
+			marks[mark], least[mark] = 1<<24, 2
+			for i := range uint64(1 << 8) { // as many as a fuzzer thinks of
+				if was[fmt.Sprint(dirPublished, node, "/", i)] != "" {
+					least[mark] = max(least[mark], i+1)
+				}
+			}
 		}
 	}
 	for key, end := range marks {
@@ -95,22 +111,38 @@ func checkRestored(t *testing.T, was, is map[string]string, skip uint64) {
 		if was[key] != "" {
 			had, _ = strconv.ParseUint(was[key], 10, 64)
 		}
-		full := next >= end && strings.HasPrefix(key, dirAppMarks)
+		had = max(had, least[key])
+		full := next >= end && (strings.HasPrefix(key, dirAppMarks) || least[key] > 0)
 		if err1 != nil || next < had || next-had != skip && !full && had < end {
 			t.Fatalf("%s was %q and is %q after leaving out %d", key, was[key], is[key], skip)
 		}
 	}
+	gone := func(key string) bool {
+		return strings.HasPrefix(key, dirSessions) || strings.HasPrefix(key, dirResting) || strings.HasPrefix(key, dirWithdrawn)
+	}
 	for key, value := range is {
-		if strings.HasPrefix(key, dirSessions) {
+		if gone(key) {
 			t.Fatalf("%s is still there", key)
 		}
-		if _, mark := marks[key]; !mark && key != keyCluster && value != was[key] {
+		if _, mark := marks[key]; !mark && key != keyCluster && !strings.HasPrefix(key, dirTenants) && value != was[key] {
 			t.Fatalf("%s was %q and is %q", key, was[key], value)
 		}
 	}
 	for key := range was {
-		if _, there := is[key]; !there && !strings.HasPrefix(key, dirSessions) {
+		if _, there := is[key]; !there && !gone(key) {
 			t.Fatalf("%s is gone", key)
 		}
+	}
+}
+
+// checkNewer compares a tenant's records: only the changes counted are more.
+func checkNewer(t *testing.T, key, was, is string, skip uint64) {
+	t.Helper()
+	before, after := new(pilasterv1.Tenant), new(pilasterv1.Tenant)
+	if err := errors.Join(decode(key, []byte(was), before), decode(key, []byte(is), after)); err != nil {
+		t.Fatal(err)
+	}
+	if before.Changes += skip; !proto.Equal(before, after) {
+		t.Fatalf("%s was %s and is %s after leaving out %d", key, was, is, skip)
 	}
 }

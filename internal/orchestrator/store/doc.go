@@ -30,6 +30,8 @@
 //	resting/TENANT/PREFIX    who had it a moment ago; with a lease
 //	edge                     name of the node that is the Edge Switch
 //	regions/NAME             Region: another one, as it exported itself
+//	published/NODE/INDEX     name of the tenant that has the index at the node's gateway
+//	withdrawn/NODE/INDEX     what had it a moment ago; with a lease
 //	sessions/NODE            the node's stream: process of the orchestrator, of the agent, stream; with a lease
 //	deletions                written in each transaction that deletes: a range compare sees what came, not what went
 //	marks/…                  the lowest number never handed out

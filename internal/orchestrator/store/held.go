@@ -36,6 +36,9 @@ func (s *Store) recall(t *txn, node *pilasterv1.Node, r Registration) error {
 		if err := t.recallTenant(r.Node, held); err != nil {
 			return err
 		}
+		if err := s.recallPublications(t, node, held.Publications); err != nil {
+			return err
+		}
 	}
 	for _, held := range r.Apps {
 		if err := t.recallApp(held); err != nil {
@@ -61,7 +64,9 @@ func (t *txn) recallTenant(n pki.Node, held *pilasterv1.Tenant) error {
 	if err != nil {
 		return err
 	}
-	if exists && held.Created != nil && !held.Created.AsTime().Equal(known.Created.AsTime()) {
+	// Of one that it only carries it says nothing that another could be hurt by.
+	hosts := slices.ContainsFunc(held.Ids, func(id *pilasterv1.TenantId) bool { return !id.OnlyAccepted })
+	if exists && hosts && held.Created != nil && !held.Created.AsTime().Equal(known.Created.AsTime()) {
 		return refuse(Refused, "this node holds a tenant %s made at %v, but the cluster's was made at %v; %s",
 			held.Name, held.Created.AsTime(), known.Created.AsTime(), heldAdvice)
 	}
@@ -106,7 +111,7 @@ func (t *txn) recallTenant(n pki.Node, held *pilasterv1.Tenant) error {
 	}
 	if exists && held.Changes > known.Changes {
 		known.Changes = held.Changes // else the node would take the next list for an old one
-		return t.saveIDs(known)
+		return t.saveChanged(known)
 	}
 	return nil
 }

@@ -46,7 +46,7 @@ func (s *Store) RotateKey(ctx context.Context, name string) (*pilasterv1.Tenant,
 		}
 		id.OnlyAccepted = true
 		found.Ids = append(found.Ids, id)
-		return t.saveIDs(found)
+		return t.saveChanged(found)
 	})
 	if err != nil {
 		return nil, err
@@ -72,7 +72,7 @@ func (s *Store) ForceKey(ctx context.Context, name string, id uint32) (*pilaster
 			return nil
 		}
 		found.Ids[i].OnlyAccepted = false
-		return t.saveIDs(found)
+		return t.saveChanged(found)
 	})
 	if err != nil {
 		return nil, err
@@ -96,7 +96,7 @@ func (s *Store) Settle(ctx context.Context, name string) error {
 			return nil
 		}
 		found.Ids = ids
-		return t.saveIDs(found)
+		return t.saveChanged(found)
 	})
 }
 
@@ -159,7 +159,7 @@ func (t *txn) newTenantID(owner string) (*pilasterv1.TenantId, error) {
 	return &pilasterv1.TenantId{Id: id, Key: key}, nil
 }
 
-func (t *txn) saveIDs(of *pilasterv1.Tenant) error {
+func (t *txn) saveChanged(of *pilasterv1.Tenant) error {
 	of.Changes++
 	return t.save(dirTenants+of.Name, of)
 }

@@ -76,8 +76,10 @@ func mapped(t *testing.T, s *store.Store, name string) (all []string) {
 // awake has what rests rest no more.
 func awake(t *testing.T, etcd *clientv3.Client) {
 	t.Helper()
-	if _, err := etcd.Delete(t.Context(), "/pilaster/1/resting/", clientv3.WithPrefix()); err != nil {
-		t.Fatal(err)
+	for _, dir := range []string{"resting/", "withdrawn/"} {
+		if _, err := etcd.Delete(t.Context(), "/pilaster/1/"+dir, clientv3.WithPrefix()); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 

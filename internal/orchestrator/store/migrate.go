@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/numeral"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -37,7 +38,7 @@ func (s *Store) Migrate(ctx context.Context, name, to string, addressing pilaste
 		if addressing == pilasterv1.Addressing_ADDRESSING_UNSPECIFIED {
 			found.Addressing = pilasterv1.Addressing_ADDRESSING_ENCRYPTED
 		}
-		return t.saveIDs(found)
+		return t.saveChanged(found)
 	})
 	if err != nil {
 		return nil, err
@@ -81,11 +82,15 @@ func (s *Store) FinishMigration(ctx context.Context, name string, force bool) (*
 			return refuse(Refused, "containers of tenant %s have no address of network %s yet: %s; nothing was changed: wait, bring nodes back that are away or delete those that are gone, or say --force, and they are without a network until they have one",
 				name, found.Network, strings.Join(late, ", "))
 		}
+		if services, published := len(found.Services), len(found.Publications); services+published > 0 {
+			return refuse(Refused, "tenant %s has %s and %s, which are of network %s; nothing was changed: delete them first (`pilaster service list --tenant %s`, `pilaster publication list --tenant %s`)",
+				name, numeral.Of(services, "service", "services"), numeral.Of(published, "publication", "publications"), found.Leaving, name, name)
+		}
 		for _, dir := range []string{dirMappings, dirGiven, dirResting, dirOverlayMarks} {
 			t.deleteAll(dir + name + "/")
 		}
 		found.Leaving, found.Overlays = "", nil
-		return t.saveIDs(found)
+		return t.saveChanged(found)
 	})
 	if err != nil {
 		return nil, err

@@ -239,6 +239,9 @@ func (s *Store) deleteNode(t *txn, name string, force bool) error {
 		return err
 	}
 	t.put(dirDeleted+node.Uuid, name)
+	if err := t.endPublished(name, force); err != nil {
+		return err
+	}
 	for _, h := range hosting {
 		if tenant, found := strings.CutSuffix(h, "/"+name); found {
 			if err := s.releaseAll(t, pki.Node{Name: name, UUID: node.Uuid}, tenant); err != nil {

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/protobuf/encoding/protojson"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
@@ -129,7 +130,7 @@ func skipAhead(records map[string]string, skip uint64, from int64) error {
 		}
 	}
 	for key := range records {
-		if strings.HasPrefix(key, dirSessions) || strings.HasPrefix(key, dirResting) { // of then, and no lease to end them
+		if strings.HasPrefix(key, dirSessions) || strings.HasPrefix(key, dirResting) || strings.HasPrefix(key, dirWithdrawn) { // of then, and no lease to end them
 			delete(records, key)
 		}
 		if tenant, ok := strings.CutPrefix(key, dirTenants); ok {
@@ -137,34 +138,83 @@ func skipAhead(records map[string]string, skip uint64, from int64) error {
 			if err := raise(records, dirAppMarks+tenant, skip, uint64(address.FirstReservedApp)); err != nil && !errors.Is(err, errNoneLeft) {
 				return err
 			}
-			if err := raiseOverlays(records, tenant, skip); err != nil {
+			if err := raiseTenant(records, tenant, skip); err != nil {
 				return err
 			}
 		}
 	}
-	return nil
+	return raisePublished(records, skip)
 }
 
-// raiseOverlays leaves out what comes next of a tenant's overlays, at most half of each: numbers go round, and what lies behind is
-// reached last. By then nodes have come back and said what they hold.
-func raiseOverlays(records map[string]string, name string, skip uint64) error {
+// raiseTenant has the tenant's record count as newer than what nodes have heard of it since, and leaves out what comes next of its
+// overlays.
+func raiseTenant(records map[string]string, name string, skip uint64) error {
 	found := new(pilasterv1.Tenant)
 	if err := decode(dirTenants+name, []byte(records[dirTenants+name]), found); err != nil {
 		return err
 	}
+	found.Changes += skip
+	text, err := protojson.Marshal(found)
+	if err != nil {
+		return fmt.Errorf("encode %s: %w", dirTenants+name, err)
+	}
+	records[dirTenants+name] = string(text)
 	overlays, err := tenant.ParseOverlays(found.Overlays)
 	if err != nil {
 		return fmt.Errorf("the backup's tenant %s is not readable: %w", name, err)
 	}
+	return raiseOverlays(records, name, overlays, skip)
+}
+
+// raiseOverlays leaves out at most half of each: numbers go round, and what lies behind is reached last. By then nodes have come back
+// and said what they hold.
+func raiseOverlays(records map[string]string, name string, overlays []tenant.Overlay, skip uint64) error {
 	for _, o := range overlays {
 		next := uint64(1)
 		if text := records[overlayMark(name, o)]; text != "" {
+			var err error
 			if next, err = strconv.ParseUint(text, 10, 64); err != nil {
 				return fmt.Errorf("the backup's %s is not readable: %w", overlayMark(name, o), err)
 			}
 		}
 		_, count := o.Given()
 		records[overlayMark(name, o)] = strconv.FormatUint((next+min(skip, count/2))%count, 10)
+	}
+	return nil
+}
+
+// raisePublished leaves out what comes after all that a node's gateway publishes. One that runs out has the publications it has.
+func raisePublished(records map[string]string, skip uint64) error {
+	next := map[string]uint64{} // by node
+	for key, value := range records {
+		node, mark := strings.CutPrefix(key, dirPublishedMarks)
+		at, published := strings.CutPrefix(key, dirPublished)
+		switch {
+		case mark:
+			n, err := strconv.ParseUint(value, 10, 64)
+			if err != nil {
+				return fmt.Errorf("the backup's %s is not readable: %w", key, err)
+			}
+			next[node] = max(next[node], n)
+		case published:
+			node, text, _ := strings.Cut(at, "/")
+			i, err := parseIndex(text)
+			if err != nil {
+				return fmt.Errorf("the backup's %s is not readable: %w", key, err)
+			}
+			next[node] = max(next[node], uint64(i)+1)
+		}
+	}
+	for key := range records {
+		node, ok := strings.CutPrefix(key, dirNodes)
+		if !ok {
+			continue
+		}
+		mark := dirPublishedMarks + node
+		records[mark] = strconv.FormatUint(max(uint64(tenant.FirstPublished), next[node]), 10)
+		if err := raise(records, mark, skip, uint64(address.MaxIndex)+1); err != nil && !errors.Is(err, errNoneLeft) {
+			return err
+		}
 	}
 	return nil
 }

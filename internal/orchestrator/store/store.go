@@ -37,13 +37,17 @@ const (
 	dirResting      = root + "resting/"
 	keyEdge         = root + "edge"
 	dirRegions      = root + "regions/"
+	dirPublished    = root + "published/"
+	dirWithdrawn    = root + "withdrawn/"
 	keyDeletions    = root + "deletions"
 	keyPrefixMark   = root + "marks/prefix"
 	keyTenantMark   = root + "marks/tenant"
 	dirAppMarks     = root + "marks/app/"
 	dirOverlayMarks = root + "marks/overlay/"
-	requestTimeout  = 5 * time.Second        // of one etcd request
-	readTimeout     = 500 * time.Millisecond // of the first try of a read; each further one has twice as long
+
+	dirPublishedMarks = root + "marks/published/"
+	requestTimeout    = 5 * time.Second        // of one etcd request
+	readTimeout       = 500 * time.Millisecond // of the first try of a read; each further one has twice as long
 )
 
 // Store hands out prefixes, ids, keys and apps. Its methods may be called by many.

@@ -115,7 +115,7 @@ func testHostedMeanwhile(t *testing.T, etcd *clientv3.Client) {
 	}
 	tries := 0
 	err = s.change(ctx, func(txn *txn) error {
-		if err := txn.deleteTenant("blue"); err != nil {
+		if _, err := s.deleteTenant(txn, "blue"); err != nil {
 			return err
 		}
 		if tries++; tries == 2 { // the first decision never waits for its turn

@@ -61,7 +61,7 @@ func (s *Store) createTenant(ctx context.Context, made *pilasterv1.Tenant) (*pil
 			return err
 		}
 		made.Ids, made.Created, made.Changes = []*pilasterv1.TenantId{id}, timestamppb.New(time.Now()), 0
-		return t.saveIDs(made)
+		return t.saveChanged(made)
 	})
 	if err != nil {
 		return nil, err
@@ -90,24 +90,40 @@ func (t *txn) takeTenantID(owner string) (uint32, error) {
 
 func tenantIDKey(id uint32) string { return fmt.Sprintf("%s%d", dirTenantIDs, id) }
 
-// DeleteTenant forgets a tenant that no node hosts. Its ids stay claimed.
+// DeleteTenant forgets a tenant that no node hosts, and ends what is published of it. Its ids stay claimed.
 func (s *Store) DeleteTenant(ctx context.Context, name string) error {
 	if err := checkTenant(name); err != nil {
 		return err
 	}
-	return s.change(ctx, func(t *txn) error { return t.deleteTenant(name) })
+	for {
+		gone := false
+		err := s.change(ctx, func(t *txn) (err error) {
+			gone, err = s.deleteTenant(t, name)
+			return err
+		})
+		if err != nil || gone {
+			return err
+		}
+	}
 }
 
-func (t *txn) deleteTenant(name string) error {
-	if err := t.loadTenant(name, new(pilasterv1.Tenant)); err != nil {
-		return err
+// deleteTenant has more to do later where more is published than ends in one transaction.
+func (s *Store) deleteTenant(t *txn, name string) (gone bool, err error) {
+	found := new(pilasterv1.Tenant)
+	if err := t.loadTenant(name, found); err != nil {
+		return false, err
 	}
 	hosts, err := t.names(dirHosting + name + "/")
 	if err != nil {
-		return err
+		return false, err
 	}
 	if len(hosts) > 0 {
-		return refuse(Refused, "tenant %s has containers on %s; it was left as it was: delete them first (and nodes that are gone, with `pilaster node delete`)", name, strings.Join(hosts, ", "))
+		return false, refuse(Refused, "tenant %s has containers on %s; it was not deleted: delete them first (and nodes that are gone, with `pilaster node delete`)", name, strings.Join(hosts, ", "))
+	}
+	if all, err := s.endSome(t, found); err != nil {
+		return false, err
+	} else if !all {
+		return false, t.saveChanged(found)
 	}
 	t.delete(dirTenants + name)
 	t.deleteAll(dirApps + name + "/")
@@ -116,7 +132,7 @@ func (t *txn) deleteTenant(name string) error {
 	for _, dir := range []string{dirMappings, dirGiven, dirResting, dirOverlayMarks} {
 		t.deleteAll(dir + name + "/")
 	}
-	return nil
+	return true, nil
 }
 
 // Resolve finds a tenant and the app of a label set, making the app when it is new. From then on the
