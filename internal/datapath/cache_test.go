@@ -8,6 +8,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"pilaster.io/pilaster/internal/packet"
+	"pilaster.io/pilaster/internal/tenant"
 )
 
 // TestCacheAnswersOnlyItsKey puts one entry in every slot, as if every packet's slot were taken by
@@ -93,6 +94,26 @@ func TestNoCache(t *testing.T) {
 		name: "the same packet without a cache", frame: b.frame(b.sent(sees(b.b3.Addr()), gram)),
 		out: packet.Packet{Source: b.b1.plain(), Destination: b.b3.Addr(), HopLimit: 63, Body: gram},
 	})
+}
+
+// A tenant that leaves voids what is cached, and one of another network, of which there was nothing here, does not.
+func TestTenantsThatLeave(t *testing.T) {
+	b := newProgBench(t)
+	decoy := b.b3.Addr().Next()
+	leaving := tenant.Tenant{Name: "green", Addressing: tenant.Encrypted, IDs: []tenant.ID{{ID: 77}}}
+	across := func(name string, to netip.Addr) {
+		t.Helper()
+		b.check(t, b.datapath.objects.PilContainer, skb{Ifindex: b.b1.ifindex()}, progCase{
+			name: name, frame: b.frame(b.sent(sees(b.b3.Addr()), gram)), out: packet.Packet{Source: b.b1.plain(), Destination: to, HopLimit: 63, Body: gram},
+		})
+	}
+	b.fillCache(t, b.cached(t, decoy, 1500))
+	must(t, b.datapath.deleteTenant(leaving))
+	across("another network's tenant has left", decoy)
+	must(t, b.datapath.putTenant(leaving))
+	b.fillCache(t, b.cached(t, decoy, 1500))
+	must(t, b.datapath.deleteTenant(leaving))
+	across("a tenant has left", b.b3.Addr())
 }
 
 func (b *progBench) cached(t *testing.T, to netip.Addr, mtu uint16) pilasterFlow {

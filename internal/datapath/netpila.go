@@ -60,14 +60,20 @@ func (d netpilaPath) PutTenant(_ context.Context, t tenant.Tenant) error {
 	return d.Void()
 }
 
-// DeleteTenant forgets the tenant's ids and keys.
+// DeleteTenant forgets the tenant's ids and keys. One of which there are none leaves what is cached of others as it is.
 func (d netpilaPath) DeleteTenant(_ context.Context, t tenant.Tenant) error {
+	gone := false
 	for _, id := range t.IDs {
 		for _, m := range []*ebpf.Map{d.objects.PilTenantsV2, d.objects.PilKeysV1} {
-			if err := m.Delete(uint32(id.ID)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-				return fmt.Errorf("tenant %s: remove id %d: %w", t.Name, id.ID, err)
+			err := m.Delete(uint32(id.ID))
+			if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+				return errors.Join(fmt.Errorf("tenant %s: remove id %d: %w", t.Name, id.ID, err), d.Void())
 			}
+			gone = gone || err == nil
 		}
+	}
+	if !gone {
+		return nil
 	}
 	return d.Void()
 }
