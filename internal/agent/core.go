@@ -44,6 +44,7 @@ type Core struct {
 	driver   Driver
 	resolver Resolver
 	plan     address.Plan
+	absent   map[string]string
 	max      int
 	now      func() time.Time
 	log      *slog.Logger
@@ -64,6 +65,7 @@ type Config struct {
 	Store        *endpoint.Store
 	Tenants      *Tenants
 	Networks     map[string]Network // by name
+	Absent       map[string]string  // what the agent is to be started with for a network that it may lack, by name
 	Driver       Driver
 	Resolver     Resolver
 	Plan         address.Plan
@@ -76,7 +78,7 @@ type Config struct {
 // New is a core that knows what store and tenants hold. Start must come before anything else.
 func New(c Config) (*Core, error) {
 	core := &Core{
-		store: c.Store, tenants: c.Tenants, networks: c.Networks, driver: c.Driver, resolver: c.Resolver,
+		store: c.Store, tenants: c.Tenants, networks: c.Networks, absent: c.Absent, driver: c.Driver, resolver: c.Resolver,
 		plan: c.Plan, max: cmp.Or(c.MaxEndpoints, DefaultMaxEndpoints), now: c.Now, log: c.Log,
 		ids: map[endpoint.ID]bool{}, moved: map[endpoint.ID]bool{}, due: newSignal(),
 	}
@@ -173,6 +175,7 @@ func (c *Core) Add(ctx context.Context, q AddRequest) (endpoint.Record, error) {
 		defer cancel()
 		return endpoint.Record{}, errors.Join(err, c.remove(undo, r))
 	}
+	c.awaitList(ctx, r.Tenant)
 	c.lookAt(r) // its tenant may have moved meanwhile
 	c.log.Info("endpoint added", "endpoint", r.ID, "container", r.ContainerID, "pod", r.Pod, "tenant", r.Tenant, "app", r.App, "addresses", r.Addresses())
 	return r, nil

@@ -351,7 +351,7 @@ func (b *bed) tryReopen() error {
 		networks[nimitz.Name] = nimitz.New(nimitz.Config{Plan: address.DefaultPlan(), Node: nodePrefix, Indexes: store, Cluster: b.nimitz, Switch: b.nimitz})
 	}
 	b.Core, err = New(Config{
-		Store: store, Tenants: tenants, Networks: networks, Driver: b.driver, Resolver: b.orchestrator,
+		Store: store, Tenants: tenants, Networks: networks, Absent: map[string]string{nimitz.Name: "--some switch"}, Driver: b.driver, Resolver: b.orchestrator,
 		Plan: address.DefaultPlan(), MaxEndpoints: b.max, MaxTenantIDs: b.maxIDs, Now: func() time.Time { return b.now }, Log: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {

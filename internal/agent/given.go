@@ -3,7 +3,9 @@ package agent
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net/netip"
+	"slices"
 
 	"connectrpc.com/connect"
 
@@ -54,6 +56,9 @@ func (l *Link) allocate(ctx context.Context, name, key string) ([]netip.Prefix, 
 		resp, err = client.Allocate(ctx, connect.NewRequest(&pilasterv1.AllocateRequest{Tenant: name, Key: key}))
 	}
 	if err != nil {
+		if key != "" && retriable(err) {
+			l.setUnfreed(name, key, true) // it may have been given all the same
+		}
 		return nil, l.unhelpful(err, fmt.Sprintf("addresses of tenant %s are given by the orchestrator", name))
 	}
 	var prefixes []netip.Prefix
@@ -67,14 +72,14 @@ func (l *Link) allocate(ctx context.Context, name, key string) ([]netip.Prefix, 
 	return prefixes, nil
 }
 
-// Free implements network.Cluster. Without an orchestrator it is done later, so that containers can go.
+// Free implements network.Cluster. What does not succeed is done later, so that containers can go.
 func (l *Link) Free(ctx context.Context, name, key string) error {
 	err := l.free(ctx, name, key)
 	if err == nil {
 		return nil
 	}
 	l.setUnfreed(name, key, true)
-	l.config.Log.Warn("addresses are given back when the orchestrator answers", "tenant", name, "endpoint", key, "error", local.Words(err))
+	l.config.Log.Warn("addresses are not given back yet; trying again while there is a connection to the orchestrator", "tenant", name, "endpoint", key, "error", local.Words(err))
 	return nil
 }
 
@@ -100,22 +105,41 @@ func (l *Link) freeUnused(ctx context.Context, core *Core, name, key string) {
 func (l *Link) setUnfreed(name, key string, is bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if is {
-		l.unfreed[allocation{name, key}] = true
-	} else {
+	if !is {
 		delete(l.unfreed, allocation{name, key})
+		return
+	}
+	l.unfreed[allocation{name, key}] = true
+	select {
+	case l.moreLate <- struct{}{}:
+	default: // a signal is waiting already
 	}
 }
 
-// freeLate gives back what could not be before.
+// freeLate gives back what could not be before, until ctx ends.
 func (l *Link) freeLate(ctx context.Context, core *Core) {
+	for n := 0; ; n++ {
+		late := l.late()
+		if len(late) == 0 {
+			select {
+			case <-l.moreLate:
+			case <-ctx.Done():
+				return
+			}
+			n = -1
+			continue
+		}
+		if l.config.Wait(ctx, n) != nil {
+			return
+		}
+		for _, a := range late {
+			l.freeUnused(ctx, core, a.tenant, a.key)
+		}
+	}
+}
+
+func (l *Link) late() []allocation {
 	l.mu.Lock()
-	var late []allocation
-	for a := range l.unfreed {
-		late = append(late, a)
-	}
-	l.mu.Unlock()
-	for _, a := range late {
-		l.freeUnused(ctx, core, a.tenant, a.key)
-	}
+	defer l.mu.Unlock()
+	return slices.Collect(maps.Keys(l.unfreed))
 }

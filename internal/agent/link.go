@@ -38,7 +38,9 @@ type Link struct {
 	mu      sync.Mutex
 	client  pilasterv1connect.NodeServiceClient // nil before the first success
 	status  LinkStatus
-	unfreed map[allocation]bool // what could not be given back yet
+	unfreed map[allocation]bool // what could not be given back yet, or may have been given
+
+	moreLate chan struct{} // of that
 }
 
 // LinkConfig is what a Link is made of.
@@ -72,7 +74,7 @@ func NewLink(c LinkConfig) *Link {
 	if c.Wait == nil {
 		c.Wait = backoff
 	}
-	return &Link{config: c, unfreed: map[allocation]bool{}, status: LinkStatus{Since: time.Now(), LastError: "not connected yet"}}
+	return &Link{config: c, unfreed: map[allocation]bool{}, moreLate: make(chan struct{}, 1), status: LinkStatus{Since: time.Now(), LastError: "not connected yet"}}
 }
 
 func (l *Link) Status() LinkStatus {

@@ -34,6 +34,8 @@ type fakeCluster struct {
 	list func(*pilasterv1.ListMappingsRequest) (*pilasterv1.ListMappingsResponse, error)
 	free func(*pilasterv1.FreeRequest) error
 
+	allocate func(*pilasterv1.AllocateRequest) (*pilasterv1.AllocateResponse, error)
+
 	hosted chan *pilasterv1.FollowRequest
 	events chan *pilasterv1.FollowResponse // nil breaks the stream
 }
@@ -60,6 +62,14 @@ func (c *fakeCluster) Resolve(_ context.Context, req *connect.Request[pilasterv1
 
 func (c *fakeCluster) ListMappings(_ context.Context, req *connect.Request[pilasterv1.ListMappingsRequest]) (*connect.Response[pilasterv1.ListMappingsResponse], error) {
 	resp, err := c.list(req.Msg)
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(resp), nil
+}
+
+func (c *fakeCluster) Allocate(_ context.Context, req *connect.Request[pilasterv1.AllocateRequest]) (*connect.Response[pilasterv1.AllocateResponse], error) {
+	resp, err := c.allocate(req.Msg)
 	if err != nil {
 		return nil, err
 	}

@@ -30,11 +30,14 @@ type lists struct {
 	to     network.Mapped
 	places chan struct{}
 
+	telling keyLocks // by tenant
+
 	mu sync.Mutex
 	m  map[string]*mapped // by tenant
 }
 
 func newLists(l *Link, core *Core) *lists {
+	core.tenants.expectLists()
 	return &lists{link: l, core: core, to: core.mapped(), places: make(chan struct{}, pagesAtOnce), m: map[string]*mapped{}}
 }
 
@@ -159,13 +162,27 @@ func (r *reader) listOnce(ctx context.Context, m *mapped) error {
 			return fmt.Errorf("the orchestrator's list of tenant %s, with %d mappings, lacks %v, which this node has", m.tenant, len(list), to)
 		}
 	}
-	if err := m.tell(ctx, list, revision); err != nil {
+	if err := r.tell(ctx, m, list, revision); err != nil {
 		return err
 	}
+	r.core.tenants.setListed(m.tenant)
 	for _, of := range own {
 		r.link.freeUnused(ctx, r.core, of.Tenant, of.Key)
 	}
 	return nil
+}
+
+// tell has one list of a tenant told after the other, and none that was stopped.
+func (r *reader) tell(ctx context.Context, m *mapped, list []network.Mapping, revision int64) error {
+	unlock, err := r.telling.lock(ctx, m.tenant)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	return m.tell(ctx, list, revision)
 }
 
 // page waits as long as the orchestrator wants it to.

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"time"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
@@ -147,3 +148,42 @@ func mappingFromProto(m *pilasterv1.Mapping) (network.Mapping, error) {
 
 // isMapped tells whether nodes that host the tenant keep its mappings.
 func isMapped(t tenant.Tenant) bool { return len(t.Overlays) > 0 }
+
+// listWait is how long an ADD of a tenant that was not hosted here waits for where the rest of the tenant is: packets there are dropped before.
+const listWait = 5 * time.Second
+
+// expectLists has ADDs wait.
+func (t *Tenants) expectLists() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.lists = true
+}
+
+func (t *Tenants) setListed(name string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if h := t.m[name]; h != nil && h.listed != nil {
+		close(h.listed)
+		h.listed = nil
+	}
+}
+
+// awaitList waits a moment for the first list of a tenant's mappings since this node hosts it.
+func (c *Core) awaitList(ctx context.Context, name string) {
+	c.tenants.mu.Lock()
+	h := c.tenants.m[name]
+	var listed <-chan struct{}
+	if h != nil {
+		listed = h.listed
+	}
+	c.tenants.mu.Unlock()
+	if listed == nil {
+		return
+	}
+	select {
+	case <-listed:
+	case <-ctx.Done():
+	case <-time.After(listWait):
+		c.log.Warn("an endpoint is there before this node knows where the rest of its tenant is; packets to that are dropped until it does", "tenant", name, "waited", listWait)
+	}
+}

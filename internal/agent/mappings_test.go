@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -85,7 +86,6 @@ func TestSubnetsOfNodes(t *testing.T) {
 	}
 	n2.addOf("green", "c2")
 	n1.leads(green, at("10.0.2.0/24", 2))
-	n2.leads(green, at("10.0.1.0/24", 1))
 	if got := n1.driver.vxlan.remote(lime); got != "" {
 		t.Errorf("n1 does not host lime, and knows %s", got)
 	}
@@ -376,6 +376,134 @@ func TestFreeLater(t *testing.T) {
 	})
 	if len(freed) != 0 {
 		t.Errorf("freed %s, which a container has", <-freed)
+	}
+}
+
+// While there is a stream, what could not be given back is tried again, and so is what was perhaps given to an ADD that did not hear of it.
+func TestFreeAgain(t *testing.T) {
+	b, core := newLinkBed(t), newBed(t)
+	late := connect.NewError(connect.CodeDeadlineExceeded, errFake)
+	freed := make(chan string, 10)
+	var tries atomic.Int32
+	b.cluster.free = func(req *pilasterv1.FreeRequest) error {
+		if tries.Add(1) <= 3 {
+			return late
+		}
+		freed <- req.Tenant + " " + req.Key
+		return nil
+	}
+	b.cluster.allocate = func(req *pilasterv1.AllocateRequest) (*pilasterv1.AllocateResponse, error) {
+		switch req.Key {
+		case "full/eth0":
+			return nil, connect.NewError(connect.CodeResourceExhausted, errFake)
+		case "late/eth0":
+			return nil, late
+		}
+		return &pilasterv1.AllocateResponse{Prefixes: []string{"10.0.0.2/32"}}, nil
+	}
+	defer b.run(core)()
+	<-b.cluster.hosted
+	b.cluster.events <- &pilasterv1.FollowResponse{Revision: 4, Event: &pilasterv1.FollowResponse_Heartbeat{}}
+	if err := b.link.Free(t.Context(), "green", "c1/eth0"); err != nil {
+		t.Fatal(err)
+	}
+	if got := <-freed; got != "green c1/eth0" {
+		t.Errorf("freed %s", got)
+	}
+	for _, key := range []string{"full/eth0", "good/eth0", "late/eth0"} {
+		if _, err := b.link.Allocate(t.Context(), "green", key); (err == nil) != (key == "good/eth0") {
+			t.Errorf("%s: %v", key, err)
+		}
+	}
+	if got := <-freed; got != "green late/eth0" {
+		t.Errorf("freed %s", got)
+	}
+}
+
+// slow is a network that takes its time for the first list.
+type slow struct {
+	*recorder
+	begun, end chan struct{}
+	first      sync.Once
+}
+
+func (s *slow) Replace(ctx context.Context, name string, all []network.Mapping) error {
+	err := s.recorder.Replace(ctx, name, all)
+	s.first.Do(func() { close(s.begun); <-s.end; s.recorder.said = append(s.recorder.said, "done") })
+	return err
+}
+
+// A list that was stopped is not told beside the one that took its place, nor after it.
+func TestListsOneAfterTheOther(t *testing.T) {
+	var pages atomic.Int32
+	reader, told := newLister(t, func(n int, _ string) (*pilasterv1.ListMappingsResponse, error) {
+		pages.Add(1)
+		return page(int64(n), "", "10.0.1.0/24", fmt.Sprintf("10.0.%d.0/24", 1+n)), nil
+	})
+	to := &slow{recorder: told, begun: make(chan struct{}), end: make(chan struct{})}
+	var running sync.WaitGroup
+	reader.to, reader.running = to, &running
+	list := func(n int32) {
+		reader.mu.Lock()
+		reader.list(t.Context(), "green")
+		reader.mu.Unlock()
+		eventually(t, func() error {
+			if got := pages.Load(); got < n {
+				return fmt.Errorf("%d pages were asked for", got)
+			}
+			return nil
+		})
+	}
+	list(1)
+	<-to.begun
+	list(2)                           // waits for the first, and is stopped
+	time.Sleep(20 * time.Millisecond) // in which it would be told beside it
+	list(3)
+	close(to.end)
+	running.Wait()
+	if want := []string{"all 10.0.1.0/24,10.0.2.0/24", "done", "all 10.0.1.0/24,10.0.4.0/24"}; !slices.Equal(told.said, want) {
+		t.Errorf("told %q, want %q", told.said, want)
+	}
+}
+
+// The first ADD of a tenant returns when this node knows where the rest of it is; else its first packets would be dropped.
+func TestFirstAddWaitsForTheList(t *testing.T) {
+	b, core := newLinkBed(t), newBedOfTwo(t)
+	var added atomic.Bool
+	b.cluster.list = func(*pilasterv1.ListMappingsRequest) (*pilasterv1.ListMappingsResponse, error) {
+		time.Sleep(50 * time.Millisecond) // in which it would return
+		if added.Load() {
+			t.Error("the ADD did not wait")
+		}
+		return page(5, ""), nil
+	}
+	defer b.run(core)()
+	<-b.cluster.hosted
+	b.cluster.events <- &pilasterv1.FollowResponse{Revision: 4, Event: &pilasterv1.FollowResponse_Heartbeat{}}
+	done := make(chan error)
+	go func() {
+		_, err := core.Add(t.Context(), core.green("c1"))
+		added.Store(true)
+		done <- err
+	}()
+	for req := range b.cluster.hosted {
+		if slices.Contains(req.HostedTenants, "green") {
+			break
+		}
+	}
+	go func() {
+		for range b.cluster.hosted { // it reports more
+		}
+	}()
+	green := tenantToProto(core.orchestrator.tenants["green"])
+	for _, id := range core.orchestrator.tenants["green"].IDs {
+		green.Ids = append(green.Ids, &pilasterv1.TenantId{Id: uint32(id.ID), Key: id.Key[:]})
+	}
+	b.cluster.events <- &pilasterv1.FollowResponse{Revision: 5, Event: &pilasterv1.FollowResponse_Delta{Delta: &pilasterv1.Delta{
+		Tenants: []*pilasterv1.Tenant{green}, WholeTenants: []string{"green"}}}}
+	began := time.Now()
+	if err := <-done; err != nil || time.Since(began) > listWait {
+		t.Errorf("the ADD: %v after %v", err, time.Since(began))
 	}
 }
 

@@ -35,7 +35,14 @@ func (c *Core) attach(ctx context.Context, t tenant.Tenant, app address.AppID, r
 }
 
 func (c *Core) withoutNetwork(t tenant.Tenant) error {
-	return refuse(ErrUnavailable, "tenant %s is on network %s, which this node does not have\n  nothing was changed; start the agent with --%s, or use another node", t.Name, t.Network, t.Network)
+	return refuse(ErrUnavailable, "tenant %s is on network %s, which this node does not have\n  nothing was changed; %s, or use another node", t.Name, t.Network, c.howToHave(t.Network))
+}
+
+func (c *Core) howToHave(network string) string {
+	if with, ok := c.absent[network]; ok {
+		return "start the agent with " + with
+	}
+	return "start a build of the agent that has it"
 }
 
 // eachNetwork has every network that an endpoint has attachments of do something with its part of the record.
@@ -121,7 +128,7 @@ func (c *Core) validate(r endpoint.Record) error {
 	for _, name := range r.Networks() {
 		n, ok := c.networks[name]
 		if !ok {
-			return fmt.Errorf("endpoint %d is on network %s, which this node does not have\n  packets flow as before; start the agent with --%s, or remove such containers first", r.ID, name, name)
+			return fmt.Errorf("endpoint %d is on network %s, which this node does not have\n  packets flow as before; %s, or remove such containers first", r.ID, name, c.howToHave(name))
 		}
 		if err := n.Validate(r.On(name)); err != nil {
 			return &durable.CorruptError{Path: c.store.RecordPath(r.ID), Err: err}

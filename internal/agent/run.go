@@ -286,7 +286,7 @@ func (d *daemon) start(ctx context.Context, g *errgroup.Group) error {
 		return err
 	}
 	core, err := New(Config{
-		Store: d.store, Tenants: d.tenants, Networks: networks, Driver: d.driver, Resolver: d.link,
+		Store: d.store, Tenants: d.tenants, Networks: networks, Absent: map[string]string{nimitz.Name: nimitz.Option}, Driver: d.driver, Resolver: d.link,
 		Plan: m.Plan, MaxEndpoints: d.MaxEndpoints, MaxTenantIDs: d.MaxTenantIDs, Log: d.Log,
 	})
 	if err != nil {

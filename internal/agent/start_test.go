@@ -118,8 +118,8 @@ func TestRecordsAreTheirNetworks(t *testing.T) {
 		t.Fatal(err)
 	}
 	for says, change := range map[string][2]string{
-		"is not of tenant id 1 and app 2":                      {`"app": 1,`, `"app": 2,`},
-		"is on network strange, which this node does not have": {`"netpila"`, `"strange"`},
+		"is not of tenant id 1 and app 2": {`"app": 1,`, `"app": 2,`},
+		"is on network strange, which this node does not have\n  packets flow as before; start a build of the agent that has it": {`"netpila"`, `"strange"`},
 	} {
 		changed := strings.Replace(string(sound), change[0], change[1], 1)
 		if err := os.WriteFile(path, []byte(changed), 0o600); err != nil {

@@ -31,6 +31,7 @@ type Tenants struct {
 	m         map[string]*hosted
 	carries   map[string]bool // as the cluster last said, known or not
 	resolving map[string]int  // calls under way
+	lists     bool            // somebody lists mappings
 }
 
 // Known is a tenant with those of its apps a node has heard of.
@@ -68,6 +69,7 @@ type hosted struct {
 	subnets   []netip.Prefix           // this node's, one of each overlay; nil before it asked
 	refused   error                    // why this node did not take what it heard last
 	asked     bool                     // the stream was asked for the whole of it, which is on its way
+	listed    chan struct{}            // closed when its mappings were told; nil where nobody waits for that
 }
 
 func newHosted(k Known) *hosted { return &hosted{Known: k, endpoints: map[address.TenantID]int{}} }
@@ -331,6 +333,9 @@ func (t *Tenants) learn(k Known) (bool, error) {
 		h := newHosted(k)
 		if err := t.write(h); err != nil {
 			return false, err
+		}
+		if t.lists && isMapped(k.Tenant) {
+			h.listed = make(chan struct{})
 		}
 		t.m[k.Tenant.Name] = h
 		t.signal()

@@ -11,6 +11,9 @@ import (
 // Name is that of the network in attachments.
 const Name = "nimitz"
 
+// Option is what an agent is started with to have the network.
+const Option = "--nimitz ebpf or --nimitz ovs"
+
 // Switch renders the pipeline's entries and moves packets by them.
 type Switch interface {
 	// Plug makes a device a port, and may be repeated.
