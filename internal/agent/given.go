@@ -110,10 +110,7 @@ func (l *Link) setUnfreed(name, key string, is bool) {
 		return
 	}
 	l.unfreed[allocation{name, key}] = true
-	select {
-	case l.moreLate <- struct{}{}:
-	default: // a signal is waiting already
-	}
+	l.moreLate.signal()
 }
 
 // freeLate gives back what could not be before, until ctx ends.

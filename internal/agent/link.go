@@ -40,7 +40,7 @@ type Link struct {
 	status  LinkStatus
 	unfreed map[allocation]bool // what could not be given back yet, or may have been given
 
-	moreLate chan struct{} // of that
+	moreLate signal // of that
 }
 
 // LinkConfig is what a Link is made of.
@@ -74,7 +74,7 @@ func NewLink(c LinkConfig) *Link {
 	if c.Wait == nil {
 		c.Wait = backoff
 	}
-	return &Link{config: c, unfreed: map[allocation]bool{}, moreLate: make(chan struct{}, 1), status: LinkStatus{Since: time.Now(), LastError: "not connected yet"}}
+	return &Link{config: c, unfreed: map[allocation]bool{}, moreLate: newSignal(), status: LinkStatus{Since: time.Now(), LastError: "not connected yet"}}
 }
 
 func (l *Link) Status() LinkStatus {

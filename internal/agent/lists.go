@@ -37,8 +37,11 @@ type lists struct {
 }
 
 func newLists(l *Link, core *Core) *lists {
-	core.tenants.expectLists()
-	return &lists{link: l, core: core, to: core.mapped(), places: make(chan struct{}, pagesAtOnce), m: map[string]*mapped{}}
+	to := core.mapped()
+	if to != nil {
+		core.tenants.expectLists()
+	}
+	return &lists{link: l, core: core, to: to, places: make(chan struct{}, pagesAtOnce), m: map[string]*mapped{}}
 }
 
 // reader is the part of lists that lives as long as a stream.
