@@ -72,7 +72,14 @@ func newLabUp(env Env, flags *labFlags) *cobra.Command {
   device: veth                   # default; how containers are joined to nodes: veth, macvlan, netkit, auto
   tenants: [{name: blue}, {name: red, addressing: clear}]
   containers:
-    - {name: b1, node: n1, tenant: blue, labels: {app: web}}`,
+    - {name: b1, node: n1, tenant: blue, labels: {app: web}}
+
+A lab of several regions, each with its own orchestrator, has them instead of nodes, and CIDRs by region:
+
+  regions:
+    - {name: west, basePrefix: "fd70:696c:6100::/40", nodes: [w1, w2], edge: we}
+    - {name: east, basePrefix: "fd70:696c:6200::/40", nodes: [e1], edge: ee}
+  tenants: [{name: blue, network: nimitz, regions: {west: [10.0.0.0/16], east: [10.1.0.0/16]}}]`,
 		Example: "  pilaster lab up -f demo.yaml",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -92,7 +99,7 @@ func newLabUp(env Env, flags *labFlags) *cobra.Command {
 				return err
 			}
 			_, err = fmt.Fprintf(env.Stdout, "lab %s is up in %.1f s (nodes: %d, tenants: %d, containers: %d)\n",
-				l.Name(), time.Since(started).Seconds(), len(spec.Nodes), len(spec.Tenants), len(spec.Containers))
+				l.Name(), time.Since(started).Seconds(), len(spec.AllNodes()), len(spec.Tenants), len(spec.Containers))
 			return err
 		},
 	}
@@ -162,10 +169,22 @@ func printLab(w io.Writer, s lab.Status) {
 		return "not running"
 	}
 	fmt.Fprintf(w, "LAB\t%s\t%s\n", s.Name, supervisor)
-	fmt.Fprintf(w, "ORCHESTRATOR\t%s\tpid %s\n\n", s.Orchestrator.Listen, pid(s.Orchestrator.PID))
+	if len(s.Regions) == 0 {
+		fmt.Fprintf(w, "ORCHESTRATOR\t%s\tpid %s\n", s.Orchestrator.Listen, pid(s.Orchestrator.PID))
+	}
+	for _, r := range s.Regions {
+		fmt.Fprintf(w, "REGION %s\t%v\torchestrator %s, pid %s\n", r.Name, r.BasePrefix, r.Orchestrator.Listen, pid(r.Orchestrator.PID))
+	}
+	fmt.Fprintln(w)
 	fmt.Fprint(w, "NODE\tPREFIX\tAGENT PID\tRESTARTS\n")
 	for _, n := range s.Nodes {
-		fmt.Fprintf(w, "%s\t%v\t%s\t%d\n", n.Name, n.Prefix, pid(n.AgentPID), n.AgentRestarts)
+		name := n.Name
+		if n.Edge {
+			name += " (edge of " + n.Region + ")"
+		} else if n.Region != "" {
+			name += " (" + n.Region + ")"
+		}
+		fmt.Fprintf(w, "%s\t%v\t%s\t%d\n", name, n.Prefix, pid(n.AgentPID), n.AgentRestarts)
 	}
 	fmt.Fprint(w, "\nCONTAINER\tNODE\tTENANT\tAPP\tADDRESS\tON THE FABRIC\tPID\n")
 	for _, c := range s.Containers {
@@ -177,8 +196,8 @@ func newLabExec(env Env, flags *labFlags) *cobra.Command {
 	return &cobra.Command{
 		Use:   "exec NAME -- COMMAND…",
 		Short: "Run a command in a container or on a node",
-		Long: `Run a command in a container, on a node, in the orchestrator's namespace ("orchestrator") or on
-the fabric ("router"). It ends with the command's status. There, pilaster is the lab's own, and finds
+		Long: `Run a command in a container, on a node, in the orchestrator's namespace ("orchestrator", or the name of a
+region) or on the fabric ("router"). It ends with the command's status. There, pilaster is the lab's own, and finds
 the lab's daemons and their folders by its environment.`,
 		Example: "  pilaster lab exec b1 -- ip -6 addr\n  pilaster lab exec n1 -- pilaster status\n  pilaster lab exec router -- ip -6 route",
 		Args:    cobra.MinimumNArgs(2),
@@ -297,7 +316,7 @@ func pingAll(ctx context.Context, env Env, l *lab.Lab, o packet.PingOptions, out
 		case must && !e.Reached():
 			wrong = append(wrong, fmt.Sprintf("%s does not reach %s", e.From, e.To))
 		case !must && e.Reached():
-			wrong = append(wrong, fmt.Sprintf("%s reaches %s, of another tenant", e.From, e.To))
+			wrong = append(wrong, fmt.Sprintf("%s reaches %s, of another tenant or region", e.From, e.To))
 		}
 	}
 	err = out.print(env.Stdout, echoes, func(w io.Writer) {

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Stop stops Orchestrator or an AgentProcess(node). It stays stopped.
+// Stop stops Orchestrator, or OrchestratorOf(region), or an AgentProcess(node). It stays stopped.
 func (l *Lab) Stop(ctx context.Context, process string) error {
 	return l.control.stop(ctx, process, false)
 }
@@ -24,15 +24,17 @@ func (l *Lab) Slay(ctx context.Context, process string) error {
 func (l *Lab) Start(ctx context.Context, process string) error {
 	node, isAgent := strings.CutPrefix(process, AgentProcess(""))
 	switches, isSwitch := strings.CutPrefix(process, OVSProcess(""))
+	nodes := l.state.Spec.AllNodes()
 	switch {
-	case isSwitch && slices.Contains(l.state.Spec.Nodes, switches) && l.nimitz(switches) == OVS:
+	case isSwitch && slices.Contains(nodes, switches) && l.nimitz(switches) == OVS:
 		_, err := l.control.start(ctx, l.ovsProcess(switches))
 		return err
-	case isAgent && slices.Contains(l.state.Spec.Nodes, node):
+	case isAgent && slices.Contains(nodes, node):
 		_, err := l.control.start(ctx, l.agentProcess(node))
 		return err
-	case process == Orchestrator:
-		_, err := l.control.start(ctx, l.orchestratorProcess())
+	}
+	if region, i, ok := l.state.Spec.at(func(r Region) bool { return r.place() == process }); ok {
+		_, err := l.control.start(ctx, l.orchestratorProcess(region, i))
 		return err
 	}
 	return fmt.Errorf("lab %s has no process %q", l.Name(), process)

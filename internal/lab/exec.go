@@ -31,11 +31,11 @@ func (l *Lab) Launch(name string, cmd *exec.Cmd) error {
 		cmd.Env = os.Environ()
 	}
 	l.leadToBinaries(cmd)
-	switch {
-	case name == Orchestrator:
-		cmd.Env = append(cmd.Env, "PILASTER_ORCHESTRATOR_SOCKET="+l.folder.orchestratorSocket(),
-			"PILASTER_DATA_DIR="+l.folder.orchestratorData())
-	case slices.Contains(l.state.Spec.Nodes, name):
+	if r, _, ok := l.state.Spec.at(func(r Region) bool { return r.place() == name }); ok {
+		cmd.Env = append(cmd.Env, "PILASTER_ORCHESTRATOR_SOCKET="+l.folder.orchestratorSocket(r.Name),
+			"PILASTER_DATA_DIR="+l.folder.orchestratorData(r.Name))
+	}
+	if slices.Contains(l.state.Spec.AllNodes(), name) {
 		cmd.Env = append(cmd.Env, "PILASTER_AGENT_SOCKET="+l.AgentSocket(name), "PILASTER_RUN_DIR="+l.folder.nodeRun(name),
 			"PILASTER_STATE_DIR="+l.folder.nodeState(name), "PILASTER_BPFFS="+l.folder.nodeBPF(name))
 	}

@@ -19,7 +19,7 @@ const Uplink = "eth0"
 // fabricMTU is the MTU of every link of the fabric.
 const fabricMTU = 1500
 
-// underlay numbers the links of the fabric: 0 is the orchestrator's, nodes follow. On each the
+// underlay numbers the links of the fabric: the orchestrators' from 0, nodes follow. On each the
 // router is ::1 and the other side ::2.
 func underlay(link int) netip.Prefix {
 	b := netip.MustParseAddr("2001:db8:70::").As16()

@@ -34,12 +34,14 @@ func (f folder) nodeBPF(name string) string     { return f.path("bpf", name) }
 
 func (f folder) nodeOVS(name string) string { return f.path("nodes", name, "ovs") }
 
-func (f folder) orchestratorRun() string  { return f.path("orchestrator", "run") }
-func (f folder) orchestratorData() string { return f.path("orchestrator", "data") }
-func (f folder) orchestratorSocket() string {
-	return f.path("orchestrator", "run", "orchestrator.sock")
+func (f folder) orchestratorRun(region string) string  { return f.path("orchestrator", region, "run") }
+func (f folder) orchestratorData(region string) string { return f.path("orchestrator", region, "data") }
+func (f folder) orchestratorSocket(region string) string {
+	return f.path("orchestrator", region, "run", "orchestrator.sock")
 }
-func (f folder) token() string { return f.path("orchestrator", "data", "join-token") }
+func (f folder) token(region string) string {
+	return f.path("orchestrator", region, "data", "join-token")
+}
 
 // List names the labs under a root, up or left behind.
 func List(root string) ([]string, error) {

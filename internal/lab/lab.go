@@ -103,14 +103,14 @@ func (l *Lab) AgentSocket(node string) string { return l.folder.agentSocket(node
 // OVS is the folder of a node's Open vSwitch.
 func (l *Lab) OVS(node string) string { return l.folder.nodeOVS(node) }
 
-// Operator is the orchestrator's API for people.
-func (l *Lab) Operator() pilasterv1connect.OperatorServiceClient {
-	return pilasterv1connect.NewOperatorServiceClient(local.Client(l.folder.orchestratorSocket()), local.URL, connect.WithGRPC())
-}
+// Operator is the API for people of the orchestrator, of the first region's where there are any.
+func (l *Lab) Operator() pilasterv1connect.OperatorServiceClient { return l.OperatorOf(l.first().Name) }
 
-// OrchestratorURL is where agents reach the orchestrator; TokenFile what they join with.
-func (l *Lab) OrchestratorURL() string { return "https://" + orchestratorListen() }
-func (l *Lab) TokenFile() string       { return l.folder.token() }
+func (l *Lab) first() Region { return l.state.Spec.regions()[0] }
+
+// OrchestratorURL is where agents reach that orchestrator; TokenFile what they join with.
+func (l *Lab) OrchestratorURL() string { return "https://" + orchestratorListen(0) }
+func (l *Lab) TokenFile() string       { return l.folder.token(l.first().Name) }
 
 // BPF is the folder of a node's pins.
 func (l *Lab) BPF(node string) string { return l.folder.nodeBPF(node) }

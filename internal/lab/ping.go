@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"pilaster.io/pilaster/internal/packet"
+	"pilaster.io/pilaster/internal/tenant"
 )
 
 // Echo is what came of pinging one container or node from another.
@@ -86,7 +87,7 @@ func (l *Lab) PingAll(ctx context.Context, o packet.PingOptions) ([]Echo, error)
 }
 
 // MustReach reports whether two containers must reach each other: those of one tenant must, those
-// of two must not.
+// of two must not. A tenant of network nimitz is one in all regions; any other is another in each.
 func (l *Lab) MustReach(from, to string) (bool, error) {
 	a, err := l.Container(from)
 	if err != nil {
@@ -96,7 +97,8 @@ func (l *Lab) MustReach(from, to string) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	return a.Tenant == b.Tenant, nil
+	joined := l.tenant(a.Tenant).Network == tenant.Nimitz || l.RegionOf(a.Node) == l.RegionOf(b.Node)
+	return a.Tenant == b.Tenant && joined, nil
 }
 
 // Median of durations; the upper one of an even number. There must be one.

@@ -15,15 +15,16 @@ import (
 // Names of the two namespaces every lab has beside those of its nodes and containers.
 const (
 	Router       = "router"       // the fabric
-	Orchestrator = "orchestrator" // where the orchestrator runs
+	Orchestrator = "orchestrator" // where the orchestrator runs; in a lab with regions each one's is called as the region
 )
 
 // Spec says what a lab consists of.
 type Spec struct {
 	Name       string      `yaml:"name" json:"name"`
 	Nodes      []string    `yaml:"nodes" json:"nodes"`
-	Device     string      `yaml:"device" json:"device,omitempty"` // how containers are joined to their nodes; empty means veth
-	Nimitz     string      `yaml:"nimitz" json:"nimitz,omitempty"` // what carries network nimitz on the nodes; empty means ebpf where a tenant is on it
+	Regions    []Region    `yaml:"regions" json:"regions,omitempty"` // instead of nodes
+	Device     string      `yaml:"device" json:"device,omitempty"`   // how containers are joined to their nodes; empty means veth
+	Nimitz     string      `yaml:"nimitz" json:"nimitz,omitempty"`   // what carries network nimitz on the nodes; empty means ebpf where a tenant is on it
 	Tenants    []Tenant    `yaml:"tenants" json:"tenants"`
 	Containers []Container `yaml:"containers" json:"containers"`
 }
@@ -31,19 +32,21 @@ type Spec struct {
 // Tenant is one tenant of a lab, on netpila where no network is named; there Addressing is encrypted when empty. On nimitz
 // it has addresses of its own, and each node gets a subnet of usual length of them.
 type Tenant struct {
-	Name        string            `yaml:"name" json:"name"`
-	Network     string            `yaml:"network" json:"network,omitempty"`
-	Addressing  tenant.Addressing `yaml:"addressing" json:"addressing,omitempty"`
-	CIDRs       []netip.Prefix    `yaml:"cidrs" json:"cidrs,omitempty"`
-	NoNodeCIDRs bool              `yaml:"noNodeCIDRs" json:"noNodeCIDRs,omitempty"` // addresses are given one by one
+	Name        string                    `yaml:"name" json:"name"`
+	Network     string                    `yaml:"network" json:"network,omitempty"`
+	Addressing  tenant.Addressing         `yaml:"addressing" json:"addressing,omitempty"`
+	CIDRs       []netip.Prefix            `yaml:"cidrs" json:"cidrs,omitempty"`
+	Regions     map[string][]netip.Prefix `yaml:"regions" json:"regions,omitempty"`         // CIDRs by region, where the lab has any
+	NoNodeCIDRs bool                      `yaml:"noNodeCIDRs" json:"noNodeCIDRs,omitempty"` // addresses are given one by one
 }
 
 // hides reports whether what its containers see says nothing of where they are, and means the same to no other tenant.
 func (t Tenant) hides() bool { return t.Network != tenant.Nimitz && t.Addressing != tenant.Clear }
 
-func (t Tenant) overlays() []tenant.Overlay {
+// overlays of a tenant in a region.
+func (t Tenant) overlays(region string) []tenant.Overlay {
 	var overlays []tenant.Overlay
-	for _, cidr := range t.CIDRs {
+	for _, cidr := range t.cidrs(region) {
 		bits := tenant.DefaultNodeBits(cidr)
 		if t.NoNodeCIDRs {
 			bits = 0
@@ -56,7 +59,7 @@ func (t Tenant) overlays() []tenant.Overlay {
 // nimitz is what its agents are told of the network.
 func (s Spec) nimitz() string {
 	onIt := func(t Tenant) bool { return t.Network == tenant.Nimitz }
-	if s.Nimitz == "" && slices.ContainsFunc(s.Tenants, onIt) {
+	if s.Nimitz == "" && (len(s.Regions) > 0 || slices.ContainsFunc(s.Tenants, onIt)) {
 		return EBPF
 	}
 	return s.Nimitz
@@ -102,8 +105,11 @@ func (e *specError) Error() string {
 func (s Spec) Validate() error {
 	v := validator{names: map[string]string{Router: "the fabric", Orchestrator: "the orchestrator", "lo": "the loopback device"}}
 	v.name("$.name", s.Name, maxLabName)
-	if len(s.Nodes) == 0 || len(s.Nodes) > maxNodes {
-		v.fail("$", "a lab has 1 to %d nodes, this one has %d; write them as nodes: [n1, n2]", maxNodes, len(s.Nodes))
+	if all := len(s.AllNodes()); all == 0 || all > maxNodes {
+		v.fail("$", "a lab has 1 to %d nodes, this one has %d; write them as nodes: [n1, n2]", maxNodes, all)
+	}
+	if len(s.Regions) > 0 && len(s.Nodes) > 0 {
+		v.fail("$.nodes", "a lab with regions has its nodes in these")
 	}
 	if s.Device != "" && !slices.Contains(datapath.Choices(), s.Device) {
 		v.fail("$.device", "device %q: say %s", s.Device, strings.Join(datapath.Choices(), ", "))
@@ -111,32 +117,25 @@ func (s Spec) Validate() error {
 	if !slices.Contains([]string{"", EBPF, OVS}, s.Nimitz) {
 		v.fail("$.nimitz", "nimitz %q: say %s or %s", s.Nimitz, EBPF, OVS)
 	}
-	nodes, tenants := map[string]bool{}, map[string]bool{}
-	for i, n := range s.Nodes {
-		at := fmt.Sprintf("$.nodes[%d]", i)
-		v.name(at, n, maxNodeName)
-		v.unique(at, n, "a node")
-		nodes[n] = true
+	v.nodes("$.nodes", s.Nodes)
+	for i, r := range s.Regions {
+		v.region(fmt.Sprintf("$.regions[%d]", i), s.Regions, i, r)
 	}
+	tenants := map[string]Tenant{}
 	for i, t := range s.Tenants {
 		at := fmt.Sprintf("$.tenants[%d].name", i)
 		v.name(at, t.Name, maxName)
-		if tenants[t.Name] {
+		if _, taken := tenants[t.Name]; taken {
 			v.fail(at, "a tenant is already called %q", t.Name)
 		}
-		tenants[t.Name] = true
-		v.tenant(fmt.Sprintf("$.tenants[%d]", i), t)
+		tenants[t.Name] = t
+		v.tenant(fmt.Sprintf("$.tenants[%d]", i), s, t)
 	}
 	for i, c := range s.Containers {
 		at := fmt.Sprintf("$.containers[%d]", i)
 		v.name(at+".name", c.Name, maxName)
 		v.unique(at+".name", c.Name, "a container")
-		if !nodes[c.Node] {
-			v.fail(at+".node", "no node is called %q", c.Node)
-		}
-		if !tenants[c.Tenant] {
-			v.fail(at+".tenant", "no tenant is called %q", c.Tenant)
-		}
+		v.place(at, s, c, tenants)
 		if err := tenant.CheckLabels(c.Labels); err != nil {
 			v.fail(at+".labels", "%v", err)
 		}
@@ -159,10 +158,63 @@ func (v *validator) fail(path, format string, args ...any) {
 	}
 }
 
-func (v *validator) tenant(at string, t Tenant) {
+// nodes are checked, and their names taken.
+func (v *validator) nodes(at string, names []string) {
+	for i, n := range names {
+		at := fmt.Sprintf("%s[%d]", at, i)
+		v.name(at, n, maxNodeName)
+		v.unique(at, n, "a node")
+	}
+}
+
+func (v *validator) region(at string, all []Region, i int, r Region) {
+	v.name(at+".name", r.Name, maxNodeName) // the router's link is called so
+	v.unique(at+".name", r.Name, "a region")
+	v.nodes(at+".nodes", r.Nodes)
+	v.name(at+".edge", r.Edge, maxNodeName)
+	v.unique(at+".edge", r.Edge, "a node")
+	plan := r.plan()
+	if err := plan.Validate(); err != nil {
+		v.fail(at+".basePrefix", "%v", err)
+	}
+	for _, other := range all[:i] {
+		if other.BasePrefix.Overlaps(plan.Base) {
+			v.fail(at+".basePrefix", "base prefix %v overlaps %v of region %s", plan.Base, other.BasePrefix, other.Name)
+		}
+	}
+}
+
+// plan is the region's, with its base prefix where it has one.
+func (r Region) plan() address.Plan {
+	plan := address.DefaultPlan()
+	if r.Name != "" {
+		plan.Base = r.BasePrefix
+	}
+	return plan
+}
+
+// place checks where a container is to be, and whose it is.
+func (v *validator) place(at string, s Spec, c Container, tenants map[string]Tenant) {
+	region, ok := s.RegionOf(c.Node)
+	if !ok {
+		v.fail(at+".node", "no node is called %q", c.Node)
+	}
+	if region.Edge == c.Node {
+		v.fail(at+".node", "node %q is the Edge Switch of region %s, and has no containers", c.Node, region.Name)
+	}
+	t, ok := tenants[c.Tenant]
+	if !ok {
+		v.fail(at+".tenant", "no tenant is called %q", c.Tenant)
+	}
+	if !t.in(region.Name) {
+		v.fail(at+".tenant", "tenant %q has no CIDRs in region %s", c.Tenant, region.Name)
+	}
+}
+
+func (v *validator) tenant(at string, s Spec, t Tenant) {
 	switch t.Network {
 	case "", tenant.Netpila:
-		if len(t.CIDRs) > 0 || t.NoNodeCIDRs {
+		if len(t.CIDRs) > 0 || len(t.Regions) > 0 || t.NoNodeCIDRs {
 			v.fail(at, "cidrs and noNodeCIDRs are for network %s; on %s addresses follow from the node", tenant.Nimitz, tenant.Netpila)
 		}
 		if t.Addressing != "" && t.Addressing != tenant.Encrypted && t.Addressing != tenant.Clear {
@@ -172,11 +224,39 @@ func (v *validator) tenant(at string, t Tenant) {
 		if t.Addressing != "" {
 			v.fail(at+".addressing", "addressing is for network %s; on %s containers have addresses of the tenant's own", tenant.Netpila, tenant.Nimitz)
 		}
-		if err := tenant.CheckOverlays(address.DefaultPlan(), t.overlays()); err != nil {
-			v.fail(at+".cidrs", "%v", err)
-		}
+		v.overlays(at, s, t)
 	default:
 		v.fail(at+".network", "network %q: say %s or %s", t.Network, tenant.Netpila, tenant.Nimitz)
+	}
+}
+
+// overlays checks a tenant's CIDRs in each region, and that they are apart.
+func (v *validator) overlays(at string, s Spec, t Tenant) {
+	if len(s.Regions) == 0 && len(t.Regions) > 0 {
+		v.fail(at+".regions", "this lab has no regions; write the tenant's addresses as cidrs: [10.0.0.0/16]")
+	}
+	if len(s.Regions) > 0 && (len(t.CIDRs) > 0 || len(t.Regions) == 0) {
+		v.fail(at, "in a lab with regions a tenant's CIDRs are of these; write them as regions: {%s: [10.0.0.0/16]}", s.Regions[0].Name)
+	}
+	for name := range t.Regions {
+		if _, _, ok := s.at(func(r Region) bool { return r.Name == name }); !ok {
+			v.fail(at+".regions", "no region is called %q", name)
+		}
+	}
+	var others []netip.Prefix
+	for _, r := range s.regions() {
+		if r.Name != "" && !t.in(r.Name) {
+			continue
+		}
+		if err := tenant.CheckOverlays(r.plan(), t.overlays(r.Name)); err != nil {
+			v.fail(at+".cidrs", "%v", err)
+		}
+		for _, cidr := range t.cidrs(r.Name) {
+			if i := slices.IndexFunc(others, cidr.Overlaps); i >= 0 {
+				v.fail(at+".regions", "%v in region %s and %v in another overlap", cidr, r.Name, others[i])
+			}
+		}
+		others = append(others, t.cidrs(r.Name)...)
 	}
 }
 

@@ -93,8 +93,72 @@ func TestParseSpecNamesTheLine(t *testing.T) {
 	}
 }
 
+const regional = `name: two
+regions:
+  - {name: west, basePrefix: 'fd70:696c:6100::/40', nodes: [w1, w2], edge: we}
+  - name: east
+    basePrefix: fd70:696c:6200::/40
+    nodes: [e1]
+    edge: ee
+tenants:
+  - {name: green}
+  - name: blue
+    network: nimitz
+    regions: {west: [10.0.0.0/16], east: [10.1.0.0/16, 'fd12::/48']}
+containers:
+  - {name: b1, node: w1, tenant: blue}
+  - {name: b2, node: e1, tenant: blue}
+`
+
+func TestParseRegions(t *testing.T) {
+	got, err := lab.ParseSpec("lab.yaml", []byte(regional))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if all := got.AllNodes(); !slices.Equal(all, []string{"w1", "w2", "we", "e1", "ee"}) {
+		t.Errorf("nodes are %v", all)
+	}
+	if r, ok := got.RegionOf("ee"); !ok || r.Name != "east" || r.Edge != "ee" || r.BasePrefix != netip.MustParsePrefix("fd70:696c:6200::/40") {
+		t.Errorf("ee is in %+v, %v", r, ok)
+	}
+	if want := netip.MustParsePrefix("10.0.0.0/16"); !slices.Equal(got.Tenants[1].Regions["west"], []netip.Prefix{want}) {
+		t.Errorf("tenants are %+v", got.Tenants)
+	}
+	for _, c := range []struct{ name, old, new, want string }{
+		{"nodes beside regions", "tenants:", "nodes: [n1]\ntenants:", `lab.yaml:8: a lab with regions has its nodes in these`},
+		{"two of a name", "name: east", "name: west", `lab.yaml:4: a region is already called "west"`},
+		{"called like a node", "name: east", "name: w1", `lab.yaml:4: a node is already called "w1"`},
+		{"a node of two", "[e1]", "[w1]", `lab.yaml:6: a node is already called "w1"`},
+		{"no edge", "    edge: ee\n", "", `lab.yaml:4: name "": use 1 to 15`},
+		{"an edge that is a node", "edge: ee", "edge: e1", `lab.yaml:7: a node is already called "e1"`},
+		{"no base prefix", "    basePrefix: fd70:696c:6200::/40\n", "", `lab.yaml:4: base prefix invalid Prefix is not an IPv6 prefix`},
+		{"overlapping base prefixes", "fd70:696c:6200::/40", "fd70:696c:6100::/48", `lab.yaml:5: base prefix fd70:696c:6100::/48 overlaps fd70:696c:6100::/40 of region west`},
+		{"a base prefix that is none", "fd70:696c:6200::/40", "fe80::/40", `lab.yaml:5: base prefix fe80::/40 overlaps multicast`},
+		{"CIDRs of no region", "regions: {west: [10.0.0.0/16], east: [10.1.0.0/16, 'fd12::/48']}", "cidrs: [10.0.0.0/16]", `lab.yaml:10: in a lab with regions a tenant's CIDRs are of these`},
+		{"CIDRs of an unknown region", "{west: [10.0.0.0/16], east:", "{west: [10.0.0.0/16], north:", `lab.yaml:12: no region is called "north"`},
+		{"overlapping CIDRs", "10.1.0.0/16,", "10.0.128.0/17,", `lab.yaml:12: 10.0.128.0/17 in region east and 10.0.0.0/16 in another overlap`},
+		{"two CIDRs of a family", "'fd12::/48'", "10.2.0.0/16", `lab.yaml:10: 10.1.0.0/16 and 10.2.0.0/16 are of one family`},
+		{"regions of a netpila tenant", "name: green", "name: green, regions: {west: [10.0.0.0/16]}", `lab.yaml:9: cidrs and noNodeCIDRs are for network nimitz`},
+		{"a container on an edge", "node: e1", "node: ee", `lab.yaml:15: node "ee" is the Edge Switch of region east, and has no containers`},
+		{"a container where its tenant is not", ", east: [10.1.0.0/16, 'fd12::/48']", "", `lab.yaml:15: tenant "blue" has no CIDRs in region east`},
+	} {
+		if !strings.Contains(regional, c.old) {
+			t.Fatalf("%s: %q is not there", c.name, c.old)
+		}
+		_, err := lab.ParseSpec("lab.yaml", []byte(strings.Replace(regional, c.old, c.new, 1)))
+		if err == nil || !strings.HasPrefix(err.Error(), c.want) {
+			t.Errorf("%s: %v, want %s", c.name, err, c.want)
+		}
+	}
+	_, err = lab.ParseSpec("lab.yaml", []byte(strings.Replace(good, "name: blue", "name: blue, network: nimitz, regions: {west: [10.0.0.0/16]}", 1)))
+	if err == nil || !strings.Contains(err.Error(), "this lab has no regions") {
+		t.Errorf("regions of a tenant where there are none: %v", err)
+	}
+}
+
 func FuzzParseSpec(f *testing.F) {
 	f.Add([]byte(good))
+	f.Add([]byte(regional))
 	f.Add([]byte("nodes: [&a n1, *a]\nname: {}"))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		s, err := lab.ParseSpec("lab.yaml", b)

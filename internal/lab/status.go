@@ -15,7 +15,8 @@ type Status struct {
 	Name         string             `json:"name"`
 	Nodes        []NodeStatus       `json:"nodes"`
 	Containers   []ContainerOutput  `json:"containers"`
-	Orchestrator OrchestratorStatus `json:"orchestrator"`
+	Orchestrator OrchestratorStatus `json:"orchestrator"` // of the first region, where there are any
+	Regions      []RegionStatus     `json:"regions,omitempty"`
 	Supervisor   int                `json:"supervisorPid"` // 0: gone, so nothing is restarted and no other pid is known
 }
 
@@ -28,6 +29,16 @@ type NodeStatus struct {
 	AgentPID      int          `json:"agentPid"`
 	AgentSocket   string       `json:"agentSocket"`
 	AgentRestarts int          `json:"agentRestarts"`
+	Region        string       `json:"region,omitempty"`
+	Edge          bool         `json:"edge,omitempty"` // the Edge Switch of its region
+}
+
+// RegionStatus is a region and its orchestrator.
+type RegionStatus struct {
+	Name         string             `json:"name"`
+	BasePrefix   netip.Prefix       `json:"basePrefix"`
+	Netns        string             `json:"netns"` // of the orchestrator
+	Orchestrator OrchestratorStatus `json:"orchestrator"`
 }
 
 // ContainerOutput is a container. Ciphertext is empty where the tenant is clear, both where its network has neither.
@@ -68,15 +79,24 @@ func (l *Lab) Status(ctx context.Context) (Status, error) {
 	}
 	s := Status{
 		Name: l.Name(), Nodes: []NodeStatus{}, Containers: []ContainerOutput{}, Supervisor: supervisor,
-		Orchestrator: OrchestratorStatus{processes[Orchestrator].PID, orchestratorListen(), l.folder.orchestratorSocket()},
 	}
-	for _, name := range l.state.Spec.Nodes {
+	for i, r := range l.state.Spec.regions() {
+		o := OrchestratorStatus{processes[r.place()].PID, orchestratorListen(i), l.folder.orchestratorSocket(r.Name)}
+		if i == 0 {
+			s.Orchestrator = o
+		}
+		if r.Name != "" {
+			s.Regions = append(s.Regions, RegionStatus{r.Name, r.BasePrefix, l.folder.netns(r.place()), o})
+		}
+	}
+	for _, name := range l.state.Spec.AllNodes() {
 		prefix, err := l.Prefix(name)
 		if err != nil {
 			return Status{}, err
 		}
 		agent := processes[AgentProcess(name)]
-		s.Nodes = append(s.Nodes, NodeStatus{name, prefix, l.folder.netns(name), agent.PID, l.AgentSocket(name), agent.Restarts})
+		region, _ := l.state.Spec.RegionOf(name)
+		s.Nodes = append(s.Nodes, NodeStatus{name, prefix, l.folder.netns(name), agent.PID, l.AgentSocket(name), agent.Restarts, region.Name, region.Edge == name})
 	}
 	for _, c := range l.Containers() {
 		out := ContainerOutput{

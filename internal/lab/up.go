@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"connectrpc.com/connect"
@@ -80,26 +81,29 @@ func (l *Lab) up(ctx context.Context, progress func(string)) error {
 		return fmt.Errorf("mount bpffs on %s: %w", l.folder.bpf(), err)
 	}
 
-	progress(fmt.Sprintf("fabric of %d links", len(spec.Nodes)+1))
+	regions, nodes := spec.regions(), spec.AllNodes()
+	progress(fmt.Sprintf("fabric of %d links", len(nodes)+len(regions)))
 	if err := l.createFabric(ctx); err != nil {
 		return err
 	}
 
-	progress("orchestrator")
+	progress(numeral.Of(len(regions), "orchestrator", "orchestrators"))
 	if err := startSupervisor(ctx, l.folder, l.state.Binary); err != nil {
 		return err
 	}
-	if _, err := l.control.start(ctx, l.orchestratorProcess()); err != nil {
-		return err
-	}
-	for _, t := range spec.Tenants {
-		if err := l.createTenant(ctx, t); err != nil {
+	for i, r := range regions {
+		if _, err := l.control.start(ctx, l.orchestratorProcess(r, i)); err != nil {
 			return err
+		}
+		for _, t := range spec.Tenants {
+			if err := l.createTenant(ctx, r.Name, t); err != nil {
+				return err
+			}
 		}
 	}
 
-	progress(numeral.Of(len(spec.Nodes), "agent", "agents"))
-	for _, node := range spec.Nodes {
+	progress(numeral.Of(len(nodes), "agent", "agents"))
+	for _, node := range nodes {
 		if l.nimitz(node) == OVS {
 			if _, err := l.control.start(ctx, l.ovsProcess(node)); err != nil {
 				return err
@@ -110,6 +114,9 @@ func (l *Lab) up(ctx context.Context, progress func(string)) error {
 		}
 	}
 	if err := l.routeNodes(ctx); err != nil {
+		return err
+	}
+	if err := l.joinRegions(ctx); err != nil {
 		return err
 	}
 
@@ -131,7 +138,11 @@ func (l *Lab) createFabric(ctx context.Context) error {
 		return err
 	}
 	defer r.close()
-	names := append([]string{Orchestrator}, l.state.Spec.Nodes...)
+	var names []string
+	for _, r := range l.state.Spec.regions() {
+		names = append(names, r.place())
+	}
+	names = append(names, l.state.Spec.AllNodes()...)
 	for link, name := range names {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
@@ -160,17 +171,22 @@ func (l *Lab) waitUplink(ctx context.Context, name string, router *netns.Namespa
 
 const orchestratorPort = 7070
 
-func orchestratorListen() string {
-	return netip.AddrPortFrom(farSide(0), orchestratorPort).String()
+// orchestratorListen is where the orchestrator of a region, by its number, serves nodes.
+func orchestratorListen(region int) string {
+	return netip.AddrPortFrom(farSide(region), orchestratorPort).String()
 }
 
-func (l *Lab) orchestratorProcess() Process {
+func (l *Lab) orchestratorProcess(r Region, number int) Process {
+	arguments := l.state.OrchestratorArgs
+	if r.Name != "" {
+		arguments = append([]string{"--region", r.Name, "--base-prefix", r.BasePrefix.String()}, arguments...)
+	}
 	return Process{
-		Name: Orchestrator, Netns: l.folder.netns(Orchestrator), Log: l.folder.log(Orchestrator),
+		Name: r.place(), Netns: l.folder.netns(r.place()), Log: l.folder.log(r.place()),
 		Argv: append([]string{
-			l.state.Binary, "orchestrator", "--listen", orchestratorListen(),
-			"--data-dir", l.folder.orchestratorData(), "--run-dir", l.folder.orchestratorRun(),
-		}, l.state.OrchestratorArgs...),
+			l.state.Binary, "orchestrator", "--listen", orchestratorListen(number),
+			"--data-dir", l.folder.orchestratorData(r.Name), "--run-dir", l.folder.orchestratorRun(r.Name),
+		}, arguments...),
 	}
 }
 
@@ -179,13 +195,17 @@ func (l *Lab) agentProcess(node string) Process {
 	if l.state.Spec.Device != "" {
 		arguments = append([]string{"--device", l.state.Spec.Device}, arguments...)
 	}
+	region, number, _ := l.state.Spec.at(func(r Region) bool { return slices.Contains(r.all(), node) })
+	if region.Edge == node {
+		arguments = append([]string{"--edge"}, arguments...)
+	}
 	if carrier := l.nimitz(node); carrier != "" {
 		arguments = append([]string{"--nimitz", carrier, "--ovs-run-dir", l.OVS(node)}, arguments...)
 	}
 	return Process{
 		Name: AgentProcess(node), Netns: l.folder.netns(node), Log: l.folder.log(AgentProcess(node)),
 		Argv: append([]string{
-			l.state.Binary, "agent", "--orchestrator", l.OrchestratorURL(), "--token-file", l.TokenFile(),
+			l.state.Binary, "agent", "--orchestrator", "https://" + orchestratorListen(number), "--token-file", l.folder.token(region.Name),
 			"--uplink", Uplink, "--node-name", node, "--run-dir", l.folder.nodeRun(node),
 			"--state-dir", l.folder.nodeState(node), "--bpffs", l.folder.nodeBPF(node),
 		}, arguments...),
@@ -202,7 +222,10 @@ func (l *Lab) ovsProcess(node string) Process {
 	}
 }
 
-func (l *Lab) createTenant(ctx context.Context, t Tenant) error {
+func (l *Lab) createTenant(ctx context.Context, region string, t Tenant) error {
+	if !t.in(region) {
+		return nil
+	}
 	request := &pilasterv1.CreateTenantRequest{Name: t.Name, Network: t.Network}
 	switch {
 	case t.Network == tenant.Nimitz:
@@ -211,20 +234,24 @@ func (l *Lab) createTenant(ctx context.Context, t Tenant) error {
 	default:
 		request.Addressing = pilasterv1.Addressing_ADDRESSING_ENCRYPTED
 	}
-	for _, o := range t.overlays() {
+	for _, o := range t.overlays(region) {
 		request.Overlays = append(request.Overlays, &pilasterv1.Overlay{Cidr: o.CIDR.String(), NodeBits: uint32(o.NodeBits)})
 	}
-	if _, err := l.Operator().CreateTenant(ctx, connect.NewRequest(request)); err != nil {
+	if _, err := l.OperatorOf(region).CreateTenant(ctx, connect.NewRequest(request)); err != nil {
 		return fmt.Errorf("create tenant %s: %w", t.Name, err)
 	}
 	return nil
 }
 
-// routeNodes gives the fabric the routes that the orchestrator says it must have.
+// routeNodes gives the fabric the routes that the orchestrators say it must have.
 func (l *Lab) routeNodes(ctx context.Context) error {
-	response, err := l.Operator().ListNodes(ctx, connect.NewRequest(&pilasterv1.ListNodesRequest{}))
-	if err != nil {
-		return fmt.Errorf("list nodes: %w", err)
+	var nodes []*pilasterv1.Node
+	for _, region := range l.state.Spec.regions() {
+		response, err := l.OperatorOf(region.Name).ListNodes(ctx, connect.NewRequest(&pilasterv1.ListNodesRequest{}))
+		if err != nil {
+			return fmt.Errorf("list nodes: %w", err)
+		}
+		nodes = append(nodes, response.Msg.Nodes...)
 	}
 	prefixes := map[string]netip.Prefix{}
 	r, err := openFabric(l.folder)
@@ -232,7 +259,7 @@ func (l *Lab) routeNodes(ctx context.Context) error {
 		return err
 	}
 	defer r.close()
-	for _, n := range response.Msg.Nodes {
+	for _, n := range nodes {
 		prefix, err := netip.ParsePrefix(n.Prefix)
 		if err != nil || len(n.UplinkAddresses) == 0 {
 			return fmt.Errorf("node %s: no route from prefix %q and uplink addresses %q", n.Name, n.Prefix, n.UplinkAddresses)
@@ -249,7 +276,7 @@ func (l *Lab) routeNodes(ctx context.Context) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.state.Nodes = nil
-	for _, name := range l.state.Spec.Nodes {
+	for _, name := range l.state.Spec.AllNodes() {
 		if !prefixes[name].IsValid() {
 			return fmt.Errorf("the orchestrator does not know node %s, whose agent says it is ready", name)
 		}
