@@ -15,7 +15,7 @@ const noEndpoint = reason.NoEndpoint
 // reasons are those that this switch drops packets for.
 var reasons = []reason.Reason{
 	reason.NotIp6, reason.SrcNotOwn, reason.NoEndpoint, reason.Multicast, reason.HopLimit, reason.NoRoute, reason.PeerUnknown,
-	reason.LaterFragment, reason.Untranslated, reason.ForeignUnknown,
+	reason.LaterFragment, reason.Untranslated, reason.ForeignUnknown, reason.IcmpQuote,
 }
 
 // The identity travels in VXLAN's group policy field, which the datapath in user space neither reads nor writes. It lies in the VTEP's address
@@ -53,6 +53,12 @@ func constants(region netip.Prefix) []openflow.Flow {
 		all = append(all, dropped(openflow.Flow{Table: tableEncap, Priority: priorityFirst, Match: []openflow.Value{
 			regNAT.Number(1), ip4.is(), openflow.IPProto.Number(protocol), openflow.Fragment.Number(openflow.LaterFragment),
 		}}, reason.LaterFragment))
+	}
+	// Nor does it translate what an error quotes, or know for whom a router behind the gateway speaks. The types are IPv6's, as gateways are.
+	for kind := uint64(1); kind <= 4; kind++ {
+		all = append(all, dropped(openflow.Flow{Table: tableEncap, Priority: priorityFirst, Match: []openflow.Value{
+			regNAT.Number(1), ip6.is(), openflow.IPProto.Number(unix.IPPROTO_ICMPV6), openflow.ICMPv6Type.Number(kind),
+		}}, reason.IcmpQuote))
 	}
 	for _, group := range []netip.Prefix{netip.MustParsePrefix("224.0.0.0/4"), netip.MustParsePrefix("255.255.255.255/32"), netip.MustParsePrefix("ff00::/8")} {
 		all = append(all, dropped(openflow.Flow{Table: tableDecap, Priority: priorityFirst, Match: familyOf(group.Addr()).to(group)}, reason.Multicast))

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"net/netip"
 	"strings"
 	"testing"
 
@@ -123,8 +124,25 @@ func TestPackets(t *testing.T) {
 	for _, p := range append(packettest.Ports, pipeline.VXLAN, pipeline.Gateway) {
 		ends[p] = b.end(t, p)
 	}
-	for _, c := range packettest.Cases() {
+	for _, c := range append(packettest.Cases(), errorCases()...) {
 		t.Run(c.Name, func(t *testing.T) { b.meet(t, c, ends) })
+	}
+}
+
+// errorCases are errors about packets that were translated, whose quotes this switch would leave as they are.
+func errorCases() []packettest.Case {
+	at := func(name string, from pipeline.Port, src, dst string, kind uint8, drop reason.Reason) packettest.Case {
+		return packettest.Case{
+			Name: name, Table: pipeline.Table{Entries: packettest.Entries()}, From: from, Drop: drop,
+			Packet: packet.Packet{Source: netip.MustParseAddr(src), Destination: netip.MustParseAddr(dst), Body: packet.ICMP{Type: kind, Payload: make([]byte, 48)}},
+		}
+	}
+	own, far, virtual, gateway := "fd10:0:0:1::2", "fd10:0:0:2::2", "fd64:0:0:1::2", "fd64:0:0:1::1"
+	return []packettest.Case{
+		at("a router's error for a container", pipeline.Gateway, "2001:db8:9::1", virtual, 2, reason.IcmpQuote),
+		at("a service's error for a container", pipeline.Gateway, "2001:db8:9::9", virtual, 1, reason.IcmpQuote),
+		at("a container's error for a client", 2, own, gateway, 4, reason.IcmpQuote),
+		at("a container's error for another", 2, own, far, 1, 0),
 	}
 }
 
