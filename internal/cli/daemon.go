@@ -91,6 +91,26 @@ func (s *orchestratorSocket) regions(ctx context.Context) (all []string, err err
 	return all, err
 }
 
+func (s *orchestratorSocket) services(ctx context.Context, tenant string) (all []string, err error) {
+	resp, err := s.client().ListServices(ctx, connect.NewRequest(&pilasterv1.ListServicesRequest{Tenant: tenant}))
+	if err == nil {
+		for _, is := range resp.Msg.Services {
+			all = append(all, is.Name)
+		}
+	}
+	return all, err
+}
+
+func (s *orchestratorSocket) publications(ctx context.Context, tenant string) (all []string, err error) {
+	resp, err := s.client().ListPublications(ctx, connect.NewRequest(&pilasterv1.ListPublicationsRequest{Tenant: tenant}))
+	if err == nil {
+		for _, p := range resp.Msg.Publications {
+			all = append(all, p.Name)
+		}
+	}
+	return all, err
+}
+
 func (s *agentSocket) endpoints(ctx context.Context) (all []string, err error) {
 	resp, err := s.client().ListEndpoints(ctx, connect.NewRequest(&pilasterv1.ListEndpointsRequest{}))
 	if err == nil {

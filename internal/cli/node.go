@@ -124,7 +124,8 @@ Its name is free afterwards. Its prefix is never given to another node, and its 
 UUID are refused from then on: the machine may join as a new node with an empty state directory.
 
 --force deletes it although it is connected, and ends its connection: for a machine that was stolen, or whose key
-was copied by somebody who stays connected. Containers on it keep the network they have.`,
+was copied by somebody who stays connected. Containers on it keep the network they have. It ends what the node's gateway
+publishes too, without which such a node is not deleted.`,
 		Example: "  pilaster node delete n3\n  pilaster node delete n3 --force",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -137,6 +138,6 @@ was copied by somebody who stays connected. Containers on it keep the network th
 	}
 	socket.bind(cmd)
 	cmd.ValidArgsFunction = names(socket.nodes)
-	cmd.Flags().BoolVar(&force, "force", false, "also while it is connected: whoever it is loses the connection and every right of the node")
+	cmd.Flags().BoolVar(&force, "force", false, "also while it is connected: whoever it is loses the connection and every right of the node; and what its gateway publishes")
 	return cmd
 }

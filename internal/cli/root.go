@@ -37,6 +37,8 @@ wrongly and nothing was done, and 3 when the agent or orchestrator does not answ
 	root.AddCommand(newOrchestratorCommand(env))
 	root.AddCommand(newTenantCommand(env))
 	root.AddCommand(newRegionCommand(env))
+	root.AddCommand(newServiceCommand(env))
+	root.AddCommand(newPublicationCommand(env))
 	root.AddCommand(newNodeCommand(env))
 	root.AddCommand(newPreflightCommand(env))
 	root.AddCommand(newLabCommand(env))

@@ -22,7 +22,9 @@ type tenantView struct {
 	Addressing tenant.Addressing `json:"addressing"`
 	Overlays   []overlayView     `json:"overlays,omitzero"` // of a nimitz tenant
 	Regions    []elsewhereView   `json:"regions,omitzero"`  // others that it is in too
-	IDs        []tenantIDView    `json:"ids"`               // in the order made
+	Services   []serviceView     `json:"services,omitzero"`
+	Published  []publicationView `json:"publications,omitzero"`
+	IDs        []tenantIDView    `json:"ids"` // in the order made
 	Created    time.Time         `json:"created"`
 	Apps       []appView         `json:"apps,omitzero"`  // of tenant get
 	Nodes      []hostView        `json:"nodes,omitzero"` // of tenant get: those that host it
@@ -68,6 +70,12 @@ func viewTenant(t *pilasterv1.Tenant) tenantView {
 	}
 	for _, r := range t.Regions {
 		v.Regions = append(v.Regions, elsewhereView{r.Name, r.Cidrs, r.Edge, r.PeerEdge, r.PeerVni})
+	}
+	for _, is := range t.Services {
+		v.Services = append(v.Services, viewService(is))
+	}
+	for _, p := range t.Publications {
+		v.Published = append(v.Published, viewPublication(p))
 	}
 	v.IDs = viewIDs(t.Ids)
 	return v
@@ -275,6 +283,12 @@ func printTenant(w io.Writer, v tenantView) {
 	}
 	for _, r := range v.Regions {
 		fmt.Fprintf(w, "region\t%s\t%s, VNI %d, by Edge Switch %s\n", r.Name, strings.Join(r.CIDRs, ", "), r.PeerVNI, r.PeerEdge)
+	}
+	for _, is := range v.Services {
+		fmt.Fprintf(w, "service\t%s\t%s, which is %s\n", is.Name, is.Virtual, is.Real)
+	}
+	for _, p := range v.Published {
+		fmt.Fprintf(w, "publication\t%s\t%s, which is %s (node %s)\n", p.Name, p.Underlay, p.Container, p.Node)
 	}
 	for _, id := range v.IDs {
 		fmt.Fprintf(w, "id\t%d\t%s\n", id.ID, id.describe())

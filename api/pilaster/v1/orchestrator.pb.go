@@ -3506,15 +3506,20 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\x06Follow\x12\x1a.pilaster.v1.FollowRequest\x1a\x1b.pilaster.v1.FollowResponse(\x010\x01\x12G\n" +
 	"\bAllocate\x12\x1c.pilaster.v1.AllocateRequest\x1a\x1d.pilaster.v1.AllocateResponse\x12;\n" +
 	"\x04Free\x12\x18.pilaster.v1.FreeRequest\x1a\x19.pilaster.v1.FreeResponse\x12S\n" +
-	"\fListMappings\x12 .pilaster.v1.ListMappingsRequest\x1a!.pilaster.v1.ListMappingsResponse2\xa2\n" +
-	"\n" +
+	"\fListMappings\x12 .pilaster.v1.ListMappingsRequest\x1a!.pilaster.v1.ListMappingsResponse2\xd0\x0e\n" +
 	"\x0fOperatorService\x12S\n" +
 	"\fCreateTenant\x12 .pilaster.v1.CreateTenantRequest\x1a!.pilaster.v1.CreateTenantResponse\x12J\n" +
 	"\tGetTenant\x12\x1d.pilaster.v1.GetTenantRequest\x1a\x1e.pilaster.v1.GetTenantResponse\x12P\n" +
 	"\vListTenants\x12\x1f.pilaster.v1.ListTenantsRequest\x1a .pilaster.v1.ListTenantsResponse\x12S\n" +
 	"\fDeleteTenant\x12 .pilaster.v1.DeleteTenantRequest\x1a!.pilaster.v1.DeleteTenantResponse\x12J\n" +
 	"\tRotateKey\x12\x1d.pilaster.v1.RotateKeyRequest\x1a\x1e.pilaster.v1.RotateKeyResponse\x12V\n" +
-	"\rMigrateTenant\x12!.pilaster.v1.MigrateTenantRequest\x1a\".pilaster.v1.MigrateTenantResponse\x12D\n" +
+	"\rMigrateTenant\x12!.pilaster.v1.MigrateTenantRequest\x1a\".pilaster.v1.MigrateTenantResponse\x12V\n" +
+	"\rCreateService\x12!.pilaster.v1.CreateServiceRequest\x1a\".pilaster.v1.CreateServiceResponse\x12S\n" +
+	"\fListServices\x12 .pilaster.v1.ListServicesRequest\x1a!.pilaster.v1.ListServicesResponse\x12V\n" +
+	"\rDeleteService\x12!.pilaster.v1.DeleteServiceRequest\x1a\".pilaster.v1.DeleteServiceResponse\x12b\n" +
+	"\x11CreatePublication\x12%.pilaster.v1.CreatePublicationRequest\x1a&.pilaster.v1.CreatePublicationResponse\x12_\n" +
+	"\x10ListPublications\x12$.pilaster.v1.ListPublicationsRequest\x1a%.pilaster.v1.ListPublicationsResponse\x12b\n" +
+	"\x11DeletePublication\x12%.pilaster.v1.DeletePublicationRequest\x1a&.pilaster.v1.DeletePublicationResponse\x12D\n" +
 	"\aGetNode\x12\x1b.pilaster.v1.GetNodeRequest\x1a\x1c.pilaster.v1.GetNodeResponse\x12J\n" +
 	"\tListNodes\x12\x1d.pilaster.v1.ListNodesRequest\x1a\x1e.pilaster.v1.ListNodesResponse\x12M\n" +
 	"\n" +
@@ -3682,42 +3687,54 @@ var file_pilaster_v1_orchestrator_proto_depIdxs = []int32{
 	40, // 59: pilaster.v1.OperatorService.DeleteTenant:input_type -> pilaster.v1.DeleteTenantRequest
 	42, // 60: pilaster.v1.OperatorService.RotateKey:input_type -> pilaster.v1.RotateKeyRequest
 	38, // 61: pilaster.v1.OperatorService.MigrateTenant:input_type -> pilaster.v1.MigrateTenantRequest
-	56, // 62: pilaster.v1.OperatorService.GetNode:input_type -> pilaster.v1.GetNodeRequest
-	58, // 63: pilaster.v1.OperatorService.ListNodes:input_type -> pilaster.v1.ListNodesRequest
-	60, // 64: pilaster.v1.OperatorService.DeleteNode:input_type -> pilaster.v1.DeleteNodeRequest
-	62, // 65: pilaster.v1.OperatorService.ClusterStatus:input_type -> pilaster.v1.ClusterStatusRequest
-	28, // 66: pilaster.v1.OperatorService.GetToken:input_type -> pilaster.v1.GetTokenRequest
-	30, // 67: pilaster.v1.OperatorService.RotateToken:input_type -> pilaster.v1.RotateTokenRequest
-	20, // 68: pilaster.v1.OperatorService.ExportRegion:input_type -> pilaster.v1.ExportRegionRequest
-	22, // 69: pilaster.v1.OperatorService.ImportRegion:input_type -> pilaster.v1.ImportRegionRequest
-	24, // 70: pilaster.v1.OperatorService.ListRegions:input_type -> pilaster.v1.ListRegionsRequest
-	26, // 71: pilaster.v1.OperatorService.DeleteRegion:input_type -> pilaster.v1.DeleteRegionRequest
-	7,  // 72: pilaster.v1.NodeService.Join:output_type -> pilaster.v1.JoinResponse
-	9,  // 73: pilaster.v1.NodeService.Renew:output_type -> pilaster.v1.RenewResponse
-	12, // 74: pilaster.v1.NodeService.Register:output_type -> pilaster.v1.RegisterResponse
-	14, // 75: pilaster.v1.NodeService.Resolve:output_type -> pilaster.v1.ResolveResponse
-	16, // 76: pilaster.v1.NodeService.Follow:output_type -> pilaster.v1.FollowResponse
-	1,  // 77: pilaster.v1.NodeService.Allocate:output_type -> pilaster.v1.AllocateResponse
-	3,  // 78: pilaster.v1.NodeService.Free:output_type -> pilaster.v1.FreeResponse
-	5,  // 79: pilaster.v1.NodeService.ListMappings:output_type -> pilaster.v1.ListMappingsResponse
-	33, // 80: pilaster.v1.OperatorService.CreateTenant:output_type -> pilaster.v1.CreateTenantResponse
-	35, // 81: pilaster.v1.OperatorService.GetTenant:output_type -> pilaster.v1.GetTenantResponse
-	37, // 82: pilaster.v1.OperatorService.ListTenants:output_type -> pilaster.v1.ListTenantsResponse
-	41, // 83: pilaster.v1.OperatorService.DeleteTenant:output_type -> pilaster.v1.DeleteTenantResponse
-	43, // 84: pilaster.v1.OperatorService.RotateKey:output_type -> pilaster.v1.RotateKeyResponse
-	39, // 85: pilaster.v1.OperatorService.MigrateTenant:output_type -> pilaster.v1.MigrateTenantResponse
-	57, // 86: pilaster.v1.OperatorService.GetNode:output_type -> pilaster.v1.GetNodeResponse
-	59, // 87: pilaster.v1.OperatorService.ListNodes:output_type -> pilaster.v1.ListNodesResponse
-	61, // 88: pilaster.v1.OperatorService.DeleteNode:output_type -> pilaster.v1.DeleteNodeResponse
-	63, // 89: pilaster.v1.OperatorService.ClusterStatus:output_type -> pilaster.v1.ClusterStatusResponse
-	29, // 90: pilaster.v1.OperatorService.GetToken:output_type -> pilaster.v1.GetTokenResponse
-	31, // 91: pilaster.v1.OperatorService.RotateToken:output_type -> pilaster.v1.RotateTokenResponse
-	21, // 92: pilaster.v1.OperatorService.ExportRegion:output_type -> pilaster.v1.ExportRegionResponse
-	23, // 93: pilaster.v1.OperatorService.ImportRegion:output_type -> pilaster.v1.ImportRegionResponse
-	25, // 94: pilaster.v1.OperatorService.ListRegions:output_type -> pilaster.v1.ListRegionsResponse
-	27, // 95: pilaster.v1.OperatorService.DeleteRegion:output_type -> pilaster.v1.DeleteRegionResponse
-	72, // [72:96] is the sub-list for method output_type
-	48, // [48:72] is the sub-list for method input_type
+	44, // 62: pilaster.v1.OperatorService.CreateService:input_type -> pilaster.v1.CreateServiceRequest
+	46, // 63: pilaster.v1.OperatorService.ListServices:input_type -> pilaster.v1.ListServicesRequest
+	48, // 64: pilaster.v1.OperatorService.DeleteService:input_type -> pilaster.v1.DeleteServiceRequest
+	50, // 65: pilaster.v1.OperatorService.CreatePublication:input_type -> pilaster.v1.CreatePublicationRequest
+	52, // 66: pilaster.v1.OperatorService.ListPublications:input_type -> pilaster.v1.ListPublicationsRequest
+	54, // 67: pilaster.v1.OperatorService.DeletePublication:input_type -> pilaster.v1.DeletePublicationRequest
+	56, // 68: pilaster.v1.OperatorService.GetNode:input_type -> pilaster.v1.GetNodeRequest
+	58, // 69: pilaster.v1.OperatorService.ListNodes:input_type -> pilaster.v1.ListNodesRequest
+	60, // 70: pilaster.v1.OperatorService.DeleteNode:input_type -> pilaster.v1.DeleteNodeRequest
+	62, // 71: pilaster.v1.OperatorService.ClusterStatus:input_type -> pilaster.v1.ClusterStatusRequest
+	28, // 72: pilaster.v1.OperatorService.GetToken:input_type -> pilaster.v1.GetTokenRequest
+	30, // 73: pilaster.v1.OperatorService.RotateToken:input_type -> pilaster.v1.RotateTokenRequest
+	20, // 74: pilaster.v1.OperatorService.ExportRegion:input_type -> pilaster.v1.ExportRegionRequest
+	22, // 75: pilaster.v1.OperatorService.ImportRegion:input_type -> pilaster.v1.ImportRegionRequest
+	24, // 76: pilaster.v1.OperatorService.ListRegions:input_type -> pilaster.v1.ListRegionsRequest
+	26, // 77: pilaster.v1.OperatorService.DeleteRegion:input_type -> pilaster.v1.DeleteRegionRequest
+	7,  // 78: pilaster.v1.NodeService.Join:output_type -> pilaster.v1.JoinResponse
+	9,  // 79: pilaster.v1.NodeService.Renew:output_type -> pilaster.v1.RenewResponse
+	12, // 80: pilaster.v1.NodeService.Register:output_type -> pilaster.v1.RegisterResponse
+	14, // 81: pilaster.v1.NodeService.Resolve:output_type -> pilaster.v1.ResolveResponse
+	16, // 82: pilaster.v1.NodeService.Follow:output_type -> pilaster.v1.FollowResponse
+	1,  // 83: pilaster.v1.NodeService.Allocate:output_type -> pilaster.v1.AllocateResponse
+	3,  // 84: pilaster.v1.NodeService.Free:output_type -> pilaster.v1.FreeResponse
+	5,  // 85: pilaster.v1.NodeService.ListMappings:output_type -> pilaster.v1.ListMappingsResponse
+	33, // 86: pilaster.v1.OperatorService.CreateTenant:output_type -> pilaster.v1.CreateTenantResponse
+	35, // 87: pilaster.v1.OperatorService.GetTenant:output_type -> pilaster.v1.GetTenantResponse
+	37, // 88: pilaster.v1.OperatorService.ListTenants:output_type -> pilaster.v1.ListTenantsResponse
+	41, // 89: pilaster.v1.OperatorService.DeleteTenant:output_type -> pilaster.v1.DeleteTenantResponse
+	43, // 90: pilaster.v1.OperatorService.RotateKey:output_type -> pilaster.v1.RotateKeyResponse
+	39, // 91: pilaster.v1.OperatorService.MigrateTenant:output_type -> pilaster.v1.MigrateTenantResponse
+	45, // 92: pilaster.v1.OperatorService.CreateService:output_type -> pilaster.v1.CreateServiceResponse
+	47, // 93: pilaster.v1.OperatorService.ListServices:output_type -> pilaster.v1.ListServicesResponse
+	49, // 94: pilaster.v1.OperatorService.DeleteService:output_type -> pilaster.v1.DeleteServiceResponse
+	51, // 95: pilaster.v1.OperatorService.CreatePublication:output_type -> pilaster.v1.CreatePublicationResponse
+	53, // 96: pilaster.v1.OperatorService.ListPublications:output_type -> pilaster.v1.ListPublicationsResponse
+	55, // 97: pilaster.v1.OperatorService.DeletePublication:output_type -> pilaster.v1.DeletePublicationResponse
+	57, // 98: pilaster.v1.OperatorService.GetNode:output_type -> pilaster.v1.GetNodeResponse
+	59, // 99: pilaster.v1.OperatorService.ListNodes:output_type -> pilaster.v1.ListNodesResponse
+	61, // 100: pilaster.v1.OperatorService.DeleteNode:output_type -> pilaster.v1.DeleteNodeResponse
+	63, // 101: pilaster.v1.OperatorService.ClusterStatus:output_type -> pilaster.v1.ClusterStatusResponse
+	29, // 102: pilaster.v1.OperatorService.GetToken:output_type -> pilaster.v1.GetTokenResponse
+	31, // 103: pilaster.v1.OperatorService.RotateToken:output_type -> pilaster.v1.RotateTokenResponse
+	21, // 104: pilaster.v1.OperatorService.ExportRegion:output_type -> pilaster.v1.ExportRegionResponse
+	23, // 105: pilaster.v1.OperatorService.ImportRegion:output_type -> pilaster.v1.ImportRegionResponse
+	25, // 106: pilaster.v1.OperatorService.ListRegions:output_type -> pilaster.v1.ListRegionsResponse
+	27, // 107: pilaster.v1.OperatorService.DeleteRegion:output_type -> pilaster.v1.DeleteRegionResponse
+	78, // [78:108] is the sub-list for method output_type
+	48, // [48:78] is the sub-list for method input_type
 	48, // [48:48] is the sub-list for extension type_name
 	48, // [48:48] is the sub-list for extension extendee
 	0,  // [0:48] is the sub-list for field type_name

@@ -70,6 +70,24 @@ const (
 	// OperatorServiceMigrateTenantProcedure is the fully-qualified name of the OperatorService's
 	// MigrateTenant RPC.
 	OperatorServiceMigrateTenantProcedure = "/pilaster.v1.OperatorService/MigrateTenant"
+	// OperatorServiceCreateServiceProcedure is the fully-qualified name of the OperatorService's
+	// CreateService RPC.
+	OperatorServiceCreateServiceProcedure = "/pilaster.v1.OperatorService/CreateService"
+	// OperatorServiceListServicesProcedure is the fully-qualified name of the OperatorService's
+	// ListServices RPC.
+	OperatorServiceListServicesProcedure = "/pilaster.v1.OperatorService/ListServices"
+	// OperatorServiceDeleteServiceProcedure is the fully-qualified name of the OperatorService's
+	// DeleteService RPC.
+	OperatorServiceDeleteServiceProcedure = "/pilaster.v1.OperatorService/DeleteService"
+	// OperatorServiceCreatePublicationProcedure is the fully-qualified name of the OperatorService's
+	// CreatePublication RPC.
+	OperatorServiceCreatePublicationProcedure = "/pilaster.v1.OperatorService/CreatePublication"
+	// OperatorServiceListPublicationsProcedure is the fully-qualified name of the OperatorService's
+	// ListPublications RPC.
+	OperatorServiceListPublicationsProcedure = "/pilaster.v1.OperatorService/ListPublications"
+	// OperatorServiceDeletePublicationProcedure is the fully-qualified name of the OperatorService's
+	// DeletePublication RPC.
+	OperatorServiceDeletePublicationProcedure = "/pilaster.v1.OperatorService/DeletePublication"
 	// OperatorServiceGetNodeProcedure is the fully-qualified name of the OperatorService's GetNode RPC.
 	OperatorServiceGetNodeProcedure = "/pilaster.v1.OperatorService/GetNode"
 	// OperatorServiceListNodesProcedure is the fully-qualified name of the OperatorService's ListNodes
@@ -386,6 +404,15 @@ type OperatorServiceClient interface {
 	// MigrateTenant moves a tenant to another network. Its containers get addresses there beside those they have; new containers get
 	// these alone. With finish it takes the old ones away, which the first step must have been done for by all nodes. Either may be repeated.
 	MigrateTenant(context.Context, *connect.Request[v1.MigrateTenantRequest]) (*connect.Response[v1.MigrateTenantResponse], error)
+	// CreateService gives something on the underlay an address among a nimitz tenant's containers.
+	CreateService(context.Context, *connect.Request[v1.CreateServiceRequest]) (*connect.Response[v1.CreateServiceResponse], error)
+	ListServices(context.Context, *connect.Request[v1.ListServicesRequest]) (*connect.Response[v1.ListServicesResponse], error)
+	DeleteService(context.Context, *connect.Request[v1.DeleteServiceRequest]) (*connect.Response[v1.DeleteServiceResponse], error)
+	// CreatePublication gives a nimitz tenant's container an address on the underlay, at a node's gateway.
+	CreatePublication(context.Context, *connect.Request[v1.CreatePublicationRequest]) (*connect.Response[v1.CreatePublicationResponse], error)
+	ListPublications(context.Context, *connect.Request[v1.ListPublicationsRequest]) (*connect.Response[v1.ListPublicationsResponse], error)
+	// DeletePublication ends it; nobody gets its address for some minutes.
+	DeletePublication(context.Context, *connect.Request[v1.DeletePublicationRequest]) (*connect.Response[v1.DeletePublicationResponse], error)
 	GetNode(context.Context, *connect.Request[v1.GetNodeRequest]) (*connect.Response[v1.GetNodeResponse], error)
 	ListNodes(context.Context, *connect.Request[v1.ListNodesRequest]) (*connect.Response[v1.ListNodesResponse], error)
 	DeleteNode(context.Context, *connect.Request[v1.DeleteNodeRequest]) (*connect.Response[v1.DeleteNodeResponse], error)
@@ -447,6 +474,42 @@ func NewOperatorServiceClient(httpClient connect.HTTPClient, baseURL string, opt
 			httpClient,
 			baseURL+OperatorServiceMigrateTenantProcedure,
 			connect.WithSchema(operatorServiceMethods.ByName("MigrateTenant")),
+			connect.WithClientOptions(opts...),
+		),
+		createService: connect.NewClient[v1.CreateServiceRequest, v1.CreateServiceResponse](
+			httpClient,
+			baseURL+OperatorServiceCreateServiceProcedure,
+			connect.WithSchema(operatorServiceMethods.ByName("CreateService")),
+			connect.WithClientOptions(opts...),
+		),
+		listServices: connect.NewClient[v1.ListServicesRequest, v1.ListServicesResponse](
+			httpClient,
+			baseURL+OperatorServiceListServicesProcedure,
+			connect.WithSchema(operatorServiceMethods.ByName("ListServices")),
+			connect.WithClientOptions(opts...),
+		),
+		deleteService: connect.NewClient[v1.DeleteServiceRequest, v1.DeleteServiceResponse](
+			httpClient,
+			baseURL+OperatorServiceDeleteServiceProcedure,
+			connect.WithSchema(operatorServiceMethods.ByName("DeleteService")),
+			connect.WithClientOptions(opts...),
+		),
+		createPublication: connect.NewClient[v1.CreatePublicationRequest, v1.CreatePublicationResponse](
+			httpClient,
+			baseURL+OperatorServiceCreatePublicationProcedure,
+			connect.WithSchema(operatorServiceMethods.ByName("CreatePublication")),
+			connect.WithClientOptions(opts...),
+		),
+		listPublications: connect.NewClient[v1.ListPublicationsRequest, v1.ListPublicationsResponse](
+			httpClient,
+			baseURL+OperatorServiceListPublicationsProcedure,
+			connect.WithSchema(operatorServiceMethods.ByName("ListPublications")),
+			connect.WithClientOptions(opts...),
+		),
+		deletePublication: connect.NewClient[v1.DeletePublicationRequest, v1.DeletePublicationResponse](
+			httpClient,
+			baseURL+OperatorServiceDeletePublicationProcedure,
+			connect.WithSchema(operatorServiceMethods.ByName("DeletePublication")),
 			connect.WithClientOptions(opts...),
 		),
 		getNode: connect.NewClient[v1.GetNodeRequest, v1.GetNodeResponse](
@@ -514,22 +577,28 @@ func NewOperatorServiceClient(httpClient connect.HTTPClient, baseURL string, opt
 
 // operatorServiceClient implements OperatorServiceClient.
 type operatorServiceClient struct {
-	createTenant  *connect.Client[v1.CreateTenantRequest, v1.CreateTenantResponse]
-	getTenant     *connect.Client[v1.GetTenantRequest, v1.GetTenantResponse]
-	listTenants   *connect.Client[v1.ListTenantsRequest, v1.ListTenantsResponse]
-	deleteTenant  *connect.Client[v1.DeleteTenantRequest, v1.DeleteTenantResponse]
-	rotateKey     *connect.Client[v1.RotateKeyRequest, v1.RotateKeyResponse]
-	migrateTenant *connect.Client[v1.MigrateTenantRequest, v1.MigrateTenantResponse]
-	getNode       *connect.Client[v1.GetNodeRequest, v1.GetNodeResponse]
-	listNodes     *connect.Client[v1.ListNodesRequest, v1.ListNodesResponse]
-	deleteNode    *connect.Client[v1.DeleteNodeRequest, v1.DeleteNodeResponse]
-	clusterStatus *connect.Client[v1.ClusterStatusRequest, v1.ClusterStatusResponse]
-	getToken      *connect.Client[v1.GetTokenRequest, v1.GetTokenResponse]
-	rotateToken   *connect.Client[v1.RotateTokenRequest, v1.RotateTokenResponse]
-	exportRegion  *connect.Client[v1.ExportRegionRequest, v1.ExportRegionResponse]
-	importRegion  *connect.Client[v1.ImportRegionRequest, v1.ImportRegionResponse]
-	listRegions   *connect.Client[v1.ListRegionsRequest, v1.ListRegionsResponse]
-	deleteRegion  *connect.Client[v1.DeleteRegionRequest, v1.DeleteRegionResponse]
+	createTenant      *connect.Client[v1.CreateTenantRequest, v1.CreateTenantResponse]
+	getTenant         *connect.Client[v1.GetTenantRequest, v1.GetTenantResponse]
+	listTenants       *connect.Client[v1.ListTenantsRequest, v1.ListTenantsResponse]
+	deleteTenant      *connect.Client[v1.DeleteTenantRequest, v1.DeleteTenantResponse]
+	rotateKey         *connect.Client[v1.RotateKeyRequest, v1.RotateKeyResponse]
+	migrateTenant     *connect.Client[v1.MigrateTenantRequest, v1.MigrateTenantResponse]
+	createService     *connect.Client[v1.CreateServiceRequest, v1.CreateServiceResponse]
+	listServices      *connect.Client[v1.ListServicesRequest, v1.ListServicesResponse]
+	deleteService     *connect.Client[v1.DeleteServiceRequest, v1.DeleteServiceResponse]
+	createPublication *connect.Client[v1.CreatePublicationRequest, v1.CreatePublicationResponse]
+	listPublications  *connect.Client[v1.ListPublicationsRequest, v1.ListPublicationsResponse]
+	deletePublication *connect.Client[v1.DeletePublicationRequest, v1.DeletePublicationResponse]
+	getNode           *connect.Client[v1.GetNodeRequest, v1.GetNodeResponse]
+	listNodes         *connect.Client[v1.ListNodesRequest, v1.ListNodesResponse]
+	deleteNode        *connect.Client[v1.DeleteNodeRequest, v1.DeleteNodeResponse]
+	clusterStatus     *connect.Client[v1.ClusterStatusRequest, v1.ClusterStatusResponse]
+	getToken          *connect.Client[v1.GetTokenRequest, v1.GetTokenResponse]
+	rotateToken       *connect.Client[v1.RotateTokenRequest, v1.RotateTokenResponse]
+	exportRegion      *connect.Client[v1.ExportRegionRequest, v1.ExportRegionResponse]
+	importRegion      *connect.Client[v1.ImportRegionRequest, v1.ImportRegionResponse]
+	listRegions       *connect.Client[v1.ListRegionsRequest, v1.ListRegionsResponse]
+	deleteRegion      *connect.Client[v1.DeleteRegionRequest, v1.DeleteRegionResponse]
 }
 
 // CreateTenant calls pilaster.v1.OperatorService.CreateTenant.
@@ -560,6 +629,36 @@ func (c *operatorServiceClient) RotateKey(ctx context.Context, req *connect.Requ
 // MigrateTenant calls pilaster.v1.OperatorService.MigrateTenant.
 func (c *operatorServiceClient) MigrateTenant(ctx context.Context, req *connect.Request[v1.MigrateTenantRequest]) (*connect.Response[v1.MigrateTenantResponse], error) {
 	return c.migrateTenant.CallUnary(ctx, req)
+}
+
+// CreateService calls pilaster.v1.OperatorService.CreateService.
+func (c *operatorServiceClient) CreateService(ctx context.Context, req *connect.Request[v1.CreateServiceRequest]) (*connect.Response[v1.CreateServiceResponse], error) {
+	return c.createService.CallUnary(ctx, req)
+}
+
+// ListServices calls pilaster.v1.OperatorService.ListServices.
+func (c *operatorServiceClient) ListServices(ctx context.Context, req *connect.Request[v1.ListServicesRequest]) (*connect.Response[v1.ListServicesResponse], error) {
+	return c.listServices.CallUnary(ctx, req)
+}
+
+// DeleteService calls pilaster.v1.OperatorService.DeleteService.
+func (c *operatorServiceClient) DeleteService(ctx context.Context, req *connect.Request[v1.DeleteServiceRequest]) (*connect.Response[v1.DeleteServiceResponse], error) {
+	return c.deleteService.CallUnary(ctx, req)
+}
+
+// CreatePublication calls pilaster.v1.OperatorService.CreatePublication.
+func (c *operatorServiceClient) CreatePublication(ctx context.Context, req *connect.Request[v1.CreatePublicationRequest]) (*connect.Response[v1.CreatePublicationResponse], error) {
+	return c.createPublication.CallUnary(ctx, req)
+}
+
+// ListPublications calls pilaster.v1.OperatorService.ListPublications.
+func (c *operatorServiceClient) ListPublications(ctx context.Context, req *connect.Request[v1.ListPublicationsRequest]) (*connect.Response[v1.ListPublicationsResponse], error) {
+	return c.listPublications.CallUnary(ctx, req)
+}
+
+// DeletePublication calls pilaster.v1.OperatorService.DeletePublication.
+func (c *operatorServiceClient) DeletePublication(ctx context.Context, req *connect.Request[v1.DeletePublicationRequest]) (*connect.Response[v1.DeletePublicationResponse], error) {
+	return c.deletePublication.CallUnary(ctx, req)
 }
 
 // GetNode calls pilaster.v1.OperatorService.GetNode.
@@ -623,6 +722,15 @@ type OperatorServiceHandler interface {
 	// MigrateTenant moves a tenant to another network. Its containers get addresses there beside those they have; new containers get
 	// these alone. With finish it takes the old ones away, which the first step must have been done for by all nodes. Either may be repeated.
 	MigrateTenant(context.Context, *connect.Request[v1.MigrateTenantRequest]) (*connect.Response[v1.MigrateTenantResponse], error)
+	// CreateService gives something on the underlay an address among a nimitz tenant's containers.
+	CreateService(context.Context, *connect.Request[v1.CreateServiceRequest]) (*connect.Response[v1.CreateServiceResponse], error)
+	ListServices(context.Context, *connect.Request[v1.ListServicesRequest]) (*connect.Response[v1.ListServicesResponse], error)
+	DeleteService(context.Context, *connect.Request[v1.DeleteServiceRequest]) (*connect.Response[v1.DeleteServiceResponse], error)
+	// CreatePublication gives a nimitz tenant's container an address on the underlay, at a node's gateway.
+	CreatePublication(context.Context, *connect.Request[v1.CreatePublicationRequest]) (*connect.Response[v1.CreatePublicationResponse], error)
+	ListPublications(context.Context, *connect.Request[v1.ListPublicationsRequest]) (*connect.Response[v1.ListPublicationsResponse], error)
+	// DeletePublication ends it; nobody gets its address for some minutes.
+	DeletePublication(context.Context, *connect.Request[v1.DeletePublicationRequest]) (*connect.Response[v1.DeletePublicationResponse], error)
 	GetNode(context.Context, *connect.Request[v1.GetNodeRequest]) (*connect.Response[v1.GetNodeResponse], error)
 	ListNodes(context.Context, *connect.Request[v1.ListNodesRequest]) (*connect.Response[v1.ListNodesResponse], error)
 	DeleteNode(context.Context, *connect.Request[v1.DeleteNodeRequest]) (*connect.Response[v1.DeleteNodeResponse], error)
@@ -680,6 +788,42 @@ func NewOperatorServiceHandler(svc OperatorServiceHandler, opts ...connect.Handl
 		OperatorServiceMigrateTenantProcedure,
 		svc.MigrateTenant,
 		connect.WithSchema(operatorServiceMethods.ByName("MigrateTenant")),
+		connect.WithHandlerOptions(opts...),
+	)
+	operatorServiceCreateServiceHandler := connect.NewUnaryHandler(
+		OperatorServiceCreateServiceProcedure,
+		svc.CreateService,
+		connect.WithSchema(operatorServiceMethods.ByName("CreateService")),
+		connect.WithHandlerOptions(opts...),
+	)
+	operatorServiceListServicesHandler := connect.NewUnaryHandler(
+		OperatorServiceListServicesProcedure,
+		svc.ListServices,
+		connect.WithSchema(operatorServiceMethods.ByName("ListServices")),
+		connect.WithHandlerOptions(opts...),
+	)
+	operatorServiceDeleteServiceHandler := connect.NewUnaryHandler(
+		OperatorServiceDeleteServiceProcedure,
+		svc.DeleteService,
+		connect.WithSchema(operatorServiceMethods.ByName("DeleteService")),
+		connect.WithHandlerOptions(opts...),
+	)
+	operatorServiceCreatePublicationHandler := connect.NewUnaryHandler(
+		OperatorServiceCreatePublicationProcedure,
+		svc.CreatePublication,
+		connect.WithSchema(operatorServiceMethods.ByName("CreatePublication")),
+		connect.WithHandlerOptions(opts...),
+	)
+	operatorServiceListPublicationsHandler := connect.NewUnaryHandler(
+		OperatorServiceListPublicationsProcedure,
+		svc.ListPublications,
+		connect.WithSchema(operatorServiceMethods.ByName("ListPublications")),
+		connect.WithHandlerOptions(opts...),
+	)
+	operatorServiceDeletePublicationHandler := connect.NewUnaryHandler(
+		OperatorServiceDeletePublicationProcedure,
+		svc.DeletePublication,
+		connect.WithSchema(operatorServiceMethods.ByName("DeletePublication")),
 		connect.WithHandlerOptions(opts...),
 	)
 	operatorServiceGetNodeHandler := connect.NewUnaryHandler(
@@ -756,6 +900,18 @@ func NewOperatorServiceHandler(svc OperatorServiceHandler, opts ...connect.Handl
 			operatorServiceRotateKeyHandler.ServeHTTP(w, r)
 		case OperatorServiceMigrateTenantProcedure:
 			operatorServiceMigrateTenantHandler.ServeHTTP(w, r)
+		case OperatorServiceCreateServiceProcedure:
+			operatorServiceCreateServiceHandler.ServeHTTP(w, r)
+		case OperatorServiceListServicesProcedure:
+			operatorServiceListServicesHandler.ServeHTTP(w, r)
+		case OperatorServiceDeleteServiceProcedure:
+			operatorServiceDeleteServiceHandler.ServeHTTP(w, r)
+		case OperatorServiceCreatePublicationProcedure:
+			operatorServiceCreatePublicationHandler.ServeHTTP(w, r)
+		case OperatorServiceListPublicationsProcedure:
+			operatorServiceListPublicationsHandler.ServeHTTP(w, r)
+		case OperatorServiceDeletePublicationProcedure:
+			operatorServiceDeletePublicationHandler.ServeHTTP(w, r)
 		case OperatorServiceGetNodeProcedure:
 			operatorServiceGetNodeHandler.ServeHTTP(w, r)
 		case OperatorServiceListNodesProcedure:
@@ -807,6 +963,30 @@ func (UnimplementedOperatorServiceHandler) RotateKey(context.Context, *connect.R
 
 func (UnimplementedOperatorServiceHandler) MigrateTenant(context.Context, *connect.Request[v1.MigrateTenantRequest]) (*connect.Response[v1.MigrateTenantResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.OperatorService.MigrateTenant is not implemented"))
+}
+
+func (UnimplementedOperatorServiceHandler) CreateService(context.Context, *connect.Request[v1.CreateServiceRequest]) (*connect.Response[v1.CreateServiceResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.OperatorService.CreateService is not implemented"))
+}
+
+func (UnimplementedOperatorServiceHandler) ListServices(context.Context, *connect.Request[v1.ListServicesRequest]) (*connect.Response[v1.ListServicesResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.OperatorService.ListServices is not implemented"))
+}
+
+func (UnimplementedOperatorServiceHandler) DeleteService(context.Context, *connect.Request[v1.DeleteServiceRequest]) (*connect.Response[v1.DeleteServiceResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.OperatorService.DeleteService is not implemented"))
+}
+
+func (UnimplementedOperatorServiceHandler) CreatePublication(context.Context, *connect.Request[v1.CreatePublicationRequest]) (*connect.Response[v1.CreatePublicationResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.OperatorService.CreatePublication is not implemented"))
+}
+
+func (UnimplementedOperatorServiceHandler) ListPublications(context.Context, *connect.Request[v1.ListPublicationsRequest]) (*connect.Response[v1.ListPublicationsResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.OperatorService.ListPublications is not implemented"))
+}
+
+func (UnimplementedOperatorServiceHandler) DeletePublication(context.Context, *connect.Request[v1.DeletePublicationRequest]) (*connect.Response[v1.DeletePublicationResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.OperatorService.DeletePublication is not implemented"))
 }
 
 func (UnimplementedOperatorServiceHandler) GetNode(context.Context, *connect.Request[v1.GetNodeRequest]) (*connect.Response[v1.GetNodeResponse], error) {

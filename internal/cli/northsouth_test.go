@@ -1,0 +1,126 @@
+package cli
+
+import (
+	"log/slog"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"connectrpc.com/connect"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/join"
+	"pilaster.io/pilaster/internal/orchestrator"
+)
+
+func TestServicesAndPublications(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("PILASTER_ORCHESTRATOR_SOCKET", orchestrator.Socket(dir))
+	s, err := orchestrator.Start(t.Context(), orchestrator.Config{
+		DataDir: filepath.Join(dir, "data"), RunDir: dir, Listen: "[::1]:0", Log: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Close)
+	client, err := join.Dial(t.Context(), join.Config{
+		URL: "https://" + s.Addr().String(), Token: s.Token(), StateDir: t.TempDir(), NodeName: "n1", NodeUUID: "00000000-0000-4000-8000-000000000001", Log: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(client.Close)
+	if _, err := client.Register(t.Context(), connect.NewRequest(&pilasterv1.RegisterRequest{})); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"green", "lime"} {
+		command(t, "tenant", "create", name, "--network", "nimitz", "--cidr", "fd12:3456::/48")
+	}
+	command(t, "tenant", "create", "blue")
+
+	storage := []string{"service", "create", "storage", "--tenant", "green", "--virtual", "fd09::7", "--real", "2001:db8::9"}
+	if r := command(t, storage...); r.stdout != "service storage of tenant green created: containers reach 2001:db8::9 at fd09::7\n" {
+		t.Errorf("created %+v", r)
+	}
+	web := []string{"publication", "create", "web", "--tenant", "green", "--container", "fd12:3456::5", "--node", "n1"}
+	if r := command(t, web...); r.stdout != "publication web of tenant green created: clients reach fd12:3456::5 at fd70:696c:6100:1:0:ff:0:2, by node n1\n" {
+		t.Errorf("created %+v", r)
+	}
+	files := serviceView{"lime", "files", "fd09::8", "2001:db8::9"}
+	if v := ask[serviceView](t, "service", "create", "files", "--tenant", "lime", "--virtual", "fd09::8", "--real", "2001:db8::9"); v != files {
+		t.Errorf("created %+v", v)
+	}
+	api := publicationView{"lime", "api", "fd12:3456::5", "n1", "fd70:696c:6100:1:0:ff:0:3"}
+	if v := ask[publicationView](t, "publication", "create", "api", "--tenant", "lime", "--container", "fd12:3456::5", "--node", "n1"); v != api {
+		t.Errorf("created %+v", v)
+	}
+
+	for _, c := range []struct {
+		code       int
+		says, args string
+	}{
+		{ExitUsage, `--real "192.0.2.9" is not an IPv6 address`, "service create db --tenant green --virtual fd09::8 --real 192.0.2.9"},
+		{ExitUsage, `--virtual "x" is not an IPv6 address`, "service create db --tenant green --virtual x --real 2001:db8::a"},
+		{ExitUsage, "required flag", "service create db --tenant green --virtual fd09::8"},
+		{ExitUsage, "own CIDR fd12:3456::/48, whose addresses are containers'; nothing was changed", "service create db --tenant green --virtual fd12:3456::8 --real 2001:db8::a"},
+		{ExitFailed, "a service storage already", strings.Join(storage, " ")},
+		{ExitFailed, "on network netpila", "service create db --tenant blue --virtual fd09::8 --real 2001:db8::a"},
+		{ExitFailed, `no tenant "red"`, "service list --tenant red"},
+		{ExitFailed, `no service "db"`, "service delete db --tenant green"},
+		{ExitUsage, "required flag", "service delete storage"},
+		{ExitUsage, `--container "10.0.0.5" is not an IPv6 address`, "publication create db --tenant green --container 10.0.0.5 --node n1"},
+		{ExitUsage, "required flag", "publication create db --tenant green --container fd12:3456::5"},
+		{ExitUsage, "not in the tenant's CIDR", "publication create db --tenant green --container fd12:3457::5 --node n1"},
+		{ExitFailed, `no node "n2"`, "publication create db --tenant green --container fd12:3456::5 --node n2"},
+		{ExitFailed, "a publication web already", strings.Join(web, " ")},
+		{ExitFailed, `no tenant "red"`, "publication list --tenant red"},
+		{ExitFailed, `no publication "web"`, "publication delete web --tenant lime"},
+		{ExitUsage, "required flag", "publication delete web"},
+		{ExitFailed, "publishes 2 containers; it was left as it was", "node delete n1"},
+	} {
+		refused(t, c.code, c.says, strings.Fields(c.args)...)
+	}
+
+	if r := command(t, "service", "list"); r.stdout != "TENANT   NAME      VIRTUAL   REAL\ngreen    storage   fd09::7   2001:db8::9\nlime     files     fd09::8   2001:db8::9\n" {
+		t.Errorf("listed %+v", r)
+	}
+	if r := command(t, "publication", "list", "--tenant", "lime"); r.stdout != "TENANT   NAME   CONTAINER      NODE   UNDERLAY\nlime     api    fd12:3456::5   n1     fd70:696c:6100:1:0:ff:0:3\n" {
+		t.Errorf("listed %+v", r)
+	}
+	if v := ask[[]serviceView](t, "service", "list", "--tenant", "lime"); !reflect.DeepEqual(v, []serviceView{files}) {
+		t.Errorf("listed %+v", v)
+	}
+	if v := ask[[]publicationView](t, "publication", "list"); len(v) != 2 || v[1] != api {
+		t.Errorf("listed %+v", v)
+	}
+	if r := command(t, "tenant", "get", "green"); !strings.Contains(r.stdout, "storage          fd09::7, which is 2001:db8::9\n") || !strings.Contains(r.stdout, "web              fd70:696c:6100:1:0:ff:0:2, which is fd12:3456::5 (node n1)\n") {
+		t.Errorf("green is %s", r.stdout)
+	}
+	files.Tenant = ""
+	if v := ask[tenantView](t, "tenant", "get", "lime"); !reflect.DeepEqual(v.Services, []serviceView{files}) || len(v.Published) != 1 || v.Published[0].Name != "api" {
+		t.Errorf("lime is %+v", v)
+	}
+	for line, says := range map[string]string{
+		"service delete --tenant green": "storage\n:", "publication delete --tenant lime": "api\n:", "service create db --tenant": "blue\ngreen\nlime\n", "publication create db --node": "n1\n",
+		"service create db --real": ":", // and no names of files
+	} {
+		if r := command(t, append(append([]string{"__complete"}, strings.Fields(line)...), "")...); !strings.HasPrefix(r.stdout, says) {
+			t.Errorf("%s completes to %q", line, r.stdout)
+		}
+	}
+
+	if r := command(t, "service", "delete", "storage", "--tenant", "green"); r.stdout != "service storage of tenant green deleted\n" {
+		t.Errorf("deleted %+v", r)
+	}
+	if v := ask[publicationView](t, "publication", "delete", "web", "--tenant", "green"); v != (publicationView{Tenant: "green", Name: "web"}) {
+		t.Errorf("deleted %+v", v)
+	}
+	command(t, "node", "delete", "n1", "--force")
+	if v, left := ask[[]serviceView](t, "service", "list"), ask[[]publicationView](t, "publication", "list"); len(v) != 1 || len(left) != 0 {
+		t.Errorf("left are %+v and %+v", v, left)
+	}
+	t.Setenv("PILASTER_ORCHESTRATOR_SOCKET", "/nonexistent")
+	refused(t, ExitUnreachable, "/nonexistent", "service", "list")
+	refused(t, ExitUnreachable, "/nonexistent", "publication", "list")
+}

@@ -1,0 +1,134 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"io"
+
+	"connectrpc.com/connect"
+	"github.com/spf13/cobra"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+)
+
+// publicationView is a publication as JSON.
+type publicationView struct {
+	Tenant    string `json:"tenant,omitempty"`
+	Name      string `json:"name"`
+	Container string `json:"container,omitempty"`
+	Node      string `json:"node,omitempty"`     // whose gateway it is
+	Underlay  string `json:"underlay,omitempty"` // by which clients reach it
+}
+
+func viewPublication(p *pilasterv1.Publication) publicationView {
+	return publicationView{p.GetTenant(), p.GetName(), p.GetContainer(), p.GetNode(), p.GetUnderlay()}
+}
+
+func newPublicationCommand(env Env) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "publication",
+		Short: "Give the underlay containers of network nimitz",
+		Long: `Give the underlay containers of network nimitz: a publication is an address of a node's gateway, by which clients
+outside the overlay reach one container, wherever it is.
+
+The gateway may be any node's. Its connections pass that node and end with it. The container sees the gateway and not the
+client. Gateways are of IPv6.`,
+		Example: "  pilaster publication create web --tenant green --container fd12:3456::5 --node n1\n  pilaster publication list",
+		Args:    cobra.NoArgs,
+	}
+	cmd.AddCommand(newPublicationCreate(env), newPublicationList(env), newPublicationDelete(env))
+	return cmd
+}
+
+func newPublicationCreate(env Env) *cobra.Command {
+	var socket orchestratorSocket
+	var out output
+	var tenant, container, node string
+	cmd := &cobra.Command{
+		Use:     "create NAME",
+		Short:   "Give a container an address of a node's gateway",
+		Example: "  pilaster publication create web --tenant green --container fd12:3456::5 --node n1",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := checkAddress("--container", container); err != nil {
+				return err
+			}
+			resp, err := socket.client().CreatePublication(cmd.Context(), connect.NewRequest(&pilasterv1.CreatePublicationRequest{
+				Publication: &pilasterv1.Publication{Tenant: tenant, Name: args[0], Container: container, Node: node},
+			}))
+			if err != nil {
+				return err
+			}
+			v := viewPublication(resp.Msg.Publication)
+			return out.print(env.Stdout, v, func(w io.Writer) {
+				fmt.Fprintf(w, "publication %s of tenant %s created: clients reach %s at %s, by node %s\n", v.Name, v.Tenant, v.Container, v.Underlay, v.Node)
+			})
+		},
+	}
+	socket.bind(cmd)
+	out.bind(cmd)
+	namedFlag(cmd, &tenant, "tenant", "whose container it is", socket.tenants)
+	_ = cmd.MarkFlagRequired("tenant")
+	addressFlag(cmd, &container, "container", "address of the container in the tenant's CIDR")
+	namedFlag(cmd, &node, "node", "whose gateway clients send to", socket.nodes)
+	_ = cmd.MarkFlagRequired("node")
+	return cmd
+}
+
+func newPublicationList(env Env) *cobra.Command {
+	var socket orchestratorSocket
+	var out output
+	var tenant string
+	cmd := &cobra.Command{
+		Use:     "list",
+		Short:   "Show publications, and where clients reach them",
+		Example: "  pilaster publication list\n  pilaster publication list --tenant green -o json",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			resp, err := socket.client().ListPublications(cmd.Context(), connect.NewRequest(&pilasterv1.ListPublicationsRequest{Tenant: tenant}))
+			if err != nil {
+				return err
+			}
+			views := []publicationView{}
+			for _, p := range resp.Msg.Publications {
+				views = append(views, viewPublication(p))
+			}
+			return out.print(env.Stdout, views, func(w io.Writer) {
+				fmt.Fprintln(w, "TENANT\tNAME\tCONTAINER\tNODE\tUNDERLAY")
+				for _, v := range views {
+					fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", v.Tenant, v.Name, v.Container, v.Node, v.Underlay)
+				}
+			})
+		},
+	}
+	socket.bind(cmd)
+	out.bind(cmd)
+	namedFlag(cmd, &tenant, "tenant", "of this tenant alone", socket.tenants)
+	return cmd
+}
+
+func newPublicationDelete(env Env) *cobra.Command {
+	var socket orchestratorSocket
+	var out output
+	var tenant string
+	cmd := &cobra.Command{
+		Use:     "delete NAME",
+		Short:   "End a publication; nobody gets its address for some minutes",
+		Example: "  pilaster publication delete web --tenant green",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if _, err := socket.client().DeletePublication(cmd.Context(), connect.NewRequest(&pilasterv1.DeletePublicationRequest{Tenant: tenant, Name: args[0]})); err != nil {
+				return err
+			}
+			return out.print(env.Stdout, publicationView{Tenant: tenant, Name: args[0]}, func(w io.Writer) {
+				fmt.Fprintf(w, "publication %s of tenant %s deleted\n", args[0], tenant)
+			})
+		},
+	}
+	socket.bind(cmd)
+	out.bind(cmd)
+	namedFlag(cmd, &tenant, "tenant", "whose it is", socket.tenants)
+	_ = cmd.MarkFlagRequired("tenant")
+	cmd.ValidArgsFunction = names(func(ctx context.Context) ([]string, error) { return socket.publications(ctx, tenant) })
+	return cmd
+}

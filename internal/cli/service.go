@@ -1,0 +1,158 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/netip"
+
+	"connectrpc.com/connect"
+	"github.com/spf13/cobra"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+)
+
+// serviceView is a service as JSON.
+type serviceView struct {
+	Tenant  string `json:"tenant,omitempty"`
+	Name    string `json:"name"`
+	Virtual string `json:"virtual,omitempty"` // as containers have it
+	Real    string `json:"real,omitempty"`    // as the underlay has it
+}
+
+func viewService(s *pilasterv1.Service) serviceView {
+	return serviceView{s.GetTenant(), s.GetName(), s.GetVirtual(), s.GetReal()}
+}
+
+func newServiceCommand(env Env) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "service",
+		Short: "Give containers of network nimitz services on the underlay",
+		Long: `Give containers of network nimitz services on the underlay: storage, or anything else outside the overlay.
+
+A tenant's containers reach a service at a virtual address of the tenant's choice, and no other tenant's do. Every node's gateway
+translates both addresses, so the service sees the node's gateway. Services are of IPv6.`,
+		Example: "  pilaster service create storage --tenant green --virtual fd09::7 --real 2001:db8::9\n  pilaster service list",
+		Args:    cobra.NoArgs,
+	}
+	cmd.AddCommand(newServiceCreate(env), newServiceList(env), newServiceDelete(env))
+	return cmd
+}
+
+// namedFlag is one that says which tenant, or which node.
+func namedFlag(cmd *cobra.Command, to *string, flag, usage string, ask func(context.Context) ([]string, error)) {
+	cmd.Flags().StringVar(to, flag, "", usage)
+	offered := names(ask)
+	_ = cmd.RegisterFlagCompletionFunc(flag, func(c *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
+		return offered(c, nil, typed)
+	})
+}
+
+// addressFlag is one that has an address.
+func addressFlag(cmd *cobra.Command, to *string, flag, usage string) {
+	cmd.Flags().StringVar(to, flag, "", usage)
+	_ = cmd.RegisterFlagCompletionFunc(flag, cobra.NoFileCompletions)
+	_ = cmd.MarkFlagRequired(flag)
+}
+
+// checkAddress refuses what no gateway could lead to.
+func checkAddress(flag, text string) error {
+	if a, err := netip.ParseAddr(text); err != nil || !a.Is6() || a.Is4In6() {
+		return usage("%s %q is not an IPv6 address; gateways are of IPv6 alone", flag, text)
+	}
+	return nil
+}
+
+func newServiceCreate(env Env) *cobra.Command {
+	var socket orchestratorSocket
+	var out output
+	var tenant, virtual, real string
+	cmd := &cobra.Command{
+		Use:     "create NAME",
+		Short:   "Give a tenant's containers a service on the underlay",
+		Example: "  pilaster service create storage --tenant green --virtual fd09::7 --real 2001:db8::9",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			for flag, text := range map[string]string{"--virtual": virtual, "--real": real} {
+				if err := checkAddress(flag, text); err != nil {
+					return err
+				}
+			}
+			resp, err := socket.client().CreateService(cmd.Context(), connect.NewRequest(&pilasterv1.CreateServiceRequest{
+				Service: &pilasterv1.Service{Tenant: tenant, Name: args[0], Virtual: virtual, Real: real},
+			}))
+			if err != nil {
+				return err
+			}
+			v := viewService(resp.Msg.Service)
+			return out.print(env.Stdout, v, func(w io.Writer) {
+				fmt.Fprintf(w, "service %s of tenant %s created: containers reach %s at %s\n", v.Name, v.Tenant, v.Real, v.Virtual)
+			})
+		},
+	}
+	socket.bind(cmd)
+	out.bind(cmd)
+	namedFlag(cmd, &tenant, "tenant", "whose containers reach it", socket.tenants)
+	_ = cmd.MarkFlagRequired("tenant")
+	addressFlag(cmd, &virtual, "virtual", "address by which containers reach it, outside the tenant's CIDRs")
+	addressFlag(cmd, &real, "real", "address that it has on the underlay")
+	return cmd
+}
+
+func newServiceList(env Env) *cobra.Command {
+	var socket orchestratorSocket
+	var out output
+	var tenant string
+	cmd := &cobra.Command{
+		Use:     "list",
+		Short:   "Show services",
+		Example: "  pilaster service list\n  pilaster service list --tenant green -o json",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			resp, err := socket.client().ListServices(cmd.Context(), connect.NewRequest(&pilasterv1.ListServicesRequest{Tenant: tenant}))
+			if err != nil {
+				return err
+			}
+			views := []serviceView{}
+			for _, s := range resp.Msg.Services {
+				views = append(views, viewService(s))
+			}
+			return out.print(env.Stdout, views, func(w io.Writer) {
+				fmt.Fprintln(w, "TENANT\tNAME\tVIRTUAL\tREAL")
+				for _, v := range views {
+					fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", v.Tenant, v.Name, v.Virtual, v.Real)
+				}
+			})
+		},
+	}
+	socket.bind(cmd)
+	out.bind(cmd)
+	namedFlag(cmd, &tenant, "tenant", "of this tenant alone", socket.tenants)
+	return cmd
+}
+
+func newServiceDelete(env Env) *cobra.Command {
+	var socket orchestratorSocket
+	var out output
+	var tenant string
+	cmd := &cobra.Command{
+		Use:     "delete NAME",
+		Short:   "End a service: what containers send to it is dropped",
+		Example: "  pilaster service delete storage --tenant green",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if _, err := socket.client().DeleteService(cmd.Context(), connect.NewRequest(&pilasterv1.DeleteServiceRequest{Tenant: tenant, Name: args[0]})); err != nil {
+				return err
+			}
+			return out.print(env.Stdout, serviceView{Tenant: tenant, Name: args[0]}, func(w io.Writer) {
+				fmt.Fprintf(w, "service %s of tenant %s deleted\n", args[0], tenant)
+			})
+		},
+	}
+	socket.bind(cmd)
+	out.bind(cmd)
+	namedFlag(cmd, &tenant, "tenant", "whose it is", socket.tenants)
+	_ = cmd.MarkFlagRequired("tenant")
+	cmd.ValidArgsFunction = names(func(ctx context.Context) ([]string, error) { return socket.services(ctx, tenant) })
+	return cmd
+}

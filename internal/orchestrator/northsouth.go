@@ -1,0 +1,107 @@
+package orchestrator
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+func (s *operatorService) CreateService(ctx context.Context, req *connect.Request[pilasterv1.CreateServiceRequest]) (*connect.Response[pilasterv1.CreateServiceResponse], error) {
+	wanted := req.Msg.GetService()
+	services, err := tenant.ParseServices([]*pilasterv1.Service{wanted})
+	if err != nil {
+		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("%w; nothing was changed", err))
+	}
+	made, err := s.store.CreateService(ctx, wanted.GetTenant(), services[0])
+	if err != nil {
+		return nil, err
+	}
+	s.await(ctx)
+	made = proto.CloneOf(made)
+	made.Tenant = wanted.GetTenant()
+	return connect.NewResponse(&pilasterv1.CreateServiceResponse{Service: made}), nil
+}
+
+func (s *operatorService) ListServices(_ context.Context, req *connect.Request[pilasterv1.ListServicesRequest]) (*connect.Response[pilasterv1.ListServicesResponse], error) {
+	var resp pilasterv1.ListServicesResponse
+	tenants, err := s.asked(req.Msg.Tenant)
+	if err != nil {
+		return nil, err
+	}
+	for _, t := range tenants {
+		for _, is := range slices.SortedFunc(slices.Values(t.Services), func(a, b *pilasterv1.Service) int { return cmp.Compare(a.Name, b.Name) }) {
+			is = proto.CloneOf(is)
+			is.Tenant = t.Name
+			resp.Services = append(resp.Services, is)
+		}
+	}
+	return connect.NewResponse(&resp), nil
+}
+
+func (s *operatorService) DeleteService(ctx context.Context, req *connect.Request[pilasterv1.DeleteServiceRequest]) (*connect.Response[pilasterv1.DeleteServiceResponse], error) {
+	if err := s.store.DeleteService(ctx, req.Msg.Tenant, req.Msg.Name); err != nil {
+		return nil, err
+	}
+	s.await(ctx)
+	return connect.NewResponse(&pilasterv1.DeleteServiceResponse{}), nil
+}
+
+func (s *operatorService) CreatePublication(ctx context.Context, req *connect.Request[pilasterv1.CreatePublicationRequest]) (*connect.Response[pilasterv1.CreatePublicationResponse], error) {
+	wanted := req.Msg.GetPublication()
+	container, err := netip.ParseAddr(wanted.GetContainer())
+	if err != nil {
+		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("%.80q is not the address of a container; nothing was changed", wanted.GetContainer()))
+	}
+	made, err := s.store.CreatePublication(ctx, wanted.GetTenant(), wanted.GetName(), container, wanted.GetNode())
+	if err != nil {
+		return nil, err
+	}
+	s.await(ctx)
+	made = proto.CloneOf(made)
+	made.Tenant = wanted.GetTenant()
+	return connect.NewResponse(&pilasterv1.CreatePublicationResponse{Publication: made}), nil
+}
+
+func (s *operatorService) ListPublications(_ context.Context, req *connect.Request[pilasterv1.ListPublicationsRequest]) (*connect.Response[pilasterv1.ListPublicationsResponse], error) {
+	var resp pilasterv1.ListPublicationsResponse
+	tenants, err := s.asked(req.Msg.Tenant)
+	if err != nil {
+		return nil, err
+	}
+	for _, t := range tenants {
+		for _, p := range slices.SortedFunc(slices.Values(t.Publications), func(a, b *pilasterv1.Publication) int { return cmp.Compare(a.Name, b.Name) }) {
+			p = proto.CloneOf(p)
+			p.Tenant = t.Name
+			resp.Publications = append(resp.Publications, p)
+		}
+	}
+	return connect.NewResponse(&resp), nil
+}
+
+func (s *operatorService) DeletePublication(ctx context.Context, req *connect.Request[pilasterv1.DeletePublicationRequest]) (*connect.Response[pilasterv1.DeletePublicationResponse], error) {
+	if err := s.store.DeletePublication(ctx, req.Msg.Tenant, req.Msg.Name); err != nil {
+		return nil, err
+	}
+	s.await(ctx)
+	return connect.NewResponse(&pilasterv1.DeletePublicationResponse{}), nil
+}
+
+// asked is the tenant of a name, or all where there is none.
+func (s *operatorService) asked(name string) ([]*pilasterv1.Tenant, error) {
+	if name == "" {
+		return s.model.allTenants(), nil
+	}
+	t, _, _ := s.model.tenant(name)
+	if t == nil {
+		return nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("there is no tenant %q; `pilaster tenant list` shows those there are", name))
+	}
+	return []*pilasterv1.Tenant{t}, nil
+}
