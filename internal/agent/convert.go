@@ -111,6 +111,9 @@ func tenantFromProto(t *pilasterv1.Tenant) (tenant.Tenant, error) {
 	if out.Publications, err = tenant.ParsePublications(t.GetPublications()); err != nil {
 		return out, fmt.Errorf("tenant %s: %w", t.GetName(), err)
 	}
+	if out.Regions, err = tenant.ParseRegions(t.GetRegions()); err != nil {
+		return out, fmt.Errorf("tenant %s: %w", t.GetName(), err)
+	}
 	for _, id := range t.GetIds() {
 		if id.Id < 1 || id.Id > uint32(address.MaxTenantID) || len(id.Key) != len(address.Key{}) {
 			return out, fmt.Errorf("tenant %s: id %d with a key of %d bytes cannot be used", t.GetName(), id.Id, len(id.Key))

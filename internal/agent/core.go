@@ -45,6 +45,7 @@ type Core struct {
 	resolver Resolver
 	plan     address.Plan
 	absent   map[string]string
+	edge     bool
 	max      int
 	now      func() time.Time
 	log      *slog.Logger
@@ -69,6 +70,7 @@ type Config struct {
 	Driver       Driver
 	Resolver     Resolver
 	Plan         address.Plan
+	Edge         bool             // takes no endpoints
 	MaxEndpoints int              // 0 means DefaultMaxEndpoints
 	MaxTenantIDs int              // of all hosted tenants together; 0 means DefaultMaxTenantIDs
 	Now          func() time.Time // nil means time.Now
@@ -79,7 +81,7 @@ type Config struct {
 func New(c Config) (*Core, error) {
 	core := &Core{
 		store: c.Store, tenants: c.Tenants, networks: c.Networks, absent: c.Absent, driver: c.Driver, resolver: c.Resolver,
-		plan: c.Plan, max: cmp.Or(c.MaxEndpoints, DefaultMaxEndpoints), now: c.Now, log: c.Log,
+		plan: c.Plan, edge: c.Edge, max: cmp.Or(c.MaxEndpoints, DefaultMaxEndpoints), now: c.Now, log: c.Log,
 		ids: map[endpoint.ID]bool{}, moved: map[endpoint.ID]bool{}, due: newSignal(),
 	}
 	c.Tenants.maxIDs = cmp.Or(c.MaxTenantIDs, DefaultMaxTenantIDs)
@@ -138,6 +140,9 @@ func key(containerID, iface string) string { return containerID + "/" + iface }
 func (c *Core) Add(ctx context.Context, q AddRequest) (endpoint.Record, error) {
 	if err := q.validate(); err != nil {
 		return endpoint.Record{}, err
+	}
+	if c.edge {
+		return endpoint.Record{}, refuse(ErrUnavailable, "this node is an Edge Switch, which carries packets between regions and takes no containers\n  nothing was changed; use another node of the region")
 	}
 	unlock, err := c.byKey.lock(ctx, key(q.ContainerID, q.Interface))
 	if err != nil {

@@ -315,6 +315,7 @@ type bed struct {
 	max, maxIDs  int
 	now          time.Time
 	nimitz       *fakeSwitch // nil: the node does not have it
+	edge         bool
 	*Core
 }
 
@@ -348,11 +349,11 @@ func (b *bed) tryReopen() error {
 	}
 	networks := map[string]Network{netpila.Name: own}
 	if b.nimitz != nil {
-		networks[nimitz.Name] = nimitz.New(nimitz.Config{Plan: address.DefaultPlan(), Node: nodePrefix, Indexes: store, Cluster: b.nimitz, Switch: b.nimitz})
+		networks[nimitz.Name] = nimitz.New(nimitz.Config{Plan: address.DefaultPlan(), Node: nodePrefix, Edge: b.edge, Indexes: store, Cluster: b.nimitz, Switch: b.nimitz})
 	}
 	b.Core, err = New(Config{
 		Store: store, Tenants: tenants, Networks: networks, Absent: map[string]string{nimitz.Name: "--some switch"}, Driver: b.driver, Resolver: b.orchestrator,
-		Plan: address.DefaultPlan(), MaxEndpoints: b.max, MaxTenantIDs: b.maxIDs, Now: func() time.Time { return b.now }, Log: slog.New(slog.DiscardHandler),
+		Plan: address.DefaultPlan(), Edge: b.edge, MaxEndpoints: b.max, MaxTenantIDs: b.maxIDs, Now: func() time.Time { return b.now }, Log: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		return err

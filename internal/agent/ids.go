@@ -32,6 +32,7 @@ func (h *hosted) learnIDs(news tenant.Tenant) error {
 	h.Tenant.IDs, h.Tenant.Changes = ids, news.Changes
 	h.Tenant.Network, h.Tenant.Leaving, h.Tenant.Addressing, h.Tenant.Overlays = news.Network, news.Leaving, news.Addressing, news.Overlays
 	h.Tenant.Services, h.Tenant.Publications = news.Services, news.Publications
+	h.Tenant.Regions = news.Regions
 	if len(news.Overlays) == 0 {
 		h.subnets = nil
 	}

@@ -51,6 +51,7 @@ type LinkConfig struct {
 	Tenants         *Tenants
 	Endpoints       func() []endpoint.Record // of this node
 	WantedPrefix    netip.Prefix             // brought by the operator; may be zero
+	Edge            bool                     // the node is an Edge Switch
 	UplinkAddresses func() ([]netip.Addr, error)
 	// AddressesChanged tells that they may be others than before.
 	AddressesChanged <-chan struct{}
@@ -183,7 +184,7 @@ func (l *Link) registration(uplinks []netip.Addr) (pages []*pilasterv1.RegisterR
 	for {
 		held.Mappings = mappings[:min(len(mappings), heldPage)]
 		mappings = mappings[len(held.Mappings):]
-		req := &pilasterv1.RegisterRequest{Version: l.config.Version, Held: held}
+		req := &pilasterv1.RegisterRequest{Version: l.config.Version, Edge: l.config.Edge, Held: held}
 		for _, a := range uplinks {
 			req.UplinkAddresses = append(req.UplinkAddresses, a.String())
 		}

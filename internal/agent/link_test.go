@@ -206,6 +206,7 @@ func TestRegisterInPages(t *testing.T) {
 		has = append(has, endpoint.Record{ContainerID: fmt.Sprint("c", i), Interface: "eth0", Tenant: "green", Attachments: []endpoint.Attachment{{Address: a}}})
 	}
 	b.link.config.Endpoints = func() []endpoint.Record { return has }
+	b.link.config.Edge = true
 	if err := b.link.Register(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -214,7 +215,7 @@ func TestRegisterInPages(t *testing.T) {
 		for _, m := range req.Held.Mappings {
 			said[m.To+" "+m.Key] = true
 		}
-		if len(req.Held.Mappings) > heldPage || req.Version != "v1" || len(req.UplinkAddresses) != 1 {
+		if len(req.Held.Mappings) > heldPage || req.Version != "v1" || !req.Edge || len(req.UplinkAddresses) != 1 {
 			t.Errorf("a page with %d of version %q, uplinks %v", len(req.Held.Mappings), req.Version, req.UplinkAddresses)
 		}
 	}

@@ -24,6 +24,7 @@ import (
 	"pilaster.io/pilaster/internal/network"
 	"pilaster.io/pilaster/internal/network/netpila"
 	"pilaster.io/pilaster/internal/network/nimitz"
+	"pilaster.io/pilaster/internal/numeral"
 	"pilaster.io/pilaster/internal/observe"
 )
 
@@ -38,6 +39,7 @@ type Options struct {
 	MaxEndpoints     int
 	MaxTenantIDs     int
 	MaxMappings      int    // of network nimitz
+	Edge             bool   // this node is an Edge Switch: it takes no containers
 	MetricsListen    string // "host:port"; empty means the unix socket only
 	Version          string
 	// OpenDriver takes hold of the packet path once the node's prefix is known. Closing it must
@@ -123,11 +125,11 @@ func newDaemon(o Options) (*daemon, error) {
 		return nil, stateError(err)
 	}
 	d.link = NewLink(LinkConfig{
-		URL: o.OrchestratorURL, Version: o.Version, Node: d.node, Tenants: d.tenants, Endpoints: d.store.List, WantedPrefix: o.NodePrefix,
+		URL: o.OrchestratorURL, Version: o.Version, Node: d.node, Tenants: d.tenants, Endpoints: d.store.List, WantedPrefix: o.NodePrefix, Edge: o.Edge,
 		UplinkAddresses:  func() ([]netip.Addr, error) { return d.uplinkAddresses() },
 		AddressesChanged: d.changed, Dial: d.dial, Log: o.Log,
 	})
-	d.service = NewService(ServiceConfig{Node: d.node, Link: d.link, URL: o.OrchestratorURL, Uplink: o.Uplink, Version: o.Version})
+	d.service = NewService(ServiceConfig{Node: d.node, Link: d.link, URL: o.OrchestratorURL, Uplink: o.Uplink, Edge: o.Edge, Version: o.Version})
 	return d, nil
 }
 
@@ -158,6 +160,10 @@ func (d *daemon) load() (err error) {
 
 // fits refuses settings that have no room for what is there, before the packet path is opened with them.
 func (d *daemon) fits() error {
+	if has := d.store.List(); d.Edge && len(has) > 0 {
+		return fmt.Errorf("--edge: an Edge Switch takes no containers, and this node has %s, such as %s of container %s\n  nothing was changed and packets flow as before; start the agent without --edge, or use another node",
+			numeral.Of(len(has), "endpoint", "endpoints"), has[0].Interface, has[0].ContainerID)
+	}
 	ids := 0
 	for _, k := range d.tenants.All() {
 		ids += len(k.Tenant.IDs)
@@ -286,7 +292,7 @@ func (d *daemon) start(ctx context.Context, g *errgroup.Group) error {
 		return err
 	}
 	core, err := New(Config{
-		Store: d.store, Tenants: d.tenants, Networks: networks, Absent: map[string]string{nimitz.Name: nimitz.Option}, Driver: d.driver, Resolver: d.link,
+		Store: d.store, Tenants: d.tenants, Networks: networks, Absent: map[string]string{nimitz.Name: nimitz.Option}, Driver: d.driver, Resolver: d.link, Edge: d.Edge,
 		Plan: m.Plan, MaxEndpoints: d.MaxEndpoints, MaxTenantIDs: d.MaxTenantIDs, Log: d.Log,
 	})
 	if err != nil {
@@ -313,7 +319,7 @@ func (d *daemon) networks(m Membership) (map[string]Network, error) {
 	if d.nimitz, err = d.OpenNimitz(m); err != nil {
 		return nil, err
 	}
-	c := nimitz.Config{Plan: m.Plan, Node: m.Prefix, Indexes: d.store, Cluster: d.link, Switch: d.nimitz, MaxMappings: d.MaxMappings}
+	c := nimitz.Config{Plan: m.Plan, Node: m.Prefix, Indexes: d.store, Cluster: d.link, Switch: d.nimitz, Edge: d.Edge, MaxMappings: d.MaxMappings}
 	if gateway, err := d.OpenGateway(m); err != nil {
 		c.NoGateway = err
 		d.Log.Warn("this node has no gateway: its containers reach no services, and nothing is published at it", "error", err)

@@ -209,8 +209,9 @@ func TestRunSaysWhyThePacketPathIsRefused(t *testing.T) {
 // Less room than is in use is refused before the packet path is touched.
 func TestDaemonRefusesLessRoomThanIsInUse(t *testing.T) {
 	for flag, set := range map[string]func(*Options){
-		"--max-endpoints 1 is less than the 2":  func(o *Options) { o.MaxEndpoints = 1 },
-		"--max-tenant-ids 1 is less than the 2": func(o *Options) { o.MaxTenantIDs = 1 },
+		"--max-endpoints 1 is less than the 2":                                      func(o *Options) { o.MaxEndpoints = 1 },
+		"--max-tenant-ids 1 is less than the 2":                                     func(o *Options) { o.MaxTenantIDs = 1 },
+		"--edge: an Edge Switch takes no containers, and this node has 2 endpoints": func(o *Options) { o.Edge = true },
 	} {
 		driver := &closing{fakeDriver: newFakeDriver()}
 		o := daemonOptions(t, driver)

@@ -38,6 +38,7 @@ type ServiceConfig struct {
 	Link    *Link
 	URL     string // of the orchestrator
 	Uplink  string
+	Edge    bool // the node is an Edge Switch
 	Version string
 }
 

@@ -20,7 +20,7 @@ func (s *Service) Status(ctx context.Context, _ *connect.Request[pilasterv1.Stat
 func (s *Service) status(ctx context.Context) *pilasterv1.StatusResponse {
 	link := s.config.Link.Status()
 	r := &pilasterv1.StatusResponse{
-		Node:   &pilasterv1.Node{Name: s.config.Node.Name(), Uuid: s.config.Node.UUID(), Version: s.config.Version, Connected: link.Connected},
+		Node:   &pilasterv1.Node{Name: s.config.Node.Name(), Uuid: s.config.Node.UUID(), Version: s.config.Version, Connected: link.Connected, Edge: s.config.Edge},
 		Uplink: s.config.Uplink, Version: s.config.Version, Pid: uint32(os.Getpid()),
 		Orchestrator: &pilasterv1.OrchestratorLink{
 			Url: s.config.URL, Connected: link.Connected, Revision: link.Revision,

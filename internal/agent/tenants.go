@@ -92,6 +92,7 @@ type tenantFile struct {
 
 	Services     []serviceFile     `json:"services,omitempty"`
 	Publications []publicationFile `json:"publications,omitempty"`
+	Regions      []tenant.Region   `json:"regions,omitempty"`
 }
 
 type serviceFile struct {
@@ -170,6 +171,12 @@ func (f tenantFile) hosted() (*hosted, error) {
 	for _, p := range f.Publications {
 		h.Tenant.Publications = append(h.Tenant.Publications, tenant.Publication(p))
 	}
+	for _, r := range f.Regions {
+		if err := r.Check(); err != nil {
+			return nil, err
+		}
+		h.Tenant.Regions = append(h.Tenant.Regions, r)
+	}
 	if !slices.Contains([]tenant.Addressing{tenant.Encrypted, tenant.Clear, tenant.Own}, f.Addressing) {
 		return nil, fmt.Errorf("addressing %q is unknown", f.Addressing)
 	}
@@ -225,6 +232,7 @@ func (t *Tenants) write(h *hosted) error {
 	for _, p := range h.Tenant.Publications {
 		f.Publications = append(f.Publications, publicationFile(p))
 	}
+	f.Regions = h.Tenant.Regions
 	f.Carried = t.carries[f.Name]
 	f.Subnets = h.subnets
 	for _, id := range h.Tenant.IDs {

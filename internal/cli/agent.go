@@ -48,6 +48,9 @@ and refuses to start without, because what it mounts there ends with it.`,
 			}
 			o.Version = programVersion()
 			o.Log = slog.New(slog.NewTextHandler(env.Stderr, nil))
+			if o.Edge && nimitz == nimitzNone {
+				return usage("--edge needs --nimitz %s or %s: it is tenants on that network whose packets go between regions", nimitzEBPF, nimitzOVS)
+			}
 			if mtuReserve < 0 {
 				return usage("--mtu-reserve %d is negative", mtuReserve)
 			}
@@ -98,6 +101,7 @@ and refuses to start without, because what it mounts there ends with it.`,
 	bindChoice(c, &nimitz, "nimitz", "what carries packets of tenants on network nimitz: none, and the node takes no such tenants; ebpf; or ovs, an Open vSwitch that runs already", nimitzSwitches)
 	bindOVSRunDir(c, &ovsRunDir)
 	bindGatewayNetns(c, &gatewayNetns)
+	f.BoolVar(&o.Edge, "edge", false, "be the Edge Switch of this region, by which tenants on network nimitz reach other regions; it takes no containers")
 	f.BoolVar(&looseDeletes, "loose-deletes", false, "have Open vSwitch search for the entries to delete, as NIMITZ did: slower the more there are")
 	f.IntVar(&o.MaxMappings, "max-mappings", switches.DefaultMaxMappings, "subnets and addresses of tenants on network nimitz that this node knows the place of, its own containers included")
 	f.StringVar(&o.MetricsListen, "metrics-listen", "", "host:port for /metrics, /healthz and /readyz (default: on the socket only)")

@@ -67,6 +67,7 @@ type nodeStatusView struct {
 	Uplink  string `json:"uplink"`
 	Base    string `json:"basePrefix"`
 	Private string `json:"privatePrefix"`
+	Edge    bool   `json:"edge,omitempty"` // it is an Edge Switch
 }
 
 type linkView struct {
@@ -140,6 +141,7 @@ func viewStatus(s *pilasterv1.StatusResponse) statusView {
 		Node: nodeStatusView{
 			Name: s.GetNode().GetName(), UUID: s.GetNode().GetUuid(), Prefix: s.GetNode().GetPrefix(), Uplink: s.GetUplink(),
 			Base: s.GetPlan().GetBasePrefix(), Private: s.GetPlan().GetPrivatePrefix(),
+			Edge: s.GetNode().GetEdge(),
 		},
 		Ready: s.GetReady(), Problems: append([]string{}, s.GetProblems()...),
 		Orchestrator: linkView{o.GetUrl(), o.GetConnected(), o.GetRevision(), timeText(o.GetSince()), o.GetLastError()},
@@ -176,6 +178,9 @@ func (v statusView) text(w io.Writer, now time.Time) {
 		row("node", v.Node.Name, "not ready", "no prefix yet")
 	} else {
 		row("node", v.Node.Name, choose(v.Ready, "ready", "not ready"), fmt.Sprintf("%s on %s, pilaster %s", v.Node.Prefix, v.Node.Uplink, v.Version))
+	}
+	if v.Node.Edge {
+		row("edge", "", "open", "between this region and others; no containers")
 	}
 	for i, l := range v.Limits {
 		row(choose(i == 0, "limits", ""), "", l.Name, l.text())

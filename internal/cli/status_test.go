@@ -108,6 +108,11 @@ drops          last minute 12; since start 100,002 (dst-undecryptable 100,001, s
 	none := theStatus()
 	none.Gateway = &pilasterv1.Gateway{Missing: "the kernel has no NAT\n  nothing was changed"}
 	b.Reset()
+	none.Node.Edge = true
+	if viewStatus(none).text(&b, noon); !strings.Contains(b.String(), "edge\topen\tbetween this region and others; no containers\n") {
+		t.Errorf("status\n%s", b.String())
+	}
+	b.Reset()
 	if viewStatus(none).text(&b, noon); !strings.Contains(b.String(), "gateway\tnone\tthe kernel has no NAT; nothing was changed\n") {
 		t.Errorf("status\n%s", b.String())
 	}

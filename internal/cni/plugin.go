@@ -99,6 +99,9 @@ func (p plugin) status(ctx context.Context) error {
 	if err != nil {
 		return types.NewError(codeNotAvailable, message(err), "")
 	}
+	if resp.Msg.GetNode().GetEdge() {
+		return types.NewError(codeNotAvailable, "this node is an Edge Switch, which takes no containers", "")
+	}
 	if !resp.Msg.Ready {
 		problem := "the agent is not ready"
 		if len(resp.Msg.Problems) > 0 {

@@ -18,7 +18,7 @@ func nimitz() []mutation {
 			cases: []string{"a process to its own node"},
 		},
 		{name: "by the uplink alone", old: "!is_known_tunnel(skb) || ", test: tunnels, cases: []string{"a process to its own node, as another"}},
-		{name: "tunnel addresses alone", old: "from.lo != VTEP_HOST || ", test: packets, cases: both("not from a VTEP")},
+		{name: "tunnel addresses alone", old: "from.lo != VTEP_HOST || ", test: packets, cases: both("not from a VTEP", "not the tunnel address of the one abroad")},
 		{name: "nodes of the region", old: " || !is_peer(&from))\n\t\treturn REASON_PEER_UNKNOWN;", new: ")\n\t\treturn REASON_PEER_UNKNOWN;", test: packets, cases: both("from another cluster's VTEP")},
 		{
 			name:  "senders",
@@ -99,12 +99,14 @@ func nimitz() []mutation {
 		},
 		{
 			name: "what is foreign",
-			old:  "if (!why && j.abroad)\n\t\twhy = register_foreign(&j);",
+			old:  "return REASON_FOREIGN_UNKNOWN;",
+			new:  "return 0;",
 			test: packets,
 			cases: both("a VNI of here from abroad", "a VNI of the third region from abroad", "the gateway's VNI from abroad", "a source of here from abroad",
 				"a source of the third region from abroad"),
 		},
-		{name: "identities of others", old: "j->vni = f->vni;\n\tj->identity = 0;", new: "j->vni = f->vni;", test: packets, cases: both("e, arrives, UDP")},
+		{name: "identities of others", old: "j->vni = f->vni;\n\tj->identity = 0;", new: "j->vni = f->vni;", test: packets, cases: both("e, arrives, TCP", "e, arrives, UDP",
+			"e, arrives, UDP without a checksum", "e, arrives, ICMP", "e, arrives, another protocol", "e, arrives, a first fragment", "e, arrives, a later fragment")},
 		{
 			name:  "many",
 			old:   "if (!why && is_multicast(&j))\n\t\twhy = REASON_MULTICAST;",
