@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -24,6 +25,8 @@ type variant struct {
 	clear   bool   // the tenant's addresses
 	noCache bool
 	local   bool // both containers on one node
+	// endpoints and mappings are the room for them; 0 means enough for a pair.
+	endpoints, mappings int
 }
 
 // netpila pairs containers that are put behind their nodes as an agent does it, by the same driver. The
@@ -110,8 +113,8 @@ func (n *node) openDatapath(v variant) (d *datapath.Datapath, err error) {
 	pins := filepath.Join(n.wire.dir, n.name+"-bpf")
 	err = n.ns.Do(func() error {
 		d, err = datapath.Open(datapath.Config{
-			Uplink: "eth0", NodePrefix: n.prefix, Plan: address.DefaultPlan(), BPFFS: pins, MaxEndpoints: 16,
-			Device: v.device, NoCache: v.noCache, Log: slog.New(slog.DiscardHandler),
+			Uplink: "eth0", NodePrefix: n.prefix, Plan: address.DefaultPlan(), BPFFS: pins, MaxEndpoints: cmp.Or(v.endpoints, 16),
+			Device: v.device, NoCache: v.noCache, MaxMappings: v.mappings, Log: slog.New(slog.DiscardHandler),
 		})
 		return err
 	})

@@ -10,7 +10,7 @@ import (
 	"pilaster.io/pilaster/internal/plot"
 )
 
-//go:embed cleanuppage.html page.html scalepage.html
+//go:embed cleanuppage.html entriespage.html page.html scalepage.html
 var pages embed.FS
 
 var pageTemplates = plot.Pages(pages)

@@ -127,6 +127,26 @@ func TestBenchCleanUpRefuses(t *testing.T) {
 	}
 }
 
+func TestBenchEntriesRefuses(t *testing.T) {
+	for line, says := range map[string]string{
+		"--nodes 5": "choose two sizes or more", "--nodes 5,5": "choose two sizes or more", "--nodes 0,5": "of 1 to 4000", "--nodes 1,4001": "of 1 to 4000", "--nodes=": "say whole numbers",
+		"--switches hub": `no switch "hub"; say some of [ebpf ovs]`, "--quick --full": "none of the others can be", "-o xml": "say text, json or a folder", "x": "do not fit",
+	} {
+		code, out, errs := run(t, "", append([]string{"bench", "entries"}, strings.Fields(line)...)...)
+		if code != ExitUsage || !strings.Contains(errs, says) || out != "" {
+			t.Errorf("bench entries %s: exit %d, stdout %q, stderr %q", line, code, out, errs)
+		}
+	}
+	if _, offers, _ := run(t, "", "__complete", "bench", "entries", "--switches", "ebpf,"); !strings.HasPrefix(offers, "ebpf,ovs\n") {
+		t.Errorf("--switches ebpf,<TAB>: %q", offers)
+	}
+	t.Setenv("PATH", "/nonexistent")
+	code, out, errs := run(t, "", "bench", "entries")
+	if code != ExitFailed || !strings.Contains(errs, "leave it out with --switches ebpf; nothing was counted") || out != "" {
+		t.Errorf("without Open vSwitch: exit %d, stdout %q, stderr %q", code, out, errs)
+	}
+}
+
 // The model says in every form that it is one, needs no root, and is the same again.
 func TestBenchNIC(t *testing.T) {
 	to := filepath.Join(t.TempDir(), "model")
