@@ -1,11 +1,13 @@
 package ovs
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net/netip"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"sync"
 
@@ -306,9 +308,11 @@ func (s *Switch) constants(ctx context.Context) error {
 	})
 }
 
-// place is what a flow is found by.
+// place is what a flow is found by. The switch tells a match in an order of its own.
 func place(f openflow.Flow) string {
-	return openflow.Flow{Table: f.Table, Priority: f.Priority, Match: f.Match}.String()
+	match := slices.Clone(f.Match)
+	slices.SortFunc(match, func(a, b openflow.Value) int { return cmp.Compare(a.String(), b.String()) })
+	return openflow.Flow{Table: f.Table, Priority: f.Priority, Match: match}.String()
 }
 
 // Entries is what the switch holds, read from it.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -87,8 +88,21 @@ func TestReopened(t *testing.T) {
 	l, err := h.LinkByName(deviceOf(4))
 	must(t, err)
 	must(t, h.LinkDel(l))
+	constants := func() (all []string) {
+		flows, err := b.s.flows(limit(t), cookieOurs, cookieMask|0xff<<cookieKind)
+		must(t, err)
+		for _, f := range flows {
+			all = append(all, place(f))
+		}
+		slices.Sort(all)
+		return all
+	}
+	before := constants()
 	b.open(t)
 	b.has(t, packettest.Entries())
+	if after := constants(); !slices.Equal(before, after) {
+		t.Errorf("constant flows were %v and are %v", before, after)
+	}
 	got, err := b.s.Plugged(limit(t))
 	must(t, err)
 	want := map[pipeline.Port]string{2: "c2", 3: "c3", pipeline.Gateway: "gw"}
