@@ -54,6 +54,7 @@ type Datapath struct {
 	removals *together.Rounds[removal]
 
 	owners sync.Map // endpoint.ID by the number of its device in the tables, a uint32
+	told   sync.Map // tenant ids that this process has put, which need no endpoint to stay
 
 	mark              uint32 // of packets that were judged
 	nodeNear, nodeFar int    // ifindexes of the pair between the node and its containers

@@ -56,6 +56,7 @@ func (d netpilaPath) PutTenant(_ context.Context, t tenant.Tenant) error {
 		if err := d.objects.PilTenantsV2.Put(uint32(id.ID), value); err != nil {
 			return fmt.Errorf("tenant %s: write id %d: %w", t.Name, id.ID, err)
 		}
+		d.told.Store(uint32(id.ID), true)
 	}
 	return d.Void()
 }
@@ -64,6 +65,7 @@ func (d netpilaPath) PutTenant(_ context.Context, t tenant.Tenant) error {
 func (d netpilaPath) DeleteTenant(_ context.Context, t tenant.Tenant) error {
 	gone := false
 	for _, id := range t.IDs {
+		d.told.Delete(uint32(id.ID))
 		for _, m := range []*ebpf.Map{d.objects.PilTenantsV2, d.objects.PilKeysV1} {
 			err := m.Delete(uint32(id.ID))
 			if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
@@ -167,6 +169,7 @@ func (d netpilaPath) Repair(_ context.Context, recorded, found []endpoint.Record
 	if err := d.keepSiblings(ids); err != nil {
 		return err
 	}
+	d.told.Range(func(id, _ any) bool { ids[id.(uint32)] = true; return true })
 	for _, r := range found {
 		if err := d.writeEntries(r); err != nil {
 			return err

@@ -254,6 +254,7 @@ func TestRestoreSweeps(t *testing.T) {
 	must(t, n.datapath.removeEndpoint(t.Context(), gone.record))
 
 	must(t, n.datapath.putTenant(red))
+	n.datapath.told.Clear() // by a process before
 	must(t, n.datapath.Netpila().Activate(t.Context(), removed.record))
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = deviceName(77)
@@ -298,6 +299,15 @@ func TestRestoreSweeps(t *testing.T) {
 		}
 		return err
 	}))
+	// A tenant that is put stays, also while it has no endpoint on this network yet.
+	must(t, n.datapath.putTenant(red))
+	n.restore(t, kept)
+	must(t, n.datapath.objects.PilTenantsV2.Lookup(uint32(red.Current().ID), new(pilasterTenant)))
+	must(t, n.datapath.deleteTenant(red))
+	n.restore(t, kept)
+	if err := n.datapath.objects.PilTenantsV2.Lookup(uint32(red.Current().ID), new(pilasterTenant)); !errors.Is(err, ebpf.ErrKeyNotExist) {
+		t.Errorf("a deleted tenant: %v", err)
+	}
 	must(t, n.datapath.deleteTenant(blue))
 	if err := n.datapath.objects.PilKeysV1.Lookup(uint32(blue.Current().ID), new([8]byte)); !errors.Is(err, ebpf.ErrKeyNotExist) {
 		t.Errorf("the key of a deleted tenant: %v", err)

@@ -42,7 +42,7 @@ type Path interface {
 	Deactivate(ctx context.Context, r endpoint.Record) error
 	// Check names the first difference between a record and what is there.
 	Check(ctx context.Context, r endpoint.Record) error
-	// Repair makes the tables hold the endpoints found and nothing else, with the tenants of all that are recorded, and loses no packet.
+	// Repair makes the tables hold the endpoints found and nothing else, with the tenants of all that are recorded or were put, and loses no packet.
 	// It comes once, at the start, after all tenants were put; what is put before need not take effect until then.
 	Repair(ctx context.Context, recorded, found []endpoint.Record) error
 	// Entries says how full the tables are, read from where packets meet them.
