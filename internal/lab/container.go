@@ -115,6 +115,22 @@ func (l *Lab) RemoveContainer(ctx context.Context, name string) error {
 	return l.save()
 }
 
+// CheckContainer has the CNI plugin compare a container with what its ADD answered.
+func (l *Lab) CheckContainer(ctx context.Context, name string) error {
+	c, err := l.Container(name)
+	if err != nil {
+		return err
+	}
+	plugin, network, err := l.cni(c.Container)
+	if err != nil {
+		return err
+	}
+	if err := plugin.CheckNetworkList(ctx, network, l.cniRuntime(name)); err != nil {
+		return fmt.Errorf("container %s: CNI CHECK: %w", name, err)
+	}
+	return nil
+}
+
 // ContainerStatus is a container that is up.
 type ContainerStatus struct {
 	Container

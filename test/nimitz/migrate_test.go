@@ -1,0 +1,385 @@
+package nimitz_test
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/lab"
+	"pilaster.io/pilaster/internal/lab/labtest"
+	"pilaster.io/pilaster/internal/packet"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+// TestMigrate moves a tenant with running containers to netpila, while agents are killed. Connections on the old addresses go on until the
+// move is finished; then the new ones are all there is, between all, and no tenant has met another.
+func TestMigrate(t *testing.T) {
+	for _, on := range []string{lab.EBPF, lab.OVS} {
+		t.Run(on, func(t *testing.T) {
+			t.Parallel() // most of it is waiting
+			spec := overlapping()
+			spec.Name, spec.Nimitz = fmt.Sprintf("tm%s-%d", on, os.Getpid()), on
+			spec.Tenants = slices.DeleteFunc(spec.Tenants, func(t lab.Tenant) bool { return t.Name == "grey" })
+			spec.Containers = slices.DeleteFunc(spec.Containers, func(c lab.Container) bool { return c.Tenant == "grey" })
+			m := &migration{Lab: labtest.New(t, spec), T: t, ctx: labtest.Context(t)}
+			m.run()
+		})
+	}
+}
+
+type migration struct {
+	*lab.Lab
+	*testing.T
+	ctx context.Context
+}
+
+func (m *migration) run() {
+	old := m.talk("green1", "green3", tenant.Nimitz, 0)
+	old6 := m.talk("green2", "green3", tenant.Nimitz, 1)
+	m.mustTalk(old, old6)
+	before := m.told()
+
+	m.step(&pilasterv1.MigrateTenantRequest{Name: "green", To: tenant.Netpila})
+	m.killAgents() // in the middle of it
+	m.await("all have moved", func(t *pilasterv1.Tenant, h *pilasterv1.Hosting) bool {
+		return h.Moving != nil && h.Moving.Moved == h.Moving.Endpoints && h.Moving.Endpoints > 0
+	})
+	m.mustTalk(old, old6)
+	must(m.T, m.AddContainer(m.ctx, lab.Container{Name: "green4", Node: "n2", Tenant: "green"}))
+	for name, want := range map[string][]string{"green1": {tenant.Netpila, tenant.Nimitz}, "green4": {tenant.Netpila}, "gold1": {tenant.Nimitz}, "blue1": {tenant.Netpila}} {
+		if got := m.networks(name); !slices.Equal(got, want) {
+			m.Errorf("%s is on %v, want %v", name, got, want)
+		}
+	}
+	if a, b := m.mtu("green1"), m.mtu("green4"); a != b-70 {
+		m.Errorf("green1 has an MTU of %d beside addresses of nimitz, and green4 %d", a, b)
+	}
+	m.isolated("while it moves")
+	// All of it is known without an orchestrator.
+	must(m.T, m.Stop(m.ctx, lab.Orchestrator))
+	m.killAgents()
+	m.mustTalk(old, old6)
+	m.reach("after agents were killed, without an orchestrator")
+	must(m.T, m.Start(m.ctx, lab.Orchestrator))
+	m.mustTalk(m.talk("green1", "green3", tenant.Netpila, 0), m.talk("green4", "green2", tenant.Netpila, 0), old, old6)
+	m.check()
+	m.undropped(before)
+
+	m.step(&pilasterv1.MigrateTenantRequest{Name: "green", Finish: true})
+	m.killAgents()
+	m.await("all have left", func(t *pilasterv1.Tenant, h *pilasterv1.Hosting) bool { return t.Leaving == "" && h.Moving == nil })
+	for _, c := range []*talk{old, old6} {
+		if c.goesOn(time.Second) {
+			m.Errorf("%v goes on", c)
+		}
+	}
+	for _, name := range []string{"green1", "green2", "green3", "green4"} {
+		if got := m.networks(name); !slices.Equal(got, []string{tenant.Netpila}) {
+			m.Errorf("at last %s is on %v", name, got)
+		}
+	}
+	if a, b := m.mtu("green1"), m.mtu("green4"); a != b {
+		m.Errorf("at last green1 has an MTU of %d, and green4 %d", a, b)
+	}
+	m.isolated("at last")
+	m.check()
+	for _, c := range m.Containers() {
+		must(m.T, m.RemoveContainer(m.ctx, c.Name))
+	}
+	for _, node := range []string{"n1", "n2"} {
+		if e := (bed{m.Lab, m.T}).entries(node); e["register"]+e["forwarding"]+e["locals"]+e["tenants"] > 0 {
+			m.Errorf("%s without containers has %v", node, e)
+		}
+	}
+}
+
+func (m *migration) step(req *pilasterv1.MigrateTenantRequest) {
+	m.Helper()
+	_, err := m.Operator().MigrateTenant(m.ctx, connect.NewRequest(req))
+	must(m.T, err)
+}
+
+func (m *migration) killAgents() {
+	m.Helper()
+	for _, node := range []string{"n1", "n2"} {
+		_, err := m.Kill(m.ctx, lab.AgentProcess(node))
+		must(m.T, err)
+	}
+}
+
+// await waits until something holds of what both nodes say of green.
+func (m *migration) await(what string, holds func(*pilasterv1.Tenant, *pilasterv1.Hosting) bool) {
+	m.Helper()
+	for {
+		got, err := m.Operator().GetTenant(m.ctx, connect.NewRequest(&pilasterv1.GetTenantRequest{Name: "green"}))
+		if err != nil {
+			m.Fatalf("%s: %v", what, err)
+		}
+		done := len(got.Msg.Hosting) == 2
+		for _, h := range got.Msg.Hosting {
+			done = done && holds(got.Msg.Tenant, h)
+		}
+		if done {
+			return
+		}
+		pause(m.ctx, m.T)
+	}
+}
+
+func (m *migration) endpoint(name string) *pilasterv1.Endpoint {
+	m.Helper()
+	c, err := m.Container(name)
+	must(m.T, err)
+	got, err := m.Agent(c.Node).GetEndpoint(m.ctx, connect.NewRequest(&pilasterv1.GetEndpointRequest{Key: m.ContainerID(name)}))
+	must(m.T, err)
+	return got.Msg.Endpoint
+}
+
+// networks are those that a container has addresses of, in order.
+func (m *migration) networks(name string) (all []string) {
+	for _, a := range m.endpoint(name).Attachments {
+		all = append(all, a.Network)
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+func (m *migration) mtu(name string) uint32 { return m.endpoint(name).Mtu }
+
+// addresses are a container's of one network.
+func (m *migration) addresses(name, network string) (all []netip.Addr) {
+	m.Helper()
+	for _, a := range m.endpoint(name).Attachments {
+		if a.Network == network {
+			all = append(all, netip.MustParseAddr(a.Address))
+		}
+	}
+	return all
+}
+
+// check has the runtime ask about all containers.
+func (m *migration) check() {
+	m.Helper()
+	for _, c := range m.Containers() {
+		if err := m.CheckContainer(m.ctx, c.Name); err != nil {
+			m.Error(err)
+		}
+	}
+}
+
+func (m *migration) pings(from string, to netip.Addr, timeout time.Duration) bool {
+	m.Helper()
+	_, answered := echo(m.ctx, m.T, m.Lab, from, to, timeout)
+	return answered
+}
+
+// reach has all of green reach all others' addresses of netpila.
+func (m *migration) reach(when string) {
+	m.Helper()
+	for _, from := range m.Containers() {
+		for _, to := range m.Containers() {
+			if from.Tenant != "green" || to.Tenant != "green" || from.Name == to.Name {
+				continue
+			}
+			for _, a := range m.addresses(to.Name, tenant.Netpila) {
+				if !m.pings(from.Name, a, 5*time.Second) {
+					m.Errorf("%s: %s does not reach %s by %v", when, from.Name, to.Name, a)
+				}
+			}
+		}
+	}
+}
+
+// isolated has green reach its own, and nobody else any of its addresses, nor it theirs: asking as themselves, or as one of green.
+func (m *migration) isolated(when string) {
+	m.Helper()
+	m.reach(when)
+	var captures []*packet.Capture
+	var watched []string
+	for _, c := range m.Containers() {
+		ns, err := m.Namespace(c.Name)
+		must(m.T, err)
+		defer ns.Close()
+		capture, err := packet.NewCapture(ns, lab.Interface, packet.IncomingOnly)
+		must(m.T, err)
+		defer capture.Close()
+		captures, watched = append(captures, capture), append(watched, c.Name)
+	}
+	sent := map[packet.Sentinel]string{}
+	for _, from := range m.Containers() {
+		for _, to := range m.Containers() {
+			if from.Tenant == to.Tenant || from.Tenant != "green" && to.Tenant != "green" {
+				continue
+			}
+			for _, a := range m.addresses(to.Name, tenant.Netpila) {
+				s, answered := echo(m.ctx, m.T, m.Lab, from.Name, a, 50*time.Millisecond)
+				if sent[s] = fmt.Sprint(from.Name, " to ", a, " of ", to.Name); answered {
+					m.Errorf("%s: %s is answered", when, sent[s])
+				}
+				s = m.forge(from.Name, m.peer(to), a)
+				sent[s] = fmt.Sprint(from.Name, " as ", m.peer(to), " to ", a, " of ", to.Name)
+			}
+		}
+	}
+	for i, name := range watched {
+		last, _ := echo(m.ctx, m.T, m.Lab, m.mate(name), m.some(name), 5*time.Second)
+		for _, frame := range until(m.ctx, m.T, captures[i], last) {
+			for s, what := range sent {
+				if s.In(frame) {
+					m.Errorf("%s: %s sees %s", when, name, what)
+				}
+			}
+		}
+	}
+}
+
+// some is an address that a container's mates reach.
+func (m *migration) some(name string) netip.Addr {
+	if a := m.addresses(name, tenant.Netpila); len(a) > 0 {
+		return a[0]
+	}
+	return m.addresses(name, tenant.Nimitz)[0]
+}
+
+func (m *migration) mate(name string) string {
+	c, err := m.Container(name)
+	must(m.T, err)
+	return mate(m.Lab, c)
+}
+
+// peer is an address of netpila that a container's mate has.
+func (m *migration) peer(c lab.ContainerStatus) netip.Addr { return m.some(m.mate(c.Name)) }
+
+// forge sends a datagram from a container in somebody else's name.
+func (m *migration) forge(from string, as, to netip.Addr) packet.Sentinel {
+	m.Helper()
+	ns, err := m.Namespace(from)
+	must(m.T, err)
+	defer ns.Close()
+	in, err := packet.NewInjector(ns, lab.Interface)
+	must(m.T, err)
+	defer in.Close()
+	gateway, err := m.Gateway(from)
+	must(m.T, err)
+	s := packet.NewSentinel()
+	must(m.T, in.Send(packet.Packet{Source: as, Destination: to, HopLimit: 64, Body: packet.UDP{SourcePort: 7, DestinationPort: 7, Payload: s[:]}}.Frame(gateway, in.MAC())))
+	return s
+}
+
+// told is what both nodes' programs have dropped, by reason.
+func (m *migration) told() map[string]uint64 {
+	all := map[string]uint64{}
+	for _, node := range []string{"n1", "n2"} {
+		drops, err := m.Drops(m.ctx, node)
+		must(m.T, err)
+		for why, n := range drops {
+			all[why] += n
+		}
+	}
+	return all
+}
+
+// undropped fails unless what was forged is dropped for what it is, and nothing else is dropped.
+func (m *migration) undropped(before map[string]uint64) {
+	m.Helper()
+	now := m.told()
+	for why, n := range now {
+		switch {
+		case why == "src-not-own" && n == before[why]:
+			m.Errorf("nobody counts what containers send in others' names")
+		case !slices.Contains([]string{"src-not-own", "multicast", "mld-ignored", "dst-undecryptable", "tenant-mismatch", "dst-not-private", "no-endpoint", "no-route"}, why) && n > before[why]:
+			m.Errorf("the nodes' programs count %d of %s", n-before[why], why)
+		}
+	}
+}
+
+// talk is a connection that answers what it is asked, one number after the other.
+type talk struct {
+	what    string
+	answers atomic.Uint64
+	end     atomic.Pointer[error]
+}
+
+func (c *talk) String() string { return c.what }
+
+// goesOn tells whether there are ten more answers before the time is over.
+func (c *talk) goesOn(within time.Duration) bool {
+	from := c.answers.Load()
+	for end := time.Now().Add(within); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		if c.answers.Load() >= from+10 {
+			return true
+		}
+	}
+	return false
+}
+
+func (m *migration) mustTalk(all ...*talk) {
+	m.Helper()
+	for _, c := range all {
+		if !c.goesOn(20 * time.Second) {
+			m.Fatalf("%v does not go on: %v", c, c.end.Load())
+		}
+	}
+}
+
+// talk begins a connection to one of a container's addresses of a network. It ends with the test.
+func (m *migration) talk(from, to, network string, which int) *talk {
+	m.Helper()
+	at := net.TCPAddrFromAddrPort(netip.AddrPortFrom(m.addresses(to, network)[which], 0))
+	var listener *net.TCPListener
+	m.inside(to, func() (err error) { listener, err = net.ListenTCP("tcp", at); return err })
+	var asks net.Conn
+	m.inside(from, func() (err error) {
+		asks, err = net.DialTimeout("tcp", listener.Addr().String(), 10*time.Second)
+		return err
+	})
+	answers, err := listener.Accept()
+	must(m.T, err)
+	m.Cleanup(func() { listener.Close(); asks.Close(); answers.Close() })
+	go io.Copy(answers, answers)
+	c := &talk{what: fmt.Sprint(from, " to ", listener.Addr(), " of ", to)}
+	go func() {
+		err := c.ask(asks)
+		c.end.Store(&err)
+	}()
+	return c
+}
+
+func (c *talk) ask(conn net.Conn) error {
+	question, answer := make([]byte, 4096), make([]byte, 4096)
+	for n := uint64(1); ; n++ {
+		binary.BigEndian.PutUint64(question[n%4000:], n)
+		if _, err := conn.Write(question); err != nil {
+			return err
+		}
+		if _, err := io.ReadFull(conn, answer); err != nil {
+			return err
+		}
+		if !slices.Equal(question, answer) {
+			return errors.New("the answer is another")
+		}
+		c.answers.Add(1)
+		time.Sleep(time.Millisecond) // there are others
+	}
+}
+
+// inside does something in a container's namespace.
+func (m *migration) inside(name string, do func() error) {
+	m.Helper()
+	ns, err := m.Namespace(name)
+	must(m.T, err)
+	defer ns.Close()
+	must(m.T, ns.Do(do))
+}
