@@ -122,14 +122,15 @@ func TestNimitzWire(t *testing.T) {
 		t.Errorf("%d of %d answered within tenant 8", r.Received, r.Sent)
 	}
 
-	lines := readByTshark(t, fabric, w.nodes[1].datapath.config.NodePrefix)
-	for _, want := range []string{"7|70|10.0.1.2", "7|70|fd10:0:0:1::2", "8|80|fd10:0:0:1::2"} {
+	by := pipeline.VTEP(w.nodes[0].prefix).String()
+	lines := readByTshark(t, fabric, w.nodes[1].prefix)
+	for _, want := range []string{by + "|7|70|10.0.1.2", by + "|7|70|fd10:0:0:1::2", by + "|8|80|fd10:0:0:1::2"} {
 		if !slices.Contains(lines, want) {
 			t.Errorf("tshark sees no %s among\n%s", want, strings.Join(lines, "\n"))
 		}
 	}
 	for _, line := range lines {
-		if strings.HasPrefix(line, "7|70|") || strings.HasPrefix(line, "8|80|") {
+		if strings.HasPrefix(line, by+"|7|70|") || strings.HasPrefix(line, by+"|8|80|") {
 			continue
 		}
 		t.Errorf("tshark sees %s", line)
@@ -144,7 +145,7 @@ func TestNimitzWire(t *testing.T) {
 	}
 }
 
-// readByTshark is who sends in which VNI and as whom, each once, by what a capture has seen until now.
+// readByTshark is which node sends to a node's tunnel address in which VNI, with which identity and for whom, each once, by what a capture has seen until now.
 func readByTshark(t *testing.T, c *packet.Capture, node netip.Prefix) []string {
 	t.Helper()
 	file := binary.LittleEndian.AppendUint32(nil, 0xa1b2c3d4) // pcap
@@ -170,17 +171,15 @@ func readByTshark(t *testing.T, c *packet.Capture, node netip.Prefix) []string {
 	}
 	path := filepath.Join(t.TempDir(), "fabric.pcap")
 	must(t, os.WriteFile(path, file, 0o600))
-	out, err := exec.Command("tshark", "-n", "-r", path, "-Y", "vxlan && (ip || ipv6)", "-T", "fields", "-E", "separator=|", "-E", "occurrence=l",
-		"-e", "vxlan.vni", "-e", "vxlan.gbp", "-e", "ip.src", "-e", "ipv6.src").Output()
+	out, err := exec.Command("tshark", "-n", "-r", path, "-Y", "vxlan && (ip || ipv6)", "-T", "fields", "-E", "separator=|", "-E", "occurrence=a",
+		"-e", "ipv6.src", "-e", "vxlan.vni", "-e", "vxlan.gbp", "-e", "ip.src").Output()
 	must(t, err)
 	var lines []string
 	for _, line := range strings.Split(strings.TrimSpace(string(out)), "\n") {
-		fields := strings.Split(line, "|")
-		if len(fields) == 4 { // of both families the outer one is IPv6
-			line = strings.Join(fields[:2], "|") + "|" + fields[2]
-			if fields[2] == "" {
-				line = strings.Join(fields[:2], "|") + "|" + fields[3]
-			}
+		// The outer header is of IPv6, the inner one of either family.
+		if fields := strings.Split(line, "|"); len(fields) == 4 {
+			outer, inner, _ := strings.Cut(fields[0], ",")
+			line = strings.Join([]string{outer, fields[1], fields[2], inner + fields[3]}, "|")
 		}
 		lines = append(lines, line)
 	}

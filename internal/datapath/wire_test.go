@@ -128,9 +128,11 @@ func (n *testNode) configure(t testing.TB, peer *testNode) {
 
 func (n *testNode) open(t testing.TB, kind string) {
 	t.Helper()
+	plan := address.DefaultPlan()
+	plan.Base = netip.PrefixFrom(n.prefix.Addr(), plan.Base.Bits()).Masked() // that of its region
 	must(t, n.ns.Do(func() (err error) {
 		n.datapath, err = Open(Config{
-			Uplink: "eth0", NodePrefix: n.prefix, Plan: address.DefaultPlan(), MaxEndpoints: 100,
+			Uplink: "eth0", NodePrefix: n.prefix, Plan: plan, MaxEndpoints: 100,
 			BPFFS: bpffs(t), Log: slog.New(slog.DiscardHandler), Device: kind,
 		})
 		return err
