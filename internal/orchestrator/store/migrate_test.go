@@ -1,6 +1,7 @@
 package store_test
 
 import (
+	"net/netip"
 	"testing"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
@@ -106,5 +107,25 @@ func TestFinishMigrationByForce(t *testing.T) {
 	}
 	if err := s.Free(t.Context(), node(1), "green", "c1/eth0"); err != nil {
 		t.Errorf("giving back what went: %v", err)
+	}
+}
+
+func TestFinishMigrationOfOneWithServices(t *testing.T) {
+	s := open(t, storetest.Embedded(t), address.Plan{})
+	nimitz(t, s, "green", "fd12:3456::/48,80")
+	ntp := tenant.Service{Name: "ntp", Virtual: netip.MustParseAddr("fd99::7b"), Real: netip.MustParseAddr("2001:db8::7b")}
+	if _, err := s.CreateService(t.Context(), "green", ntp); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Migrate(t.Context(), "green", tenant.Netpila, 0); err != nil {
+		t.Fatal(err)
+	}
+	_, err := s.FinishMigration(t.Context(), "green", true)
+	refused(t, err, store.Refused, "1 service and 0 publications", "pilaster service list --tenant green")
+	if err := s.DeleteService(t.Context(), "green", "ntp"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.FinishMigration(t.Context(), "green", false); err != nil {
+		t.Error(err)
 	}
 }
