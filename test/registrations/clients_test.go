@@ -47,6 +47,8 @@ const (
 	destroy  = "delete a tenant"
 	rotate   = "rotate a key"
 	resolve  = "resolve labels"
+	publish  = "publish a container"
+	withdraw = "end a publication"
 )
 
 // Outcomes of a call. A refusal changed nothing; what came of a call without an answer nobody knows.
@@ -74,6 +76,8 @@ type entry struct {
 	Prefix  string `json:",omitempty"`
 	ID      uint32 `json:",omitempty"` // of the tenant
 	App     uint32 `json:",omitempty"`
+
+	Underlay string `json:",omitempty"` // of a publication
 }
 
 const (
@@ -189,14 +193,17 @@ func (c *client) step() {
 		}
 	case dice < 33:
 		ask = func(place int) string { return c.operate(remove, fmt.Sprint("n", n), place).Outcome }
-	case dice < 55:
+	case dice < 50:
 		ask = func(place int) string { return c.operate(create, fmt.Sprint("t", n), place).Outcome }
-	case dice < 75:
+	case dice < 67:
 		ask = func(place int) string { return c.operate(destroy, fmt.Sprint("t", n), place).Outcome }
-	case dice < 79:
+	case dice < 70:
 		ask = func(place int) string { return c.operate(create, fmt.Sprint("k", n), place).Outcome }
-	case dice < 87:
+	case dice < 76:
 		ask = func(place int) string { return c.operate(rotate, fmt.Sprint("k", n), place).Outcome }
+	case dice < 90: // all at one node's gateway
+		do := []string{create, publish, publish, withdraw, destroy}[c.random.IntN(5)]
+		ask = func(place int) string { return c.operate(do, fmt.Sprint("p", n), place).Outcome }
 	default: // a tenant of an odd number is deleted no more once a node has resolved labels in it
 		label := fmt.Sprint(c.random.IntN(labels))
 		ask = func(place int) string { return c.resolve(fmt.Sprint("t", n|1), label, place).Outcome }
@@ -311,7 +318,11 @@ func (c *client) operate(ask, name string, place int) entry {
 		switch ask {
 		case create:
 			var resp *connect.Response[pilasterv1.CreateTenantResponse]
-			if resp, err = people.CreateTenant(ctx, connect.NewRequest(&pilasterv1.CreateTenantRequest{Name: name})); err == nil {
+			req := &pilasterv1.CreateTenantRequest{Name: name}
+			if name[0] == 'p' {
+				req.Network, req.Overlays = "nimitz", []*pilasterv1.Overlay{{Cidr: "fd12:3456::/48"}}
+			}
+			if resp, err = people.CreateTenant(ctx, connect.NewRequest(req)); err == nil {
 				e.ID = resp.Msg.Tenant.Ids[0].Id
 			}
 		case destroy:
@@ -321,6 +332,14 @@ func (c *client) operate(ask, name string, place int) entry {
 			if resp, err = people.RotateKey(ctx, connect.NewRequest(&pilasterv1.RotateKeyRequest{Name: name})); err == nil {
 				e.ID = resp.Msg.Id
 			}
+		case publish:
+			var resp *connect.Response[pilasterv1.CreatePublicationResponse]
+			wanted := &pilasterv1.Publication{Tenant: name, Name: "web", Container: "fd12:3456::5", Node: "own0"}
+			if resp, err = people.CreatePublication(ctx, connect.NewRequest(&pilasterv1.CreatePublicationRequest{Publication: wanted})); err == nil {
+				e.Underlay = resp.Msg.Publication.Underlay
+			}
+		case withdraw:
+			_, err = people.DeletePublication(ctx, connect.NewRequest(&pilasterv1.DeletePublicationRequest{Tenant: name, Name: "web"}))
 		case remove:
 			_, err = people.DeleteNode(ctx, connect.NewRequest(&pilasterv1.DeleteNodeRequest{Name: name}))
 		}

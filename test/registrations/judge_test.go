@@ -22,6 +22,7 @@ type final struct {
 	prefixes  map[string]string            // prefix: UUID
 	tenantIDs map[uint32]string            // id: tenant
 	hosted    map[string]bool              // tenant
+	published map[string]string            // node/index: tenant
 }
 
 // judge says everything that the logs and the store disagree on, or that should not be.
@@ -32,12 +33,15 @@ func judge(log []entry, f final) (wrong []string) {
 	}
 	j.unique(log)
 	j.store(log)
+	j.publications(log)
 	for name, calls := range j.byName {
 		switch name[0] {
 		case 't':
 			j.tenantHistory(name, calls)
 		case 'k':
 			j.keyHistory(name, calls)
+		case 'p':
+			j.publishedHistory(name, calls)
 		default:
 			j.nodeHistory(name, calls)
 		}

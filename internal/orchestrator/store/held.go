@@ -64,9 +64,7 @@ func (t *txn) recallTenant(n pki.Node, held *pilasterv1.Tenant) error {
 	if err != nil {
 		return err
 	}
-	// Of one that it only carries it says nothing that another could be hurt by.
-	hosts := slices.ContainsFunc(held.Ids, func(id *pilasterv1.TenantId) bool { return !id.OnlyAccepted })
-	if exists && hosts && held.Created != nil && !held.Created.AsTime().Equal(known.Created.AsTime()) {
+	if exists && held.Created != nil && !held.Created.AsTime().Equal(known.Created.AsTime()) {
 		return refuse(Refused, "this node holds a tenant %s made at %v, but the cluster's was made at %v; %s",
 			held.Name, held.Created.AsTime(), known.Created.AsTime(), heldAdvice)
 	}
