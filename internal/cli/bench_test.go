@@ -178,6 +178,46 @@ func TestBenchNIC(t *testing.T) {
 	}
 }
 
+// A matrix that was recorded is what preheating reads; what is none, or says too little, is refused.
+func TestBenchNICMatrix(t *testing.T) {
+	dir := t.TempDir()
+	file, wrong, other := filepath.Join(dir, "m.tsv"), filepath.Join(dir, "wrong.tsv"), filepath.Join(dir, "other.tsv")
+	if code, out, errs := run(t, "", "bench", "nic", "--record", file, "--seed", "5"); code != ExitDone || !strings.Contains(out, "destinations in "+file+": the model") || errs != "" {
+		t.Fatalf("record: exit %d, stdout %q, stderr %q", code, out, errs)
+	}
+	for name, text := range map[string]string{wrong: "7 10.0.0.0/24 1\n", other: "# pilaster traffic matrix 1\n# a lab\n7\t10.200.0.0/24\t9\n"} {
+		if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for line, says := range map[string]string{"--matrix " + file: "the model of figure 8", "--matrix " + other + " --job " + other: "a lab"} {
+		var r nic.Report
+		code, out, errs := run(t, "", strings.Fields("bench nic -o json --seed 5 "+line)...)
+		if err := json.Unmarshal([]byte(out), &r); code != ExitDone || err != nil || len(r.Figures) != 1 || !strings.Contains(r.Figures[0].About, says) || r.Nature != nic.Nature {
+			t.Errorf("%s: exit %d, %v, %+v, stderr %q", line, code, err, r, errs)
+		}
+	}
+	for line, says := range map[string]string{
+		"--matrix " + wrong: "is no traffic matrix", "--matrix " + dir + "/none": "no such file", "--matrix " + file + " --job " + wrong: "--job " + wrong, "--job " + file: "say both",
+		"--matrix " + file + " --figure 12": "is of figure 8", "--for 3s": "says what --record counts", "--record " + file + " --for 3s": "says what --record counts", "--ovs-run-dir /x": "says what --record counts",
+		"--record " + file + " --ovs-run-dir /x --for 0s": "say how long", "--record " + file + " --matrix " + file: "none of the others can be", "--record " + dir: "is a directory",
+	} {
+		code, out, errs := run(t, "", strings.Fields("bench nic "+line)...)
+		if code != ExitUsage || !strings.Contains(errs, says) || out != "" {
+			t.Errorf("%s: exit %d, stdout %q, stderr %q", line, code, out, errs)
+		}
+	}
+	for line, says := range map[string]string{"--record " + file + " --ovs-run-dir /nonexistent": "is it running with --ovs-run-dir /nonexistent?", "--matrix " + other: "none that the job speaks with"} {
+		code, out, errs := run(t, "", strings.Fields("bench nic "+line)...)
+		if code != ExitFailed || !strings.Contains(errs, says) || out != "" {
+			t.Errorf("%s: exit %d, stdout %q, stderr %q", line, code, out, errs)
+		}
+	}
+	if kept, err := os.ReadFile(file); err != nil || len(kept) < 1000 {
+		t.Errorf("a record that failed has left %d bytes of the one before, %v", len(kept), err)
+	}
+}
+
 // What cannot be written is known before anything is measured, and a folder that was made for nothing goes.
 func TestReportFolder(t *testing.T) {
 	made, there := filepath.Join(t.TempDir(), "made"), t.TempDir()

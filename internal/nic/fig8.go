@@ -1,7 +1,9 @@
 package nic
 
 import (
+	"fmt"
 	"math/rand/v2"
+	"slices"
 	"time"
 )
 
@@ -10,30 +12,64 @@ const (
 	peakEnd   = 23 * time.Second
 )
 
-// peakTraffic speaks with a new node so many times a second, and goes on speaking with all.
-func peakTraffic(t *Table, demand float64, seed uint64) *Traffic {
+// peakTraffic speaks with a new one of these so many times a second, as long as there are any, and goes on speaking with all.
+func peakTraffic(to []Handle, demand float64, seed uint64) *Traffic {
 	rng := rand.New(rand.NewPCG(seed, 8))
 	var flows []Flow
 	at := peakBegin
-	for node := 0; ; node++ {
+	for _, h := range to {
 		if at += seconds(rng.ExpFloat64() / demand); at >= peakEnd {
-			return NewTraffic(flows)
+			break
 		}
-		flows = append(flows, t.flow(tenantA, 10, node, 0, Burst{at, time.Hour}))
+		flows = append(flows, Flow{Handle: h, Packets: packetRate, Bursts: []Burst{{at, time.Hour}}})
+	}
+	return NewTraffic(flows)
+}
+
+// peakNodes are enough for any demand of the figure.
+const peakNodes = 12_000
+
+// peakJob is what a container speaks with, in the order in which it does.
+type peakJob struct {
+	table *Table
+	to    []Handle
+}
+
+func ownJob() peakJob {
+	t := NewTable(remote(tenantA, 10, peakNodes))
+	return peakJob{t, t.All()}
+}
+
+// recordedJob speaks with what a matrix has, in an order of the seed's; the table has what is preheated too.
+func recordedJob(job, preheated Matrix, seed uint64) peakJob {
+	seen := map[Megaflow]bool{}
+	var all Matrix
+	for _, d := range slices.Concat(job.Destinations, preheated.Destinations) {
+		if !seen[d.Megaflow] {
+			all.Destinations = append(all.Destinations, d)
+		}
+		seen[d.Megaflow] = true
+	}
+	t := NewTable(all.entries())
+	to := t.Pins(job)
+	rand.New(rand.NewPCG(seed, 9)).Shuffle(len(to), func(i, j int) { to[i], to[j] = to[j], to[i] })
+	return peakJob{t, to}
+}
+
+// run is a container whose traffic demands so many new entries a second.
+func (j peakJob) run(demand float64, seed uint64) Run {
+	return Run{
+		Spec: Production(), Policy: ProductionPolicy(), Table: j.table, Traffic: peakTraffic(j.to, demand, seed),
+		Until: 32 * time.Second, Every: 100 * time.Millisecond, Containers: []float64{Production().Line},
 	}
 }
 
-// peakRun is a container whose traffic demands so many new entries a second; preheated, with what a rehearsal with another seed has recorded.
-func peakRun(demand float64, preheated bool, seed uint64) Run {
-	t := NewTable(remote(tenantA, 10, 12_000))
-	r := Run{
-		Spec: Production(), Policy: ProductionPolicy(), Table: t, Traffic: peakTraffic(t, demand, seed),
-		Until: 32 * time.Second, Every: 100 * time.Millisecond, Containers: []float64{Production().Line},
-	}
-	if preheated {
-		r.Pinned = peakTraffic(t, demand, seed+1).Matrix(peakBegin, peakEnd)
-	}
-	return r
+// rehearsed is what a rehearsal with another seed has recorded.
+func (j peakJob) rehearsed(demand float64, seed uint64) Matrix {
+	traffic := peakTraffic(j.to, demand, seed+1)
+	m := j.table.record(traffic, traffic.Matrix(peakBegin, peakEnd))
+	m.Source = fmt.Sprintf("the model of figure 8, %.0f/s, seed %d", demand, seed+1)
+	return m
 }
 
 // peak is what a run of it shows.

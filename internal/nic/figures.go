@@ -68,23 +68,68 @@ func countsOf(counts []int) (mean, p95, peak float64) {
 }
 
 func drawPeak(ctx context.Context, seed uint64) (Figure, error) {
+	j := ownJob()
+	return j.draw(ctx, seed, j.rehearsed(fullDemand, seed), "what a rehearsal with another seed has recorded")
+}
+
+// DrawRecorded is figure 8 with preheating from a recorded matrix. The job is the model's own, or without one that another recording has.
+func DrawRecorded(ctx context.Context, seed uint64, preheated Matrix, job *Matrix) (*Report, error) {
+	j, from := ownJob(), "what was recorded: "+preheated.Source
+	if job != nil {
+		j = recordedJob(*job, preheated, seed)
+		from += ". The job speaks with what another recording has: " + job.Source
+	}
+	known, of := 0, map[Handle]bool{}
+	for _, h := range j.to {
+		of[h] = true
+	}
+	for _, h := range j.table.Pins(preheated) {
+		if of[h] {
+			known++
+		}
+	}
+	if known == 0 {
+		return nil, fmt.Errorf("the matrix has %s, and none that the job speaks with: its first is %v of VNI %d", numeral.Of(len(preheated.Destinations), "destination", "destinations"), preheated.Destinations[0].To, preheated.Destinations[0].VNI)
+	}
+	f, err := j.draw(ctx, seed, preheated, from)
+	if ctx.Err() != nil {
+		return nil, fmt.Errorf("interrupted: %w; nothing was kept: only a whole run has a report", context.Cause(ctx))
+	}
+	f.Findings = append([]Finding{
+		{"destinations of the matrix", float64(len(preheated.Destinations)), "megaflows", "", "given"},
+		{"of them, those of the job", float64(known), "megaflows", "", "given"},
+		{"destinations of the job", float64(len(j.to)), "megaflows", "", "given"},
+	}, f.Findings...)
+	return &Report{Nature: Nature, Seed: seed, Parameters: Parameters(), Figures: []Figure{f}}, err
+}
+
+// Rehearse is what a rehearsal of figure 8's job records.
+func Rehearse(seed uint64) Matrix { return ownJob().rehearsed(fullDemand, seed) }
+
+const fullDemand = 1000 // new megaflows a second, the paper's peak
+
+func (j peakJob) draw(ctx context.Context, seed uint64, preheated Matrix, from string) (Figure, error) {
 	f := Figure{
 		Number: 8, Title: "what the insertion channel bears, and what a peak demands",
-		About: fmt.Sprintf("From %v to %v a container speaks with new nodes, so many a second, and goes on. Preheating installs before what a rehearsal with another seed has recorded, and keeps it.", peakBegin, peakEnd),
+		About: fmt.Sprintf("From %v to %v a container speaks with new nodes, so many a second, and goes on. Preheating installs before %s, and keeps it.", peakBegin, peakEnd, from),
 		Plots: []plot.Plot{{Title: "megaflows that wait for the channel", X: "s", Y: "megaflows"}, {Title: "throughput of the container", X: "s", Y: "Gbit/s"}},
 	}
 	for _, c := range []struct {
 		demand    float64
 		preheated bool
 		name      string
-	}{{600, false, "600/s"}, {1000, false, "1,000/s"}, {1000, true, "1,000/s, preheated"}} {
-		samples, err := peakRun(c.demand, c.preheated, seed).Do(ctx)
+	}{{600, false, "600/s"}, {fullDemand, false, "1,000/s"}, {fullDemand, true, "1,000/s, preheated"}} {
+		r := j.run(c.demand, seed)
+		if c.preheated {
+			r.Pinned = j.table.Pins(preheated)
+		}
+		samples, err := r.Do(ctx)
 		if err != nil {
 			return f, err
 		}
 		p := peakOf(samples)
 		paper := ""
-		if c.demand == 1000 && !c.preheated {
+		if c.demand == fullDemand && !c.preheated {
 			paper = "638/s of 1,000/s: the channel is the bottleneck"
 		} else if c.preheated {
 			paper = "no longer a bottleneck"

@@ -85,6 +85,16 @@ func TestLateCountersAlone(t *testing.T) {
 	}
 }
 
+// peakRun is figure 8's job, preheated by its rehearsal or not.
+func peakRun(demand float64, preheated bool, seed uint64) Run {
+	j := ownJob()
+	r := j.run(demand, seed)
+	if preheated {
+		r.Pinned = j.table.Pins(j.rehearsed(demand, seed))
+	}
+	return r
+}
+
 // TestPeak is NIMITZ §3.3 and fig 8 (NM5): 1,000 new megaflows a second are more than the channel takes, 600 are not, and preheated ones wait for nothing.
 func TestPeak(t *testing.T) {
 	seconds := (peakEnd - peakBegin).Seconds()

@@ -1,0 +1,85 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"time"
+
+	"pilaster.io/pilaster/internal/network/nimitz/ovs"
+	"pilaster.io/pilaster/internal/nic"
+	"pilaster.io/pilaster/internal/numeral"
+)
+
+// recordMatrix writes what the model's rehearsal sends, or what an Open vSwitch does within a time.
+func recordMatrix(ctx context.Context, env Env, file, runDir string, within time.Duration, seed uint64) error {
+	m := nic.Rehearse(seed)
+	if runDir != "" {
+		var err error
+		if m, err = watchMatrix(ctx, env, runDir, within); err != nil {
+			return err
+		}
+	}
+	to, err := os.Create(file)
+	if err != nil {
+		return usage("--record: %w; nothing was kept", err)
+	}
+	if err := m.Write(to); err != nil {
+		to.Close()
+		return fmt.Errorf("write the matrix: %w", err)
+	}
+	if err := to.Close(); err != nil {
+		return fmt.Errorf("write the matrix: %w", err)
+	}
+	_, err = fmt.Fprintf(env.Stdout, "%s in %s: %s\n", numeral.Of(len(m.Destinations), "destination", "destinations"), file, m.Source)
+	return err
+}
+
+// watchMatrix counts what is sent to other nodes by the switch's own counters.
+func watchMatrix(ctx context.Context, env Env, runDir string, within time.Duration) (m nic.Matrix, err error) {
+	before, err := ovs.Forwarded(ctx, runDir)
+	if err != nil {
+		return m, err
+	}
+	fmt.Fprintf(env.Stderr, "counting for %v what %s sends to other nodes\n", within, numeral.Of(len(before), "entry", "entries"))
+	began := time.Now()
+	select {
+	case <-ctx.Done():
+		return m, fmt.Errorf("interrupted: %w; nothing was kept", context.Cause(ctx))
+	case <-time.After(within):
+	}
+	after, err := ovs.Forwarded(ctx, runDir)
+	if err != nil {
+		return m, err
+	}
+	m.Source = fmt.Sprintf("the Open vSwitch of %s, %v from %s", runDir, within, began.UTC().Format(time.RFC3339))
+	for e, n := range after {
+		m.Destinations = append(m.Destinations, nic.Destination{Megaflow: nic.Megaflow{VNI: e.VNI, To: e.To}, Packets: sentSince(n, before[e])})
+	}
+	m.Sort()
+	if len(m.Destinations) == 0 {
+		return m, fmt.Errorf("nothing was sent to other nodes in %v; nothing was kept: record while the job runs, or for longer with --for", within)
+	}
+	return m, nil
+}
+
+// sentSince minds that an entry may have been put there anew.
+func sentSince(now, before uint64) uint64 {
+	if now < before {
+		return now
+	}
+	return now - before
+}
+
+// readMatrix reads one that a flag names.
+func readMatrix(flag, file string) (m nic.Matrix, err error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return m, usage("--%s: %w", flag, err)
+	}
+	defer f.Close()
+	if m, err = nic.ReadMatrix(f); err != nil {
+		return m, usage("--%s %s: %w", flag, file, err)
+	}
+	return m, nil
+}
