@@ -32,6 +32,7 @@ var (
 	IPv4Src    = Field{classBasic, 11, 4}
 	IPv4Dst    = Field{classBasic, 12, 4}
 	UDPSrc     = Field{classBasic, 15, 2}
+	ICMPv4Type = Field{classBasic, 19, 1}
 	UDPDst     = Field{classBasic, 16, 2}
 	IPv6Src    = Field{classBasic, 26, 16}
 	IPv6Dst    = Field{classBasic, 27, 16}
@@ -48,7 +49,7 @@ var (
 
 var fieldNames = map[Field]string{
 	InPort: "in_port", EthDst: "eth_dst", EthSrc: "eth_src", EthType: "eth_type", IPProto: "ip_proto", IPv4Src: "ip_src", IPv4Dst: "ip_dst",
-	UDPSrc: "udp_src", UDPDst: "udp_dst", IPv6Src: "ipv6_src", IPv6Dst: "ipv6_dst", ICMPv6Type: "icmpv6_type", TunnelID: "tun_id", TTL: "nw_ttl", Fragment: "ip_frag",
+	UDPSrc: "udp_src", UDPDst: "udp_dst", IPv6Src: "ipv6_src", IPv6Dst: "ipv6_dst", ICMPv4Type: "icmpv4_type", ICMPv6Type: "icmpv6_type", TunnelID: "tun_id", TTL: "nw_ttl", Fragment: "ip_frag",
 	TunnelSrc6: "tun_ipv6_src", TunnelDst6: "tun_ipv6_dst", TunnelGBP: "tun_gbp_id", inPort16: "in_port",
 }
 

@@ -15,7 +15,8 @@ const noEndpoint = reason.NoEndpoint
 // reasons are those that this switch drops packets for.
 var reasons = []reason.Reason{
 	reason.NotIp6, reason.SrcNotOwn, reason.NoEndpoint, reason.Multicast, reason.HopLimit, reason.NoRoute, reason.PeerUnknown,
-	reason.LaterFragment, reason.Untranslated, reason.ForeignUnknown, reason.IcmpQuote,
+	reason.LaterFragment, reason.Untranslated, reason.ForeignUnknown,
+	reason.NdIgnored, reason.NdForbidden, reason.MldIgnored, reason.IcmpQuote,
 }
 
 // The identity travels in VXLAN's group policy field, which the datapath in user space neither reads nor writes. It lies in the VTEP's address
@@ -24,6 +25,19 @@ const (
 	identityByte = 12 // of the address
 	identityBit  = 16 // of it, from its end
 )
+
+// forLinks are types of ICMP that have no business beyond a link, and none on a container's, where all is static: what would lead a container's packets elsewhere,
+// and what its kernel sends by itself.
+var forLinks = []struct {
+	of    family
+	types []uint64
+	why   reason.Reason
+}{
+	{ip4, []uint64{5, 9}, reason.NdForbidden},
+	{ip6, []uint64{134, 136, 137}, reason.NdForbidden},
+	{ip6, []uint64{133, 135}, reason.NdIgnored},
+	{ip6, []uint64{130, 131, 132, 143}, reason.MldIgnored},
+}
 
 // dropped has a flow count its packets with all others that are dropped for a reason.
 func dropped(f openflow.Flow, why reason.Reason) openflow.Flow {
@@ -54,17 +68,22 @@ func constants(region netip.Prefix) []openflow.Flow {
 			regNAT.Number(1), ip4.is(), openflow.IPProto.Number(protocol), openflow.Fragment.Number(openflow.LaterFragment),
 		}}, reason.LaterFragment))
 	}
-	// Nor does it translate what an error quotes, or know for whom a router behind the gateway speaks. The types are IPv6's, as gateways are.
-	for kind := uint64(1); kind <= 4; kind++ {
-		all = append(all, dropped(openflow.Flow{Table: tableEncap, Priority: priorityFirst, Match: []openflow.Value{
-			regNAT.Number(1), ip6.is(), openflow.IPProto.Number(unix.IPPROTO_ICMPV6), openflow.ICMPv6Type.Number(kind),
-		}}, reason.IcmpQuote))
+	// Nor does it translate what an error quotes, or know for whom a router behind the gateway speaks.
+	for of, types := range map[*family][]uint64{&ip4: {3, 4, 11, 12}, &ip6: {1, 2, 3, 4}} {
+		for _, kind := range types {
+			all = append(all, dropped(openflow.Flow{Table: tableEncap, Priority: priorityFirst, Match: append(of.sends(kind), regNAT.Number(1))}, reason.IcmpQuote))
+		}
 	}
 	for _, group := range []netip.Prefix{netip.MustParsePrefix("224.0.0.0/4"), netip.MustParsePrefix("255.255.255.255/32"), netip.MustParsePrefix("ff00::/8")} {
 		all = append(all, dropped(openflow.Flow{Table: tableDecap, Priority: priorityFirst, Match: familyOf(group.Addr()).to(group)}, reason.Multicast))
 	}
 	for _, f := range families {
 		all = append(all, f.constants(region)...)
+	}
+	for _, c := range forLinks {
+		for _, kind := range c.types {
+			all = append(all, dropped(openflow.Flow{Table: tableDecap, Priority: priorityFirst + 1, Match: c.of.sends(kind)}, c.why))
+		}
 	}
 	for _, why := range reasons {
 		all = append(all, openflow.Flow{Table: tableDrops, Priority: priorityEntry, Match: []openflow.Value{regReason.Number(uint64(why))}})

@@ -138,7 +138,7 @@ func TestPackets(t *testing.T) {
 	for _, p := range append(packettest.Ports, pipeline.VXLAN, pipeline.Gateway) {
 		ends[p] = b.end(t, p)
 	}
-	for _, c := range append(packettest.Cases(), errorCases()...) {
+	for _, c := range slices.Concat(packettest.Cases(), errorCases(), linkCases()) {
 		t.Run(c.Name, func(t *testing.T) { b.meet(t, c, ends) })
 	}
 }
@@ -157,7 +157,26 @@ func errorCases() []packettest.Case {
 		at("a service's error for a container", pipeline.Gateway, "2001:db8:9::9", virtual, 1, reason.IcmpQuote),
 		at("a container's error for a client", 2, own, gateway, 4, reason.IcmpQuote),
 		at("a container's error for another", 2, own, far, 1, 0),
+		at("a container's error for a service, IPv4", 2, "10.0.1.2", "10.9.9.9", 3, reason.IcmpQuote),
 	}
+}
+
+// linkCases are what kernels send by themselves, which eBPF's tests do not count.
+func linkCases() (all []packettest.Case) {
+	own := netip.MustParseAddr("fd10:0:0:1::2")
+	for _, c := range []struct {
+		to   netip.Addr
+		body packet.ICMP
+		why  reason.Reason
+	}{
+		{netip.MustParseAddr("fd10:0:0:2::2"), packet.ICMP{Type: 133, Payload: make([]byte, 8)}, reason.NdIgnored},
+		{netip.MustParseAddr("ff02::1:ff00:1"), packet.ICMP{Type: 135, Payload: make([]byte, 16)}, reason.NdIgnored},
+		{netip.MustParseAddr("ff02::16"), packet.ICMP{Type: 143, Payload: make([]byte, 20)}, reason.MldIgnored},
+	} {
+		all = append(all, packettest.Case{Name: fmt.Sprintf("%v for type %d to %v", c.why, c.body.Type, c.to), Table: pipeline.Table{Entries: packettest.Entries()},
+			From: 2, Packet: packet.Packet{Source: own, Destination: c.to, Body: c.body}, Drop: c.why})
+	}
+	return all
 }
 
 // judge is what the pipeline says, but for what this switch drops because it cannot do it.

@@ -5,6 +5,8 @@ import (
 	"hash/fnv"
 	"net/netip"
 
+	"golang.org/x/sys/unix"
+
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 	"pilaster.io/pilaster/internal/openflow"
@@ -109,11 +111,13 @@ func kindOf(cookie uint64) kind { return kind(cookie >> cookieKind) }
 type family struct {
 	etherType uint64
 	src, dst  openflow.Field
+	icmp      uint64 // its protocol
+	icmpType  openflow.Field
 }
 
 var (
-	ip4      = family{0x0800, openflow.IPv4Src, openflow.IPv4Dst}
-	ip6      = family{0x86dd, openflow.IPv6Src, openflow.IPv6Dst}
+	ip4      = family{0x0800, openflow.IPv4Src, openflow.IPv4Dst, unix.IPPROTO_ICMP, openflow.ICMPv4Type}
+	ip6      = family{0x86dd, openflow.IPv6Src, openflow.IPv6Dst, unix.IPPROTO_ICMPV6, openflow.ICMPv6Type}
 	families = []family{ip4, ip6}
 )
 
@@ -127,6 +131,11 @@ func familyOf(a netip.Addr) family {
 func (f family) is() openflow.Value { return openflow.EthType.Number(f.etherType) }
 
 func set(v openflow.Value) openflow.Action { return openflow.Set{Value: v} }
+
+// sends matches ICMP of a type.
+func (f family) sends(icmpType uint64) []openflow.Value {
+	return []openflow.Value{f.is(), openflow.IPProto.Number(f.icmp), f.icmpType.Number(icmpType)}
+}
 
 // to matches packets for a prefix.
 func (f family) to(p netip.Prefix) []openflow.Value {

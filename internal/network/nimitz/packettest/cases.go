@@ -1,6 +1,7 @@
 package packettest
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 
@@ -39,6 +40,7 @@ type world struct {
 	farther  netip.Addr   // of tenant 7 too, which is 9 behind Farther
 	request  packet.ICMP
 	groups   []netip.Addr
+	forLinks []uint8 // types of ICMP that would lead a container's packets elsewhere
 }
 
 func worlds() []world {
@@ -48,15 +50,17 @@ func worlds() []world {
 		own:  a("10.0.1.2"), beside: a("10.0.1.4"), far: a("10.0.2.2"), nobody: a("10.0.7.7"), overlay: p("10.0.0.0/16"), there: p("10.0.2.0/24"),
 		service: a("10.9.9.9"), storage: a("192.0.2.9"), outside: a("192.0.2.1"),
 		gateway: a("100.64.1.1"), gateway2: a("100.64.2.1"), virtual: a("100.64.1.2"), leads: a("100.64.1.3"), abroad: a("10.1.3.4"), farther: a("10.2.3.4"),
-		request: packet.ICMP{Type: packet.EchoRequest4, Rest: packet.Echo(1, 2), Payload: []byte("odd")},
-		groups:  []netip.Addr{a("224.0.0.1"), a("239.255.255.250"), a("255.255.255.255")},
+		request:  packet.ICMP{Type: packet.EchoRequest4, Rest: packet.Echo(1, 2), Payload: []byte("odd")},
+		groups:   []netip.Addr{a("224.0.0.1"), a("239.255.255.250"), a("255.255.255.255")},
+		forLinks: []uint8{5, 9},
 	}, {
 		name: "IPv6",
 		own:  a("fd10:0:0:1::2"), beside: a("fd10:0:0:1::4"), far: a("fd10:0:0:2::2"), nobody: a("fd10:0:0:7::7"), overlay: p("fd10::/48"), there: p("fd10:0:0:2::/64"),
 		service: a("fd10:9::9"), storage: a("2001:db8:9::9"), outside: a("2001:db8:9::1"),
 		gateway: a("fd64:0:0:1::1"), gateway2: a("fd64:0:0:2::1"), virtual: a("fd64:0:0:1::2"), leads: a("fd64:0:0:1::3"), abroad: a("fd11::3:4"), farther: a("fd12::3:4"),
-		request: packet.ICMP{Type: packet.EchoRequest, Rest: packet.Echo(1, 2), Payload: []byte("odd")},
-		groups:  []netip.Addr{a("ff02::1"), a("ff0e::1234")},
+		request:  packet.ICMP{Type: packet.EchoRequest, Rest: packet.Echo(1, 2), Payload: []byte("odd")},
+		groups:   []netip.Addr{a("ff02::1"), a("ff0e::1234")},
+		forLinks: []uint8{134, 136, 137},
 	}}
 }
 
@@ -247,6 +251,11 @@ func (w world) drops() []Case {
 		by("no VNI", pipeline.VTEP(There), 0, w.own),
 		by("not from a VTEP", There.Addr().Next(), 7, w.own),
 		by("from another cluster's VTEP", pipeline.VTEP(Stranger), 7, w.own),
+	}
+	for _, kind := range w.forLinks {
+		c := at(fmt.Sprintf("ICMP of type %d", kind), 4, w.beside, w.own)
+		c.Packet.Body, c.Drop = packet.ICMP{Type: kind, Payload: make([]byte, 16)}, reason.NdForbidden
+		all = append(all, c)
 	}
 	for _, group := range w.groups {
 		c := at("to all of "+group.String(), 2, w.own, group)
