@@ -15,6 +15,8 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -29,6 +31,7 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 	"pilaster.io/pilaster/internal/packet"
 	"pilaster.io/pilaster/internal/reason"
+	"pilaster.io/pilaster/internal/tenant"
 )
 
 var spec = withNimitz(lab.Spec{
@@ -66,12 +69,14 @@ const (
 // bed is a lab under attack.
 type bed struct {
 	*lab.Lab
-	ctx      context.Context
-	inject   map[string]*packet.Injector // by container or one of the names above
-	captures map[string]*packet.Capture  // every container's device but mallory's, every port of the router
-	tenants  map[string]tenantKey
-	released map[string]lab.ContainerStatus
-	sent     map[string]uint64 // frames so far, by node and reason as in drops
+	spec      lab.Spec
+	sentinels [][2]string
+	ctx       context.Context
+	inject    map[string]*packet.Injector // by container or one of the names above
+	captures  map[string]*packet.Capture  // every container's device but mallory's, every port of the router
+	tenants   map[string]tenantKey
+	released  map[string]lab.ContainerStatus
+	sent      map[string]uint64 // frames so far, by node and reason as in drops
 }
 
 type tenantKey struct {
@@ -79,23 +84,30 @@ type tenantKey struct {
 	cipher *address.Cipher
 }
 
-func newBed(t *testing.T) *bed {
+func newBed(t *testing.T, spec lab.Spec, sentinels [][2]string) *bed {
 	t.Helper()
 	b := &bed{
-		Lab: labtest.New(t, spec), ctx: labtest.Context(t),
+		Lab: labtest.New(t, spec), spec: spec, sentinels: sentinels, ctx: labtest.Context(t),
 		inject: map[string]*packet.Injector{}, captures: map[string]*packet.Capture{},
 		tenants: map[string]tenantKey{}, released: map[string]lab.ContainerStatus{},
 		sent: map[string]uint64{},
 	}
-	for _, name := range []string{"blue", "red", "green"} {
-		got, err := b.Operator().GetTenant(b.ctx, connect.NewRequest(&pilasterv1.GetTenantRequest{Name: name, ShowKey: true}))
+	for _, of := range spec.Tenants {
+		if of.Network == tenant.Nimitz {
+			continue
+		}
+		got, err := b.Operator().GetTenant(b.ctx, connect.NewRequest(&pilasterv1.GetTenantRequest{Name: of.Name, ShowKey: true}))
 		if err != nil {
 			t.Fatal(err)
 		}
 		id := got.Msg.Tenant.Ids[0]
-		b.tenants[name] = tenantKey{address.TenantID(id.Id), address.NewCipher(address.Key(id.Key))}
+		b.tenants[of.Name] = tenantKey{address.TenantID(id.Id), address.NewCipher(address.Key(id.Key))}
 	}
-	b.release(t, "gone1", "gone2")
+	for _, c := range spec.Containers {
+		if strings.HasPrefix(c.Name, "gone") {
+			b.release(t, c.Name)
+		}
+	}
 	for _, c := range b.Containers() {
 		b.open(t, c.Name, c.Name, lab.Interface, c.Name != "mallory")
 	}
@@ -133,17 +145,15 @@ func (b *bed) open(t *testing.T, as, namespace, device string, capture bool) {
 	b.captures[as] = c
 }
 
-// release removes containers that mallory has just talked to, so that every cache knows them.
-func (b *bed) release(t *testing.T, names ...string) {
+// release removes a container that mallory has just talked to, so that every cache knows it.
+func (b *bed) release(t *testing.T, name string) {
 	t.Helper()
-	for _, name := range names {
-		if e, err := b.Ping(b.ctx, "mallory", name, packet.PingOptions{Count: 3}); err != nil || e.Received != 3 {
-			t.Fatalf("mallory reaches %s: %+v, %v", name, e, err)
-		}
-		b.released[name] = b.container(t, name)
-		if err := b.RemoveContainer(b.ctx, name); err != nil {
-			t.Fatal(err)
-		}
+	if e, err := b.Ping(b.ctx, "mallory", name, packet.PingOptions{Count: 3}); err != nil || e.Received != 3 {
+		t.Fatalf("mallory reaches %s: %+v, %v", name, e, err)
+	}
+	b.released[name] = b.container(t, name)
+	if err := b.RemoveContainer(b.ctx, name); err != nil {
+		t.Fatal(err)
 	}
 }
 
@@ -204,7 +214,8 @@ func (b *bed) try(t *testing.T, a attack) {
 func (b *bed) drops(t *testing.T) map[string]uint64 {
 	t.Helper()
 	all := map[string]uint64{}
-	for _, node := range spec.Nodes {
+	for _, node := range b.spec.Nodes {
+		b.settle(t, node)
 		drops, err := b.Drops(b.ctx, node)
 		if err != nil {
 			t.Fatal(err)
@@ -216,13 +227,28 @@ func (b *bed) drops(t *testing.T) map[string]uint64 {
 	return all
 }
 
+// settle has an Open vSwitch tell what it has counted until now.
+func (b *bed) settle(t *testing.T, node string) {
+	t.Helper()
+	if b.spec.Nimitz != lab.OVS {
+		return
+	}
+	sockets, err := filepath.Glob(filepath.Join(b.OVS(node), "ovs-vswitchd.*.ctl"))
+	if err != nil || len(sockets) != 1 {
+		t.Fatalf("Open vSwitch on %s has %v: %v", node, sockets, err)
+	}
+	if out, err := exec.CommandContext(b.ctx, "ovs-appctl", "-t", sockets[0], "revalidator/purge").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+}
+
 // send sends the frames and behind them the sentinels. All of it happens on one CPU, whose queues
 // are first in, first out: where a sentinel has arrived, everything before it has been dealt with.
 func (b *bed) send(t *testing.T, a attack) (packet.Sentinel, error) {
 	t.Helper()
 	sentinel := packet.NewSentinel()
 	var last [][]byte
-	for _, s := range sentinels {
+	for _, s := range b.sentinels {
 		// An answer that nobody asked for: no kernel says anything to it.
 		last = append(last, toGateway(packet.Packet{Source: b.container(t, s[0]).Address, Destination: b.container(t, s[1]).Address,
 			Body: packet.ICMP{Type: packet.EchoReply, Payload: sentinel[:]}}.Marshal()))
@@ -236,7 +262,7 @@ func (b *bed) send(t *testing.T, a attack) (packet.Sentinel, error) {
 		if err := b.sendFrames(a); err != nil {
 			return err
 		}
-		for i, s := range sentinels {
+		for i, s := range b.sentinels {
 			if err := b.inject[s[0]].Burst(1, func(int) []byte { return last[i] }); err != nil {
 				return err
 			}
@@ -263,7 +289,7 @@ func (b *bed) sendFrames(a attack) error {
 func (b *bed) judgeCaptures(t *testing.T, sentinel packet.Sentinel) (passed int) {
 	t.Helper()
 	due := map[string]int{}
-	for _, s := range sentinels {
+	for _, s := range b.sentinels {
 		from, to := b.container(t, s[0]), b.container(t, s[1])
 		due[from.Name]++
 		due[to.Name]++

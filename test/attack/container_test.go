@@ -23,7 +23,8 @@ const many = 3
 const floodSize = 100_000
 
 func TestAttacks(t *testing.T) {
-	b := newBed(t)
+	t.Parallel()
+	b := newBed(t, spec, sentinels)
 	monitors := b.startMonitors(t)
 	type side struct {
 		name    string

@@ -20,11 +20,16 @@ import (
 // hasNimitz tells whether the nodes carry network nimitz: behind macvlans they do not.
 func hasNimitz() bool { return labtest.Device() != datapath.Macvlan }
 
-// withNimitz adds two tenants with the same addresses, v1 and a1 on n1, v2 and a2 on n2.
+// withNimitz adds its tenants, where nodes carry it.
 func withNimitz(spec lab.Spec) lab.Spec {
 	if !hasNimitz() {
 		return spec
 	}
+	return addNimitz(spec)
+}
+
+// addNimitz adds two tenants with the same addresses, v1 and a1 on n1, v2 and a2 on n2.
+func addNimitz(spec lab.Spec) lab.Spec {
 	for _, name := range []string{"violet", "amber"} {
 		spec.Tenants = append(spec.Tenants, lab.Tenant{Name: name, Network: tenant.Nimitz,
 			CIDRs: []netip.Prefix{netip.MustParsePrefix("fd12::/48"), netip.MustParsePrefix("10.12.0.0/16")}})
@@ -85,5 +90,23 @@ func (b *bed) nimitz(t *testing.T) []attack {
 		fabric("VXLAN as this node", reason.OwnSource, tunnel(to, to, vni)),
 		fabric("VXLAN in a VNI that is nobody's", reason.NoRoute, tunnel(pipeline.VTEP(n1), to, 4242), tunnel(pipeline.VTEP(n1), to, uint32(pipeline.GatewayVNI))),
 		wire("VXLAN of a process", onNode+"n3", onRouter+"n3", reason.TunnelForged, "n3", 0, tunnel(pipeline.VTEP(n3), to, vni)),
+	}
+}
+
+// onOVS is the same tenants on nodes whose switch is an Open vSwitch, beside some of netpila; v1 and a1 are on n1.
+func onOVS() lab.Spec {
+	spec := lab.Spec{
+		Nodes: []string{"n1", "n2", "n3"}, Nimitz: lab.OVS, Device: datapath.Veth, Tenants: []lab.Tenant{{Name: "blue"}},
+		Containers: []lab.Container{{Name: "mallory", Node: "n1", Tenant: "blue"}, {Name: "b1", Node: "n1", Tenant: "blue"}, {Name: "b3", Node: "n3", Tenant: "blue"}},
+	}
+	return addNimitz(spec)
+}
+
+// TestAttacksOnOpenVSwitch are those on network nimitz, where its switch is an Open vSwitch.
+func TestAttacksOnOpenVSwitch(t *testing.T) {
+	t.Parallel()
+	b := newBed(t, onOVS(), [][2]string{{"mallory", "b1"}, {"b1", "b3"}, {"v1", "v2"}, {"a2", "a1"}})
+	for _, a := range b.nimitz(t) {
+		t.Run(a.name, func(t *testing.T) { b.try(t, a) })
 	}
 }
