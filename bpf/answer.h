@@ -81,13 +81,61 @@ static __always_inline bool wants_answer(struct __sk_buff *skb, const struct pac
 	return skb->pkt_type != PACKET_BROADCAST && skb->pkt_type != PACKET_MULTICAST;
 }
 
-/* answer drops a container's packet and makes of it the error about itself, which comes from the node as
- * the container's tenant sees it and quotes what the container sent, as it sent it. */
+/* make_room takes the packet away but for the beginning that is quoted, and makes room before it. Both helpers take
+ * away what only makes sense of the packet it was, such as its segments. It returns how much is quoted, or 0. */
+static __always_inline __u32 make_room(struct __sk_buff *skb, __u32 most, __u32 room)
+{
+	__u32 length = skb->len - ETH_HLEN;
+
+	if (length > most)
+		length = most;
+	if (bpf_skb_change_tail(skb, ETH_HLEN + length, 0) || bpf_skb_adjust_room(skb, room, BPF_ADJ_ROOM_MAC, 0))
+		return 0;
+	return length;
+}
+
+/* hand_back gives an error, in the packet's place, to who sent that. */
+static __always_inline int hand_back(struct __sk_buff *skb, __u32 device)
+{
+	bpf_skb_change_type(skb, PACKET_HOST);
+	skb->mark = 0;
+	skb->tstamp = 0;
+	return to_container(skb, device, on_way_in(skb, device), false);
+}
+
+/* tell makes of a packet the ICMPv6 error about itself, which has addresses, type and MTU already and is to quote what
+ * was sent, as it was sent. */
+static __always_inline int tell(struct __sk_buff *skb, __u32 device, struct answer *a)
+{
+	__u32 length = make_room(skb, QUOTE_MAX, ANSWER_HLEN), sum;
+
+	if (!length)
+		return TC_ACT_SHOT;
+	length += ICMPV6_HLEN;
+	mac_of(device, a->frame.eth.h_dest);
+	__builtin_memcpy(a->frame.eth.h_source, gateway_mac, ETH_ALEN);
+	a->frame.eth.h_proto = bpf_htons(ETH_P_IPV6);
+	a->frame.priority_version = 6 << 4;
+	a->frame.payload_len = bpf_htons(length);
+	a->frame.nexthdr = NEXTHDR_ICMP;
+	a->frame.hop_limit = ANSWER_HOPS;
+	sum = bpf_htons(length) + bpf_htons(NEXTHDR_ICMP); /* in the pseudo header, with the addresses */
+	sum = bpf_csum_diff(NULL, 0, (__be32 *)src_of(&a->frame), 2 * sizeof(struct addr), sum);
+	sum = bpf_csum_diff(NULL, 0, (__be32 *)&a->type, ICMPV6_HLEN, sum);
+	sum = sum_up(skb, sizeof(*a), sizeof(*a) + length - ICMPV6_HLEN, sum);
+	a->checksum = ~fold(sum);
+	if (bpf_skb_store_bytes(skb, 0, a, sizeof(*a), 0))
+		return TC_ACT_SHOT;
+	return hand_back(skb, device);
+}
+
+/* answer drops a container's packet and sends the error about it, which comes from the node as the container's tenant
+ * sees it. */
 __noinline int answer(struct __sk_buff *skb, const struct packet *p, const struct flow *f, __u32 reason)
 {
-	__u32 length = skb->len - ETH_HLEN, sum, id;
-	struct answer a = {};
+	struct answer a = {.type = ICMPV6_TIME_EXCEEDED};
 	struct tenant *own;
+	__u32 id;
 
 	drop(skb, reason, HOOK_CONTAINER);
 	if (!p || !f || !wants_answer(skb, p) || !may_answer(f->key.device))
@@ -96,36 +144,11 @@ __noinline int answer(struct __sk_buff *skb, const struct packet *p, const struc
 	own = bpf_map_lookup_elem(&pil_tenants_v2, &id);
 	if (!own)
 		return TC_ACT_SHOT;
-	if (length > QUOTE_MAX)
-		length = QUOTE_MAX;
-	/* Both take away what only makes sense of the packet it was, such as its segments. */
-	if (bpf_skb_change_tail(skb, ETH_HLEN + length, 0) ||
-	    bpf_skb_adjust_room(skb, ANSWER_HLEN, BPF_ADJ_ROOM_MAC, 0))
-		return TC_ACT_SHOT;
-
-	length += ICMPV6_HLEN;
-	mac_of(f->key.device, a.frame.eth.h_dest);
-	__builtin_memcpy(a.frame.eth.h_source, gateway_mac, ETH_ALEN);
-	a.frame.eth.h_proto = bpf_htons(ETH_P_IPV6);
-	a.frame.priority_version = 6 << 4;
-	a.frame.payload_len = bpf_htons(length);
-	a.frame.nexthdr = NEXTHDR_ICMP;
-	a.frame.hop_limit = ANSWER_HOPS;
 	a.frame.src = own->gateway;
 	a.frame.dst = f->key.src;
-	a.type = reason == REASON_TOO_BIG ? ICMPV6_TOO_BIG : ICMPV6_TIME_EXCEEDED;
-	if (reason == REASON_TOO_BIG)
+	if (reason == REASON_TOO_BIG) {
+		a.type = ICMPV6_TOO_BIG;
 		a.mtu = bpf_htonl(f->mtu);
-	sum = bpf_htons(length) + bpf_htons(NEXTHDR_ICMP); /* in the pseudo header, with the addresses */
-	sum = bpf_csum_diff(NULL, 0, (__be32 *)&own->gateway, sizeof(own->gateway), sum);
-	sum = bpf_csum_diff(NULL, 0, (__be32 *)&f->key.src, sizeof(f->key.src), sum);
-	sum = bpf_csum_diff(NULL, 0, (__be32 *)&a.type, ICMPV6_HLEN, sum);
-	sum = sum_up(skb, sizeof(a), sizeof(a) + length - ICMPV6_HLEN, sum);
-	a.checksum = ~fold(sum);
-	if (bpf_skb_store_bytes(skb, 0, &a, sizeof(a), 0))
-		return TC_ACT_SHOT;
-	bpf_skb_change_type(skb, PACKET_HOST);
-	skb->mark = 0;
-	skb->tstamp = 0;
-	return to_container(skb, f->key.device, on_way_in(skb, f->key.device), false);
+	}
+	return tell(skb, f->key.device, &a);
 }

@@ -83,6 +83,14 @@ static __always_inline int find_next_hop(struct __sk_buff *skb, const struct pac
 	return 0;
 }
 
+/* drop_own drops what no network takes, and counts it unless a switch has it too and does. */
+static __always_inline int drop_own(struct __sk_buff *skb, __u32 device, int why)
+{
+	struct plug *its = bpf_map_lookup_elem(&pil_ports_v1, &device);
+
+	return its && its->network == NETWORK_TAPPED ? TC_ACT_SHOT : drop(skb, why, HOOK_CONTAINER);
+}
+
 /* other_network hands over what no source of ours sends, for its own program to judge. */
 static __always_inline int other_network(struct __sk_buff *skb, __u32 device, int why)
 {
@@ -157,18 +165,18 @@ static __always_inline int from_container(struct __sk_buff *skb)
 		return other_network(skb, key.device, REASON_NOT_IP6);
 	h = frame_of(skb);
 	if (!h)
-		return drop(skb, REASON_MALFORMED, HOOK_CONTAINER);
+		return drop_own(skb, key.device, REASON_MALFORMED);
 	/* On its way out a frame is called what the sending socket calls it. */
 	if (h->eth.h_proto != bpf_htons(ETH_P_IPV6))
-		return drop(skb, REASON_NOT_IP6, HOOK_CONTAINER);
+		return drop_own(skb, key.device, REASON_NOT_IP6);
 	key.src = *src_of(h);
 	key.dst = *dst_of(h);
 	key.path = path_of(h);
 	why = parse(skb, h, &p);
+	if (!why && *(__u8 *)&key.dst == 0xff)
+		why = REASON_MULTICAST;
 	if (why)
-		return drop(skb, why, HOOK_CONTAINER);
-	if (*(__u8 *)&key.dst == 0xff)
-		return drop(skb, REASON_MULTICAST, HOOK_CONTAINER);
+		return drop_own(skb, key.device, why);
 	h = frame_of(skb);
 	if (!h)
 		return drop(skb, REASON_MALFORMED, HOOK_CONTAINER);

@@ -2,8 +2,8 @@
 /* The second network: NIMITZ's five stages (§3.1, fig 5), around a VXLAN device of the kernel that takes from us who is
  * to get a packet and tells us whom one is from. */
 #pragma once
+#include "nimitz_answer.h"
 #include "nimitz_gateway.h"
-#include "nimitz_nat.h"
 
 #define TUNNEL_HOPS  64
 #define GBP_IDENTITY 0xffff
@@ -130,25 +130,21 @@ static __always_inline int encap(struct __sk_buff *skb, const struct journey *j,
 	       bpf_skb_set_tunnel_opt(skb, &policy, sizeof(policy));
 }
 
-static __always_inline bool fits(struct __sk_buff *skb, __u32 device)
+/* check_way says why a packet cannot go on by the tunnels' device, before anything of it is changed but its hops. */
+static __always_inline int check_way(struct __sk_buff *skb, struct journey *j, __u32 device)
 {
-	__u32 mtu = 0;
-
-	return !bpf_check_mtu(skb, device, &mtu, 0, skb->gso_segs ? BPF_MTU_CHK_SEGS : 0);
+	if (bpf_check_mtu(skb, device, &j->mtu, 0, skb->gso_segs ? BPF_MTU_CHK_SEGS : 0))
+		return REASON_TOO_BIG;
+	j->mtu = 0;
+	return take_hop(skb, j);
 }
 
 /* into_tunnel sends a packet to the node of a tunnel address. */
 static __always_inline int into_tunnel(struct __sk_buff *skb, const struct journey *j, const struct addr *vtep,
 				       __u32 device)
 {
-	int why = take_hop(skb, j);
-
-	if (!why && !fits(skb, device))
-		why = REASON_TOO_BIG;
-	if (!why && encap(skb, j, vtep))
-		why = REASON_MALFORMED;
-	if (why)
-		return drop(skb, why, j->hook);
+	if (encap(skb, j, vtep))
+		return drop(skb, REASON_MALFORMED, j->hook);
 	skb->mark = tunnel_mark; /* and whoever sends from the tunnel address without it forges */
 	return bpf_redirect(device, 0);
 }
@@ -179,6 +175,11 @@ __noinline int journey_on(struct __sk_buff *skb, const struct packet *p, struct 
 	/* An address of the overlay means nothing there, or somebody else. */
 	if (r->port == PORT_GATEWAY && !j->translated)
 		return drop(skb, REASON_UNTRANSLATED, j->hook);
+	if (r->port == PORT_VXLAN) {
+		j->why = check_way(skb, j, node->vxlan);
+		if (j->why)
+			return TC_ACT_SHOT;
+	}
 
 	if (is_any_error(p, j->family) && !quotes_own(skb, p, j, &from))
 		return drop(skb, REASON_ICMP_QUOTE, j->hook);
@@ -195,6 +196,12 @@ __noinline int journey_on(struct __sk_buff *skb, const struct packet *p, struct 
 	if (r->port == PORT_GATEWAY)
 		return bpf_redirect(node->gateway, 0);
 	return to_container(skb, r->ifindex, on_way_in(skb, skb->ifindex), false);
+}
+
+/* end_of is for packets of which nobody is told. */
+static __always_inline int end_of(struct __sk_buff *skb, const struct journey *j, int verdict)
+{
+	return j->why ? drop(skb, j->why, j->hook) : verdict;
 }
 
 /* From a container, whose hook is netpila's: what that has no source for goes on here. */
@@ -214,7 +221,10 @@ static __always_inline int nimitz_from_container(struct __sk_buff *skb)
 		why = REASON_MULTICAST;
 	if (!why)
 		why = register_sender(&j);
-	return why ? drop(skb, why, HOOK_CONTAINER) : journey_on(skb, &p, &j);
+	if (why)
+		return drop(skb, why, HOOK_CONTAINER);
+	why = journey_on(skb, &p, &j);
+	return j.why ? tell_sender(skb, &p, &j) : why;
 }
 
 static __always_inline int nimitz_from_tunnel(struct __sk_buff *skb)
@@ -227,7 +237,7 @@ static __always_inline int nimitz_from_tunnel(struct __sk_buff *skb)
 		why = look(skb, &j, &p);
 	if (!why && j.abroad)
 		why = register_foreign(&j);
-	return why ? drop(skb, why, HOOK_TUNNEL) : journey_on(skb, &p, &j);
+	return why ? drop(skb, why, HOOK_TUNNEL) : end_of(skb, &j, journey_on(skb, &p, &j));
 }
 
 /* A router's error speaks for whom the packet it quotes was for: the container hears of no other. */
@@ -242,5 +252,5 @@ static __always_inline int nimitz_from_gateway(struct __sk_buff *skb)
 		read_quote(skb, &p, j.family, quoted);
 		j.src = quoted[1];
 	}
-	return why ? drop(skb, why, HOOK_GATEWAY) : journey_on(skb, &p, &j);
+	return why ? drop(skb, why, HOOK_GATEWAY) : end_of(skb, &j, journey_on(skb, &p, &j));
 }

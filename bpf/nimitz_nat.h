@@ -30,6 +30,8 @@ struct journey {
 	__u32 identity;
 	__u32 hook;
 	__u32 translated; /* 1: src is one that the underlay may see */
+	__u32 why;	  /* it is dropped: its sender may be told */
+	__u32 mtu;	  /* of the way on, where that is too narrow for it */
 	__u64 abroad;	  /* the /64 of the other region's Edge Switch that it came from, or 0 */
 };
 

@@ -20,15 +20,15 @@ type dropWindow struct {
 	samples []map[string]uint64 // oldest first, at most samplesKept
 }
 
-// run samples the driver's counters at every tick until ctx ends, and says when something begins or
+// run samples counters at every tick until ctx ends, and says when something begins or
 // ceases to be wrong with the packet path, after it was set again.
-func (w *dropWindow) run(ctx context.Context, d Driver, tick <-chan time.Time, log *slog.Logger) {
+func (w *dropWindow) run(ctx context.Context, keepSettings func() error, status func(context.Context) (Status, error), tick <-chan time.Time, log *slog.Logger) {
 	var known []string
 	for {
-		if err := d.KeepSettings(); err != nil {
+		if err := keepSettings(); err != nil {
 			log.Warn("devices are not set as they should be", "error", err)
 		}
-		if s, err := d.Status(); err != nil {
+		if s, err := status(ctx); err != nil {
 			log.Warn("the packet path cannot be read", "error", err)
 		} else {
 			w.add(s.Drops)

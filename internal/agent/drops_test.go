@@ -17,7 +17,8 @@ func TestSettingsAreKept(t *testing.T) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		new(dropWindow).run(ctx, d, ticks, slog.New(slog.DiscardHandler))
+		status := func(context.Context) (Status, error) { return d.Status() }
+		new(dropWindow).run(ctx, d.KeepSettings, status, ticks, slog.New(slog.DiscardHandler))
 	}()
 	ticks <- time.Time{}
 	ticks <- time.Time{}

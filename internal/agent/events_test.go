@@ -77,7 +77,10 @@ func TestDropsOfTheLastMinute(t *testing.T) {
 		packets += 10
 		d.status.Drops = []Drops{{"x", packets}}
 	}
-	go func() { defer close(ended); w.run(ctx, d, tick, slog.New(slog.DiscardHandler)) }()
+	go func() {
+		defer close(ended)
+		w.run(ctx, d.KeepSettings, func(context.Context) (Status, error) { return d.Status() }, tick, slog.New(slog.DiscardHandler))
+	}()
 	for range samplesKept + 5 {
 		tick <- time.Time{}
 	}

@@ -93,6 +93,33 @@ func (c *Core) putTenant(ctx context.Context, t tenant.Tenant, wanted []string, 
 	})
 }
 
+// status is the driver's, with what switches of networks have dropped beside it.
+func (c *Core) status(ctx context.Context) (Status, error) {
+	s, err := c.driver.Status()
+	if err != nil {
+		return s, err
+	}
+	s.Drops = slices.Clone(s.Drops)
+	return s, c.allNetworks(func(name string, n Network) error {
+		switched, ok := n.(network.Dropping)
+		if !ok {
+			return nil
+		}
+		dropped, err := switched.Drops(ctx)
+		if err != nil {
+			s.Problems = append(s.Problems, fmt.Sprintf("what network %s dropped cannot be read: %v", name, err))
+		}
+		counts := map[string]uint64{}
+		for why, packets := range dropped {
+			counts[why.String()] = packets
+		}
+		for i := range s.Drops {
+			s.Drops[i].Packets += counts[s.Drops[i].Reason]
+		}
+		return nil
+	})
+}
+
 // eachGateway does something with each network that has a way to the underlay.
 func (c *Core) eachGateway(do func(network.Outward) error) error {
 	return c.allNetworks(func(_ string, n Network) error {

@@ -14,6 +14,7 @@ import (
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/network/nimitz"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
+	"pilaster.io/pilaster/internal/reason"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -26,6 +27,8 @@ type fakeSwitch struct {
 	given   byte
 	subnets []netip.Prefix // of the node
 	during  func(call string)
+	mtu     int
+	dropped map[reason.Reason]uint64
 }
 
 func newFakeSwitch() *fakeSwitch {
@@ -64,6 +67,31 @@ func (s *fakeSwitch) Apply(_ context.Context, remove, add []pipeline.Entry) erro
 	for _, e := range add {
 		s.entries[e.Match()] = e
 	}
+	return nil
+}
+
+func (s *fakeSwitch) Check(_ context.Context, p pipeline.Port, device pipeline.Device, entries []pipeline.Entry) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if name, plugged := s.ports[p]; !plugged || name != device.Name {
+		return fmt.Errorf("%s is not %v", device.Name, p)
+	}
+	for _, e := range entries {
+		if s.entries[e.Match()] != e {
+			return fmt.Errorf("%v is not there", e)
+		}
+	}
+	return nil
+}
+
+func (s *fakeSwitch) Drops(context.Context) (map[reason.Reason]uint64, error) {
+	return s.dropped, s.fail
+}
+
+func (s *fakeSwitch) SetMTU(mtu int) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.mtu = mtu
 	return nil
 }
 
@@ -231,4 +259,21 @@ func TestEndpointOnTwoNetworks(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.clean()
+}
+
+// TestDropsOfSwitches: what a network's own switch drops is counted with the driver's, each time anew.
+func TestDropsOfSwitches(t *testing.T) {
+	b := newBedOfTwo(t)
+	b.driver.status.Drops = []Drops{{"src-not-own", 7}, {"no-route", 1}}
+	b.nimitz.dropped = map[reason.Reason]uint64{reason.SrcNotOwn: 5}
+	for range 2 {
+		s, err := b.status(t.Context())
+		if err != nil || fmt.Sprint(s.Drops) != "[{src-not-own 12} {no-route 1}]" || len(s.Problems) != 0 {
+			t.Errorf("drops %v, problems %v, %v", s.Drops, s.Problems, err)
+		}
+	}
+	b.nimitz.fail = errFake
+	if s, err := b.status(t.Context()); err != nil || len(s.Problems) != 1 || !strings.Contains(s.Problems[0], "what network nimitz dropped cannot be read") {
+		t.Errorf("problems %v, %v", s.Problems, err)
+	}
 }

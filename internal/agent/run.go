@@ -338,7 +338,7 @@ func (d *daemon) supply(ctx context.Context, g *errgroup.Group, core *Core, over
 	g.Go(func() error {
 		tick := time.NewTicker(sampleEvery)
 		defer tick.Stop()
-		d.service.drops.run(ctx, d.driver, tick.C, d.Log)
+		d.service.drops.run(ctx, d.driver.KeepSettings, core.status, tick.C, d.Log)
 		return nil
 	})
 	g.Go(func() error { core.tidy(ctx); return nil })

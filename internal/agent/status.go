@@ -74,7 +74,7 @@ func addGateway(r *pilasterv1.StatusResponse, g network.Gateway) {
 }
 
 func (s *Service) addDatapath(ctx context.Context, r *pilasterv1.StatusResponse, core *Core) {
-	status, err := core.driver.Status()
+	status, err := core.status(ctx)
 	if err != nil {
 		r.Problems = append(r.Problems, "the packet path cannot be read: "+err.Error())
 		return

@@ -114,7 +114,7 @@ func isGateway(name string) bool { return name == agent.GatewayDevice || name ==
 
 func leftGateway() (all []agent.Leftover, err error) {
 	for _, name := range []string{agent.GatewayDevice, agent.UnderlayDevice} {
-		found, err := leftNamed("pair", name, "veth")
+		found, err := leftNamed("pair", name, isVeth)
 		if err != nil {
 			return nil, err
 		}

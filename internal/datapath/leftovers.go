@@ -60,15 +60,17 @@ func leftDevices() ([]agent.Leftover, error) {
 }
 
 // leftNodeDevice finds the pair between the node and its containers. Its routes go with it.
-func leftNodeDevice() ([]agent.Leftover, error) { return leftNamed("pair", nodeDevice, "veth") }
+func leftNodeDevice() ([]agent.Leftover, error) { return leftNamed("pair", nodeDevice, isVeth) }
 
 // leftTunnel finds the second network's device.
-func leftTunnel() ([]agent.Leftover, error) { return leftNamed("tunnel", tunnelDevice, "vxlan") }
+func leftTunnel() ([]agent.Leftover, error) { return leftNamed("tunnel", tunnelDevice, isTunnel) }
 
-func leftNamed(kind, name, linkType string) ([]agent.Leftover, error) {
+func isVeth(l netlink.Link) bool { return l.Type() == "veth" }
+
+func leftNamed(kind, name string, ours func(netlink.Link) bool) ([]agent.Leftover, error) {
 	l, err := netlink.LinkByName(name)
 	var notFound netlink.LinkNotFoundError
-	if errors.As(err, &notFound) || err == nil && l.Type() != linkType {
+	if errors.As(err, &notFound) || err == nil && !ours(l) {
 		return nil, nil
 	}
 	if err != nil {

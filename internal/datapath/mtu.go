@@ -46,9 +46,6 @@ func (d *Datapath) SetMTU(r endpoint.Record, mtu int) error {
 	if err != nil {
 		return err
 	}
-	if err := d.fitTunnel(); err != nil {
-		return err
-	}
 	return d.alone(func() error {
 		return d.kind(r).setMTU(r, mtu, func() error {
 			if err := netns.Retry(func() error { return in.LinkSetMTU(container, mtu) }); err != nil {

@@ -1,12 +1,14 @@
 package datapath
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"sync"
 
 	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
 
 	"pilaster.io/pilaster/internal/network"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
@@ -29,6 +31,11 @@ type Nimitz struct {
 func (d *Datapath) Nimitz() (*Nimitz, error) {
 	if d.config.Device == Macvlan {
 		return nil, fmt.Errorf("network nimitz sends what containers do by their devices on the node, and behind macvlans they have none; nothing was changed: start the agent with --device %s or %s", Veth, Netkit)
+	}
+	if _, err := d.netlink.LinkByName(pipeline.NodeSide); err == nil {
+		return nil, fmt.Errorf("%s is here: this node's tunnels are Open vSwitch's; nothing was changed: start the agent with --nimitz ovs, or move the containers away and run `pilaster node reset`", pipeline.NodeSide)
+	} else if !errors.As(err, new(netlink.LinkNotFoundError)) {
+		return nil, fmt.Errorf("find %s: %w", pipeline.NodeSide, err)
 	}
 	if err := d.makeTunnel(); err != nil {
 		return nil, err
@@ -221,6 +228,34 @@ func (c *change) undo() error {
 	}
 	return nil
 }
+
+// Check looks up a port and its entries in the kernel.
+func (n *Nimitz) Check(_ context.Context, port pipeline.Port, device pipeline.Device, entries []pipeline.Entry) error {
+	n.changes.Lock()
+	defer n.changes.Unlock()
+	l, err := n.d.netlink.LinkByName(device.Name)
+	if err != nil {
+		return fmt.Errorf("%v: device %s: %w", port, device.Name, err)
+	}
+	var is pilasterPlug
+	want := pilasterPlug{Number: uint32(port), Network: networkNimitz}
+	if err := n.d.objects.PilPortsV1.Lookup(uint32(l.Attrs().Index), &is); err != nil || is != want {
+		return fmt.Errorf("device %s is not %v of the switch", device.Name, port)
+	}
+	for _, e := range entries {
+		r, err := n.render(e)
+		if err != nil {
+			return fmt.Errorf("%v: %w", e, err)
+		}
+		if there, err := r.there(); err != nil || !bytes.Equal(there, r.value) {
+			return errors.Join(err, fmt.Errorf("the switch does not have %v", e))
+		}
+	}
+	return nil
+}
+
+// SetMTU has the tunnels' device take what leaves by the uplink.
+func (n *Nimitz) SetMTU(mtu int) error { return n.d.fitTunnel(mtu) }
 
 // Entries is what the tables hold, read from the kernel.
 func (n *Nimitz) Entries(context.Context) ([]pipeline.Entry, error) {

@@ -302,16 +302,21 @@ func TestNimitzPorts(t *testing.T) {
 	before := b.drops(t)
 	must(t, b.inject[2].Send(packet.Packet{Source: own4, Destination: service4, Body: gram}.Frame(pipeline.OutsideMAC, pipeline.InsideMAC)))
 	b.dropped(t, "without a gateway", before, reason.NoRoute)
-	// What a switch has read for itself is dropped and not counted; what comes after it is.
+	// What a switch has read for itself is dropped and not counted, whatever it is; what others send after it is.
 	device, err := b.datapath.netlink.LinkByIndex(int(b.nimitz.ports[2]))
 	must(t, err)
 	taps := &Taps{d: b.datapath, devices: map[pipeline.Port]uint32{}}
 	must(t, taps.Plug(t.Context(), 2, pipeline.Device{Name: device.Attrs().Name}))
 	before = b.drops(t)
-	for _, frame := range [][]byte{p4, p6, packet.Packet{Source: own6, Destination: netip.MustParseAddr("ff02::1"), Body: gram}.Frame(pipeline.OutsideMAC, pipeline.InsideMAC)} {
+	for _, frame := range [][]byte{
+		p4, p6, packet.Packet{Source: own6, Destination: netip.MustParseAddr("ff02::1"), Body: gram}.Frame(pipeline.OutsideMAC, pipeline.InsideMAC),
+		packet.Packet{Source: own6, Destination: far6, Body: packet.Raw{Proto: packet.ProtocolUDP, Data: make([]byte, 4)}}.Frame(pipeline.OutsideMAC, pipeline.InsideMAC),
+		packet.Frame(pipeline.OutsideMAC, pipeline.InsideMAC, packet.EtherTypeIPv6, make([]byte, 30)),
+	} {
 		must(t, b.inject[2].Send(frame))
 	}
-	b.dropped(t, "a switch's", before, reason.Multicast)
+	must(t, b.inject[3].Send(packet.Packet{Source: beside4, Destination: far4, Body: gram}.Frame(pipeline.OutsideMAC, pipeline.InsideMAC)))
+	b.dropped(t, "a switch's", before, reason.SrcNotOwn)
 	must(t, taps.Unplug(t.Context(), 2))
 	check("of a switch no more", reason.NotIp6, reason.SrcNotOwn)
 	must(t, b.nimitz.Plug(t.Context(), 2, pipeline.Device{Name: device.Attrs().Name}))

@@ -123,7 +123,7 @@ func (d *Datapath) KeepSettings() error {
 	}
 	for _, l := range links {
 		name := l.Attrs().Name
-		if _, ours := deviceID(l); !ours && name != tunnelDevice && !isGateway(name) {
+		if _, ours := deviceID(l); !ours && !isTunnel(l) && !isGateway(name) {
 			continue
 		}
 		err := d.alone(func() error { return d.settings.set(name, hostSettings()) })

@@ -31,13 +31,20 @@ func (d *Datapath) makeTunnel() error {
 		attrs.Name = tunnelDevice
 		device := &netlink.Vxlan{LinkAttrs: attrs, FlowBased: true, GBP: true, Port: pipeline.UDPPort}
 		if err := netns.Retry(func() error { return d.netlink.LinkAdd(device) }); err != nil {
+			if l, _ := d.netlink.LinkByName(tunnelDevice); l != nil {
+				return fmt.Errorf("%s is a %s of somebody else: the second network's is VXLAN with external metadata, group policy and UDP port %d; nothing was changed: rename that one, or remove it", tunnelDevice, l.Type(), pipeline.UDPPort)
+			}
 			return fmt.Errorf("make the device %s: %w; nothing was changed: the kernel needs VXLAN (CONFIG_VXLAN), and no other may have UDP port %d of this node", tunnelDevice, err, pipeline.UDPPort)
 		}
 		if tunnel, err = d.findTunnel(); err != nil || tunnel == nil {
 			return fmt.Errorf("find the device %s: %w", tunnelDevice, err)
 		}
 	}
-	if err := d.fitTunnel(); err != nil {
+	mtu, err := d.MTU()
+	if err == nil {
+		err = d.fitTunnel(mtu)
+	}
+	if err != nil {
 		return err
 	}
 	lo, err := d.netlink.LinkByName("lo")
@@ -57,14 +64,10 @@ func (d *Datapath) makeTunnel() error {
 	return nil
 }
 
-// fitTunnel has the device, where there is one, take what leaves by the uplink as it now is.
-func (d *Datapath) fitTunnel() error {
+// fitTunnel has the device, where there is one, take what leaves by the uplink.
+func (d *Datapath) fitTunnel(mtu int) error {
 	tunnel, err := d.findTunnel()
 	if err != nil || tunnel == nil {
-		return err
-	}
-	mtu, err := d.MTU()
-	if err != nil {
 		return err
 	}
 	if err := setMTU(d.netlink, tunnel, mtu-pipeline.Overhead); gone(err) != nil {
@@ -78,11 +81,17 @@ func vtepAddress(node netip.Prefix) *netlink.Addr {
 	return &netlink.Addr{IPNet: hostNet(pipeline.VTEP(node)), Flags: unix.IFA_F_NODAD, ValidLft: math.MaxUint32, PreferedLft: 0}
 }
 
+// isTunnel tells the device from what else may have its name.
+func isTunnel(l netlink.Link) bool {
+	v, ok := l.(*netlink.Vxlan)
+	return ok && v.Name == tunnelDevice && v.FlowBased && v.GBP && v.Port == pipeline.UDPPort
+}
+
 // findTunnel is nil where there is none.
 func (d *Datapath) findTunnel() (netlink.Link, error) {
 	l, err := d.netlink.LinkByName(tunnelDevice)
 	var notFound netlink.LinkNotFoundError
-	if errors.As(err, &notFound) {
+	if errors.As(err, &notFound) || err == nil && !isTunnel(l) {
 		return nil, nil
 	}
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/reason"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -49,11 +50,17 @@ type Path interface {
 	Entries(ctx context.Context) ([]Entries, error)
 }
 
+// Dropping is a network with a switch outside the driver's packet path.
+type Dropping interface {
+	// Drops counts the packets that the switch dropped since it was started.
+	Drops(ctx context.Context) (map[reason.Reason]uint64, error)
+}
+
 // Outward is a network with a gateway: the way between its containers and hosts that have no part in it.
 type Outward interface {
 	// Gateway is how this node's is.
 	Gateway() Gateway
-	// FollowMTU fits it to what may leave by the uplink now, in bytes.
+	// FollowMTU fits it, and what else the network has of devices, to what may leave by the uplink now, in bytes.
 	FollowMTU(mtu int) error
 }
 

@@ -51,7 +51,7 @@ func nimitz() []mutation {
 		{name: "whom routers speak for", old: "j.src = quoted[1];", test: "TestNimitzErrors", cases: both("of a router")},
 		{
 			name:  "length",
-			old:   "if (!why && !fits(skb, device))\n\t\twhy = REASON_TOO_BIG;",
+			old:   "if (bpf_check_mtu(skb, device, &j->mtu, 0, skb->gso_segs ? BPF_MTU_CHK_SEGS : 0))\n\t\treturn REASON_TOO_BIG;",
 			test:  drops,
 			cases: both("longer than a tunnel takes"),
 		},
@@ -107,6 +107,13 @@ func nimitz() []mutation {
 		},
 		{name: "identities of others", old: "j->vni = f->vni;\n\tj->identity = 0;", new: "j->vni = f->vni;", test: packets, cases: both("e, arrives, TCP", "e, arrives, UDP",
 			"e, arrives, UDP without a checksum", "e, arrives, ICMP", "e, arrives, another protocol", "e, arrives, a first fragment", "e, arrives, a later fragment")},
+		{
+			name:  "whom is told",
+			old:   "return j.why ? tell_sender(skb, &p, &j) : why;",
+			new:   "return j.why ? drop(skb, j.why, HOOK_CONTAINER) : why;",
+			test:  "TestNimitzAnswers",
+			cases: both("out of hops", "a long one out of hops", "longer than a tunnel takes", "longer than a narrow one takes"),
+		},
 		{
 			name:  "many",
 			old:   "if (!why && is_multicast(&j))\n\t\twhy = REASON_MULTICAST;",
@@ -236,6 +243,24 @@ func nimitzGateway() []mutation {
 			old:   "if (skb->protocol != bpf_htons(ETH_P_IPV6) || skb->vlan_present)\n\t\treturn drop(skb, REASON_NOT_IP6, HOOK_GATEWAY);",
 			test:  leaks,
 			cases: []string{"a tag", "IPv4"},
+		},
+	}
+}
+
+func nimitzAnswer() []mutation {
+	return []mutation{
+		{
+			name:  "errors and fragments of IPv4",
+			old:   "p->l4 && !is_error4(p) && ",
+			test:  "TestNimitzAnswers",
+			cases: []string{"a later fragment out of hops, IPv4", "an error out of hops, IPv4"},
+		},
+		{
+			name:  "errors and fragments of IPv6",
+			old:   "j->family == FAMILY_4 ? wants_answer4(skb, p) : wants_answer(skb, p)",
+			new:   "j->family != FAMILY_4 || wants_answer4(skb, p)",
+			test:  "TestNimitzAnswers",
+			cases: []string{"a later fragment out of hops, IPv6", "an error out of hops, IPv6"},
 		},
 	}
 }

@@ -25,6 +25,7 @@ type tableSwitch struct {
 	fail    error
 	applied int
 	region  netip.Prefix
+	mtu     int
 }
 
 func (s *tableSwitch) Plug(_ context.Context, p pipeline.Port, device pipeline.Device) error {
@@ -55,6 +56,23 @@ func (s *tableSwitch) Apply(_ context.Context, remove, add []pipeline.Entry) err
 	}
 	s.applied += len(remove) + len(add)
 	return nil
+}
+
+func (s *tableSwitch) Check(_ context.Context, p pipeline.Port, device pipeline.Device, entries []pipeline.Entry) error {
+	if name, plugged := s.ports[p]; !plugged || name != device.Name {
+		return fmt.Errorf("%s is not %v", device.Name, p)
+	}
+	for _, e := range entries {
+		if s.has[e.Match()] != e {
+			return fmt.Errorf("%v is not there", e)
+		}
+	}
+	return s.fail
+}
+
+func (s *tableSwitch) SetMTU(mtu int) error {
+	s.mtu = mtu
+	return s.fail
 }
 
 func (s *tableSwitch) Entries(context.Context) ([]pipeline.Entry, error) {

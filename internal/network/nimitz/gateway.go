@@ -2,6 +2,7 @@ package nimitz
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 
@@ -57,10 +58,11 @@ func (n *Network) Gateway() (g network.Gateway) {
 	return g
 }
 
-// FollowMTU fits the gateway to what may leave by the uplink.
+// FollowMTU fits the tunnels and the gateway to what may leave by the uplink.
 func (n *Network) FollowMTU(mtu int) error {
-	if n.config.Gateway == nil {
-		return nil
+	err := n.config.Switch.SetMTU(mtu)
+	if n.config.Gateway != nil {
+		err = errors.Join(err, n.config.Gateway.SetMTU(mtu))
 	}
-	return n.config.Gateway.SetMTU(mtu)
+	return err
 }

@@ -12,6 +12,7 @@ import (
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/network"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
+	"pilaster.io/pilaster/internal/reason"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -51,8 +52,9 @@ type Network struct {
 }
 
 var (
-	_ network.Network = (*Network)(nil)
-	_ network.Mapped  = (*Network)(nil)
+	_ network.Network  = (*Network)(nil)
+	_ network.Mapped   = (*Network)(nil)
+	_ network.Dropping = (*Network)(nil)
 )
 
 // New is the network of a node. Nothing reaches the switch before Repair.
@@ -218,24 +220,30 @@ func (n *Network) Deactivate(ctx context.Context, r endpoint.Record) error {
 func (n *Network) Check(ctx context.Context, r endpoint.Record) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	there, err := n.config.Switch.Entries(ctx)
-	if err != nil {
-		return fmt.Errorf("endpoint %d: read the switch: %w", r.ID, err)
-	}
 	h, ok := n.tenants[r.Tenant]
 	if !ok {
 		return fmt.Errorf("endpoint %d: tenant %s is not known to network %s", r.ID, r.Tenant, Name)
 	}
-	has := map[any]pipeline.Entry{}
-	for _, e := range there {
-		has[e.Match()] = e
-	}
+	var wanted []pipeline.Entry
 	for _, match := range append(h.matches(r), h.translations(r)...) {
-		if want := h.wanted(match); want == nil || has[match] != want {
-			return fmt.Errorf("endpoint %d: the switch has %v for it, not %v", r.ID, has[match], want)
+		want := h.wanted(match)
+		if want == nil {
+			return fmt.Errorf("endpoint %d: network %s has no entry for %v", r.ID, Name, match)
 		}
+		wanted = append(wanted, want)
+	}
+	if err := n.config.Switch.Check(ctx, pipeline.Port(r.ID), deviceOf(r), wanted); err != nil {
+		return fmt.Errorf("endpoint %d: %w", r.ID, err)
 	}
 	return nil
+}
+
+// Drops are those of a switch that the driver does not count.
+func (n *Network) Drops(ctx context.Context) (map[reason.Reason]uint64, error) {
+	if s, ok := n.config.Switch.(network.Dropping); ok {
+		return s.Drops(ctx)
+	}
+	return nil, nil
 }
 
 // Entries counts what each stage of the switch has.

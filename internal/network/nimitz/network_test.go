@@ -352,6 +352,10 @@ func TestRefusals(t *testing.T) {
 	if missed != 2 {
 		t.Errorf("CHECK misses %d entries of a container, not 2", missed)
 	}
+	n.must(n.sw.Unplug(t.Context(), pipeline.Port(sound.ID)))
+	if n.Check(t.Context(), sound) == nil {
+		t.Error("CHECK misses no port")
+	}
 	if err := n.Check(t.Context(), endpoint.Record{ID: 1, Tenant: tenant.Netpila}); err == nil {
 		t.Error("CHECK knows a tenant that is not here")
 	}

@@ -21,6 +21,10 @@ type Switch interface {
 	Unplug(ctx context.Context, port pipeline.Port) error
 	// Apply takes entries away and adds others, all or nothing.
 	Apply(ctx context.Context, remove, add []pipeline.Entry) error
+	// Check names the first of a port's entries that the switch does not have, or why the device is not the port; it reads no others.
+	Check(ctx context.Context, port pipeline.Port, device pipeline.Device, entries []pipeline.Entry) error
+	// SetMTU fits what carries tunnels to what may leave by the uplink, in bytes.
+	SetMTU(mtu int) error
 	// Entries is what the switch holds, read from it.
 	Entries(ctx context.Context) ([]pipeline.Entry, error)
 }

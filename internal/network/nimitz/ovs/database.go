@@ -242,9 +242,9 @@ func ownerOf(row ovsdb.Row) string {
 	return ""
 }
 
-// interfaces are all that are ours: by device, whose port each is, with its number and what is wrong with it.
-func (d *database) interfaces(ctx context.Context) (map[string]state, error) {
-	rows, err := d.read(ctx, tableInterface, nil, "name", "ofport", "error", "external_ids")
+// interfaces are all that are ours, or those of them that a condition holds for: by device, whose port each is, with its number and what is wrong with it.
+func (d *database) interfaces(ctx context.Context, which ...ovsdb.Condition) (map[string]state, error) {
+	rows, err := d.read(ctx, tableInterface, which, "name", "ofport", "error", "external_ids")
 	if err != nil {
 		return nil, err
 	}

@@ -261,6 +261,43 @@ func (s *Switch) Apply(ctx context.Context, remove, add []pipeline.Entry) error 
 	return s.abroad(ctx, remove, false)
 }
 
+// Check asks for one interface and for a flow an entry, by its cookie.
+func (s *Switch) Check(ctx context.Context, port pipeline.Port, is pipeline.Device, entries []pipeline.Entry) error {
+	of, err := ofport(port)
+	if err != nil {
+		return err
+	}
+	err = s.withDatabase(ctx, func(d *database) error {
+		all, err := d.interfaces(ctx, where("name", is.Name))
+		if err == nil && (all[is.Name].of != port.String() || all[is.Name].ofport != int(of)) {
+			err = fmt.Errorf("device %s is not %v of the switch: %s", is.Name, port, cmp.Or(all[is.Name].wrong, "it is none of its ports"))
+		}
+		return err
+	})
+	if err == nil {
+		err = s.config.Netns.Do(func() error { _, err := netlink.LinkByName(is.Name); return err }) // a port stays when its device goes
+	}
+	if err != nil {
+		return err
+	}
+	return s.withBridge(ctx, bridgeName, func(c *openflow.Conn) error {
+		for _, e := range entries {
+			want, err := render(s.config.Region, e)
+			if err != nil {
+				return err
+			}
+			found, err := c.Flows(ctx, want.Cookie, ^uint64(0))
+			if err != nil {
+				return err
+			}
+			if !slices.ContainsFunc(found, func(f openflow.Flow) bool { is, err := parse(f); return err == nil && is == e }) {
+				return fmt.Errorf("the switch does not have %v", e)
+			}
+		}
+		return nil
+	})
+}
+
 func (s *Switch) changes(remove, add []pipeline.Entry) ([]openflow.Change, error) {
 	gone := openflow.Change{Command: openflow.Delete}
 	if s.config.LooseDeletes {

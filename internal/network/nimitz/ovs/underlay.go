@@ -254,3 +254,22 @@ func (s *Switch) removeUnderlay() error {
 	}
 	return h.LinkDel(host)
 }
+
+// SetMTU has the pair, and with it the bridge, take what leaves by the uplink.
+func (s *Switch) SetMTU(mtu int) error {
+	h, err := s.config.Netns.Netlink()
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	for _, name := range []string{hostSide, bridgeSide} {
+		l, err := h.LinkByName(name)
+		if err == nil && l.Attrs().MTU != mtu {
+			err = netns.Retry(func() error { return h.LinkSetMTU(l, mtu) })
+		}
+		if err != nil {
+			return fmt.Errorf("MTU of %s: %w", name, err)
+		}
+	}
+	return nil
+}

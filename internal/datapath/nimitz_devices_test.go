@@ -1,0 +1,65 @@
+package datapath
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
+)
+
+// TestNimitzOthersDevices: a device with the name of ours that is another, or the other switch's, is refused and left as it was.
+func TestNimitzOthersDevices(t *testing.T) {
+	n := newWireOf(t, Veth).nodes[0]
+	h, err := n.ns.Netlink()
+	must(t, err)
+	defer h.Close()
+	named := func(name string) netlink.LinkAttrs {
+		a := netlink.NewLinkAttrs()
+		a.Name = name
+		return a
+	}
+	for _, c := range []struct {
+		name string
+		link netlink.Link
+		says string
+	}{
+		{"a bridge", &netlink.Bridge{LinkAttrs: named(tunnelDevice)}, "pilvxlan is a bridge of somebody else"},
+		{"another port", &netlink.Vxlan{LinkAttrs: named(tunnelDevice), FlowBased: true, GBP: true, Port: 8472}, "pilvxlan is a vxlan of somebody else"},
+		{"no group policy", &netlink.Vxlan{LinkAttrs: named(tunnelDevice), FlowBased: true, Port: pipeline.UDPPort}, "pilvxlan is a vxlan of somebody else"},
+		{"one tunnel", &netlink.Vxlan{LinkAttrs: named(tunnelDevice), VxlanId: 7, GBP: true, Port: pipeline.UDPPort}, "pilvxlan is a vxlan of somebody else"},
+		{"of Open vSwitch", &netlink.Veth{LinkAttrs: named(pipeline.NodeSide), PeerName: pipeline.SwitchSide}, "this node's tunnels are Open vSwitch's"},
+	} {
+		must(t, h.LinkAdd(c.link))
+		if _, err := n.datapath.Nimitz(); err == nil || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s: %v, want an error with %q", c.name, err, c.says)
+		}
+		must(t, n.datapath.attachNimitz())
+		l, err := h.LinkByName(c.link.Attrs().Name)
+		must(t, err)
+		eth0, err := h.LinkByName("eth0")
+		must(t, err)
+		if ours := l.Attrs().Name == pipeline.NodeSide; (roleOf(l, eth0, h.LinkByIndex) == apart) != ours {
+			t.Errorf("%s: packets are let by there", c.name)
+		}
+		must(t, n.ns.Do(func() error {
+			left, err := leftTunnel()
+			if len(left) != 0 {
+				t.Errorf("%s: a reset would remove it", c.name)
+			}
+			return err
+		}))
+		must(t, h.LinkDel(l))
+	}
+	if _, err := n.datapath.Nimitz(); err != nil {
+		t.Error(err)
+	}
+	if _, err := n.datapath.Taps(); err == nil || !strings.Contains(err.Error(), "this node's tunnels are eBPF's") {
+		t.Errorf("a switch beside the tunnel: %v", err)
+	}
+	if _, err := h.LinkByName(pipeline.NodeSide); !errors.As(err, new(netlink.LinkNotFoundError)) {
+		t.Error(err)
+	}
+}
