@@ -67,7 +67,7 @@ func TestNimitzAnswers(t *testing.T) {
 				b.leaves(t, c.name+", "+w.family, b.drops(t), want)
 				continue
 			}
-			next := packet.Packet{Source: w.beside, Destination: w.own, Body: packet.UDP{Payload: []byte("next")}}
+			next := packet.Packet{Source: w.beside, Destination: w.own, Body: packet.UDP{Payload: []byte(c.name)}}
 			must(t, b.inject[4].Send(next.Frame(pipeline.OutsideMAC, pipeline.InsideMAC)))
 			ctx, cancel := context.WithTimeout(t.Context(), patience)
 			got, err := b.captures[2].Next(ctx)

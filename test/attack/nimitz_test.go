@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"net/netip"
 	"testing"
+	"time"
 
 	"connectrpc.com/connect"
 
@@ -40,6 +41,30 @@ func addNimitz(spec lab.Spec) lab.Spec {
 	return spec
 }
 
+// storage is a service's address on the underlay, where nobody is.
+var storage = netip.MustParseAddr("2001:db8:70::99")
+
+// serve has a tenant reach storage, and returns when nodes know.
+func (b *bed) serve(t *testing.T, name string, nodes ...string) {
+	t.Helper()
+	service := &pilasterv1.Service{Tenant: name, Name: "storage", Virtual: "fd09::7", Real: storage.String()}
+	if _, err := b.Operator().CreateService(b.ctx, connect.NewRequest(&pilasterv1.CreateServiceRequest{Service: service})); err != nil {
+		t.Fatal(err)
+	}
+	for _, node := range nodes {
+		for {
+			got, err := b.Agent(node).Status(b.ctx, connect.NewRequest(&pilasterv1.StatusRequest{}))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got.Msg.GetGateway().GetServices() > 0 {
+				break
+			}
+			time.Sleep(tryAgain)
+		}
+	}
+}
+
 // nimitz are packets of containers on network nimitz that reach out of it, and VXLAN that nobody but nodes may send (NIMITZ §3.1).
 func (b *bed) nimitz(t *testing.T) []attack {
 	v1, v2, b1, n1, n2, n3 := b.container(t, "v1"), b.container(t, "v2"), b.container(t, "b1"), b.prefix(t, "n1"), b.prefix(t, "n2"), b.prefix(t, "n3")
@@ -58,11 +83,14 @@ func (b *bed) nimitz(t *testing.T) []attack {
 		t.Fatal(err)
 	}
 	vni := violet.Msg.Tenant.Ids[0].Id
+	b.serve(t, "violet", "n1", "n2")
+	carry := func(from, to netip.Addr, vni uint32, inner packet.Packet) packet.Packet {
+		payload := append(binary.BigEndian.AppendUint32([]byte{8, 0, 0, 0}, vni<<8), inner.Frame(container, gateway)...)
+		return packet.Packet{Source: from, Destination: to, Body: packet.UDP{SourcePort: 50000, DestinationPort: 4789, Payload: payload}}
+	}
 	// tunnel is what a node of the source would send to the container.
 	tunnel := func(from, to netip.Addr, vni uint32) packet.Packet {
-		payload := binary.BigEndian.AppendUint32([]byte{8, 0, 0, 0}, vni<<8)
-		payload = append(payload, datagram(at6, v2.Address).Frame(container, gateway)...)
-		return packet.Packet{Source: from, Destination: to, Body: packet.UDP{SourcePort: 50000, DestinationPort: 4789, Payload: payload}}
+		return carry(from, to, vni, datagram(at6, v2.Address))
 	}
 	wire := func(name, sender, receiver string, why reason.Reason, at string, ports int, packets ...packet.Packet) attack {
 		a := attack{name: name, from: sender, why: why, at: at, ports: ports}
@@ -89,6 +117,7 @@ func (b *bed) nimitz(t *testing.T) []attack {
 		fabric("VXLAN of a stranger", reason.PeerUnknown, tunnel(netip.MustParseAddr("fd00::2"), to, vni), tunnel(n1.Addr().Next(), to, vni)),
 		fabric("VXLAN as this node", reason.OwnSource, tunnel(to, to, vni)),
 		fabric("VXLAN in a VNI that is nobody's", reason.NoRoute, tunnel(pipeline.VTEP(n1), to, 4242), tunnel(pipeline.VTEP(n1), to, uint32(pipeline.GatewayVNI))),
+		fabric("VXLAN to a service, from who has no name there", reason.Untranslated, carry(pipeline.VTEP(n1), to, vni, datagram(at6, storage))),
 		wire("VXLAN of a process", onNode+"n3", onRouter+"n3", reason.TunnelForged, "n3", 0, tunnel(pipeline.VTEP(n3), to, vni)),
 	}
 }

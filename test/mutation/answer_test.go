@@ -14,9 +14,9 @@ func answer() []mutation {
 		{name: "fragments of errors", old: " || (p->proto == NEXTHDR_ICMP && !p->l4)", test: test, cases: []string{"a later fragment, perhaps of an error"}},
 		{name: "broadcast", old: "skb->pkt_type != PACKET_BROADCAST && ", test: test, cases: []string{"to all stations"}},
 		{name: "multicast", old: " && skb->pkt_type != PACKET_MULTICAST", test: test, cases: []string{"to a group of stations"}},
-		{name: "length of the quote", old: "if (length > QUOTE_MAX)\n\t\tlength = QUOTE_MAX;", test: test,
+		{name: "length of the quote", old: "if (length > most)\n\t\tlength = most;", test: test,
 			cases: append([]string{"1,501 bytes and a hop limit of 1"}, tooBig...)},
-		{name: "type", old: "reason == REASON_TOO_BIG ? ICMPV6_TOO_BIG : ICMPV6_TIME_EXCEEDED", new: "ICMPV6_TIME_EXCEEDED", test: test, cases: tooBig},
-		{name: "MTU", old: "if (reason == REASON_TOO_BIG)\n\t\ta.mtu = bpf_htonl(f->mtu);", test: test, cases: tooBig},
+		{name: "type", old: "if (reason == REASON_TOO_BIG) {\n\t\ta.type = ICMPV6_TOO_BIG;", new: "if (reason == REASON_TOO_BIG) {", test: test, cases: tooBig},
+		{name: "MTU", old: "a.mtu = bpf_htonl(f->mtu);", test: test, cases: tooBig},
 	}
 }

@@ -4,7 +4,7 @@ func container() []mutation {
 	return []mutation{
 		{
 			name:  "what a socket calls its frame",
-			old:   "if (h->eth.h_proto != bpf_htons(ETH_P_IPV6))\n\t\treturn drop(skb, REASON_NOT_IP6, HOOK_CONTAINER);",
+			old:   "if (h->eth.h_proto != bpf_htons(ETH_P_IPV6))\n\t\treturn drop_own(skb, key.device, REASON_NOT_IP6);",
 			test:  "TestMacvlanSendsAsItself",
 			cases: []string{"a tag that the socket calls IPv6"},
 		},
@@ -140,7 +140,7 @@ func container() []mutation {
 		{
 			name:  "other protocols",
 			old:   "if (skb->protocol != bpf_htons(ETH_P_IPV6) || skb->vlan_present)\n\t\treturn other_network(skb, key.device, REASON_NOT_IP6);",
-			new:   "if (skb->vlan_present)\n\t\treturn other_network(skb, key.device, REASON_NOT_IP6);",
+			new:   "if (skb->vlan_present)\n\t\treturn other_network(skb, key.device, false, REASON_NOT_IP6);",
 			test:  "TestFromContainer",
 			cases: []string{"ARP"},
 		},
@@ -160,8 +160,8 @@ func container() []mutation {
 		},
 		{
 			name:  "what a switch counts",
-			old:   "its && its->network == NETWORK_TAPPED ? TC_ACT_SHOT : drop(skb, why, HOOK_CONTAINER)",
-			new:   "drop(skb, why, HOOK_CONTAINER)",
+			old:   "its && its->network == NETWORK_TAPPED ? TC_ACT_SHOT :",
+			new:   "its && its->network == NETWORK_COUNT ? TC_ACT_SHOT :",
 			test:  "TestNimitzPorts",
 			cases: []string{"a switch's"},
 		},

@@ -38,9 +38,9 @@ func unreachable() map[string]map[string]string {
 			"BPF_F_RECOMPUTE_CSUM))\n\t\t\t\treturn drop(skb, REASON_MALFORMED, hook);":                                      within,
 		},
 		"nimitz.h": {
-			"if (!why && encap(skb, j, vtep))\n\t\twhy = REASON_MALFORMED;":            "the kernel takes every key and policy of the right size",
-			"|| set_both_macs(skb))\n\t\treturn drop(skb, REASON_MALFORMED, j->hook);": within,
-			"if (!own)\n\t\treturn drop(skb, REASON_SRC_NOT_OWN, HOOK_CONTAINER);":     verifier,
+			"if (encap(skb, j, vtep))\n\t\treturn drop(skb, REASON_MALFORMED, j->hook);": "the kernel takes every key and policy of the right size",
+			"|| set_both_macs(skb))\n\t\treturn drop(skb, REASON_MALFORMED, j->hook);":   within,
+			"if (!own)\n\t\treturn drop(skb, REASON_SRC_NOT_OWN, HOOK_CONTAINER);":       verifier,
 		},
 		"nimitz_gateway.h": {
 			"if (set_both_macs(skb))\n\t\treturn drop(skb, REASON_MALFORMED, HOOK_UPLINK_IN);": within,
