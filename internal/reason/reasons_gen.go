@@ -62,7 +62,7 @@ var reasons = [...]struct{ name, text string }{
 	24: {"mac-outside", "A frame from the fabric is addressed to a container's MAC, which is known on this node alone. Somebody guesses it."},
 	25: {"no-program", "The program that judges the packet was not there: it met the guard of macvlans on the uplink, or its container's network has no program. It was detached; restart the agent."},
 	26: {"peer-unknown", "A VXLAN packet is not from the tunnel address of a node of this cluster, not for this node's, or did not come by the uplink. Somebody on the fabric forges it, or a region's nodes are not known here."},
-	27: {"tunnel-forged", "VXLAN with a node's tunnel address as source leaves that the container network did not make. A process on the node forges it."},
+	27: {"tunnel-forged", "VXLAN from or to a node's tunnel address leaves that the container network did not make. A process on the node forges it."},
 	28: {"later-fragment", "A fragment without the transport's header needs another address, which Open vSwitch in user space would spoil its data with. Let the sender make smaller packets, or the node use eBPF."},
 	29: {"untranslated", "A packet for the underlay has a source that only containers and their node know. Of a container: it has no virtual address at that gateway, for it has no service there and is not published. Of the gateway itself: its table of translations is missing, or was changed by somebody; restart the agent."},
 	30: {"foreign-unknown", "A VXLAN packet from another region's Edge Switch has a VNI, or a source, of no tenant that both regions share. Import that region again if its tenants have changed; else it forges."},
