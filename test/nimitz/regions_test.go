@@ -1,0 +1,215 @@
+package nimitz_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/lab"
+	"pilaster.io/pilaster/internal/lab/labtest"
+	"pilaster.io/pilaster/internal/packet"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+// Two regions. Green and gold have the same addresses in both, green with node subnets and gold without; blue is on netpila. What is only in the east
+// makes the ids of tenants, their VNIs, others there.
+func regional() lab.Spec {
+	cidrs := map[string][]netip.Prefix{
+		"west": {netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("fd12:1::/48")},
+		"east": {netip.MustParsePrefix("10.2.0.0/16"), netip.MustParsePrefix("fd12:2::/48")},
+	}
+	return lab.Spec{
+		Regions: []lab.Region{
+			{Name: "west", BasePrefix: netip.MustParsePrefix("fd70:696c:6100::/40"), Nodes: []string{"w1", "w2"}, Edge: "we"},
+			{Name: "east", BasePrefix: netip.MustParsePrefix("fd70:696c:6200::/40"), Nodes: []string{"e1"}, Edge: "ee"},
+		},
+		Tenants: []lab.Tenant{
+			{Name: "eastern", Network: tenant.Nimitz, Regions: map[string][]netip.Prefix{"east": {netip.MustParsePrefix("10.9.0.0/16")}}},
+			{Name: "green", Network: tenant.Nimitz, Regions: cidrs},
+			{Name: "gold", Network: tenant.Nimitz, Regions: cidrs, NoNodeCIDRs: true},
+			{Name: "blue"},
+		},
+		Containers: []lab.Container{
+			{Name: "green-w1", Node: "w1", Tenant: "green"}, {Name: "green-w2", Node: "w2", Tenant: "green"}, {Name: "green-e1", Node: "e1", Tenant: "green"},
+			{Name: "gold-w1", Node: "w1", Tenant: "gold"}, {Name: "gold-e1", Node: "e1", Tenant: "gold"},
+			{Name: "blue-w1", Node: "w1", Tenant: "blue"}, {Name: "blue-w2", Node: "w2", Tenant: "blue"},
+		},
+	}
+}
+
+// TestRegions has tenants in two regions, each with its own orchestrator and Edge Switch (NIMITZ §3.1, cross-region traffic; NM6): their own containers
+// reach each other, others' with the same addresses do not; whoever keeps them is not on the way.
+func TestRegions(t *testing.T) {
+	for _, on := range []string{lab.EBPF, lab.OVS} {
+		t.Run(on, func(t *testing.T) {
+			t.Parallel() // most of it is waiting
+			spec := regional()
+			spec.Name, spec.Nimitz = fmt.Sprintf("r%s-%d", on, os.Getpid()), on
+			l := labtest.New(t, spec)
+			vnis(t, l)
+			eastWest(t, l)
+			transfers(t, l)
+			unkept(t, l)
+			apartAndJoined(t, l)
+		})
+	}
+}
+
+// vnis makes sure that a tenant's id is another in each region.
+func vnis(t *testing.T, l *lab.Lab) {
+	ids := map[uint32]bool{}
+	for _, region := range []string{"west", "east"} {
+		got, err := l.OperatorOf(region).GetTenant(labtest.Context(t), connect.NewRequest(&pilasterv1.GetTenantRequest{Name: "green"}))
+		must(t, err)
+		ids[got.Msg.Tenant.Ids[0].Id] = true
+	}
+	if len(ids) != 2 {
+		t.Fatalf("green has ids %v", ids)
+	}
+}
+
+// transfers has TCP carry more than one packet's worth each way, by each family.
+func transfers(t *testing.T, l *lab.Lab) {
+	for _, pair := range [][2]string{{"green-w1", "green-e1"}, {"green-e1", "green-w2"}, {"gold-e1", "gold-w1"}} {
+		to, err := l.Container(pair[1])
+		must(t, err)
+		for _, a := range to.Addresses() {
+			if err := echoed(t, l, pair[0], pair[1], a); err != nil {
+				t.Errorf("TCP from %s to %s at %v: %v", pair[0], pair[1], a, err)
+			}
+		}
+	}
+}
+
+// echoed sends a megabyte from one container to another, which sends it back.
+func echoed(t *testing.T, l *lab.Lab, from, to string, at netip.Addr) error {
+	client, err := l.Namespace(from)
+	must(t, err)
+	defer client.Close()
+	server, err := l.Namespace(to)
+	must(t, err)
+	defer server.Close()
+	var listener net.Listener
+	must(t, server.Do(func() (err error) {
+		listener, err = net.Listen("tcp", netip.AddrPortFrom(at, 0).String())
+		return err
+	}))
+	defer listener.Close()
+	go func() {
+		if c, err := listener.Accept(); err == nil {
+			_, _ = io.Copy(c, c) // what it lacks, the other side misses
+			c.Close()
+		}
+	}()
+	var c net.Conn
+	if err := client.Do(func() (err error) {
+		c, err = net.DialTimeout("tcp", listener.Addr().String(), 10*time.Second)
+		return err
+	}); err != nil {
+		return err
+	}
+	defer c.Close()
+	must(t, c.SetDeadline(time.Now().Add(30*time.Second)))
+	sent := make([]byte, 1<<20)
+	rand.Read(sent)
+	go func() {
+		_, _ = c.Write(sent)
+		_ = c.(*net.TCPConn).CloseWrite()
+	}()
+	got, err := io.ReadAll(c)
+	if err == nil && !bytes.Equal(got, sent) {
+		err = fmt.Errorf("%d of %d bytes came back, or others", len(got), len(sent))
+	}
+	return err
+}
+
+// unkept kills agents, of the Edge Switches too, while there is no orchestrator. Who sends meanwhile loses nothing; and what they find is as it was.
+func unkept(t *testing.T, l *lab.Lab) {
+	ctx := labtest.Context(t)
+	for _, region := range []string{"west", "east"} {
+		must(t, l.Slay(ctx, lab.OrchestratorOf(region)))
+	}
+	results := make(chan packet.PingResult)
+	senders := [][2]string{{"green-w1", "green-e1"}, {"gold-e1", "gold-w1"}, {"blue-w1", "blue-w2"}}
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	for _, s := range senders {
+		go func() {
+			results <- ping(ctx, t, l, s[0], s[1])
+		}()
+	}
+	for _, node := range []string{"we", "ee", "w1", "e1"} {
+		if _, err := l.Kill(ctx, lab.AgentProcess(node)); err != nil {
+			t.Error(err)
+		}
+	}
+	for range senders {
+		if r := <-results; r.Sent != pings || r.Received != r.Sent {
+			t.Errorf("%d of %d arrived while agents were killed, without orchestrators", r.Received, r.Sent)
+		}
+	}
+	for _, region := range []string{"west", "east"} {
+		must(t, l.Start(ctx, lab.OrchestratorOf(region)))
+	}
+	for _, node := range []string{"we", "ee", "w1", "w2", "e1"} {
+		must(t, l.Await(ctx, lab.AgentProcess(node)))
+	}
+	eastWest(t, l)
+}
+
+const pings = 200
+
+func ping(ctx context.Context, t *testing.T, l *lab.Lab, from, to string) packet.PingResult {
+	c, err := l.Container(to)
+	if err != nil {
+		t.Error(err)
+		return packet.PingResult{}
+	}
+	ns, err := l.Namespace(from)
+	if err != nil {
+		t.Error(err)
+		return packet.PingResult{}
+	}
+	defer ns.Close()
+	r, err := packet.Ping(ctx, ns, c.Address, packet.PingOptions{Count: pings, Interval: 20 * time.Millisecond})
+	if err != nil {
+		t.Error(err)
+	}
+	return r
+}
+
+// apartAndJoined takes one region from the other, and brings it back: nodes follow, of that tenant and of those beside it.
+func apartAndJoined(t *testing.T, l *lab.Lab) {
+	ctx := labtest.Context(t)
+	to := address(t, l, "green-e1")
+	reaches := func(want bool) {
+		for {
+			if _, answered := echo(ctx, t, l, "green-w1", to, 200*time.Millisecond); answered == want {
+				return
+			}
+			pause(ctx, t)
+		}
+	}
+	west := l.OperatorOf("west")
+	_, err := west.DeleteRegion(ctx, connect.NewRequest(&pilasterv1.DeleteRegionRequest{Name: "east"}))
+	must(t, err)
+	reaches(false)
+	exported, err := l.OperatorOf("east").ExportRegion(ctx, connect.NewRequest(&pilasterv1.ExportRegionRequest{}))
+	must(t, err)
+	_, err = west.ImportRegion(ctx, connect.NewRequest(&pilasterv1.ImportRegionRequest{Region: exported.Msg.Region, Tenants: []string{"green"}}))
+	must(t, err)
+	reaches(true)
+	if _, answered := echo(ctx, t, l, "gold-w1", address(t, l, "gold-e1"), 200*time.Millisecond); answered {
+		t.Error("gold, which was left out, reaches the other region")
+	}
+}
