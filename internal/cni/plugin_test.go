@@ -22,6 +22,11 @@ type fakeAgent struct {
 	pilasterv1connect.UnimplementedAgentServiceHandler
 	err     error
 	garbage *pilasterv1.CollectGarbageRequest
+	status  *pilasterv1.StatusResponse
+}
+
+func (a *fakeAgent) Status(context.Context, *connect.Request[pilasterv1.StatusRequest]) (*connect.Response[pilasterv1.StatusResponse], error) {
+	return connect.NewResponse(a.status), a.err
 }
 
 func (a *fakeAgent) AddEndpoint(_ context.Context, req *connect.Request[pilasterv1.AddEndpointRequest]) (*connect.Response[pilasterv1.AddEndpointResponse], error) {
@@ -88,6 +93,17 @@ func cniCode(t *testing.T, err error) uint {
 		t.Fatalf("%v is no CNI error", err)
 	}
 	return e.Code
+}
+
+// An Edge Switch is ready, and not for containers.
+func TestStatusOfAnEdgeSwitch(t *testing.T) {
+	for _, edge := range []bool{false, true} {
+		a := &fakeAgent{status: &pilasterv1.StatusResponse{Ready: true, Node: &pilasterv1.Node{Edge: edge}}}
+		_, err := ask(t, a, said("STATUS", conf()))
+		if refused := err != nil && cniCode(t, err) == codeNotAvailable && strings.Contains(err.Error(), "Edge Switch"); refused != edge || (err != nil) != edge {
+			t.Errorf("edge %v: %v", edge, err)
+		}
+	}
 }
 
 func TestCodes(t *testing.T) {
