@@ -91,15 +91,16 @@ static __always_inline int drop_own(struct __sk_buff *skb, __u32 device, int why
 	return its && its->network == NETWORK_TAPPED ? TC_ACT_SHOT : drop(skb, why, HOOK_CONTAINER);
 }
 
-/* other_network hands over what no source of ours sends, for its own program to judge. */
-static __always_inline int other_network(struct __sk_buff *skb, __u32 device, int why)
+/* other_network hands over what no source of ours sends, for its own program to judge. A switch that has read it has
+ * judged it, but for what claims a source that only we give: that it leaves to us. */
+static __always_inline int other_network(struct __sk_buff *skb, __u32 device, int why, bool claims_ours)
 {
 	struct plug *its = bpf_map_lookup_elem(&pil_ports_v1, &device);
 
 	if (!its)
 		return drop(skb, why, HOOK_CONTAINER);
 	if (its->network == NETWORK_TAPPED)
-		return TC_ACT_SHOT;
+		return claims_ours ? drop(skb, why, HOOK_CONTAINER) : TC_ACT_SHOT;
 	bpf_tail_call(skb, &pil_networks_v1, its->network);
 	return drop(skb, REASON_NO_PROGRAM, HOOK_CONTAINER);
 }
@@ -115,7 +116,7 @@ static __always_inline int from_container_slow(struct __sk_buff *skb, struct fra
 
 	from = bpf_map_lookup_elem(&pil_sources_v2, &key->src);
 	if (!from || from->ifindex != key->device)
-		return other_network(skb, key->device, REASON_SRC_NOT_OWN);
+		return other_network(skb, key->device, REASON_SRC_NOT_OWN, in_private(&key->src) || in_base(&key->src));
 	own = bpf_map_lookup_elem(&pil_tenants_v2, &from->tenant_id);
 	if (!own)
 		return drop(skb, REASON_NO_KEY, HOOK_CONTAINER);
@@ -162,7 +163,7 @@ static __always_inline int from_container(struct __sk_buff *skb)
 
 	/* A tag would leave with the packet and reach another network. */
 	if (skb->protocol != bpf_htons(ETH_P_IPV6) || skb->vlan_present)
-		return other_network(skb, key.device, REASON_NOT_IP6);
+		return other_network(skb, key.device, REASON_NOT_IP6, false);
 	h = frame_of(skb);
 	if (!h)
 		return drop_own(skb, key.device, REASON_MALFORMED);

@@ -79,7 +79,7 @@ and refuses to start without, because what it mounts there ends with it.`,
 				o.OpenNimitz = func(agent.Membership) (switches.Switch, error) { return path.Nimitz() }
 			case nimitzOVS:
 				o.OpenNimitz = func(m agent.Membership) (switches.Switch, error) {
-					return openOVS(c.Context(), path, ovs.Config{RunDir: ovsRunDir, Uplink: o.Uplink, Node: m.Prefix, Region: m.Plan.Base, LooseDeletes: looseDeletes})
+					return openOVS(c.Context(), path, ovs.Config{RunDir: ovsRunDir, Uplink: o.Uplink, Node: m.Prefix, Region: m.Plan.Base, Others: []netip.Prefix{m.Plan.Base, m.Plan.Private}, LooseDeletes: looseDeletes})
 				}
 			}
 			return agent.Run(c.Context(), o)

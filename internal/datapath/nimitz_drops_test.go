@@ -13,6 +13,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/network/nimitz/packettest"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 	"pilaster.io/pilaster/internal/packet"
@@ -317,6 +318,12 @@ func TestNimitzPorts(t *testing.T) {
 	}
 	must(t, b.inject[3].Send(packet.Packet{Source: beside4, Destination: far4, Body: gram}.Frame(pipeline.OutsideMAC, pipeline.InsideMAC)))
 	b.dropped(t, "a switch's", before, reason.SrcNotOwn)
+	// What only netpila gives the switch leaves to the programs.
+	for _, source := range []netip.Prefix{address.DefaultPlan().Private, address.DefaultPlan().Base} {
+		before = b.drops(t)
+		must(t, b.inject[2].Send(packet.Packet{Source: source.Addr().Next(), Destination: far6, Body: gram}.Frame(pipeline.OutsideMAC, pipeline.InsideMAC)))
+		b.dropped(t, "a switch's, in netpila's name", before, reason.SrcNotOwn)
+	}
 	must(t, taps.Unplug(t.Context(), 2))
 	check("of a switch no more", reason.NotIp6, reason.SrcNotOwn)
 	must(t, b.nimitz.Plug(t.Context(), 2, pipeline.Device{Name: device.Attrs().Name}))

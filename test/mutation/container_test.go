@@ -105,10 +105,17 @@ func container() []mutation {
 		},
 		{
 			name:  "source",
-			old:   "return other_network(skb, key->device, REASON_SRC_NOT_OWN);",
+			old:   "return other_network(skb, key->device, REASON_SRC_NOT_OWN, in_private(&key->src) || in_base(&key->src));",
 			new:   "return TCX_NEXT;",
 			test:  "TestFromContainer",
 			cases: []string{"foreign source", "no source", "own plaintext as source", "own source from another device"},
+		},
+		{
+			name:  "sources of ours behind a switch",
+			old:   "return claims_ours ? drop(skb, why, HOOK_CONTAINER) : TC_ACT_SHOT;",
+			new:   "return TC_ACT_SHOT;",
+			test:  "TestNimitzPorts",
+			cases: []string{"a switch's, in netpila's name"},
 		},
 		{
 			name:  "another network's program",
@@ -139,8 +146,8 @@ func container() []mutation {
 		},
 		{
 			name:  "other protocols",
-			old:   "if (skb->protocol != bpf_htons(ETH_P_IPV6) || skb->vlan_present)\n\t\treturn other_network(skb, key.device, REASON_NOT_IP6);",
-			new:   "if (skb->vlan_present)\n\t\treturn other_network(skb, key.device, false, REASON_NOT_IP6);",
+			old:   "if (skb->protocol != bpf_htons(ETH_P_IPV6) || skb->vlan_present)\n\t\treturn other_network(skb, key.device, REASON_NOT_IP6, false);",
+			new:   "if (skb->vlan_present)\n\t\treturn other_network(skb, key.device, REASON_NOT_IP6, false);",
 			test:  "TestFromContainer",
 			cases: []string{"ARP"},
 		},

@@ -79,7 +79,7 @@ func newNode(t testing.TB, node netip.Prefix) *bed {
 	b := &bed{node: space("node"), beyond: space("beyond")}
 	must(t, sysctl(b.beyond, "default/disable_ipv6", "1"))
 	b.config = Config{
-		RunDir: filepath.Join(dir, "ovs"), Netns: b.node, Uplink: "eth0", Node: node, Region: packettest.Region,
+		RunDir: filepath.Join(dir, "ovs"), Netns: b.node, Uplink: "eth0", Node: node, Region: packettest.Region, Others: []netip.Prefix{netip.MustParsePrefix("fc00::/8")},
 	}
 	return b
 }

@@ -46,7 +46,7 @@ func dropped(f openflow.Flow, why reason.Reason) openflow.Flow {
 }
 
 // constants are the flows that any switch of a region has, whatever its entries.
-func constants(region netip.Prefix) []openflow.Flow {
+func constants(region netip.Prefix, others ...netip.Prefix) []openflow.Flow {
 	all := []openflow.Flow{
 		dropped(openflow.Flow{Table: tableDecap, Priority: priorityFamily, Match: []openflow.Value{inPort(ofportVXLAN)}}, reason.PeerUnknown),
 		{Table: tableDecap, Priority: priorityLast, Goto: tableRegister},
@@ -76,6 +76,9 @@ func constants(region netip.Prefix) []openflow.Flow {
 	}
 	for _, group := range []netip.Prefix{netip.MustParsePrefix("224.0.0.0/4"), netip.MustParsePrefix("255.255.255.255/32"), netip.MustParsePrefix("ff00::/8")} {
 		all = append(all, dropped(openflow.Flow{Table: tableDecap, Priority: priorityFirst, Match: familyOf(group.Addr()).to(group)}, reason.Multicast))
+	}
+	for _, sources := range others { // not counted here
+		all = append(all, openflow.Flow{Table: tableRegister, Priority: priorityFamily + 1, Match: familyOf(sources.Addr()).from(sources)})
 	}
 	for _, f := range families {
 		all = append(all, f.constants(region)...)
@@ -119,7 +122,7 @@ func (f family) constants(region netip.Prefix) []openflow.Flow {
 			set(regVNI.Number(uint64(pipeline.GatewayVNI))), set(regFrom.Number(ofportGateway)),
 		}},
 		dropped(openflow.Flow{Table: tableRegister, Priority: priorityFamily, Match: []openflow.Value{f.is()}}, reason.SrcNotOwn),
-		dropped(openflow.Flow{Table: tableRegister, Priority: priorityFamily + 1, Match: []openflow.Value{inPort(ofportVXLAN), f.is()}}, reason.ForeignUnknown),
+		dropped(openflow.Flow{Table: tableRegister, Priority: priorityFamily + 2, Match: []openflow.Value{inPort(ofportVXLAN), f.is()}}, reason.ForeignUnknown),
 		dropped(openflow.Flow{Table: tableEncap, Priority: priorityOwnVNI, Match: vxlan(openflow.TTL.Number(0))}, reason.HopLimit),
 		dropped(openflow.Flow{Table: tableEncap, Priority: priorityOwnVNI, Match: vxlan(openflow.TTL.Number(1))}, reason.HopLimit),
 		{Table: tableEncap, Priority: priorityEntry, Match: vxlan(), Actions: append([]openflow.Action{

@@ -35,6 +35,7 @@ type Config struct {
 	Region netip.Prefix     // where those of all its nodes are
 	Mark   uint32           // of tunnels to and from the uplink, where programs stand that know their own by it: some of pipeline.MarkBits
 	Taps   Taps             // the node's own programs on containers' devices; nil where there are none
+	Others []netip.Prefix   // sources of containers that another network gives, whose packets those programs judge
 	// LooseDeletes takes entries away as NIMITZ did (§4): the switch searches for what matches, which takes the longer the more it has.
 	LooseDeletes bool
 }
@@ -332,7 +333,7 @@ func (s *Switch) constants(ctx context.Context) error {
 		}
 		want := map[string]bool{}
 		var changes []openflow.Change
-		for _, f := range constants(s.config.Region) {
+		for _, f := range constants(s.config.Region, s.config.Others...) {
 			want[place(f)] = true
 			changes = append(changes, openflow.Change{Command: openflow.Add, Flow: f})
 		}

@@ -141,6 +141,16 @@ func TestPackets(t *testing.T) {
 	for _, c := range slices.Concat(packettest.Cases(), errorCases(), linkCases()) {
 		t.Run(c.Name, func(t *testing.T) { b.meet(t, c, ends) })
 	}
+	// What another network's programs judge is neither sent on nor counted here: what comes after it is all there is.
+	cases := packettest.Cases()
+	i := slices.IndexFunc(cases, func(c packettest.Case) bool { return c.From == 2 && judge(c).Drop == 0 })
+	before := fmt.Sprint(b.drops(t, limit(t)))
+	others := packet.Packet{Source: b.config.Others[0].Addr().Next(), Destination: netip.MustParseAddr("fd10:0:0:2::2"), Body: packet.UDP{}}
+	must(t, ends[2].Send(others.Frame(pipeline.OutsideMAC, pipeline.InsideMAC)))
+	b.meet(t, cases[i], ends)
+	if after := fmt.Sprint(b.drops(t, limit(t))); after != before {
+		t.Errorf("drops were %v and are %v", before, after)
+	}
 }
 
 // errorCases are errors about packets that were translated, whose quotes this switch would leave as they are.
