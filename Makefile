@@ -14,7 +14,7 @@ plugin_entry = $(if $(filter amd64,$(shell go env GOARCH)),-E main.start)
 # One line and exit status 2: what follows needs namespaces and eBPF.
 as_root = $(if $(filter 0,$(shell id -u)),,$(error make $@ needs root: it makes network namespaces and loads eBPF programs))
 
-.PHONY: help build plugin demo test fuzz fuzz-long deps lint generate bench soak survive macvlan netkit nexthop chaos mutation vm budget
+.PHONY: help build plugin demo test fuzz fuzz-long deps lint generate bench soak survive macvlan netkit nexthop chaos mutation vm vm-ovs budget
 
 help: ## list these targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 20
@@ -120,6 +120,11 @@ vm: ## tests of PKG=./internal/datapath on Linux 6.12 in a virtual machine, RUN=
 	@kernel=$$(.ci/kernel $(or $(KERNEL),linux-image-6.12-amd64)); \
 	    go test -v -count=1 -timeout $(or $(LIMIT),60m) $(if $(RUN),-run '$(RUN)') $(if $(SKIP),-skip '$(SKIP)') \
 	    -exec "$$PWD/dist/vm/run -kernel $$kernel -limit $(or $(LIMIT),60m)$(if $(ACCEL), -accel $(ACCEL))$(if $(CPUS), -cpus $(CPUS))$(if $(WRITE), -write $(WRITE))" $(or $(PKG),./internal/datapath)
+
+# The kernel of most machines that run this has no module openvswitch.
+vm-ovs: export PILASTER_TEST_OVS := system
+vm-ovs: ## network nimitz on the kernel datapath of Open vSwitch, with its flows in tc, on Linux 6.12 in a virtual machine
+	@$(MAKE) vm CPUS=1 PKG=./internal/network/nimitz/ovs RUN='$(or $(RUN),TestPackets$$$$)'
 
 budget: export PILASTER_BUDGET := write
 budget: ## what each program may ask of the verifier, measured anew here and on Linux 6.12: internal/datapath/budget.json

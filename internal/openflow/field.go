@@ -43,6 +43,7 @@ var (
 	TunnelSrc6 = Field{classNXM1, 109, 16}
 	TunnelDst6 = Field{classNXM1, 110, 16}
 	TunnelGBP  = Field{classNXM1, 38, 2}
+	PacketMark = Field{classNXM1, 33, 4}
 	// inPort16 is InPort as actions may write it: 0 has Open vSwitch forget where a packet came from, so that it may go back there.
 	inPort16 = Field{classNXM0, 0, 2}
 )
@@ -50,7 +51,7 @@ var (
 var fieldNames = map[Field]string{
 	InPort: "in_port", EthDst: "eth_dst", EthSrc: "eth_src", EthType: "eth_type", IPProto: "ip_proto", IPv4Src: "ip_src", IPv4Dst: "ip_dst",
 	UDPSrc: "udp_src", UDPDst: "udp_dst", IPv6Src: "ipv6_src", IPv6Dst: "ipv6_dst", ICMPv4Type: "icmpv4_type", ICMPv6Type: "icmpv6_type", TunnelID: "tun_id", TTL: "nw_ttl", Fragment: "ip_frag",
-	TunnelSrc6: "tun_ipv6_src", TunnelDst6: "tun_ipv6_dst", TunnelGBP: "tun_gbp_id", inPort16: "in_port",
+	TunnelSrc6: "tun_ipv6_src", TunnelDst6: "tun_ipv6_dst", TunnelGBP: "tun_gbp_id", PacketMark: "pkt_mark", inPort16: "in_port",
 }
 
 // LaterFragment is Fragment of one that has no transport header.

@@ -61,6 +61,7 @@ func newBed(t testing.TB) *bed {
 	b := newNode(t, packettest.Here)
 	b.link(t, "eth0", fabricMAC, uplinkMAC)
 	b.routes(t, fabricMAC, packettest.There, packettest.Stranger, packettest.Abroad, packettest.Farther)
+	b.wire(t)
 	b.start(t)
 	return b
 }
@@ -80,6 +81,7 @@ func newNode(t testing.TB, node netip.Prefix) *bed {
 	must(t, sysctl(b.beyond, "default/disable_ipv6", "1"))
 	b.config = Config{
 		RunDir: filepath.Join(dir, "ovs"), Netns: b.node, Uplink: "eth0", Node: node, Region: packettest.Region, Others: []netip.Prefix{netip.MustParsePrefix("fc00::/8")},
+		Datapath: Datapath(os.Getenv("PILASTER_TEST_OVS")),
 	}
 	return b
 }
@@ -126,6 +128,9 @@ func (b *bed) start(t testing.TB) {
 			t.Error(err)
 		}
 	})
+	if b.config.Datapath == Kernel {
+		b.offload(t)
+	}
 	b.open(t)
 }
 

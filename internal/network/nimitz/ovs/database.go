@@ -167,8 +167,8 @@ func one(uuid string) ovsdb.OvsSet {
 	return ovsdb.OvsSet{GoSet: []any{ovsdb.UUID{GoUUID: uuid}}}
 }
 
-// ensureBridge makes a bridge of the datapath in user space with these ports, where there is none of the name.
-func (d *database) ensureBridge(ctx context.Context, name string, config map[string]string, ports ...device) error {
+// ensureBridge makes a bridge with these ports, where there is none of the name.
+func (d *database) ensureBridge(ctx context.Context, name string, datapath Datapath, config map[string]string, ports ...device) error {
 	rows, err := d.read(ctx, tableBridge, []ovsdb.Condition{where("name", name)}, "external_ids")
 	if err != nil {
 		return err
@@ -193,7 +193,7 @@ func (d *database) ensureBridge(ctx context.Context, name string, config map[str
 	}
 	ops = append(ops,
 		ovsdb.Operation{Op: ovsdb.OperationInsert, Table: tableBridge, UUIDName: "b", Row: ovsdb.Row{
-			"name": name, "ports": all, "datapath_type": "netdev", "fail_mode": "secure", "other_config": options(config), "external_ids": ids(name),
+			"name": name, "ports": all, "datapath_type": string(datapath), "fail_mode": "secure", "other_config": options(config), "external_ids": ids(name),
 			"protocols": ovsdb.OvsSet{GoSet: []any{"OpenFlow14"}},
 		}},
 		ovsdb.Operation{Op: ovsdb.OperationMutate, Table: tableRoot, Where: []ovsdb.Condition{where("_uuid", root["_uuid"])},

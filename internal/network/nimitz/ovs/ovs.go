@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"path/filepath"
 	"slices"
@@ -28,14 +29,15 @@ const (
 
 // Config is of the switch of a node.
 type Config struct {
-	RunDir string           // of Open vSwitch, where its sockets are: /run/openvswitch
-	Netns  *netns.Namespace // of the node; Open vSwitch runs in it
-	Uplink string           // the node's device to the fabric
-	Node   netip.Prefix     // its /64
-	Region netip.Prefix     // where those of all its nodes are
-	Mark   uint32           // of tunnels to and from the uplink, where programs stand that know their own by it: some of pipeline.MarkBits
-	Taps   Taps             // the node's own programs on containers' devices; nil where there are none
-	Others []netip.Prefix   // sources of containers that another network gives, whose packets those programs judge
+	RunDir   string           // of Open vSwitch, where its sockets are: /run/openvswitch
+	Netns    *netns.Namespace // of the node; Open vSwitch runs in it
+	Uplink   string           // the node's device to the fabric
+	Node     netip.Prefix     // its /64
+	Region   netip.Prefix     // where those of all its nodes are
+	Mark     uint32           // of tunnels to and from the uplink, where programs stand that know their own by it: some of pipeline.MarkBits
+	Taps     Taps             // the node's own programs on containers' devices; nil where there are none
+	Others   []netip.Prefix   // sources of containers that another network gives, whose packets those programs judge
+	Datapath Datapath         // Userspace unless it says Kernel
 	// LooseDeletes takes entries away as NIMITZ did (§4): the switch searches for what matches, which takes the longer the more it has.
 	LooseDeletes bool
 }
@@ -56,6 +58,7 @@ type Switch struct {
 // Open makes what a node's switch is made of, as far as it is missing: bridges, the VXLAN port, the way to the node's stack, and
 // the flows that are always there. Entries and ports of a former run stay; ports whose device is gone go.
 func Open(ctx context.Context, config Config) (*Switch, error) {
+	config.Datapath = cmp.Or(config.Datapath, Userspace)
 	s := &Switch{config: config}
 	return s, s.open(ctx)
 }
@@ -68,10 +71,11 @@ func (s *Switch) open(ctx context.Context) (err error) {
 		if err := s.underlay(ctx, d); err != nil {
 			return err
 		}
-		err := d.ensureBridge(ctx, bridgeName, nil, device{
-			name: vxlanName, kind: "vxlan", of: pipeline.VXLAN.String(), ofport: ofportVXLAN, options: map[string]string{
-				"remote_ip": "flow", "local_ip": pipeline.VTEP(s.config.Node).String(), "key": "flow", "csum": "true", "dst_port": strconv.Itoa(innerUDP),
-			},
+		udp, extensions := s.tunnelPort()
+		tunnel := map[string]string{"remote_ip": "flow", "local_ip": pipeline.VTEP(s.config.Node).String(), "key": "flow", "csum": "true", "dst_port": strconv.Itoa(udp)}
+		maps.Copy(tunnel, extensions)
+		err := d.ensureBridge(ctx, bridgeName, s.config.Datapath, nil, device{
+			name: vxlanName, kind: "vxlan", of: pipeline.VXLAN.String(), ofport: ofportVXLAN, options: tunnel,
 		})
 		if err != nil {
 			return err
@@ -119,7 +123,7 @@ func Remove(ctx context.Context, config Config) error {
 func (s *Switch) Plug(ctx context.Context, port pipeline.Port, is pipeline.Device) error {
 	name := is.Name
 	of, err := ofport(port)
-	if err == nil {
+	if err == nil && s.config.Datapath != Kernel {
 		err = selfReliant(is)
 	}
 	if err != nil {
@@ -311,7 +315,7 @@ func (s *Switch) changes(remove, add []pipeline.Entry) ([]openflow.Change, error
 		if err != nil {
 			return nil, err
 		}
-		gone.Flow = f
+		gone.Flow = s.fit(f)
 		all = append(all, gone)
 	}
 	for _, e := range add {
@@ -319,7 +323,7 @@ func (s *Switch) changes(remove, add []pipeline.Entry) ([]openflow.Change, error
 		if err != nil {
 			return nil, err
 		}
-		all = append(all, openflow.Change{Command: openflow.Add, Flow: f})
+		all = append(all, openflow.Change{Command: openflow.Add, Flow: s.fit(f)})
 	}
 	return all, nil
 }
@@ -334,6 +338,7 @@ func (s *Switch) constants(ctx context.Context) error {
 		want := map[string]bool{}
 		var changes []openflow.Change
 		for _, f := range constants(s.config.Region, s.config.Others...) {
+			f = s.fit(f)
 			want[place(f)] = true
 			changes = append(changes, openflow.Change{Command: openflow.Add, Flow: f})
 		}

@@ -46,10 +46,13 @@ func (s *Switch) underlay(ctx context.Context, d *database) error {
 		return err
 	}
 	defer h.Close()
+	if s.config.Datapath == Kernel {
+		return s.own(h)
+	}
 	if err := s.pair(h); err != nil {
 		return fmt.Errorf("%s: %w", hostSide, err)
 	}
-	err = d.ensureBridge(ctx, underlayName, map[string]string{"hwaddr": bridgeMAC.String()},
+	err = d.ensureBridge(ctx, underlayName, Userspace, map[string]string{"hwaddr": bridgeMAC.String()},
 		device{name: bridgeSide, of: underlayName, ofport: portUnderlay})
 	if err != nil {
 		return err
@@ -197,6 +200,9 @@ func underlayFlows() []openflow.Change {
 
 // routes tells Open vSwitch where the region's nodes are.
 func (s *Switch) routes(ctx context.Context) error {
+	if s.config.Datapath == Kernel {
+		return nil // the stack knows
+	}
 	// Asked once before, ovs-vswitchd has heard by then what the kernel told of routes before.
 	if _, err := s.control(ctx, "ovs/route/show"); err != nil {
 		return err
@@ -230,7 +236,7 @@ func (s *Switch) route(ctx context.Context, to netip.Prefix, there bool) error {
 // abroad has routes to the other regions' Edge Switches among entries, or none.
 func (s *Switch) abroad(ctx context.Context, entries []pipeline.Entry, there bool) error {
 	for _, e := range entries {
-		if peer, ok := e.(pipeline.Peer); ok && !s.config.Region.Overlaps(peer.Nodes) {
+		if peer, ok := e.(pipeline.Peer); ok && s.config.Datapath != Kernel && !s.config.Region.Overlaps(peer.Nodes) {
 			if err := s.route(ctx, peer.Nodes, there); err != nil {
 				return fmt.Errorf("%v: %w", e, err)
 			}
@@ -245,6 +251,9 @@ func (s *Switch) removeUnderlay() error {
 		return err
 	}
 	defer h.Close()
+	if s.config.Datapath == Kernel {
+		return s.disown(h)
+	}
 	host, err := h.LinkByName(hostSide)
 	if errors.As(err, new(netlink.LinkNotFoundError)) {
 		return nil
@@ -262,6 +271,9 @@ func (s *Switch) SetMTU(mtu int) error {
 		return err
 	}
 	defer h.Close()
+	if s.config.Datapath == Kernel {
+		return nil // what it encapsulates goes by the uplink itself
+	}
 	for _, name := range []string{hostSide, bridgeSide} {
 		l, err := h.LinkByName(name)
 		if err == nil && l.Attrs().MTU != mtu {
