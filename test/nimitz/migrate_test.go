@@ -33,7 +33,7 @@ func TestMigrate(t *testing.T) {
 			spec.Name, spec.Nimitz = fmt.Sprintf("tm%s-%d", on, os.Getpid()), on
 			spec.Tenants = slices.DeleteFunc(spec.Tenants, func(t lab.Tenant) bool { return t.Name == "grey" })
 			spec.Containers = slices.DeleteFunc(spec.Containers, func(c lab.Container) bool { return c.Tenant == "grey" })
-			m := &migration{Lab: labtest.New(t, spec), T: t, ctx: labtest.Context(t)}
+			m := &migration{Lab: labtest.New(t, spec), T: t, ctx: labtest.Context(t), known: map[string]*pilasterv1.Endpoint{}}
 			m.run()
 		})
 	}
@@ -42,7 +42,8 @@ func TestMigrate(t *testing.T) {
 type migration struct {
 	*lab.Lab
 	*testing.T
-	ctx context.Context
+	ctx   context.Context
+	known map[string]*pilasterv1.Endpoint // as they are until something is awaited
 }
 
 func (m *migration) run() {
@@ -132,6 +133,7 @@ func (m *migration) await(what string, holds func(*pilasterv1.Tenant, *pilasterv
 			done = done && holds(got.Msg.Tenant, h)
 		}
 		if done {
+			m.known = map[string]*pilasterv1.Endpoint{}
 			return
 		}
 		pause(m.ctx, m.T)
@@ -161,7 +163,12 @@ func (m *migration) mtu(name string) uint32 { return m.endpoint(name).Mtu }
 // addresses are a container's of one network.
 func (m *migration) addresses(name, network string) (all []netip.Addr) {
 	m.Helper()
-	for _, a := range m.endpoint(name).Attachments {
+	e := m.known[name]
+	if e == nil {
+		e = m.endpoint(name)
+		m.known[name] = e
+	}
+	for _, a := range e.Attachments {
 		if a.Network == network {
 			all = append(all, netip.MustParseAddr(a.Address))
 		}
