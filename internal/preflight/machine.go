@@ -14,6 +14,7 @@ import (
 
 	"pilaster.io/pilaster/internal/bench"
 	"pilaster.io/pilaster/internal/datapath"
+	"pilaster.io/pilaster/internal/network/nimitz/gateway"
 	"pilaster.io/pilaster/internal/packet"
 )
 
@@ -125,6 +126,22 @@ func packetPath(ctx context.Context, rights Result) Result {
 		return failed(err, "use Linux 6.12 or newer with tcx, clsact, cls_bpf, veth and the bpf_crypto kfuncs with ecb(aes)")
 	}
 	return ok("tried: programs on tcx and clsact, ecb(aes) in them is AES-128, an echo between containers of two nodes")
+}
+
+// gatewayRules tries what only gateways of network nimitz need of the kernel.
+func gatewayRules(rights Result) Result {
+	if rights.State != OK {
+		return fail("see privileges", "not tried")
+	}
+	dir, err := os.MkdirTemp("", "pilaster-preflight-")
+	if err != nil {
+		return unknown(err)
+	}
+	defer os.RemoveAll(dir)
+	if err := gateway.Try(filepath.Join(dir, "gateway")); err != nil {
+		return warn("use a kernel with nftables and NAT of IPv6 (CONFIG_NF_TABLES_IPV6, CONFIG_NFT_NAT), if tenants of network nimitz are to have services", "there would be none: %v", err)
+	}
+	return ok("tried: rules that translate by connection")
 }
 
 // ownClock asks the kernel where there is nobody to compare with.

@@ -55,6 +55,7 @@ func Run(ctx context.Context, c Config) []Result {
 	add("types", types())
 	add("bpffs", bpffs(c.BPFFS))
 	add("packet path", packetPath(ctx, rights))
+	add("gateway", gatewayRules(rights))
 	uplink, found := findUplink(c.Uplink)
 	add("uplink", found)
 	if uplink != nil {

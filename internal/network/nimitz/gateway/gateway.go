@@ -93,6 +93,16 @@ func (g *Gateway) Device() pipeline.Device {
 // Addresses are the gateway's own: the one that services see, and the one that published containers do.
 func (g *Gateway) Addresses() (own, virtual netip.Addr) { return g.config.Own, g.config.Virtual }
 
+// Try makes a gateway's rules in a namespace of their own at a path, and takes both away: an error says what the kernel lacks.
+func Try(path string) error {
+	ns, err := netns.Create(path)
+	if err != nil {
+		return err
+	}
+	g := &Gateway{Config{Block: netip.MustParsePrefix("fd00::/80"), Virtual: netip.MustParseAddr("fd00::1"), Own: netip.MustParseAddr("fd01::1")}, ns}
+	return errors.Join(g.keepRules(), ns.Close(), netns.Remove(path))
+}
+
 // Remove takes the gateway at a path away; its devices go with it.
 func Remove(path string) error { return netns.Remove(path) }
 

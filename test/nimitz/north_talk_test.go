@@ -1,0 +1,131 @@
+package nimitz_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"strings"
+	"time"
+
+	"pilaster.io/pilaster/internal/netns"
+	"pilaster.io/pilaster/internal/packet"
+)
+
+// helloSize is that of what is said first.
+const helloSize = 64
+
+func hello(name string, to net.Addr) string {
+	seen := netip.MustParseAddrPort(to.String()).Addr()
+	return fmt.Sprintf("%-*s", helloSize, name+" "+seen.String())
+}
+
+// converse sends and gets back 2 MiB over TCP, a datagram, and echoes small and big. It tells who answers, and as whom one is seen.
+func (n north) converse(from string, to netip.Addr) (seen netip.Addr, by string, err error) {
+	ns, err := n.Namespace(from)
+	if err != nil {
+		return seen, "", err
+	}
+	defer ns.Close()
+	conn, err := dial(n.ctx, ns, "tcp", to, n.port)
+	if err != nil {
+		return seen, "", err
+	}
+	defer conn.Close()
+	if seen, by, err = greeting(conn); err != nil {
+		return seen, by, err
+	}
+	if err := comesBack(conn, 2<<20); err != nil {
+		return seen, by, err
+	}
+	if err := datagram(n.ctx, ns, to, n.port, by); err != nil {
+		return seen, by, err
+	}
+	const fragments = 4000
+	// What is longer than a tunnel takes, the gateway tells whoever sends it from outside: the first to him is lost.
+	for range 10 {
+		r, err := packet.Ping(n.ctx, ns, to, packet.PingOptions{Timeout: time.Second, Size: fragments})
+		if err != nil {
+			return seen, by, err
+		}
+		if r.Received > 0 {
+			break
+		}
+	}
+	for _, size := range []int{56, 1300, fragments} {
+		r, err := packet.Ping(n.ctx, ns, to, packet.PingOptions{Count: 2, Timeout: 10 * time.Second, Size: size})
+		if err != nil || r.Received != r.Sent {
+			return seen, by, errors.Join(err, fmt.Errorf("%d of %d echoes of %d bytes came back", r.Received, r.Sent, size))
+		}
+	}
+	return seen, by, nil
+}
+
+func dial(ctx context.Context, ns *netns.Namespace, network string, to netip.Addr, port uint16) (conn net.Conn, err error) {
+	err = ns.Do(func() (err error) {
+		conn, err = (&net.Dialer{Timeout: 20 * time.Second}).DialContext(ctx, network, netip.AddrPortFrom(to, port).String())
+		return err
+	})
+	if err == nil {
+		err = conn.SetDeadline(time.Now().Add(time.Minute))
+	}
+	return conn, err
+}
+
+func greeting(conn io.Reader) (seen netip.Addr, by string, err error) {
+	b := make([]byte, helloSize)
+	if _, err := io.ReadFull(conn, b); err != nil {
+		return seen, "", err
+	}
+	by, text, _ := strings.Cut(strings.TrimSpace(string(b)), " ")
+	seen, err = netip.ParseAddr(text)
+	return seen, by, err
+}
+
+// comesBack sends bytes that nothing else has, and wants them back.
+func comesBack(conn io.ReadWriter, size int) error {
+	sent := make([]byte, size)
+	rand.NewChaCha8(sha256.Sum256([]byte(fmt.Sprint(size)))).Read(sent)
+	failed := make(chan error, 1)
+	go func() {
+		_, err := conn.Write(sent)
+		failed <- err
+	}()
+	got := make([]byte, size)
+	if read, err := io.ReadFull(conn, got); err != nil {
+		return fmt.Errorf("%d of %d bytes came back: %w", read, size, err)
+	}
+	if !bytes.Equal(got, sent) {
+		return errors.New("other bytes came back")
+	}
+	return <-failed
+}
+
+// datagram wants one back, sent again while none comes.
+func datagram(ctx context.Context, ns *netns.Namespace, to netip.Addr, port uint16, by string) error {
+	conn, err := dial(ctx, ns, "udp", to, port)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	b := make([]byte, 2000)
+	for range 5 {
+		if _, err = conn.Write([]byte("datagram")); err != nil {
+			return err
+		}
+		conn.SetReadDeadline(time.Now().Add(4 * time.Second))
+		var n int
+		if n, err = conn.Read(b); err == nil {
+			if said := string(b[:n]); !strings.HasPrefix(said, by+" ") || !strings.HasSuffix(said, "datagram") {
+				return fmt.Errorf("a datagram came back as %q", said)
+			}
+			return nil
+		}
+	}
+	return fmt.Errorf("no datagram came back: %w", err)
+}
