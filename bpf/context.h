@@ -2,6 +2,11 @@
 /* Reading the context of a program. */
 #pragma once
 #include "vmlinux.h"
+#include <bpf/bpf_helpers.h>
+
+#define CHECKSUM_PARTIAL 3 /* a device is still to fill it in */
+
+void *bpf_cast_to_kern_ctx(void *ctx) __ksym;
 
 /* The compiler likes to keep the address of a context field in a register; the verifier takes only a
  * constant offset, so the load is written out. */

@@ -45,8 +45,6 @@
 #define ICMPV6_HLEN	    8
 #define QUOTED_ADDRESSES    (ICMPV6_HLEN + 8) /* where an error has the source and destination it is about */
 
-#define CHECKSUM_PARTIAL    3
-
 #define GSO_BY_FRAGS	    0xffff
 #define JUMBO_OPTION	    8  /* bytes of the header that holds it */
 #define TCP_OFFSET	    12 /* in its header, the byte with its length in words */
@@ -92,8 +90,6 @@ struct packet {
 	__u8 proto;
 	__u8 icmp_type; /* if proto is ICMPv6 */
 };
-
-void *bpf_cast_to_kern_ctx(void *ctx) __ksym;
 
 static __always_inline bool has_ethernet(struct __sk_buff *skb)
 {

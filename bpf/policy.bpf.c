@@ -4,6 +4,7 @@
  * programs, where its packets meet the node's stack, move it. They stop nothing. */
 #include "context.h"
 #include "tunnel.h"
+#include <bpf/bpf_core_read.h>
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
@@ -16,6 +17,7 @@
 #define NEXT_HEADER 20
 #define SOURCE	    22
 #define DESTINATION 38
+#define UDP_HEADER  54
 #define UDP_PORT    56
 #define UDP_SUM	    60
 #define FLAGS	    62 /* the two bytes that have them, and before the two of the policy */
@@ -36,13 +38,40 @@ static __always_inline __u16 get(struct __sk_buff *skb, int at)
 	return bpf_ntohs(v);
 }
 
-/* A checksum of zero stays: there is none. */
-static __always_inline void put(struct __sk_buff *skb, int at, __u16 is, __u16 value, __u64 pseudo)
+/* is_left tells of a tunnel whose checksum, UDP's, a device is still to fill in: until then the field is the sum of the
+ * pseudo-header alone. One around a packet whose own checksum is left has its own already: the kernel knows what that
+ * of the packet will come to (LCO). Segments to be cut have none yet. */
+static __always_inline bool is_left(struct __sk_buff *skb)
+{
+	struct sk_buff *kernel = bpf_cast_to_kern_ctx(skb);
+
+	return skb->gso_size || (BPF_CORE_READ_BITFIELD(kernel, ip_summed) == CHECKSUM_PARTIAL &&
+				 kernel->head + kernel->csum_start == kernel->data + UDP_HEADER);
+}
+
+static __always_inline void set(struct __sk_buff *skb, int at, __u16 value)
 {
 	__be16 v = bpf_htons(value);
 
-	bpf_l4_csum_replace(skb, UDP_SUM, bpf_htons(is), v, sizeof(v) | BPF_F_MARK_MANGLED_0 | pseudo);
-	bpf_skb_store_bytes(skb, at, &v, sizeof(v), 0);
+	bpf_skb_store_bytes(skb, at, &v, sizeof(v), BPF_F_RECOMPUTE_CSUM);
+}
+
+/* A checksum of zero stays: there is none. The kernel's helper takes every checksum that is left for this one, so one
+ * that is whole is kept so here (RFC 1624). */
+static __always_inline void put(struct __sk_buff *skb, int at, __u16 is, __u16 value, __u64 pseudo)
+{
+	__u32 sum = get(skb, UDP_SUM);
+
+	if (is_left(skb)) {
+		bpf_l4_csum_replace(skb, UDP_SUM, bpf_htons(is), bpf_htons(value),
+				    sizeof(is) | BPF_F_MARK_MANGLED_0 | pseudo);
+	} else if (sum) {
+		sum = (sum ^ 0xffff) + (is ^ 0xffff) + value;
+		sum = (sum & 0xffff) + (sum >> 16);
+		sum = (sum & 0xffff) + (sum >> 16);
+		set(skb, UDP_SUM, sum == 0xffff ? sum : sum ^ 0xffff);
+	}
+	set(skb, at, value);
 }
 
 static __always_inline bool tunnels(struct __sk_buff *skb)

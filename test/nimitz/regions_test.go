@@ -50,15 +50,15 @@ func regional() lab.Spec {
 // TestRegions has tenants in two regions, each with its own orchestrator and Edge Switch (NIMITZ §3.1, cross-region traffic; NM6): their own containers
 // reach each other, others' with the same addresses do not; whoever keeps them is not on the way.
 func TestRegions(t *testing.T) {
-	for _, on := range []string{lab.EBPF, lab.OVS} {
-		t.Run(on, func(t *testing.T) {
+	for _, on := range []struct{ nodes, edges string }{{lab.EBPF, lab.EBPF}, {lab.OVS, lab.OVS}, {lab.EBPF, lab.OVS}} {
+		t.Run(on.nodes+"-"+on.edges, func(t *testing.T) {
 			t.Parallel() // most of it is waiting
 			spec := regional()
-			spec.Name, spec.Nimitz = fmt.Sprintf("r%s-%d", on, os.Getpid()), on
-			l := labtest.New(t, spec)
+			spec.Name, spec.Nimitz = fmt.Sprintf("r%s-%s-%d", on.nodes, on.edges, os.Getpid()), on.nodes
+			l := labtest.New(t, spec, func(o *lab.Options) { o.Nimitz = map[string]string{"we": on.edges, "ee": on.edges} })
 			vnis(t, l)
 			eastWest(t, l)
-			transfers(t, l)
+			transfers(t, l, [][2]string{{"green-w1", "green-e1"}, {"green-e1", "green-w2"}, {"gold-e1", "gold-w1"}})
 			unkept(t, l)
 			apartAndJoined(t, l)
 		})
@@ -79,8 +79,8 @@ func vnis(t *testing.T, l *lab.Lab) {
 }
 
 // transfers has TCP carry more than one packet's worth each way, by each family.
-func transfers(t *testing.T, l *lab.Lab) {
-	for _, pair := range [][2]string{{"green-w1", "green-e1"}, {"green-e1", "green-w2"}, {"gold-e1", "gold-w1"}} {
+func transfers(t *testing.T, l *lab.Lab, pairs [][2]string) {
+	for _, pair := range pairs {
 		to, err := l.Container(pair[1])
 		must(t, err)
 		for _, a := range to.Addresses() {
