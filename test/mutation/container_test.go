@@ -176,7 +176,7 @@ func container() []mutation {
 			name:  "what a switch reads",
 			old:   "if (its->network == NETWORK_TAPPED)\n\t\treturn claims_ours ? drop(skb, why, HOOK_CONTAINER) : TC_ACT_SHOT;",
 			test:  "TestNimitzPorts",
-			cases: []string{"a switch's"},
+			cases: []string{"a switch's", "a switch's, in netpila's name"},
 		},
 		{
 			name:  "multicast",

@@ -72,6 +72,7 @@ func bugs() []planted {
 		{"FuzzSocket", "internal/plugin/socket.go", "c += 9", "c += 8"},
 		{"FuzzAnswer", "internal/plugin/ask.go", `!strings.HasPrefix(version, "HTTP/1.")`, `!strings.HasPrefix(version, "HTTP/")`},
 		{"FuzzRefusal", "internal/plugin/text.go", "case r < ' ':", "case r < 31:"},
+		{"FuzzReadMatrix", "internal/nic/matrix.go", "err != nil || packets == 0 {", "err != nil {"},
 		{"FuzzMountinfo", "internal/datapath/bpffs.go", "kind[1] != mountSource", "!strings.HasPrefix(kind[1], mountSource)"},
 	}
 }
