@@ -2,6 +2,7 @@ package endpoint
 
 import (
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"os"
@@ -185,7 +186,9 @@ func TestCorruptFilesAreNamed(t *testing.T) {
 			return rewrite(t, filepath.Join(dir, "endpoints/1.json"), func(b string) string { return b[:len(b)/2] })
 		},
 		"record of a later version": func(t *testing.T, dir string) string {
-			return rewrite(t, filepath.Join(dir, "endpoints/1.json"), func(b string) string { return strings.Replace(b, `"version": 1`, `"version": 3`, 1) })
+			return rewrite(t, filepath.Join(dir, "endpoints/1.json"), func(b string) string {
+				return strings.Replace(b, `"version": 1`, fmt.Sprintf(`"version": %d`, recordVersion+1), 1)
+			})
 		},
 		"record with a state of its own": func(t *testing.T, dir string) string {
 			return rewrite(t, filepath.Join(dir, "endpoints/1.json"), func(b string) string { return strings.Replace(b, `"active"`, `"asleep"`, 1) })

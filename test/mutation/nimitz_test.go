@@ -17,7 +17,7 @@ func nimitz() []mutation {
 			test:  tunnels,
 			cases: []string{"a process to its own node"},
 		},
-		{name: "by the uplink alone", old: "!is_known_tunnel(skb) || ", test: tunnels, cases: []string{"a process to its own node, as another"}},
+		{name: "by the uplink alone", old: "!is_known_tunnel(skb) || ", test: tunnels, cases: []string{"a process to its own node, as another", "to another address of this node"}},
 		{name: "tunnel addresses alone", old: "from.lo != VTEP_HOST || ", test: packets, cases: both("not from a VTEP", "not the tunnel address of the one abroad")},
 		{name: "nodes of the region", old: " || !is_peer(&from))\n\t\treturn REASON_PEER_UNKNOWN;", new: ")\n\t\treturn REASON_PEER_UNKNOWN;", test: packets, cases: both("from another cluster's VTEP")},
 		{

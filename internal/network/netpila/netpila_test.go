@@ -49,7 +49,7 @@ func newNetwork(t *testing.T) (*Network, *memory) {
 
 func prepare(t *testing.T, n *Network, of tenant.Tenant, app address.AppID) endpoint.Attachment {
 	t.Helper()
-	a, err := n.Prepare(t.Context(), of, app, endpoint.Record{})
+	a, err := n.Prepare(t.Context(), of, app, endpoint.Record{TenantID: of.Current().ID})
 	if err != nil || len(a) != 1 {
 		t.Fatal(a, err)
 	}
@@ -91,15 +91,18 @@ func TestPrepareClear(t *testing.T) {
 		t.Errorf("attachment %+v; want the plaintext and the base prefix", a)
 	}
 	m.next[endpoint.CursorKey{Tenant: 2, App: 1}] = address.MaxIndex + 1
-	if _, err := n.Prepare(t.Context(), red, 1, endpoint.Record{}); !errors.Is(err, endpoint.ErrExhausted) {
+	if _, err := n.Prepare(t.Context(), red, 1, endpoint.Record{TenantID: 2}); !errors.Is(err, endpoint.ErrExhausted) {
 		t.Errorf("beyond the last index: %v", err)
 	}
 }
 
 func TestRefusals(t *testing.T) {
 	n, _ := newNetwork(t)
-	if _, err := n.Prepare(t.Context(), blue, address.FirstReservedApp, endpoint.Record{}); err == nil {
+	if _, err := n.Prepare(t.Context(), blue, address.FirstReservedApp, endpoint.Record{TenantID: 9}); err == nil {
 		t.Error("a reserved app got an address")
+	}
+	if _, err := n.Prepare(t.Context(), blue, 5, endpoint.Record{TenantID: 5}); err == nil {
+		t.Error("an address of an id that is not the tenant's")
 	}
 	sound := endpoint.Record{TenantID: 9, App: 5, Attachments: []endpoint.Attachment{prepare(t, n, blue, 5)}}
 	if err := n.Validate(sound); err != nil {
