@@ -113,6 +113,11 @@ func (t Tenant) checkService(plan address.Plan, s Service) error {
 		case slices.ContainsFunc(t.Overlays, func(o Overlay) bool { return o.CIDR.Contains(a) }):
 			return fmt.Errorf("%v is in the tenant's own CIDR %v, whose addresses are containers'", a, t.overlay6())
 		}
+		for _, r := range t.Regions {
+			if i := slices.IndexFunc(r.CIDRs, func(cidr netip.Prefix) bool { return cidr.Contains(a) }); i >= 0 {
+				return fmt.Errorf("%v is in the tenant's CIDR %v in region %s, whose addresses are containers'", a, r.CIDRs[i], r.Name)
+			}
+		}
 	}
 	switch base := plan.Base; {
 	case s.Virtual == s.Real:
@@ -126,7 +131,11 @@ func (t Tenant) checkService(plan address.Plan, s Service) error {
 }
 
 func (t Tenant) checkPublications(plan address.Plan) error {
-	named, at := map[string]bool{}, map[netip.Addr]string{}
+	type place struct {
+		container netip.Addr
+		gateway   netip.Prefix
+	}
+	named, at, of := map[string]bool{}, map[netip.Addr]string{}, map[place]string{}
 	for _, p := range t.Publications {
 		if err := checkName("publication", p.Name); err != nil {
 			return err
@@ -142,6 +151,11 @@ func (t Tenant) checkPublications(plan address.Plan) error {
 			return fmt.Errorf("publications %s and %s of tenant %s both have %v", other, p.Name, t.Name, p.Underlay)
 		}
 		at[p.Underlay] = p.Name
+		// At a gateway a container has one virtual address, from which it answers.
+		if other := of[place{p.Container, p.Gateway}]; other != "" {
+			return fmt.Errorf("publications %s and %s of tenant %s are both of container %v at the gateway of %v, where a container is published once; use another node's gateway", other, p.Name, t.Name, p.Container, p.Gateway)
+		}
+		of[place{p.Container, p.Gateway}] = p.Name
 	}
 	return nil
 }

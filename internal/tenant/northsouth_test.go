@@ -25,11 +25,12 @@ func publication(name, container string, gateway netip.Prefix, i address.Index) 
 func TestCheckNorthSouth(t *testing.T) {
 	both := []Overlay{overlay("10.0.0.0/16", 24), overlay("fd12:3456::/48", 80)}
 	storage, db := service("storage", "fd09::7", "2001:db8::9"), service("db", "fd09::8", "2001:db8::a")
+	east := Region{Name: "east", CIDRs: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("fd12:9999::/48")}}
 	web := publication("web", "fd12:3456::5", node1, 2)
 	list := func(n int) (services []Service, publications []Publication) {
 		for i := range n {
 			services = append(services, service(fmt.Sprint("s", i), fmt.Sprintf("fd09::1:%x", i), fmt.Sprintf("2001:db8::1:%x", i)))
-			publications = append(publications, publication(fmt.Sprint("p", i), "fd12:3456::5", node1, address.Index(i+2)))
+			publications = append(publications, publication(fmt.Sprint("p", i), fmt.Sprintf("fd12:3456::1:%x", i), node1, address.Index(i+2)))
 		}
 		return services, publications
 	}
@@ -64,6 +65,8 @@ func TestCheckNorthSouth(t *testing.T) {
 		{[]Service{service("private", "fd09::7", "fc00::9")}, nil, "private prefix"},
 		{[]Service{service("own", "fd12:3456::7", "2001:db8::9")}, nil, "own CIDR fd12:3456::/48"},
 		{[]Service{service("own", "fd09::7", "fd12:3456::7")}, nil, "own CIDR fd12:3456::/48"},
+		{[]Service{service("east", "fd12:9999::7", "2001:db8::9")}, nil, "the tenant's CIDR fd12:9999::/48 in region east"},
+		{[]Service{service("east", "fd09::7", "fd12:9999::7")}, nil, "the tenant's CIDR fd12:9999::/48 in region east"},
 		{[]Service{service("node", "fd09::7", "fd70:696c:6100:1::1")}, nil, ""},
 		{[]Service{service("base", "fd70:696c:6100:1::1", "2001:db8::9")}, nil, "in the base prefix"},
 		{[]Service{service("container", "fd09::7", "fd70:696c:6100:1:0:700:100:1")}, nil, "a container's"},
@@ -72,6 +75,7 @@ func TestCheckNorthSouth(t *testing.T) {
 		{nil, []Publication{publication("", "fd12:3456::6", node1, 3)}, "publication name"},
 		{nil, []Publication{web, publication("api", "fd12:3456::6", node1, 2)}, "web and api of tenant blue both have"},
 		{nil, []Publication{web, publication("api", "fd12:3456::5", node2, 2)}, ""},
+		{nil, []Publication{web, publication("api", "fd12:3456::5", node1, 3)}, "web and api of tenant blue are both of container fd12:3456::5 at the gateway of fd70:696c:6100:1::/64"},
 		{nil, []Publication{publication("v4", "10.0.0.5", node1, 2)}, "IPv6 alone"},
 		{nil, []Publication{publication("far", "fd12:3457::5", node1, 2)}, "not in the tenant's CIDR fd12:3456::/48"},
 		{nil, []Publication{publication("node", "fd12:3456::5", netip.MustParsePrefix("fd70:696c:6200:1::/64"), 2)}, "no node's prefix"},
@@ -82,7 +86,7 @@ func TestCheckNorthSouth(t *testing.T) {
 		{nil, []Publication{{"app", web.Container, node1, netip.MustParseAddr("fd70:696c:6100:1:0:1:0:2")}}, "and above"},
 		{nil, []Publication{{"tenant", web.Container, node1, netip.MustParseAddr("fd70:696c:6100:1:0:7ff:0:2")}}, "and above"},
 	} {
-		blue := Tenant{Name: "blue", Network: Nimitz, Overlays: both, Services: c.services, Publications: c.publications}
+		blue := Tenant{Name: "blue", Network: Nimitz, Overlays: both, Regions: []Region{east}, Services: c.services, Publications: c.publications}
 		err := blue.CheckNorthSouth(address.DefaultPlan())
 		if (err == nil) != (c.refused == "") || err != nil && !strings.Contains(err.Error(), c.refused) {
 			t.Errorf("%.3v %.3v: %v; want %q", c.services, c.publications, err, c.refused)

@@ -98,22 +98,36 @@ func (s *Store) changeNimitz(ctx context.Context, name string, change func(*txn,
 		if err := change(t, found); err != nil {
 			return err
 		}
-		is := tenant.Tenant{Name: name}
-		var err error
-		if is.Overlays, err = tenant.ParseOverlays(found.Overlays); err != nil {
+		is, err := readNorthSouth(found)
+		if err != nil {
+			return refuse(Invalid, "%v; nothing was changed", err)
+		}
+		regions, err := t.regions()
+		if err != nil {
 			return err
 		}
-		if is.Services, err = tenant.ParseServices(found.Services); err != nil {
-			return refuse(Invalid, "%v; nothing was changed", err)
-		}
-		if is.Publications, err = tenant.ParsePublications(found.Publications); err != nil {
-			return refuse(Invalid, "%v; nothing was changed", err)
+		if is.Regions, err = cidrsIn(regions, name); err != nil {
+			return err
 		}
 		if err := is.CheckNorthSouth(s.cluster.Plan); err != nil {
 			return refuse(Invalid, "%v; nothing was changed", err)
 		}
 		return nil
 	})
+}
+
+// readNorthSouth is as much of a tenant as CheckNorthSouth looks at, but for other regions.
+func readNorthSouth(of *pilasterv1.Tenant) (tenant.Tenant, error) {
+	is := tenant.Tenant{Name: of.Name}
+	var err error
+	if is.Overlays, err = tenant.ParseOverlays(of.Overlays); err != nil {
+		return is, err
+	}
+	if is.Services, err = tenant.ParseServices(of.Services); err != nil {
+		return is, err
+	}
+	is.Publications, err = tenant.ParsePublications(of.Publications)
+	return is, err
 }
 
 func (s *Store) changeNorthSouth(ctx context.Context, name string, change func(*txn, *pilasterv1.Tenant) error) error {

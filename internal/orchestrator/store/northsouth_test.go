@@ -22,10 +22,16 @@ func service(name, virtual, real string) tenant.Service {
 	return tenant.Service{Name: name, Virtual: netip.MustParseAddr(virtual), Real: netip.MustParseAddr(real)}
 }
 
-// publish gives the last 24 bits of the address, the index.
+func container(name string) netip.Addr {
+	a := netip.MustParseAddr("fd12:3456::").As16()
+	copy(a[12:], name)
+	return netip.AddrFrom16(a)
+}
+
+// publish gives the last 24 bits of the address, the index. Each name is of a container of its own.
 func publish(t *testing.T, s *store.Store, of, name string, n int) uint32 {
 	t.Helper()
-	p, err := s.CreatePublication(t.Context(), of, name, netip.MustParseAddr("fd12:3456::5"), node(n).Name)
+	p, err := s.CreatePublication(t.Context(), of, name, container(name), node(n).Name)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -176,6 +182,8 @@ func testPublications(t *testing.T, etcd *clientv3.Client) {
 	}
 	_, err := s.CreatePublication(ctx, "green", "web", netip.MustParseAddr(at), "n2")
 	refused(t, err, store.Exists, "a publication web already")
+	_, err = s.CreatePublication(ctx, "green", "web2", container("web"), "n1")
+	refused(t, err, store.Invalid, "web and web2 of tenant green are both of container", "another node's gateway", "nothing was changed")
 
 	// One that ends leaves its address to nobody for a while.
 	if err := s.DeletePublication(ctx, "lime", "web"); err != nil {
@@ -224,7 +232,7 @@ func testManyPublications(t *testing.T, etcd *clientv3.Client) {
 	nimitz(t, s, "green", "fd12:3456::/48")
 	is := now(t, s, "green")
 	for i := range tenant.MaxPublications - 1 {
-		is.Publications = append(is.Publications, &pilasterv1.Publication{Name: fmt.Sprint("p", i), Container: "fd12:3456::5", Node: "n1", Gateway: one.Prefix, Underlay: underlay(one, i+2)})
+		is.Publications = append(is.Publications, &pilasterv1.Publication{Name: fmt.Sprint("p", i), Container: fmt.Sprintf("fd12:3456::1:%x", i), Node: "n1", Gateway: one.Prefix, Underlay: underlay(one, i+2)})
 	}
 	stuff(t, etcd, is)
 	publish(t, s, "green", "last", 1)

@@ -43,7 +43,7 @@ func (s *Store) ImportRegion(ctx context.Context, own string, r *pilasterv1.Regi
 		} else if edge == "" {
 			return refuse(Refused, "this region has no Edge Switch, by which its nodes would reach another; nothing was changed: start an agent with --edge, and import then")
 		}
-		if err := t.checkBeside(kept, cidrs); err != nil {
+		if err := t.checkBeside(s.cluster.Plan, kept, cidrs); err != nil {
 			return err
 		}
 		return t.save(dirRegions+kept.Name, kept)
@@ -129,7 +129,7 @@ func (s *Store) checkRegion(r *pilasterv1.Region) (cidrs [][]netip.Prefix, err e
 }
 
 // checkBeside refuses a region that others, or the tenants here, leave no room for.
-func (t *txn) checkBeside(r *pilasterv1.Region, cidrs [][]netip.Prefix) error {
+func (t *txn) checkBeside(plan address.Plan, r *pilasterv1.Region, cidrs [][]netip.Prefix) error {
 	regions, err := t.regions()
 	if err != nil {
 		return err
@@ -156,17 +156,21 @@ func (t *txn) checkBeside(r *pilasterv1.Region, cidrs [][]netip.Prefix) error {
 		if _, err := t.load(dirTenants+of.Name, here); err != nil {
 			return err
 		}
-		own, err := tenant.ParseOverlays(here.Overlays)
+		is, err := readNorthSouth(here)
 		if err != nil {
 			return err
 		}
-		for _, o := range own {
+		for _, o := range is.Overlays {
 			if err := apart(of.Name, "region "+r.Name, cidrs[i], "this region", []netip.Prefix{o.CIDR}); err != nil {
 				return err
 			}
 		}
 		if err := apartFrom(regions, of.Name, "region "+r.Name, cidrs[i]); err != nil {
 			return err
+		}
+		is.Regions = []tenant.Region{{Name: r.Name, CIDRs: cidrs[i]}}
+		if err := is.CheckNorthSouth(plan); err != nil {
+			return refuse(Refused, "%v; nothing was changed: delete it with `pilaster service delete`, or leave the tenant out of the import with --tenant", err)
 		}
 	}
 	return nil
@@ -195,21 +199,33 @@ func (t *txn) checkElsewhere(of *pilasterv1.Tenant) error {
 
 // apartFrom refuses CIDRs of a tenant, in one place, that overlap those it has in a region.
 func apartFrom(regions []*pilasterv1.Region, name, where string, cidrs []netip.Prefix) error {
+	there, err := cidrsIn(regions, name)
+	if err != nil {
+		return err
+	}
+	for _, r := range there {
+		if err := apart(name, where, cidrs, "region "+r.Name, r.CIDRs); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// cidrsIn are those of a tenant in each region that has it.
+func cidrsIn(regions []*pilasterv1.Region, name string) (there []tenant.Region, err error) {
 	for _, r := range regions {
 		for _, t := range r.Tenants {
 			if t.Name != name {
 				continue
 			}
-			has, err := tenant.ParsePrefixes(t.Cidrs)
+			cidrs, err := tenant.ParsePrefixes(t.Cidrs)
 			if err != nil {
-				return err
+				return nil, err
 			}
-			if err := apart(name, where, cidrs, "region "+r.Name, has); err != nil {
-				return err
-			}
+			there = append(there, tenant.Region{Name: r.Name, CIDRs: cidrs})
 		}
 	}
-	return nil
+	return there, nil
 }
 
 func apart(name, where string, cidrs []netip.Prefix, there string, others []netip.Prefix) error {

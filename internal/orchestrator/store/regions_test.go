@@ -112,6 +112,22 @@ func testRegions(t *testing.T, etcd *clientv3.Client) {
 		t.Error(err)
 	}
 
+	// Services and other regions keep apart, whichever comes first; what is no tenant's of that name does not matter.
+	four := east("10.1.128.0/17", "10.6.0.0/16", "10.3.0.0/16", "fd12:9::/48")
+	nimitz(t, s, "t4", "fd12:3456::/48")
+	if _, err := s.CreateService(ctx, "t4", service("storage", "fd12:9::7", "2001:db8::9")); err != nil {
+		t.Fatal(err)
+	}
+	refused(t, take(four), store.Refused, "service t4/storage: fd12:9::7 is in the tenant's CIDR fd12:9::/48 in region east", "service delete", "--tenant", "nothing was changed")
+	if err := s.DeleteService(ctx, "t4", "storage"); err != nil {
+		t.Fatal(err)
+	}
+	if err := take(four); err != nil {
+		t.Error(err)
+	}
+	_, err = s.CreateService(ctx, "t4", service("storage", "fd09::7", "fd12:9::9"))
+	refused(t, err, store.Invalid, "fd12:9::9 is in the tenant's CIDR fd12:9::/48 in region east", "nothing was changed")
+
 	// Import again replaces, and nothing of before is in the way of it.
 	if err := take(east("10.1.128.0/17")); err != nil {
 		t.Error(err)
