@@ -159,18 +159,25 @@ func (c *Core) moveOne(ctx context.Context, containerID, iface string) error {
 	if err := c.join(ctx, known.Tenant, &r); err != nil {
 		return err
 	}
-	return c.leave(ctx, known.Tenant, &r)
+	if err := c.leave(ctx, known.Tenant, &r); err != nil {
+		return err
+	}
+	if err := c.fit(&r); err != nil { // its container is told when a packet is too big
+		c.log.Error("endpoint does not have the MTU that it could", "endpoint", r.ID, "error", err)
+	}
+	return nil
 }
 
 // join gives an endpoint addresses of its tenant's network, or leaves it as it was. Where it has them, all that belongs to them is made
-// sure of.
+// sure of, and after an error they stay: they may be in use.
 func (c *Core) join(ctx context.Context, t tenant.Tenant, r *endpoint.Record) error {
 	name := networkOf(t)
 	was := r.Without(name)
 	if c.hasMoved(r.ID) {
 		return nil
 	}
-	if len(was.Attachments) == len(r.Attachments) {
+	isNew := len(was.Attachments) == len(r.Attachments)
+	if isNew {
 		bare := was
 		bare.Attachments = nil
 		more, err := c.attach(ctx, t, r.App, bare)
@@ -185,12 +192,12 @@ func (c *Core) join(ctx context.Context, t tenant.Tenant, r *endpoint.Record) er
 		}
 		*r = both
 	}
-	err := c.fit(r)
-	if err == nil {
-		err = c.driver.Readdress(ctx, was, *r)
-	}
+	err := c.driver.Readdress(ctx, was, *r)
 	if err == nil {
 		err = c.networks[name].Activate(ctx, r.On(name))
+	}
+	if err != nil && !isNew {
+		return err
 	}
 	if err != nil {
 		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeTimeout)
@@ -214,9 +221,6 @@ func (c *Core) leave(ctx context.Context, t tenant.Tenant, r *endpoint.Record) e
 			return err
 		}
 		c.log.Info("endpoint has left a network", "endpoint", r.ID, "container", r.ContainerID, "pod", r.Pod, "network", name, "addresses", r.Addresses())
-	}
-	if err := c.fit(r); err != nil {
-		c.log.Error("endpoint does not have the MTU that it could", "endpoint", r.ID, "error", err)
 	}
 	return nil
 }

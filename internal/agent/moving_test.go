@@ -228,6 +228,42 @@ func TestMoveThatFails(t *testing.T) {
 	}
 }
 
+// TestMoveThatFailsAfterARestart takes nothing from an endpoint that has it from the agent before.
+func TestMoveThatFailsAfterARestart(t *testing.T) {
+	for _, call := range []string{"Readdress", "Activate"} {
+		b := newBedThatMoves(t)
+		b.step(1)
+		b.movesAll()
+		was := b.on("c1", tenant.Netpila, nimitz.Name)
+		b.reopen()
+		b.driver.fail[call] = errFake
+		if b.moveAll(t.Context()) || len(b.tenants.unmoved()) != 1 {
+			t.Errorf("%s: all is done, though it failed", call)
+		}
+		delete(b.driver.fail, call)
+		if r := b.on("c1", tenant.Netpila, nimitz.Name); !slices.Equal(r.Addresses(), was.Addresses()) {
+			t.Errorf("%s: it has %v, and had %v", call, r.Addresses(), was.Addresses())
+		}
+		if b.movesAll(); b.told() != "2/2" {
+			t.Errorf("%s: at last %s", call, b.told())
+		}
+		b.ended("c1", "c2")
+	}
+}
+
+// An MTU that is not the best keeps nobody from moving.
+func TestMoveOfOneWhoseMTUStays(t *testing.T) {
+	b := newBedThatMoves(t)
+	b.driver.mtu = 1400 // nobody has followed yet
+	b.driver.fail["SetMTU"] = errFake
+	b.step(1)
+	if b.movesAll(); b.told() != "2/2" {
+		t.Errorf("said %s", b.told())
+	}
+	delete(b.driver.fail, "SetMTU")
+	b.ended("c1", "c2")
+}
+
 // TestMoveCutOff ends the agent at each call that either step makes; the next one goes on from there.
 func TestMoveCutOff(t *testing.T) {
 	for step := uint64(1); step <= 2; step++ {
@@ -255,7 +291,7 @@ func TestMoveCutOff(t *testing.T) {
 			<-ended
 			b.driver.during, b.nimitz.during = nil, nil
 			if killed == "" {
-				if n < 8 {
+				if n < 7 {
 					t.Errorf("step %d makes %d calls", step, n)
 				}
 				break
