@@ -2,6 +2,7 @@ package agent
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
@@ -54,6 +55,46 @@ func TestEdgeSwitch(t *testing.T) {
 	b.edge = false
 	b.reopen()
 	leads("without --edge", "", false)
+}
+
+// TestRegionsBesideResolve: an answer to what a first container of an app asks leaves regions alone that the stream has told, however late it
+// is; of a tenant that is new here it brings them.
+func TestRegionsBesideResolve(t *testing.T) {
+	b := newBedOfTwo(t)
+	ctx := t.Context()
+	east := tenant.Region{Name: "east", CIDRs: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}, Edge: nodePrefix, PeerEdge: netip.MustParsePrefix("fd71:696c:6100:5::/64"), PeerVNI: 12}
+	moved := east
+	moved.PeerVNI = 13
+	of := func(regions ...tenant.Region) tenant.Tenant {
+		green := b.orchestrator.tenants["green"]
+		green.Regions = regions
+		return green
+	}
+	for i, step := range []struct{ told, answered, want []tenant.Region }{
+		{nil, []tenant.Region{east}, []tenant.Region{east}},
+		{[]tenant.Region{moved}, []tenant.Region{east}, []tenant.Region{moved}},
+		{[]tenant.Region{}, []tenant.Region{moved}, nil},
+		{[]tenant.Region{east}, nil, []tenant.Region{east}},
+	} {
+		if step.told != nil {
+			if err := b.Apply(ctx, []Known{{Tenant: of(step.told...), Whole: true}}, nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+		b.orchestrator.tenants["green"] = of(step.answered...)
+		request := b.green(fmt.Sprint("c", i))
+		request.Labels = map[string]string{"app": request.ContainerID}
+		asked := b.orchestrator.calls
+		if _, err := b.Add(ctx, request); err != nil {
+			t.Fatal(err)
+		}
+		if b.orchestrator.calls == asked {
+			t.Error("nobody was asked")
+		}
+		if known, _, _ := b.tenants.get("green"); !known.Tenant.Equal(of(step.want...)) {
+			t.Errorf("step %d: regions %v, want %v", i, known.Tenant.Regions, step.want)
+		}
+	}
 }
 
 // TestRegionsOfMessages: what no orchestrator can have said is not believed.

@@ -46,6 +46,10 @@ func (c *Core) hold(ctx context.Context, name string, identity map[string]string
 	}
 	defer unlock()
 	if learnt != nil {
+		// Changes does not count regions, so that this answer may be older than what the stream has told, and tells, of them.
+		if known, _, ok := c.tenants.get(name); ok {
+			learnt.Tenant.Regions = known.Tenant.Regions
+		}
 		if _, err := c.tenants.learn(*learnt); err != nil {
 			return t, 0, false, err
 		}
