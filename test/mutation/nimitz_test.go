@@ -264,3 +264,15 @@ func nimitzAnswer() []mutation {
 		},
 	}
 }
+
+func tunnel() []mutation {
+	return []mutation{
+		{
+			name:  "marks of netfilter's",
+			old:   "(skb->mark & tunnel_bits) == tunnel_mark",
+			new:   "skb->mark == tunnel_mark",
+			test:  "TestNimitzMarks",
+			cases: []string{"0 bytes of 100 from invalid AddrPort", "dial tcp 10.0.2.2"},
+		},
+	}
+}

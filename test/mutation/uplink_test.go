@@ -12,6 +12,13 @@ func uplink() []mutation {
 			},
 		},
 		{
+			name:  "whom tunnels are for",
+			old:   "key.dst.hi == own_node && key.dst.lo == VTEP_HOST)",
+			new:   "key.dst.hi == own_node)",
+			test:  "TestNimitzTunnels",
+			cases: []string{"to another address of this node"},
+		},
+		{
 			name:  "errors without a quote",
 			old:   "sizeof(peer), &peer, sizeof(peer)))\n\t\treturn REASON_ICMP_QUOTE;",
 			new:   "sizeof(peer), &peer, sizeof(peer)) && 0)\n\t\treturn REASON_ICMP_QUOTE;",
