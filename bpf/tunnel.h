@@ -12,3 +12,12 @@ static __always_inline bool is_known_tunnel(const struct __sk_buff *skb)
 {
 	return (skb->mark & tunnel_bits) == tunnel_mark;
 }
+
+/* was_made_here tells of a packet that a process of the node sends: it came by no device, and the kernel has put
+ * nothing around it. Such a one may be marked as our own by somebody who has guessed the mark. */
+static __always_inline bool was_made_here(struct __sk_buff *skb)
+{
+	struct sk_buff *kernel = bpf_cast_to_kern_ctx(skb);
+
+	return !skb->ingress_ifindex && !kernel->inner_protocol;
+}

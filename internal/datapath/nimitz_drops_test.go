@@ -215,10 +215,12 @@ func TestNimitzTunnels(t *testing.T) {
 	}
 
 	// A process of the node without any rights, which has the tunnel address like any other of the node.
-	send := func(from netip.Addr, to netip.AddrPort, n int) {
+	send := func(from netip.Addr, to netip.AddrPort, n, mark int) {
 		must(t, b.ns.Do(func() error {
 			anySource := net.Dialer{LocalAddr: net.UDPAddrFromAddrPort(netip.AddrPortFrom(from, 0)), Control: func(_, _ string, raw syscall.RawConn) (err error) {
-				return errors.Join(raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_IPV6, unix.IPV6_FREEBIND, 1) }), err)
+				return errors.Join(raw.Control(func(fd uintptr) {
+					err = errors.Join(unix.SetsockoptInt(int(fd), unix.SOL_IPV6, unix.IPV6_FREEBIND, 1), unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, mark))
+				}), err)
 			}}
 			conn, err := anySource.Dial("udp6", to.String())
 			if err != nil {
@@ -247,11 +249,14 @@ func TestNimitzTunnels(t *testing.T) {
 		{"a process to another port", self, netip.AddrPortFrom(peer, 53), 0, 0},
 	} {
 		before := b.drops(t)
-		send(c.from, c.to, c.n)
+		send(c.from, c.to, c.n, 0)
 		if got := b.counted(t, before); c.why == 0 && len(got) != 0 || c.why != 0 && (len(got) != 1 || got[c.why.String()] != 1) { // the kernel sends no fragment after one that was dropped
 			t.Errorf("%s: counted %v, want one for %v", c.name, got, c.why)
 		}
 	}
+	before := b.drops(t)
+	send(self, netip.AddrPortFrom(peer, pipeline.UDPPort), 0, int(tunnelMark(b.datapath.mark)))
+	b.dropped(t, "a process that has guessed the mark", before, reason.TunnelForged)
 }
 
 // addEdge gives the node another interface, and injects from its other end.

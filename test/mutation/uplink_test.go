@@ -19,6 +19,13 @@ func uplink() []mutation {
 			cases: []string{"to another address of this node"},
 		},
 		{
+			name:  "who has guessed the mark",
+			old:   "was_made_here(skb) || ",
+			new:   "",
+			test:  "TestNimitzTunnels",
+			cases: []string{"a process that has guessed the mark"},
+		},
+		{
 			name:  "errors without a quote",
 			old:   "sizeof(peer), &peer, sizeof(peer)))\n\t\treturn REASON_ICMP_QUOTE;",
 			new:   "sizeof(peer), &peer, sizeof(peer)) && 0)\n\t\treturn REASON_ICMP_QUOTE;",
