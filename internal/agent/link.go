@@ -155,48 +155,70 @@ func (l *Link) register(ctx context.Context) (pilasterv1connect.NodeServiceClien
 	if err != nil {
 		return nil, fmt.Errorf("addresses of the uplink: %w", err)
 	}
-	pages := l.registration(addrs)
-	resp, err := client.Register(ctx, connect.NewRequest(pages[0]))
-	if err != nil {
-		return nil, fmt.Errorf("registering this node: %w", err)
-	}
-	m, err := membershipFromProto(resp.Msg)
-	if err != nil {
-		return nil, err
-	}
-	if err := l.config.Node.Join(m); err != nil {
-		return nil, err
-	}
-	for i, page := range pages[1:] {
-		if _, err := client.Register(ctx, connect.NewRequest(page)); err != nil {
-			return nil, fmt.Errorf("registering this node, page %d of %d: %w", i+2, len(pages), err)
+	said := map[holding]bool{}
+	defer l.freeGone(said)
+	for more := true; more; {
+		var req *pilasterv1.RegisterRequest
+		first := len(said) == 0
+		req, more = l.registration(addrs, said)
+		resp, err := client.Register(ctx, connect.NewRequest(req))
+		if err != nil {
+			return nil, fmt.Errorf("registering this node: %w", err)
+		}
+		if !first {
+			continue
+		}
+		m, err := membershipFromProto(resp.Msg)
+		if err != nil {
+			return nil, err
+		}
+		if err := l.config.Node.Join(m); err != nil {
+			return nil, err
 		}
 	}
 	l.uplink = addrs
 	return client, nil
 }
 
-// registration is what this node says of itself. What it holds beyond a page it says by registering again.
-func (l *Link) registration(uplinks []netip.Addr) (pages []*pilasterv1.RegisterRequest) {
-	joined, _ := l.config.Node.Membership()
-	held := l.config.Tenants.held(joined.Prefix)
+// holding is what the cluster gave, as this node said it.
+type holding struct{ tenant, key, to string }
+
+func holdingOf(m *pilasterv1.Mapping) holding { return holding{m.Tenant, m.Key, m.To} }
+
+// registration is what this node says of itself, with a page of what it holds now and has not said: it registers until there is no more.
+func (l *Link) registration(uplinks []netip.Addr, said map[holding]bool) (req *pilasterv1.RegisterRequest, more bool) {
+	has, joined := l.config.Node.Membership()
+	held := l.config.Tenants.held(has.Prefix)
 	mappings := append(held.Mappings, heldAddresses(l.config.Endpoints())...)
-	for {
-		held.Mappings = mappings[:min(len(mappings), heldPage)]
-		mappings = mappings[len(held.Mappings):]
-		req := &pilasterv1.RegisterRequest{Version: l.config.Version, Edge: l.config.Edge, Held: held}
-		for _, a := range uplinks {
-			req.UplinkAddresses = append(req.UplinkAddresses, a.String())
-		}
-		if has, ok := l.config.Node.Membership(); ok {
-			req.WantedPrefix, req.ClusterUuid = has.Prefix.String(), has.ClusterUUID
-		} else if l.config.WantedPrefix.IsValid() {
-			req.WantedPrefix = l.config.WantedPrefix.String()
-		}
-		if pages = append(pages, req); len(mappings) == 0 {
-			return pages
-		}
+	mappings = slices.DeleteFunc(mappings, func(m *pilasterv1.Mapping) bool { return said[holdingOf(m)] })
+	if len(said) > 0 {
 		held = &pilasterv1.Held{}
+	}
+	held.Mappings = mappings[:min(len(mappings), heldPage)]
+	for _, m := range held.Mappings {
+		said[holdingOf(m)] = true
+	}
+	req = &pilasterv1.RegisterRequest{Version: l.config.Version, Edge: l.config.Edge, Held: held}
+	for _, a := range uplinks {
+		req.UplinkAddresses = append(req.UplinkAddresses, a.String())
+	}
+	if joined {
+		req.WantedPrefix, req.ClusterUuid = has.Prefix.String(), has.ClusterUUID
+	} else if l.config.WantedPrefix.IsValid() {
+		req.WantedPrefix = l.config.WantedPrefix.String()
+	}
+	return req, len(mappings) > heldPage
+}
+
+// freeGone gives back what endpoints had that went while it was said: it may have been said after they had given it back.
+func (l *Link) freeGone(said map[holding]bool) {
+	for _, m := range heldAddresses(l.config.Endpoints()) {
+		delete(said, holdingOf(m))
+	}
+	for m := range said {
+		if m.key != "" {
+			l.setUnfreed(m.tenant, m.key, true)
+		}
 	}
 }
 

@@ -29,6 +29,7 @@ type fakeCluster struct {
 	registered []*pilasterv1.RegisterRequest
 	answer     *pilasterv1.RegisterResponse
 	refusals   []error // of Register, one a call, before it answers
+	during     func(*pilasterv1.RegisterRequest)
 	resolve    func(*pilasterv1.ResolveRequest) (*pilasterv1.ResolveResponse, error)
 
 	list func(*pilasterv1.ListMappingsRequest) (*pilasterv1.ListMappingsResponse, error)
@@ -44,6 +45,9 @@ func (c *fakeCluster) Register(_ context.Context, req *connect.Request[pilasterv
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.registered = append(c.registered, req.Msg)
+	if c.during != nil {
+		c.during(req.Msg)
+	}
 	if len(c.refusals) > 0 {
 		err := c.refusals[0]
 		c.refusals = c.refusals[1:]
@@ -221,6 +225,37 @@ func TestRegisterInPages(t *testing.T) {
 	}
 	if len(said) != len(has) || !said["10.0.16.2/32 c4098/eth0"] || len(b.cluster.registered) != 3 {
 		t.Errorf("%d of %d said in %d requests", len(said), len(has), len(b.cluster.registered))
+	}
+}
+
+// What endpoints give back while the node registers is not claimed after them; what was said by then is given back again.
+func TestRegisterSaysWhatIsThen(t *testing.T) {
+	b := newLinkBed(t)
+	var has []endpoint.Record
+	for i := range heldPage + 3 {
+		a := netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)})
+		has = append(has, endpoint.Record{ContainerID: fmt.Sprint("c", i), Interface: "eth0", Tenant: "green", Attachments: []endpoint.Attachment{{Address: a}}})
+	}
+	has[1].State = endpoint.Deleting
+	b.link.config.Endpoints = func() []endpoint.Record { return slices.Clone(has) }
+	b.cluster.during = func(*pilasterv1.RegisterRequest) {
+		has[3].State = endpoint.Deleting
+		has = has[:heldPage+2]
+	}
+	if err := b.link.Register(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	said := map[string]bool{}
+	for _, req := range b.cluster.registered {
+		for _, m := range req.Held.Mappings {
+			said[m.Key] = true
+		}
+	}
+	if len(said) != heldPage+1 || said["c1/eth0"] || said[fmt.Sprintf("c%d/eth0", heldPage+2)] || !said["c3/eth0"] {
+		t.Errorf("said %d: c1 %v, c3 %v, the last %v", len(said), said["c1/eth0"], said["c3/eth0"], said[fmt.Sprintf("c%d/eth0", heldPage+2)])
+	}
+	if late := b.link.late(); !slices.Equal(late, []allocation{{"green", "c3/eth0"}}) {
+		t.Errorf("%v is given back", late)
 	}
 }
 

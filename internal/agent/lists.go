@@ -234,10 +234,13 @@ func (c *Core) held(name string) []netip.Prefix {
 	return all
 }
 
-// heldAddresses are those that the cluster gave to endpoints one by one.
+// heldAddresses are those that the cluster gave to endpoints one by one, and that they do not give back now.
 func heldAddresses(records []endpoint.Record) []*pilasterv1.Mapping {
 	var all []*pilasterv1.Mapping
 	for _, r := range records {
+		if r.State == endpoint.Deleting {
+			continue
+		}
 		for _, a := range r.Attachments {
 			if _, _, drawn := r.Drawn(a); !drawn {
 				all = append(all, &pilasterv1.Mapping{Tenant: r.Tenant, To: netip.PrefixFrom(a.Address, a.Address.BitLen()).String(), Key: key(r.ContainerID, r.Interface)})
