@@ -316,6 +316,7 @@ type bed struct {
 	now          time.Time
 	nimitz       *fakeSwitch // nil: the node does not have it
 	edge         bool
+	maxMappings  int // 0: as many as the network takes by itself
 	*Core
 }
 
@@ -349,7 +350,7 @@ func (b *bed) tryReopen() error {
 	}
 	networks := map[string]Network{netpila.Name: own}
 	if b.nimitz != nil {
-		networks[nimitz.Name] = nimitz.New(nimitz.Config{Plan: address.DefaultPlan(), Node: nodePrefix, Edge: b.edge, Indexes: store, Cluster: b.nimitz, Switch: b.nimitz})
+		networks[nimitz.Name] = nimitz.New(nimitz.Config{Plan: address.DefaultPlan(), Node: nodePrefix, Edge: b.edge, MaxMappings: b.maxMappings, Indexes: store, Cluster: b.nimitz, Switch: b.nimitz})
 	}
 	b.Core, err = New(Config{
 		Store: store, Tenants: tenants, Networks: networks, Absent: map[string]string{nimitz.Name: "--some switch"}, Driver: b.driver, Resolver: b.orchestrator,

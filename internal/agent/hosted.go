@@ -8,6 +8,8 @@ import (
 	"slices"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/network"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -50,7 +52,10 @@ func (c *Core) hold(ctx context.Context, name string, identity map[string]string
 		if known, _, ok := c.tenants.get(name); ok {
 			learnt.Tenant.Regions = known.Tenant.Regions
 		}
-		if _, err := c.tenants.learn(*learnt); err != nil {
+		if err := c.take(ctx, *learnt); err != nil {
+			if c.tenants.endpoints(name) == 0 {
+				c.vacate(ctx, name)
+			}
 			return t, 0, false, err
 		}
 	}
@@ -73,6 +78,27 @@ func (c *Core) hold(ctx context.Context, name string, identity map[string]string
 	}
 	c.tenants.count(name, known.Tenant.Current().ID, +1)
 	return known.Tenant, app, true, nil
+}
+
+// take learns what is given of a tenant. Of what networks refuse a tenant known before stays as it was, and so
+// it does on disk, whose turn comes after them: containers of it are brought back with that at a start. The caller holds the tenant's lock.
+func (c *Core) take(ctx context.Context, k Known) error {
+	before, err := c.tenants.learn(k)
+	if err != nil {
+		return err
+	}
+	if err := c.put(ctx, k.Tenant.Name); err != nil {
+		if isUnfit(err) {
+			c.tenants.unlearn(before)
+		}
+		return err
+	}
+	return c.tenants.save(k.Tenant.Name)
+}
+
+// isUnfit tells whether a tenant is refused for what it is, and the others are as well as they were.
+func isUnfit(err error) bool {
+	return errors.Is(err, ErrExhausted) || errors.Is(err, network.ErrUnfit) || errors.Is(err, endpoint.ErrExhausted)
 }
 
 // put makes the tenant's networks know the tenant. The caller holds the tenant's lock.
@@ -137,10 +163,19 @@ func (c *Core) forget(ctx context.Context, name string) {
 // Apply takes what the orchestrator tells of hosted and carried tenants. Tenants that are neither any
 // more are left out. Nothing is removed because something does not mention it.
 func (c *Core) Apply(ctx context.Context, news []Known, deleted []string) error {
-	for _, k := range news {
-		if err := c.applyOne(ctx, k); err != nil {
-			return err
+	for len(news) > 0 {
+		var unfit []Known
+		for _, k := range news {
+			if err := c.applyOne(ctx, k); isUnfit(err) {
+				unfit = append(unfit, k)
+			} else if err != nil {
+				return err
+			}
 		}
+		if len(unfit) == len(news) {
+			break // the others need to be heard; of those that were, none made room
+		}
+		news = unfit
 	}
 	for _, name := range deleted {
 		if err := c.tenants.markDeleted(name); err != nil {
@@ -163,17 +198,17 @@ func (c *Core) applyOne(ctx context.Context, k Known) error {
 	if known && !c.tenants.isHosted(k.Tenant.Name) && len(k.Tenant.IDs) > 0 && !k.Tenant.Created.Equal(before.Tenant.Created) {
 		c.forget(ctx, k.Tenant.Name) // it is another, and nothing here is the old one's
 	}
-	if _, err := c.tenants.learn(k); errors.Is(err, ErrExhausted) {
-		c.log.Error("tenant is not taken as the cluster has it", "tenant", k.Tenant.Name, "error", err)
-		c.tenants.refuse(k.Tenant.Name, err)
-		return nil // the others need to be heard
-	} else if err != nil {
+	if err := c.take(ctx, k); err != nil {
+		if isUnfit(err) {
+			c.log.Error("tenant is not taken as the cluster has it", "tenant", k.Tenant.Name, "error", err)
+			c.tenants.refuse(k.Tenant.Name, err)
+		}
 		return err
 	}
 	if after, _, _ := c.tenants.get(k.Tenant.Name); after.Tenant.Network != before.Tenant.Network || after.Tenant.Leaving != before.Tenant.Leaving {
 		c.due.signal()
 	}
-	return c.put(ctx, k.Tenant.Name)
+	return nil
 }
 
 func checkResolved(t tenant.Tenant, app address.AppID, name string) error {

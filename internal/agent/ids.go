@@ -167,7 +167,10 @@ func (t *Tenants) count(name string, id address.TenantID, by int) int {
 func (t *Tenants) endpoints(name string) int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.m[name].count()
+	if h := t.m[name]; h != nil {
+		return h.count()
+	}
+	return 0
 }
 
 func (h *hosted) count() (n int) {

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -107,7 +108,10 @@ func (t *Tenants) refuse(name string, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if h := t.m[name]; h != nil {
-		h.refused = fmt.Errorf("tenant %s has an id this node did not take, so nothing is drawn from it unless it is forced: %w", name, err)
+		h.refused = fmt.Errorf("tenant %s is not here as the cluster has it: %w", name, err)
+		if errors.Is(err, ErrExhausted) {
+			h.refused = fmt.Errorf("tenant %s has an id this node did not take, so nothing is drawn from it unless it is forced: %w", name, err)
+		}
 		h.Whole, h.asked = false, false
 	}
 }

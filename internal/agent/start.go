@@ -160,6 +160,11 @@ func (c *Core) putTenants(ctx context.Context) error {
 			c.vacate(ctx, name)
 		}
 		err = c.put(ctx, name)
+		if isUnfit(err) && c.tenants.endpoints(name) == 0 {
+			c.log.Error("tenant is not taken", "tenant", name, "error", err)
+			c.tenants.refuse(name, err)
+			err = nil
+		}
 		unlock()
 		if err != nil {
 			return err

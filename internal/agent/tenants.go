@@ -68,6 +68,7 @@ type hosted struct {
 	moving    *pilasterv1.Moving       // how far this node is with the network it leaves; nil where it leaves none
 	subnets   []netip.Prefix           // this node's, one of each overlay; nil before it asked
 	refused   error                    // why this node did not take what it heard last
+	unsaved   bool                     // by learn: the disk does not have it yet
 	asked     bool                     // the stream was asked for the whole of it, which is on its way
 	listed    chan struct{}            // closed when its mappings were told; nil where nobody waits for that
 }
@@ -324,62 +325,6 @@ func (t *Tenants) get(name string) (k Known, deleted, ok bool) {
 		return Known{}, false, false
 	}
 	return h.Known, h.deleted, true
-}
-
-// learn adds what is given to what is known of the tenant and tells whether that was news.
-func (t *Tenants) learn(k Known) (bool, error) {
-	if err := tenant.CheckName(k.Tenant.Name); err != nil {
-		return false, err
-	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	old := t.m[k.Tenant.Name]
-	if old == nil {
-		if err := t.room(k.Tenant.Name, len(k.Tenant.IDs)); err != nil {
-			return false, err
-		}
-		h := newHosted(k)
-		if err := t.write(h); err != nil {
-			return false, err
-		}
-		if t.lists && isMapped(k.Tenant) {
-			h.listed = make(chan struct{})
-		}
-		t.m[k.Tenant.Name] = h
-		t.signal()
-		return true, nil
-	}
-	if had, has := old.Tenant.Created, k.Tenant.Created; !has.IsZero() && !has.Equal(had) {
-		return false, fmt.Errorf("tenant %s of this node was made at %v, but the cluster's was made at %v\n  nothing was changed; remove this node's containers of the tenant, or restore the cluster's newer store", k.Tenant.Name, had, has)
-	}
-	h := *old
-	if err := h.learnIDs(k.Tenant); err != nil {
-		return false, err
-	}
-	h.Apps = mergeApps(old.Apps, k.Apps)
-	if err := t.room(k.Tenant.Name, len(h.Tenant.IDs)); err != nil {
-		return false, err
-	}
-	h.Whole, h.refused = old.Whole || k.Whole, nil
-	if h.Tenant.Equal(old.Tenant) && len(h.Apps) == len(old.Apps) {
-		t.m[k.Tenant.Name] = &h // wholeness is not kept on disk
-		return false, nil
-	}
-	if err := t.write(&h); err != nil {
-		return false, err
-	}
-	t.m[k.Tenant.Name] = &h
-	return true, nil
-}
-
-func mergeApps(old, news []App) []App {
-	merged := slices.Clone(old)
-	for _, a := range news {
-		if !slices.ContainsFunc(old, func(o App) bool { return o.ID == a.ID }) {
-			merged = append(merged, a)
-		}
-	}
-	return merged
 }
 
 func (t *Tenants) markDeleted(name string) error {

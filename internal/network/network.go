@@ -4,6 +4,7 @@ package network
 
 import (
 	"context"
+	"errors"
 	"net/netip"
 
 	"pilaster.io/pilaster/internal/address"
@@ -11,6 +12,9 @@ import (
 	"pilaster.io/pilaster/internal/reason"
 	"pilaster.io/pilaster/internal/tenant"
 )
+
+// ErrUnfit means that a tenant cannot be beside what the node has already. Others are as well as before.
+var ErrUnfit = errors.New("this node cannot take it")
 
 // Network is one of them on one node. It is given records with attachments of its own only. Calls about one endpoint come one after the
 // other, and every call but Prepare may be repeated: the second one finds nothing to do.
@@ -32,7 +36,7 @@ type Addresses interface {
 
 // Path is a network's part of the packet path: its tables. The devices and hooks are the driver's.
 type Path interface {
-	// PutTenant makes a tenant of this node known, or what has changed of it.
+	// PutTenant makes a tenant of this node known, or what has changed of it. ErrUnfit and endpoint.ErrExhausted mean that it was left as it was.
 	PutTenant(ctx context.Context, t tenant.Tenant) error
 	// DeleteTenant forgets a tenant that has no endpoint here any more, or those of its ids that are given.
 	DeleteTenant(ctx context.Context, t tenant.Tenant) error

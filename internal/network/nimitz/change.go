@@ -103,15 +103,24 @@ func (n *Network) PutTenant(ctx context.Context, t tenant.Tenant) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if err := errors.Join(n.checkNorthSouth(t), n.checkRegions(t)); err != nil {
-		return err
+		return fmt.Errorf("%w: %w", network.ErrUnfit, err)
 	}
-	h := n.tenants[t.Name]
-	if h == nil {
+	h, known := n.tenants[t.Name]
+	if !known {
 		h = newHosted()
 		n.tenants[t.Name] = h
 	}
+	was := *h
 	h.set(t)
-	return n.settle(ctx, h)
+	err := n.settle(ctx, h)
+	if errors.Is(err, endpoint.ErrExhausted) { // before the switch was told anything
+		if *h = was; !known {
+			delete(n.tenants, t.Name)
+		}
+		n.renew(h)
+		n.renewRegion()
+	}
+	return err
 }
 
 // DeleteTenant forgets the tenant, if the id that is its VNI is among those given.

@@ -1,0 +1,85 @@
+package agent
+
+import (
+	"fmt"
+	"slices"
+
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+// learn adds what is given to what is known of the tenant, and returns what was. What it adds to one known before, save writes.
+func (t *Tenants) learn(k Known) (before Known, err error) {
+	if err := tenant.CheckName(k.Tenant.Name); err != nil {
+		return before, err
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	old := t.m[k.Tenant.Name]
+	if old == nil {
+		if err := t.room(k.Tenant.Name, len(k.Tenant.IDs)); err != nil {
+			return before, err
+		}
+		h := newHosted(k)
+		if err := t.write(h); err != nil {
+			return before, err
+		}
+		if t.lists && isMapped(k.Tenant) {
+			h.listed = make(chan struct{})
+		}
+		t.m[k.Tenant.Name] = h
+		t.signal()
+		return before, nil
+	}
+	if had, has := old.Tenant.Created, k.Tenant.Created; !has.IsZero() && !has.Equal(had) {
+		return before, fmt.Errorf("tenant %s of this node was made at %v, but the cluster's was made at %v\n  nothing was changed; remove this node's containers of the tenant, or restore the cluster's newer store", k.Tenant.Name, had, has)
+	}
+	h := *old
+	if err := h.learnIDs(k.Tenant); err != nil {
+		return before, err
+	}
+	h.Apps = mergeApps(old.Apps, k.Apps)
+	if err := t.room(k.Tenant.Name, len(h.Tenant.IDs)); err != nil {
+		return before, err
+	}
+	h.Whole, h.refused = old.Whole || k.Whole, nil // wholeness is not kept on disk
+	h.unsaved = old.unsaved || !h.Tenant.Equal(old.Tenant) || len(h.Apps) > len(old.Apps)
+	t.m[k.Tenant.Name] = &h
+	return old.Known, nil
+}
+
+// unlearn has a tenant be what it was before, if it was known; the apps it has learnt meanwhile stay.
+func (t *Tenants) unlearn(before Known) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if now := t.m[before.Tenant.Name]; now != nil {
+		h := *now
+		h.Tenant = before.Tenant
+		t.m[before.Tenant.Name] = &h
+	}
+}
+
+// save writes what was learnt.
+func (t *Tenants) save(name string) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !t.m[name].unsaved {
+		return nil
+	}
+	h := *t.m[name]
+	h.unsaved = false
+	if err := t.write(&h); err != nil {
+		return err
+	}
+	t.m[name] = &h
+	return nil
+}
+
+func mergeApps(old, news []App) []App {
+	merged := slices.Clone(old)
+	for _, a := range news {
+		if !slices.ContainsFunc(old, func(o App) bool { return o.ID == a.ID }) {
+			merged = append(merged, a)
+		}
+	}
+	return merged
+}

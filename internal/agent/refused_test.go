@@ -1,0 +1,113 @@
+package agent
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+// lime is another tenant like green, with the same of its containers published by this node.
+func (b *bed) lime(changes uint64) Known {
+	lime := b.published(changes, time.Unix(5, 0).UTC())
+	lime.Tenant.Name, lime.Tenant.IDs = "lime", []tenant.ID{{ID: 4, Key: [16]byte{4}}}
+	return lime
+}
+
+// TestRefusedByItsNetwork: a tenant that a network cannot take stays as it was, on disk too, is shown, and keeps nobody else waiting.
+func TestRefusedByItsNetwork(t *testing.T) {
+	b := newBedOfTwo(t)
+	ctx := t.Context()
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	made := time.Unix(5, 0).UTC()
+	must(b.Carry(ctx, []string{"green", "lime"}))
+	must(b.Apply(ctx, []Known{b.published(1, made)}, nil))
+
+	// What green has, lime cannot have too: others are heard, and a start is as good as any.
+	b.add("c1")
+	web := Known{Tenant: b.orchestrator.tenants["blue"], Apps: []App{{ID: 77, Labels: map[string]string{"app": "x"}}}, Whole: true}
+	must(b.Apply(ctx, []Known{b.lime(1), web}, nil))
+	if problems := b.tenants.refusals(); len(problems) != 1 || !strings.Contains(problems[0], "tenant lime") || !strings.Contains(problems[0], "tenants green and lime both have fd70:696c:6100:1:0:ff:0:2") {
+		t.Errorf("problems %q", problems)
+	}
+	if k, _, _ := b.tenants.get("blue"); len(k.Apps) != 2 {
+		t.Errorf("blue has apps %v", k.Apps)
+	}
+	if r := b.report(true); !slices.Contains(r.IncompleteTenants, "lime") {
+		t.Errorf("it asks for %v", r.IncompleteTenants)
+	}
+	b.reopen()
+	if problems := b.tenants.refusals(); len(problems) != 1 {
+		t.Errorf("after a start: problems %q", problems)
+	}
+	must(b.Apply(ctx, []Known{b.lime(1)}, nil))
+
+	// In one event the order does not matter.
+	without := b.published(2, made)
+	without.Tenant.Publications = nil
+	must(b.Apply(ctx, []Known{b.lime(1), without}, nil))
+	if problems := b.tenants.refusals(); len(problems) > 0 {
+		t.Errorf("problems %q", problems)
+	}
+	b.reopen()
+	for name, want := range map[string]int{"green": 0, "lime": 1} {
+		if k, _, ok := b.tenants.get(name); !ok || len(k.Tenant.Publications) != want {
+			t.Errorf("%s is %+v", name, k.Tenant)
+		}
+	}
+}
+
+// TestNoRoomForMore: a tenant that lives here goes on as it was when what it gets does not fit.
+func TestNoRoomForMore(t *testing.T) {
+	b := newBedOfTwo(t)
+	ctx := t.Context()
+	_, err := b.Add(ctx, b.green("c1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.maxMappings = 3
+	b.reopen()
+	larger := b.orchestrator.tenants["green"]
+	larger.Changes++
+	for i := range 4 {
+		larger.Regions = append(larger.Regions, tenant.Region{
+			Name: fmt.Sprint("r", i), CIDRs: []netip.Prefix{netip.MustParsePrefix(fmt.Sprintf("10.%d.0.0/16", i+1))},
+			Edge: netip.MustParsePrefix("fd70:696c:6100:9::/64"), PeerEdge: netip.MustParsePrefix(fmt.Sprintf("fd71:%d::/64", i)), PeerVNI: 9,
+		})
+	}
+	if err := b.Apply(ctx, []Known{{Tenant: larger, Whole: true}}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if problems := b.tenants.refusals(); len(problems) != 1 || !strings.Contains(problems[0], "no room for 4 more mappings") {
+		t.Errorf("problems %q", problems)
+	}
+	for range 2 { // as it is, and after a start
+		if k, _, _ := b.tenants.get("green"); len(k.Tenant.Regions) > 0 || k.Tenant.Changes >= larger.Changes {
+			t.Errorf("green is %+v", k.Tenant)
+		}
+		if _, err := b.Add(ctx, b.green("c2")); err != nil {
+			t.Errorf("an ADD beside it: %v", err)
+		}
+		if err := b.Delete(ctx, "c2", "eth0"); err != nil {
+			t.Errorf("a DEL beside it: %v", err)
+		}
+		b.reopen()
+	}
+	larger.Regions = larger.Regions[:1]
+	if err := b.Apply(ctx, []Known{{Tenant: larger, Whole: true}}, nil); err != nil {
+		t.Fatal(err)
+	}
+	b.reopen()
+	if k, _, _ := b.tenants.get("green"); len(k.Tenant.Regions) != 1 || len(b.tenants.refusals()) > 0 {
+		t.Errorf("green is %+v, problems %q", k.Tenant, b.tenants.refusals())
+	}
+}
