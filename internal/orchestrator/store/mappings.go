@@ -277,23 +277,25 @@ func (s *Store) recallMapping(t *txn, node *pilasterv1.Node, n pki.Node, held *p
 	return s.claim(t, node, n, held, overlays[i], to)
 }
 
-// claim has a node have what it says instead of what it had in the store: of an overlay it has one thing for each key.
+// claim has a node have what it says. Of an overlay it has one subnet, and what the store had instead rests; of an endpoint what it says may be
+// older than what the same key was given since, which stays until the endpoint goes.
 func (s *Store) claim(t *txn, node *pilasterv1.Node, n pki.Node, held *pilasterv1.Mapping, o tenant.Overlay, to netip.Prefix) error {
 	has, err := t.given(held.Tenant, node.Name, held.Key)
 	if err != nil {
 		return err
 	}
-	claimed := []netip.Prefix{to}
+	var claimed []netip.Prefix
 	for _, p := range has {
 		if p == to {
 			continue
 		}
-		if !o.CIDR.Contains(p.Addr()) {
+		if held.Key != "" || !o.CIDR.Contains(p.Addr()) {
 			claimed = append(claimed, p)
 		} else if err := s.retire(t, n, held.Tenant, p); err != nil {
 			return err
 		}
 	}
+	claimed = append(claimed, to)
 	mark, err := t.mark(overlayMark(held.Tenant, o))
 	if err != nil {
 		return err

@@ -84,6 +84,23 @@ func testRecallMappings(t *testing.T, etcd *clientv3.Client) {
 	if got := allocate(t, s, 2, "lime", "c2/eth0"); got != "10.0.0.5/32" {
 		t.Errorf("the one before has %s", got)
 	}
+	// What a key was given after the node said so is not taken from it, and goes with it.
+	if err := s.Free(t.Context(), node(2), "lime", "c9/eth0"); err != nil {
+		t.Fatal(err)
+	}
+	anew := allocate(t, s, 2, "lime", "c9/eth0")
+	if err := holding(s, 2, "lime", "10.0.0.3/32", "c9/eth0"); err != nil {
+		t.Fatal(err)
+	}
+	if got := mapped(t, s, "lime"); !slices.Contains(got, anew+" n2") || !slices.Contains(got, "10.0.0.3/32 n2") || allocate(t, s, 2, "lime", "c9/eth0") != anew {
+		t.Errorf("it was given %s, and mappings are %v", anew, got)
+	}
+	if err := s.Free(t.Context(), node(2), "lime", "c9/eth0"); err != nil {
+		t.Fatal(err)
+	}
+	if got := mapped(t, s, "lime"); slices.Contains(got, anew+" n2") || slices.Contains(got, "10.0.0.3/32 n2") {
+		t.Errorf("given back, mappings are %v", got)
+	}
 	// It may have hosted the tenant since the backup, and hosts it no more when it follows.
 	if err := holding(s, 4, "green", "10.0.9.0/24", ""); err != nil {
 		t.Fatal(err)
