@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -12,26 +13,34 @@ import (
 // A node carries tenants that it must know also without an endpoint of them, such as those that its gateway publishes. Which these are comes with
 // the node's own record, and lies in the tenants' files: a start without an orchestrator knows them.
 
-// Carry takes what the cluster says of that. What the node has no more reason to know it forgets; what is new to it follows from the cluster.
+// Carry takes what the cluster says of that. What the node has no more reason to know it forgets, also what it failed to forget before; what is new
+// to it follows from the cluster.
 func (c *Core) Carry(ctx context.Context, names []string) error {
-	dropped, err := c.tenants.carry(names)
-	for _, name := range dropped {
-		unlock, err := c.byTenant.lock(ctx, name)
-		if err != nil {
-			return err
-		}
+	errs := []error{c.tenants.carry(names)}
+	for _, name := range c.tenants.Names() {
 		if !c.tenants.needed(name) {
-			c.forget(ctx, name)
+			errs = append(errs, c.forgetUnneeded(ctx, name))
 		}
-		unlock()
 	}
-	return err
+	return errors.Join(errs...)
+}
+
+func (c *Core) forgetUnneeded(ctx context.Context, name string) error {
+	unlock, err := c.byTenant.lock(ctx, name)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if c.tenants.needed(name) {
+		return nil // since a moment ago
+	}
+	return c.forget(ctx, name)
 }
 
 // vacate goes on without endpoints of a tenant: forgets it, unless it is carried. The caller holds the tenant's lock.
 func (c *Core) vacate(ctx context.Context, name string) {
 	if !c.tenants.needed(name) {
-		c.forget(ctx, name)
+		_ = c.forget(ctx, name) // it is logged, and tried again
 		return
 	}
 	if err := c.tenants.unhost(name); err != nil {
@@ -50,8 +59,8 @@ func (c *Core) uncarried() (problems []string) {
 	return problems
 }
 
-// carry takes note of what this node carries, and returns what it knows and carried until now.
-func (t *Tenants) carry(names []string) (dropped []string, err error) {
+// carry takes note of what this node carries.
+func (t *Tenants) carry(names []string) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	now := map[string]bool{}
@@ -66,14 +75,11 @@ func (t *Tenants) carry(names []string) (dropped []string, err error) {
 		}
 		if err := t.write(t.m[name]); err != nil {
 			t.carries = was
-			return nil, err
-		}
-		if was[name] {
-			dropped = append(dropped, name)
+			return err
 		}
 		t.signal()
 	}
-	return dropped, nil
+	return nil
 }
 
 func (t *Tenants) carriedNames() []string {

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -118,4 +119,25 @@ func TestCarried(t *testing.T) {
 	if fmt.Sprint(b.uncarried()) != "[]" {
 		t.Errorf("problems %q", b.uncarried())
 	}
+}
+
+// TestCarriedNoMore: what could not be forgotten is, the next time that the node's record is told.
+func TestCarriedNoMore(t *testing.T) {
+	b := newBedOfTwo(t)
+	ctx := t.Context()
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	must(b.Carry(ctx, []string{"green"}))
+	must(b.Apply(ctx, []Known{b.published(1, time.Unix(5, 0).UTC())}, nil))
+	b.driver.fail["DeleteTenant"] = errFake
+	if err := b.Carry(ctx, nil); !errors.Is(err, errFake) {
+		t.Errorf("a tenant that stays: %v", err)
+	}
+	delete(b.driver.fail, "DeleteTenant")
+	must(b.Carry(ctx, nil))
+	b.clean()
 }

@@ -143,21 +143,23 @@ func (c *Core) release(ctx context.Context, name string, id address.TenantID) {
 	}
 }
 
-// forget drops a tenant without endpoints. What fails is tried again at the next start, or made
-// good by the tenant's next endpoint. The caller holds the tenant's lock.
-func (c *Core) forget(ctx context.Context, name string) {
+// forget drops a tenant without endpoints. What fails is tried again when the node's record is told next, at the latest after the stream
+// has broken, or at the next start, or is made good by the tenant's next endpoint. The caller holds the tenant's lock.
+func (c *Core) forget(ctx context.Context, name string) error {
 	known, _, ok := c.tenants.get(name)
 	if !ok {
-		return
+		return nil
 	}
 	c.tenants.setPut(name, tenant.Tenant{}, nil)
-	if err := c.deleteTenant(ctx, known.Tenant); err != nil {
-		c.log.Error("tenant stays in the packet path", "tenant", name, "error", err)
-		return
+	err := c.deleteTenant(ctx, known.Tenant)
+	if err == nil {
+		err = c.tenants.forget(name)
 	}
-	if err := c.tenants.forget(name); err != nil {
-		c.log.Error("tenant stays on disk", "tenant", name, "error", err)
+	if err != nil {
+		c.log.Error("tenant without endpoints stays", "tenant", name, "error", err)
+		return fmt.Errorf("forgetting tenant %s: %w", name, err)
 	}
+	return nil
 }
 
 // Apply takes what the orchestrator tells of hosted and carried tenants. Tenants that are neither any
@@ -196,7 +198,9 @@ func (c *Core) applyOne(ctx context.Context, k Known) error {
 		return nil
 	}
 	if known && !c.tenants.isHosted(k.Tenant.Name) && len(k.Tenant.IDs) > 0 && !k.Tenant.Created.Equal(before.Tenant.Created) {
-		c.forget(ctx, k.Tenant.Name) // it is another, and nothing here is the old one's
+		if err := c.forget(ctx, k.Tenant.Name); err != nil { // it is another, and nothing here is the old one's
+			return err
+		}
 	}
 	if err := c.take(ctx, k); err != nil {
 		if isUnfit(err) {

@@ -378,12 +378,10 @@ func (l *Link) apply(ctx context.Context, core *Core, event *pilasterv1.FollowRe
 		return fmt.Errorf("an event of the orchestrator cannot be used: %w", err)
 	}
 	if own != nil {
-		if err := core.Carry(ctx, own.Carries); err != nil {
-			return err
-		}
+		err = core.Carry(ctx, own.Carries)
 	}
-	if err := core.Apply(ctx, news, deleted); err != nil {
-		return err
+	if err := errors.Join(err, core.Apply(ctx, news, deleted)); err != nil {
+		return err // the next stream tells all of it again
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
