@@ -121,8 +121,7 @@ vm: ## tests of PKG=./internal/datapath on Linux 6.12 in a virtual machine, RUN=
 	    go test -v -count=1 -timeout $(or $(LIMIT),60m) $(if $(RUN),-run '$(RUN)') $(if $(SKIP),-skip '$(SKIP)') \
 	    -exec "$$PWD/dist/vm/run -kernel $$kernel -limit $(or $(LIMIT),60m)$(if $(ACCEL), -accel $(ACCEL))$(if $(CPUS), -cpus $(CPUS))$(if $(WRITE), -write $(WRITE))" $(or $(PKG),./internal/datapath)
 
-# Unreliable: in some runs Open vSwitch 3.1 starts its handlers anew while ports come ("Overriding n-handler-threads to 0" in its log), and takes no
-# packets of a port then. Why is not known; run it again.
+# The kernel of most machines that run this has no module openvswitch.
 vm-ovs: export PILASTER_TEST_OVS := system
 vm-ovs: ## network nimitz on the kernel datapath of Open vSwitch, with its flows in tc, on Linux 6.12 in a virtual machine
 	@$(MAKE) vm CPUS=1 PKG=./internal/network/nimitz/ovs RUN='$(or $(RUN),TestPackets$$$$)'

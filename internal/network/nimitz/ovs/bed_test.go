@@ -120,6 +120,9 @@ func ipNet(p netip.Prefix) *net.IPNet {
 
 func (b *bed) start(t testing.TB) {
 	t.Helper()
+	if b.config.Datapath == Kernel {
+		booted(t)
+	}
 	var err error
 	b.daemons, err = Start(limit(t), b.node, b.config.RunDir)
 	must(t, err)

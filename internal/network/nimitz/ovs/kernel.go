@@ -16,7 +16,8 @@ type Datapath string
 const (
 	Userspace Datapath = "netdev"
 	// Kernel is that of the module openvswitch. The node's stack carries its tunnels, and a machine whose Open vSwitch has hw-offload=true
-	// gives its flows to tc, and so to a NIC that takes them.
+	// gives its flows to tc, and so to a NIC that takes them. Open vSwitch 3.1.0, which is Debian 12's, must not start in the first 10 s after boot:
+	// "Overriding n-handler-threads to 0" in its log tells that it was, and it loses packets until it is started again.
 	Kernel Datapath = "system"
 )
 

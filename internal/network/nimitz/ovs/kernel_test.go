@@ -4,13 +4,30 @@ import (
 	"bytes"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/ovn-kubernetes/libovsdb/ovsdb"
+	"golang.org/x/sys/unix"
 
 	"pilaster.io/pilaster/internal/network/nimitz/packettest"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 	"pilaster.io/pilaster/internal/packet"
 )
+
+// booted returns when the machine has been up for 10 s. Open vSwitch 3.1.0 counts no CPUs until then, and a kernel's datapath that it makes with
+// handlers for none of them never gets any: packets that need one are lost.
+func booted(t testing.TB) {
+	t.Helper()
+	for {
+		var up unix.Timespec
+		must(t, unix.ClockGettime(unix.CLOCK_MONOTONIC, &up)) // which Open vSwitch reads
+		left := 10*time.Second - time.Duration(up.Nano())
+		if left <= 0 {
+			return
+		}
+		time.Sleep(left)
+	}
+}
 
 // offload has Open vSwitch give its flows to tc, as on a machine whose NIC takes them. There is none here, so they stay in tc itself.
 func (b *bed) offload(t testing.TB) {
