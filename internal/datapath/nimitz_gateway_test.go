@@ -59,24 +59,27 @@ func newUnderlayWire(t testing.TB) *underlayWire {
 }
 
 func (w *underlayWire) openGateway(t testing.TB, i int) (err error) {
-	n := w.nodes[i]
-	block, _ := address.DefaultPlan().GatewayBlock(n.prefix, false)
 	if w.gateways[i] == nil {
 		w.paths[i] = filepath.Join(t.TempDir(), "gateway")
 		t.Cleanup(func() { must(t, gateway.Remove(w.paths[i])) })
 	}
-	w.gateways[i], err = gateway.Open(t.Context(), gateway.Config{
-		Path: w.paths[i], Switch: agent.GatewayDevice, Fabric: agent.UnderlayDevice,
-		Block: block, Virtual: nimitz.GatewayAddress(block), Own: tenant.UnderlayAddress(n.prefix, 1), MTU: 1500,
-	})
-	if err != nil {
+	if w.gateways[i], err = gateway.Open(t.Context(), w.gatewayConfig(i)); err != nil {
 		return err
 	}
 	t.Cleanup(func() { w.gateways[i].Close() })
 	if err := w.switches[i].Plug(t.Context(), pipeline.Gateway, pipeline.Device{Name: agent.GatewayDevice}); err != nil {
 		return err
 	}
-	return n.datapath.PlugUnderlay(agent.UnderlayDevice)
+	return w.nodes[i].datapath.PlugUnderlay(agent.UnderlayDevice)
+}
+
+func (w *underlayWire) gatewayConfig(i int) gateway.Config {
+	prefix := w.nodes[i].prefix
+	block, _ := address.DefaultPlan().GatewayBlock(prefix, false)
+	return gateway.Config{
+		Path: w.paths[i], Switch: agent.GatewayDevice, Fabric: agent.UnderlayDevice,
+		Block: block, Virtual: nimitz.GatewayAddress(block), Own: tenant.UnderlayAddress(prefix, 1), MTU: 1500,
+	}
 }
 
 // joinRouter gives a namespace an uplink to the router, and a prefix behind it.
