@@ -74,6 +74,13 @@ func newLabUp(env Env, flags *labFlags) *cobra.Command {
   containers:
     - {name: b1, node: n1, tenant: blue, labels: {app: web}}
 
+A tenant of network nimitz has addresses of its own, of IPv4, IPv6 or both, and each node gets a part of them:
+
+  nimitz: ebpf                   # default where a tenant is on it; what carries it on the nodes: ebpf, ovs
+  tenants:
+    - {name: green, network: nimitz, cidrs: [10.0.0.0/16, "fd12::/48"]}
+    - {name: grey, network: nimitz, cidrs: [10.0.0.0/16], noNodeCIDRs: true}   # addresses are given one by one
+
 A lab of several regions, each with its own orchestrator, has them instead of nodes, and CIDRs by region:
 
   regions:

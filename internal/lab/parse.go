@@ -29,7 +29,7 @@ func ParseSpec(file string, b []byte) (Spec, error) {
 	s, tree, err := decode(b)
 	var at yaml.Error
 	if errors.As(err, &at) && at.GetToken() != nil {
-		return Spec{}, fmt.Errorf("%s:%d: %s", file, at.GetToken().Position.Line, words(at))
+		return Spec{}, fmt.Errorf("%s:%d: %s", file, at.GetToken().Position.Line, words(at, tree))
 	}
 	if err != nil {
 		return Spec{}, fmt.Errorf("%s: %w", file, err)
@@ -54,10 +54,20 @@ func ParseSpec(file string, b []byte) (Spec, error) {
 }
 
 // words are the library's own, but for those that are about Go.
-func words(err yaml.Error) string {
+func words(err yaml.Error, tree *ast.File) string {
+	var unknown *yaml.UnknownFieldError
+	if errors.As(err, &unknown) {
+		what := strings.Replace(err.GetMessage(), "unknown field", "unknown key", 1)
+		for _, d := range tree.Docs {
+			if keys := keysBeside(d.Body, reflect.TypeFor[Spec](), err.GetToken().Position.Offset); keys != nil {
+				return what + ": the keys here are " + strings.Join(keys, ", ")
+			}
+		}
+		return what
+	}
 	var wrong *yaml.TypeError
 	if !errors.As(err, &wrong) {
-		return strings.Replace(err.GetMessage(), "unknown field", "unknown key", 1)
+		return err.GetMessage()
 	}
 	what := fmt.Sprintf("%s where %s is expected", shape(wrong.SrcType), shape(wrong.DstType))
 	if wrong.StructFieldName != nil {
@@ -65,6 +75,42 @@ func words(err yaml.Error) string {
 		what = strings.ToLower(field) + ": " + what
 	}
 	return what
+}
+
+// keysBeside are those that may stand where the key at an offset does, in what is read as a type; nil where the key is not in there.
+func keysBeside(node ast.Node, t reflect.Type, offset int) []string {
+	switch node := node.(type) {
+	case *ast.SequenceNode:
+		for _, v := range node.Values {
+			if t.Kind() != reflect.Slice {
+				return nil
+			}
+			if keys := keysBeside(v, t.Elem(), offset); keys != nil {
+				return keys
+			}
+		}
+	case *ast.MappingNode:
+		if t.Kind() != reflect.Struct {
+			return nil
+		}
+		var keys []string
+		types := map[string]reflect.Type{}
+		for i := range t.NumField() {
+			key := t.Field(i).Tag.Get("yaml")
+			keys, types[key] = append(keys, key), t.Field(i).Type
+		}
+		for _, v := range node.Values {
+			if v.Key.GetToken().Position.Offset == offset {
+				return keys
+			}
+			if inside, ok := types[v.Key.GetToken().Value]; ok {
+				if found := keysBeside(v.Value, inside, offset); found != nil {
+					return found
+				}
+			}
+		}
+	}
+	return nil
 }
 
 // shape is what a type is in YAML.

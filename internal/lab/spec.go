@@ -1,6 +1,7 @@
 package lab
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"regexp"
@@ -171,6 +172,9 @@ func (v *validator) region(at string, all []Region, i int, r Region) {
 	v.name(at+".name", r.Name, maxNodeName) // the router's link is called so
 	v.unique(at+".name", r.Name, "a region")
 	v.nodes(at+".nodes", r.Nodes)
+	if r.Edge == "" {
+		v.fail(at+".edge", "region %s needs an Edge Switch: name one with edge:, a node more, without containers", r.Name)
+	}
 	v.name(at+".edge", r.Edge, maxNodeName)
 	v.unique(at+".edge", r.Edge, "a node")
 	plan := r.plan()
@@ -247,6 +251,13 @@ func (v *validator) overlays(at string, s Spec, t Tenant) {
 	for _, r := range s.regions() {
 		if r.Name != "" && !t.in(r.Name) {
 			continue
+		}
+		if len(t.cidrs(r.Name)) == 0 {
+			key := ""
+			if r.Name != "" {
+				key = fmt.Sprintf("regions: {%s: [10.0.0.0/16]}", r.Name)
+			}
+			v.fail(at, "a tenant of network %s has a range of addresses of its own: write it as %s, or one of each family", tenant.Nimitz, cmp.Or(key, "cidrs: [10.0.0.0/16]"))
 		}
 		if err := tenant.CheckOverlays(r.plan(), t.overlays(r.Name)); err != nil {
 			v.fail(at+".cidrs", "%v", err)
