@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"runtime"
@@ -353,6 +354,22 @@ func TestMoveBesideOthers(t *testing.T) {
 	b.lookAt(r)
 	if b.movesAll(); b.told() != "1/1" {
 		t.Errorf("said %s", b.told())
+	}
+	b.ended("c1", "c2")
+}
+
+// What one network cannot take back keeps the others from nothing.
+func TestDeleteOfOneThatMovesThatFails(t *testing.T) {
+	b := newBedThatMoves(t)
+	b.step(1)
+	b.movesAll()
+	b.driver.fail["Deactivate"] = errFake
+	if err := b.Delete(t.Context(), "c1", "eth0"); !errors.Is(err, errFake) {
+		t.Errorf("deleted: %v", err)
+	}
+	delete(b.driver.fail, "Deactivate")
+	if got := b.senders(); len(got) != 1 {
+		t.Errorf("nimitz has %v", got)
 	}
 	b.ended("c1", "c2")
 }

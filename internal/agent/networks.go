@@ -45,14 +45,13 @@ func (c *Core) howToHave(network string) string {
 	return "start a build of the agent that has it"
 }
 
-// eachNetwork has every network that an endpoint has attachments of do something with its part of the record.
+// eachNetwork has every network that an endpoint has attachments of do something with its part of the record, also when one fails.
 func (c *Core) eachNetwork(r endpoint.Record, do func(Network, endpoint.Record) error) error {
+	var errs []error
 	for _, name := range r.Networks() {
-		if err := do(c.networks[name], r.On(name)); err != nil {
-			return err
-		}
+		errs = append(errs, do(c.networks[name], r.On(name)))
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // allNetworks has every network do something, in the order of their names.
