@@ -294,7 +294,7 @@ func (l *Link) follow(ctx context.Context, core *Core, lists *lists) (heard bool
 		reports.Wait()
 		stream.CloseResponse()
 	}()
-	reader := &reader{lists: lists, client: client, running: &reports}
+	reader := &reader{lists: lists, client: client, running: &reports, end: end}
 	for {
 		event, err := stream.Receive()
 		if cause := context.Cause(ctx); cause != nil {

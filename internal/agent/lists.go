@@ -49,6 +49,7 @@ type reader struct {
 	*lists
 	client  pilasterv1connect.NodeServiceClient
 	running *sync.WaitGroup
+	end     context.CancelCauseFunc // of the stream
 	started bool
 }
 
@@ -108,6 +109,12 @@ func (r *reader) hosts(name string) bool {
 	return ok && isMapped(known.Tenant)
 }
 
+// errLacks is of a list without something that this node has: the orchestrator knows it again when the node registers.
+var errLacks = errors.New("the orchestrator's list lacks what this node has")
+
+// maxLacking is how often a list may lack something before the node registers anew.
+const maxLacking = 5
+
 // list begins a tenant's list anew. The caller holds the lock.
 func (r *reader) list(ctx context.Context, name string) {
 	if old := r.m[name]; old != nil {
@@ -124,6 +131,10 @@ func (r *reader) list(ctx context.Context, name string) {
 				return
 			}
 			r.link.config.Log.Warn("mappings of a tenant are not known; what this node knows of them stays, and they are asked for again", "tenant", name, "failures", n+1, "error", err)
+			if errors.Is(err, errLacks) && n+1 >= maxLacking {
+				r.end(err)
+				return
+			}
 			if r.link.config.Wait(ctx, n) != nil {
 				return
 			}
@@ -162,7 +173,7 @@ func (r *reader) listOnce(ctx context.Context, m *mapped) error {
 	// What is empty by mistake lacks this too.
 	for _, to := range held {
 		if !slices.ContainsFunc(list, func(has network.Mapping) bool { return has.To == to }) {
-			return fmt.Errorf("the orchestrator's list of tenant %s, with %d mappings, lacks %v, which this node has", m.tenant, len(list), to)
+			return fmt.Errorf("%w: of tenant %s it has %d mappings, and none of %v", errLacks, m.tenant, len(list), to)
 		}
 	}
 	if err := r.tell(ctx, m, list, revision); err != nil {

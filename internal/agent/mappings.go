@@ -43,11 +43,17 @@ type mapped struct {
 	waiting  []news // that came before the list was told
 }
 
+// maxWaiting is how many changes are kept while a list does not come.
+const maxWaiting = 1 << 14
+
 // hear tells a change, or keeps it until the list is told.
 func (m *mapped) hear(ctx context.Context, n news) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if !m.listed {
+		if len(m.waiting) == maxWaiting {
+			return fmt.Errorf("%d changes wait for a list of tenant %s, and no more can", maxWaiting, m.tenant)
+		}
 		m.waiting = append(m.waiting, n)
 		return nil
 	}

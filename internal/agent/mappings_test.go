@@ -294,8 +294,8 @@ func TestListsThatAreNotTold(t *testing.T) {
 		err   error // after them
 		words string
 	}{
-		"empty":                      {[]*pilasterv1.ListMappingsResponse{page(5, "")}, nil, "lacks 10.0.1.0/24"},
-		"without this node's":        {[]*pilasterv1.ListMappingsResponse{page(5, "", "10.0.2.0/24")}, nil, "lacks 10.0.1.0/24"},
+		"empty":                      {[]*pilasterv1.ListMappingsResponse{page(5, "")}, nil, "none of 10.0.1.0/24"},
+		"without this node's":        {[]*pilasterv1.ListMappingsResponse{page(5, "", "10.0.2.0/24")}, nil, "none of 10.0.1.0/24"},
 		"broken off":                 {[]*pilasterv1.ListMappingsResponse{page(5, "a", "10.0.1.0/24")}, away, errFake.Error()},
 		"of two revisions":           {[]*pilasterv1.ListMappingsResponse{page(5, "a", "10.0.1.0/24"), page(6, "", "10.0.2.0/24")}, nil, "revision 6"},
 		"with what is no prefix":     {[]*pilasterv1.ListMappingsResponse{page(5, "", "10.0.1.0/24", "10.0.2")}, nil, "no prefix"},
@@ -311,6 +311,41 @@ func TestListsThatAreNotTold(t *testing.T) {
 		m := &mapped{tenant: "green", to: told}
 		if err := reader.listOnce(t.Context(), m); err == nil || !strings.Contains(err.Error(), c.words) || len(told.said) != 0 || m.listed {
 			t.Errorf("%s: %v, told %q", name, err, told.said)
+		}
+	}
+}
+
+// A list that lacks what this node has again and again ends the stream: the node registers, and says that it has it.
+func TestListThatLacks(t *testing.T) {
+	tries := 0
+	reader, told := newLister(t, func(n int, _ string) (*pilasterv1.ListMappingsResponse, error) {
+		tries = n
+		return page(5, "", "10.0.2.0/24"), nil
+	})
+	reader.link.config.Wait = func(_ context.Context, n int) error {
+		if n > 2*maxLacking {
+			return errFake
+		}
+		return nil
+	}
+	ctx, end := context.WithCancelCause(t.Context())
+	var running sync.WaitGroup
+	reader.end, reader.running = end, &running
+	reader.mu.Lock()
+	reader.list(ctx, "green")
+	reader.mu.Unlock()
+	running.Wait()
+	if err := context.Cause(ctx); !errors.Is(err, errLacks) || tries != maxLacking || len(told.said) != 0 {
+		t.Errorf("after %d tries the stream ended with %v, told %q", tries, err, told.said)
+	}
+}
+
+// While there is no list only so much waits for it; then all is asked for again.
+func TestChangesThatWaitHaveAnEnd(t *testing.T) {
+	m := &mapped{tenant: "green", to: &recorder{}}
+	for i := range maxWaiting + 1 {
+		if err := m.hear(t.Context(), news{revision: int64(i)}); (err != nil) != (i == maxWaiting) {
+			t.Fatalf("change %d: %v", i, err)
 		}
 	}
 }
