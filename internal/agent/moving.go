@@ -33,19 +33,23 @@ func (s signal) signal() {
 	}
 }
 
-// moveAgain is how long what failed rests, and reportMoved how often the cluster is told how many are done.
+// moveAgain is how long what failed rests at first, maxMoveAgain at most, and reportMoved how often the cluster is told how many are done.
 const (
-	maxProblem  = 512 // bytes of it that the cluster is told
-	moveAgain   = 10 * time.Second
-	reportMoved = time.Second
+	maxProblem   = 512 // bytes of it that the cluster is told
+	moveAgain    = 10 * time.Second
+	maxMoveAgain = 5 * time.Minute
+	reportMoved  = time.Second
 )
 
 // move has endpoints be on their tenants' networks until ctx ends.
 func (c *Core) move(ctx context.Context) {
-	for {
+	for failures := 0; ; {
 		var again <-chan time.Time
-		if !c.moveAll(ctx) {
-			again = time.After(moveAgain)
+		if c.moveAll(ctx) {
+			failures = 0
+		} else {
+			again = time.After(restOf(failures))
+			failures++
 		}
 		select {
 		case <-c.due:
@@ -55,6 +59,9 @@ func (c *Core) move(ctx context.Context) {
 		}
 	}
 }
+
+// restOf is the pause after so many failures one after the other: what keeps an endpoint from moving may stay until somebody takes it away.
+func restOf(failures int) time.Duration { return min(moveAgain<<min(failures, 10), maxMoveAgain) }
 
 // moveAll does what is due, and tells whether all of it is done.
 func (c *Core) moveAll(ctx context.Context) (done bool) {
@@ -73,7 +80,7 @@ func (c *Core) moveAll(ctx context.Context) (done bool) {
 
 func (c *Core) moveTenant(ctx context.Context, name string, records []endpoint.Record) (done bool) {
 	known, _, ok := c.tenants.get(name)
-	if !ok || c.tenants.moving(name) == nil && !slices.ContainsFunc(records, func(r endpoint.Record) bool { return isMoving(known.Tenant, r) }) {
+	if !ok || known.Tenant.Leaving == "" && c.tenants.moving(name) == nil && !slices.ContainsFunc(records, func(r endpoint.Record) bool { return isMoving(known.Tenant, r) }) {
 		return true
 	}
 	var failed error
@@ -83,7 +90,7 @@ func (c *Core) moveTenant(ctx context.Context, name string, records []endpoint.R
 			continue
 		}
 		if err := c.moveOne(ctx, r.ContainerID, r.Interface); err != nil {
-			c.log.Error("endpoint is not on its tenant's network alone, or not on it", "endpoint", r.ID, "container", r.ContainerID, "tenant", name, "error", err, "next_try", moveAgain)
+			c.log.Error("endpoint is not on its tenant's network alone, or not on it", "endpoint", r.ID, "container", r.ContainerID, "tenant", name, "error", err)
 			failed = cmp.Or(failed, fmt.Errorf("endpoint %d: %w", r.ID, err))
 		}
 		if time.Since(told) > reportMoved {

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/endpoint"
@@ -372,6 +373,31 @@ func TestDeleteOfOneThatMovesThatFails(t *testing.T) {
 		t.Errorf("nimitz has %v", got)
 	}
 	b.ended("c1", "c2")
+}
+
+// A node that hosts a tenant without a container of it says so, else the move could not be finished.
+func TestMoveOfNone(t *testing.T) {
+	b := newBedOfTwo(t)
+	if _, err := b.tenants.learn(Known{Tenant: b.orchestrator.tenants["green"]}); err != nil {
+		t.Fatal(err)
+	}
+	b.step(1)
+	if b.movesAll(); b.told() != "0/0" {
+		t.Errorf("said %s", b.told())
+	}
+	b.step(2)
+	if b.movesAll(); b.told() != "-" {
+		t.Errorf("at last %s", b.told())
+	}
+}
+
+// What fails is tried more and more rarely.
+func TestMoveRests(t *testing.T) {
+	for failures, want := range map[int]time.Duration{0: 10 * time.Second, 1: 20 * time.Second, 4: 160 * time.Second, 5: 5 * time.Minute, 1 << 30: 5 * time.Minute} {
+		if got := restOf(failures); got != want {
+			t.Errorf("after %d failures %v, want %v", failures, got, want)
+		}
+	}
 }
 
 // A node that is told to go back does not, and one that is told what it cannot know says so.
