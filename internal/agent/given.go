@@ -2,10 +2,12 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
+	"sync"
 
 	"connectrpc.com/connect"
 
@@ -78,9 +80,26 @@ func (l *Link) Free(ctx context.Context, name, key string) error {
 	if err == nil {
 		return nil
 	}
+	if hopeless(err) {
+		l.config.Log.Error("addresses are not given back: the orchestrator refuses, and is not asked again", "tenant", name, "endpoint", key, "error", local.Words(err))
+		return nil
+	}
 	l.setUnfreed(name, key, true)
 	l.config.Log.Warn("addresses are not given back yet; trying again while there is a connection to the orchestrator", "tenant", name, "endpoint", key, "error", local.Words(err))
 	return nil
+}
+
+// hopeless errors are those of what is asked, which stay.
+func hopeless(err error) bool {
+	var remote *connect.Error
+	if !errors.As(err, &remote) {
+		return false
+	}
+	switch remote.Code() {
+	case connect.CodeInvalidArgument, connect.CodeFailedPrecondition, connect.CodeNotFound, connect.CodeUnimplemented:
+		return true
+	}
+	return false
 }
 
 func (l *Link) free(ctx context.Context, name, key string) error {
@@ -113,6 +132,9 @@ func (l *Link) setUnfreed(name, key string, is bool) {
 	l.moreLate.signal()
 }
 
+// freesAtOnce is how many are given back at the same time.
+const freesAtOnce = 4
+
 // freeLate gives back what could not be before, until ctx ends.
 func (l *Link) freeLate(ctx context.Context, core *Core) {
 	for n := 0; ; n++ {
@@ -129,9 +151,16 @@ func (l *Link) freeLate(ctx context.Context, core *Core) {
 		if l.config.Wait(ctx, n) != nil {
 			return
 		}
+		places := make(chan struct{}, freesAtOnce)
+		var frees sync.WaitGroup
 		for _, a := range late {
-			l.freeUnused(ctx, core, a.tenant, a.key)
+			places <- struct{}{}
+			frees.Go(func() {
+				defer func() { <-places }()
+				l.freeUnused(ctx, core, a.tenant, a.key)
+			})
 		}
+		frees.Wait()
 	}
 }
 

@@ -455,6 +455,23 @@ func TestFreeAgain(t *testing.T) {
 	}
 }
 
+// What the orchestrator will never take back is asked once, and the rest goes beside it.
+func TestFreeThatIsRefused(t *testing.T) {
+	b := newLinkBed(t)
+	for code, again := range map[connect.Code]bool{
+		connect.CodeInvalidArgument: false, connect.CodeFailedPrecondition: false, connect.CodeUnavailable: true, connect.CodeResourceExhausted: true,
+	} {
+		b.cluster.free = func(*pilasterv1.FreeRequest) error { return connect.NewError(code, errFake) }
+		key := code.String() + "/eth0"
+		if err := b.link.Free(t.Context(), "green", key); err != nil {
+			t.Fatal(err)
+		}
+		if slices.Contains(b.link.late(), allocation{"green", key}) != again {
+			t.Errorf("%v: %v waits", code, b.link.late())
+		}
+	}
+}
+
 // slow is a network that takes its time for the first list.
 type slow struct {
 	*recorder
