@@ -121,7 +121,7 @@ func uplink() []mutation {
 			test: "TestMacvlanSendsAsItself",
 			cases: []string{"ARP, as the node", "IPv4", "a tag", "a tag that the socket calls IPv6", "after all of it", "as a sibling, with its MAC", "as a sibling, with its own MAC",
 				"as another tenant's, with the secret mark", "as the node", "as the node's underlay", "as the node, with the mark", "as the node, with the secret mark",
-				"dial tcp6 [fccc", "in plaintext", "in plaintext to a host, with the mark", "to everybody on the link"},
+				"dial tcp [fccc", "in plaintext", "in plaintext to a host, with the mark", "to everybody on the link"},
 		},
 		{
 			name:  "frames for macvlans",
