@@ -11,7 +11,8 @@ enum hook {
 	HOOK_EDGE_IN = 5,
 	HOOK_EDGE_OUT = 6,
 	HOOK_TUNNEL = 7,
-	HOOK_GATEWAY = 8
+	HOOK_GATEWAY = 8,
+	HOOK_SWITCH = 9
 };
 
 struct drop_event {

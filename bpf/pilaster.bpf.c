@@ -6,6 +6,7 @@
 
 #include "container.h"
 #include "nimitz.h"
+#include "nimitz_tapped.h"
 #include "uplink.h"
 
 SEC("tc")
@@ -84,6 +85,12 @@ SEC("tc")
 int pil_underlay_in(struct __sk_buff *skb)
 {
 	return gateway_to_fabric(skb);
+}
+
+SEC("tc")
+int pil_tapped(struct __sk_buff *skb)
+{
+	return to_tapped(skb);
 }
 
 /* Giving a tenant id its key, and trying the cipher: run by the agent, never by a packet. */

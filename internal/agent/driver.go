@@ -104,7 +104,7 @@ type Event struct {
 	Time                time.Time
 	Type                string // "drop"
 	Reason              string
-	Hook                string     // "container", "uplink-in", "uplink-out", "edge-in", "edge-out", "node"
+	Hook                string     // "container", "uplink-in", "uplink-out", "edge-in", "edge-out", "node", "tunnel", "gateway", "switch"
 	Count               uint64     // packets this event stands for
 	Source, Destination netip.Addr // invalid where the packet was not IPv6
 	Protocol            uint8

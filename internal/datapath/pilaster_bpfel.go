@@ -214,6 +214,7 @@ const (
 	pilasterProgPilNode        = "pil_node"
 	pilasterProgPilPortIn      = "pil_port_in"
 	pilasterProgPilSetKey      = "pil_set_key"
+	pilasterProgPilTapped      = "pil_tapped"
 	pilasterProgPilTryCipher   = "pil_try_cipher"
 	pilasterProgPilTunnelIn    = "pil_tunnel_in"
 	pilasterProgPilUnderlayIn  = "pil_underlay_in"
@@ -288,6 +289,7 @@ type pilasterProgramSpecs struct {
 	PilNode       *ebpf.ProgramSpec `ebpf:"pil_node"`
 	PilPortIn     *ebpf.ProgramSpec `ebpf:"pil_port_in"`
 	PilSetKey     *ebpf.ProgramSpec `ebpf:"pil_set_key"`
+	PilTapped     *ebpf.ProgramSpec `ebpf:"pil_tapped"`
 	PilTryCipher  *ebpf.ProgramSpec `ebpf:"pil_try_cipher"`
 	PilTunnelIn   *ebpf.ProgramSpec `ebpf:"pil_tunnel_in"`
 	PilUnderlayIn *ebpf.ProgramSpec `ebpf:"pil_underlay_in"`
@@ -444,6 +446,7 @@ type pilasterPrograms struct {
 	PilNode       *ebpf.Program `ebpf:"pil_node"`
 	PilPortIn     *ebpf.Program `ebpf:"pil_port_in"`
 	PilSetKey     *ebpf.Program `ebpf:"pil_set_key"`
+	PilTapped     *ebpf.Program `ebpf:"pil_tapped"`
 	PilTryCipher  *ebpf.Program `ebpf:"pil_try_cipher"`
 	PilTunnelIn   *ebpf.Program `ebpf:"pil_tunnel_in"`
 	PilUnderlayIn *ebpf.Program `ebpf:"pil_underlay_in"`
@@ -463,6 +466,7 @@ func (p *pilasterPrograms) Close() error {
 		p.PilNode,
 		p.PilPortIn,
 		p.PilSetKey,
+		p.PilTapped,
 		p.PilTryCipher,
 		p.PilTunnelIn,
 		p.PilUnderlayIn,

@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
 
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
@@ -15,7 +16,7 @@ import (
 const networkTapped = uint32(0xff)
 
 // Taps are the devices whose packets a switch outside the packet path has already when they meet its programs, which let go without a word of what
-// is no network's of their own.
+// is no network's of their own. What the switch gives them meets a program on the way out, which drops what the switch cannot tell.
 type Taps struct {
 	d *Datapath
 
@@ -46,8 +47,8 @@ func (t *Taps) Plug(_ context.Context, port pipeline.Port, is pipeline.Device) e
 	if err != nil {
 		return fmt.Errorf("%v: device %s: %w", port, is.Name, err)
 	}
-	if port == pipeline.Gateway { // no program of ours stands there, and the node's stack is to take nothing from it
-		return t.d.alone(func() error { return t.d.settings.set(is.Name, hostSettings()) })
+	if port == pipeline.Gateway { // the node's stack is to take nothing from it
+		return t.d.alone(func() error { return errors.Join(t.d.settings.set(is.Name, hostSettings()), t.attach(l)) })
 	}
 	if _, container := deviceID(l); container && l.Type() != Veth {
 		return fmt.Errorf("%v: %s is a %s, whose packets the programs see before the switch; nothing was changed: let the container end, and attach it anew", port, is.Name, l.Type())
@@ -58,11 +59,42 @@ func (t *Taps) Plug(_ context.Context, port pipeline.Port, is pipeline.Device) e
 			return err
 		}
 	}
+	if err := t.d.alone(func() error { return t.attach(l) }); err != nil {
+		return fmt.Errorf("%v: %w", port, err)
+	}
 	if err := t.d.objects.PilPortsV1.Put(index, pilasterPlug{Number: uint32(port), Network: networkTapped}); err != nil {
 		return fmt.Errorf("make %s %v: %w", is.Name, port, err)
 	}
 	t.devices[port] = index
 	return nil
+}
+
+func (t *Taps) attach(l netlink.Link) error {
+	return AttachFilter(t.d.netlink, l.Attrs().Index, l.Attrs().Name, netlink.HANDLE_MIN_EGRESS, t.d.objects.PilTapped, pilasterProgPilTapped)
+}
+
+func (t *Taps) detach(device int) error {
+	l, err := t.d.netlink.LinkByIndex(device)
+	if errors.As(err, new(netlink.LinkNotFoundError)) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	there, err := t.d.programOn(l, netlink.HANDLE_MIN_EGRESS)
+	if err != nil || there == 0 {
+		return gone(err)
+	}
+	return t.d.alone(func() error { return gone(detachFilter(t.d.netlink, device, netlink.HANDLE_MIN_EGRESS)) })
+}
+
+// Check looks for the program.
+func (t *Taps) Check(_ context.Context, device pipeline.Device) error {
+	l, err := t.d.netlink.LinkByName(device.Name)
+	if err != nil {
+		return fmt.Errorf("device %s: %w", device.Name, err)
+	}
+	return t.d.checkProgram(l, netlink.HANDLE_MIN_EGRESS, t.d.objects.PilTapped, pilasterProgPilTapped)
 }
 
 // Unplug has the programs count again what they drop of the port's.
@@ -77,7 +109,14 @@ func (t *Taps) Unplug(_ context.Context, port pipeline.Port) error {
 }
 
 func (t *Taps) unplug(port pipeline.Port, index uint32) error {
-	if err := t.d.objects.PilPortsV1.Delete(index); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+	err := t.d.objects.PilPortsV1.Delete(index)
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		err = nil
+	}
+	if err == nil {
+		err = t.detach(int(index))
+	}
+	if err != nil {
 		return fmt.Errorf("take %v off: %w", port, err)
 	}
 	delete(t.devices, port)

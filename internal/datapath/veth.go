@@ -63,3 +63,12 @@ func AttachFilter(h *netlink.Handle, ifindex int, device string, hook uint32, pr
 	}
 	return nil
 }
+
+// detachFilter takes away what AttachFilter has put there.
+func detachFilter(h *netlink.Handle, ifindex int, hook uint32) error {
+	return netns.Retry(func() error {
+		return h.FilterDel(&netlink.BpfFilter{FilterAttrs: netlink.FilterAttrs{
+			LinkIndex: ifindex, Parent: hook, Handle: filterHandle, Priority: filterPriority, Protocol: unix.ETH_P_ALL,
+		}})
+	})
+}

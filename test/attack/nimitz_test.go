@@ -105,6 +105,11 @@ func (b *bed) nimitz(t *testing.T) []attack {
 		return wire(name, onRouter+"n2", onNode+"n2", why, "n2", 1, packets...)
 	}
 	to := pipeline.VTEP(n2)
+	routed, meddling := datagram(at6, v2.Address), datagram(at6, v2.Address)
+	routed.Extensions = []packet.Extension{{Type: packet.Routing, Data: make([]byte, 6)}}
+	meddling.Body = packet.ICMP{Type: packet.TimeExceeded, Payload: datagram(v2.Address, unused6).Marshal()}
+	half := datagram(at4, v2.Others[0])
+	half.Body = packet.Raw{Proto: packet.ProtocolTCP, Data: make([]byte, 12)}
 	return []attack{
 		inside("another source", reason.SrcNotOwn, datagram(v2.Address, v2.Address), datagram(v2.Others[0], v2.Others[0]),
 			datagram(unused6, v2.Address), datagram(pipeline.VTEP(n1), v2.Address)),
@@ -118,6 +123,9 @@ func (b *bed) nimitz(t *testing.T) []attack {
 		fabric("VXLAN as this node", reason.OwnSource, tunnel(to, to, vni)),
 		fabric("VXLAN in a VNI that is nobody's", reason.NoRoute, tunnel(pipeline.VTEP(n1), to, 4242), tunnel(pipeline.VTEP(n1), to, uint32(pipeline.GatewayVNI))),
 		fabric("VXLAN to a service, from who has no name there", reason.Untranslated, carry(pipeline.VTEP(n1), to, vni, datagram(at6, storage))),
+		fabric("VXLAN of a node that looks at no headers, with a routing header inside", reason.RoutingHeader, carry(pipeline.VTEP(n1), to, vni, routed)),
+		fabric("VXLAN of a node that looks at no headers, with half a header inside", reason.Malformed, carry(pipeline.VTEP(n1), to, vni, half)),
+		fabric("VXLAN of a node that looks at no quotes, with an error about somebody else's packet", reason.IcmpQuote, carry(pipeline.VTEP(n1), to, vni, meddling)),
 		wire("VXLAN of a process", onNode+"n3", onRouter+"n3", reason.TunnelForged, "n3", 0, tunnel(pipeline.VTEP(n3), to, vni)),
 	}
 }

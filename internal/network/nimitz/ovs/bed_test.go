@@ -3,6 +3,7 @@ package ovs
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
 	"os"
@@ -13,6 +14,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/datapath"
 	"pilaster.io/pilaster/internal/netns"
 	"pilaster.io/pilaster/internal/network/nimitz/packettest"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
@@ -38,6 +41,7 @@ type bed struct {
 	config       Config
 	daemons      *Daemons
 	s            *Switch
+	programs     *datapath.Datapath // nil: none stand on containers' devices
 }
 
 var (
@@ -62,8 +66,28 @@ func newBed(t testing.TB) *bed {
 	b.link(t, "eth0", fabricMAC, uplinkMAC)
 	b.routes(t, fabricMAC, packettest.There, packettest.Stranger, packettest.Abroad, packettest.Farther)
 	b.wire(t)
+	b.tap(t)
 	b.start(t)
 	return b
+}
+
+// tap has the node's own programs stand where the switch's packets come out.
+func (b *bed) tap(t testing.TB) {
+	t.Helper()
+	pins := filepath.Join(folder(t), "bpf")
+	t.Cleanup(func() { unix.Unmount(pins, unix.MNT_DETACH) })
+	plan := address.DefaultPlan()
+	plan.Base = packettest.Region
+	must(t, b.node.Do(func() (err error) {
+		b.programs, err = datapath.Open(datapath.Config{
+			Uplink: b.config.Uplink, NodePrefix: b.config.Node, Plan: plan, BPFFS: pins, MaxEndpoints: 100, Device: datapath.Veth, Log: slog.New(slog.DiscardHandler),
+		})
+		return err
+	}))
+	t.Cleanup(func() { b.programs.Close() })
+	taps, err := b.programs.Taps()
+	must(t, err)
+	b.config.Taps = taps
 }
 
 // newNode is two namespaces.
@@ -211,7 +235,7 @@ func (b *bed) end(t testing.TB, p pipeline.Port) end {
 	return end{i, c}
 }
 
-// drops reads the counters, after having the datapath tell what it has not told yet.
+// drops reads the counters, the programs' too, after having the switch's datapath tell what it has not told yet.
 func (b *bed) drops(t testing.TB, ctx context.Context) map[string]uint64 {
 	t.Helper()
 	_, err := b.s.control(ctx, "revalidator/purge")
@@ -221,6 +245,15 @@ func (b *bed) drops(t testing.TB, ctx context.Context) map[string]uint64 {
 	all := map[string]uint64{}
 	for why, n := range counts {
 		all[why.String()] = n
+	}
+	if b.programs != nil {
+		status, err := b.programs.Status()
+		must(t, err)
+		for _, d := range status.Drops {
+			if d.Packets > 0 {
+				all[d.Reason] += d.Packets
+			}
+		}
 	}
 	return all
 }

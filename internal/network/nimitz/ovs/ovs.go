@@ -42,10 +42,11 @@ type Config struct {
 	LooseDeletes bool
 }
 
-// Taps is told whose packets the switch has already when programs on the device see them.
+// Taps is told whose packets the switch has already when programs on the device see them. It drops of what the switch gives the device what that cannot tell.
 type Taps interface {
 	Plug(ctx context.Context, port pipeline.Port, device pipeline.Device) error
 	Unplug(ctx context.Context, port pipeline.Port) error
+	Check(ctx context.Context, device pipeline.Device) error
 }
 
 // Switch is a nimitz.Switch. Its calls may be made at once.
@@ -281,6 +282,9 @@ func (s *Switch) Check(ctx context.Context, port pipeline.Port, is pipeline.Devi
 	})
 	if err == nil {
 		err = s.config.Netns.Do(func() error { _, err := netlink.LinkByName(is.Name); return err }) // a port stays when its device goes
+	}
+	if err == nil && s.config.Taps != nil {
+		err = s.config.Taps.Check(ctx, is)
 	}
 	if err != nil {
 		return err

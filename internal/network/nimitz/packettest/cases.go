@@ -117,7 +117,7 @@ func Cases() []Case {
 	var all []Case
 	table := pipeline.Table{Region: Region, Entries: Entries()}
 	for _, w := range worlds() {
-		for _, c := range slices.Concat(w.traffic(), w.drops(), w.forgeries()) {
+		for _, c := range slices.Concat(w.traffic(), w.drops(), w.forgeries(), w.insides()) {
 			c.Name, c.Table = c.Name+", "+w.name, table
 			all = append(all, c)
 		}

@@ -30,7 +30,8 @@ func TestCases(t *testing.T) {
 			t.Errorf("nothing goes to %v", port)
 		}
 	}
-	for _, why := range []reason.Reason{reason.NotIp6, reason.SrcNotOwn, reason.NoEndpoint, reason.NoRoute, reason.PeerUnknown, reason.ForeignUnknown, reason.Multicast, reason.HopLimit, reason.Untranslated, reason.NdForbidden} {
+	for _, why := range []reason.Reason{reason.NotIp6, reason.SrcNotOwn, reason.NoEndpoint, reason.NoRoute, reason.PeerUnknown, reason.ForeignUnknown, reason.Multicast, reason.HopLimit, reason.Untranslated, reason.NdForbidden,
+		reason.RoutingHeader, reason.Malformed, reason.IcmpQuote} {
 		if reasons[why] == 0 {
 			t.Errorf("nothing is dropped for %v", why)
 		}

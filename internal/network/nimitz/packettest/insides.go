@@ -1,0 +1,76 @@
+package packettest
+
+import (
+	"encoding/binary"
+	"net/netip"
+
+	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
+	"pilaster.io/pilaster/internal/packet"
+	"pilaster.io/pilaster/internal/reason"
+)
+
+// insides are packets that every table lets by, and that are dropped for what is behind their addresses, or are not: to a container from beside it and
+// from another node, and to the gateway.
+func (w world) insides() (all []Case) {
+	for _, way := range []struct {
+		name         string
+		from         pipeline.Port
+		src, dst     netip.Addr
+		untranslated bool
+	}{
+		{"same node", 4, w.beside, w.own, true}, {"arrives", pipeline.VXLAN, w.far, w.own, true}, {"to the service", 2, w.own, w.service, false},
+	} {
+		add := func(name string, why reason.Reason, body packet.Body, extensions ...packet.Extension) *Case {
+			c := Case{Name: name + ", " + way.name, From: way.from, Drop: why, Packet: packet.Packet{Source: way.src, Destination: way.dst, Body: body, Extensions: extensions}}
+			if way.from == pipeline.VXLAN {
+				c.Outer, c.VNI, c.Identity = pipeline.VTEP(There), 7, 71
+			}
+			all = append(all, c)
+			return &all[len(all)-1]
+		}
+		add("half a TCP header", reason.Malformed, packet.Raw{Proto: packet.ProtocolTCP, Data: make([]byte, 12)})
+		add("half a UDP header", reason.Malformed, packet.Raw{Proto: packet.ProtocolUDP, Data: make([]byte, 4)})
+		if way.src.Is4() {
+			c := add("options", reason.RoutingHeader, gram)
+			c.Frame = withOptions(c.In())
+		} else {
+			add("a routing header", reason.RoutingHeader, gram, packet.Extension{Type: packet.Routing, Data: make([]byte, 6)})
+			add("a home address", reason.RoutingHeader, gram, packet.Extension{Type: packet.DestinationOptions, Data: append([]byte{0xc9, 16}, make([]byte, 20)...)})
+		}
+		if !way.untranslated { // what becomes of errors then is each switch's own
+			continue
+		}
+		quoting := func(src, dst netip.Addr) packet.ICMP {
+			e := packet.ICMP{Type: packet.TimeExceeded, Payload: packet.Packet{Source: src, Destination: dst, Body: gram}.Marshal()}
+			if src.Is4() {
+				e.Type = packet.TimeExceeded4
+			}
+			return e
+		}
+		add("an error", 0, quoting(way.dst, way.src))
+		add("an error about somebody else's packet", reason.IcmpQuote, quoting(w.nobody, way.src))
+		add("an error about a packet for somebody else", reason.IcmpQuote, quoting(way.dst, w.nobody))
+		nothing := quoting(way.dst, way.src)
+		nothing.Payload = nil
+		add("an error that quotes nothing", reason.IcmpQuote, nothing)
+	}
+	return all
+}
+
+// withOptions gives an IPv4 packet four bytes of options that say nothing.
+func withOptions(frame []byte) []byte {
+	const ethernet, header = 14, 20
+	all := append(append([]byte{}, frame[:ethernet+header]...), 1, 1, 1, 0)
+	all = append(all, frame[ethernet+header:]...)
+	h := all[ethernet : ethernet+header+4]
+	h[0]++
+	binary.BigEndian.PutUint16(h[2:], uint16(len(all)-ethernet))
+	h[10], h[11] = 0, 0
+	var sum uint32
+	for i := 0; i < len(h); i += 2 {
+		sum += uint32(binary.BigEndian.Uint16(h[i:]))
+	}
+	sum = sum&0xffff + sum>>16
+	binary.BigEndian.PutUint16(h[10:], ^uint16(sum+sum>>16))
+	return all
+}
