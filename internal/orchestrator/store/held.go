@@ -72,7 +72,10 @@ func (t *txn) recallTenant(n pki.Node, held *pilasterv1.Tenant) error {
 		return refuse(Refused, "this node has heard of %d changes of tenant %s, and the cluster's has had %d; %s", held.Changes, held.Name, known.Changes, heldAdvice)
 	}
 	if exists && known.Network == tenant.Nimitz && held.Network == tenant.Netpila {
-		return refuse(Refused, "this node has moved tenant %s to network netpila, and in the cluster it is on nimitz; the store was probably restored from a backup; nothing was changed: restore a newer one, or repeat `pilaster tenant migrate %s --to netpila`", held.Name, held.Name)
+		return refuse(Refused, "this node has moved tenant %s to network netpila, and in the cluster it is on nimitz; the store was probably restored from a backup; nothing was changed: restore a newer one, or repeat `pilaster tenant migrate %s --to netpila --addressing %s`", held.Name, held.Name, seenAs(held.Addressing))
+	}
+	if exists && known.Network != tenant.Nimitz && held.Network == tenant.Netpila && seenAs(held.Addressing) != seenAs(known.Addressing) {
+		return refuse(Refused, "this node holds tenant %s with %s addresses, and in the cluster they are %s; %s", held.Name, seenAs(held.Addressing), seenAs(known.Addressing), heldAdvice)
 	}
 	mark, err := t.mark(keyTenantMark)
 	if err != nil {
@@ -112,6 +115,14 @@ func (t *txn) recallTenant(n pki.Node, held *pilasterv1.Tenant) error {
 		return t.saveChanged(known)
 	}
 	return nil
+}
+
+// seenAs is how containers of network netpila see addresses, as people say it.
+func seenAs(a pilasterv1.Addressing) string {
+	if a == pilasterv1.Addressing_ADDRESSING_CLEAR {
+		return "clear"
+	}
+	return "encrypted"
 }
 
 // spend notes how many tenant ids nobody else gets because of what a node says. There is an end to them, and an end to

@@ -58,7 +58,7 @@ func hasMoved(t *pilasterv1.Tenant, addressing pilasterv1.Addressing) error {
 }
 
 // FinishMigration is the second step: it takes from the tenant what it has of the network it leaves. Unless forced, every node that hosts the
-// tenant must have given its containers addresses of the other one. Who repeats it finds it done.
+// tenant must have given its containers addresses of the other one, and no other region may know the tenant. Who repeats it finds it done.
 func (s *Store) FinishMigration(ctx context.Context, name string, force bool) (*pilasterv1.Tenant, error) {
 	if err := checkTenant(name); err != nil {
 		return nil, err
@@ -81,6 +81,18 @@ func (s *Store) FinishMigration(ctx context.Context, name string, force bool) (*
 		if late := Unmoved(hosting); len(late) > 0 && !force {
 			return refuse(Refused, "containers of tenant %s have no address of network %s yet: %s; nothing was changed: wait, bring nodes back that are away or delete those that are gone, or say --force, and they are without a network until they have one",
 				name, found.Network, strings.Join(late, ", "))
+		}
+		regions, err := t.regions()
+		if err != nil {
+			return err
+		}
+		there, err := cidrsIn(regions, name)
+		if err != nil {
+			return err
+		}
+		if len(there) > 0 && !force {
+			return refuse(Refused, "region %s reaches tenant %s by network %s, and would send to what is gone; nothing was changed: export this region's tenants there anew without it, `pilaster region import` that region without it, or say --force",
+				there[0].Name, name, found.Leaving)
 		}
 		if services, published := len(found.Services), len(found.Publications); services+published > 0 {
 			return refuse(Refused, "tenant %s has %s and %s, which are of network %s; nothing was changed: delete them first (`pilaster service list --tenant %s`, `pilaster publication list --tenant %s`)",

@@ -129,3 +129,41 @@ func TestFinishMigrationOfOneWithServices(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+func TestFinishMigrationOfOneInTwoRegions(t *testing.T) {
+	s := open(t, storetest.Embedded(t), address.Plan{})
+	nimitz(t, s, "t1", "10.0.0.0/16,24")
+	if _, err := s.Register(t.Context(), store.Registration{Node: node(2), Edge: true}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.ImportRegion(t.Context(), "west", east("10.1.0.0/16"), nil); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Migrate(t.Context(), "t1", tenant.Netpila, 0); err != nil {
+		t.Fatal(err)
+	}
+	_, err := s.FinishMigration(t.Context(), "t1", false)
+	refused(t, err, store.Refused, "region east reaches tenant t1", "nothing was changed", "pilaster region import", "--force")
+	if moved, err := s.FinishMigration(t.Context(), "t1", true); err != nil || moved.Leaving != "" {
+		t.Errorf("%v, %v", moved, err)
+	}
+}
+
+// A store that was restored may be told of the move again, but not of one to other addresses than the node's containers have.
+func TestMoveThatTheStoreForgot(t *testing.T) {
+	s := open(t, storetest.Embedded(t), address.Plan{})
+	nimitz(t, s, "green", "10.0.0.0/16,24")
+	is := func(a pilasterv1.Addressing) error {
+		_, err := s.Register(t.Context(), store.Registration{Node: node(1), Tenants: []*pilasterv1.Tenant{{Name: "green", Network: tenant.Netpila, Addressing: a}}})
+		return err
+	}
+	refused(t, is(pilasterv1.Addressing_ADDRESSING_CLEAR), store.Refused, "pilaster tenant migrate green --to netpila --addressing clear")
+	refused(t, is(pilasterv1.Addressing_ADDRESSING_ENCRYPTED), store.Refused, "pilaster tenant migrate green --to netpila --addressing encrypted")
+	if _, err := s.Migrate(t.Context(), "green", tenant.Netpila, 0); err != nil {
+		t.Fatal(err)
+	}
+	refused(t, is(pilasterv1.Addressing_ADDRESSING_CLEAR), store.Refused, "tenant green with clear addresses", "encrypted", "nothing was changed")
+	if err := is(pilasterv1.Addressing_ADDRESSING_ENCRYPTED); err != nil {
+		t.Error(err)
+	}
+}
