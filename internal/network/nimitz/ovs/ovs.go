@@ -54,13 +54,15 @@ type Switch struct {
 	config Config
 	mu     sync.Mutex // of changes
 	opened string     // the process that open was done with
+	// Whose other end was told to rely on nobody.
+	reliant map[pipeline.Port]pipeline.Device
 }
 
 // Open makes what a node's switch is made of, as far as it is missing: bridges, the VXLAN port, the way to the node's stack, and
 // the flows that are always there. Entries and ports of a former run stay; ports whose device is gone go.
 func Open(ctx context.Context, config Config) (*Switch, error) {
 	config.Datapath = cmp.Or(config.Datapath, Userspace)
-	s := &Switch{config: config}
+	s := &Switch{config: config, reliant: map[pipeline.Port]pipeline.Device{}}
 	return s, s.open(ctx)
 }
 
@@ -132,6 +134,9 @@ func (s *Switch) Plug(ctx context.Context, port pipeline.Port, is pipeline.Devic
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.config.Datapath != Kernel && is.Netns != "" {
+		s.reliant[port] = is
+	}
 	if s.config.Taps != nil {
 		if err := s.config.Taps.Plug(ctx, port, is); err != nil {
 			return err
@@ -167,18 +172,6 @@ func (s *Switch) Plug(ctx context.Context, port pipeline.Port, is pipeline.Devic
 	return nil
 }
 
-func selfReliant(is pipeline.Device) error {
-	if is.Netns == "" {
-		return nil
-	}
-	ns, err := netns.Open(is.Netns)
-	if err != nil {
-		return err
-	}
-	defer ns.Close()
-	return ns.Do(func() error { return NoOffload(is.Inside) })
-}
-
 // Unplug has a port be none. A port that is not there is no error.
 func (s *Switch) Unplug(ctx context.Context, port pipeline.Port) error {
 	s.mu.Lock()
@@ -197,6 +190,11 @@ func (s *Switch) Unplug(ctx context.Context, port pipeline.Port) error {
 	})
 	if err == nil && s.config.Taps != nil {
 		err = s.config.Taps.Unplug(ctx, port)
+	}
+	if is, plugged := s.reliant[port]; err == nil && plugged {
+		if err = s.relieve(is); err == nil {
+			delete(s.reliant, port)
+		}
 	}
 	if err != nil {
 		return fmt.Errorf("unplug %v: %w", port, err)

@@ -11,6 +11,9 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/netns"
 	"pilaster.io/pilaster/internal/network/nimitz"
 	"pilaster.io/pilaster/internal/network/nimitz/packettest"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
@@ -127,6 +130,45 @@ func TestReopened(t *testing.T) {
 	}
 	b.open(t)
 	b.has(t, nil)
+}
+
+// TestOffload: containers that stay when they leave the switch have the kernel fill in checksums again; who has come in the place of one is left alone.
+func TestOffload(t *testing.T) {
+	b := newBed(t)
+	b.link(t, "c2", nil, nil)
+	b.link(t, "c3", nil, nil)
+	is := func(name string) uint32 {
+		t.Helper()
+		var on uint32
+		must(t, b.beyond.Do(func() (err error) {
+			on, err = netns.Ethtool(name, unix.ETHTOOL_GTXCSUM, 0)
+			return err
+		}))
+		return on
+	}
+	plugged := uint32(0)
+	if b.config.Datapath == Kernel {
+		plugged = 1
+	}
+	two := pipeline.Device{Name: "c2", Netns: b.beyond.Path(), Inside: "c2"}
+	must(t, b.s.Plug(limit(t), 2, two))
+	b.open(t) // a new process plugs again what is there
+	must(t, b.s.Plug(limit(t), 2, two))
+	if got := is("c2"); got != plugged {
+		t.Errorf("plugged, its offload is %d", got)
+	}
+	for range 2 {
+		must(t, b.s.Unplug(limit(t), 2))
+		if got := is("c2"); got != 1 {
+			t.Errorf("unplugged, its offload is %d", got)
+		}
+	}
+	must(t, b.beyond.Do(func() error { return NoOffload("c3") }))
+	must(t, b.s.relieve(pipeline.Device{Name: "c2", Netns: b.beyond.Path(), Inside: "c3"}))
+	must(t, b.s.relieve(pipeline.Device{Name: "c2", Netns: b.beyond.Path() + "-gone", Inside: "c2"}))
+	if got := is("c3"); got != 0 {
+		t.Errorf("another's offload is %d", got)
+	}
 }
 
 // TestPackets has packets meet the switch as they would on a node, and it does with each what the pipeline says.

@@ -5,10 +5,8 @@ import (
 	"fmt"
 
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"pilaster.io/pilaster/internal/datapath"
-	"pilaster.io/pilaster/internal/netns"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
 
@@ -37,11 +35,4 @@ func (s *Switch) loadPolicy() (*policyObjects, error) {
 	}
 	programs := &policyObjects{}
 	return programs, spec.LoadAndAssign(programs, nil)
-}
-
-// NoOffload has what sends by a device, in the namespace of the thread, fill in checksums and cut segments itself: Open vSwitch in user space takes
-// packets as they are.
-func NoOffload(device string) error {
-	_, err := netns.Ethtool(device, unix.ETHTOOL_STXCSUM, 0) // segmentation needs it
-	return err
 }

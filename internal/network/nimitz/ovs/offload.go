@@ -1,0 +1,63 @@
+package ovs
+
+import (
+	"errors"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/netns"
+	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
+)
+
+// NoOffload has what sends by a device, in the namespace of the thread, fill in checksums and cut segments itself: Open vSwitch in user space takes
+// packets as they are.
+func NoOffload(device string) error { return offload(device, 0) }
+
+func offload(device string, on uint32) error {
+	_, err := netns.Ethtool(device, unix.ETHTOOL_STXCSUM, on) // segmentation needs it, and comes back with it
+	return err
+}
+
+func selfReliant(is pipeline.Device) error {
+	if is.Netns == "" {
+		return nil
+	}
+	ns, err := netns.Open(is.Netns)
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	return ns.Do(func() error { return NoOffload(is.Inside) })
+}
+
+// relieve undoes selfReliant, where the container is still there: what it has of other networks the kernel carries.
+func (s *Switch) relieve(is pipeline.Device) error {
+	ns, err := netns.Open(is.Netns)
+	if err != nil {
+		return nil // it has ended
+	}
+	defer ns.Close()
+	h, err := s.config.Netns.Netlink()
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	inside, err := ns.Netlink()
+	if err != nil {
+		return err
+	}
+	defer inside.Close()
+	outer, err := h.LinkByName(is.Name)
+	var inner netlink.Link
+	if err == nil {
+		inner, err = inside.LinkByName(is.Inside)
+	}
+	if errors.As(err, new(netlink.LinkNotFoundError)) || err == nil && inner.Attrs().ParentIndex != outer.Attrs().Index {
+		return nil // another has its place
+	}
+	if err != nil {
+		return err
+	}
+	return ns.Do(func() error { return offload(is.Inside, 1) })
+}
