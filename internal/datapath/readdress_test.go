@@ -1,0 +1,102 @@
+package datapath
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/endpoint"
+)
+
+// network is what a container's stack has of its networks: addresses, routes and static neighbours.
+func (c *testContainer) network(t testing.TB) (all []string) {
+	t.Helper()
+	h, err := c.ns.Netlink()
+	must(t, err)
+	defer h.Close()
+	l, err := h.LinkByName(c.record.Interface)
+	must(t, err)
+	addresses, err := h.AddrList(l, unix.AF_UNSPEC)
+	must(t, err)
+	for _, a := range addresses {
+		all = append(all, "address "+a.IPNet.String())
+	}
+	routes, err := h.RouteList(l, unix.AF_UNSPEC)
+	must(t, err)
+	for _, r := range routes {
+		if r.Gw != nil {
+			all = append(all, fmt.Sprintf("route %v by %v", prefixOf(r.Dst), r.Gw))
+		}
+	}
+	neighbours, err := h.NeighList(l.Attrs().Index, unix.AF_UNSPEC)
+	must(t, err)
+	for _, n := range neighbours {
+		if n.State == netlink.NUD_PERMANENT {
+			all = append(all, "neighbour "+n.IP.String())
+		}
+	}
+	slices.Sort(all)
+	return all
+}
+
+// TestReaddress: a running container gets what it has more, then keeps that alone, each step twice as after an agent's end in between; what would
+// take another device's route changes nothing.
+func TestReaddress(t *testing.T) {
+	w := newNimitzWire(t)
+	c, n := w.add(t, 1, 7, 2), w.nodes[0]
+	was := c.record
+	more := endpoint.Attachment{
+		Network: "netpila", Plaintext: netip.MustParseAddr("fd70:696c:6100:1:0:700:1:1"), Address: netip.MustParseAddr("fc00::7"),
+		Gateway: netip.MustParseAddr("fe80::1"), Routes: []netip.Prefix{netip.MustParsePrefix("fc00::/8")},
+	}
+	both, only := was, was
+	both.Attachments = append(slices.Clone(was.Attachments), more)
+	only.Attachments = []endpoint.Attachment{more}
+	nodeLeads := func(to endpoint.Attachment) bool {
+		t.Helper()
+		routes, err := n.datapath.netlink.RouteList(nil, familyOf(to))
+		must(t, err)
+		return slices.ContainsFunc(routes, func(r netlink.Route) bool {
+			return prefixOf(r.Dst) == netip.PrefixFrom(to.Address, to.Address.BitLen())
+		})
+	}
+	before := c.network(t)
+	added := []string{"address fc00::7/128", "route fc00::/8 by fe80::1"}
+	left := slices.Sorted(slices.Values(append([]string{"neighbour fe80::1"}, added...)))
+	all := slices.Sorted(slices.Values(append(slices.Clone(before), added...)))
+	for _, step := range []struct {
+		name    string
+		is, was endpoint.Record
+		want    []string
+	}{{"both", both, was, all}, {"both again", both, was, all}, {"one left", only, both, left}, {"one left again", only, both, left}, {"back", both, only, all}, {"without it", was, both, before}} {
+		must(t, n.datapath.Readdress(t.Context(), step.was, step.is))
+		if got := c.network(t); !slices.Equal(got, step.want) {
+			t.Errorf("%s: it has %q, want %q", step.name, got, step.want)
+		}
+		for _, a := range both.Attachments {
+			wanted := a.Network == "netpila" && slices.ContainsFunc(step.is.Attachments, func(o endpoint.Attachment) bool { return o.Address == a.Address })
+			if got := nodeLeads(a); a.Network == "netpila" && got != wanted {
+				t.Errorf("%s: the node leads to %v: %v", step.name, a.Address, got)
+			}
+		}
+	}
+
+	h, err := c.ns.Netlink()
+	must(t, err)
+	defer h.Close()
+	lo, err := h.LinkByName("lo")
+	must(t, err)
+	must(t, h.LinkSetUp(lo))
+	must(t, h.RouteAdd(&netlink.Route{LinkIndex: lo.Attrs().Index, Dst: ipNet(more.Routes[0])}))
+	if err := n.datapath.Readdress(t.Context(), was, both); err == nil || !strings.Contains(err.Error(), "fc00::/8 by its device") || !strings.Contains(err.Error(), "nothing was changed") {
+		t.Errorf("a route of another device was taken: %v", err)
+	}
+	if got := c.network(t); !slices.Equal(got, before) || nodeLeads(more) {
+		t.Errorf("refused, it has %q, and had %q", got, before)
+	}
+}
