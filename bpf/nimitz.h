@@ -70,7 +70,7 @@ static __always_inline void nat(struct journey *j)
 		j->vni = t->vni;
 	}
 	if (j->from != PORT_GATEWAY) {
-		struct scoped_prefix to = {.bits = 32 + 128, .scope = scope_of(j->family, 0), .address = j->dst};
+		struct scoped_prefix to = {.bits = 32 + 128, .scope = scope_of(j->family, j->vni), .address = j->dst};
 
 		if (!bpf_map_lookup_elem(&nim_outside_v1, &to))
 			return;

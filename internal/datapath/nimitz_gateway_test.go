@@ -195,7 +195,7 @@ func (w *underlayWire) toService(t testing.TB, node int, vni pipeline.VNI, c *te
 	block, _ := address.DefaultPlan().GatewayBlock(w.nodes[node-1].prefix, false)
 	a, v := c.record.Attachments[1].Address, nimitz.ContainerAddress(block, c.record.ID)
 	must(t, w.switches[node-1].Apply(t.Context(), nil, []pipeline.Entry{
-		pipeline.NorthSouth{To: netip.PrefixFrom(real, 128)},
+		pipeline.NorthSouth{VNI: vni, To: netip.PrefixFrom(real, 128)},
 		pipeline.DNAT{VNI: vni, Virtual: virtual, RealVNI: vni, Real: real},
 		pipeline.SNAT{VNI: vni, Real: real, Virtual: virtual},
 		pipeline.Forward{VNI: vni, To: netip.PrefixFrom(real, 128), Port: pipeline.Gateway},
@@ -285,7 +285,7 @@ func TestGatewayPublishes(t *testing.T) {
 		publish[tenant.UnderlayAddress(w.nodes[0].prefix, at)] = v
 		entries = append(entries, pipeline.DNAT{VNI: pipeline.GatewayVNI, Virtual: v, RealVNI: 7, Real: a}, pipeline.SNAT{VNI: 7, Real: a, Virtual: v})
 	}
-	entries = append(entries, pipeline.NorthSouth{To: netip.PrefixFrom(client, 128)}, pipeline.Forward{VNI: 7, To: netip.PrefixFrom(client, 128), Port: pipeline.Gateway})
+	entries = append(entries, pipeline.NorthSouth{VNI: 7, To: netip.PrefixFrom(client, 128)}, pipeline.Forward{VNI: 7, To: netip.PrefixFrom(client, 128), Port: pipeline.Gateway})
 	must(t, w.switches[0].Apply(t.Context(), nil, entries))
 	must(t, w.switches[1].Apply(t.Context(), nil, []pipeline.Entry{
 		pipeline.Forward{VNI: 7, To: netip.PrefixFrom(client, 128), Port: pipeline.VXLAN, VTEP: pipeline.VTEP(w.nodes[0].prefix)},

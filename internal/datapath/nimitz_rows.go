@@ -102,10 +102,10 @@ func (n *Nimitz) render(e pipeline.Entry) (row, error) {
 	case pipeline.Foreign:
 		return renderForeign(o.NimForeignV1, e)
 	case pipeline.NorthSouth:
-		if err := valid(0, e.To.Addr()); err != nil {
+		if err := valid(e.VNI, e.To.Addr()); err != nil {
 			return row{}, err
 		}
-		key := prefixKey(e.To, 0)
+		key := prefixKey(e.To, e.VNI)
 		return newRow(o.NimOutsideV1, key, key.Bits), nil
 	case pipeline.DNAT:
 		return translationRow(o.NimDnatV1, e.VNI, e.Virtual, e.RealVNI, e.Real)
@@ -229,8 +229,8 @@ func readForeign(key, value []byte) (pipeline.Entry, error) {
 
 func readOutside(key, _ []byte) (pipeline.Entry, error) {
 	k, err := unpacked[pilasterScopedPrefix](key)
-	_, to := k.prefix()
-	return pipeline.NorthSouth{To: to}, err
+	vni, to := k.prefix()
+	return pipeline.NorthSouth{VNI: vni, To: to}, err
 }
 
 func readDNAT(key, value []byte) (pipeline.Entry, error) {

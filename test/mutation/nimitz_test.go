@@ -98,6 +98,16 @@ func nimitz() []mutation {
 				"who has no virtual address here to the gateway", "from abroad to a service", "from abroad to the gateway"),
 		},
 		{
+			name: "whom it is outside to",
+			old:  ".scope = scope_of(j->family, j->vni), .address = j->dst};\n\n\t\tif",
+			new:  ".scope = scope_of(j->family, 7), .address = j->dst};\n\n\t\tif",
+			test: packets,
+			cases: append(both("b, to what is another tenant's service, TCP", "b, to what is another tenant's service, UDP",
+				"b, to what is another tenant's service, UDP without a checksum", "b, to what is another tenant's service, ICMP",
+				"b, to what is another tenant's service, another protocol", "b, to what is another tenant's service, a first fragment",
+				"b, to what is another tenant's service, a later fragment"), both("the other tenant to what is outside")...),
+		},
+		{
 			name: "what is foreign",
 			old:  "return REASON_FOREIGN_UNKNOWN;",
 			new:  "return 0;",

@@ -271,6 +271,8 @@ func (n *Network) adopt(there []pipeline.Entry) {
 			of = byVNI[own.VNI]
 		case pipeline.Foreign:
 			of = byVNI[own.VNI]
+		case pipeline.NorthSouth:
+			of = byVNI[own.VNI]
 		case pipeline.DNAT:
 			of = byVNI[own.RealVNI]
 		case pipeline.SNAT:

@@ -79,9 +79,8 @@ func (n *Network) renew(h *hosted) {
 	}
 	for _, s := range h.services {
 		if n.config.Gateway != nil {
-			put(pipeline.DNAT{VNI: h.vni, Virtual: s.Virtual, RealVNI: h.vni, Real: s.Real},
-				pipeline.SNAT{VNI: h.vni, Real: s.Real, Virtual: s.Virtual},
-				pipeline.Forward{VNI: h.vni, To: host(s.Real), Port: pipeline.Gateway})
+			put(pipeline.DNAT{VNI: h.vni, Virtual: s.Virtual, RealVNI: h.vni, Real: s.Real}, pipeline.SNAT{VNI: h.vni, Real: s.Real, Virtual: s.Virtual})
+			put(outside(h, host(s.Real))...)
 		}
 	}
 	for a, v := range n.virtuals(h) {
@@ -91,7 +90,7 @@ func (n *Network) renew(h *hosted) {
 		// Clients look like the gateway, so that answers come back to the one that knows them.
 		client := n.client(p.Gateway)
 		if _, here := h.here[p.Container]; n.at(p) {
-			put(pipeline.Forward{VNI: h.vni, To: client, Port: pipeline.Gateway})
+			put(outside(h, client)...)
 		} else if here && p.Gateway != n.config.Node {
 			put(pipeline.Forward{VNI: h.vni, To: client, Port: pipeline.VXLAN, VTEP: pipeline.VTEP(p.Gateway)})
 		}
@@ -101,26 +100,25 @@ func (n *Network) renew(h *hosted) {
 	}
 }
 
+// outside has the gateway be a tenant's way to addresses.
+func outside(h *hosted, to netip.Prefix) []pipeline.Entry {
+	return []pipeline.Entry{pipeline.NorthSouth{VNI: h.vni, To: to}, pipeline.Forward{VNI: h.vni, To: to, Port: pipeline.Gateway}}
+}
+
 // client is what clients of a node's gateway look like.
 func (n *Network) client(node netip.Prefix) netip.Prefix {
 	block, _ := n.config.Plan.GatewayBlock(node, false)
 	return host(GatewayAddress(block))
 }
 
-// renewRegion notes what is no tenant's: whom packets are taken from, and what lies outside.
+// renewRegion notes what is no tenant's: whom packets are taken from.
 func (n *Network) renewRegion() {
 	clear(n.region.beyond)
 	peer := pipeline.Peer{Nodes: n.config.Plan.Base}
 	n.region.beyond[peer.Match()] = peer
 	for _, h := range n.tenants {
 		for _, e := range h.beyond {
-			switch e := e.(type) {
-			case pipeline.Forward:
-				if e.Port == pipeline.Gateway {
-					outside := pipeline.NorthSouth{To: e.To}
-					n.region.beyond[outside.Match()] = outside
-				}
-			case pipeline.Foreign:
+			if e, is := e.(pipeline.Foreign); is {
 				edge := pipeline.Peer{Nodes: e.Edge}
 				n.region.beyond[edge.Match()] = edge
 			}

@@ -225,6 +225,25 @@ func TestServicesWithoutAGateway(t *testing.T) {
 	}
 }
 
+// TestAnothersService: what is one tenant's service may be another's container, which its own see by their own addresses.
+func TestAnothersService(t *testing.T) {
+	c := newCluster(t, 2, tenantOf(7, overlay("fd00:1::/48", 80)), tenantOf(8, overlay("fd00:2::/48", 80)))
+	one := c.nodes[0]
+	from, to := one.add(c.tenants[1], 1), c.nodes[1].add(c.tenants[1], 2)
+	real := to.Attachments[0].Address
+	c.tenants[0].Services = []tenant.Service{{Name: "theirs", Virtual: name7, Real: real}}
+	c.tenants[1].Services = []tenant.Service{{Name: "storage", Virtual: name8, Real: storage}}
+	one.add(c.tenants[0], 3)
+	for _, of := range c.tenants {
+		one.must(one.PutTenant(t.Context(), of))
+	}
+	one.hear(c.tenants[1])
+	own := from.Attachments[0].Address
+	if out := one.run(pipeline.Port(from.ID), own, real); out.To != pipeline.VXLAN || out.Src != own {
+		t.Errorf("%+v", out)
+	}
+}
+
 // TestServiceCounts: a node's entries for services are as many as its tenants' services, its containers and what it publishes, each added and none
 // multiplied (§3.2; NM3).
 func TestServiceCounts(t *testing.T) {

@@ -190,7 +190,7 @@ func render(region netip.Prefix, e pipeline.Entry) (openflow.Flow, error) {
 		f.Actions = []openflow.Action{set(regVNI.Number(uint64(e.RealVNI))), set(own.dst.Address(e.Real)), set(regNAT.Number(1))}
 	case pipeline.NorthSouth:
 		k, f.Table, f.Goto = northSouth, tableNorthSouth, tableSNAT
-		f.Match = familyOf(e.To.Addr()).to(e.To)
+		f.Match = append([]openflow.Value{regVNI.Number(uint64(e.VNI))}, familyOf(e.To.Addr()).to(e.To)...)
 	case pipeline.SNAT:
 		if e.Virtual.Is4() != e.Real.Is4() {
 			return f, fmt.Errorf("%v: the addresses are of two families", e)
@@ -290,7 +290,7 @@ func parse(f openflow.Flow) (pipeline.Entry, error) {
 		}
 	case northSouth:
 		if to := destination(get); to.IsValid() {
-			return pipeline.NorthSouth{To: to}, nil
+			return pipeline.NorthSouth{VNI: pipeline.VNI(get[regVNI].Uint()), To: to}, nil
 		}
 	case forward:
 		if to := destination(get); to.IsValid() {

@@ -32,9 +32,11 @@ type world struct {
 	service  netip.Addr   // tenant 7's name of storage
 	storage  netip.Addr   // outside
 	outside  netip.Addr   // too, and no service
+	shared   netip.Addr   // outside to tenant 7, a container there to tenant 8
 	gateway  netip.Addr   // of this node
 	gateway2 netip.Addr   // of There
 	virtual  netip.Addr   // how own of tenant 7 looks from outside
+	virtual8 netip.Addr   // how own of tenant 8 does
 	leads    netip.Addr   // a virtual address here of far of tenant 7
 	abroad   netip.Addr   // of tenant 7, which is 8 behind Abroad
 	farther  netip.Addr   // of tenant 7 too, which is 9 behind Farther
@@ -48,16 +50,16 @@ func worlds() []world {
 	return []world{{
 		name: "IPv4",
 		own:  a("10.0.1.2"), beside: a("10.0.1.4"), far: a("10.0.2.2"), nobody: a("10.0.7.7"), overlay: p("10.0.0.0/16"), there: p("10.0.2.0/24"),
-		service: a("10.9.9.9"), storage: a("192.0.2.9"), outside: a("192.0.2.1"),
-		gateway: a("100.64.1.1"), gateway2: a("100.64.2.1"), virtual: a("100.64.1.2"), leads: a("100.64.1.3"), abroad: a("10.1.3.4"), farther: a("10.2.3.4"),
+		service: a("10.9.9.9"), storage: a("192.0.2.9"), outside: a("192.0.2.1"), shared: a("198.51.100.9"),
+		gateway: a("100.64.1.1"), gateway2: a("100.64.2.1"), virtual: a("100.64.1.2"), virtual8: a("100.64.1.8"), leads: a("100.64.1.3"), abroad: a("10.1.3.4"), farther: a("10.2.3.4"),
 		request:  packet.ICMP{Type: packet.EchoRequest4, Rest: packet.Echo(1, 2), Payload: []byte("odd")},
 		groups:   []netip.Addr{a("224.0.0.1"), a("239.255.255.250"), a("255.255.255.255")},
 		forLinks: []uint8{5, 9},
 	}, {
 		name: "IPv6",
 		own:  a("fd10:0:0:1::2"), beside: a("fd10:0:0:1::4"), far: a("fd10:0:0:2::2"), nobody: a("fd10:0:0:7::7"), overlay: p("fd10::/48"), there: p("fd10:0:0:2::/64"),
-		service: a("fd10:9::9"), storage: a("2001:db8:9::9"), outside: a("2001:db8:9::1"),
-		gateway: a("fd64:0:0:1::1"), gateway2: a("fd64:0:0:2::1"), virtual: a("fd64:0:0:1::2"), leads: a("fd64:0:0:1::3"), abroad: a("fd11::3:4"), farther: a("fd12::3:4"),
+		service: a("fd10:9::9"), storage: a("2001:db8:9::9"), outside: a("2001:db8:9::1"), shared: a("2001:db8:8::9"),
+		gateway: a("fd64:0:0:1::1"), gateway2: a("fd64:0:0:2::1"), virtual: a("fd64:0:0:1::2"), virtual8: a("fd64:0:0:1::8"), leads: a("fd64:0:0:1::3"), abroad: a("fd11::3:4"), farther: a("fd12::3:4"),
 		request:  packet.ICMP{Type: packet.EchoRequest, Rest: packet.Echo(1, 2), Payload: []byte("odd")},
 		groups:   []netip.Addr{a("ff02::1"), a("ff0e::1234")},
 		forLinks: []uint8{134, 136, 137},
@@ -91,7 +93,9 @@ func (w world) entries() []pipeline.Entry {
 	}
 	return slices.Concat([]pipeline.Entry{
 		sender(2, w.own, 7, 70), sender(3, w.own, 8, 80), sender(4, w.beside, 7, 0),
-		pipeline.NorthSouth{To: one(w.storage)}, pipeline.NorthSouth{To: one(w.gateway)},
+		pipeline.NorthSouth{VNI: 7, To: one(w.storage)}, pipeline.NorthSouth{VNI: 7, To: one(w.gateway)}, pipeline.NorthSouth{VNI: 7, To: one(w.shared)},
+		forward(7, one(w.shared), pipeline.Gateway), forward(8, one(w.shared), pipeline.VXLAN),
+		pipeline.DNAT{VNI: pipeline.GatewayVNI, Virtual: w.virtual8, RealVNI: 8, Real: w.own}, pipeline.SNAT{VNI: 8, Real: w.own, Virtual: w.virtual8},
 		forward(7, w.overlay, 0), forward(8, w.overlay, 0),
 		forward(7, one(w.own), 2), forward(8, one(w.own), 3), forward(7, one(w.beside), 4),
 		forward(7, w.there, pipeline.VXLAN), forward(8, w.there, pipeline.VXLAN),
@@ -167,9 +171,11 @@ func (w world) ways() []Case {
 		at("a, to oneself", 2, w.own, w.own),
 		at("b, leaves", 2, w.own, w.far),
 		at("b, the other tenant's leaves", 3, w.own, w.far),
+		at("b, to what is another tenant's service", 3, w.own, w.shared),
 		by("b, arrives", 7, 71, w.far, w.own),
 		by("b, the other tenant's arrives", 8, 81, w.far, w.own),
 		at("c, to the service", 2, w.own, w.service),
+		at("c, to what is another tenant's container", 2, w.own, w.shared),
 		at("c, its answer", pipeline.Gateway, w.storage, w.virtual),
 		at("d, to a container here", pipeline.Gateway, w.gateway, w.virtual),
 		at("d, its answer", 2, w.own, w.gateway),

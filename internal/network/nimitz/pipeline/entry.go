@@ -80,8 +80,12 @@ type Foreign struct {
 	VNI    VNI // of the tenant here
 }
 
-// NorthSouth, in NAT, is addresses outside the overlay, which this node's gateway leads to: what goes there, and what comes from the gateway, is translated.
-type NorthSouth struct{ To netip.Prefix }
+// NorthSouth, in NAT, is addresses outside a tenant's overlay, which this node's gateway leads to: what goes there, and what comes from the gateway, is
+// translated. To another tenant the same addresses may be its own containers'.
+type NorthSouth struct {
+	VNI VNI
+	To  netip.Prefix
+}
 
 // DNAT, in NAT, gives north-south packets another destination and the VNI that it is in. A service's virtual address becomes the
 // real one (from a container), a container's virtual address the container's (from the gateway).
@@ -130,7 +134,7 @@ func (e Sender) String() string {
 func (e Foreign) String() string {
 	return fmt.Sprintf("register: from %v in VNI %d of the region behind %v: VNI %d", e.Source, e.Theirs, e.Edge, e.VNI)
 }
-func (e NorthSouth) String() string { return fmt.Sprintf("nat: %v is outside", e.To) }
+func (e NorthSouth) String() string { return fmt.Sprintf("nat: %v in VNI %d is outside", e.To, e.VNI) }
 func (e DNAT) String() string {
 	return fmt.Sprintf("nat: to %v in VNI %d: to %v in VNI %d", e.Virtual, e.VNI, e.Real, e.RealVNI)
 }

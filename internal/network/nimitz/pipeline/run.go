@@ -97,7 +97,7 @@ func (r *run) nat(from Port) {
 		}
 		return is
 	})
-	if from != Gateway && !met(r, func(e NorthSouth) bool { return e.To.Contains(r.Dst) }) {
+	if from != Gateway && !met(r, func(e NorthSouth) bool { return e.VNI == r.VNI && e.To.Contains(r.Dst) }) {
 		return
 	}
 	r.translated = met(r, func(e SNAT) bool {
