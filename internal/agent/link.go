@@ -159,13 +159,16 @@ func (l *Link) register(ctx context.Context) (pilasterv1connect.NodeServiceClien
 	defer l.freeGone(said)
 	for more := true; more; {
 		var req *pilasterv1.RegisterRequest
-		first := len(said) == 0
+		before := len(said)
 		req, more = l.registration(addrs, said)
 		resp, err := client.Register(ctx, connect.NewRequest(req))
+		if err != nil && before > 0 {
+			return nil, fmt.Errorf("registering this node, of whose addresses and subnets the cluster has taken in %d and not the next %d: %w", before, len(said)-before, err)
+		}
 		if err != nil {
 			return nil, fmt.Errorf("registering this node: %w", err)
 		}
-		if !first {
+		if before > 0 {
 			continue
 		}
 		m, err := membershipFromProto(resp.Msg)

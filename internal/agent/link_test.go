@@ -228,6 +228,25 @@ func TestRegisterInPages(t *testing.T) {
 	}
 }
 
+// A page that is refused says what was taken in before it.
+func TestRegisterRefusedAfterAPage(t *testing.T) {
+	b := newLinkBed(t)
+	var has []endpoint.Record
+	for i := range heldPage + 3 {
+		a := netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)})
+		has = append(has, endpoint.Record{ContainerID: fmt.Sprint("c", i), Interface: "eth0", Tenant: "green", Attachments: []endpoint.Attachment{{Address: a}}})
+	}
+	b.link.config.Endpoints = func() []endpoint.Record { return has }
+	b.cluster.during = func(*pilasterv1.RegisterRequest) {
+		if len(b.cluster.registered) == 2 {
+			b.cluster.refusals = []error{connect.NewError(connect.CodeFailedPrecondition, errFake)}
+		}
+	}
+	if err := b.link.Register(t.Context()); err == nil || !strings.Contains(err.Error(), "has taken in 2048 and not the next 3: ") {
+		t.Errorf("refused with %v", err)
+	}
+}
+
 // What endpoints give back while the node registers is not claimed after them; what was said by then is given back again.
 func TestRegisterSaysWhatIsThen(t *testing.T) {
 	b := newLinkBed(t)

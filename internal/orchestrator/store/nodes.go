@@ -99,7 +99,7 @@ func (t *txn) identify(n pki.Node) (*pilasterv1.Node, error) {
 }
 
 // Register makes a node known or finds it again, brings its record up to date, and takes in what it
-// uses; or it is refused and nothing is written.
+// uses; or it is refused and nothing is written. A node that uses much says so in several calls: what it said in those before stays taken in.
 func (s *Store) Register(ctx context.Context, r Registration) (*pilasterv1.Node, error) {
 	if r.Prefix.IsValid() && !s.cluster.Plan.ContainsNode(r.Prefix) {
 		return nil, refuse(Invalid, "node prefix %v is not a /64 inside the base prefix %v; nothing was changed", r.Prefix, s.cluster.Plan.Base)
