@@ -48,12 +48,24 @@ func (p Plain) Addr() netip.Addr {
 // are refused: none of them can be an address of ours.
 func Parse(s string) (netip.Addr, error) {
 	a, err := netip.ParseAddr(s)
+	if err != nil {
+		return netip.Addr{}, fmt.Errorf("%q is not an IPv6 address", s)
+	}
+	if a.Is4() {
+		return netip.Addr{}, fmt.Errorf("%q is an IPv4 address; addresses of Pilaster are IPv6", s)
+	}
+	return ParseAny(s)
+}
+
+// ParseAny reads an address of either family, such as tenants of network nimitz have of their own.
+func ParseAny(s string) (netip.Addr, error) {
+	a, err := netip.ParseAddr(s)
 	switch {
 	case err != nil:
-		return netip.Addr{}, fmt.Errorf("%q is not an IPv6 address", s)
+		return netip.Addr{}, fmt.Errorf("%q is not an IP address", s)
 	case a.Zone() != "":
 		return netip.Addr{}, fmt.Errorf("%q has a zone; addresses of Pilaster are the same on every interface", s)
-	case !a.Is6() || a.Is4In6():
+	case a.Is4In6():
 		return netip.Addr{}, fmt.Errorf("%q is an IPv4 address; addresses of Pilaster are IPv6", s)
 	}
 	return a, nil

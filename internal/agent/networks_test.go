@@ -158,6 +158,13 @@ func TestNetworksSideBySide(t *testing.T) {
 	if a := green.Attachments; len(a) != 1 || a[0].Network != nimitz.Name || a[0].Address.String() != "10.0.3.1" || green.Device.MTU != 1500-pipeline.Overhead {
 		t.Errorf("record %+v", green)
 	}
+	here := b.Explain(netip.MustParseAddr("10.0.3.1")).Overlaid
+	if len(here) != 1 || here[0].Tenant != "green" || !here[0].CIDR.Contains(green.Attachments[0].Address) || here[0].Endpoint == nil || here[0].Endpoint.ID != green.ID {
+		t.Errorf("its address is explained as %+v", here)
+	}
+	if none := b.Explain(netip.MustParseAddr("192.0.2.1")).Overlaid; len(none) > 0 {
+		t.Errorf("a foreign address is explained as %+v", none)
+	}
 	check := func() {
 		t.Helper()
 		if len(b.driver.active) != 1 || len(b.driver.tenants) != 1 || b.driver.active[blue.ID].ID != blue.ID {

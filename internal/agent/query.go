@@ -55,11 +55,22 @@ type Explanation struct {
 	Tenant    string     // empty when no such tenant lives here
 	App       *App
 	Endpoint  *endpoint.Record
+	Overlaid  []Overlaid
+	Published *tenant.Publication
+	Publisher string // the tenant of Published
+}
+
+// Overlaid is a tenant that has an address in a CIDR of its own.
+type Overlaid struct {
+	Tenant   string
+	CIDR     netip.Prefix
+	Region   string           // empty in this node's
+	Endpoint *endpoint.Record // when it is here
 }
 
 // Explain takes an address apart, opening ciphertexts with the keys of hosted tenants.
 func (c *Core) Explain(addr netip.Addr) Explanation {
-	var e Explanation
+	e := Explanation{Overlaid: c.overlaid(addr)}
 	if c.plan.Base.Contains(addr) {
 		e.Plaintext = addr
 	} else if e.Plaintext = c.open(addr); !e.Plaintext.IsValid() {
@@ -67,6 +78,9 @@ func (c *Core) Explain(addr netip.Addr) Explanation {
 	}
 	p := address.Split(e.Plaintext)
 	for _, k := range c.tenants.All() {
+		if i := slices.IndexFunc(k.Tenant.Publications, func(p tenant.Publication) bool { return p.Underlay == addr }); i >= 0 {
+			e.Published, e.Publisher = &k.Tenant.Publications[i], k.Tenant.Name
+		}
 		if !slices.ContainsFunc(k.Tenant.IDs, func(id tenant.ID) bool { return id.ID == p.Tenant }) {
 			continue
 		}
@@ -81,9 +95,38 @@ func (c *Core) Explain(addr netip.Addr) Explanation {
 	return e
 }
 
+// overlaid are the tenants here that have the address in their CIDRs. What it is to one says nothing of what it is to another.
+func (c *Core) overlaid(addr netip.Addr) (all []Overlaid) {
+	for _, k := range c.tenants.All() {
+		for _, o := range k.Tenant.Overlays {
+			if !o.CIDR.Contains(addr) {
+				continue
+			}
+			here := Overlaid{Tenant: k.Tenant.Name, CIDR: o.CIDR}
+			for _, r := range c.store.List() {
+				if r.Tenant == here.Tenant && slices.ContainsFunc(r.Attachments, func(a endpoint.Attachment) bool { return a.Address == addr }) {
+					here.Endpoint = &r
+				}
+			}
+			all = append(all, here)
+		}
+		for _, r := range k.Tenant.Regions {
+			for _, cidr := range r.CIDRs {
+				if cidr.Contains(addr) {
+					all = append(all, Overlaid{Tenant: k.Tenant.Name, CIDR: cidr, Region: r.Name})
+				}
+			}
+		}
+	}
+	return all
+}
+
 // open decrypts with each key here. The base prefix and the tenant id tell the right one: a
 // wrong key would have to hit both (NP3, §6.2).
 func (c *Core) open(addr netip.Addr) netip.Addr {
+	if !addr.Is6() {
+		return netip.Addr{}
+	}
 	for _, k := range c.tenants.All() {
 		for _, id := range k.Tenant.IDs {
 			plain := address.NewCipher(id.Key).Decrypt(addr)

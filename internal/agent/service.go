@@ -194,7 +194,7 @@ func (s *Service) Explain(_ context.Context, req *connect.Request[pilasterv1.Exp
 	if err != nil {
 		return nil, err
 	}
-	addr, err := address.Parse(req.Msg.Address)
+	addr, err := address.ParseAny(req.Msg.Address)
 	if err != nil {
 		return nil, connect.NewError(connect.CodeInvalidArgument, err)
 	}
@@ -208,6 +208,16 @@ func (s *Service) Explain(_ context.Context, req *connect.Request[pilasterv1.Exp
 	}
 	if e.Endpoint != nil {
 		resp.Endpoint = endpointToProto(*e.Endpoint)
+	}
+	for _, o := range e.Overlaid {
+		m := &pilasterv1.Overlaid{Tenant: o.Tenant, Cidr: o.CIDR.String(), Region: o.Region}
+		if o.Endpoint != nil {
+			m.Endpoint = endpointToProto(*o.Endpoint)
+		}
+		resp.Overlaid = append(resp.Overlaid, m)
+	}
+	if e.Published != nil {
+		resp.Publication, resp.Published = e.Publisher+"/"+e.Published.Name, e.Published.Container.String()
 	}
 	return connect.NewResponse(resp), nil
 }

@@ -306,8 +306,8 @@ func TestExplain(t *testing.T) {
 	if e := ask("fd70:696c:6100:9:0:500:100:1"); e.Plaintext == "" || e.Tenant != "" || e.App != nil || e.Endpoint != nil {
 		t.Errorf("a plaintext of a tenant that is not here: %v", e)
 	}
-	if _, err := b.client.Explain(t.Context(), connect.NewRequest(&pilasterv1.ExplainRequest{Address: "1.2.3.4"})); connect.CodeOf(err) != connect.CodeInvalidArgument {
-		t.Errorf("an IPv4 address: %v", err)
+	if _, err := b.client.Explain(t.Context(), connect.NewRequest(&pilasterv1.ExplainRequest{Address: "::ffff:1.2.3.4"})); connect.CodeOf(err) != connect.CodeInvalidArgument {
+		t.Errorf("an IPv4-mapped address: %v", err)
 	}
 }
 

@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"os"
 
 	"connectrpc.com/connect"
@@ -30,6 +31,11 @@ func (s *Service) status(ctx context.Context) *pilasterv1.StatusResponse {
 	if m, ok := s.config.Node.Membership(); ok {
 		r.Node.Prefix = m.Prefix.String()
 		r.Plan = &pilasterv1.Plan{BasePrefix: m.Plan.Base.String(), PrivatePrefix: m.Plan.Private.String()}
+		for _, gateway := range []netip.Prefix{m.Plan.Gateway4, m.Plan.Gateway6} {
+			if gateway.IsValid() {
+				r.Plan.GatewayPrefixes = append(r.Plan.GatewayPrefixes, gateway.String())
+			}
+		}
 	}
 	core := s.core.Load()
 	if core == nil {

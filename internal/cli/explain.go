@@ -19,21 +19,24 @@ import (
 
 // explanation is one address taken apart; what is not known is left out.
 type explanation struct {
-	Address   netip.Addr       `json:"address"`
-	Kind      string           `json:"kind"` // plaintext, ciphertext or foreign
-	Plan      explainedPlan    `json:"plan"`
-	Plaintext *netip.Addr      `json:"plaintext,omitempty"`
-	Node      *explainedNode   `json:"node,omitempty"`
-	Tenant    *explainedTenant `json:"tenant,omitempty"`
-	App       *explainedApp    `json:"app,omitempty"`
-	Index     *address.Index   `json:"index,omitempty"`
-	Endpoint  *explainedHere   `json:"endpoint,omitempty"`
-	Unknown   string           `json:"unknown,omitempty"` // why names are missing
+	Address     netip.Addr            `json:"address"`
+	Kind        string                `json:"kind"` // plaintext, ciphertext, overlay, gateway or foreign
+	Plan        explainedPlan         `json:"plan"`
+	Plaintext   *netip.Addr           `json:"plaintext,omitempty"`
+	Node        *explainedNode        `json:"node,omitempty"`
+	Tenant      *explainedTenant      `json:"tenant,omitempty"`
+	App         *explainedApp         `json:"app,omitempty"`
+	Index       *address.Index        `json:"index,omitempty"`
+	Endpoint    *explainedHere        `json:"endpoint,omitempty"`
+	Overlays    []explainedOverlay    `json:"overlays,omitempty"` // as hosted tenants of network nimitz have the address
+	Publication *explainedPublication `json:"publication,omitempty"`
+	Unknown     string                `json:"unknown,omitempty"` // why names are missing
 }
 
 type explainedPlan struct {
-	Base    netip.Prefix `json:"base"`
-	Private netip.Prefix `json:"private"`
+	Base     netip.Prefix   `json:"base"`
+	Private  netip.Prefix   `json:"private"`
+	Gateways []netip.Prefix `json:"gateways,omitempty"`
 }
 
 type explainedNode struct {
@@ -49,6 +52,18 @@ type explainedTenant struct {
 type explainedApp struct {
 	ID     address.AppID      `json:"id"`
 	Labels *map[string]string `json:"labels,omitempty"` // nil where the app is not known
+}
+
+type explainedOverlay struct {
+	Tenant   string         `json:"tenant"`
+	CIDR     string         `json:"cidr"`
+	Region   string         `json:"region,omitempty"` // another than this node's
+	Endpoint *explainedHere `json:"endpoint,omitempty"`
+}
+
+type explainedPublication struct {
+	Name      string `json:"name"` // with its tenant's
+	Container string `json:"container"`
 }
 
 type explainedHere struct {
@@ -68,11 +83,12 @@ func newExplainCommand(env Env) *cobra.Command {
 		Short: "Take an address apart",
 		Long: `Take an address apart into node, tenant id, app and index. That needs nothing but the address
 and the cluster's two prefixes. Where this node's agent answers, its prefixes are used, and it adds the names
-it knows and decrypts what was made under the key of a tenant that it hosts.`,
+it knows, decrypts what was made under the key of a tenant that it hosts, and says which tenants of network
+nimitz there have the address, of IPv4 or IPv6, in CIDRs of their own.`,
 		Example: "  pilaster explain fd70:696c:6100:3:0:100:100:13",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			a, err := address.Parse(args[0])
+			a, err := address.ParseAny(args[0])
 			if err != nil {
 				return usage("%w", err)
 			}
@@ -114,17 +130,45 @@ func (s *agentSocket) explain(ctx context.Context, a netip.Addr) (*pilasterv1.Ex
 	if err := errors.Join(err, err2); err != nil {
 		return nil, nil, fmt.Errorf("the agent's plan: %w", err)
 	}
+	asked := &address.Plan{Base: base, Private: private}
+	for _, text := range status.Msg.GetPlan().GetGatewayPrefixes() {
+		gateway, err := netip.ParsePrefix(text)
+		switch {
+		case err != nil:
+			return nil, nil, fmt.Errorf("the agent's plan: %w", err)
+		case gateway.Addr().Is4():
+			asked.Gateway4 = gateway
+		default:
+			asked.Gateway6 = gateway
+		}
+	}
 	known, err := agent.Explain(ctx, connect.NewRequest(&pilasterv1.ExplainRequest{Address: a.String()}))
 	if err != nil {
 		return nil, nil, err
 	}
-	return known.Msg, &address.Plan{Base: base, Private: private}, nil
+	return known.Msg, asked, nil
 }
 
 // explain puts together what the bits say and what an agent knows; known may be nil.
 func explain(plan address.Plan, a netip.Addr, known *pilasterv1.ExplainResponse) explanation {
-	e := explanation{Address: a, Kind: "foreign", Plan: explainedPlan{plan.Base, plan.Private}}
+	e := explanation{Address: a, Kind: "foreign", Plan: explainedPlan{Base: plan.Base, Private: plan.Private}}
+	for _, gateway := range []netip.Prefix{plan.Gateway4, plan.Gateway6} {
+		if gateway.IsValid() {
+			e.Plan.Gateways = append(e.Plan.Gateways, gateway)
+		}
+	}
+	for _, o := range known.GetOverlaid() {
+		e.Overlays = append(e.Overlays, explainedOverlay{o.Tenant, o.Cidr, o.Region, explainHere(o.Endpoint)})
+	}
 	switch {
+	case plan.Gateway4.Contains(a), plan.Gateway6.Contains(a):
+		e.Kind = "gateway"
+		of, bits := plan.Gateway6, address.GatewayBits6
+		if a.Is4() {
+			of, bits = plan.Gateway4, address.GatewayBits4
+		}
+		n := address.SubnetNumber(of, netip.PrefixFrom(a, bits).Masked())
+		e.Node = &explainedNode{n, plan.Node(n)}
 	case plan.Base.Contains(a):
 		e.Kind, e.Plaintext = "plaintext", &a
 	case plan.Private.Contains(a):
@@ -134,7 +178,13 @@ func explain(plan address.Plan, a netip.Addr, known *pilasterv1.ExplainResponse)
 		}
 	}
 	if e.Plaintext == nil {
+		if len(e.Overlays) > 0 {
+			e.Kind = "overlay"
+		}
 		return e
+	}
+	if known.GetPublication() != "" {
+		e.Publication = &explainedPublication{known.Publication, known.Published}
 	}
 	p := address.Split(*e.Plaintext)
 	e.Node = &explainedNode{plan.NodeNumber(p.Node), p.Node}
@@ -144,10 +194,15 @@ func explain(plan address.Plan, a netip.Addr, known *pilasterv1.ExplainResponse)
 		e.App.Labels = &app.Labels
 	}
 	e.Index = &p.Index
-	if here := known.GetEndpoint(); here != nil {
-		e.Endpoint = &explainedHere{here.Id, here.Pod, here.ContainerId, here.Interface, here.State}
-	}
+	e.Endpoint = explainHere(known.GetEndpoint())
 	return e
+}
+
+func explainHere(here *pilasterv1.Endpoint) *explainedHere {
+	if here == nil {
+		return nil
+	}
+	return &explainedHere{here.Id, here.Pod, here.ContainerId, here.Interface, here.State}
 }
 
 func (e explanation) text(w io.Writer) {
@@ -159,8 +214,25 @@ func (e explanation) text(w io.Writer) {
 		}
 		fmt.Fprintln(w)
 	}
+	for _, o := range e.Overlays {
+		where := "of its own"
+		if o.Region != "" {
+			where = "in region " + o.Region
+		}
+		row("overlay", o.CIDR, "tenant "+o.Tenant, "has it "+where+", on network "+tenant.Nimitz)
+		if here := o.Endpoint; here != nil {
+			row("endpoint", here.ID, strings.TrimSpace(here.Pod+" "+here.ContainerID), here.Interface, here.State)
+		}
+	}
+	switch e.Kind {
+	case "overlay":
+		return
+	case "gateway":
+		row("gateway", e.Node.Prefix, "a virtual address of the gateway of node "+fmt.Sprint(e.Node.Number), "by which containers of network nimitz and the underlay see each other")
+		return
+	}
 	if e.Kind == "foreign" {
-		row("foreign", fmt.Sprintf("in neither %v (nodes) nor %v (what containers see)", e.Plan.Base, e.Plan.Private))
+		row("foreign", fmt.Sprintf("in neither %v (nodes) nor %v (what containers see)", e.Plan.Base, e.Plan.Private), e.overlayUnknown())
 		return
 	}
 	if e.Kind == "ciphertext" {
@@ -179,12 +251,29 @@ func (e explanation) text(w io.Writer) {
 	row("tenant", e.Tenant.ID, e.tenantName())
 	row("app", e.App.ID, e.appName())
 	row("index", *e.Index)
+	if p := e.Publication; p != nil {
+		row("publication", p.Name, "of container "+p.Container)
+	}
 	if here := e.Endpoint; here != nil {
 		row("endpoint", here.ID, strings.TrimSpace(here.Pod+" "+here.ContainerID), here.Interface, here.State)
 	}
 }
 
+// overlayUnknown says why no tenant of network nimitz is named.
+func (e explanation) overlayUnknown() string {
+	if e.Unknown != "" {
+		return "whether a tenant of network nimitz has it is not known: " + strings.TrimPrefix(e.Unknown, "names unknown: ")
+	}
+	return "and no tenant of network nimitz on this node has it in its CIDRs"
+}
+
+// gateway tells an address of a node's gateway on the underlay.
+func (e explanation) gateway() bool { return e.Tenant.ID == 0 && e.App.ID == address.GatewayApp }
+
 func (e explanation) tenantName() string {
+	if e.gateway() {
+		return "the node's gateway for tenants of network nimitz"
+	}
 	if e.Tenant.ID == 0 {
 		return "the node itself and services on it"
 	}
@@ -195,6 +284,12 @@ func (e explanation) appName() string {
 	switch {
 	case e.App.ID == 0:
 		return "none"
+	case e.gateway() && *e.Index < tenant.FirstPublished:
+		return "reserved: the gateway's own address"
+	case e.gateway() && e.Publication == nil:
+		return "reserved: for a publication; " + cmp.Or(e.Unknown, "none that this node knows has it")
+	case e.gateway():
+		return "reserved: a publication's"
 	case e.App.ID == address.GatewayApp:
 		return "reserved: the node, as containers of the tenant on it see it"
 	case e.App.ID >= address.FirstReservedApp:

@@ -22,7 +22,7 @@ type scholar struct {
 
 func (s scholar) Status(context.Context, *connect.Request[pilasterv1.StatusRequest]) (*connect.Response[pilasterv1.StatusResponse], error) {
 	return connect.NewResponse(&pilasterv1.StatusResponse{
-		Plan: &pilasterv1.Plan{BasePrefix: s.base, PrivatePrefix: "fc00::/8"},
+		Plan: &pilasterv1.Plan{BasePrefix: s.base, PrivatePrefix: "fc00::/8", GatewayPrefixes: []string{"100.64.0.0/10", "fd70:696c:6700::/48"}},
 	}), nil
 }
 
@@ -36,8 +36,16 @@ func (scholar) Explain(_ context.Context, r *connect.Request[pilasterv1.ExplainR
 	case "fd70:696c:6100:3:0:100:100:13":
 		known.Tenant = "blue"
 		known.App = &pilasterv1.App{Tenant: "blue", Id: 1, Labels: map[string]string{"tier": "front", "app": "web"}}
-	case "fc00::1":
+	case "fc00::1", "100.64.3.7":
 		known.Plaintext = ""
+	case "10.0.3.1", "fc12::3:1":
+		known.Plaintext = ""
+		known.Overlaid = []*pilasterv1.Overlaid{
+			{Tenant: "green", Cidr: "10.0.0.0/16", Endpoint: &pilasterv1.Endpoint{Id: 8, ContainerId: "c0c0a", Interface: "eth0", State: "active"}},
+			{Tenant: "grey", Cidr: "10.0.0.0/15", Region: "east"},
+		}
+	case "fd70:696c:6100:3:0:ff:0:2":
+		known.Publication, known.Published = "green/web", "fd12::3:1"
 	}
 	return connect.NewResponse(known), nil
 }
@@ -93,7 +101,11 @@ fd70:696c:6100:3::1
 `},
 		{"foreign", []string{"2001:db8::1"}, `
 2001:db8::1
-  foreign   in neither fd70:696c:6100::/40 (nodes) nor fc00::/8 (what containers see)
+  foreign   in neither fd70:696c:6100::/40 (nodes) nor fc00::/8 (what containers see)   whether a tenant of network nimitz has it is not known: no agent answers on /nonexistent/agent.sock
+`},
+		{"perhaps an overlay's", []string{"10.0.3.1"}, `
+10.0.3.1
+  foreign   in neither fd70:696c:6100::/40 (nodes) nor fc00::/8 (what containers see)   whether a tenant of network nimitz has it is not known: no agent answers on /nonexistent/agent.sock
 `},
 		{"sealed", []string{"fc00::1"}, `
 fc00::1
@@ -134,9 +146,50 @@ fc00::1
   sealed    a ciphertext; this node hosts no tenant whose key opens it
             ask on a node that hosts the tenant, or: pilaster address decrypt --key HEX fc00::1
 `},
+		{"an overlay address of IPv4", []string{"--agent-socket", agent, "10.0.3.1"}, `
+10.0.3.1
+  overlay    10.0.0.0/16   tenant green   has it of its own, on network nimitz
+  endpoint   8             c0c0a          eth0   active
+  overlay    10.0.0.0/15   tenant grey    has it in region east, on network nimitz
+`},
+		{"an overlay address that could be a ciphertext", []string{"--agent-socket", agent, "fc12::3:1"}, `
+fc12::3:1
+  overlay    10.0.0.0/16   tenant green   has it of its own, on network nimitz
+  endpoint   8             c0c0a          eth0   active
+  overlay    10.0.0.0/15   tenant grey    has it in region east, on network nimitz
+`},
+		{"a virtual address", []string{"--agent-socket", agent, "100.64.3.7"}, `
+100.64.3.7
+  gateway   fd70:696c:6100:3::/64   a virtual address of the gateway of node 3   by which containers of network nimitz and the underlay see each other
+`},
+		{"a gateway", []string{"--agent-socket", agent, "fd70:696c:6100:3:0:ff:0:1"}, `
+fd70:696c:6100:3:0:ff:0:1
+  base     fd70:696c:6100::/40
+  node     3       fd70:696c:6100:3::/64   routed by the base network
+  tenant   0       the node's gateway for tenants of network nimitz
+  app      65280   reserved: the gateway's own address
+  index    1
+`},
+		{"a publication", []string{"--agent-socket", agent, "fd70:696c:6100:3:0:ff:0:2"}, `
+fd70:696c:6100:3:0:ff:0:2
+  base          fd70:696c:6100::/40
+  node          3       fd70:696c:6100:3::/64   routed by the base network
+  tenant        0       the node's gateway for tenants of network nimitz
+  app           65280   reserved: a publication's
+  index         2
+  publication   green/web   of container fd12::3:1
+`},
+		{"nobody's publication", []string{"--agent-socket", agent, "fd70:696c:6100:3:0:ff:0:3"}, `
+fd70:696c:6100:3:0:ff:0:3
+  base     fd70:696c:6100::/40
+  node     3       fd70:696c:6100:3::/64   routed by the base network
+  tenant   0       the node's gateway for tenants of network nimitz
+  app      65280   reserved: for a publication; none that this node knows has it
+  index    3
+`},
 		{"the agent's plan", []string{"--agent-socket", elsewhere, "fd70:696c:6100:3::1"}, `
 fd70:696c:6100:3::1
-  foreign   in neither 2001:db8::/32 (nodes) nor fc00::/8 (what containers see)
+  foreign   in neither 2001:db8::/32 (nodes) nor fc00::/8 (what containers see)   and no tenant of network nimitz on this node has it in its CIDRs
 `},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -164,7 +217,7 @@ func TestExplainJSON(t *testing.T) {
 func TestExplainRefuses(t *testing.T) {
 	t.Setenv("PILASTER_AGENT_SOCKET", "/nonexistent/agent.sock")
 	for _, args := range [][]string{
-		{"nonsense"}, {"192.0.2.1"}, {"fe80::1%eth0"},
+		{"nonsense"}, {"::ffff:192.0.2.1"}, {"fe80::1%eth0"},
 		{"fd70::1", "--base-prefix", "nonsense"}, {"fd70::1", "--base-prefix", "10.0.0.0/8"}, {"fd70::1", "--private-prefix", "fc00::/12"},
 	} {
 		if code, stdout, _ := run(t, "", append([]string{"explain"}, args...)...); code != ExitUsage || stdout != "" {

@@ -1563,7 +1563,10 @@ type ExplainResponse struct {
 	Plaintext     string                 `protobuf:"bytes,1,opt,name=plaintext,proto3" json:"plaintext,omitempty"` // decrypted when a hosted tenant's key does it
 	Tenant        string                 `protobuf:"bytes,2,opt,name=tenant,proto3" json:"tenant,omitempty"`       // when the node knows it
 	App           *App                   `protobuf:"bytes,3,opt,name=app,proto3" json:"app,omitempty"`
-	Endpoint      *Endpoint              `protobuf:"bytes,4,opt,name=endpoint,proto3" json:"endpoint,omitempty"` // when it is here
+	Endpoint      *Endpoint              `protobuf:"bytes,4,opt,name=endpoint,proto3" json:"endpoint,omitempty"`       // when it is here
+	Overlaid      []*Overlaid            `protobuf:"bytes,5,rep,name=overlaid,proto3" json:"overlaid,omitempty"`       // the address as tenants of network nimitz have it
+	Publication   string                 `protobuf:"bytes,6,opt,name=publication,proto3" json:"publication,omitempty"` // "tenant/name": the address is its on the underlay
+	Published     string                 `protobuf:"bytes,7,opt,name=published,proto3" json:"published,omitempty"`     // and this container is reached by it
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1626,6 +1629,96 @@ func (x *ExplainResponse) GetEndpoint() *Endpoint {
 	return nil
 }
 
+func (x *ExplainResponse) GetOverlaid() []*Overlaid {
+	if x != nil {
+		return x.Overlaid
+	}
+	return nil
+}
+
+func (x *ExplainResponse) GetPublication() string {
+	if x != nil {
+		return x.Publication
+	}
+	return ""
+}
+
+func (x *ExplainResponse) GetPublished() string {
+	if x != nil {
+		return x.Published
+	}
+	return ""
+}
+
+// Overlaid is a tenant that has an address in its own CIDRs, which mean something else to every tenant.
+type Overlaid struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Cidr          string                 `protobuf:"bytes,2,opt,name=cidr,proto3" json:"cidr,omitempty"`
+	Region        string                 `protobuf:"bytes,3,opt,name=region,proto3" json:"region,omitempty"`     // of the CIDR, where that is another than this node's
+	Endpoint      *Endpoint              `protobuf:"bytes,4,opt,name=endpoint,proto3" json:"endpoint,omitempty"` // when it is here
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Overlaid) Reset() {
+	*x = Overlaid{}
+	mi := &file_pilaster_v1_agent_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Overlaid) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Overlaid) ProtoMessage() {}
+
+func (x *Overlaid) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_agent_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Overlaid.ProtoReflect.Descriptor instead.
+func (*Overlaid) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *Overlaid) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *Overlaid) GetCidr() string {
+	if x != nil {
+		return x.Cidr
+	}
+	return ""
+}
+
+func (x *Overlaid) GetRegion() string {
+	if x != nil {
+		return x.Region
+	}
+	return ""
+}
+
+func (x *Overlaid) GetEndpoint() *Endpoint {
+	if x != nil {
+		return x.Endpoint
+	}
+	return nil
+}
+
 type RecentEventsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -1634,7 +1727,7 @@ type RecentEventsRequest struct {
 
 func (x *RecentEventsRequest) Reset() {
 	*x = RecentEventsRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[24]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1646,7 +1739,7 @@ func (x *RecentEventsRequest) String() string {
 func (*RecentEventsRequest) ProtoMessage() {}
 
 func (x *RecentEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[24]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1659,7 +1752,7 @@ func (x *RecentEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecentEventsRequest.ProtoReflect.Descriptor instead.
 func (*RecentEventsRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{24}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{25}
 }
 
 type RecentEventsResponse struct {
@@ -1671,7 +1764,7 @@ type RecentEventsResponse struct {
 
 func (x *RecentEventsResponse) Reset() {
 	*x = RecentEventsResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[25]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1683,7 +1776,7 @@ func (x *RecentEventsResponse) String() string {
 func (*RecentEventsResponse) ProtoMessage() {}
 
 func (x *RecentEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[25]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1696,7 +1789,7 @@ func (x *RecentEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecentEventsResponse.ProtoReflect.Descriptor instead.
 func (*RecentEventsResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{25}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *RecentEventsResponse) GetEvents() []*MonitorResponse {
@@ -1715,7 +1808,7 @@ type MonitorRequest struct {
 
 func (x *MonitorRequest) Reset() {
 	*x = MonitorRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[26]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1727,7 +1820,7 @@ func (x *MonitorRequest) String() string {
 func (*MonitorRequest) ProtoMessage() {}
 
 func (x *MonitorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[26]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1740,7 +1833,7 @@ func (x *MonitorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MonitorRequest.ProtoReflect.Descriptor instead.
 func (*MonitorRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{26}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *MonitorRequest) GetTypes() []string {
@@ -1773,7 +1866,7 @@ type MonitorResponse struct {
 
 func (x *MonitorResponse) Reset() {
 	*x = MonitorResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[27]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1785,7 +1878,7 @@ func (x *MonitorResponse) String() string {
 func (*MonitorResponse) ProtoMessage() {}
 
 func (x *MonitorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[27]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1798,7 +1891,7 @@ func (x *MonitorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MonitorResponse.ProtoReflect.Descriptor instead.
 func (*MonitorResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{27}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *MonitorResponse) GetTime() *timestamppb.Timestamp {
@@ -1916,7 +2009,7 @@ type CollectGarbageRequest_Valid struct {
 
 func (x *CollectGarbageRequest_Valid) Reset() {
 	*x = CollectGarbageRequest_Valid{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[30]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1928,7 +2021,7 @@ func (x *CollectGarbageRequest_Valid) String() string {
 func (*CollectGarbageRequest_Valid) ProtoMessage() {}
 
 func (x *CollectGarbageRequest_Valid) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[30]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2095,11 +2188,19 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\vlast_minute\x18\x03 \x01(\x04R\n" +
 	"lastMinute\"*\n" +
 	"\x0eExplainRequest\x12\x18\n" +
-	"\aaddress\x18\x01 \x01(\tR\aaddress\"\x9e\x01\n" +
+	"\aaddress\x18\x01 \x01(\tR\aaddress\"\x91\x02\n" +
 	"\x0fExplainResponse\x12\x1c\n" +
 	"\tplaintext\x18\x01 \x01(\tR\tplaintext\x12\x16\n" +
 	"\x06tenant\x18\x02 \x01(\tR\x06tenant\x12\"\n" +
 	"\x03app\x18\x03 \x01(\v2\x10.pilaster.v1.AppR\x03app\x121\n" +
+	"\bendpoint\x18\x04 \x01(\v2\x15.pilaster.v1.EndpointR\bendpoint\x121\n" +
+	"\boverlaid\x18\x05 \x03(\v2\x15.pilaster.v1.OverlaidR\boverlaid\x12 \n" +
+	"\vpublication\x18\x06 \x01(\tR\vpublication\x12\x1c\n" +
+	"\tpublished\x18\a \x01(\tR\tpublished\"\x81\x01\n" +
+	"\bOverlaid\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x12\n" +
+	"\x04cidr\x18\x02 \x01(\tR\x04cidr\x12\x16\n" +
+	"\x06region\x18\x03 \x01(\tR\x06region\x121\n" +
 	"\bendpoint\x18\x04 \x01(\v2\x15.pilaster.v1.EndpointR\bendpoint\"\x15\n" +
 	"\x13RecentEventsRequest\"L\n" +
 	"\x14RecentEventsResponse\x124\n" +
@@ -2150,7 +2251,7 @@ func file_pilaster_v1_agent_proto_rawDescGZIP() []byte {
 	return file_pilaster_v1_agent_proto_rawDescData
 }
 
-var file_pilaster_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 31)
+var file_pilaster_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
 var file_pilaster_v1_agent_proto_goTypes = []any{
 	(*AddEndpointRequest)(nil),          // 0: pilaster.v1.AddEndpointRequest
 	(*AddEndpointResponse)(nil),         // 1: pilaster.v1.AddEndpointResponse
@@ -2176,66 +2277,69 @@ var file_pilaster_v1_agent_proto_goTypes = []any{
 	(*DropCount)(nil),                   // 21: pilaster.v1.DropCount
 	(*ExplainRequest)(nil),              // 22: pilaster.v1.ExplainRequest
 	(*ExplainResponse)(nil),             // 23: pilaster.v1.ExplainResponse
-	(*RecentEventsRequest)(nil),         // 24: pilaster.v1.RecentEventsRequest
-	(*RecentEventsResponse)(nil),        // 25: pilaster.v1.RecentEventsResponse
-	(*MonitorRequest)(nil),              // 26: pilaster.v1.MonitorRequest
-	(*MonitorResponse)(nil),             // 27: pilaster.v1.MonitorResponse
-	nil,                                 // 28: pilaster.v1.AddEndpointRequest.LabelsEntry
-	nil,                                 // 29: pilaster.v1.Endpoint.LabelsEntry
-	(*CollectGarbageRequest_Valid)(nil), // 30: pilaster.v1.CollectGarbageRequest.Valid
-	(*timestamppb.Timestamp)(nil),       // 31: google.protobuf.Timestamp
-	(*Node)(nil),                        // 32: pilaster.v1.Node
-	(*Plan)(nil),                        // 33: pilaster.v1.Plan
-	(*App)(nil),                         // 34: pilaster.v1.App
+	(*Overlaid)(nil),                    // 24: pilaster.v1.Overlaid
+	(*RecentEventsRequest)(nil),         // 25: pilaster.v1.RecentEventsRequest
+	(*RecentEventsResponse)(nil),        // 26: pilaster.v1.RecentEventsResponse
+	(*MonitorRequest)(nil),              // 27: pilaster.v1.MonitorRequest
+	(*MonitorResponse)(nil),             // 28: pilaster.v1.MonitorResponse
+	nil,                                 // 29: pilaster.v1.AddEndpointRequest.LabelsEntry
+	nil,                                 // 30: pilaster.v1.Endpoint.LabelsEntry
+	(*CollectGarbageRequest_Valid)(nil), // 31: pilaster.v1.CollectGarbageRequest.Valid
+	(*timestamppb.Timestamp)(nil),       // 32: google.protobuf.Timestamp
+	(*Node)(nil),                        // 33: pilaster.v1.Node
+	(*Plan)(nil),                        // 34: pilaster.v1.Plan
+	(*App)(nil),                         // 35: pilaster.v1.App
 }
 var file_pilaster_v1_agent_proto_depIdxs = []int32{
-	28, // 0: pilaster.v1.AddEndpointRequest.labels:type_name -> pilaster.v1.AddEndpointRequest.LabelsEntry
+	29, // 0: pilaster.v1.AddEndpointRequest.labels:type_name -> pilaster.v1.AddEndpointRequest.LabelsEntry
 	2,  // 1: pilaster.v1.AddEndpointResponse.endpoint:type_name -> pilaster.v1.Endpoint
-	29, // 2: pilaster.v1.Endpoint.labels:type_name -> pilaster.v1.Endpoint.LabelsEntry
+	30, // 2: pilaster.v1.Endpoint.labels:type_name -> pilaster.v1.Endpoint.LabelsEntry
 	3,  // 3: pilaster.v1.Endpoint.attachments:type_name -> pilaster.v1.Attachment
-	31, // 4: pilaster.v1.Endpoint.created:type_name -> google.protobuf.Timestamp
-	30, // 5: pilaster.v1.CollectGarbageRequest.valid:type_name -> pilaster.v1.CollectGarbageRequest.Valid
+	32, // 4: pilaster.v1.Endpoint.created:type_name -> google.protobuf.Timestamp
+	31, // 5: pilaster.v1.CollectGarbageRequest.valid:type_name -> pilaster.v1.CollectGarbageRequest.Valid
 	2,  // 6: pilaster.v1.CollectGarbageResponse.removed:type_name -> pilaster.v1.Endpoint
 	2,  // 7: pilaster.v1.ListEndpointsResponse.endpoints:type_name -> pilaster.v1.Endpoint
 	2,  // 8: pilaster.v1.GetEndpointResponse.endpoint:type_name -> pilaster.v1.Endpoint
-	32, // 9: pilaster.v1.StatusResponse.node:type_name -> pilaster.v1.Node
-	33, // 10: pilaster.v1.StatusResponse.plan:type_name -> pilaster.v1.Plan
+	33, // 9: pilaster.v1.StatusResponse.node:type_name -> pilaster.v1.Node
+	34, // 10: pilaster.v1.StatusResponse.plan:type_name -> pilaster.v1.Plan
 	18, // 11: pilaster.v1.StatusResponse.orchestrator:type_name -> pilaster.v1.OrchestratorLink
 	19, // 12: pilaster.v1.StatusResponse.datapath:type_name -> pilaster.v1.DatapathStatus
 	21, // 13: pilaster.v1.StatusResponse.drops:type_name -> pilaster.v1.DropCount
 	17, // 14: pilaster.v1.StatusResponse.limits:type_name -> pilaster.v1.Limit
 	16, // 15: pilaster.v1.StatusResponse.gateway:type_name -> pilaster.v1.Gateway
-	31, // 16: pilaster.v1.OrchestratorLink.since:type_name -> google.protobuf.Timestamp
+	32, // 16: pilaster.v1.OrchestratorLink.since:type_name -> google.protobuf.Timestamp
 	20, // 17: pilaster.v1.DatapathStatus.entries:type_name -> pilaster.v1.Entries
-	34, // 18: pilaster.v1.ExplainResponse.app:type_name -> pilaster.v1.App
+	35, // 18: pilaster.v1.ExplainResponse.app:type_name -> pilaster.v1.App
 	2,  // 19: pilaster.v1.ExplainResponse.endpoint:type_name -> pilaster.v1.Endpoint
-	27, // 20: pilaster.v1.RecentEventsResponse.events:type_name -> pilaster.v1.MonitorResponse
-	31, // 21: pilaster.v1.MonitorResponse.time:type_name -> google.protobuf.Timestamp
-	0,  // 22: pilaster.v1.AgentService.AddEndpoint:input_type -> pilaster.v1.AddEndpointRequest
-	4,  // 23: pilaster.v1.AgentService.DeleteEndpoint:input_type -> pilaster.v1.DeleteEndpointRequest
-	6,  // 24: pilaster.v1.AgentService.CheckEndpoint:input_type -> pilaster.v1.CheckEndpointRequest
-	8,  // 25: pilaster.v1.AgentService.CollectGarbage:input_type -> pilaster.v1.CollectGarbageRequest
-	10, // 26: pilaster.v1.AgentService.ListEndpoints:input_type -> pilaster.v1.ListEndpointsRequest
-	12, // 27: pilaster.v1.AgentService.GetEndpoint:input_type -> pilaster.v1.GetEndpointRequest
-	14, // 28: pilaster.v1.AgentService.Status:input_type -> pilaster.v1.StatusRequest
-	22, // 29: pilaster.v1.AgentService.Explain:input_type -> pilaster.v1.ExplainRequest
-	26, // 30: pilaster.v1.AgentService.Monitor:input_type -> pilaster.v1.MonitorRequest
-	24, // 31: pilaster.v1.AgentService.RecentEvents:input_type -> pilaster.v1.RecentEventsRequest
-	1,  // 32: pilaster.v1.AgentService.AddEndpoint:output_type -> pilaster.v1.AddEndpointResponse
-	5,  // 33: pilaster.v1.AgentService.DeleteEndpoint:output_type -> pilaster.v1.DeleteEndpointResponse
-	7,  // 34: pilaster.v1.AgentService.CheckEndpoint:output_type -> pilaster.v1.CheckEndpointResponse
-	9,  // 35: pilaster.v1.AgentService.CollectGarbage:output_type -> pilaster.v1.CollectGarbageResponse
-	11, // 36: pilaster.v1.AgentService.ListEndpoints:output_type -> pilaster.v1.ListEndpointsResponse
-	13, // 37: pilaster.v1.AgentService.GetEndpoint:output_type -> pilaster.v1.GetEndpointResponse
-	15, // 38: pilaster.v1.AgentService.Status:output_type -> pilaster.v1.StatusResponse
-	23, // 39: pilaster.v1.AgentService.Explain:output_type -> pilaster.v1.ExplainResponse
-	27, // 40: pilaster.v1.AgentService.Monitor:output_type -> pilaster.v1.MonitorResponse
-	25, // 41: pilaster.v1.AgentService.RecentEvents:output_type -> pilaster.v1.RecentEventsResponse
-	32, // [32:42] is the sub-list for method output_type
-	22, // [22:32] is the sub-list for method input_type
-	22, // [22:22] is the sub-list for extension type_name
-	22, // [22:22] is the sub-list for extension extendee
-	0,  // [0:22] is the sub-list for field type_name
+	24, // 20: pilaster.v1.ExplainResponse.overlaid:type_name -> pilaster.v1.Overlaid
+	2,  // 21: pilaster.v1.Overlaid.endpoint:type_name -> pilaster.v1.Endpoint
+	28, // 22: pilaster.v1.RecentEventsResponse.events:type_name -> pilaster.v1.MonitorResponse
+	32, // 23: pilaster.v1.MonitorResponse.time:type_name -> google.protobuf.Timestamp
+	0,  // 24: pilaster.v1.AgentService.AddEndpoint:input_type -> pilaster.v1.AddEndpointRequest
+	4,  // 25: pilaster.v1.AgentService.DeleteEndpoint:input_type -> pilaster.v1.DeleteEndpointRequest
+	6,  // 26: pilaster.v1.AgentService.CheckEndpoint:input_type -> pilaster.v1.CheckEndpointRequest
+	8,  // 27: pilaster.v1.AgentService.CollectGarbage:input_type -> pilaster.v1.CollectGarbageRequest
+	10, // 28: pilaster.v1.AgentService.ListEndpoints:input_type -> pilaster.v1.ListEndpointsRequest
+	12, // 29: pilaster.v1.AgentService.GetEndpoint:input_type -> pilaster.v1.GetEndpointRequest
+	14, // 30: pilaster.v1.AgentService.Status:input_type -> pilaster.v1.StatusRequest
+	22, // 31: pilaster.v1.AgentService.Explain:input_type -> pilaster.v1.ExplainRequest
+	27, // 32: pilaster.v1.AgentService.Monitor:input_type -> pilaster.v1.MonitorRequest
+	25, // 33: pilaster.v1.AgentService.RecentEvents:input_type -> pilaster.v1.RecentEventsRequest
+	1,  // 34: pilaster.v1.AgentService.AddEndpoint:output_type -> pilaster.v1.AddEndpointResponse
+	5,  // 35: pilaster.v1.AgentService.DeleteEndpoint:output_type -> pilaster.v1.DeleteEndpointResponse
+	7,  // 36: pilaster.v1.AgentService.CheckEndpoint:output_type -> pilaster.v1.CheckEndpointResponse
+	9,  // 37: pilaster.v1.AgentService.CollectGarbage:output_type -> pilaster.v1.CollectGarbageResponse
+	11, // 38: pilaster.v1.AgentService.ListEndpoints:output_type -> pilaster.v1.ListEndpointsResponse
+	13, // 39: pilaster.v1.AgentService.GetEndpoint:output_type -> pilaster.v1.GetEndpointResponse
+	15, // 40: pilaster.v1.AgentService.Status:output_type -> pilaster.v1.StatusResponse
+	23, // 41: pilaster.v1.AgentService.Explain:output_type -> pilaster.v1.ExplainResponse
+	28, // 42: pilaster.v1.AgentService.Monitor:output_type -> pilaster.v1.MonitorResponse
+	26, // 43: pilaster.v1.AgentService.RecentEvents:output_type -> pilaster.v1.RecentEventsResponse
+	34, // [34:44] is the sub-list for method output_type
+	24, // [24:34] is the sub-list for method input_type
+	24, // [24:24] is the sub-list for extension type_name
+	24, // [24:24] is the sub-list for extension extendee
+	0,  // [0:24] is the sub-list for field type_name
 }
 
 func init() { file_pilaster_v1_agent_proto_init() }
@@ -2250,7 +2354,7 @@ func file_pilaster_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pilaster_v1_agent_proto_rawDesc), len(file_pilaster_v1_agent_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   31,
+			NumMessages:   32,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
