@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 
 	"connectrpc.com/connect"
@@ -22,6 +23,7 @@ type regionView struct {
 	BasePrefix string             `json:"basePrefix"`
 	Edge       string             `json:"edge"` // prefix of its Edge Switch; empty where there is none
 	Tenants    []regionTenantView `json:"tenants"`
+	LeftOut    []string           `json:"leftOut,omitempty"` // of import: tenants in the file that were not chosen
 }
 
 type regionTenantView struct {
@@ -115,12 +117,16 @@ func (v regionView) print(w io.Writer) {
 		}
 		fmt.Fprintln(w)
 	}
+	if len(v.LeftOut) > 0 {
+		fmt.Fprintf(w, "left out\t%s\n", strings.Join(v.LeftOut, ", "))
+	}
 }
 
 func newRegionImport(env Env) *cobra.Command {
 	var socket orchestratorSocket
 	var out output
 	var tenants []string
+	var all bool
 	cmd := &cobra.Command{
 		Use:   "import FILE",
 		Short: "Take another region in, or what is new of one, by what it exported",
@@ -128,30 +134,37 @@ func newRegionImport(env Env) *cobra.Command {
 nothing is changed where anything of it does not fit: its base prefix must not overlap this region's, CIDRs of a tenant must not
 overlap those it has here, and this region must have an Edge Switch. What was imported of the region before is replaced.
 
+The first import takes all tenants, or those that --tenant names, and a later one those again, unless it names others: nobody is
+joined because the other region has made more. --all takes all from then on.
+
 Tenants that are not here yet are joined when they are made.`,
-		Example: "  pilaster region import east.json\n  pilaster region import east.json --tenant blue --tenant red",
+		Example: "  pilaster region import east.json\n  pilaster region import east.json --tenant blue --tenant red\n  pilaster region import east.json --all",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			v, err := readRegion(env, args[0])
 			if err != nil {
 				return err
 			}
-			resp, err := socket.client().ImportRegion(cmd.Context(), connect.NewRequest(&pilasterv1.ImportRegionRequest{Region: v.proto(), Tenants: tenants}))
+			resp, err := socket.client().ImportRegion(cmd.Context(), connect.NewRequest(&pilasterv1.ImportRegionRequest{Region: v.proto(), Tenants: tenants, All: all}))
 			if err != nil {
 				return err
 			}
+			file := v
 			here, err := socket.client().ListTenants(cmd.Context(), connect.NewRequest(&pilasterv1.ListTenantsRequest{}))
 			if err != nil {
 				return err
 			}
 			v = viewRegion(resp.Msg.Region)
 			v.find(here.Msg.Tenants)
+			v.LeftOut = file.without(v)
 			return out.print(env.Stdout, v, v.print)
 		},
 	}
 	socket.bind(cmd)
 	out.bind(cmd)
-	cmd.Flags().StringSliceVar(&tenants, "tenant", nil, "only these of its tenants (default all)")
+	cmd.Flags().StringSliceVar(&tenants, "tenant", nil, "only these of its tenants (default those of the import before; all the first time)")
+	cmd.Flags().BoolVar(&all, "all", false, "all of its tenants, whatever was chosen before")
+	cmd.MarkFlagsMutuallyExclusive("tenant", "all")
 	_ = cmd.RegisterFlagCompletionFunc("tenant", func(c *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
 		return names(socket.tenants)(c, nil, typed)
 	})
@@ -177,6 +190,16 @@ func readRegion(env Env, file string) (v regionView, err error) {
 		return v, usage("%s has version %d of the format, and this program knows version %d; nothing was changed: use the pilaster that wrote it", file, v.Version, regionVersion)
 	}
 	return v, nil
+}
+
+// without are the tenants that another view of the region lacks.
+func (v regionView) without(other regionView) (names []string) {
+	for _, t := range v.Tenants {
+		if !slices.ContainsFunc(other.Tenants, func(o regionTenantView) bool { return o.Name == t.Name }) {
+			names = append(names, t.Name)
+		}
+	}
+	return names
 }
 
 // find says what there is here of each tenant.

@@ -103,8 +103,18 @@ func TestRegionCommands(t *testing.T) {
 		t.Error("nobody is told that e1 is the Edge Switch")
 	}
 	refused(t, ExitFailed, "e1 is the Edge Switch", "node", "delete", "e1")
-	if code, stdout, stderr := run(t, export.stdout, "region", "import", "-", "--tenant", "blue", "-o", "json"); code != ExitDone || strings.Contains(stdout, "red") || !strings.Contains(stdout, `"here": "joined"`) {
+	if code, stdout, stderr := run(t, export.stdout, "region", "import", "-", "--tenant", "blue", "-o", "json"); code != ExitDone || strings.Contains(stdout, `"name": "red"`) || !strings.Contains(stdout, `"here": "joined"`) {
 		t.Errorf("from standard input: %d, %s%s", code, stdout, stderr)
+	}
+	if r := command(t, "region", "import", file); r.code != ExitDone || strings.Contains(r.stdout, "VNI 3") || !strings.Contains(r.stdout, "left out      other, red\n") {
+		t.Errorf("imported anew %+v", r)
+	}
+	refused(t, ExitUsage, "all", "region", "import", file, "--all", "--tenant", "blue")
+	if v := ask[regionView](t, "region", "import", file, "--all"); len(v.Tenants) != 3 || len(v.LeftOut) > 0 {
+		t.Errorf("all of it: %+v", v)
+	}
+	if v := ask[regionView](t, "region", "import", file, "--tenant", "blue"); len(v.LeftOut) != 2 {
+		t.Errorf("some of it: %+v", v)
 	}
 	if v := ask[regionsView](t, "region", "list"); v.Own.Name != "west" || v.Own.Edge != "fd70:696c:6100:1::/64" || len(v.Regions) != 1 || len(v.Regions[0].Tenants) != 1 {
 		t.Errorf("listed %+v", v)

@@ -145,7 +145,7 @@ func (s *operatorService) ImportRegion(ctx context.Context, req *connect.Request
 	if err := s.named(); err != nil {
 		return nil, err
 	}
-	kept, err := s.store.ImportRegion(ctx, s.region, req.Msg.Region, req.Msg.Tenants)
+	kept, err := s.store.ImportRegion(ctx, s.region, req.Msg.Region, req.Msg.Tenants, req.Msg.All)
 	if err != nil {
 		return nil, err
 	}

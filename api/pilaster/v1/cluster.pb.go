@@ -523,6 +523,7 @@ type Region struct {
 	BasePrefix    string                 `protobuf:"bytes,2,opt,name=base_prefix,json=basePrefix,proto3" json:"base_prefix,omitempty"`
 	Edge          string                 `protobuf:"bytes,3,opt,name=edge,proto3" json:"edge,omitempty"`       // prefix of its Edge Switch
 	Tenants       []*Region_Tenant       `protobuf:"bytes,4,rep,name=tenants,proto3" json:"tenants,omitempty"` // on network nimitz, sorted by name
+	Chosen        []string               `protobuf:"bytes,5,rep,name=chosen,proto3" json:"chosen,omitempty"`   // as it is kept: of its tenants only these were asked for; empty means all
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -581,6 +582,13 @@ func (x *Region) GetEdge() string {
 func (x *Region) GetTenants() []*Region_Tenant {
 	if x != nil {
 		return x.Tenants
+	}
+	return nil
+}
+
+func (x *Region) GetChosen() []string {
+	if x != nil {
+		return x.Chosen
 	}
 	return nil
 }
@@ -1198,13 +1206,14 @@ const file_pilaster_v1_cluster_proto_rawDesc = "" +
 	"\x05cidrs\x18\x02 \x03(\tR\x05cidrs\x12\x12\n" +
 	"\x04edge\x18\x03 \x01(\tR\x04edge\x12\x1b\n" +
 	"\tpeer_edge\x18\x04 \x01(\tR\bpeerEdge\x12\x19\n" +
-	"\bpeer_vni\x18\x05 \x01(\rR\apeerVni\"\xcd\x01\n" +
+	"\bpeer_vni\x18\x05 \x01(\rR\apeerVni\"\xe5\x01\n" +
 	"\x06Region\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1f\n" +
 	"\vbase_prefix\x18\x02 \x01(\tR\n" +
 	"basePrefix\x12\x12\n" +
 	"\x04edge\x18\x03 \x01(\tR\x04edge\x124\n" +
-	"\atenants\x18\x04 \x03(\v2\x1a.pilaster.v1.Region.TenantR\atenants\x1aD\n" +
+	"\atenants\x18\x04 \x03(\v2\x1a.pilaster.v1.Region.TenantR\atenants\x12\x16\n" +
+	"\x06chosen\x18\x05 \x03(\tR\x06chosen\x1aD\n" +
 	"\x06Tenant\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
 	"\x03vni\x18\x02 \x01(\rR\x03vni\x12\x14\n" +

@@ -1322,7 +1322,8 @@ func (x *ExportRegionResponse) GetRegion() *Region {
 type ImportRegionRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Region        *Region                `protobuf:"bytes,1,opt,name=region,proto3" json:"region,omitempty"`   // another's export
-	Tenants       []string               `protobuf:"bytes,2,rep,name=tenants,proto3" json:"tenants,omitempty"` // of these only; empty means of all
+	Tenants       []string               `protobuf:"bytes,2,rep,name=tenants,proto3" json:"tenants,omitempty"` // of these only; empty means of those chosen before, or of all the first time
+	All           bool                   `protobuf:"varint,3,opt,name=all,proto3" json:"all,omitempty"`        // of all, whatever was chosen before
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1369,6 +1370,13 @@ func (x *ImportRegionRequest) GetTenants() []string {
 		return x.Tenants
 	}
 	return nil
+}
+
+func (x *ImportRegionRequest) GetAll() bool {
+	if x != nil {
+		return x.All
+	}
+	return false
 }
 
 type ImportRegionResponse struct {
@@ -3391,10 +3399,11 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\tHeartbeat\"\x15\n" +
 	"\x13ExportRegionRequest\"C\n" +
 	"\x14ExportRegionResponse\x12+\n" +
-	"\x06region\x18\x01 \x01(\v2\x13.pilaster.v1.RegionR\x06region\"\\\n" +
+	"\x06region\x18\x01 \x01(\v2\x13.pilaster.v1.RegionR\x06region\"n\n" +
 	"\x13ImportRegionRequest\x12+\n" +
 	"\x06region\x18\x01 \x01(\v2\x13.pilaster.v1.RegionR\x06region\x12\x18\n" +
-	"\atenants\x18\x02 \x03(\tR\atenants\"C\n" +
+	"\atenants\x18\x02 \x03(\tR\atenants\x12\x10\n" +
+	"\x03all\x18\x03 \x01(\bR\x03all\"C\n" +
 	"\x14ImportRegionResponse\x12+\n" +
 	"\x06region\x18\x01 \x01(\v2\x13.pilaster.v1.RegionR\x06region\"\x14\n" +
 	"\x12ListRegionsRequest\"k\n" +

@@ -136,7 +136,7 @@ func TestFinishMigrationOfOneInTwoRegions(t *testing.T) {
 	if _, err := s.Register(t.Context(), store.Registration{Node: node(2), Edge: true}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.ImportRegion(t.Context(), "west", east("10.1.0.0/16"), nil); err != nil {
+	if _, err := s.ImportRegion(t.Context(), "west", east("10.1.0.0/16"), nil, false); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := s.Migrate(t.Context(), "t1", tenant.Netpila, 0); err != nil {

@@ -23,21 +23,28 @@ import (
 // maxRegion, in bytes, keeps a record below what etcd takes in a request.
 const maxRegion = 1 << 20
 
-// ImportRegion takes another region in, or what is new of one, with these of its tenants, or all. It is refused whole where anything of it
+// ImportRegion takes another region in, or what is new of one. Of its tenants it takes those named by only, else those chosen before, and all the
+// first time, or if that is asked for: nobody is joined because the region has more than it had. It is refused whole where anything of it
 // would be mistaken for something else. Own is the name of this region.
-func (s *Store) ImportRegion(ctx context.Context, own string, r *pilasterv1.Region, only []string) (*pilasterv1.Region, error) {
+func (s *Store) ImportRegion(ctx context.Context, own string, r *pilasterv1.Region, only []string, all bool) (kept *pilasterv1.Region, err error) {
 	if r.GetName() == own {
 		return nil, refuse(Invalid, "this is region %s itself; nothing was changed: import it where it is another", own)
 	}
-	kept, err := chosen(r, only)
-	if err != nil {
-		return nil, err
-	}
-	cidrs, err := s.checkRegion(kept)
-	if err != nil {
-		return nil, err
+	if err := tenant.CheckRegionName(r.GetName()); err != nil {
+		return nil, refuse(Invalid, "%v; nothing was changed", err)
 	}
 	err = s.change(ctx, func(t *txn) error {
+		before := new(pilasterv1.Region)
+		if _, err := t.load(dirRegions+r.Name, before); err != nil {
+			return err
+		}
+		if kept, err = chosen(r, before, only, all); err != nil {
+			return err
+		}
+		cidrs, err := s.checkRegion(kept)
+		if err != nil {
+			return err
+		}
 		if edge, err := t.get(keyEdge); err != nil {
 			return err
 		} else if edge == "" {
@@ -54,21 +61,20 @@ func (s *Store) ImportRegion(ctx context.Context, own string, r *pilasterv1.Regi
 	return kept, nil
 }
 
-// chosen is a region with some of its tenants; no names mean all.
-func chosen(r *pilasterv1.Region, only []string) (*pilasterv1.Region, error) {
-	kept := proto.CloneOf(r)
-	if kept == nil {
-		kept = new(pilasterv1.Region)
-	}
-	if len(only) == 0 {
-		return kept, nil
-	}
+// chosen is a region with those of its tenants that are wanted of it. One named now has to be there; one named before may be gone.
+func chosen(r, before *pilasterv1.Region, only []string, all bool) (*pilasterv1.Region, error) {
 	for _, name := range only {
-		if !slices.ContainsFunc(kept.Tenants, func(t *pilasterv1.Region_Tenant) bool { return t.Name == name }) {
-			return nil, refuse(NotFound, "region %s exports no tenant %q; nothing was changed", kept.Name, name)
+		if !slices.ContainsFunc(r.Tenants, func(t *pilasterv1.Region_Tenant) bool { return t.Name == name }) {
+			return nil, refuse(NotFound, "region %s exports no tenant %q; nothing was changed", r.Name, name)
 		}
 	}
-	kept.Tenants = slices.DeleteFunc(kept.Tenants, func(t *pilasterv1.Region_Tenant) bool { return !slices.Contains(only, t.Name) })
+	kept := proto.CloneOf(r)
+	if kept.Chosen = only; len(only) == 0 && !all {
+		kept.Chosen = before.Chosen
+	}
+	if len(kept.Chosen) > 0 {
+		kept.Tenants = slices.DeleteFunc(kept.Tenants, func(t *pilasterv1.Region_Tenant) bool { return !slices.Contains(kept.Chosen, t.Name) })
+	}
 	return kept, nil
 }
 
@@ -76,9 +82,6 @@ func chosen(r *pilasterv1.Region, only []string) (*pilasterv1.Region, error) {
 func (s *Store) checkRegion(r *pilasterv1.Region) (cidrs [][]netip.Prefix, err error) {
 	invalid := func(format string, args ...any) error {
 		return refuse(Invalid, format+"; nothing was changed", args...)
-	}
-	if err := tenant.CheckRegionName(r.Name); err != nil {
-		return nil, invalid("%v", err)
 	}
 	if text, err := protojson.Marshal(r); err != nil {
 		return nil, invalid("region %s: %v", r.Name, err)

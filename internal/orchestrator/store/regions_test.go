@@ -2,6 +2,7 @@ package store_test
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -34,7 +35,7 @@ func makeNimitz(t *testing.T, s *store.Store, name, cidr string) error {
 func testRegions(t *testing.T, etcd *clientv3.Client) {
 	ctx, s := t.Context(), open(t, etcd, address.Plan{})
 	take := func(r *pilasterv1.Region, only ...string) error {
-		_, err := s.ImportRegion(ctx, "west", r, only)
+		_, err := s.ImportRegion(ctx, "west", r, only, false)
 		return err
 	}
 	for _, name := range []string{"t1", "t2"} {
@@ -95,6 +96,25 @@ func testRegions(t *testing.T, etcd *clientv3.Client) {
 		t.Fatal(err)
 	}
 	refused(t, take(east("10.1.0.0/16"), "t1", "t9"), store.NotFound, `no tenant "t9"`)
+
+	// What is new of a region joins nobody who was not chosen, until that is said.
+	for _, c := range []struct {
+		only []string
+		all  bool
+		want string
+	}{{nil, false, "t1 t3"}, {[]string{"t1"}, false, "t1"}, {nil, false, "t1"}, {nil, true, "t1 t2 t3"}, {nil, false, "t1 t2 t3"}} {
+		kept, err := s.ImportRegion(ctx, "west", east("10.1.0.0/16", "10.2.0.0/16", "10.3.0.0/16"), c.only, c.all)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var names []string
+		for _, of := range kept.Tenants {
+			names = append(names, of.Name)
+		}
+		if got := strings.Join(names, " "); got != c.want {
+			t.Errorf("of %v, all %v: it took %s, want %s", c.only, c.all, got, c.want)
+		}
+	}
 	refused(t, makeNimitz(t, s, "t3", "10.3.0.0/20"), store.Refused, "tenant t3 has 10.3.0.0/20 in this region and 10.3.0.0/16 in region east")
 	if err := makeNimitz(t, s, "t3", "10.4.0.0/16"); err != nil {
 		t.Error(err)
@@ -160,7 +180,7 @@ func testManyRegions(t *testing.T, etcd *clientv3.Client) {
 				r.Tenants = append(r.Tenants, &pilasterv1.Region_Tenant{Name: fmt.Sprintf("tenant-%04d-with-a-name-like-others-have", n), Vni: uint32(n + 1000), Cidrs: []string{"10.1.0.0/16"}})
 			}
 		}
-		if _, last = s.ImportRegion(ctx, "west", r, nil); last != nil && i < tenant.MaxRegions {
+		if _, last = s.ImportRegion(ctx, "west", r, nil, false); last != nil && i < tenant.MaxRegions {
 			t.Fatalf("region %d: %v", i, last)
 		}
 	}
