@@ -25,6 +25,7 @@ var codes = []struct {
 	{ErrExists, connect.CodeAlreadyExists},
 	{ErrExhausted, connect.CodeResourceExhausted},
 	{ErrUnavailable, connect.CodeUnavailable},
+	{ErrNever, connect.CodeFailedPrecondition},
 	{ErrCheck, connect.CodeFailedPrecondition},
 }
 

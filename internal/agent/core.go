@@ -29,7 +29,7 @@ const (
 const removeTimeout = 30 * time.Second
 
 // Resolver asks the cluster for what this node does not know: a tenant, or the app of a label
-// set. Its errors are refusals of kind ErrNotFound, ErrExhausted, ErrInvalid or ErrUnavailable.
+// set. Its errors are refusals of kind ErrNotFound, ErrExhausted, ErrInvalid, ErrUnavailable or ErrNever.
 type Resolver interface {
 	Resolve(ctx context.Context, name string, identity map[string]string) (tenant.Tenant, address.AppID, error)
 }
@@ -142,7 +142,7 @@ func (c *Core) Add(ctx context.Context, q AddRequest) (endpoint.Record, error) {
 		return endpoint.Record{}, err
 	}
 	if c.edge {
-		return endpoint.Record{}, refuse(ErrUnavailable, "this node is an Edge Switch, which carries packets between regions and takes no containers\n  nothing was changed; use another node of the region")
+		return endpoint.Record{}, refuse(ErrNever, "this node is an Edge Switch, which carries packets between regions and takes no containers\n  nothing was changed; use another node of the region")
 	}
 	unlock, err := c.byKey.lock(ctx, key(q.ContainerID, q.Interface))
 	if err != nil {

@@ -19,7 +19,7 @@ func TestEdgeSwitch(t *testing.T) {
 	b.edge = true
 	b.reopen()
 	ctx := t.Context()
-	if _, err := b.Add(ctx, b.green("c1")); !errors.Is(err, ErrUnavailable) || !strings.Contains(err.Error(), "Edge Switch") || !strings.Contains(err.Error(), "nothing was changed") {
+	if _, err := b.Add(ctx, b.green("c1")); !errors.Is(err, ErrNever) || !strings.Contains(err.Error(), "Edge Switch") || !strings.Contains(err.Error(), "nothing was changed") {
 		t.Errorf("a container was taken: %v", err)
 	}
 	b.clean()

@@ -12,6 +12,7 @@ var (
 	ErrExists      = errors.New("already exists")
 	ErrExhausted   = errors.New("full")
 	ErrUnavailable = errors.New("try again later")
+	ErrNever       = errors.New("not on this node")
 	ErrCheck       = errors.New("check failed")
 )
 

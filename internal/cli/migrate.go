@@ -12,6 +12,7 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
+	"pilaster.io/pilaster/internal/numeral"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -80,7 +81,24 @@ func (v *leavingView) describe(to string) string {
 	if v.Network == "" {
 		return fmt.Sprintf("addresses of before are being taken away: %d left", v.Endpoints)
 	}
-	return fmt.Sprintf("%d of %d endpoints have addresses of network %s too", v.Moved, v.Endpoints, to)
+	return fmt.Sprintf("%d of %d endpoints have addresses of network %s too%s", v.Moved, v.Endpoints, to, v.silent())
+}
+
+// silent says how many nodes' endpoints are not among those counted.
+func (v *leavingView) silent() string {
+	n := 0
+	for _, node := range v.Nodes {
+		if !node.Knows {
+			n++
+		}
+	}
+	switch n {
+	case 0:
+		return ""
+	case 1:
+		return ", 1 node has not said"
+	}
+	return fmt.Sprintf(", %s have not said", numeral.Of(n, "node", "nodes"))
 }
 
 // network is the column of tenant list.
@@ -89,7 +107,7 @@ func (v tenantView) network() string {
 	case l == nil || l.Network == "":
 		return v.Network
 	default:
-		return fmt.Sprintf("%s (leaves %s, %d/%d)", v.Network, l.Network, l.Moved, l.Endpoints)
+		return fmt.Sprintf("%s (leaves %s, %d/%d%s)", v.Network, l.Network, l.Moved, l.Endpoints, l.silent())
 	}
 }
 

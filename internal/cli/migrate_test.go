@@ -104,3 +104,25 @@ func TestTenantMigrate(t *testing.T) {
 		t.Errorf("names complete to %q", r.stdout)
 	}
 }
+
+// TestLeavingSilence: endpoints of nodes that have not spoken are counted nowhere, and that is said.
+func TestLeavingSilence(t *testing.T) {
+	moving := &pilasterv1.Tenant{Name: "green", Network: "netpila", Leaving: "nimitz"}
+	said := &pilasterv1.Hosting{Node: "n1", Tenant: "green", Connected: true, Moving: &pilasterv1.Moving{Endpoints: 1, Moved: 1}}
+	quiet := func(node string) *pilasterv1.Hosting {
+		return &pilasterv1.Hosting{Node: node, Tenant: "green", Connected: true}
+	}
+	for want, hosting := range map[string][]*pilasterv1.Hosting{
+		"1 of 1 endpoints have addresses of network netpila too":                        {said},
+		"1 of 1 endpoints have addresses of network netpila too, 1 node has not said":   {said, quiet("n2")},
+		"0 of 0 endpoints have addresses of network netpila too, 2 nodes have not said": {quiet("n1"), quiet("n2")},
+	} {
+		if got := viewLeaving(moving, hosting).describe("netpila"); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+	v := tenantView{Network: "netpila", Leaving: viewLeaving(moving, []*pilasterv1.Hosting{said, quiet("n2")})}
+	if got := v.network(); got != "netpila (leaves nimitz, 1/1, 1 node has not said)" {
+		t.Errorf("the list shows %q", got)
+	}
+}
