@@ -202,7 +202,7 @@ func (v statusView) text(w io.Writer, now time.Time) {
 		for _, e := range d.Entries {
 			of := numeral.Grouped(e.Used) + " of " + numeral.Grouped(e.Capacity) + " entries"
 			if e.Capacity == 0 {
-				of = numeral.Grouped(e.Used) + " entries"
+				of = numeral.Of(e.Used, "entry", "entries")
 			}
 			if e.Cache {
 				of = "a cache of " + numeral.Grouped(e.Capacity) + " slots"

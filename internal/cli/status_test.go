@@ -70,7 +70,7 @@ func theStatus() *pilasterv1.StatusResponse {
 		Plan:         &pilasterv1.Plan{BasePrefix: "fd70:696c:6100::/40", PrivatePrefix: "fc00::/8"},
 		Orchestrator: &pilasterv1.OrchestratorLink{Url: "https://o:7070", Connected: true, Revision: 1412, Since: timestamppb.New(noon)},
 		Datapath: &pilasterv1.DatapathStatus{DeviceKind: "veth", DeviceWhy: "this kernel has no netkit", Programs: "1.4.0", Healthy: true, FirstInChain: true, Entries: []*pilasterv1.Entries{
-			{Table: "locals", Used: 2, Capacity: 4096}, {Table: "flows", Used: 8192, Capacity: 8192, Cache: true}, {Table: "nimitz-register", Used: 1024},
+			{Table: "locals", Used: 2, Capacity: 4096}, {Table: "flows", Used: 8192, Capacity: 8192, Cache: true}, {Table: "nimitz-register", Used: 1024}, {Table: "nimitz-nat", Used: 1},
 		}},
 		Gateway:   &pilasterv1.Gateway{Own: "fd70:696c:6100:1:0:ff:0:1", Virtual: "fd70:696c:6700:0:1::1", Services: 2, Publications: 1},
 		Endpoints: 2, Tenants: 2,
@@ -100,6 +100,7 @@ datapath       healthy           veth, programs 1.4.0, first in chain
                locals            2 of 4,096 entries
                flows             a cache of 8,192 slots
                nimitz-register   1,024 entries
+               nimitz-nat        1 entry
 drops          last minute 12; since start 100,002 (dst-undecryptable 100,001, src-not-own 1)   pilaster monitor --type drop
 `[1:]
 	if b.String() != want {
