@@ -113,3 +113,6 @@ func (nowhere) Device() pipeline.Device                                  { retur
 func (nowhere) Addresses() (own, virtual netip.Addr)                     { return }
 func (nowhere) SetMTU(int) error                                         { return nil }
 func (nowhere) Publish(context.Context, map[netip.Addr]netip.Addr) error { return nil }
+func (nowhere) Keep(context.Context, map[netip.Addr]netip.Addr, map[netip.Addr]bool) error {
+	return nil
+}

@@ -317,7 +317,7 @@ func TestGatewayPublishes(t *testing.T) {
 	}
 	// A new process of the agent finds it at work, and leaves it so.
 	at := netip.AddrPortFrom(tenant.UnderlayAddress(w.nodes[0].prefix, 2), echoServer(t, far.ns, netip.AddrPortFrom(far.record.Attachments[1].Address, 0)).Port())
-	var conn net.Conn
+	var conn, other net.Conn
 	must(t, w.host.Do(func() (err error) {
 		conn, err = net.DialTimeout("tcp", at.String(), 10*time.Second)
 		return err
@@ -333,6 +333,35 @@ func TestGatewayPublishes(t *testing.T) {
 	}
 	if _, err := converse(t.Context(), w.host, at, 1000); err != nil {
 		t.Errorf("a connection from after: %v", err)
+	}
+	// A connection ends with the publication that it came by, and no other does.
+	must(t, w.host.Do(func() (err error) {
+		other, err = net.DialTimeout("tcp", netip.AddrPortFrom(tenant.UnderlayAddress(w.nodes[0].prefix, 3), echoServer(t, near.ns, netip.AddrPortFrom(near.record.Attachments[1].Address, 0)).Port()).String(), 10*time.Second)
+		return err
+	}))
+	defer other.Close()
+	if _, err := io.ReadFull(other, make([]byte, 16)); err != nil {
+		t.Fatal(err)
+	}
+	used := map[netip.Addr]bool{}
+	withdrawn := tenant.UnderlayAddress(w.nodes[0].prefix, 2)
+	for at, v := range publish {
+		used[v] = at != withdrawn
+	}
+	delete(publish, withdrawn)
+	must(t, w.gateways[0].Publish(t.Context(), publish))
+	must(t, w.gateways[0].Keep(t.Context(), publish, used))
+	for c, lives := range map[net.Conn]bool{conn: false, other: true} {
+		timeout := impatience
+		if lives {
+			timeout = patience
+		}
+		must(t, c.SetDeadline(time.Now().Add(timeout)))
+		_, err := c.Write([]byte("more"))
+		must(t, err)
+		if _, err = io.ReadFull(c, make([]byte, 4)); (err == nil) != lives {
+			t.Errorf("a connection to %v lives: %v, want %v (%v)", c.RemoteAddr(), err == nil, lives, err)
+		}
 	}
 	// What is not published is not reached, the gateway itself included.
 	for _, at := range []address.Index{1, 9} {

@@ -156,7 +156,8 @@ type node struct {
 	mtu    int // of its gateway
 
 	carries map[string]bool           // tenants without a container here
-	told    map[netip.Addr]netip.Addr // by its gateway, of which it has none if it is alone
+	told    map[netip.Addr]netip.Addr // to its gateway, of which it has none if it is alone
+	kept    map[netip.Addr]bool       // the last time that something was withdrawn
 	alone   bool
 	edge    bool
 }
@@ -169,6 +170,11 @@ func (n *node) SetMTU(mtu int) error { n.mtu = mtu; return nil }
 
 func (n *node) Publish(_ context.Context, virtual map[netip.Addr]netip.Addr) error {
 	n.told = virtual
+	return nil
+}
+
+func (n *node) Keep(_ context.Context, _ map[netip.Addr]netip.Addr, used map[netip.Addr]bool) error {
+	n.kept = used
 	return nil
 }
 

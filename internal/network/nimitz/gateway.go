@@ -20,6 +20,8 @@ type Gateway interface {
 	SetMTU(mtu int) error
 	// Publish has what is sent to addresses on the underlay go to these virtual ones, and nothing else.
 	Publish(ctx context.Context, virtual map[netip.Addr]netip.Addr) error
+	// Keep ends all connections but those by what is published, and from virtual addresses that are used.
+	Keep(ctx context.Context, published map[netip.Addr]netip.Addr, used map[netip.Addr]bool) error
 }
 
 var _ network.Outward = (*Network)(nil)

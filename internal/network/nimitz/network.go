@@ -47,6 +47,7 @@ type Network struct {
 	tenants   map[string]*hosted
 	region    *hosted                   // what is no tenant's
 	published map[netip.Addr]netip.Addr // what the gateway was last told; nil before
+	used      map[netip.Addr]bool       // of virtual addresses
 	forwards  int                       // entries that the switch has
 	repaired  bool                      // so that they are known
 }

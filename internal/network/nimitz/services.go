@@ -126,26 +126,41 @@ func (n *Network) renewRegion() {
 	}
 }
 
-// publish tells the gateway what it leads to, where that is news to it.
+// publish tells the gateway what it leads to, where that is news to it, and which connections end with what was withdrawn: an address may be given anew.
 func (n *Network) publish(ctx context.Context) error {
 	if n.config.Gateway == nil {
 		return nil
 	}
-	all := map[netip.Addr]netip.Addr{}
+	all, used := map[netip.Addr]netip.Addr{}, map[netip.Addr]bool{}
 	for _, h := range n.tenants {
 		for _, p := range h.published {
 			if n.at(p) {
 				all[p.Underlay] = n.virtual(h, p)
 			}
 		}
+		for _, v := range n.virtuals(h) {
+			used[v] = true
+		}
 	}
-	if n.published != nil && maps.Equal(all, n.published) {
-		return nil
+	withdrawn := n.published == nil
+	for at, v := range n.published {
+		withdrawn = withdrawn || all[at] != v
 	}
-	if err := n.config.Gateway.Publish(ctx, all); err != nil {
-		return err
+	for v := range n.used {
+		withdrawn = withdrawn || !used[v]
 	}
-	n.published = all
+	if n.published == nil || !maps.Equal(all, n.published) {
+		if err := n.config.Gateway.Publish(ctx, all); err != nil {
+			return err
+		}
+	}
+	if withdrawn {
+		if err := n.config.Gateway.Keep(ctx, all, used); err != nil {
+			n.published = nil // again, the next time
+			return err
+		}
+	}
+	n.published, n.used = all, used
 	return nil
 }
 

@@ -166,8 +166,11 @@ func TestNorthSouth(t *testing.T) {
 	s.other = one.add(s.tenants[1], 3)
 	// A published container that goes is no more led to as the node's own, and the next of its address is.
 	was := one.told[s.tenants[0].Publications[2].Underlay]
-	one.carries["t7"] = true
+	one.carries["t7"], one.kept = true, nil
 	one.remove(s.near)
+	if one.kept == nil || one.kept[was] {
+		t.Errorf("connections by %v go on; kept are those by %v", was, one.kept)
+	}
 	if now := one.told[s.tenants[0].Publications[2].Underlay]; now == was || one.run(pipeline.Gateway, one.client(one.prefix).Addr(), was).Drop == 0 {
 		t.Errorf("the gateway leads to %v, which was %v's", now, s.near.Attachments[0].Address)
 	}

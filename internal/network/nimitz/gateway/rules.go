@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -18,6 +19,9 @@ const (
 	tableName = "pilaster"
 	published = "published"
 )
+
+// elementsAtOnce of a map fit into one message, whose length has 16 bits.
+const elementsAtOnce = 512
 
 // Offsets in an IPv6 header, and a register that holds an address.
 const (
@@ -71,7 +75,11 @@ func (g *Gateway) replace(elements []nftables.SetElement) error {
 	nft.DelTable(table)
 	nft.AddTable(table)
 	leads := &nftables.Set{Table: table, Name: published, IsMap: true, KeyType: nftables.TypeIP6Addr, DataType: nftables.TypeIP6Addr}
-	if err := nft.AddSet(leads, elements); err != nil {
+	err = nft.AddSet(leads, nil)
+	for some := range slices.Chunk(elements, elementsAtOnce) {
+		err = errors.Join(err, nft.SetAddElements(leads, some))
+	}
+	if err != nil {
 		return fmt.Errorf("make a map of what is published: %w", err)
 	}
 	add := func(chain *nftables.Chain, parts ...[]expr.Any) {
