@@ -129,7 +129,7 @@ func TestGrouping(t *testing.T) {
 	node := pipeline.VTEP(netip.MustParsePrefix("fd70:696c:6100:2::/64"))
 	entries := []pipeline.Entry{
 		pipeline.Sender{Port: 2, Address: netip.MustParseAddr("10.0.0.1"), VNI: 7},
-		pipeline.NorthSouth{To: netip.MustParsePrefix("192.0.2.0/24")},
+		pipeline.NorthSouth{VNI: 7, To: netip.MustParsePrefix("192.0.2.0/24")},
 		pipeline.SNAT{VNI: 7, Real: netip.MustParseAddr("10.0.0.1"), Virtual: netip.MustParseAddr("203.0.113.1")},
 		pipeline.Forward{VNI: 7, To: netip.MustParsePrefix("10.0.0.0/16")},
 		pipeline.Forward{VNI: 7, To: netip.MustParsePrefix("10.0.1.0/29"), Port: pipeline.VXLAN, VTEP: node},

@@ -46,9 +46,10 @@ func exported(t *testing.T, s *Server) *pilasterv1.Region {
 	return resp.Msg.Region
 }
 
+// imported takes a region in, with those tenants or with all.
 func imported(t *testing.T, s *Server, r *pilasterv1.Region, only ...string) {
 	t.Helper()
-	if _, err := operator(s.config.RunDir).ImportRegion(t.Context(), connect.NewRequest(&pilasterv1.ImportRegionRequest{Region: r, Tenants: only})); err != nil {
+	if _, err := operator(s.config.RunDir).ImportRegion(t.Context(), connect.NewRequest(&pilasterv1.ImportRegionRequest{Region: r, Tenants: only, All: len(only) == 0})); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -72,7 +72,7 @@ func TestPreflightChangesNothing(t *testing.T) {
 			t.Errorf("%+v", one)
 		}
 	}
-	if want := []string{"route to this node", "source check"}; status != 0 || len(checks) != 18 || !slices.Equal(unchecked, want) {
+	if want := []string{"route to this node", "source check"}; status != 0 || len(checks) != 19 || !slices.Equal(unchecked, want) {
 		t.Errorf("exit %d of %d checks", status, len(checks))
 	}
 	for _, d := range before.differences(look(ctx, t, c.ns, c.tmp)) {
