@@ -1,38 +1,16 @@
 package cli
 
 import (
-	"log/slog"
 	"path/filepath"
 	"strings"
 	"testing"
 
-	"connectrpc.com/connect"
-
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
-	"pilaster.io/pilaster/internal/join"
-	"pilaster.io/pilaster/internal/orchestrator"
 )
 
 func TestTenantMigrate(t *testing.T) {
-	dir := t.TempDir()
-	t.Setenv("PILASTER_ORCHESTRATOR_SOCKET", orchestrator.Socket(dir))
-	s, err := orchestrator.Start(t.Context(), orchestrator.Config{
-		DataDir: filepath.Join(dir, "data"), RunDir: dir, Listen: "[::1]:0", Log: slog.New(slog.DiscardHandler),
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(s.Close)
-	client, err := join.Dial(t.Context(), join.Config{
-		URL: "https://" + s.Addr().String(), Token: s.Token(), StateDir: t.TempDir(), NodeName: "n1", NodeUUID: "00000000-0000-4000-8000-000000000001", Log: slog.New(slog.DiscardHandler),
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(client.Close)
-	if _, err := client.Register(t.Context(), connect.NewRequest(&pilasterv1.RegisterRequest{})); err != nil {
-		t.Fatal(err)
-	}
+	s := startOrchestrator(t)
+	client := joinNode(t, s, "n1", &pilasterv1.RegisterRequest{})
 	command(t, "tenant", "create", "green", "--network", "nimitz", "--cidr", "10.0.0.0/16")
 	stream := client.Follow(t.Context())
 	sequence := uint64(0)
@@ -61,7 +39,7 @@ func TestTenantMigrate(t *testing.T) {
 	}
 	refused(t, ExitFailed, "begin with `pilaster tenant migrate green --to netpila`", "tenant", "migrate", "green", "--finish")
 	refused(t, ExitFailed, `no tenant "none"`, "tenant", "migrate", "none", "--to", "netpila")
-	refused(t, ExitUnreachable, "", "tenant", "migrate", "green", "--to", "netpila", "--orchestrator-socket", filepath.Join(dir, "none"))
+	refused(t, ExitUnreachable, "", "tenant", "migrate", "green", "--to", "netpila", "--orchestrator-socket", filepath.Join(t.TempDir(), "none"))
 
 	refused(t, ExitFailed, "not all nodes are done: n1 (has not said that it knows)", "tenant", "migrate", "green", "--to", "netpila", "--addressing", "clear", "--wait", "0s")
 	refused(t, ExitFailed, "n1 (has not said that it knows); nothing was changed", "tenant", "migrate", "green", "--finish")

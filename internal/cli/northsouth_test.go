@@ -1,39 +1,16 @@
 package cli
 
 import (
-	"log/slog"
-	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
 
-	"connectrpc.com/connect"
-
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
-	"pilaster.io/pilaster/internal/join"
-	"pilaster.io/pilaster/internal/orchestrator"
 )
 
 func TestServicesAndPublications(t *testing.T) {
-	dir := t.TempDir()
-	t.Setenv("PILASTER_ORCHESTRATOR_SOCKET", orchestrator.Socket(dir))
-	s, err := orchestrator.Start(t.Context(), orchestrator.Config{
-		DataDir: filepath.Join(dir, "data"), RunDir: dir, Listen: "[::1]:0", Log: slog.New(slog.DiscardHandler),
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(s.Close)
-	client, err := join.Dial(t.Context(), join.Config{
-		URL: "https://" + s.Addr().String(), Token: s.Token(), StateDir: t.TempDir(), NodeName: "n1", NodeUUID: "00000000-0000-4000-8000-000000000001", Log: slog.New(slog.DiscardHandler),
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(client.Close)
-	if _, err := client.Register(t.Context(), connect.NewRequest(&pilasterv1.RegisterRequest{})); err != nil {
-		t.Fatal(err)
-	}
+	s := startOrchestrator(t)
+	joinNode(t, s, "n1", &pilasterv1.RegisterRequest{})
 	for _, name := range []string{"green", "lime"} {
 		command(t, "tenant", "create", name, "--network", "nimitz", "--cidr", "fd12:3456::/48")
 	}

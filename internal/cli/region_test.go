@@ -9,10 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"connectrpc.com/connect"
-
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
-	"pilaster.io/pilaster/internal/join"
 	"pilaster.io/pilaster/internal/orchestrator"
 )
 
@@ -27,21 +24,7 @@ func startRegion(t *testing.T, name, base string) (use, join func()) {
 		t.Fatal(err)
 	}
 	t.Cleanup(s.Close)
-	return func() { t.Setenv("PILASTER_ORCHESTRATOR_SOCKET", orchestrator.Socket(dir)) }, func() { joinEdge(t, s) }
-}
-
-func joinEdge(t *testing.T, s *orchestrator.Server) {
-	t.Helper()
-	client, err := join.Dial(t.Context(), join.Config{
-		URL: "https://" + s.Addr().String(), Token: s.Token(), StateDir: t.TempDir(), NodeName: "e1", NodeUUID: "00000000-0000-4000-8000-000000000009", Log: slog.New(slog.DiscardHandler),
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(client.Close)
-	if _, err := client.Register(t.Context(), connect.NewRequest(&pilasterv1.RegisterRequest{Edge: true})); err != nil {
-		t.Fatal(err)
-	}
+	return func() { t.Setenv("PILASTER_ORCHESTRATOR_SOCKET", orchestrator.Socket(dir)) }, func() { joinNode(t, s, "e1", &pilasterv1.RegisterRequest{Edge: true}) }
 }
 
 func TestRegionCommands(t *testing.T) {

@@ -1,8 +1,6 @@
 package cli
 
 import (
-	"log/slog"
-	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
@@ -10,20 +8,10 @@ import (
 	"connectrpc.com/connect"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
-	"pilaster.io/pilaster/internal/join"
-	"pilaster.io/pilaster/internal/orchestrator"
 )
 
 func TestTenantsOfNetworkNimitz(t *testing.T) {
-	dir := t.TempDir()
-	t.Setenv("PILASTER_ORCHESTRATOR_SOCKET", orchestrator.Socket(dir))
-	s, err := orchestrator.Start(t.Context(), orchestrator.Config{
-		DataDir: filepath.Join(dir, "data"), RunDir: dir, Listen: "[::1]:0", Log: slog.New(slog.DiscardHandler),
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(s.Close)
+	s := startOrchestrator(t)
 	if r := command(t, "tenant", "create", "green", "--network", "nimitz", "--cidr", "10.0.0.0/16", "--cidr", "fd12:3456::/48"); r.stdout != "tenant green created: id 1, network nimitz, 10.0.0.0/16 (a /24 each node), fd12:3456::/48 (a /80 each node)\n" {
 		t.Errorf("created %+v", r)
 	}
@@ -58,16 +46,7 @@ func TestTenantsOfNetworkNimitz(t *testing.T) {
 	}
 	refused(t, ExitFailed, "no key to rotate", "tenant", "rotate-key", "green")
 
-	client, err := join.Dial(t.Context(), join.Config{
-		URL: "https://" + s.Addr().String(), Token: s.Token(), StateDir: t.TempDir(), NodeName: "n1", NodeUUID: "00000000-0000-4000-8000-000000000001", Log: slog.New(slog.DiscardHandler),
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(client.Close)
-	if _, err := client.Register(t.Context(), connect.NewRequest(&pilasterv1.RegisterRequest{})); err != nil {
-		t.Fatal(err)
-	}
+	client := joinNode(t, s, "n1", &pilasterv1.RegisterRequest{})
 	if _, err := client.Resolve(t.Context(), connect.NewRequest(&pilasterv1.ResolveRequest{Tenant: "green"})); err != nil {
 		t.Fatal(err)
 	}
