@@ -83,24 +83,34 @@ static __always_inline int find_next_hop(struct __sk_buff *skb, const struct pac
 	return 0;
 }
 
-/* drop_own drops what no network takes, and counts it unless a switch has it too and does. */
-static __always_inline int drop_own(struct __sk_buff *skb, __u32 device, int why)
+/* A switch that reads a container's device itself judges and counts what it reads, but for what claims a source that
+ * only we give: that it leaves to us. */
+static __always_inline bool claims_ours(const struct flow_key *key)
 {
-	struct plug *its = bpf_map_lookup_elem(&pil_ports_v1, &device);
-
-	return its && its->network == NETWORK_TAPPED ? TC_ACT_SHOT : drop(skb, why, HOOK_CONTAINER);
+	return in_private(&key->src) || in_base(&key->src);
 }
 
-/* other_network hands over what no source of ours sends, for its own program to judge. A switch that has read it has
- * judged it, but for what claims a source that only we give: that it leaves to us. */
-static __always_inline int other_network(struct __sk_buff *skb, __u32 device, int why, bool claims_ours)
+/* drop_own drops what no network takes, and counts it unless a switch does: also, whoever sends it, what is for the
+ * link or for many. */
+static __always_inline int drop_own(struct __sk_buff *skb, const struct flow_key *key, int why)
 {
-	struct plug *its = bpf_map_lookup_elem(&pil_ports_v1, &device);
+	bool linkwide = why >= REASON_ND_FORBIDDEN && why <= REASON_MULTICAST;
+	struct plug *its = bpf_map_lookup_elem(&pil_ports_v1, &key->device);
+
+	if (its && its->network == NETWORK_TAPPED && (linkwide || !claims_ours(key)))
+		return TC_ACT_SHOT;
+	return drop(skb, why, HOOK_CONTAINER);
+}
+
+/* other_network hands over what no source of ours sends, for its own program to judge. */
+static __always_inline int other_network(struct __sk_buff *skb, const struct flow_key *key, int why)
+{
+	struct plug *its = bpf_map_lookup_elem(&pil_ports_v1, &key->device);
 
 	if (!its)
 		return drop(skb, why, HOOK_CONTAINER);
 	if (its->network == NETWORK_TAPPED)
-		return claims_ours ? drop(skb, why, HOOK_CONTAINER) : TC_ACT_SHOT;
+		return claims_ours(key) ? drop(skb, why, HOOK_CONTAINER) : TC_ACT_SHOT;
 	bpf_tail_call(skb, &pil_networks_v1, its->network);
 	return drop(skb, REASON_NO_PROGRAM, HOOK_CONTAINER);
 }
@@ -116,7 +126,7 @@ static __always_inline int from_container_slow(struct __sk_buff *skb, struct fra
 
 	from = bpf_map_lookup_elem(&pil_sources_v2, &key->src);
 	if (!from || from->ifindex != key->device)
-		return other_network(skb, key->device, REASON_SRC_NOT_OWN, in_private(&key->src) || in_base(&key->src));
+		return other_network(skb, key, REASON_SRC_NOT_OWN);
 	own = bpf_map_lookup_elem(&pil_tenants_v2, &from->tenant_id);
 	if (!own)
 		return drop(skb, REASON_NO_KEY, HOOK_CONTAINER);
@@ -163,13 +173,13 @@ static __always_inline int from_container(struct __sk_buff *skb)
 
 	/* A tag would leave with the packet and reach another network. */
 	if (skb->protocol != bpf_htons(ETH_P_IPV6) || skb->vlan_present)
-		return other_network(skb, key.device, REASON_NOT_IP6, false);
+		return other_network(skb, &key, REASON_NOT_IP6);
 	h = frame_of(skb);
 	if (!h)
-		return drop_own(skb, key.device, REASON_MALFORMED);
+		return drop_own(skb, &key, REASON_MALFORMED);
 	/* On its way out a frame is called what the sending socket calls it. */
 	if (h->eth.h_proto != bpf_htons(ETH_P_IPV6))
-		return drop_own(skb, key.device, REASON_NOT_IP6);
+		return drop_own(skb, &key, REASON_NOT_IP6);
 	key.src = *src_of(h);
 	key.dst = *dst_of(h);
 	key.path = path_of(h);
@@ -177,7 +187,7 @@ static __always_inline int from_container(struct __sk_buff *skb)
 	if (!why && *(__u8 *)&key.dst == 0xff)
 		why = REASON_MULTICAST;
 	if (why)
-		return drop_own(skb, key.device, why);
+		return drop_own(skb, &key, why);
 	h = frame_of(skb);
 	if (!h)
 		return drop(skb, REASON_MALFORMED, HOOK_CONTAINER);

@@ -88,9 +88,13 @@ static __always_inline int at_edge(struct __sk_buff *skb, bool inward, __u32 hoo
 	return why ? drop(skb, why, hook) : TCX_NEXT;
 }
 
+/* What comes in by the loopback device, the first of every namespace, is what the node's own stack says: by there a
+ * process reaches the tunnels' device, and on the way in nothing is past the hook. */
+#define LOOPBACK 1
+
 static __always_inline int from_edge(struct __sk_buff *skb)
 {
-	return skb->pkt_type == PACKET_OTHERHOST ? TCX_NEXT : at_edge(skb, true, HOOK_EDGE_IN);
+	return skb->pkt_type == PACKET_OTHERHOST ? TCX_NEXT : at_edge(skb, skb->ifindex != LOOPBACK, HOOK_EDGE_IN);
 }
 
 /* A bridge or a bond takes away what its ports receive, but for frames to addresses that never pass a bridge (IEEE
@@ -103,7 +107,7 @@ static __always_inline int from_port(struct __sk_buff *skb)
 	if (bpf_skb_load_bytes(skb, 0, to, sizeof(to)) || __builtin_memcmp(to, reserved, sizeof(reserved)) ||
 	    to[5] > 0x0f)
 		return TCX_NEXT;
-	return from_edge(skb);
+	return at_edge(skb, true, HOOK_EDGE_IN);
 }
 
 static __always_inline int to_edge(struct __sk_buff *skb)

@@ -26,7 +26,8 @@ struct drop_event {
 	__u32 length;
 	__be16 sport, dport;
 	__u8 proto;
-	__u8 zero[3];
+	__u8 version; /* of IP: 6, 4, or 0 where there are no addresses */
+	__u8 zero[2];
 };
 _Static_assert(sizeof(struct drop_event) == 80, "no implicit padding");
 /* bpf2go makes Go's type from BTF, which keeps only what is referred to. */
@@ -56,12 +57,37 @@ struct {
 #define EVENT_INTERVAL 10000000ULL
 #define EVENT_BURST    32
 
+/* describe says from whom to whom a packet is, as far as it does itself. */
+static __always_inline void describe(struct __sk_buff *skb, struct drop_event *event, __u32 at)
+{
+	struct frame header = {};
+	struct frame4 *h4 = (void *)&header;
+	__u32 l4 = 0;
+
+	if (headers_of(skb, &header) && header.eth.h_proto == bpf_htons(ETH_P_IPV6)) {
+		event->version = 6;
+		event->src = header.src;
+		event->dst = header.dst;
+		event->proto = header.nexthdr;
+		l4 = at + IPV6_HLEN;
+	} else if (has_ethernet(skb) && !bpf_skb_load_bytes(skb, 0, h4, sizeof(*h4)) &&
+		   h4->eth.h_proto == bpf_htons(ETH_P_IP) && h4->version_length >> 4 == 4) {
+		event->version = 4;
+		event->src = mapped(h4->src);
+		event->dst = mapped(h4->dst);
+		event->proto = h4->proto;
+		if (!(h4->fragment & bpf_htons(IP4_FRAGMENT_OFFSET)))
+			l4 = at + (h4->version_length & 15) * 4;
+	}
+	if (l4 && (event->proto == NEXTHDR_TCP || event->proto == NEXTHDR_UDP))
+		bpf_skb_load_bytes(skb, l4, &event->sport, 2 * sizeof(event->sport));
+}
+
 SELDOM int drop(struct __sk_buff *skb, __u32 reason, __u32 hook)
 {
 	struct drop_state *state = bpf_map_lookup_elem(&pil_drops_v1, &reason);
 	__u64 now = bpf_ktime_get_ns();
 	struct drop_event *event;
-	struct frame header = {};
 	__u32 at = ip_offset(skb);
 
 	if (!state)
@@ -78,25 +104,15 @@ SELDOM int drop(struct __sk_buff *skb, __u32 reason, __u32 hook)
 		state->lost++;
 		return TC_ACT_SHOT;
 	}
-	/* Of what is not IPv6 only the length is told. */
-	if (!headers_of(skb, &header) || header.eth.h_proto != bpf_htons(ETH_P_IPV6))
-		__builtin_memset(&header, 0, sizeof(header));
+	__builtin_memset(event, 0, sizeof(*event));
 	event->time = now;
 	event->count = state->pending;
 	event->lost = state->lost;
-	event->src = header.src;
-	event->dst = header.dst;
 	event->reason = reason;
 	event->hook = hook;
 	event->ifindex = hook == HOOK_CONTAINER ? device_of(skb) : skb->ifindex;
 	event->length = skb->len - at;
-	event->proto = header.nexthdr;
-	event->sport = event->dport = 0;
-	__builtin_memset(event->zero, 0, sizeof(event->zero));
-	if (header.nexthdr == NEXTHDR_TCP || header.nexthdr == NEXTHDR_UDP) {
-		bpf_skb_load_bytes(skb, at + IPV6_HLEN, &event->sport, 2);
-		bpf_skb_load_bytes(skb, at + IPV6_HLEN + 2, &event->dport, 2);
-	}
+	describe(skb, event, at);
 	bpf_ringbuf_submit(event, 0);
 	state->pace += EVENT_INTERVAL;
 	state->pending = 0;

@@ -8,9 +8,9 @@
 #define TUNNEL_HOPS  64
 #define GBP_IDENTITY 0xffff
 
-/* decap takes packets that came by the uplink from the tunnel addresses of nodes, and from nobody else's. A process of
- * this node reaches the tunnel address too, with any source, and cannot give its packets the mark, which the uplink's
- * program gives to what is for that address alone. */
+/* decap takes packets that came by the uplink from the tunnel addresses of nodes, and from nobody else's. The uplink's
+ * program marks what is for this node's, but for what claims to be of this node; other interfaces bring none, and the
+ * mark stands for them until programs do. */
 static __always_inline int decap(struct __sk_buff *skb, struct journey *j)
 {
 	struct vxlan_metadata policy = {};
@@ -20,8 +20,6 @@ static __always_inline int decap(struct __sk_buff *skb, struct journey *j)
 	/* Of what came over IPv4 it tells nothing. */
 	bpf_skb_get_tunnel_key(skb, &key, sizeof(key), BPF_F_TUNINFO_IPV6);
 	__builtin_memcpy(&from, key.remote_ipv6, sizeof(from));
-	if (from.hi == own_node)
-		return REASON_OWN_SOURCE;
 	if (!is_known_tunnel(skb) || from.lo != VTEP_HOST || !is_peer(&from))
 		return REASON_PEER_UNKNOWN;
 	if (!in_base(&from))
@@ -133,7 +131,11 @@ static __always_inline int encap(struct __sk_buff *skb, const struct journey *j,
 /* check_way says why a packet cannot go on by the tunnels' device, before anything of it is changed but its hops. */
 static __always_inline int check_way(struct __sk_buff *skb, struct journey *j, __u32 device)
 {
-	if (bpf_check_mtu(skb, device, &j->mtu, 0, skb->gso_segs ? BPF_MTU_CHK_SEGS : 0))
+	long fits = bpf_check_mtu(skb, device, &j->mtu, 0, skb->gso_segs ? BPF_MTU_CHK_SEGS : 0);
+
+	if (fits < 0)
+		return REASON_NO_ROUTE; /* there is no such device */
+	if (fits)
 		return REASON_TOO_BIG;
 	j->mtu = 0;
 	return take_hop(skb, j);

@@ -76,7 +76,8 @@ SELDOM int tell_sender(struct __sk_buff *skb, const struct packet *p, const stru
 		return TC_ACT_SHOT;
 	drop(skb, j->why, HOOK_CONTAINER);
 	device = device_of(skb);
-	if (!(j->family == FAMILY_4 ? wants_answer4(skb, p) : wants_answer(skb, p)) || !may_answer(device))
+	if (j->why == REASON_NO_ROUTE || !(j->family == FAMILY_4 ? wants_answer4(skb, p) : wants_answer(skb, p)) ||
+	    !may_answer(device))
 		return TC_ACT_SHOT;
 	if (j->family == FAMILY_4)
 		return tell4(skb, device, unmapped(&j->was_src), j->mtu);

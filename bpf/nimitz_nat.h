@@ -4,21 +4,9 @@
 #include "forward.h"
 #include "nimitz_tables.h"
 
-#define ETH_P_IP	    0x0800
-#define IP4_FRAGMENT_OFFSET 0x1fff
-#define PROTO_ICMP4	    1
-#define QUOTED_CHECKSUM_4   (ICMPV6_HLEN + 10)
-#define QUOTED_ADDRESSES_4  (ICMPV6_HLEN + 12)
-
-struct frame4 {
-	struct ethhdr eth;
-	__u8 version_length, tos;
-	__be16 length, id, fragment;
-	__u8 ttl, proto;
-	__sum16 check;
-	__be32 src, dst;
-} __attribute__((packed, aligned(2)));
-_Static_assert(sizeof(struct frame4) == ETH_HLEN + 20, "Ethernet and IPv4 headers");
+#define PROTO_ICMP4	   1
+#define QUOTED_CHECKSUM_4  (ICMPV6_HLEN + 10)
+#define QUOTED_ADDRESSES_4 (ICMPV6_HLEN + 12)
 
 /* A packet on its way through the stages. */
 struct journey {
@@ -34,13 +22,6 @@ struct journey {
 	__u32 mtu;	  /* of the way on, where that is too narrow for it */
 	__u64 abroad;	  /* the /64 of the other region's Edge Switch that it came from, or 0 */
 };
-
-static __always_inline struct addr mapped(__be32 ip4)
-{
-	struct addr a = {.lo = (__u64)ip4 << 32 | bpf_htonl(0xffff)};
-
-	return a;
-}
 
 static __always_inline __be32 unmapped(const struct addr *a)
 {

@@ -16,6 +16,7 @@
 
 #define TC_ACT_SHOT	    2
 
+#define ETH_P_IP	    0x0800
 #define ETH_P_IPV6	    0x86dd
 #define ETH_P_8021Q	    0x8100
 #define ETH_P_8021AD	    0x88a8
@@ -24,6 +25,7 @@
 #define ETH_ALEN	    6
 #define ARPHRD_ETHER	    1
 #define IPV6_HLEN	    40
+#define IP4_FRAGMENT_OFFSET 0x1fff
 #define PACKET_HOST	    0
 #define PACKET_OTHERHOST    3
 
@@ -70,6 +72,24 @@ struct frame {
 	struct addr src, dst;
 } __attribute__((packed, aligned(2)));
 _Static_assert(sizeof(struct frame) == ETH_HLEN + 40, "Ethernet and IPv6 headers");
+
+struct frame4 {
+	struct ethhdr eth;
+	__u8 version_length, tos;
+	__be16 length, id, fragment;
+	__u8 ttl, proto;
+	__sum16 check;
+	__be32 src, dst;
+} __attribute__((packed, aligned(2)));
+_Static_assert(sizeof(struct frame4) == ETH_HLEN + 20, "Ethernet and IPv4 headers");
+
+/* mapped writes an address of IPv4 as IPv6 does (RFC 4291 §2.5.5.2). */
+static __always_inline struct addr mapped(__be32 ip4)
+{
+	struct addr a = {.lo = (__u64)ip4 << 32 | bpf_htonl(0xffff)};
+
+	return a;
+}
 
 /* Addresses lie at odd places in a frame. The kernel reads packets by words wherever they lie, and so may programs;
  * put together of two bytes each, as a compiler would, they were half the instructions of the fast path. */

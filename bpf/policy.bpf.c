@@ -104,7 +104,7 @@ int pil_policy_in(struct __sk_buff *skb)
 
 		/* No VTEP has anything there. Neither that nor what a process of the node sends must be taken for one:
 		 * it gets what is not hidden from the switch. */
-		if (host || !is_known_tunnel(skb))
+		if (host || !is_known_tunnel(skb) || was_made_here(skb))
 			put(skb, SOURCE + HALF, get(skb, SOURCE + HALF), 0xffff, BPF_F_PSEUDO_HDR);
 		put(skb, SOURCE + IDENTITY, host, flags & HAS_POLICY ? policy : 0, BPF_F_PSEUDO_HDR);
 		put(skb, POLICY, policy, 0, 0);

@@ -64,8 +64,12 @@ var ErrExhausted = errors.New("no index left whose ciphertext lies in the privat
 // returns the plain address that did it and its ciphertext. On average it takes
 // 2^(private prefix length) tries: 256 for a /8, about 4 µs.
 func (c *Cipher) Draw(private netip.Prefix, p Plain) (Plain, netip.Addr, error) {
+	b := make([]byte, 16) // one for all tries: what a cipher is given escapes
 	for p.Index = max(p.Index, 1); p.Index <= MaxIndex; p.Index++ {
-		if a := c.Encrypt(p.Addr()); private.Contains(a) {
+		plain := p.Addr().As16()
+		copy(b, plain[:])
+		c.block.Encrypt(b, b)
+		if a := netip.AddrFrom16([16]byte(b)); private.Contains(a) {
 			return p, a, nil
 		}
 	}

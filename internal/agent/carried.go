@@ -52,8 +52,9 @@ func (c *Core) vacate(ctx context.Context, name string) {
 func (c *Core) uncarried() (problems []string) {
 	for _, name := range c.tenants.carriedNames() {
 		known, _, ok := c.tenants.get(name)
-		if _, has := c.networks[networkOf(known.Tenant)]; ok && !has {
-			problems = append(problems, fmt.Sprintf("tenant %s is published at this node, which does not have network %s\n  start the agent with --%s, or publish it at another node", name, known.Tenant.Network, known.Tenant.Network))
+		on := networkOf(known.Tenant)
+		if _, has := c.networks[on]; ok && !has {
+			problems = append(problems, fmt.Sprintf("tenant %s is published at this node, which does not have network %s\n  %s, or publish it at another node", name, on, c.howToHave(on)))
 		}
 	}
 	return problems
@@ -128,8 +129,7 @@ func (t *Tenants) unhost(name string) error {
 	return nil
 }
 
-// heldCarried is what the node has of a tenant that it only carries: publications at its gateway, whose addresses are in use. Nothing else of it
-// needs to be as the cluster has it.
+// heldCarried is what the node says of a tenant that it only carries: nothing that needs to be as the cluster has it.
 func heldCarried(said *pilasterv1.Tenant) *pilasterv1.Tenant {
-	return &pilasterv1.Tenant{Name: said.Name, Network: said.Network, Leaving: said.Leaving, Addressing: said.Addressing, Overlays: said.Overlays, Changes: said.Changes, Publications: said.Publications}
+	return &pilasterv1.Tenant{Name: said.Name, Network: said.Network, Leaving: said.Leaving, Addressing: said.Addressing, Overlays: said.Overlays, Changes: said.Changes}
 }

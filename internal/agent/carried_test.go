@@ -77,7 +77,7 @@ func TestCarried(t *testing.T) {
 		t.Errorf("it says %v", r)
 	}
 	held := b.tenants.held(nodePrefix)
-	if len(held.Tenants) != 1 || len(held.Tenants[0].Ids) > 0 || held.Tenants[0].Created != nil || held.Tenants[0].Publications[0].Underlay != "fd70:696c:6100:1:0:ff:0:2" {
+	if len(held.Tenants) != 1 || len(held.Tenants[0].Ids) > 0 || held.Tenants[0].Created != nil || held.Published != 2 {
 		t.Errorf("it holds %v", held)
 	}
 

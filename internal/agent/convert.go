@@ -103,7 +103,7 @@ func tenantFromProto(t *pilasterv1.Tenant) (tenant.Tenant, error) {
 	if out.Overlays, err = tenant.ParseOverlays(t.GetOverlays()); err != nil {
 		return out, fmt.Errorf("tenant %s: %w", t.GetName(), err)
 	}
-	if err := checkNetwork(out); err != nil {
+	if err := out.CheckNetwork(); err != nil {
 		return out, fmt.Errorf("tenant %s %w; upgrade the agent", t.GetName(), err)
 	}
 	if out.Services, err = tenant.ParseServices(t.GetServices()); err != nil {
@@ -128,23 +128,6 @@ func tenantFromProto(t *pilasterv1.Tenant) (tenant.Tenant, error) {
 		return out, fmt.Errorf("tenant %s has no id to draw from", t.GetName())
 	}
 	return out, nil
-}
-
-// checkNetwork refuses a tenant whose containers this build could not give addresses.
-func checkNetwork(t tenant.Tenant) error {
-	own := t.Network == tenant.Nimitz
-	ranges := own || t.Leaving == tenant.Nimitz
-	switch {
-	case !own && t.Network != tenant.Netpila:
-		return fmt.Errorf("is on network %q, which this build does not know", t.Network)
-	case t.Leaving != "" && (t.Leaving != tenant.Nimitz || own):
-		return fmt.Errorf("is on network %q and leaves %q, of which this build does not know how", t.Network, t.Leaving)
-	case own != (t.Addressing == tenant.Own), ranges != (len(t.Overlays) > 0):
-		return fmt.Errorf("on network %s has %s addressing and %d CIDRs, which do not go together", t.Network, t.Addressing, len(t.Overlays))
-	case !ranges:
-		return nil
-	}
-	return tenant.CheckOverlays(address.Plan{}, t.Overlays) // what of the plan they may not have, the orchestrator knows
 }
 
 // knownFromProto sorts tenants and apps by tenant. Apps may come without their tenant.

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"net/netip"
 	"path/filepath"
 	"slices"
@@ -82,7 +81,7 @@ func New(c Config) (*Core, error) {
 	core := &Core{
 		store: c.Store, tenants: c.Tenants, networks: c.Networks, absent: c.Absent, driver: c.Driver, resolver: c.Resolver,
 		plan: c.Plan, edge: c.Edge, max: cmp.Or(c.MaxEndpoints, DefaultMaxEndpoints), now: c.Now, log: c.Log,
-		ids: map[endpoint.ID]bool{}, moved: map[endpoint.ID]bool{}, due: newSignal(),
+		ids: map[endpoint.ID]bool{}, lastID: c.Store.LastID(), moved: map[endpoint.ID]bool{}, due: newSignal(),
 	}
 	c.Tenants.maxIDs = cmp.Or(c.MaxTenantIDs, DefaultMaxTenantIDs)
 	if core.max < 1 || core.max > int(endpoint.MaxID) {
@@ -109,7 +108,7 @@ type AddRequest struct {
 	Netns                  string // path, as the caller sees it; kept in the record
 	OpenNetns              string // path this process can open; empty means Netns
 	Tenant                 string
-	Labels                 map[string]string
+	Labels                 map[string]string // kept: not to be written to any more
 	Pod                    string
 	CNINetwork             string
 }
@@ -190,7 +189,7 @@ func (c *Core) Add(ctx context.Context, q AddRequest) (endpoint.Record, error) {
 func (c *Core) prepare(ctx context.Context, q AddRequest, id endpoint.ID, t tenant.Tenant, app address.AppID) (_ endpoint.Record, err error) {
 	r := endpoint.Record{
 		ID: id, ContainerID: q.ContainerID, Interface: q.Interface, Netns: q.Netns, CNINetwork: q.CNINetwork,
-		Pod: q.Pod, Tenant: t.Name, TenantID: t.Current().ID, App: app, Labels: maps.Clone(q.Labels),
+		Pod: q.Pod, Tenant: t.Name, TenantID: t.Current().ID, App: app, Labels: q.Labels,
 		State: endpoint.Preparing, Created: c.now().UTC(),
 	}
 	if r.Attachments, err = c.attach(ctx, t, app, r); err != nil {
@@ -343,7 +342,7 @@ func (c *Core) Check(ctx context.Context, q CheckRequest) error {
 	return nil
 }
 
-// takeID finds a free id, going round so that one just given back is the last to be taken.
+// takeID finds a free id, going round so that one just given back is the last to be taken, also by the next process.
 func (c *Core) takeID() (endpoint.ID, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -354,6 +353,9 @@ func (c *Core) takeID() (endpoint.ID, error) {
 		c.lastID = c.lastID%endpoint.ID(c.max) + 1
 		if !c.ids[c.lastID] {
 			c.ids[c.lastID] = true
+			if err := c.store.NoteLastID(c.lastID); err != nil {
+				c.log.Warn("the id taken last is not noted; after a start one that was just given back may be taken", "error", err)
+			}
 			return c.lastID, nil
 		}
 	}

@@ -228,6 +228,40 @@ func TestLastEndpointForgetsTheTenant(t *testing.T) {
 	}
 }
 
+// An id that has just been freed rests until all others have been taken, also over a start: the gateway may know connections by it.
+func TestFreedIDsRestOverAStart(t *testing.T) {
+	b := newBed(t)
+	for _, container := range []string{"c1", "c2", "c3"} {
+		b.add(container)
+	}
+	if err := b.Delete(t.Context(), "c3", "eth0"); err != nil {
+		t.Fatal(err)
+	}
+	b.reopen()
+	if r := b.add("c4"); r.ID != 4 {
+		t.Errorf("the next endpoint has id %d", r.ID)
+	}
+	b.max = 4
+	b.reopen()
+	if r := b.add("c5"); r.ID != 3 {
+		t.Errorf("when all others are taken, it has id %d", r.ID)
+	}
+	// What a crash of the machine may have left says nothing.
+	path := filepath.Join(b.dir, endpoint.LastIDFile)
+	for _, content := range []string{"", "\x00\x00\x00\x00\x00\x00", "99999\n", "   -1\n"} {
+		if err := b.Delete(t.Context(), "c5", "eth0"); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		b.reopen()
+		if r := b.add("c5"); r.ID != 3 {
+			t.Errorf("with %q in the file it has id %d", content, r.ID)
+		}
+	}
+}
+
 func TestKeysOnDiskAreTheOwnersAlone(t *testing.T) {
 	b := newBed(t)
 	b.add("c1")

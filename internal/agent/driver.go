@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"net/netip"
-	"path/filepath"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -19,15 +18,6 @@ var ErrNoNamespace = errors.New("its container's namespace is gone")
 // NodeDevice leads from the node's own stack to its containers.
 const NodeDevice = "pilaster0"
 
-// GatewayDevice and UnderlayDevice lead to the gateway of network nimitz: from the switch, and from the fabric.
-const (
-	GatewayDevice  = "pilgate0"
-	UnderlayDevice = "pilgate1"
-)
-
-// GatewayNetns is where that gateway's namespace is unless told otherwise.
-func GatewayNetns(runDir string) string { return filepath.Join(runDir, "gateway") }
-
 // Driver makes the kernel do what the core decided. Package datapath drives Linux; a simulation
 // counts. Every call may be repeated: the second one finds nothing to do.
 //
@@ -41,6 +31,8 @@ type Driver interface {
 	// Readdress has an active endpoint's container have the addresses, routes and neighbours of one record in the place of those of another,
 	// and the node the routes to it. What both have is not touched.
 	Readdress(ctx context.Context, was, is endpoint.Record) error
+	// CanReaddress is what Readdress would refuse. It changes nothing.
+	CanReaddress(was, is endpoint.Record) error
 	// MTU is what an endpoint without overhead is to have now, in bytes; an error says why there is no good one.
 	MTU() (int, error)
 	// SetMTU changes that of an active endpoint's device, on both sides.
@@ -85,9 +77,11 @@ type Status struct {
 	Programs     string // version tag of the loaded programs
 	Healthy      bool   // packets flow; if not, the first of Problems says why
 	FirstInChain bool
-	Guarded      []string // interfaces beside the uplink where packets are checked
-	Problems     []string // each with what to do
-	Drops        []Drops  // every reason, also those at 0
+	Guarded      []string          // interfaces beside the uplink where packets are checked
+	Problems     []string          // each with what to do
+	Drops        []Drops           // every reason, also those at 0
+	Without      []string          // what networks lack here, a line each; the core's to say
+	Switches     map[string]string // of networks that have one or another; the core's to say
 }
 
 // Entries is how full one table is.
@@ -106,7 +100,7 @@ type Event struct {
 	Reason              string
 	Hook                string     // "container", "uplink-in", "uplink-out", "edge-in", "edge-out", "node", "tunnel", "gateway", "switch"
 	Count               uint64     // packets this event stands for
-	Source, Destination netip.Addr // invalid where the packet was not IPv6
+	Source, Destination netip.Addr // invalid where the packet was of neither IPv6 nor IPv4
 	Protocol            uint8
 	SourcePort          uint16
 	DestinationPort     uint16

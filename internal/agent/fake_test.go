@@ -67,7 +67,12 @@ func (d *fakeDriver) call(name string, r endpoint.Record) error {
 // fakePath is a network's part of that kernel.
 type fakePath struct{ *fakeDriver }
 
-func (d *fakeDriver) Netpila() network.Path { return fakePath{d} }
+// opener is of network netpila in it.
+func (d *fakeDriver) opener() network.Opener {
+	return network.Opener{Name: netpila.Name, Open: func(n network.Node) (Network, error) {
+		return netpila.New(n.Plan, n.Prefix, n.Indexes, fakePath{d})
+	}}
+}
 
 func (d fakePath) PutTenant(_ context.Context, t tenant.Tenant) error {
 	if err := d.call("PutTenant", endpoint.Record{Tenant: t.Name}); err != nil {
@@ -123,6 +128,8 @@ func (d *fakeDriver) Readdress(_ context.Context, was, is endpoint.Record) error
 	d.devices[is.ID] = is
 	return nil
 }
+
+func (d *fakeDriver) CanReaddress(_, is endpoint.Record) error { return d.call("CanReaddress", is) }
 
 func (d *fakeDriver) Attach(r endpoint.Record) error { return d.call("Attach", r) }
 
@@ -350,7 +357,7 @@ func (b *bed) tryReopen() error {
 	}
 	networks := map[string]Network{netpila.Name: own}
 	if b.nimitz != nil {
-		networks[nimitz.Name] = nimitz.New(nimitz.Config{Plan: address.DefaultPlan(), Node: nodePrefix, Edge: b.edge, MaxMappings: b.maxMappings, Indexes: store, Cluster: b.nimitz, Switch: b.nimitz})
+		networks[nimitz.Name] = nimitz.New(nimitz.Config{Plan: address.DefaultPlan(), Node: nodePrefix, Edge: b.edge, MaxMappings: b.maxMappings, Indexes: store, Cluster: b.nimitz, Switch: b.nimitz, Kind: "fake"})
 	}
 	b.Core, err = New(Config{
 		Store: store, Tenants: tenants, Networks: networks, Absent: map[string]string{nimitz.Name: "--some switch"}, Driver: b.driver, Resolver: b.orchestrator,

@@ -13,6 +13,7 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/durable"
 	"pilaster.io/pilaster/internal/spoil"
 	"pilaster.io/pilaster/internal/tenant"
 )
@@ -40,7 +41,7 @@ func FuzzTenantFile(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text, script []byte) {
 		text = spoil.JSON(text, script, tenantFiles...)
 		write(t, path, text)
-		h, _, err := readTenant(path)
+		h, _, err := readTenant(durable.Disk{}, path)
 		if err != nil {
 			return
 		}
@@ -77,7 +78,7 @@ func FuzzTenantFile(f *testing.F) {
 		if err := tenants.write(h); err != nil {
 			t.Fatalf("accepted and not written: %v", err)
 		}
-		back, _, err := readTenant(tenants.path("written"))
+		back, _, err := readTenant(durable.Disk{}, tenants.path("written"))
 		if err != nil || !back.Tenant.Created.Equal(h.Tenant.Created) {
 			t.Fatalf("became %+v, %v", back, err)
 		}
@@ -133,7 +134,7 @@ func FuzzDiskState(f *testing.F) {
 	path := filepath.Join(dir, tenantsFolder, "blue.json")
 	f.Fuzz(func(t *testing.T, text, script []byte) {
 		write(t, path, spoil.JSON(text, script, tenantFiles...))
-		h, _, err := readTenant(path)
+		h, _, err := readTenant(durable.Disk{}, path)
 		if err != nil {
 			return
 		}

@@ -107,6 +107,9 @@ func (c *Core) put(ctx context.Context, name string) error {
 	if !ok {
 		return nil
 	}
+	if known.Reduced {
+		known.Tenant = known.Tenant.WithoutNorthSouth()
+	}
 	had, on := c.tenants.put(name)
 	same := had.Equal(known.Tenant)
 	if same && len(on) == 1 {

@@ -131,7 +131,8 @@ func (t *Tenants) held(node netip.Prefix) *pilasterv1.Held {
 		said := tenantToProto(h.Tenant)
 		for _, p := range h.Tenant.Publications {
 			if p.Gateway == node {
-				said.Publications = append(said.Publications, &pilasterv1.Publication{Name: p.Name, Container: p.Container.String(), Gateway: p.Gateway.String(), Underlay: p.Underlay.String()})
+				i, _ := p.Index()
+				held.Published = max(held.Published, uint32(i))
 			}
 		}
 		if !t.hosts(name) {

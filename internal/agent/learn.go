@@ -23,7 +23,7 @@ func (t *Tenants) learn(k Known) (before Known, err error) {
 		if err := t.write(h); err != nil {
 			return before, err
 		}
-		if t.lists && isMapped(k.Tenant) {
+		if t.isMapped != nil && t.isMapped(k.Tenant) {
 			h.listed = make(chan struct{})
 		}
 		t.m[k.Tenant.Name] = h
@@ -41,7 +41,7 @@ func (t *Tenants) learn(k Known) (before Known, err error) {
 	if err := t.room(k.Tenant.Name, len(h.Tenant.IDs)); err != nil {
 		return before, err
 	}
-	h.Whole, h.refused = old.Whole || k.Whole, nil // wholeness is not kept on disk
+	h.Whole, h.Reduced, h.refused = old.Whole || k.Whole, false, nil // wholeness is not kept on disk
 	h.unsaved = old.unsaved || !h.Tenant.Equal(old.Tenant) || len(h.Apps) > len(old.Apps)
 	t.m[k.Tenant.Name] = &h
 	return old.Known, nil
@@ -53,9 +53,18 @@ func (t *Tenants) unlearn(before Known) {
 	defer t.mu.Unlock()
 	if now := t.m[before.Tenant.Name]; now != nil {
 		h := *now
-		h.Tenant = before.Tenant
+		h.Tenant, h.Reduced = before.Tenant, before.Reduced
 		t.m[before.Tenant.Name] = &h
 	}
+}
+
+// reduce has networks know of a tenant nothing that they may refuse, until something of it is learnt.
+func (t *Tenants) reduce(name string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	h := *t.m[name]
+	h.Reduced = true
+	t.m[name] = &h
 }
 
 // save writes what was learnt.

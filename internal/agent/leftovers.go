@@ -14,16 +14,11 @@ import (
 	"pilaster.io/pilaster/internal/durable"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/join"
-	"pilaster.io/pilaster/internal/netns"
-	"pilaster.io/pilaster/internal/network/nimitz/gateway"
+	"pilaster.io/pilaster/internal/network"
 )
 
 // Leftover is one thing of ours on a node where no agent runs.
-type Leftover struct {
-	Kind   string // LeftDevice, "route", "file", …
-	Name   string
-	Remove func() error
-}
+type Leftover = network.Leftover
 
 // LeftDevice is the kind of a container's device: its container lives.
 const LeftDevice = "device"
@@ -37,9 +32,9 @@ type Remains struct {
 	lock      *os.File
 }
 
-// FindRemains reads what is there and changes nothing. It fails where an agent runs.
-// The gateway's namespace may lie elsewhere than in the folders.
-func FindRemains(stateDir, runDir, gatewayNetns string) (_ *Remains, err error) {
+// FindRemains reads what is there and changes nothing. It fails where an agent runs. Before what it finds goes what networks have left, which may lie in
+// the same folders.
+func FindRemains(stateDir, runDir string, before []Leftover) (_ *Remains, err error) {
 	socket := filepath.Join(runDir, agentSocket)
 	if c, err := net.DialTimeout("unix", socket, time.Second); err == nil {
 		c.Close()
@@ -51,7 +46,7 @@ func FindRemains(stateDir, runDir, gatewayNetns string) (_ *Remains, err error) 
 			r.Close()
 		}
 	}()
-	state, err := find(stateDir, isState)
+	state, err := find(stateDir, isState, before)
 	if err != nil {
 		return nil, err
 	}
@@ -60,27 +55,23 @@ func FindRemains(stateDir, runDir, gatewayNetns string) (_ *Remains, err error) 
 			return nil, err
 		}
 		// Once more, with the lock's file.
-		if state, err = find(stateDir, isState); err != nil {
+		if state, err = find(stateDir, isState, before); err != nil {
 			return nil, err
 		}
 	}
-	inside := func(name string) bool { return filepath.Join(runDir, name) == filepath.Clean(gatewayNetns) }
-	run, err := find(runDir, func(name string) bool { return name == agentSocket || name == instanceFile || inside(name) })
-	if _, missing := os.Lstat(gatewayNetns); missing == nil && !inside(filepath.Base(gatewayNetns)) {
-		r.Files = []Leftover{leftAt(gatewayNetns, false)}
-	}
-	r.Files = slices.Concat(r.Files, run, state)
+	run, err := find(runDir, func(name string) bool { return name == agentSocket || name == instanceFile }, before)
+	r.Files = append(run, state...)
 	return r, err
 }
 
 func isState(name string) bool {
-	return slices.Contains(append(endpoint.Folders(), nodeFileName, gatewaysFileName, tenantsFolder, join.MemberFile, durable.LockFile), name) ||
+	return slices.Contains(append(endpoint.Folders(), endpoint.LastIDFile, nodeFileName, gatewaysFileName, tenantsFolder, join.MemberFile, durable.LockFile), name) ||
 		durable.IsUnfinished(name)
 }
 
-// find lists what of a folder is ours, and the folder itself where it holds nothing else: an
+// find lists what of a folder is ours, and the folder itself where it holds nothing else but what goes before: an
 // orchestrator's socket and data may lie beside.
-func find(dir string, ours func(name string) bool) ([]Leftover, error) {
+func find(dir string, ours func(name string) bool, before []Leftover) ([]Leftover, error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil
@@ -89,26 +80,25 @@ func find(dir string, ours func(name string) bool) ([]Leftover, error) {
 		return nil, err
 	}
 	var all []Leftover
+	entries = slices.DeleteFunc(entries, func(e os.DirEntry) bool {
+		return slices.ContainsFunc(before, func(l Leftover) bool { return l.Name == filepath.Join(dir, e.Name()) })
+	})
 	for _, e := range entries {
 		if ours(e.Name()) {
 			all = append(all, leftAt(filepath.Join(dir, e.Name()), e.IsDir()))
 		}
 	}
 	if len(all) == len(entries) {
-		all = append(all, Leftover{"folder", dir, func() error { return os.Remove(dir) }})
+		all = append(all, Leftover{Kind: "folder", Name: dir, Remove: func() error { return os.Remove(dir) }})
 	}
 	return all, nil
 }
 
 func leftAt(path string, folder bool) Leftover {
 	if folder {
-		return Leftover{"folder", path, func() error { return os.RemoveAll(path) }}
+		return Leftover{Kind: "folder", Name: path, Remove: func() error { return os.RemoveAll(path) }}
 	}
-	if ns, err := netns.Open(path); err == nil {
-		ns.Close()
-		return Leftover{"namespace", path, func() error { return gateway.Remove(path) }}
-	}
-	return Leftover{"file", path, func() error { return os.Remove(path) }}
+	return Leftover{Kind: "file", Name: path, Remove: func() error { return os.Remove(path) }}
 }
 
 // read takes the lock and learns what it can: a reset must also work where files are damaged.

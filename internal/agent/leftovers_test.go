@@ -7,8 +7,8 @@ import (
 	"testing"
 
 	"pilaster.io/pilaster/internal/durable"
+	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/local"
-	"pilaster.io/pilaster/internal/netns"
 )
 
 func writeFile(t *testing.T, content string, elem ...string) {
@@ -29,17 +29,16 @@ func TestRemainsBesideAnOrchestrator(t *testing.T) {
 	writeFile(t, "{", state, nodeFileName)
 	writeFile(t, "{", state, "endpoints", "7.json")
 	writeFile(t, "", state, ".writing-node.json-1")
+	writeFile(t, "    7\n", state, endpoint.LastIDFile)
 	writeFile(t, "etcd", state, "orchestrator", "db")
 	writeFile(t, "", run, agentSocket)
 	writeFile(t, "", run, "orchestrator.sock")
 
-	ns, err := netns.Create(GatewayNetns(run))
-	if err != nil {
-		t.Fatal(err)
-	}
-	ns.Close()
+	network := filepath.Join(run, "gateway")
+	writeFile(t, "", network)
+	before := []Leftover{{Kind: "file", Name: network, Remove: func() error { return os.Remove(network) }}}
 
-	r, err := FindRemains(state, run, GatewayNetns(run))
+	r, err := FindRemains(state, run, before)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -50,7 +49,7 @@ func TestRemainsBesideAnOrchestrator(t *testing.T) {
 	if _, err := durable.Lock(state); err == nil {
 		t.Error("an agent could start meanwhile")
 	}
-	for _, l := range r.Files {
+	for _, l := range append(before, r.Files...) {
 		if err := l.Remove(); err != nil {
 			t.Errorf("%s %s: %v", l.Kind, l.Name, err)
 		}
@@ -61,7 +60,7 @@ func TestRemainsBesideAnOrchestrator(t *testing.T) {
 			t.Errorf("%s holds %v, %v; wanted %s", dir, entries, err, kept)
 		}
 	}
-	again, err := FindRemains(state, run, GatewayNetns(run))
+	again, err := FindRemains(state, run, nil)
 	if err != nil || len(again.Files) != 0 {
 		t.Errorf("again: %+v, %v", again, err)
 	}
@@ -77,7 +76,7 @@ func TestRemainsOfARunningAgent(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := FindRemains(state, run, GatewayNetns(run)); err == nil || !strings.Contains(err.Error(), "in use by another process") {
+	if _, err := FindRemains(state, run, nil); err == nil || !strings.Contains(err.Error(), "in use by another process") {
 		t.Errorf("a locked state: %v", err)
 	}
 	lock.Close()
@@ -86,7 +85,7 @@ func TestRemainsOfARunningAgent(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	if _, err := FindRemains(t.TempDir(), run, GatewayNetns(run)); err == nil || !strings.Contains(err.Error(), "an agent runs") {
+	if _, err := FindRemains(t.TempDir(), run, nil); err == nil || !strings.Contains(err.Error(), "an agent runs") {
 		t.Errorf("a socket that answers: %v", err)
 	}
 }

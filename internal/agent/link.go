@@ -15,25 +15,17 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
-	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/local"
-	"pilaster.io/pilaster/internal/tenant"
 )
-
-// resolveTimeout is how long an ADD waits for the orchestrator before it says try again.
-const resolveTimeout = 5 * time.Second
-
-// heldPage is how many addresses and subnets this node says at a time that it holds: as many as the orchestrator takes in within a moment, also
-// when its store has forgotten them. It registers once for each page.
-const heldPage = 2048
 
 // Link is the agent's connection to the orchestrator. Without it everything this node knows
 // goes on working.
 type Link struct {
 	config  LinkConfig
-	dialing keyLocks     // joining twice at once would buy two certificates
-	uplink  []netip.Addr // as last registered; of the one registration that goes on
+	dialing keyLocks                    // joining twice at once would buy two certificates
+	uplink  []netip.Addr                // as last registered; of the one registration that goes on
+	known   *pilasterv1.RegisterRequest // what this node would have said again after Register; nil once more was said
 
 	mu      sync.Mutex
 	client  pilasterv1connect.NodeServiceClient // nil before the first success
@@ -49,11 +41,12 @@ type LinkConfig struct {
 	Version         string
 	Node            *Node
 	Tenants         *Tenants
-	Endpoints       func() []endpoint.Record // of this node
+	Endpoints       func() []endpoint.Record // of this node, those at least that have addresses from the cluster
 	WantedPrefix    netip.Prefix             // brought by the operator; may be zero
 	Edge            bool                     // the node is an Edge Switch
+	Gateway         func() bool              // whether the node has one, as far as it knows yet; nil means no
 	UplinkAddresses func() ([]netip.Addr, error)
-	// AddressesChanged tells that they may be others than before.
+	// AddressesChanged tells that they may be others than before; nil where they never are.
 	AddressesChanged <-chan struct{}
 	// Dial gives a client that authenticates as the node, after joining where it has to.
 	Dial func(context.Context) (pilasterv1connect.NodeServiceClient, error)
@@ -98,21 +91,6 @@ func backoff(ctx context.Context, n int) error {
 	}
 }
 
-// Register makes the node known to the orchestrator, trying until it answers. It returns an
-// error when trying again would not help, or when ctx ends.
-func (l *Link) Register(ctx context.Context) error {
-	for n := 0; ; n++ {
-		_, err := l.register(ctx)
-		if err == nil || !retriable(err) {
-			return err
-		}
-		l.lost(err, n)
-		if err := l.config.Wait(ctx, n); err != nil {
-			return err
-		}
-	}
-}
-
 // retriable errors are those of a peer that is away or busy.
 func retriable(err error) bool {
 	var remote *connect.Error
@@ -144,85 +122,6 @@ func (l *Link) problem() error {
 		return fmt.Errorf("the orchestrator refuses this node: %s\n  no endpoint is added; those there are keep working and can be removed", s.LastError)
 	}
 	return nil
-}
-
-func (l *Link) register(ctx context.Context) (pilasterv1connect.NodeServiceClient, error) {
-	client, err := l.dial(ctx)
-	if err != nil {
-		return nil, err
-	}
-	addrs, err := l.config.UplinkAddresses()
-	if err != nil {
-		return nil, fmt.Errorf("addresses of the uplink: %w", err)
-	}
-	said := map[holding]bool{}
-	defer l.freeGone(said)
-	for more := true; more; {
-		var req *pilasterv1.RegisterRequest
-		before := len(said)
-		req, more = l.registration(addrs, said)
-		resp, err := client.Register(ctx, connect.NewRequest(req))
-		if err != nil && before > 0 {
-			return nil, fmt.Errorf("registering this node, of whose addresses and subnets the cluster has taken in %d and not the next %d: %w", before, len(said)-before, err)
-		}
-		if err != nil {
-			return nil, fmt.Errorf("registering this node: %w", err)
-		}
-		if before > 0 {
-			continue
-		}
-		m, err := membershipFromProto(resp.Msg)
-		if err != nil {
-			return nil, err
-		}
-		if err := l.config.Node.Join(m); err != nil {
-			return nil, err
-		}
-	}
-	l.uplink = addrs
-	return client, nil
-}
-
-// holding is what the cluster gave, as this node said it.
-type holding struct{ tenant, key, to string }
-
-func holdingOf(m *pilasterv1.Mapping) holding { return holding{m.Tenant, m.Key, m.To} }
-
-// registration is what this node says of itself, with a page of what it holds now and has not said: it registers until there is no more.
-func (l *Link) registration(uplinks []netip.Addr, said map[holding]bool) (req *pilasterv1.RegisterRequest, more bool) {
-	has, joined := l.config.Node.Membership()
-	held := l.config.Tenants.held(has.Prefix)
-	mappings := append(held.Mappings, heldAddresses(l.config.Endpoints())...)
-	mappings = slices.DeleteFunc(mappings, func(m *pilasterv1.Mapping) bool { return said[holdingOf(m)] })
-	if len(said) > 0 {
-		held = &pilasterv1.Held{}
-	}
-	held.Mappings = mappings[:min(len(mappings), heldPage)]
-	for _, m := range held.Mappings {
-		said[holdingOf(m)] = true
-	}
-	req = &pilasterv1.RegisterRequest{Version: l.config.Version, Edge: l.config.Edge, Held: held}
-	for _, a := range uplinks {
-		req.UplinkAddresses = append(req.UplinkAddresses, a.String())
-	}
-	if joined {
-		req.WantedPrefix, req.ClusterUuid = has.Prefix.String(), has.ClusterUUID
-	} else if l.config.WantedPrefix.IsValid() {
-		req.WantedPrefix = l.config.WantedPrefix.String()
-	}
-	return req, len(mappings) > heldPage
-}
-
-// freeGone gives back what endpoints had that went while it was said: it may have been said after they had given it back.
-func (l *Link) freeGone(said map[holding]bool) {
-	for _, m := range heldAddresses(l.config.Endpoints()) {
-		delete(said, holdingOf(m))
-	}
-	for m := range said {
-		if m.key != "" {
-			l.setUnfreed(m.tenant, m.key, true)
-		}
-	}
 }
 
 func (l *Link) dial(ctx context.Context) (pilasterv1connect.NodeServiceClient, error) {
@@ -279,7 +178,7 @@ func (l *Link) Run(ctx context.Context, core *Core) {
 
 // follow registers and reads the stream until it breaks; heard means that it once worked.
 func (l *Link) follow(ctx context.Context, core *Core, lists *lists) (heard bool, err error) {
-	client, err := l.register(ctx)
+	client, err := l.reach(ctx)
 	if err != nil {
 		return false, err
 	}
@@ -287,11 +186,13 @@ func (l *Link) follow(ctx context.Context, core *Core, lists *lists) (heard bool
 	stream := client.Follow(ctx)
 	var reports sync.WaitGroup
 	reports.Go(func() { l.reportHosted(ctx, stream) })
-	reports.Go(func() {
-		if err := l.reportUplink(ctx); err != nil {
-			end(err)
-		}
-	})
+	if l.config.AddressesChanged != nil {
+		reports.Go(func() {
+			if err := l.reportUplink(ctx); err != nil {
+				end(err)
+			}
+		})
+	}
 	defer func() {
 		end(nil)
 		reports.Wait()
@@ -396,55 +297,4 @@ func (l *Link) apply(ctx context.Context, core *Core, event *pilasterv1.FollowRe
 		l.status.Revision = event.Revision
 	}
 	return nil
-}
-
-// Resolve implements Resolver by one call.
-func (l *Link) Resolve(ctx context.Context, name string, identity map[string]string) (tenant.Tenant, address.AppID, error) {
-	ctx, cancel := context.WithTimeout(ctx, resolveTimeout)
-	defer cancel()
-	client, err := l.dial(ctx)
-	if err == nil {
-		var resp *connect.Response[pilasterv1.ResolveResponse]
-		resp, err = client.Resolve(ctx, connect.NewRequest(&pilasterv1.ResolveRequest{Tenant: name, Labels: identity, Sequence: l.config.Node.Sequence()}))
-		if err == nil {
-			return resolved(resp.Msg)
-		}
-	}
-	return tenant.Tenant{}, 0, l.unhelpful(err, l.missing(name, identity))
-}
-
-// unhelpful is what an ADD says of an error of the orchestrator, without which it lacks something.
-func (l *Link) unhelpful(err error, lacking string) error {
-	var remote *connect.Error
-	if errors.As(err, &remote) {
-		switch remote.Code() {
-		case connect.CodeNotFound:
-			return refuse(ErrNotFound, "%s", remote.Message())
-		case connect.CodeInvalidArgument:
-			return refuse(ErrInvalid, "%s", remote.Message())
-		case connect.CodeResourceExhausted:
-			return refuse(ErrExhausted, "%s", remote.Message())
-		}
-	}
-	return refuse(ErrUnavailable, "%s, and the orchestrator at %s did not help: %s\n  nothing was changed; try again when it does", lacking, l.config.URL, local.Words(err))
-}
-
-// missing names what this node would have to know.
-func (l *Link) missing(name string, identity map[string]string) string {
-	if _, _, known := l.config.Tenants.get(name); known {
-		return fmt.Sprintf("this node does not know the app of labels %q in tenant %s", tenant.Canonical(identity), name)
-	}
-	return fmt.Sprintf("this node does not know tenant %s", name)
-}
-
-func resolved(r *pilasterv1.ResolveResponse) (tenant.Tenant, address.AppID, error) {
-	t, err := tenantFromProto(r.GetTenant())
-	if err != nil {
-		return t, 0, fmt.Errorf("the orchestrator's answer cannot be used: %w", err)
-	}
-	a, err := appFromProto(r.GetApp())
-	if err != nil {
-		return t, 0, fmt.Errorf("the orchestrator's answer cannot be used: %w", err)
-	}
-	return t, a.ID, nil
 }

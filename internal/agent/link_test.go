@@ -211,6 +211,7 @@ func TestRegisterInPages(t *testing.T) {
 	}
 	b.link.config.Endpoints = func() []endpoint.Record { return has }
 	b.link.config.Edge = true
+	b.link.config.Gateway = func() bool { return true }
 	if err := b.link.Register(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -219,7 +220,7 @@ func TestRegisterInPages(t *testing.T) {
 		for _, m := range req.Held.Mappings {
 			said[m.To+" "+m.Key] = true
 		}
-		if len(req.Held.Mappings) > heldPage || req.Version != "v1" || !req.Edge || len(req.UplinkAddresses) != 1 {
+		if len(req.Held.Mappings) > heldPage || req.Version != "v1" || !req.Edge || !req.Gateway || len(req.UplinkAddresses) != 1 {
 			t.Errorf("a page with %d of version %q, uplinks %v", len(req.Held.Mappings), req.Version, req.UplinkAddresses)
 		}
 	}

@@ -18,6 +18,7 @@ import (
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/network"
+	"pilaster.io/pilaster/internal/tenant"
 )
 
 // pagesAtOnce is how many pages of lists are asked for at the same time; the orchestrator takes more.
@@ -27,7 +28,6 @@ const pagesAtOnce = 8
 type lists struct {
 	link   *Link
 	core   *Core
-	to     network.Mapped
 	places chan struct{}
 
 	telling keyLocks // by tenant
@@ -37,11 +37,8 @@ type lists struct {
 }
 
 func newLists(l *Link, core *Core) *lists {
-	to := core.mapped()
-	if to != nil {
-		core.tenants.expectLists()
-	}
-	return &lists{link: l, core: core, to: to, places: make(chan struct{}, pagesAtOnce), m: map[string]*mapped{}}
+	core.tenants.expectLists(func(t tenant.Tenant) bool { return len(core.mappers(t)) > 0 })
+	return &lists{link: l, core: core, places: make(chan struct{}, pagesAtOnce), m: map[string]*mapped{}}
 }
 
 // reader is the part of lists that lives as long as a stream.
@@ -55,31 +52,33 @@ type reader struct {
 
 // hear takes an event that the core has taken. Tenants that it tells whole are listed: from it on the stream has their changes.
 func (r *reader) hear(ctx context.Context, event *pilasterv1.FollowResponse, changed map[string]news) {
-	if r.to == nil {
-		return
-	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	names := r.fresh(event)
 	for name, m := range r.m {
-		if !r.hosts(name) {
+		if to := r.mappers(name); !slices.Equal(m.to, to) {
 			m.stop()
 			delete(r.m, name)
+			names = append(names, name)
 		}
 	}
 	for name, n := range changed {
 		if m := r.m[name]; m != nil {
 			if err := m.hear(ctx, n); err != nil {
 				r.link.config.Log.Error("changes of a tenant's mappings were not taken; all are asked for again", "tenant", name, "error", err)
-				r.list(ctx, name)
+				r.list(ctx, name, m.to)
 			}
 		}
 	}
-	for _, name := range r.fresh(event) {
-		r.list(ctx, name)
+	slices.Sort(names)
+	for _, name := range slices.Compact(names) {
+		if to := r.mappers(name); len(to) > 0 {
+			r.list(ctx, name, to)
+		}
 	}
 }
 
-// fresh is the tenants that must be listed: those told whole, and at the start of a stream those whose list the one before did not end.
+// fresh is the tenants to be listed: those told whole, and at the start of a stream those whose list the one before did not end.
 func (r *reader) fresh(event *pilasterv1.FollowResponse) (names []string) {
 	if !r.started {
 		r.started = true
@@ -96,17 +95,20 @@ func (r *reader) fresh(event *pilasterv1.FollowResponse) (names []string) {
 		told = s.Tenants
 	}
 	for _, t := range told {
-		if event.GetSnapshot() == nil && !slices.Contains(whole, t.Name) || slices.Contains(names, t.Name) {
-			continue
+		if event.GetSnapshot() != nil || slices.Contains(whole, t.Name) {
+			names = append(names, t.Name)
 		}
-		names = append(names, t.Name)
 	}
-	return slices.DeleteFunc(names, func(name string) bool { return !r.hosts(name) })
+	return names
 }
 
-func (r *reader) hosts(name string) bool {
+// mappers are none of a tenant that is not here.
+func (r *reader) mappers(name string) mappers {
 	known, _, ok := r.core.tenants.get(name)
-	return ok && isMapped(known.Tenant)
+	if !ok {
+		return nil
+	}
+	return r.core.mappers(known.Tenant)
 }
 
 // errLacks is of a list without something that this node has: the orchestrator knows it again when the node registers.
@@ -116,12 +118,12 @@ var errLacks = errors.New("the orchestrator's list lacks what this node has")
 const maxLacking = 5
 
 // list begins a tenant's list anew. The caller holds the lock.
-func (r *reader) list(ctx context.Context, name string) {
+func (r *reader) list(ctx context.Context, name string, to mappers) {
 	if old := r.m[name]; old != nil {
 		old.stop()
 	}
 	ctx, stop := context.WithCancel(ctx)
-	m := &mapped{tenant: name, to: r.to, stop: stop}
+	m := &mapped{tenant: name, to: to, stop: stop}
 	r.m[name] = m
 	r.running.Go(func() {
 		defer stop()
@@ -268,12 +270,10 @@ func (c *Core) ifUnused(ctx context.Context, key string, do func() error) error 
 		return err
 	}
 	defer unlock()
-	i := strings.LastIndexByte(key, '/')
-	if i < 0 {
-		return fmt.Errorf("%q is no endpoint's key", key)
-	}
-	if _, used := c.store.Find(key[:i], key[i+1:]); used {
-		return nil
+	if i := strings.LastIndexByte(key, '/'); i >= 0 { // others are no endpoint's
+		if _, used := c.store.Find(key[:i], key[i+1:]); used {
+			return nil
+		}
 	}
 	return do()
 }

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -15,14 +16,32 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// mapped is the network that is told mappings, nil for none.
-func (c *Core) mapped() network.Mapped {
-	for _, name := range slices.Sorted(maps.Keys(c.networks)) {
+// mappers are the networks that are told a tenant's mappings: of the one that it is on and the one that it leaves those that keep any.
+type mappers []network.Mapped
+
+func (c *Core) mappers(t tenant.Tenant) (all mappers) {
+	for _, name := range []string{networkOf(t), t.Leaving} {
 		if m, ok := c.networks[name].(network.Mapped); ok {
-			return m
+			all = append(all, m)
 		}
 	}
-	return nil
+	return all
+}
+
+func (all mappers) Replace(ctx context.Context, tenant string, list []network.Mapping) error {
+	var errs []error
+	for _, m := range all {
+		errs = append(errs, m.Replace(ctx, tenant, list))
+	}
+	return errors.Join(errs...)
+}
+
+func (all mappers) Apply(ctx context.Context, tenant string, add, remove []network.Mapping) error {
+	var errs []error
+	for _, m := range all {
+		errs = append(errs, m.Apply(ctx, tenant, add, remove))
+	}
+	return errors.Join(errs...)
 }
 
 // news is what happened to a tenant's mappings at one revision of the store.
@@ -31,10 +50,10 @@ type news struct {
 	add, remove []network.Mapping
 }
 
-// mapped is one tenant's mappings on their way from the orchestrator to the network: a list, and what changes after it.
+// mapped is one tenant's mappings on their way from the orchestrator to its networks: a list, and what changes after it.
 type mapped struct {
 	tenant string
-	to     network.Mapped
+	to     mappers
 	stop   context.CancelFunc // of the goroutine that lists
 
 	mu       sync.Mutex
@@ -152,17 +171,14 @@ func mappingFromProto(m *pilasterv1.Mapping) (network.Mapping, error) {
 	return network.Mapping{Tenant: m.Tenant, To: to, Node: node}, nil
 }
 
-// isMapped tells whether nodes that host the tenant keep its mappings.
-func isMapped(t tenant.Tenant) bool { return len(t.Overlays) > 0 }
-
 // listWait is how long an ADD of a tenant that was not hosted here waits for where the rest of the tenant is: packets there are dropped before.
 const listWait = 5 * time.Second
 
-// expectLists has ADDs wait.
-func (t *Tenants) expectLists() {
+// expectLists has ADDs of such tenants wait.
+func (t *Tenants) expectLists(isMapped func(tenant.Tenant) bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.lists = true
+	t.isMapped = isMapped
 }
 
 func (t *Tenants) setListed(name string) {

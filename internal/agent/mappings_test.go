@@ -198,7 +198,7 @@ func mappingsTo(tos ...string) (all []network.Mapping) {
 // What comes while a list is read is told after it, and what the list has already is not told again.
 func TestListThenChanges(t *testing.T) {
 	r := &recorder{}
-	m := &mapped{tenant: "green", to: r}
+	m := &mapped{tenant: "green", to: mappers{r}}
 	ctx := t.Context()
 	for _, n := range []news{
 		{revision: 9, remove: mappingsTo("10.0.1.0/24")}, // in the list, which has it again
@@ -223,7 +223,7 @@ func TestListThenChanges(t *testing.T) {
 		t.Errorf("told %q, want %q", r.said, want)
 	}
 
-	m, r.fail = &mapped{tenant: "green", to: r}, errFake
+	m, r.fail = &mapped{tenant: "green", to: mappers{r}}, errFake
 	if err := m.tell(ctx, nil, 10); !errors.Is(err, errFake) || m.listed {
 		t.Errorf("a list that was not taken counts as told: %v", err)
 	}
@@ -243,7 +243,7 @@ func (d during) Replace(ctx context.Context, name string, all []network.Mapping)
 func TestChangeWhileAListIsTaken(t *testing.T) {
 	d := during{recorder: &recorder{}}
 	d.m = &mapped{tenant: "green", to: nil}
-	d.m.to = d
+	d.m.to = mappers{d}
 	if err := d.m.tell(t.Context(), mappingsTo("10.0.1.0/24"), 10); err != nil {
 		t.Fatal(err)
 	}
@@ -274,7 +274,6 @@ func newLister(t *testing.T, answer func(n int, token string) (*pilasterv1.ListM
 	}
 	r := &recorder{}
 	l := newLists(b.link, core.Core)
-	l.to = r
 	return &reader{lists: l, client: client}, r
 }
 
@@ -308,7 +307,7 @@ func TestListsThatAreNotTold(t *testing.T) {
 			}
 			return c.pages[n-1], nil
 		})
-		m := &mapped{tenant: "green", to: told}
+		m := &mapped{tenant: "green", to: mappers{told}}
 		if err := reader.listOnce(t.Context(), m); err == nil || !strings.Contains(err.Error(), c.words) || len(told.said) != 0 || m.listed {
 			t.Errorf("%s: %v, told %q", name, err, told.said)
 		}
@@ -332,7 +331,7 @@ func TestListThatLacks(t *testing.T) {
 	var running sync.WaitGroup
 	reader.end, reader.running = end, &running
 	reader.mu.Lock()
-	reader.list(ctx, "green")
+	reader.list(ctx, "green", mappers{told})
 	reader.mu.Unlock()
 	running.Wait()
 	if err := context.Cause(ctx); !errors.Is(err, errLacks) || tries != maxLacking || len(told.said) != 0 {
@@ -340,9 +339,48 @@ func TestListThatLacks(t *testing.T) {
 	}
 }
 
+// mappedNetwork is one that keeps mappings.
+type mappedNetwork struct {
+	Network
+	*recorder
+}
+
+// Every network of a tenant that keeps mappings is told them, and one that comes to it is told all.
+func TestEveryNetworkWithMappingsIsTold(t *testing.T) {
+	reader, _ := newLister(t, func(int, string) (*pilasterv1.ListMappingsResponse, error) {
+		return page(5, "", "10.0.1.0/24"), nil
+	})
+	var running sync.WaitGroup
+	reader.running = &running
+	first, second := &recorder{}, &recorder{}
+	reader.core.networks["first"], reader.core.networks["second"] = mappedNetwork{nil, first}, mappedNetwork{nil, second}
+	says := func(step string, firsts, seconds []string) {
+		t.Helper()
+		running.Wait()
+		if !slices.Equal(first.said, firsts) || !slices.Equal(second.said, seconds) {
+			t.Errorf("%s: the first was told %q, the second %q; want %q, %q", step, first.said, second.said, firsts, seconds)
+		}
+	}
+	delta := &pilasterv1.FollowResponse{Event: &pilasterv1.FollowResponse_Delta{Delta: &pilasterv1.Delta{}}}
+	hears := func(on, leaving string, event *pilasterv1.FollowResponse, changed map[string]news) {
+		of := &reader.core.tenants.m["green"].Tenant
+		of.Network, of.Leaving = on, leaving
+		reader.hear(t.Context(), event, changed)
+	}
+	all, more := "all 10.0.1.0/24", "+10.0.7.0/24 -"
+	hears("first", "", &pilasterv1.FollowResponse{Event: &pilasterv1.FollowResponse_Snapshot{Snapshot: &pilasterv1.Snapshot{Tenants: []*pilasterv1.Tenant{{Name: "green"}}}}}, nil)
+	says("on the first", []string{all}, nil)
+	hears("second", "first", delta, nil)
+	says("leaving it", []string{all, all}, []string{all})
+	hears("second", "first", delta, map[string]news{"green": {revision: 6, add: mappingsTo("10.0.7.0/24")}})
+	says("at a change", []string{all, all, more}, []string{all, more})
+	hears("second", "", delta, nil)
+	says("having left", []string{all, all, more}, []string{all, more, all})
+}
+
 // While there is no list only so much waits for it; then all is asked for again.
 func TestChangesThatWaitHaveAnEnd(t *testing.T) {
-	m := &mapped{tenant: "green", to: &recorder{}}
+	m := &mapped{tenant: "green", to: mappers{&recorder{}}}
 	for i := range maxWaiting + 1 {
 		if err := m.hear(t.Context(), news{revision: int64(i)}); (err != nil) != (i == maxWaiting) {
 			t.Fatalf("change %d: %v", i, err)
@@ -368,7 +406,7 @@ func TestListWaits(t *testing.T) {
 		}
 		return page(5, "", "10.0.2.0/24"), nil
 	})
-	if err := reader.listOnce(t.Context(), &mapped{tenant: "green", to: told}); err != nil {
+	if err := reader.listOnce(t.Context(), &mapped{tenant: "green", to: mappers{told}}); err != nil {
 		t.Fatal(err)
 	}
 	if want := []string{"all 10.0.1.0/24,10.0.2.0/24"}; !slices.Equal(told.said, want) || len(asked) != 3 || asked[2].Sub(asked[1]) < time.Second {
@@ -472,6 +510,17 @@ func TestFreeThatIsRefused(t *testing.T) {
 	}
 }
 
+// A key that is no endpoint's is given back too, once: nobody here has it.
+func TestFreeOfNobodys(t *testing.T) {
+	b, core := newLinkBed(t), newBed(t)
+	var freed []string
+	b.cluster.free = func(req *pilasterv1.FreeRequest) error { freed = append(freed, req.Key); return nil }
+	b.link.freeUnused(t.Context(), core.Core, "green", "nobodys")
+	if late := b.link.late(); !slices.Equal(freed, []string{"nobodys"}) || len(late) > 0 {
+		t.Errorf("freed %q, and %v waits", freed, late)
+	}
+}
+
 // slow is a network that takes its time for the first list.
 type slow struct {
 	*recorder
@@ -494,10 +543,10 @@ func TestListsOneAfterTheOther(t *testing.T) {
 	})
 	to := &slow{recorder: told, begun: make(chan struct{}), end: make(chan struct{})}
 	var running sync.WaitGroup
-	reader.to, reader.running = to, &running
+	reader.running = &running
 	list := func(n int32) {
 		reader.mu.Lock()
-		reader.list(t.Context(), "green")
+		reader.list(t.Context(), "green", mappers{to})
 		reader.mu.Unlock()
 		eventually(t, func() error {
 			if got := pages.Load(); got < n {

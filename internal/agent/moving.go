@@ -193,8 +193,11 @@ func (c *Core) join(ctx context.Context, t tenant.Tenant, r *endpoint.Record) er
 		}
 		both := was
 		both.Attachments = append(slices.Clone(was.Attachments), more...)
-		// On disk before anything of it is there.
-		if err := c.store.Put(both); err != nil {
+		// On disk before anything of it is there; but what the container forbids would be written again and again.
+		if err = c.driver.CanReaddress(was, both); err == nil {
+			err = c.store.Put(both)
+		}
+		if err != nil {
 			return errors.Join(err, c.networks[name].Release(ctx, both.On(name)))
 		}
 		*r = both

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"runtime"
 	"slices"
 	"strings"
@@ -198,10 +199,15 @@ func TestMoveOfOneThatHearsLate(t *testing.T) {
 
 // TestMoveThatFails leaves an endpoint as it was, and is done again.
 func TestMoveThatFails(t *testing.T) {
-	for _, call := range []string{"Readdress", "Activate"} {
+	for _, call := range []string{"CanReaddress", "Readdress", "Activate"} {
 		b := newBedThatMoves(t)
 		b.step(1)
 		old := b.on("c1", nimitz.Name)
+		path := b.store.RecordPath(old.ID)
+		before, err := os.Stat(path)
+		if err != nil {
+			t.Fatal(err)
+		}
 		failed := 0
 		b.driver.during = func(name string, r endpoint.Record) {
 			b.driver.mu.Lock()
@@ -217,6 +223,9 @@ func TestMoveThatFails(t *testing.T) {
 		}
 		if r := b.on("c1", nimitz.Name); !slices.Equal(r.Addresses(), old.Addresses()) {
 			t.Errorf("%s: it has %v", call, r.Addresses())
+		}
+		if after, err := os.Stat(path); call == "CanReaddress" && (err != nil || !os.SameFile(before, after)) {
+			t.Errorf("a move that is refused was written: %v", err)
 		}
 		b.on("c2", tenant.Netpila, nimitz.Name)
 		if said := b.told(); !strings.HasPrefix(said, "1/2 endpoint 1: made to fail") || len(b.tenants.unmoved()) != 1 {

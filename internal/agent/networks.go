@@ -98,8 +98,11 @@ func (c *Core) status(ctx context.Context) (Status, error) {
 	if err != nil {
 		return s, err
 	}
-	s.Drops = slices.Clone(s.Drops)
-	return s, c.allNetworks(func(name string, n Network) error {
+	s.Drops, s.Switches = slices.Clone(s.Drops), map[string]string{}
+	err = c.allNetworks(func(name string, n Network) error {
+		if by, ok := n.(network.Switched); ok {
+			s.Switches[name], s.Without = by.Switch(), append(s.Without, by.Lacks()...)
+		}
 		switched, ok := n.(network.Dropping)
 		if !ok {
 			return nil
@@ -117,6 +120,7 @@ func (c *Core) status(ctx context.Context) (Status, error) {
 		}
 		return nil
 	})
+	return s, err
 }
 
 // eachGateway does something with each network that has a way to the underlay.
@@ -127,6 +131,12 @@ func (c *Core) eachGateway(do func(network.Outward) error) error {
 		}
 		return nil
 	})
+}
+
+// hasGateway tells whether a network has a way to the underlay that works.
+func hasGateway(n Network) bool {
+	outward, ok := n.(network.Outward)
+	return ok && outward.Gateway().Missing == ""
 }
 
 func (c *Core) deleteTenant(ctx context.Context, t tenant.Tenant) error {

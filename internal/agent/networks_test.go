@@ -88,6 +88,8 @@ func (s *fakeSwitch) Drops(context.Context) (map[reason.Reason]uint64, error) {
 	return s.dropped, s.fail
 }
 
+func (s *fakeSwitch) Lacks() []string { return []string{"traceroute"} }
+
 func (s *fakeSwitch) SetMTU(mtu int) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -161,6 +163,11 @@ func TestNetworksSideBySide(t *testing.T) {
 	here := b.Explain(netip.MustParseAddr("10.0.3.1")).Overlaid
 	if len(here) != 1 || here[0].Tenant != "green" || !here[0].CIDR.Contains(green.Attachments[0].Address) || here[0].Endpoint == nil || here[0].Endpoint.ID != green.ID {
 		t.Errorf("its address is explained as %+v", here)
+	}
+	known, _, _ := b.tenants.get("green")
+	known.Tenant.Services = []tenant.Service{{Name: "host", Virtual: netip.MustParseAddr("fd09::7"), Real: netip.MustParseAddr("2001:db8:70::2")}}
+	if got := explainServices([]Known{known}, netip.MustParseAddr("fd09::7")); len(got) != 1 || got[0].Tenant != "green" || got[0].Name != "host" {
+		t.Errorf("a service is explained as %+v", got)
 	}
 	if none := b.Explain(netip.MustParseAddr("192.0.2.1")).Overlaid; len(none) > 0 {
 		t.Errorf("a foreign address is explained as %+v", none)
@@ -268,15 +275,15 @@ func TestEndpointOnTwoNetworks(t *testing.T) {
 	b.clean()
 }
 
-// TestDropsOfSwitches: what a network's own switch drops is counted with the driver's, each time anew.
+// TestDropsOfSwitches: what a network's own switch drops is counted with the driver's, each time anew, and what it lacks is said once.
 func TestDropsOfSwitches(t *testing.T) {
 	b := newBedOfTwo(t)
 	b.driver.status.Drops = []Drops{{"src-not-own", 7}, {"no-route", 1}}
 	b.nimitz.dropped = map[reason.Reason]uint64{reason.SrcNotOwn: 5}
 	for range 2 {
 		s, err := b.status(t.Context())
-		if err != nil || fmt.Sprint(s.Drops) != "[{src-not-own 12} {no-route 1}]" || len(s.Problems) != 0 {
-			t.Errorf("drops %v, problems %v, %v", s.Drops, s.Problems, err)
+		if err != nil || fmt.Sprint(s.Drops) != "[{src-not-own 12} {no-route 1}]" || len(s.Problems) != 0 || !slices.Equal(s.Without, []string{"traceroute"}) || len(s.Switches) != 1 || s.Switches[nimitz.Name] != "fake" {
+			t.Errorf("drops %v, problems %v, without %v, %v", s.Drops, s.Problems, s.Without, err)
 		}
 	}
 	b.nimitz.fail = errFake

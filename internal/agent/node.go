@@ -17,6 +17,7 @@ import (
 
 // Node is who this node is, kept on disk: it lasts as long as the state directory.
 type Node struct {
+	disk durable.Disk
 	path string
 
 	mu       sync.Mutex
@@ -67,9 +68,12 @@ type Membership struct {
 }
 
 // OpenNode reads <dir>/node.json, or makes a new UUID, and writes it with one start more.
-func OpenNode(dir, name string) (*Node, error) {
-	n := &Node{path: filepath.Join(dir, nodeFileName)}
-	err := durable.Read(n.path, stateVersion, &n.file)
+func OpenNode(dir, name string) (*Node, error) { return OpenNodeOn(durable.Disk{}, dir, name) }
+
+// OpenNodeOn is OpenNode of a directory on another disk.
+func OpenNodeOn(disk durable.Disk, dir, name string) (*Node, error) {
+	n := &Node{disk: disk, path: filepath.Join(dir, nodeFileName)}
+	err := disk.Read(n.path, stateVersion, &n.file)
 	fresh := errors.Is(err, fs.ErrNotExist)
 	if fresh {
 		if err := n.lost(dir); err != nil {
@@ -89,7 +93,7 @@ func OpenNode(dir, name string) (*Node, error) {
 	if !renamed || n.file.Cluster == nil { // the name was not taken, or may not have been
 		n.file.Name = name
 		n.file.Starts++
-		if err := durable.Write(n.path, n.file, 0o600); err != nil && (fresh || renamed) {
+		if err := disk.Write(n.path, n.file, 0o600); err != nil && (fresh || renamed) {
 			return nil, err
 		}
 		// Otherwise the number serves two starts. A full disk must not keep the agent away.
@@ -101,11 +105,10 @@ func OpenNode(dir, name string) (*Node, error) {
 // lost refuses to become another node over what belongs to the one before.
 func (n *Node) lost(dir string) error {
 	witness := ""
-	err := filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
-		if err == nil && !entry.IsDir() && entry.Name() != durable.LockFile && !durable.IsUnfinished(entry.Name()) && isState(topOf(dir, path)) {
+	err := n.disk.Walk(dir, func(path string, entry fs.DirEntry) {
+		if entry.Name() != durable.LockFile && !durable.IsUnfinished(entry.Name()) && isState(topOf(dir, path)) {
 			witness = path
 		}
-		return err
 	})
 	if err == nil && witness != "" {
 		err = &durable.CorruptError{Path: n.path, Err: fmt.Errorf("it is missing, though %s is there", witness)}
@@ -124,7 +127,7 @@ func (n *Node) gatewaysPath() string { return filepath.Join(filepath.Dir(n.path)
 
 func (n *Node) readGateways() error {
 	path := n.gatewaysPath()
-	err := durable.Read(path, stateVersion, &n.gateways)
+	err := n.disk.Read(path, stateVersion, &n.gateways)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -217,7 +220,7 @@ func (n *Node) Join(m Membership) error {
 	}
 	f := n.file
 	f.Cluster = &clusterFile{m.ClusterUUID, m.Prefix, m.Plan.Base, m.Plan.Private}
-	if err := durable.Write(n.path, f, 0o600); err != nil {
+	if err := n.disk.Write(n.path, f, 0o600); err != nil {
 		return err
 	}
 	n.file = f
@@ -230,7 +233,7 @@ func (n *Node) joinGateways(m Membership) error {
 	if told == n.gateways || !told.V4.IsValid() && !told.V6.IsValid() {
 		return nil
 	}
-	if err := durable.Write(n.gatewaysPath(), told, 0o600); err != nil {
+	if err := n.disk.Write(n.gatewaysPath(), told, 0o600); err != nil {
 		return err
 	}
 	n.gateways = told

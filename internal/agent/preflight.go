@@ -3,6 +3,9 @@ package agent
 import (
 	"fmt"
 	"net/netip"
+	"strings"
+
+	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
 
 // CheckPrivate refuses what the agent refuses at its start: a private prefix that this node, which
@@ -16,14 +19,14 @@ func CheckPrivate(private netip.Prefix) error {
 }
 
 // CheckBase refuses a base prefix of which this node has a part elsewhere than on the fabric. On
-// the uplink lie the routes to other nodes, on lo the node's own address.
+// the uplink lie the routes to other nodes, on lo the node's own address, and beside Open vSwitch those of its tunnels.
 func CheckBase(base netip.Prefix, uplink string) error {
 	all, err := present()
 	if err != nil {
 		return err
 	}
 	for _, f := range all {
-		if f.prefix.Bits() > 0 && f.prefix.Overlaps(base) && f.device != uplink && f.device != "lo" {
+		if f.prefix.Bits() > 0 && f.prefix.Overlaps(base) && f.device != uplink && f.device != "lo" && !strings.HasPrefix(f.device, pipeline.Underlay) {
 			return fmt.Errorf("base prefix %v overlaps %v on %s\n  nothing was changed; take that off this node, or set up the cluster with another --base-prefix", base, f.prefix, f.device)
 		}
 	}

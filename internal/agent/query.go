@@ -58,6 +58,7 @@ type Explanation struct {
 	Overlaid  []Overlaid
 	Published *tenant.Publication
 	Publisher string // the tenant of Published
+	Services  []TenantService
 }
 
 // Overlaid is a tenant that has an address in a CIDR of its own.
@@ -68,9 +69,15 @@ type Overlaid struct {
 	Endpoint *endpoint.Record // when it is here
 }
 
+// TenantService is a service with its tenant, which alone has its virtual address.
+type TenantService struct {
+	Tenant string
+	tenant.Service
+}
+
 // Explain takes an address apart, opening ciphertexts with the keys of hosted tenants.
 func (c *Core) Explain(addr netip.Addr) Explanation {
-	e := Explanation{Overlaid: c.overlaid(addr)}
+	e := Explanation{Overlaid: c.overlaid(addr), Services: explainServices(c.tenants.All(), addr)}
 	if c.plan.Base.Contains(addr) {
 		e.Plaintext = addr
 	} else if e.Plaintext = c.open(addr); !e.Plaintext.IsValid() {
@@ -93,6 +100,18 @@ func (c *Core) Explain(addr netip.Addr) Explanation {
 		e.Endpoint = &r
 	}
 	return e
+}
+
+// explainServices are those that tenants' containers have the address for.
+func explainServices(tenants []Known, addr netip.Addr) (all []TenantService) {
+	for _, k := range tenants {
+		for _, s := range k.Tenant.Services {
+			if s.Virtual == addr {
+				all = append(all, TenantService{k.Tenant.Name, s})
+			}
+		}
+	}
+	return all
 }
 
 // overlaid are the tenants here that have the address in their CIDRs. What it is to one says nothing of what it is to another.

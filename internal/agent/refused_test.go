@@ -3,11 +3,13 @@ package agent
 import (
 	"fmt"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -109,5 +111,60 @@ func TestNoRoomForMore(t *testing.T) {
 	b.reopen()
 	if k, _, _ := b.tenants.get("green"); len(k.Tenant.Regions) != 1 || len(b.tenants.refusals()) > 0 {
 		t.Errorf("green is %+v, problems %q", k.Tenant, b.tenants.refusals())
+	}
+}
+
+// TestStartsWithUnfitTenant: what is refused of a tenant that has containers, as an upgrade may do, ends no start. They go on without it, and have it
+// again as soon as the cluster tells what can be taken.
+func TestStartsWithUnfitTenant(t *testing.T) {
+	b := newBedOfTwo(t)
+	ctx := t.Context()
+	full := b.published(1, time.Unix(5, 0).UTC())
+	full.Tenant.Publications = nil
+	b.orchestrator.tenants["green"] = full.Tenant
+	b.nimitz.subnets = append(b.nimitz.subnets, netip.MustParsePrefix("fd12:1::/64"))
+	r, err := b.Add(ctx, b.green("c1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := b.tenants.path("green")
+	sound, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	unfit := strings.Replace(string(sound), "2001:db8::9", "fd12:1::99", 1) // the tenant's own
+	if err := os.WriteFile(path, []byte(unfit), 0o600); err != nil || unfit == string(sound) {
+		t.Fatal(err)
+	}
+	for range 2 {
+		b.reopen()
+		if problems := b.tenants.refusals(); len(problems) != 1 || !strings.Contains(problems[0], "tenant green") || !strings.Contains(problems[0], "own CIDR") {
+			t.Errorf("problems %q", problems)
+		}
+		if r := b.report(true); !slices.Contains(r.IncompleteTenants, "green") || !slices.Contains(r.HostedTenants, "green") {
+			t.Errorf("it asks for %v and hosts %v", r.IncompleteTenants, r.HostedTenants)
+		}
+		if err := b.Check(ctx, CheckRequest{ContainerID: "c1", Interface: "eth0", Netns: "/run/netns/c1"}); err != nil {
+			t.Errorf("its container: %v", err)
+		}
+		if _, err := b.Add(ctx, b.green("c2")); err != nil {
+			t.Errorf("an ADD beside it: %v", err)
+		}
+		if err := b.Delete(ctx, "c2", "eth0"); err != nil {
+			t.Errorf("a DEL beside it: %v", err)
+		}
+		if now, err := os.ReadFile(path); err != nil || string(now) != unfit {
+			t.Errorf("on disk is\n%s\n%v", now, err)
+		}
+	}
+	if got, _ := b.store.Get(r.ID); got.State != endpoint.Active {
+		t.Errorf("it is %v", got.State)
+	}
+	if err := b.Apply(ctx, []Known{full}, nil); err != nil {
+		t.Fatal(err)
+	}
+	b.reopen()
+	if k, _, _ := b.tenants.get("green"); len(k.Tenant.Services) != 1 || len(b.tenants.refusals()) > 0 {
+		t.Errorf("told again, green is %+v, problems %q", k.Tenant, b.tenants.refusals())
 	}
 }

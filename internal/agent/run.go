@@ -12,6 +12,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -22,8 +23,6 @@ import (
 	"pilaster.io/pilaster/internal/join"
 	"pilaster.io/pilaster/internal/local"
 	"pilaster.io/pilaster/internal/network"
-	"pilaster.io/pilaster/internal/network/netpila"
-	"pilaster.io/pilaster/internal/network/nimitz"
 	"pilaster.io/pilaster/internal/numeral"
 	"pilaster.io/pilaster/internal/observe"
 )
@@ -38,32 +37,19 @@ type Options struct {
 	RunDir, StateDir string
 	MaxEndpoints     int
 	MaxTenantIDs     int
-	MaxMappings      int    // of network nimitz
 	Edge             bool   // this node is an Edge Switch: it takes no containers
 	MetricsListen    string // "host:port"; empty means the unix socket only
 	Version          string
 	// OpenDriver takes hold of the packet path once the node's prefix is known. Closing it must
 	// leave the packet path in place.
 	OpenDriver func(Membership) (DriverCloser, error)
-	// OpenNimitz takes hold of that network's switch, after the driver; closing it, if it can be, must leave it in place. Nil means that this
-	// node takes no tenants of the network.
-	OpenNimitz func(Membership) (nimitz.Switch, error)
-	// OpenGateway makes that network's way to the underlay, after the switch, or finds it; closing it must leave it in place. An error leaves
-	// the node without one: its containers reach no services, and nothing is published at it.
-	OpenGateway func(Membership) (GatewayCloser, error)
-	Log         *slog.Logger
-}
-
-// GatewayCloser is a nimitz.Gateway that holds something open.
-type GatewayCloser interface {
-	nimitz.Gateway
-	io.Closer
+	Networks   []network.Opener // all that there are, in the order in which they are opened
+	Log        *slog.Logger
 }
 
 // DriverCloser is a Driver that holds something open.
 type DriverCloser interface {
 	Driver
-	Netpila() network.Path
 	io.Closer
 }
 
@@ -106,9 +92,8 @@ type daemon struct {
 	joined  chan *join.Client
 	changed chan struct{} // addresses of this node
 	driver  DriverCloser
-	nimitz  nimitz.Switch
-	gateway io.Closer                           // nil without one
-	remind  func(context.Context, *slog.Logger) // a switch that forgets; nil without that network
+	opened  []Network // in that order
+	gateway bool      // one of them has a gateway that works: asked once, as a network may wait for its switch
 }
 
 func newDaemon(o Options) (*daemon, error) {
@@ -125,7 +110,8 @@ func newDaemon(o Options) (*daemon, error) {
 		return nil, stateError(err)
 	}
 	d.link = NewLink(LinkConfig{
-		URL: o.OrchestratorURL, Version: o.Version, Node: d.node, Tenants: d.tenants, Endpoints: d.store.List, WantedPrefix: o.NodePrefix, Edge: o.Edge,
+		URL: o.OrchestratorURL, Version: o.Version, Node: d.node, Tenants: d.tenants, Endpoints: d.store.WithGiven, WantedPrefix: o.NodePrefix, Edge: o.Edge,
+		Gateway:          func() bool { return d.gateway }, // known after the first registration
 		UplinkAddresses:  func() ([]netip.Addr, error) { return d.uplinkAddresses() },
 		AddressesChanged: d.changed, Dial: d.dial, Log: o.Log,
 	})
@@ -184,11 +170,10 @@ func (d *daemon) fits() error {
 
 func (d *daemon) close() error {
 	var errs []error
-	if d.gateway != nil {
-		errs = append(errs, d.gateway.Close())
-	}
-	if c, ok := d.nimitz.(io.Closer); ok {
-		errs = append(errs, c.Close())
+	for _, n := range slices.Backward(d.opened) {
+		if c, ok := n.(io.Closer); ok {
+			errs = append(errs, c.Close())
+		}
 	}
 	if d.driver != nil {
 		errs = append(errs, d.driver.Close())
@@ -287,12 +272,12 @@ func (d *daemon) start(ctx context.Context, g *errgroup.Group) error {
 		return err // beside which stands a driver that must not be closed
 	}
 	d.driver = driver
-	networks, err := d.networks(m)
+	networks, absent, err := d.networks(m)
 	if err != nil {
 		return err
 	}
 	core, err := New(Config{
-		Store: d.store, Tenants: d.tenants, Networks: networks, Absent: map[string]string{nimitz.Name: nimitz.Option}, Driver: d.driver, Resolver: d.link, Edge: d.Edge,
+		Store: d.store, Tenants: d.tenants, Networks: networks, Absent: absent, Driver: d.driver, Resolver: d.link, Edge: d.Edge,
 		Plan: m.Plan, MaxEndpoints: d.MaxEndpoints, MaxTenantIDs: d.MaxTenantIDs, Log: d.Log,
 	})
 	if err != nil {
@@ -310,25 +295,22 @@ func (d *daemon) start(ctx context.Context, g *errgroup.Group) error {
 	return nil
 }
 
-// networks are those that this node has.
-func (d *daemon) networks(m Membership) (map[string]Network, error) {
-	own, err := netpila.New(m.Plan, m.Prefix, d.store, d.driver.Netpila())
-	if err != nil || d.OpenNimitz == nil {
-		return map[string]Network{netpila.Name: own}, err
+// networks opens those that this node has, and says of the others how to have them; both by name.
+func (d *daemon) networks(m Membership) (has map[string]Network, absent map[string]string, err error) {
+	has, absent = map[string]Network{}, map[string]string{}
+	for _, o := range d.Networks {
+		if o.Open == nil {
+			absent[o.Name] = o.With
+			continue
+		}
+		n, err := o.Open(network.Node{Plan: m.Plan, Prefix: m.Prefix, Indexes: d.store, Cluster: d.link})
+		if err != nil {
+			return nil, nil, err
+		}
+		has[o.Name], d.opened = n, append(d.opened, n)
+		d.gateway = d.gateway || hasGateway(n)
 	}
-	if d.nimitz, err = d.OpenNimitz(m); err != nil {
-		return nil, err
-	}
-	c := nimitz.Config{Plan: m.Plan, Node: m.Prefix, Indexes: d.store, Cluster: d.link, Switch: d.nimitz, Edge: d.Edge, MaxMappings: d.MaxMappings}
-	if gateway, err := d.OpenGateway(m); err != nil {
-		c.NoGateway = err
-		d.Log.Warn("this node has no gateway: its containers reach no services, and nothing is published at it", "error", err)
-	} else {
-		c.Gateway, d.gateway = gateway, gateway
-	}
-	other := nimitz.New(c)
-	d.remind = other.Remind
-	return map[string]Network{netpila.Name: own, nimitz.Name: other}, nil
+	return has, absent, nil
 }
 
 // supply starts what goes on beside the core.
@@ -343,8 +325,10 @@ func (d *daemon) supply(ctx context.Context, g *errgroup.Group, core *Core, over
 	})
 	g.Go(func() error { core.tidy(ctx); return nil })
 	g.Go(func() error { core.move(ctx); return nil })
-	if d.remind != nil {
-		g.Go(func() error { d.remind(ctx, d.Log); return nil })
+	for _, n := range d.opened {
+		if working, ok := n.(network.Working); ok {
+			g.Go(func() error { working.Work(ctx, d.Log); return nil })
+		}
 	}
 	g.Go(func() error { return overlap.run(ctx, d.Log) })
 	g.Go(func() error { return followDevices(ctx, d.Uplink, core, d.Log) })

@@ -18,6 +18,7 @@ import (
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/local"
+	"pilaster.io/pilaster/internal/network"
 )
 
 // closing is a fakeDriver that remembers being let go of.
@@ -35,6 +36,9 @@ func daemonOptions(t *testing.T, d *closing) Options {
 		OrchestratorURL: "https://[::1]:1", NodeName: "n1", Uplink: "lo", RunDir: t.TempDir(), StateDir: t.TempDir(),
 		Log:        slog.New(slog.DiscardHandler),
 		OpenDriver: func(Membership) (DriverCloser, error) { return d, nil },
+	}
+	if d != nil {
+		o.Networks = []network.Opener{d.opener()}
 	}
 	node, err := OpenNode(o.StateDir, "n1")
 	if err != nil {
@@ -193,6 +197,114 @@ func TestDaemonWaitsForItsPrefix(t *testing.T) {
 	cancel()
 	if err := <-ended; err != nil {
 		t.Errorf("ended with %v", err)
+	}
+}
+
+// workingNetwork has something to do and to close.
+type workingNetwork struct {
+	Network
+	working chan bool
+	log     *[]string
+	driver  *closing
+}
+
+func (n workingNetwork) Work(ctx context.Context, _ *slog.Logger) {
+	n.working <- true
+	<-ctx.Done()
+	*n.log = append(*n.log, "worked")
+}
+
+func (n workingNetwork) Close() error {
+	if n.driver.closed {
+		*n.log = append(*n.log, "without the driver")
+	}
+	*n.log = append(*n.log, "closed")
+	return nil
+}
+
+// TestDaemonHasNetworksWork: any network may have something to do and to close, and one that this node lacks says how to have it.
+func TestDaemonHasNetworksWork(t *testing.T) {
+	driver := &closing{fakeDriver: newFakeDriver()}
+	o := daemonOptions(t, driver)
+	var log []string
+	working, own := make(chan bool), o.Networks[0]
+	o.Networks = []network.Opener{{Name: own.Name, Open: func(n network.Node) (Network, error) {
+		opened, err := own.Open(n)
+		return workingNetwork{opened, working, &log, driver}, err
+	}}, {Name: "later", With: "--later"}}
+	d, err := newDaemon(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, _ := d.node.Membership()
+	if has, absent, err := d.networks(m); err != nil || len(has) != 1 || absent["later"] != "--later" {
+		t.Errorf("networks %v, absent %v, %v", has, absent, err)
+	}
+	d.driver = driver
+	if err := d.close(); err != nil || strings.Join(log, ", ") != "closed" {
+		t.Errorf("%v, %v", log, err)
+	}
+
+	driver.closed, log = false, nil
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- Run(ctx, o) }()
+	select {
+	case <-working:
+	case err := <-ended:
+		t.Fatal(err)
+	}
+	cancel()
+	if err := <-ended; err != nil || strings.Join(log, ", ") != "worked, closed" {
+		t.Errorf("%v, %v", log, err)
+	}
+}
+
+// hangingNetwork has a gateway, and a switch that answers so often.
+type hangingNetwork struct {
+	Network
+	answers chan bool
+}
+
+func (n hangingNetwork) Gateway() network.Gateway { <-n.answers; return network.Gateway{} }
+func (hangingNetwork) FollowMTU(int) error        { return nil }
+
+// TestRegisteringDoesNotWaitForASwitch: what a registration says of the gateway is known, also when the switch hangs.
+func TestRegisteringDoesNotWaitForASwitch(t *testing.T) {
+	driver := &closing{fakeDriver: newFakeDriver()}
+	o := daemonOptions(t, driver)
+	n := hangingNetwork{answers: make(chan bool, 1)}
+	n.answers <- true
+	t.Cleanup(func() { close(n.answers) })
+	own := o.Networks[0]
+	o.Networks = []network.Opener{{Name: own.Name, Open: func(at network.Node) (Network, error) {
+		opened, err := own.Open(at)
+		n.Network = opened
+		return n, err
+	}}}
+	d, err := newDaemon(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { d.close() })
+	if d.link.config.Gateway() {
+		t.Error("a node has a gateway before its networks are opened")
+	}
+	m, _ := d.node.Membership()
+	if _, _, err := d.networks(m); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		has := make(chan bool, 1)
+		go func() { has <- d.link.config.Gateway() }()
+		select {
+		case is := <-has:
+			if !is {
+				t.Error("it has no gateway")
+			}
+		case <-time.After(10 * time.Second):
+			t.Fatal("registering waits for the switch")
+		}
 	}
 }
 

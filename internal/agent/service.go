@@ -216,6 +216,9 @@ func (s *Service) Explain(_ context.Context, req *connect.Request[pilasterv1.Exp
 		}
 		resp.Overlaid = append(resp.Overlaid, m)
 	}
+	for _, s := range e.Services {
+		resp.Services = append(resp.Services, &pilasterv1.Service{Tenant: s.Tenant, Name: s.Name, Virtual: s.Virtual.String(), Real: s.Real.String()})
+	}
 	if e.Published != nil {
 		resp.Publication, resp.Published = e.Publisher+"/"+e.Published.Name, e.Published.Container.String()
 	}

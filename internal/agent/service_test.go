@@ -38,7 +38,7 @@ func newServiceBed(t *testing.T) *serviceBed {
 	t.Helper()
 	b := &serviceBed{bed: newBed(t), socket: filepath.Join(t.TempDir(), "agent.sock")}
 	b.netns = makeNetns(t)
-	node, err := OpenNode(b.dir, "n1")
+	node, err := OpenNode(t.TempDir(), "n1")
 	if err != nil {
 		t.Fatal(err)
 	}

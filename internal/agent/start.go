@@ -152,23 +152,33 @@ func (c *Core) lost() string {
 // putTenants makes the driver know the tenants that have endpoints or are carried, and forget the others.
 func (c *Core) putTenants(ctx context.Context) error {
 	for _, name := range c.tenants.Names() {
-		unlock, err := c.byTenant.lock(ctx, name)
-		if err != nil {
-			return err
-		}
-		if c.tenants.endpoints(name) == 0 {
-			c.vacate(ctx, name)
-		}
-		err = c.put(ctx, name)
-		if isUnfit(err) && c.tenants.endpoints(name) == 0 {
-			c.log.Error("tenant is not taken", "tenant", name, "error", err)
-			c.tenants.refuse(name, err)
-			err = nil
-		}
-		unlock()
-		if err != nil {
+		if err := c.putKnown(ctx, name); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// putKnown does so of one. What a network refuses of it, as after an upgrade, does not end the start, without which nobody would hear what mends it:
+// its containers go on without services, publications and other regions until the cluster has told the tenant again.
+func (c *Core) putKnown(ctx context.Context, name string) error {
+	unlock, err := c.byTenant.lock(ctx, name)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if c.tenants.endpoints(name) == 0 {
+		c.vacate(ctx, name)
+	}
+	err = c.put(ctx, name)
+	if !isUnfit(err) {
+		return err
+	}
+	c.log.Error("tenant is not taken whole", "tenant", name, "error", err)
+	c.tenants.refuse(name, err)
+	c.tenants.reduce(name)
+	if err = c.put(ctx, name); isUnfit(err) && c.tenants.endpoints(name) == 0 {
+		return nil // it is only carried
+	}
+	return err
 }

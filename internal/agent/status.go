@@ -88,7 +88,7 @@ func (s *Service) addDatapath(ctx context.Context, r *pilasterv1.StatusResponse,
 	r.Problems = append(r.Problems, status.Problems...)
 	r.Datapath = &pilasterv1.DatapathStatus{
 		DeviceKind: status.DeviceKind, Programs: status.Programs, Healthy: status.Healthy, FirstInChain: status.FirstInChain,
-		Guarded: status.Guarded, DeviceWhy: status.DeviceWhy,
+		Guarded: status.Guarded, DeviceWhy: status.DeviceWhy, Without: status.Without, Switches: status.Switches,
 	}
 	entries, err := core.Entries(ctx)
 	if err != nil {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -23,15 +22,16 @@ import (
 // that endpoints are added with the orchestrator away. Its methods are for the Core, which
 // holds the tenant's lock around what belongs together.
 type Tenants struct {
+	disk    durable.Disk
 	dir     string
 	changed chan struct{}
 	maxIDs  int
 
 	mu        sync.Mutex
 	m         map[string]*hosted
-	carries   map[string]bool // as the cluster last said, known or not
-	resolving map[string]int  // calls under way
-	lists     bool            // somebody lists mappings
+	carries   map[string]bool          // as the cluster last said, known or not
+	resolving map[string]int           // calls under way
+	isMapped  func(tenant.Tenant) bool // and somebody lists these; nil before
 }
 
 // Known is a tenant with those of its apps a node has heard of.
@@ -39,6 +39,8 @@ type Known struct {
 	Tenant tenant.Tenant
 	Apps   []App
 	Whole  bool // and there were no others when it heard
+
+	Reduced bool // networks have refused it, and know it without services, publications and other regions
 }
 
 // App is the app of one set of identity labels.
@@ -122,17 +124,20 @@ type overlayFile struct {
 }
 
 // OpenTenants reads what is known from <dir>/tenants.
-func OpenTenants(dir string) (*Tenants, error) {
-	t := &Tenants{dir: filepath.Join(dir, tenantsFolder), changed: make(chan struct{}, 1), maxIDs: DefaultMaxTenantIDs, m: map[string]*hosted{}, carries: map[string]bool{}, resolving: map[string]int{}}
-	if err := os.MkdirAll(t.dir, 0o700); err != nil {
+func OpenTenants(dir string) (*Tenants, error) { return OpenTenantsOn(durable.Disk{}, dir) }
+
+// OpenTenantsOn is OpenTenants of a directory on another disk.
+func OpenTenantsOn(disk durable.Disk, dir string) (*Tenants, error) {
+	t := &Tenants{disk: disk, dir: filepath.Join(dir, tenantsFolder), changed: make(chan struct{}, 1), maxIDs: DefaultMaxTenantIDs, m: map[string]*hosted{}, carries: map[string]bool{}, resolving: map[string]int{}}
+	if err := disk.MakeFolder(t.dir); err != nil {
 		return nil, err
 	}
-	names, err := durable.Names(t.dir, ".json")
+	names, err := disk.Names(t.dir, ".json")
 	if err != nil {
 		return nil, err
 	}
 	for _, name := range names {
-		h, carried, err := readTenant(t.path(name))
+		h, carried, err := readTenant(disk, t.path(name))
 		if err == nil && h.Tenant.Name != name {
 			err = &durable.CorruptError{Path: t.path(name), Err: fmt.Errorf("it holds tenant %s", h.Tenant.Name)}
 		}
@@ -149,9 +154,9 @@ func OpenTenants(dir string) (*Tenants, error) {
 
 func (t *Tenants) path(name string) string { return filepath.Join(t.dir, name+".json") }
 
-func readTenant(path string) (h *hosted, carried bool, err error) {
+func readTenant(disk durable.Disk, path string) (h *hosted, carried bool, err error) {
 	var f tenantFile
-	if err := durable.Read(path, stateVersion, &f); err != nil {
+	if err := disk.Read(path, stateVersion, &f); err != nil {
 		return nil, false, err
 	}
 	if h, err = f.hosted(); err != nil {
@@ -181,7 +186,7 @@ func (f tenantFile) hosted() (*hosted, error) {
 	if !slices.Contains([]tenant.Addressing{tenant.Encrypted, tenant.Clear, tenant.Own}, f.Addressing) {
 		return nil, fmt.Errorf("addressing %q is unknown", f.Addressing)
 	}
-	if err := checkNetwork(h.Tenant); err != nil {
+	if err := h.Tenant.CheckNetwork(); err != nil {
 		return nil, fmt.Errorf("it %w", err)
 	}
 	if len(f.Subnets) > 0 {
@@ -239,7 +244,7 @@ func (t *Tenants) write(h *hosted) error {
 	for _, id := range h.Tenant.IDs {
 		f.IDs = append(f.IDs, idFile{id.ID, id.Key.String(), id.OnlyAccepted})
 	}
-	if err := durable.Write(t.path(f.Name), f, 0o600); err != nil {
+	if err := t.disk.Write(t.path(f.Name), f, 0o600); err != nil {
 		return fmt.Errorf("writing tenant %s: %w", f.Name, err)
 	}
 	return nil
@@ -346,7 +351,7 @@ func (t *Tenants) markDeleted(name string) error {
 func (t *Tenants) forget(name string) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if err := durable.Remove(t.path(name)); err != nil {
+	if err := t.disk.Remove(t.path(name)); err != nil {
 		return err
 	}
 	delete(t.m, name)

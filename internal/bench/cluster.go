@@ -7,7 +7,6 @@ import (
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/network"
-	"pilaster.io/pilaster/internal/network/nimitz"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -69,7 +68,7 @@ type member struct {
 
 var (
 	_ network.Cluster = (*member)(nil)
-	_ nimitz.Indexes  = (*member)(nil)
+	_ network.Indexes = (*member)(nil)
 )
 
 func (m *member) NodeCIDRs(context.Context, string) ([]netip.Prefix, error) {

@@ -25,7 +25,7 @@ func tinyScale(t *testing.T) ScaleOptions {
 
 // TestScale judges a packet's cost by other costs of the same run, with room for a machine that does other things:
 // it is the same at 1,000 endpoints, a hit is far cheaper than a miss, and so are flows without a sprayer who
-// can take their slots.
+// can take their slots. What the code is to blame for is so in each of three runs.
 func TestScale(t *testing.T) {
 	o := tinyScale(t)
 	var done []int
@@ -38,41 +38,16 @@ func TestScale(t *testing.T) {
 	if len(done) != 2*steps || done[len(done)-2] != steps || done[len(done)-1] != steps {
 		t.Errorf("progress %v, want %d steps", done, steps)
 	}
-	if len(r.Hooks) != 4 || len(r.Sprays) != 6 {
-		t.Fatalf("%d hooks and %d sprays", len(r.Hooks), len(r.Sprays))
+	found := dearer(t, r)
+	for again := 0; again < 2 && len(found) > 0; again++ {
+		t.Logf("once more: %q", found)
+		if r, err = Scale(t.Context(), o); err != nil {
+			t.Fatal(err)
+		}
+		found = foundAgain(found, dearer(t, r))
 	}
-	for i, few := range r.Hooks[:2] {
-		many := r.Hooks[i+2]
-		if few.Hook != many.Hook || few.Endpoints != 1 || many.Endpoints != 1000 || many.Tenants != 100 || len(many.Peers) != 2 {
-			t.Fatalf("compared %+v with %+v", few, many)
-		}
-		for _, c := range []struct {
-			what      string
-			few, many Interval
-		}{{"a hit", few.Peers[0].Nanoseconds, many.Peers[0].Nanoseconds}, {"a miss", few.Miss, many.Miss}} {
-			if c.many.Low > 2*c.few.High {
-				t.Errorf("%s: %s takes %v ns at one endpoint, %v at 1,000", few.Hook, c.what, c.few, c.many)
-			}
-		}
-		if hit, miss := few.Peers[0].Nanoseconds, few.Miss; 2*hit.Median > miss.Median {
-			t.Errorf("%s: a hit takes %v ns, a miss %v: the cache is of no use, or not used", few.Hook, hit, miss)
-		}
-		if many := few.Peers[1]; many.Missed < 0.7 || many.Nanoseconds.Median < 2*few.Peers[0].Nanoseconds.Median {
-			t.Errorf("%s: %d peers, of which the cache has few, take %v ns", few.Hook, many.Peers, many.Nanoseconds)
-		}
-	}
-	for i, s := range r.Sprays {
-		// What made-up addresses push out of the CPU's own caches depends on the machine.
-		switch taken := s.Beside.Median - s.Alone.Median; i % 3 {
-		case 1:
-			if s.Keys != 8 || s.Evicted > 0.01 || taken > r.Hooks[0].Miss.Median/2 {
-				t.Errorf("flows beside a sprayer of no account: %+v", s)
-			}
-		case 2:
-			if s.Keys != 16_384 || s.Evicted < 0.97 || taken < r.Hooks[0].Miss.Median/4 {
-				t.Errorf("flows whose slots are taken, at %v ns a miss: %+v", r.Hooks[0].Miss, s)
-			}
-		}
+	for what, figures := range found {
+		t.Errorf("%s: %s", what, figures)
 	}
 	var text strings.Builder
 	w := tabwriter.NewWriter(&text, 0, 8, 3, ' ', 0)
@@ -84,6 +59,67 @@ func TestScale(t *testing.T) {
 		}
 	}
 	t.Log("\n" + text.String())
+}
+
+// foundAgain is what both runs found, with the figures of the later one.
+func foundAgain(before, now map[string]string) map[string]string {
+	again := map[string]string{}
+	for what, figures := range now {
+		if _, ok := before[what]; ok {
+			again[what] = figures
+		}
+	}
+	return again
+}
+
+func TestFoundAgain(t *testing.T) {
+	again := foundAgain(map[string]string{"a hit": "80", "a miss": "900"}, map[string]string{"a miss": "901", "a sprayer": "5"})
+	if len(again) != 1 || again["a miss"] != "901" {
+		t.Errorf("found again: %q", again)
+	}
+}
+
+// dearer says what a run of tinyScale found dearer, or cheaper, than it is to be, with its figures.
+func dearer(t *testing.T, r *ScaleReport) map[string]string {
+	t.Helper()
+	if len(r.Hooks) != 4 || len(r.Sprays) != 6 {
+		t.Fatalf("%d hooks and %d sprays", len(r.Hooks), len(r.Sprays))
+	}
+	all := map[string]string{}
+	for i, few := range r.Hooks[:2] {
+		many := r.Hooks[i+2]
+		if few.Hook != many.Hook || few.Endpoints != 1 || many.Endpoints != 1000 || many.Tenants != 100 || len(many.Peers) != 2 {
+			t.Fatalf("compared %+v with %+v", few, many)
+		}
+		for _, c := range []struct {
+			what      string
+			few, many Interval
+		}{{"a hit", few.Peers[0].Nanoseconds, many.Peers[0].Nanoseconds}, {"a miss", few.Miss, many.Miss}} {
+			if c.many.Low > 2*c.few.High {
+				all[few.Hook+", "+c.what+" at 1,000 endpoints"] = fmt.Sprintf("%v ns, at one %v", c.many, c.few)
+			}
+		}
+		if hit, miss := few.Peers[0].Nanoseconds, few.Miss; 2*hit.Median > miss.Median {
+			all[few.Hook+", the cache is of no use, or not used"] = fmt.Sprintf("a hit takes %v ns, a miss %v", hit, miss)
+		}
+		if many := few.Peers[1]; many.Missed < 0.7 || many.Nanoseconds.Median < 2*few.Peers[0].Nanoseconds.Median {
+			all[few.Hook+", peers of which the cache has few"] = fmt.Sprintf("%d take %v ns", many.Peers, many.Nanoseconds)
+		}
+	}
+	for i, s := range r.Sprays {
+		// What made-up addresses push out of the CPU's own caches depends on the machine.
+		switch taken := s.Beside.Median - s.Alone.Median; i % 3 {
+		case 1:
+			if s.Keys != 8 || s.Evicted > 0.01 || taken > r.Hooks[0].Miss.Median/2 {
+				all[fmt.Sprintf("flows beside a sprayer of no account (%d)", i)] = fmt.Sprintf("%+v", s)
+			}
+		case 2:
+			if s.Keys != 16_384 || s.Evicted < 0.97 || taken < r.Hooks[0].Miss.Median/4 {
+				all[fmt.Sprintf("flows whose slots are taken (%d)", i)] = fmt.Sprintf("at %v ns a miss: %+v", r.Hooks[0].Miss, s)
+			}
+		}
+	}
+	return all
 }
 
 func TestScaleStops(t *testing.T) {

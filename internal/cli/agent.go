@@ -2,7 +2,6 @@ package cli
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -12,7 +11,6 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -20,19 +18,13 @@ import (
 	"pilaster.io/pilaster/internal/agent"
 	"pilaster.io/pilaster/internal/datapath"
 	"pilaster.io/pilaster/internal/join"
-	"pilaster.io/pilaster/internal/netns"
-	switches "pilaster.io/pilaster/internal/network/nimitz"
-	"pilaster.io/pilaster/internal/network/nimitz/gateway"
-	"pilaster.io/pilaster/internal/network/nimitz/ovs"
-	"pilaster.io/pilaster/internal/tenant"
 )
 
 func newAgentCommand(env Env) *cobra.Command {
 	var o agent.Options
-	var tokenFile, nodePrefix, bpffs, device, nimitz string
+	var networks networkFlags
+	var tokenFile, nodePrefix, bpffs, device string
 	var mtuReserve int
-	var ovsRunDir, gatewayNetns string
-	var looseDeletes bool
 	c := &cobra.Command{
 		Use:   "agent",
 		Short: "Run this node's agent",
@@ -48,8 +40,8 @@ and refuses to start without, because what it mounts there ends with it.`,
 			}
 			o.Version = programVersion()
 			o.Log = slog.New(slog.NewTextHandler(env.Stderr, nil))
-			if o.Edge && nimitz == nimitzNone {
-				return usage("--edge needs --nimitz %s or %s: it is tenants on that network whose packets go between regions", nimitzEBPF, nimitzOVS)
+			if err := networks.check(o.Edge, device); err != nil {
+				return err
 			}
 			if mtuReserve < 0 {
 				return usage("--mtu-reserve %d is negative", mtuReserve)
@@ -59,10 +51,10 @@ and refuses to start without, because what it mounts there ends with it.`,
 			}
 			config := datapath.Config{
 				Uplink: o.Uplink, BPFFS: bpffs, MaxEndpoints: o.MaxEndpoints, MaxTenantIDs: o.MaxTenantIDs, MTUReserve: mtuReserve,
-				MaxMappings: o.MaxMappings, Device: device, Log: o.Log,
+				MaxMappings: networks.maxMappings, Device: device, Log: o.Log,
 			}
 			// Before the node joins: a name and a prefix that were bought for nothing are in the way later.
-			if err := cmp.Or(datapath.CheckBPFFS(bpffs), datapath.CheckUplink(config)); err != nil {
+			if err := cmp.Or(datapath.CheckBPFFS(bpffs), datapath.CheckUplink(config), networks.ready(c.Context())); err != nil {
 				return err
 			}
 			var path *datapath.Datapath
@@ -71,17 +63,7 @@ and refuses to start without, because what it mounts there ends with it.`,
 				path, err = datapath.Open(config)
 				return path, err
 			}
-			o.OpenGateway = func(m agent.Membership) (agent.GatewayCloser, error) {
-				return openGateway(c.Context(), path, cmp.Or(gatewayNetns, agent.GatewayNetns(o.RunDir)), m)
-			}
-			switch nimitz {
-			case nimitzEBPF:
-				o.OpenNimitz = func(agent.Membership) (switches.Switch, error) { return path.Nimitz() }
-			case nimitzOVS:
-				o.OpenNimitz = func(m agent.Membership) (switches.Switch, error) {
-					return openOVS(c.Context(), path, ovs.Config{RunDir: ovsRunDir, Uplink: o.Uplink, Node: m.Prefix, Region: m.Plan.Base, Others: []netip.Prefix{m.Plan.Base, m.Plan.Private}, LooseDeletes: looseDeletes})
-				}
-			}
+			o.Networks = networks.openers(c.Context(), &o, func() *datapath.Datapath { return path })
 			return agent.Run(c.Context(), o)
 		},
 	}
@@ -98,12 +80,8 @@ and refuses to start without, because what it mounts there ends with it.`,
 	f.IntVar(&o.MaxTenantIDs, "max-tenant-ids", agent.DefaultMaxTenantIDs, "ids of tenants this node takes, 1 to 65535; a tenant has one, and one more for each new key")
 	f.IntVar(&mtuReserve, "mtu-reserve", 0, "bytes the containers' MTU stays below the uplink's")
 	bindDevice(c, &device)
-	bindChoice(c, &nimitz, "nimitz", "what carries packets of tenants on network nimitz: none, and the node takes no such tenants; ebpf; or ovs, an Open vSwitch that runs already", nimitzSwitches)
-	bindOVSRunDir(c, &ovsRunDir)
-	bindGatewayNetns(c, &gatewayNetns)
+	networks.bind(c)
 	f.BoolVar(&o.Edge, "edge", false, "be the Edge Switch of this region, by which tenants on network nimitz reach other regions; it takes no containers")
-	f.BoolVar(&looseDeletes, "loose-deletes", false, "have Open vSwitch search for the entries to delete, as NIMITZ did: slower the more there are")
-	f.IntVar(&o.MaxMappings, "max-mappings", switches.DefaultMaxMappings, "subnets and addresses of tenants on network nimitz that this node knows the place of, its own containers included")
 	f.StringVar(&o.MetricsListen, "metrics-listen", "", "host:port for /metrics, /healthz and /readyz (default: on the socket only)")
 	_ = c.MarkFlagRequired("orchestrator")
 	_ = c.MarkFlagRequired("uplink")
@@ -138,65 +116,6 @@ func bindChoice(c *cobra.Command, to *string, name, usage string, of []string) {
 	_ = c.RegisterFlagCompletionFunc(name, cobra.FixedCompletions(of, cobra.ShellCompDirectiveNoFileComp))
 }
 
-// What carries packets of network nimitz.
-const (
-	nimitzNone = "none"
-	nimitzEBPF = "ebpf"
-	nimitzOVS  = "ovs"
-)
-
-var nimitzSwitches = []string{nimitzNone, nimitzEBPF, nimitzOVS} // the default first
-
-// bindOVSRunDir adds the flag that says where Open vSwitch is.
-func bindOVSRunDir(c *cobra.Command, dir *string) {
-	c.Flags().StringVar(dir, "ovs-run-dir", "/run/openvswitch", "where the sockets of Open vSwitch are")
-	_ = c.MarkFlagDirname("ovs-run-dir")
-}
-
-// openOVS opens the Open vSwitch of the node that this process is on.
-func openOVS(ctx context.Context, path *datapath.Datapath, config ovs.Config) (switches.Switch, error) {
-	taps, err := path.Taps()
-	if err != nil {
-		return nil, err
-	}
-	if config.Netns, err = netns.Current(); err != nil {
-		return nil, err
-	}
-	config.Taps, config.Mark = taps, taps.Mark()
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
-	defer cancel()
-	return ovs.Open(ctx, config)
-}
-
-// bindGatewayNetns adds the flag that says where the gateway of network nimitz is.
-func bindGatewayNetns(c *cobra.Command, path *string) {
-	c.Flags().StringVar(path, "gateway-netns", "", "file of the namespace that the gateway of network nimitz is in; one is made where there is none (default: \"gateway\" in --run-dir)")
-	_ = c.MarkFlagFilename("gateway-netns")
-}
-
-// openGateway opens the gateway of the node that this process is on, between the switch and the packet path.
-func openGateway(ctx context.Context, path *datapath.Datapath, netns string, m agent.Membership) (agent.GatewayCloser, error) {
-	block, ok := m.Plan.GatewayBlock(m.Prefix, false)
-	if !ok {
-		return nil, fmt.Errorf("the cluster's gateway prefix of IPv6, %v, has no block of virtual addresses for node %v; it was fixed at the orchestrator's first start: let nodes with lower numbers be gateways", m.Plan.Gateway6, m.Prefix)
-	}
-	mtu, err := path.MTU()
-	if err != nil {
-		return nil, err
-	}
-	g, err := gateway.Open(ctx, gateway.Config{
-		Path: netns, Switch: agent.GatewayDevice, Fabric: agent.UnderlayDevice, Block: block,
-		Virtual: switches.GatewayAddress(block), Own: tenant.UnderlayAddress(m.Prefix, 1), MTU: mtu,
-	})
-	if err != nil {
-		return nil, err
-	}
-	if err := path.PlugUnderlay(agent.UnderlayDevice); err != nil {
-		return nil, errors.Join(err, g.Close())
-	}
-	return g, nil
-}
-
 // bindDevice adds the flag that says how new containers are joined to the node.
 func bindDevice(c *cobra.Command, device *string) {
 	bindChoice(c, device, "device",
@@ -213,9 +132,6 @@ func completeAgent(o *agent.Options, tokenFile, nodePrefix string) error {
 	}
 	if o.MaxTenantIDs < 1 || o.MaxTenantIDs > 65535 {
 		return usage("--max-tenant-ids %d: choose 1 to 65535", o.MaxTenantIDs)
-	}
-	if o.MaxMappings < 1 {
-		return usage("--max-mappings %d: choose 1 or more", o.MaxMappings)
 	}
 	if o.NodeName == "" {
 		name, err := os.Hostname()

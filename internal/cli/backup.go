@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -19,7 +20,9 @@ type backupView struct {
 	Revision int64     `json:"revision"`
 	Records  int       `json:"records"`
 	DataDir  string    `json:"dataDir"`
-	Skip     *uint64   `json:"skip,omitempty"` // of restore
+	Skip     *uint64   `json:"skip,omitempty"` // of restore, as what follows
+	Regions  []string  `json:"regions,omitempty"`
+	Edge     string    `json:"edge,omitempty"` // the node that is the Edge Switch again
 }
 
 func viewBackup(file, dataDir string, h store.BackupHeader) backupView {
@@ -74,15 +77,21 @@ that was restored from the same file before.`,
   pilaster orchestrator restore /backup/pilaster-2026-11-21.backup --data-dir /var/lib/pilaster/orchestrator --skip 5000`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			header, err := store.Restore(cmd.Context(), args[0], dataDir, skip, slog.New(slog.NewTextHandler(env.Stderr, nil)))
+			is, err := store.Restore(cmd.Context(), args[0], dataDir, skip, slog.New(slog.NewTextHandler(env.Stderr, nil)))
 			if err != nil {
 				return err
 			}
-			v := viewBackup(args[0], dataDir, header)
-			v.Skip = &skip
+			v := viewBackup(args[0], dataDir, is.BackupHeader)
+			v.Skip, v.Regions, v.Edge = &skip, is.Regions, is.Edge
 			return out.print(env.Stdout, v, func(w io.Writer) {
 				fmt.Fprintf(w, "cluster %s is in %s as it was at %s: %d records\n", v.Cluster, v.DataDir, moment(v.Made), v.Records)
 				fmt.Fprintf(w, "The next %d node prefixes, tenant ids, and apps of each tenant are left out: a node that has one brings it along.\n", skip)
+				if len(v.Regions) > 0 {
+					fmt.Fprintf(w, "It is joined again to %s, as it was: delete with `pilaster region delete` what was deleted since.\n", strings.Join(v.Regions, ", "))
+				}
+				if v.Edge != "" {
+					fmt.Fprintf(w, "Node %s is its Edge Switch: if another has taken its place since, that one is refused until `pilaster node delete %s --force`.\n", v.Edge, v.Edge)
+				}
 			})
 		},
 	}

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -34,7 +35,8 @@ A folder given with -o gets report.json, and report.html with plots. Run it on a
 						return usage("--installed %d: choose %d to %d", n, o.Batch, bench.MostCleanUp)
 					}
 				}
-				o.Installed = installed
+				slices.Sort(installed)
+				o.Installed = slices.Compact(installed)
 			}
 			if err := requireRoot("bench"); err != nil {
 				return err

@@ -43,7 +43,8 @@ A folder given with -o gets report.json, and report.html with plots.`,
 						return usage("--switches: there is no switch %q; say some of %v", name, bench.EntrySwitches)
 					}
 				}
-				if o.Switches = switches; len(switches) == 0 {
+				slices.Sort(switches)
+				if o.Switches = slices.Compact(switches); len(switches) == 0 {
 					return usage("--switches is empty; leave it out for all, or name some")
 				}
 			}

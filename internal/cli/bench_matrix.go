@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"time"
@@ -11,25 +12,24 @@ import (
 	"pilaster.io/pilaster/internal/numeral"
 )
 
-// recordMatrix writes what the model's rehearsal sends, or what an Open vSwitch does within a time.
+// recordMatrix writes what the model's rehearsal sends, or what an Open vSwitch does within a time: a whole file or none.
 func recordMatrix(ctx context.Context, env Env, file, runDir string, within time.Duration, seed uint64) error {
+	to, err := os.OpenFile(file, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
+	if errors.Is(err, os.ErrExist) {
+		return fmt.Errorf("%s exists already; it was left as it was: name a new file", file)
+	}
+	if err != nil {
+		return usage("--record: %w", err)
+	}
 	m := nic.Rehearse(seed)
 	if runDir != "" {
-		var err error
-		if m, err = watchMatrix(ctx, env, runDir, within); err != nil {
-			return err
-		}
+		m, err = watchMatrix(ctx, env, runDir, within)
 	}
-	to, err := os.Create(file)
-	if err != nil {
-		return usage("--record: %w; nothing was kept", err)
+	if err == nil {
+		err = m.Write(to)
 	}
-	if err := m.Write(to); err != nil {
-		to.Close()
-		return fmt.Errorf("write the matrix: %w", err)
-	}
-	if err := to.Close(); err != nil {
-		return fmt.Errorf("write the matrix: %w", err)
+	if err = errors.Join(err, to.Close()); err != nil {
+		return errors.Join(err, os.Remove(file))
 	}
 	_, err = fmt.Fprintf(env.Stdout, "%s in %s: %s\n", numeral.Of(len(m.Destinations), "destination", "destinations"), file, m.Source)
 	return err
@@ -41,7 +41,7 @@ func watchMatrix(ctx context.Context, env Env, runDir string, within time.Durati
 	if err != nil {
 		return m, err
 	}
-	fmt.Fprintf(env.Stderr, "counting for %v what %s sends to other nodes\n", within, numeral.Of(len(before), "entry", "entries"))
+	fmt.Fprintf(env.Stderr, "counting for %v what %s to other nodes\n", within, numeral.Of(len(before), "entry sends", "entries send"))
 	began := time.Now()
 	select {
 	case <-ctx.Done():

@@ -28,7 +28,7 @@ It is a model and no measurement: there is no NIC, no driver and no packet. What
 and the report lists them with where each comes from. The same seed gives the same figures. Figure 7 takes about half
 a minute, the others some seconds. docs/nic.md explains it.
 
---record writes a traffic matrix to a file: the model's rehearsal, or what an Open vSwitch counts while a job runs in a
+--record writes a traffic matrix to a new file: the model's rehearsal, or what an Open vSwitch counts while a job runs in a
 lab or on a node. --matrix has figure 8's preheating read such a file, and --job has another be what the job speaks with.`,
 		Example: "  pilaster bench nic -o results\n  pilaster bench nic --figure 12 --seed 7 -o json\n" +
 			"  pilaster bench nic --record rehearsal.tsv --ovs-run-dir /run/openvswitch --for 1m\n  pilaster bench nic --matrix rehearsal.tsv --job event.tsv -o results",
@@ -75,11 +75,11 @@ lab or on a node. --matrix has figure 8's preheating read such a file, and --job
 	}
 	c.Flags().StringVar(&figure, "figure", "all", "the paper's figure: "+strings.Join(figureNames(), ", "))
 	c.Flags().Uint64Var(&seed, "seed", 1, "what is random follows from it")
-	c.Flags().StringVar(&record, "record", "", "write a traffic matrix to this file, and draw nothing")
-	c.Flags().StringVar(&runDir, "ovs-run-dir", "", "have --record count what the Open vSwitch sends whose sockets are there; without it the model's rehearsal is recorded")
+	c.Flags().Var((*filled)(&record), "record", "write a traffic matrix to this new file, and draw nothing")
+	c.Flags().Var((*filled)(&runDir), "ovs-run-dir", "have --record count what the Open vSwitch sends whose sockets are there; without it the model's rehearsal is recorded")
 	c.Flags().DurationVar(&within, "for", 30*time.Second, "how long to count")
-	c.Flags().StringVar(&matrix, "matrix", "", "preheat figure 8 with what this file has")
-	c.Flags().StringVar(&job, "job", "", "the job speaks with what this file has")
+	c.Flags().Var((*filled)(&matrix), "matrix", "preheat figure 8 with what this file has")
+	c.Flags().Var((*filled)(&job), "job", "the job speaks with what this file has")
 	_ = c.MarkFlagDirname("ovs-run-dir")
 	_ = c.RegisterFlagCompletionFunc("for", cobra.NoFileCompletions)
 	bindReport(c, &to)

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -200,21 +201,31 @@ func TestBenchNICMatrix(t *testing.T) {
 	for line, says := range map[string]string{
 		"--matrix " + wrong: "is no traffic matrix", "--matrix " + dir + "/none": "no such file", "--matrix " + file + " --job " + wrong: "--job " + wrong, "--job " + file: "say both",
 		"--matrix " + file + " --figure 12": "is of figure 8", "--for 3s": "says what --record counts", "--record " + file + " --for 3s": "says what --record counts", "--ovs-run-dir /x": "says what --record counts",
-		"--record " + file + " --ovs-run-dir /x --for 0s": "say how long", "--record " + file + " --matrix " + file: "none of the others can be", "--record " + dir: "is a directory",
+		"--record " + file + " --ovs-run-dir /x --for 0s": "say how long", "--record " + file + " --matrix " + file: "none of the others can be", "--record " + dir + "/none/m.tsv": "no such file",
 	} {
 		code, out, errs := run(t, "", strings.Fields("bench nic "+line)...)
 		if code != ExitUsage || !strings.Contains(errs, says) || out != "" {
 			t.Errorf("%s: exit %d, stdout %q, stderr %q", line, code, out, errs)
 		}
 	}
-	for line, says := range map[string]string{"--record " + file + " --ovs-run-dir /nonexistent": "is it running with --ovs-run-dir /nonexistent?", "--matrix " + other: "none that the job speaks with"} {
+	before, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line, says := range map[string]string{
+		"--record " + dir + "/new.tsv --ovs-run-dir /nonexistent": "is it running with --ovs-run-dir /nonexistent?", "--matrix " + other: "none that the job speaks with",
+		"--record " + file + " --seed 6": file + " exists already; it was left as it was: name a new file", "--record " + file + " --ovs-run-dir /nonexistent": "exists already", "--record " + dir: "exists already",
+	} {
 		code, out, errs := run(t, "", strings.Fields("bench nic "+line)...)
 		if code != ExitFailed || !strings.Contains(errs, says) || out != "" {
 			t.Errorf("%s: exit %d, stdout %q, stderr %q", line, code, out, errs)
 		}
 	}
-	if kept, err := os.ReadFile(file); err != nil || len(kept) < 1000 {
-		t.Errorf("a record that failed has left %d bytes of the one before, %v", len(kept), err)
+	if kept, err := os.ReadFile(file); err != nil || !bytes.Equal(kept, before) {
+		t.Errorf("a record that was refused has left %d of %d bytes of the one before, %v", len(kept), len(before), err)
+	}
+	if _, err := os.Stat(dir + "/new.tsv"); !os.IsNotExist(err) {
+		t.Errorf("a record that failed has left a file: %v", err)
 	}
 }
 

@@ -66,7 +66,7 @@ func TestExitCodes(t *testing.T) {
 // Names of files are offered where a command takes one, and nowhere else.
 func TestCompletionOfArguments(t *testing.T) {
 	for line, files := range map[string]bool{
-		"tenant get": false, "node delete": false, "endpoint get": false, "explain": false, "orchestrator backup": true, "sysdump": true,
+		"tenant get": false, "node delete": false, "endpoint get": false, "explain": false, "orchestrator backup": true, "sysdump": true, "sim run": true,
 	} {
 		_, out, _ := run(t, "", append(append([]string{"__complete"}, strings.Fields(line)...), "")...)
 		if strings.Contains(out, ":0\n") != files || strings.Contains(out, ":4\n") == files {

@@ -160,6 +160,20 @@ func (p *patience) Set(text string) error {
 	return nil
 }
 
+// atMost is how long a command waits for others: 0 asks once.
+type atMost time.Duration
+
+func (a *atMost) String() string { return time.Duration(*a).String() }
+func (a *atMost) Type() string   { return "duration" }
+func (a *atMost) Set(text string) error {
+	d, err := time.ParseDuration(text)
+	if err != nil || d < 0 {
+		return errors.New("say a duration such as 10s or 1m")
+	}
+	*a = atMost(d)
+	return nil
+}
+
 // bounded gives each call that is not a stream its deadline.
 func (s *daemonSocket) bounded() connect.Option {
 	return connect.WithInterceptors(connect.UnaryInterceptorFunc(func(next connect.UnaryFunc) connect.UnaryFunc {

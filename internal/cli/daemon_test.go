@@ -40,6 +40,10 @@ func (*stuck) GetTenant(context.Context, *connect.Request[pilasterv1.GetTenantRe
 	return nil, connect.NewError(connect.CodeInternal, errors.New("the model is lost"))
 }
 
+func (*stuck) ListNodes(context.Context, *connect.Request[pilasterv1.ListNodesRequest]) (*connect.Response[pilasterv1.ListNodesResponse], error) {
+	return nil, connect.NewError(connect.CodeInternal, errors.New("the nodes are lost"))
+}
+
 // Its clock is ahead of ours.
 func (*stuck) DeleteTenant(context.Context, *connect.Request[pilasterv1.DeleteTenantRequest]) (*connect.Response[pilasterv1.DeleteTenantResponse], error) {
 	return nil, context.DeadlineExceeded
@@ -79,6 +83,9 @@ func TestDaemonsThatDoNotAnswer(t *testing.T) {
 	refused(t, ExitUsage, "say a duration", "status", "--timeout", "0s")
 	refused(t, ExitUsage, "say a duration", "status", "--timeout", "soon")
 	refused(t, ExitFailed, "error: the model is lost\n  id 2 of tenant blue is made", "tenant", "rotate-key", "blue", "--orchestrator-socket", path)
+
+	// What is to be said of a deletion is asked before it.
+	refused(t, ExitFailed, "the nodes are lost", "region", "delete", "east", "--orchestrator-socket", path)
 
 	// A stream lasts as long as it likes.
 	ended := make(chan result)

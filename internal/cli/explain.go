@@ -14,13 +14,14 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
 // explanation is one address taken apart; what is not known is left out.
 type explanation struct {
 	Address     netip.Addr            `json:"address"`
-	Kind        string                `json:"kind"` // plaintext, ciphertext, overlay, gateway or foreign
+	Kind        string                `json:"kind"` // plaintext, ciphertext, overlay, service, gateway or foreign
 	Plan        explainedPlan         `json:"plan"`
 	Plaintext   *netip.Addr           `json:"plaintext,omitempty"`
 	Node        *explainedNode        `json:"node,omitempty"`
@@ -29,6 +30,7 @@ type explanation struct {
 	Index       *address.Index        `json:"index,omitempty"`
 	Endpoint    *explainedHere        `json:"endpoint,omitempty"`
 	Overlays    []explainedOverlay    `json:"overlays,omitempty"` // as hosted tenants of network nimitz have the address
+	Services    []explainedService    `json:"services,omitempty"` // of hosted tenants of network nimitz, whose containers have the address for them
 	Publication *explainedPublication `json:"publication,omitempty"`
 	Unknown     string                `json:"unknown,omitempty"` // why names are missing
 }
@@ -61,6 +63,11 @@ type explainedOverlay struct {
 	Endpoint *explainedHere `json:"endpoint,omitempty"`
 }
 
+type explainedService struct {
+	Name string `json:"name"` // with its tenant's
+	Real string `json:"real"`
+}
+
 type explainedPublication struct {
 	Name      string `json:"name"` // with its tenant's
 	Container string `json:"container"`
@@ -84,7 +91,7 @@ func newExplainCommand(env Env) *cobra.Command {
 		Long: `Take an address apart into node, tenant id, app and index. That needs nothing but the address
 and the cluster's two prefixes. Where this node's agent answers, its prefixes are used, and it adds the names
 it knows, decrypts what was made under the key of a tenant that it hosts, and says which tenants of network
-nimitz there have the address, of IPv4 or IPv6, in CIDRs of their own.`,
+nimitz there have the address, of IPv4 or IPv6, in CIDRs of their own, or for a service.`,
 		Example: "  pilaster explain fd70:696c:6100:3:0:100:100:13",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -160,6 +167,9 @@ func explain(plan address.Plan, a netip.Addr, known *pilasterv1.ExplainResponse)
 	for _, o := range known.GetOverlaid() {
 		e.Overlays = append(e.Overlays, explainedOverlay{o.Tenant, o.Cidr, o.Region, explainHere(o.Endpoint)})
 	}
+	for _, s := range known.GetServices() {
+		e.Services = append(e.Services, explainedService{s.Tenant + "/" + s.Name, s.Real})
+	}
 	switch {
 	case plan.Gateway4.Contains(a), plan.Gateway6.Contains(a):
 		e.Kind = "gateway"
@@ -180,6 +190,8 @@ func explain(plan address.Plan, a netip.Addr, known *pilasterv1.ExplainResponse)
 	if e.Plaintext == nil {
 		if len(e.Overlays) > 0 {
 			e.Kind = "overlay"
+		} else if len(e.Services) > 0 {
+			e.Kind = "service"
 		}
 		return e
 	}
@@ -224,15 +236,18 @@ func (e explanation) text(w io.Writer) {
 			row("endpoint", here.ID, strings.TrimSpace(here.Pod+" "+here.ContainerID), here.Interface, here.State)
 		}
 	}
+	for _, s := range e.Services {
+		row("service", s.Name, "which is "+s.Real)
+	}
 	switch e.Kind {
-	case "overlay":
+	case "overlay", "service":
 		return
 	case "gateway":
 		row("gateway", e.Node.Prefix, "a virtual address of the gateway of node "+fmt.Sprint(e.Node.Number), "by which containers of network nimitz and the underlay see each other")
 		return
 	}
 	if e.Kind == "foreign" {
-		row("foreign", fmt.Sprintf("in neither %v (nodes) nor %v (what containers see)", e.Plan.Base, e.Plan.Private), e.overlayUnknown())
+		row("foreign", fmt.Sprintf("in neither %v (nodes) nor %v (what containers see), %s", e.Plan.Base, e.Plan.Private, e.overlayUnknown()))
 		return
 	}
 	if e.Kind == "ciphertext" {
@@ -273,6 +288,9 @@ func (e explanation) gateway() bool { return e.Tenant.ID == 0 && e.App.ID == add
 func (e explanation) tenantName() string {
 	if e.gateway() {
 		return "the node's gateway for tenants of network nimitz"
+	}
+	if pipeline.IsVTEP(*e.Plaintext) {
+		return "the node's tunnel for tenants of network nimitz"
 	}
 	if e.Tenant.ID == 0 {
 		return "the node itself and services on it"

@@ -44,6 +44,9 @@ func (scholar) Explain(_ context.Context, r *connect.Request[pilasterv1.ExplainR
 			{Tenant: "green", Cidr: "10.0.0.0/16", Endpoint: &pilasterv1.Endpoint{Id: 8, ContainerId: "c0c0a", Interface: "eth0", State: "active"}},
 			{Tenant: "grey", Cidr: "10.0.0.0/15", Region: "east"},
 		}
+	case "fd09::7":
+		known.Plaintext = ""
+		known.Services = []*pilasterv1.Service{{Tenant: "green", Name: "host", Virtual: "fd09::7", Real: "2001:db8:70::2"}}
 	case "fd70:696c:6100:3:0:ff:0:2":
 		known.Publication, known.Published = "green/web", "fd12::3:1"
 	}
@@ -91,6 +94,18 @@ fd70:696c:6100:3::1
   app      0   none
   index    1
 `},
+		{"a tunnel", []string{"fd70:696c:6100:3::2"}, `
+fd70:696c:6100:3::2
+  base     fd70:696c:6100::/40
+  node     3   fd70:696c:6100:3::/64   routed by the base network
+  tenant   0   the node's tunnel for tenants of network nimitz
+  app      0   none
+  index    2
+`},
+		{"a service", []string{"--agent-socket", agent, "fd09::7"}, `
+fd09::7
+  service   green/host   which is 2001:db8:70::2
+`},
 		{"another plan", []string{"--base-prefix", "2001:db8::/32", "2001:db8:0:5:0:1ff:0:1"}, `
 2001:db8:0:5:0:1ff:0:1
   base     2001:db8::/32
@@ -101,11 +116,11 @@ fd70:696c:6100:3::1
 `},
 		{"foreign", []string{"2001:db8::1"}, `
 2001:db8::1
-  foreign   in neither fd70:696c:6100::/40 (nodes) nor fc00::/8 (what containers see)   whether a tenant of network nimitz has it is not known: no agent answers on /nonexistent/agent.sock
+  foreign   in neither fd70:696c:6100::/40 (nodes) nor fc00::/8 (what containers see), whether a tenant of network nimitz has it is not known: no agent answers on /nonexistent/agent.sock
 `},
 		{"perhaps an overlay's", []string{"10.0.3.1"}, `
 10.0.3.1
-  foreign   in neither fd70:696c:6100::/40 (nodes) nor fc00::/8 (what containers see)   whether a tenant of network nimitz has it is not known: no agent answers on /nonexistent/agent.sock
+  foreign   in neither fd70:696c:6100::/40 (nodes) nor fc00::/8 (what containers see), whether a tenant of network nimitz has it is not known: no agent answers on /nonexistent/agent.sock
 `},
 		{"sealed", []string{"fc00::1"}, `
 fc00::1
@@ -189,7 +204,7 @@ fd70:696c:6100:3:0:ff:0:3
 `},
 		{"the agent's plan", []string{"--agent-socket", elsewhere, "fd70:696c:6100:3::1"}, `
 fd70:696c:6100:3::1
-  foreign   in neither 2001:db8::/32 (nodes) nor fc00::/8 (what containers see)   and no tenant of network nimitz on this node has it in its CIDRs
+  foreign   in neither 2001:db8::/32 (nodes) nor fc00::/8 (what containers see), and no tenant of network nimitz on this node has it in its CIDRs
 `},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -30,6 +31,20 @@ func (f *labFlags) open() (*lab.Lab, error) {
 		return nil, err
 	}
 	return lab.Open(f.root, name)
+}
+
+// offer completes the first arguments of a command with names of the lab's, and leaves the others to the shell.
+func (f *labFlags) offer(count int, rest cobra.ShellCompDirective, of func(*lab.Lab) []string) cobra.CompletionFunc {
+	return func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+		if len(args) >= count {
+			return nil, rest
+		}
+		l, err := f.open()
+		if err != nil {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		return of(l), cobra.ShellCompDirectiveNoFileComp
+	}
 }
 
 // requireRoot says in one line why a command cannot work for anybody else.
@@ -55,6 +70,10 @@ func newLabCommand(env Env) *cobra.Command {
 	c.PersistentFlags().StringVar(&flags.root, "lab-root", cmp.Or(os.Getenv("PILASTER_LAB_ROOT"), lab.DefaultRoot),
 		"folder of all labs (PILASTER_LAB_ROOT)")
 	c.PersistentFlags().StringVar(&flags.name, "lab", "", "which lab; not needed where only one is up")
+	labs := func(context.Context) ([]string, error) { return lab.List(flags.root) }
+	_ = c.RegisterFlagCompletionFunc("lab", func(c *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
+		return names(labs)(c, nil, typed)
+	})
 	c.AddCommand(newLabUp(env, &flags), newLabDown(env, &flags), newLabStatus(env, &flags),
 		newLabExec(env, &flags), newLabPing(env, &flags), newLabSupervise(env), newLabHold(), newLabOVS())
 	return c
@@ -77,8 +96,10 @@ func newLabUp(env Env, flags *labFlags) *cobra.Command {
 A tenant of network nimitz has addresses of its own, of IPv4, IPv6 or both, and each node gets a part of them:
 
   nimitz: ebpf                   # default where a tenant is on it; what carries it on the nodes: ebpf, ovs
+  switches: {n2: ovs}            # and on these, where that is another
   tenants:
     - {name: green, network: nimitz, cidrs: [10.0.0.0/16, "fd12::/48"]}
+    - {name: gold, network: nimitz, cidrs: [10.0.0.0/16], nodeBits: {ipv4: 26}}   # default 24; of ipv6, 80
     - {name: grey, network: nimitz, cidrs: [10.0.0.0/16], noNodeCIDRs: true}   # addresses are given one by one
 
 A lab of several regions, each with its own orchestrator, has them instead of nodes, and CIDRs by region:
@@ -117,10 +138,11 @@ A lab of several regions, each with its own orchestrator, has them instead of no
 
 func newLabDown(env Env, flags *labFlags) *cobra.Command {
 	return &cobra.Command{
-		Use:     "down [NAME]",
-		Short:   "Take a lab down, also one that a crash left behind",
-		Example: "  pilaster lab down\n  pilaster lab down demo",
-		Args:    cobra.MaximumNArgs(1),
+		ValidArgsFunction: names(func(context.Context) ([]string, error) { return lab.List(flags.root) }),
+		Use:               "down [NAME]",
+		Short:             "Take a lab down, also one that a crash left behind",
+		Example:           "  pilaster lab down\n  pilaster lab down demo",
+		Args:              cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			if len(args) == 1 {
 				flags.name = args[0]
@@ -195,14 +217,35 @@ func printLab(w io.Writer, s lab.Status) {
 	}
 	fmt.Fprint(w, "\nCONTAINER\tNODE\tTENANT\tAPP\tADDRESS\tON THE FABRIC\tPID\n")
 	for _, c := range s.Containers {
-		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%s\t%s\t%s\n", c.Name, c.Node, c.Tenant, c.App, inWords(c.Addresses), cmp.Or(c.Plaintext, "encapsulated"), pid(c.PID))
+		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%s\t%s\t%s\n", c.Name, c.Node, c.Tenant, c.App, inWords(c.Addresses), onFabric(c.Attachments), pid(c.PID))
 	}
+	for _, n := range s.Nodes {
+		if n.Silent {
+			fmt.Fprintf(w, "the agent of %s does not answer: what its containers have is shown as it was known\n", n.Name)
+		}
+	}
+}
+
+// onFabric is what the wire shows of a container.
+func onFabric(all []lab.Attachment) string {
+	var shown []string
+	for _, a := range all {
+		what := "encapsulated"
+		if a.Plaintext.IsValid() {
+			what = a.Plaintext.String()
+		}
+		if !slices.Contains(shown, what) {
+			shown = append(shown, what)
+		}
+	}
+	return strings.Join(shown, ", ")
 }
 
 func newLabExec(env Env, flags *labFlags) *cobra.Command {
 	return &cobra.Command{
-		Use:   "exec NAME -- COMMAND…",
-		Short: "Run a command in a container or on a node",
+		ValidArgsFunction: flags.offer(1, cobra.ShellCompDirectiveDefault, (*lab.Lab).Places),
+		Use:               "exec NAME -- COMMAND…",
+		Short:             "Run a command in a container or on a node",
 		Long: `Run a command in a container, on a node, in the orchestrator's namespace ("orchestrator", or the name of a
 region) or on the fabric ("router"). It ends with the command's status. There, pilaster is the lab's own, and finds
 the lab's daemons and their folders by its environment.`,
@@ -211,6 +254,9 @@ the lab's daemons and their folders by its environment.`,
 		RunE: func(c *cobra.Command, args []string) error {
 			l, err := flags.open()
 			if err != nil {
+				return err
+			}
+			if _, err := l.Refresh(c.Context()); err != nil { // for /etc/hosts
 				return err
 			}
 			cmd := exec.Command(args[1], args[2:]...)
@@ -241,11 +287,14 @@ func newLabPing(env Env, flags *labFlags) *cobra.Command {
 	var out output
 	var o packet.PingOptions
 	c := &cobra.Command{
-		Use:   "ping [FROM TO]",
-		Short: "Ping from one container or node to another, or between all containers",
+		Use:               "ping [FROM TO]",
+		ValidArgsFunction: flags.offer(2, cobra.ShellCompDirectiveNoFileComp, (*lab.Lab).Ends),
+		Short:             "Ping from one container or node to another, or between all containers",
 		Long: `Ping from one container or node to another; it fails when no answer comes.
 Without names, ping between all containers: it fails when two of one tenant do not reach each
-other, or when two of different tenants do.`,
+other, or when two of different tenants do. While a tenant moves to another network, its containers
+are asked by their addresses of both. Where an address of another tenant's container is also one of
+FROM's own tenant (overlapping CIDRs of network nimitz), nothing is sent, and it says "own".`,
 		Example: "  pilaster lab ping\n  pilaster lab ping b1 b3\n  pilaster lab ping -o json",
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 0 && len(args) != 2 {
@@ -274,18 +323,28 @@ other, or when two of different tenants do.`,
 }
 
 func pingPair(ctx context.Context, env Env, l *lab.Lab, from, to string, o packet.PingOptions, out *output) error {
-	e, err := l.Ping(ctx, from, to, o)
+	echoes, err := l.PingEach(ctx, from, to, o)
 	if err != nil {
 		return err
 	}
-	err = out.print(env.Stdout, []lab.Echo{e}, func(w io.Writer) { fmt.Fprintln(w, describeEcho(e)) })
-	if err == nil && !e.Reached() {
+	err = out.print(env.Stdout, echoes, func(w io.Writer) {
+		for _, e := range echoes {
+			if len(echoes) > 1 { // on two networks
+				fmt.Fprintf(w, "by %v: ", e.Address)
+			}
+			fmt.Fprintln(w, describeEcho(l, e))
+		}
+	})
+	if err == nil && slices.ContainsFunc(echoes, func(e lab.Echo) bool { return !e.Reached() }) {
 		return &exitError{code: ExitFailed}
 	}
 	return err
 }
 
-func describeEcho(e lab.Echo) string {
+func describeEcho(l *lab.Lab, e lab.Echo) string {
+	if own, err := l.Container(e.Own); err == nil {
+		return fmt.Sprintf("%s → %s: for %s %v is %s in tenant %s, nothing sent", e.From, e.To, e.From, e.Address, own.Name, own.Tenant)
+	}
 	if e.Sent == 0 {
 		return fmt.Sprintf("%s → %s: no route, nothing sent", e.From, e.To)
 	}
@@ -300,6 +359,8 @@ func outcome(e lab.Echo) string {
 	switch {
 	case e.Reached():
 		return "ok"
+	case e.Own != "":
+		return "own"
 	case e.Sent == 0:
 		return "no route"
 	}
@@ -312,16 +373,21 @@ func pingAll(ctx context.Context, env Env, l *lab.Lab, o packet.PingOptions, out
 		return err
 	}
 	var wrong []string
-	cell := map[[2]string]string{}
+	cell, own := map[[2]string]string{}, 0
 	for _, e := range echoes {
+		if e.Own != "" {
+			own++
+		}
 		must, err := l.MustReach(e.From, e.To)
 		if err != nil {
 			return err
 		}
-		cell[[2]string{e.From, e.To}] = outcome(e)
+		if at := [2]string{e.From, e.To}; cell[at] != outcome(e) { // there are two echoes while their tenant is on two networks
+			cell[at] = strings.TrimPrefix(cell[at]+", "+outcome(e), ", ")
+		}
 		switch {
 		case must && !e.Reached():
-			wrong = append(wrong, fmt.Sprintf("%s does not reach %s", e.From, e.To))
+			wrong = append(wrong, fmt.Sprintf("%s does not reach %s by %v", e.From, e.To, e.Address))
 		case !must && e.Reached():
 			wrong = append(wrong, fmt.Sprintf("%s reaches %s, of another tenant or region", e.From, e.To))
 		}
@@ -338,7 +404,10 @@ func pingAll(ctx context.Context, env Env, l *lab.Lab, o packet.PingOptions, out
 				fmt.Fprintf(w, "\t%s", cmp.Or(cell[[2]string{from.Name, to.Name}], "–"))
 			}
 		}
-		fmt.Fprintf(w, "\n%d of %d as they must be\n", len(echoes)-len(wrong), len(echoes))
+		fmt.Fprintf(w, "\n%d of %d as they must be\n", len(echoes)-own-len(wrong), len(echoes)-own)
+		if own > 0 {
+			fmt.Fprintln(w, "own: the address of that container is one of FROM's tenant too, so nothing was sent")
+		}
 	})
 	if err == nil && len(wrong) > 0 {
 		return fmt.Errorf("%s", strings.Join(wrong, "\n  "))

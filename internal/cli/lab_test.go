@@ -2,6 +2,7 @@ package cli
 
 import (
 	"bytes"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -70,6 +71,18 @@ func TestLabHelpHasExamples(t *testing.T) {
 		if code != ExitDone || !strings.Contains(out.String(), "Examples:\n  pilaster lab ") {
 			t.Errorf("lab %s --help: exit %d\n%s", sub, code, out.String())
 		}
+	}
+}
+
+// Of a container whose tenant moves, lab status shows both networks' addresses; and whose agent was not to be asked.
+func TestLabStatusWhileATenantMoves(t *testing.T) {
+	four, hidden, plain := netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("fc00::7"), netip.MustParseAddr("fd70::7")
+	c := lab.ContainerOutput{Name: "b1", Addresses: []netip.Addr{four, hidden}, Attachments: []lab.Attachment{{Network: "nimitz", Address: four}, {Network: "netpila", Address: hidden, Plaintext: plain}}}
+	var out bytes.Buffer
+	printLab(&out, lab.Status{Nodes: []lab.NodeStatus{{Name: "n1"}, {Name: "n2", Silent: true}}, Containers: []lab.ContainerOutput{c}})
+	text := out.String()
+	if !strings.Contains(text, "\t10.0.0.2, fc00::7\tencapsulated, fd70::7\t") || strings.Contains(text, "n1 does not answer") || !strings.Contains(text, "the agent of n2 does not answer: what its containers have is shown as it was known\n") {
+		t.Errorf("%s", text)
 	}
 }
 

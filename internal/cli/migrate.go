@@ -115,7 +115,7 @@ func newTenantMigrate(env Env) *cobra.Command {
 	var socket orchestratorSocket
 	var out output
 	var to, addressing string
-	var wait time.Duration
+	wait := 30 * time.Second
 	var finish, force bool
 	cmd := &cobra.Command{
 		Use:   "migrate NAME",
@@ -162,7 +162,7 @@ Either step may be repeated: it goes on waiting for nodes.`,
 	fixed("addressing", string(tenant.Encrypted), string(tenant.Clear))
 	f.BoolVar(&finish, "finish", false, "the second step: take the addresses of before away")
 	f.BoolVar(&force, "force", false, "with --finish: though some containers have no other address yet; they are without a network until their node is back")
-	f.DurationVar(&wait, "wait", 30*time.Second, "how long nodes may take")
+	f.Var((*atMost)(&wait), "wait", "how long nodes may take")
 	return cmd
 }
 

@@ -21,7 +21,7 @@ func newMonitorCommand(env Env) *cobra.Command {
 	c := &cobra.Command{
 		Use:     "monitor",
 		Short:   "Print what happens to packets on this node, one line an event",
-		Long:    "Print what happens to packets on this node, one line an event, until interrupted. Events stand for several packets when\nthere are many; the counters of \"pilaster status\" are exact.",
+		Long:    "Print what happens to packets on this node, one line an event, until interrupted. Events stand for several packets when\nthere are many; the counters of \"pilaster status\" are exact. What an Open vSwitch\ndrops (switch nimitz: ovs in \"pilaster status\") is counted there alone, but for what a program drops behind it.",
 		Example: "  pilaster monitor --type drop\n  pilaster monitor -o json",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -98,7 +98,7 @@ func (e eventView) line() string {
 	if e.EndpointID != 0 {
 		who = fmt.Sprintf("%s of endpoint %d %s", e.Hook, e.EndpointID, e.Endpoint)
 	}
-	what := "not IPv6"
+	what := "not IP"
 	if e.Source != "" {
 		what = fmt.Sprintf("%s → %s  %s", withPort(e.Source, e.SourcePort), withPort(e.Destination, e.DestinationPort), protocolName(e.Protocol))
 	}
@@ -118,6 +118,8 @@ func withPort(addr string, port uint32) string {
 
 func protocolName(p uint32) string {
 	switch p {
+	case 1:
+		return "ICMP"
 	case 6:
 		return "TCP"
 	case 17:

@@ -22,14 +22,15 @@ type nodeView struct {
 	UplinkAddresses []string  `json:"uplinkAddresses"`
 	Version         string    `json:"version"`
 	Registered      time.Time `json:"registered"`
-	Edge            bool      `json:"edge,omitempty"`   // the Edge Switch of its region
-	Tenants         []string  `json:"tenants,omitzero"` // of node get: those it hosts
+	Edge            bool      `json:"edge,omitempty"`    // the Edge Switch of its region
+	Gateway         bool      `json:"gateway,omitempty"` // containers can be published there
+	Tenants         []string  `json:"tenants,omitzero"`  // of node get: those it hosts
 }
 
 func viewNode(n *pilasterv1.Node) nodeView {
 	v := nodeView{
 		Name: n.Name, UUID: n.Uuid, Prefix: n.Prefix, State: "away",
-		UplinkAddresses: append([]string{}, n.UplinkAddresses...), Version: n.Version, Registered: n.Registered.AsTime(), Edge: n.Edge,
+		UplinkAddresses: append([]string{}, n.UplinkAddresses...), Version: n.Version, Registered: n.Registered.AsTime(), Edge: n.Edge, Gateway: n.Gateway,
 	}
 	if n.Connected {
 		v.State = "connected"
@@ -70,6 +71,9 @@ func newNodeGet(env Env) *cobra.Command {
 				fmt.Fprintf(w, "name\t%s\nuuid\t%s\nprefix\t%s\nstate\t%s\nroute\t%s\nversion\t%s\nregistered\t%s\ntenants\t%s\n",
 					v.Name, v.UUID, v.Prefix, v.State, orNone(v.Route), v.Version,
 					moment(v.Registered), orNone(strings.Join(v.Tenants, ", ")))
+				if v.Gateway {
+					fmt.Fprintln(w, "gateway\topen")
+				}
 				if v.Edge {
 					fmt.Fprintln(w, "edge\tthe Edge Switch of this region")
 				}
@@ -125,14 +129,23 @@ UUID are refused from then on: the machine may join as a new node with an empty 
 
 --force deletes it although it is connected, and ends its connection: for a machine that was stolen, or whose key
 was copied by somebody who stays connected. Containers on it keep the network they have. It ends what the node's gateway
-publishes too, without which such a node is not deleted.`,
+publishes too, without which such a node is not deleted.
+
+An Edge Switch goes on passing what it can between regions until it is reset (pilaster node reset, there) or powered off.`,
 		Example: "  pilaster node delete n3\n  pilaster node delete n3 --force",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			edge := false
+			if is, err := socket.client().GetNode(cmd.Context(), connect.NewRequest(&pilasterv1.GetNodeRequest{Name: args[0]})); err == nil {
+				edge = is.Msg.Node.Edge
+			}
 			if _, err := socket.client().DeleteNode(cmd.Context(), connect.NewRequest(&pilasterv1.DeleteNodeRequest{Name: args[0], Force: force})); err != nil {
 				return err
 			}
 			fmt.Fprintf(env.Stdout, "node %s deleted\n", args[0])
+			if edge {
+				fmt.Fprintln(env.Stdout, "It was this region's Edge Switch and does not hear of it: it goes on until it is reset (`pilaster node reset` there) or powered off.")
+			}
 			return nil
 		},
 	}

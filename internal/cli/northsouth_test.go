@@ -5,12 +5,14 @@ import (
 	"strings"
 	"testing"
 
+	"connectrpc.com/connect"
+
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 )
 
 func TestServicesAndPublications(t *testing.T) {
 	s := startOrchestrator(t)
-	joinNode(t, s, "n1", &pilasterv1.RegisterRequest{})
+	n1 := joinNode(t, s, "n1", &pilasterv1.RegisterRequest{})
 	for _, name := range []string{"green", "lime"} {
 		command(t, "tenant", "create", name, "--network", "nimitz", "--cidr", "fd12:3456::/48")
 	}
@@ -21,6 +23,10 @@ func TestServicesAndPublications(t *testing.T) {
 		t.Errorf("created %+v", r)
 	}
 	web := []string{"publication", "create", "web", "--tenant", "green", "--container", "fd12:3456::5", "--node", "n1"}
+	refused(t, ExitFailed, "node n1 has no gateway", web...)
+	if _, err := n1.Register(t.Context(), connect.NewRequest(&pilasterv1.RegisterRequest{Gateway: true})); err != nil {
+		t.Fatal(err)
+	}
 	if r := command(t, web...); r.stdout != "publication web of tenant green created: clients reach fd12:3456::5 at fd70:696c:6100:1:0:ff:0:2, by node n1\n" {
 		t.Errorf("created %+v", r)
 	}
@@ -67,6 +73,9 @@ func TestServicesAndPublications(t *testing.T) {
 	}
 	if v := ask[[]serviceView](t, "service", "list", "--tenant", "lime"); !reflect.DeepEqual(v, []serviceView{files}) {
 		t.Errorf("listed %+v", v)
+	}
+	if r := command(t, "node", "get", "n1"); !strings.Contains(r.stdout, "gateway      open\n") || !ask[nodeView](t, "node", "get", "n1").Gateway {
+		t.Errorf("n1 is %s", r.stdout)
 	}
 	if v := ask[[]publicationView](t, "publication", "list"); len(v) != 2 || v[1] != api {
 		t.Errorf("listed %+v", v)

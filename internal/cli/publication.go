@@ -113,7 +113,7 @@ func newPublicationDelete(env Env) *cobra.Command {
 	var tenant string
 	cmd := &cobra.Command{
 		Use:     "delete NAME",
-		Short:   "End a publication; nobody gets its address for some minutes",
+		Short:   "End a publication; its address is never given again",
 		Example: "  pilaster publication delete web --tenant green",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -8,12 +8,13 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
-	"pilaster.io/pilaster/internal/tenant"
 )
 
 // regionView is a region as JSON: also what export writes and import reads.
@@ -23,14 +24,16 @@ type regionView struct {
 	BasePrefix string             `json:"basePrefix"`
 	Edge       string             `json:"edge"` // prefix of its Edge Switch; empty where there is none
 	Tenants    []regionTenantView `json:"tenants"`
-	LeftOut    []string           `json:"leftOut,omitempty"` // of import: tenants in the file that were not chosen
+	LeftOut    []string           `json:"leftOut,omitempty"` // of import: tenants in the file that were not taken
 }
 
 type regionTenantView struct {
 	Name  string   `json:"name"`
 	VNI   uint32   `json:"vni"`
 	CIDRs []string `json:"cidrs"`
-	Here  string   `json:"here,omitempty"` // of import: what there is of the tenant in this region
+
+	Created time.Time `json:"created,omitzero"` // tells it from others of its name
+	Here    string    `json:"here,omitempty"`   // of another region's, but in what is exported: what there is of the tenant in this one
 }
 
 // regionsView is what list shows.
@@ -39,12 +42,17 @@ type regionsView struct {
 	Regions []regionView `json:"regions"`
 }
 
-const regionVersion = 1
+// regionVersion is of what export writes. Version 1 does not say when tenants were made, and builds that know it alone refuse to read that.
+const regionVersion = 2
 
 func viewRegion(r *pilasterv1.Region) regionView {
 	v := regionView{Name: r.GetName(), BasePrefix: r.GetBasePrefix(), Edge: r.GetEdge(), Tenants: []regionTenantView{}}
 	for _, t := range r.GetTenants() {
-		v.Tenants = append(v.Tenants, regionTenantView{Name: t.Name, VNI: t.Vni, CIDRs: t.Cidrs})
+		is := regionTenantView{Name: t.Name, VNI: t.Vni, CIDRs: t.Cidrs}
+		if t.Created != nil {
+			is.Created = t.Created.AsTime()
+		}
+		v.Tenants = append(v.Tenants, is)
 	}
 	return v
 }
@@ -52,7 +60,11 @@ func viewRegion(r *pilasterv1.Region) regionView {
 func (v regionView) proto() *pilasterv1.Region {
 	r := &pilasterv1.Region{Name: v.Name, BasePrefix: v.BasePrefix, Edge: v.Edge}
 	for _, t := range v.Tenants {
-		r.Tenants = append(r.Tenants, &pilasterv1.Region_Tenant{Name: t.Name, Vni: t.VNI, Cidrs: t.CIDRs})
+		is := &pilasterv1.Region_Tenant{Name: t.Name, Vni: t.VNI, Cidrs: t.CIDRs}
+		if !t.Created.IsZero() {
+			is.Created = timestamppb.New(t.Created)
+		}
+		r.Tenants = append(r.Tenants, is)
 	}
 	return r
 }
@@ -60,7 +72,11 @@ func (v regionView) proto() *pilasterv1.Region {
 func (v regionView) tenants() string {
 	var names []string
 	for _, t := range v.Tenants {
-		names = append(names, t.Name)
+		name := t.Name
+		if t.Here != "" && t.Here != joined {
+			name += " (" + t.Here + ")"
+		}
+		names = append(names, name)
 	}
 	return orNone(strings.Join(names, ", "))
 }
@@ -134,13 +150,19 @@ func newRegionImport(env Env) *cobra.Command {
 nothing is changed where anything of it does not fit: its base prefix must not overlap this region's, CIDRs of a tenant must not
 overlap those it has here, and this region must have an Edge Switch. What was imported of the region before is replaced.
 
-The first import takes all tenants, or those that --tenant names, and a later one those again, unless it names others: nobody is
-joined because the other region has made more. --all takes all from then on.
+The first import takes all tenants, or those that --tenant names. A later one takes those again, and says which others it left
+out: nobody is joined because the other region has made more. To take more name all that are wanted by --tenant, or take --all
+that there are now.
 
-Tenants that are not here yet are joined when they are made.`,
+Tenants that are not here yet are joined when they are made, also one that is deleted again and made anew before the next
+import. Any other that was deleted and made anew since an import, here or there, is another tenant: it is joined when an import
+names it by --tenant, or takes --all, and until then an import without them is refused.`,
 		Example: "  pilaster region import east.json\n  pilaster region import east.json --tenant blue --tenant red\n  pilaster region import east.json --all",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if cmd.Flags().Changed("tenant") && len(tenants) == 0 {
+				return usage("--tenant is empty; leave it out, or name some")
+			}
 			v, err := readRegion(env, args[0])
 			if err != nil {
 				return err
@@ -155,7 +177,7 @@ Tenants that are not here yet are joined when they are made.`,
 				return err
 			}
 			v = viewRegion(resp.Msg.Region)
-			v.find(here.Msg.Tenants)
+			v.find(here.Msg.Tenants, true)
 			v.LeftOut = file.without(v)
 			return out.print(env.Stdout, v, v.print)
 		},
@@ -163,7 +185,7 @@ Tenants that are not here yet are joined when they are made.`,
 	socket.bind(cmd)
 	out.bind(cmd)
 	cmd.Flags().StringSliceVar(&tenants, "tenant", nil, "only these of its tenants (default those of the import before; all the first time)")
-	cmd.Flags().BoolVar(&all, "all", false, "all of its tenants, whatever was chosen before")
+	cmd.Flags().BoolVar(&all, "all", false, "all of its tenants, whatever was taken before")
 	cmd.MarkFlagsMutuallyExclusive("tenant", "all")
 	_ = cmd.RegisterFlagCompletionFunc("tenant", func(c *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
 		return names(socket.tenants)(c, nil, typed)
@@ -186,8 +208,8 @@ func readRegion(env Env, file string) (v regionView, err error) {
 	if err := d.Decode(&v); err != nil || v.Version == 0 {
 		return v, usage("%s is not what `pilaster region export` writes; nothing was changed", file)
 	}
-	if v.Version != regionVersion {
-		return v, usage("%s has version %d of the format, and this program knows version %d; nothing was changed: use the pilaster that wrote it", file, v.Version, regionVersion)
+	if v.Version < 1 || v.Version > regionVersion {
+		return v, usage("%s has version %d of the format, and this program knows 1 to %d; nothing was changed: use the pilaster that wrote it", file, v.Version, regionVersion)
 	}
 	return v, nil
 }
@@ -202,20 +224,31 @@ func (v regionView) without(other regionView) (names []string) {
 	return names
 }
 
-// find says what there is here of each tenant.
-func (v regionView) find(here []*pilasterv1.Tenant) {
+const joined = "joined"
+
+// find says what there is here of each tenant, where there is an Edge Switch or not.
+func (v regionView) find(here []*pilasterv1.Tenant, edge bool) {
 	for i, t := range v.Tenants {
 		v.Tenants[i].Here = "not in this region"
 		for _, own := range here {
-			switch {
-			case own.Name != t.Name:
-			case own.Network == tenant.Nimitz:
-				v.Tenants[i].Here = "joined"
-			default:
-				v.Tenants[i].Here = "on network netpila here, not joined"
+			if own.Name == t.Name {
+				v.Tenants[i].Here = v.joins(own, edge)
 			}
 		}
 	}
+}
+
+// joins says whether a tenant of this region is joined to the one of its name in another.
+func (v regionView) joins(own *pilasterv1.Tenant, edge bool) string {
+	switch {
+	case slices.ContainsFunc(own.Regions, func(r *pilasterv1.TenantRegion) bool { return r.Name == v.Name }):
+		return joined
+	case len(own.Overlays) == 0:
+		return "on network netpila here, not joined"
+	case !edge:
+		return "not joined without an Edge Switch here"
+	}
+	return "made anew here since the import, not joined"
 }
 
 func newRegionList(env Env) *cobra.Command {
@@ -232,8 +265,14 @@ func newRegionList(env Env) *cobra.Command {
 				return err
 			}
 			v := regionsView{viewRegion(resp.Msg.Own), []regionView{}}
+			here, err := socket.client().ListTenants(cmd.Context(), connect.NewRequest(&pilasterv1.ListTenantsRequest{}))
+			if err != nil {
+				return err
+			}
 			for _, r := range resp.Msg.Regions {
-				v.Regions = append(v.Regions, viewRegion(r))
+				is := viewRegion(r)
+				is.find(here.Msg.Tenants, v.Own.Edge != "")
+				v.Regions = append(v.Regions, is)
 			}
 			return out.print(env.Stdout, v, func(w io.Writer) {
 				fmt.Fprintln(w, "REGION\tBASE PREFIX\tEDGE\tTENANTS")
@@ -256,14 +295,25 @@ func newRegionDelete(env Env) *cobra.Command {
 		Use:   "delete NAME",
 		Short: "Forget another region; its containers and those here no longer reach each other",
 		Long: `Forget another region; its containers and those here no longer reach each other. The other one goes on
-sending until it forgets this one too, and this region's Edge Switch drops that.`,
+sending until it forgets this one too, and this region's Edge Switch drops that.
+
+An Edge Switch that is away does not hear of it: it goes on passing packets of both until it is back, or is reset or powered off.`,
 		Example: "  pilaster region delete east",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			nodes, err := socket.client().ListNodes(cmd.Context(), connect.NewRequest(&pilasterv1.ListNodesRequest{}))
+			if err != nil {
+				return err
+			}
 			if _, err := socket.client().DeleteRegion(cmd.Context(), connect.NewRequest(&pilasterv1.DeleteRegionRequest{Name: args[0]})); err != nil {
 				return err
 			}
 			fmt.Fprintf(env.Stdout, "region %s deleted\n", args[0])
+			for _, n := range nodes.Msg.Nodes {
+				if n.Edge && !n.Connected {
+					fmt.Fprintf(env.Stdout, "Edge Switch %s is away and has not heard of it: it goes on until it is back, or is reset (`pilaster node reset` there) or powered off\n", n.Name)
+				}
+			}
 			return nil
 		},
 	}

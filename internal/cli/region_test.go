@@ -24,7 +24,7 @@ func startRegion(t *testing.T, name, base string) (use, join func()) {
 		t.Fatal(err)
 	}
 	t.Cleanup(s.Close)
-	return func() { t.Setenv("PILASTER_ORCHESTRATOR_SOCKET", orchestrator.Socket(dir)) }, func() { joinNode(t, s, "e1", &pilasterv1.RegisterRequest{Edge: true}) }
+	return func() { t.Setenv("PILASTER_ORCHESTRATOR_SOCKET", orchestrator.Socket(dir)) }, func() { joinNode(t, s, "e1", &pilasterv1.RegisterRequest{Edge: true, Gateway: true}) }
 }
 
 func TestRegionCommands(t *testing.T) {
@@ -45,6 +45,9 @@ func TestRegionCommands(t *testing.T) {
 		t.Errorf("exported %+v", r)
 	}
 	export := command(t, "region", "export")
+	if !strings.Contains(export.stdout, `"version": 2,`) {
+		t.Errorf("with when tenants were made, which readers of version 1 refuse, export wrote %s", export.stdout)
+	}
 	file := filepath.Join(t.TempDir(), "east.json")
 	if err := os.WriteFile(file, []byte(export.stdout), 0o600); err != nil {
 		t.Fatal(err)
@@ -58,7 +61,7 @@ func TestRegionCommands(t *testing.T) {
 	broken := filepath.Join(t.TempDir(), "broken.json")
 	for text, says := range map[string]string{
 		"": "is not what `pilaster region export` writes; nothing was changed", "{}": "is not what", `{"version": 1, "nmae": "x"}`: "is not what",
-		`{"version": 2}`: "version 2 of the format", `{"version": 1}`: "region name", strings.Replace(export.stdout, "10.8.0.0/16", "10.8.0.1/16", 1): "not a prefix",
+		`{"version": 3}`: "version 3 of the format", `{"version": 1}`: "region name", strings.Replace(export.stdout, "10.8.0.0/16", "10.8.0.1/16", 1): "not a prefix",
 	} {
 		if err := os.WriteFile(broken, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
@@ -74,6 +77,12 @@ func TestRegionCommands(t *testing.T) {
 	if r := command(t, "region", "import", file); r.code != ExitDone || r.stdout != "region        east\nbase prefix   fd70:696c:6200::/40\nedge          fd70:696c:6200:1::/64\n"+
 		"tenant        blue    VNI 2   10.1.0.0/16   joined\ntenant        other   VNI 1   10.8.0.0/16   not in this region\ntenant        red     VNI 3   10.1.0.0/16   on network netpila here, not joined\n" {
 		t.Errorf("imported %+v", r)
+	}
+	if r := command(t, "region", "list"); !strings.Contains(r.stdout, "blue, other (not in this region), red (on network netpila here, not joined)\n") {
+		t.Errorf("listed %s", r.stdout)
+	}
+	if v := ask[regionsView](t, "region", "list"); v.Regions[0].Tenants[0].Here != "joined" || v.Own.Tenants[0].Here != "" {
+		t.Errorf("listed %+v", v)
 	}
 	v := ask[tenantView](t, "tenant", "get", "blue")
 	if want := []elsewhereView{{"east", []string{"10.1.0.0/16"}, "fd70:696c:6100:1::/64", "fd70:696c:6200:1::/64", 2}}; !reflect.DeepEqual(v.Regions, want) {
@@ -107,6 +116,26 @@ func TestRegionCommands(t *testing.T) {
 			t.Errorf("%s completes to %q", line, r.stdout)
 		}
 	}
+	testRestoredRegions(t, filepath.Join(filepath.Dir(os.Getenv("PILASTER_ORCHESTRATOR_SOCKET")), "data"))
+	command(t, "tenant", "delete", "blue")
+	command(t, "tenant", "create", "blue", "--network", "nimitz", "--cidr", "10.0.0.0/16")
+	if r := command(t, "region", "list"); !strings.Contains(r.stdout, "blue (made anew here since the import, not joined)\n") {
+		t.Errorf("listed %s", r.stdout)
+	}
+	refused(t, ExitFailed, "tenant blue was deleted and made anew here since region east was imported", "region", "import", file)
+	if r := command(t, "region", "import", file, "--tenant", "blue"); r.code != ExitDone || !strings.Contains(r.stdout, "10.1.0.0/16   joined\n") {
+		t.Errorf("imported by name %+v", r)
+	}
+	if r := command(t, "region", "delete", "east"); !strings.HasPrefix(r.stdout, "region east deleted\nEdge Switch e1 is away and has not heard of it: it goes on until") {
+		t.Errorf("deleted %+v", r)
+	}
+	command(t, "region", "import", file, "--tenant", "blue")
+	if r := command(t, "node", "delete", "e1", "--force"); !strings.HasPrefix(r.stdout, "node e1 deleted\nIt was this region's Edge Switch") || !strings.Contains(r.stdout, "powered off") {
+		t.Errorf("deleted %+v", r)
+	}
+	if r := command(t, "region", "list"); !strings.Contains(r.stdout, "blue (not joined without an Edge Switch here)\n") {
+		t.Errorf("listed %s", r.stdout)
+	}
 	if r := command(t, "region", "delete", "east"); r.stdout != "region east deleted\n" {
 		t.Errorf("deleted %+v", r)
 	}
@@ -114,4 +143,21 @@ func TestRegionCommands(t *testing.T) {
 	refused(t, ExitUsage, "--region: region name \"West\"", "orchestrator", "--region", "West")
 	t.Setenv("PILASTER_ORCHESTRATOR_SOCKET", "/nonexistent")
 	refused(t, ExitUnreachable, "/nonexistent", "region", "list")
+}
+
+// testRestoredRegions: a restore says which regions are joined again, and by what.
+func testRestoredRegions(t *testing.T, data string) {
+	t.Helper()
+	dir := t.TempDir()
+	file := filepath.Join(dir, "backup")
+	command(t, "orchestrator", "backup", file, "--data-dir", data)
+	r := command(t, "orchestrator", "restore", file, "--data-dir", filepath.Join(dir, "text"))
+	for _, says := range []string{"joined again to east, as it was", "Node e1 is its Edge Switch", "node delete e1 --force"} {
+		if !strings.Contains(r.stdout, says) {
+			t.Errorf("restored %+v, which does not say %q", r, says)
+		}
+	}
+	if v := ask[backupView](t, "orchestrator", "restore", file, "--data-dir", filepath.Join(dir, "json")); len(v.Regions) != 1 || v.Regions[0] != "east" || v.Edge != "e1" {
+		t.Errorf("restored %+v", v)
+	}
 }

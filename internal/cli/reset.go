@@ -2,7 +2,6 @@ package cli
 
 import (
 	"bufio"
-	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -15,6 +14,7 @@ import (
 
 	"pilaster.io/pilaster/internal/agent"
 	"pilaster.io/pilaster/internal/datapath"
+	"pilaster.io/pilaster/internal/network/nimitz/gateway"
 	"pilaster.io/pilaster/internal/network/nimitz/ovs"
 )
 
@@ -65,7 +65,8 @@ knows the node until 'pilaster node delete NAME' is run there.`,
 }
 
 func reset(env Env, o resetOptions) (err error) {
-	remains, err := agent.FindRemains(o.stateDir, o.runDir, cmp.Or(o.gatewayNetns, agent.GatewayNetns(o.runDir)))
+	gateway := gateway.Leftovers(gatewayNetns(o.gatewayNetns, o.runDir))
+	remains, err := agent.FindRemains(o.stateDir, o.runDir, gateway)
 	if err != nil {
 		return err
 	}
@@ -81,7 +82,7 @@ func reset(env Env, o resetOptions) (err error) {
 	if err != nil {
 		return err
 	}
-	all := slices.Concat(bridges, kernel, remains.Files)
+	all := slices.Concat(bridges, kernel, gateway, remains.Files)
 	if len(all) > 0 && !o.yes && !confirmed(env, all, remains.Prefix) {
 		return errors.New("not confirmed\n  nothing was changed; --yes does not ask")
 	}

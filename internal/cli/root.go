@@ -33,6 +33,7 @@ wrongly and nothing was done, and 3 when the agent or orchestrator does not answ
 	_ = root.RegisterFlagCompletionFunc(timeoutFlag, cobra.NoFileCompletions)
 	root.AddCommand(newAddressCommand(env))
 	root.AddCommand(newBenchCommand(env))
+	root.AddCommand(newSimCommand(env))
 	root.AddCommand(newExplainCommand(env))
 	root.AddCommand(newOrchestratorCommand(env))
 	root.AddCommand(newTenantCommand(env))

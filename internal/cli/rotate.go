@@ -110,7 +110,7 @@ func describeNodes(nodes []hostView) string {
 func newTenantRotateKey(env Env) *cobra.Command {
 	var socket orchestratorSocket
 	var out output
-	var wait time.Duration
+	wait := 30 * time.Second
 	var force bool
 	cmd := &cobra.Command{
 		Use:   "rotate-key NAME",
@@ -141,7 +141,7 @@ the old id, and the command may be repeated: it finds the rotation that is under
 	socket.bind(cmd)
 	cmd.ValidArgsFunction = names(socket.tenants)
 	out.bind(cmd)
-	cmd.Flags().DurationVar(&wait, "wait", 30*time.Second, "how long nodes may take to accept the new id")
+	cmd.Flags().Var((*atMost)(&wait), "wait", "how long nodes may take to accept the new id")
 	cmd.Flags().BoolVar(&force, "force", false, "then use it although some have not; nodes that do not know it cannot talk with new containers until they are back")
 	return cmd
 }

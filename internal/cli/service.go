@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/netip"
@@ -41,11 +42,24 @@ translates both addresses, so the service sees the node's gateway. Services are 
 
 // namedFlag is one that says which tenant, or which node.
 func namedFlag(cmd *cobra.Command, to *string, flag, usage string, ask func(context.Context) ([]string, error)) {
-	cmd.Flags().StringVar(to, flag, "", usage)
+	cmd.Flags().Var((*filled)(to), flag, usage)
 	offered := names(ask)
 	_ = cmd.RegisterFlagCompletionFunc(flag, func(c *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
 		return offered(c, nil, typed)
 	})
+}
+
+// filled is text that is not empty: what a script has no value for is not asked of everybody.
+type filled string
+
+func (f *filled) String() string { return string(*f) }
+func (f *filled) Type() string   { return "string" }
+func (f *filled) Set(text string) error {
+	if text == "" {
+		return errors.New("it is empty; leave it out, or say which")
+	}
+	*f = filled(text)
+	return nil
 }
 
 // addressFlag is one that has an address.

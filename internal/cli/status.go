@@ -3,6 +3,8 @@ package cli
 import (
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"sort"
 	"strings"
 	"time"
@@ -79,13 +81,15 @@ type linkView struct {
 }
 
 type datapathView struct {
-	DeviceKind   string      `json:"deviceKind"`
-	DeviceWhy    string      `json:"deviceWhy,omitempty"` // why that one, where the agent chose it
-	Programs     string      `json:"programs"`
-	Healthy      bool        `json:"healthy"`
-	FirstInChain bool        `json:"firstInChain"`
-	Guarded      []string    `json:"guarded"` // interfaces beside the uplink where packets are checked
-	Entries      []entryView `json:"entries"`
+	DeviceKind   string            `json:"deviceKind"`
+	DeviceWhy    string            `json:"deviceWhy,omitempty"` // why that one, where the agent chose it
+	Programs     string            `json:"programs"`
+	Healthy      bool              `json:"healthy"`
+	FirstInChain bool              `json:"firstInChain"`
+	Guarded      []string          `json:"guarded"`  // interfaces beside the uplink where packets are checked
+	Switches     map[string]string `json:"switches"` // what carries packets, by network, where there is a choice
+	Without      []string          `json:"without"`  // what containers here do without, which they have on other nodes
+	Entries      []entryView       `json:"entries"`
 }
 
 // gatewayView is the way to services and from clients; without one it has no addresses.
@@ -149,7 +153,7 @@ func viewStatus(s *pilasterv1.StatusResponse) statusView {
 		Drops: []dropView{}, Version: s.GetVersion(), PID: s.GetPid(),
 	}
 	if d := s.GetDatapath(); d != nil {
-		v.Datapath = &datapathView{d.DeviceKind, d.DeviceWhy, d.Programs, d.Healthy, d.FirstInChain, append([]string{}, d.Guarded...), []entryView{}}
+		v.Datapath = &datapathView{d.DeviceKind, d.DeviceWhy, d.Programs, d.Healthy, d.FirstInChain, append([]string{}, d.Guarded...), maps.Clone(d.Switches), append([]string{}, d.Without...), []entryView{}}
 		for _, e := range d.Entries {
 			v.Datapath.Entries = append(v.Datapath.Entries, entryView{e.Table, e.Used, e.Capacity, e.Cache})
 		}
@@ -198,6 +202,12 @@ func (v statusView) text(w io.Writer, now time.Time) {
 		}
 		if len(d.Guarded) > 0 {
 			row("", "", "guarded", strings.Join(d.Guarded, ", "))
+		}
+		for _, network := range slices.Sorted(maps.Keys(d.Switches)) {
+			row("", "", "switch", network+": "+d.Switches[network])
+		}
+		for _, lack := range d.Without {
+			row("", "", "without", lack)
 		}
 		for _, e := range d.Entries {
 			of := numeral.Grouped(e.Used) + " of " + numeral.Grouped(e.Capacity) + " entries"

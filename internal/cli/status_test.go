@@ -69,7 +69,7 @@ func theStatus() *pilasterv1.StatusResponse {
 		Node: &pilasterv1.Node{Name: "n1", Uuid: "u", Prefix: "fd70:696c:6100:1::/64"}, Uplink: "eth0", Ready: true, Version: "v1", Pid: 7,
 		Plan:         &pilasterv1.Plan{BasePrefix: "fd70:696c:6100::/40", PrivatePrefix: "fc00::/8"},
 		Orchestrator: &pilasterv1.OrchestratorLink{Url: "https://o:7070", Connected: true, Revision: 1412, Since: timestamppb.New(noon)},
-		Datapath: &pilasterv1.DatapathStatus{DeviceKind: "veth", DeviceWhy: "this kernel has no netkit", Programs: "1.4.0", Healthy: true, FirstInChain: true, Entries: []*pilasterv1.Entries{
+		Datapath: &pilasterv1.DatapathStatus{DeviceKind: "veth", DeviceWhy: "this kernel has no netkit", Programs: "1.4.0", Healthy: true, FirstInChain: true, Switches: map[string]string{"nimitz": "ovs"}, Without: []string{"traceroute"}, Entries: []*pilasterv1.Entries{
 			{Table: "locals", Used: 2, Capacity: 4096}, {Table: "flows", Used: 8192, Capacity: 8192, Cache: true}, {Table: "nimitz-register", Used: 1024}, {Table: "nimitz-nat", Used: 1},
 		}},
 		Gateway:   &pilasterv1.Gateway{Own: "fd70:696c:6100:1:0:ff:0:1", Virtual: "fd70:696c:6700:0:1::1", Services: 2, Publications: 1},
@@ -97,6 +97,8 @@ orchestrator   connected         https://o:7070, revision 1,412, for 1m30s
 gateway        open              fd70:696c:6100:1:0:ff:0:1 to the underlay, fd70:696c:6700:0:1::1 to containers; 2 services, 1 publication
 datapath       healthy           veth, programs 1.4.0, first in chain
                device            veth: this kernel has no netkit
+               switch            nimitz: ovs
+               without           traceroute
                locals            2 of 4,096 entries
                flows             a cache of 8,192 slots
                nimitz-register   1,024 entries
@@ -132,7 +134,7 @@ func TestStatusOfANodeThatWaits(t *testing.T) {
 	w.status = theStatus()
 	code, out, _ = run(t, "", "status", "-o", "json", "--agent-socket", socket)
 	var v statusView
-	if err := json.Unmarshal([]byte(out), &v); code != ExitDone || err != nil || !v.Ready || v.Drops[2].LastMinute != 12 || !v.Datapath.Entries[1].Cache {
+	if err := json.Unmarshal([]byte(out), &v); code != ExitDone || err != nil || !v.Ready || v.Drops[2].LastMinute != 12 || !v.Datapath.Entries[1].Cache || v.Datapath.Switches["nimitz"] != "ovs" {
 		t.Errorf("exit %d, %v\n%s", code, err, out)
 	}
 }
@@ -192,7 +194,7 @@ func TestMonitorLines(t *testing.T) {
 		t.Errorf("exit %d, %s\n%s\nwant\n%s", code, errs, out, want)
 	}
 	other := eventView{Time: "2026-11-01T12:00:00Z", Type: "drop", Reason: "not-ip6", Hook: "container", Length: 28, Count: 1}
-	if got, want := other.line(), "2026-11-01T12:00:00.000Z  drop  not-ip6             not IPv6  28 bytes  at container  ×1"; got != want {
+	if got, want := other.line(), "2026-11-01T12:00:00.000Z  drop  not-ip6             not IP  28 bytes  at container  ×1"; got != want {
 		t.Errorf("%s\nwant\n%s", got, want)
 	}
 	_, out, _ = run(t, "", "monitor", "-o", "json", "--agent-socket", socket)
@@ -215,8 +217,10 @@ func TestAgentUsage(t *testing.T) {
 		"--node-prefix":    {"--node-prefix", "fd70::/48"},
 		"--max-mappings":   {"--max-mappings", "0"},
 		"--nimitz":         {"--nimitz", "hardware"},
-		"--mtu-reserve":    {"--mtu-reserve", "-1"},
-		"--orchestrator":   {"--orchestrator", "o:7070"},
+		"--device macvlan does not go with --nimitz ebpf": {"--nimitz", "ebpf", "--device", "macvlan"},
+		"--device macvlan does not go with --nimitz ovs":  {"--nimitz", "ovs", "--device", "macvlan"},
+		"--mtu-reserve":  {"--mtu-reserve", "-1"},
+		"--orchestrator": {"--orchestrator", "o:7070"},
 	} {
 		code, _, errs := run(t, "", append(base, more...)...)
 		if code != ExitUsage || !strings.Contains(errs, want) {
@@ -239,7 +243,7 @@ func TestCompleteAgent(t *testing.T) {
 	if err := os.WriteFile(token, []byte("pilaster.x.y\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	o := agent.Options{OrchestratorURL: "https://o:7070", MaxEndpoints: 10, MaxTenantIDs: 10, MaxMappings: 10}
+	o := agent.Options{OrchestratorURL: "https://o:7070", MaxEndpoints: 10, MaxTenantIDs: 10}
 	if err := completeAgent(&o, token, "fd70:696c:6100:1::/64"); err != nil {
 		t.Fatal(err)
 	}
@@ -250,7 +254,7 @@ func TestCompleteAgent(t *testing.T) {
 
 // A joined node needs no token any more, so a token file that is gone is no error by itself.
 func TestAgentWithoutItsTokenFile(t *testing.T) {
-	o := agent.Options{OrchestratorURL: "https://o:7070", MaxEndpoints: 10, MaxTenantIDs: 10, MaxMappings: 10, StateDir: t.TempDir()}
+	o := agent.Options{OrchestratorURL: "https://o:7070", MaxEndpoints: 10, MaxTenantIDs: 10, StateDir: t.TempDir()}
 	if err := completeAgent(&o, "/nonexistent/join-token", ""); err == nil || !strings.Contains(err.Error(), "/nonexistent/join-token: no such file") || exitCode(err) != ExitFailed {
 		t.Errorf("before it joined: %v", err)
 	}

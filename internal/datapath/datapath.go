@@ -58,6 +58,7 @@ type Datapath struct {
 
 	mark              uint32 // of packets that were judged
 	nodeNear, nodeFar int    // ifindexes of the pair between the node and its containers
+	taps              *Taps  // nil where no switch reads devices itself
 }
 
 var _ agent.Driver = (*Datapath)(nil)

@@ -23,6 +23,8 @@ func (d *Datapath) edgeHooks(l netlink.Link) []hook {
 			{"edge_in", pin("edge_in"), l, ebpf.AttachTCXIngress, d.objects.PilEdgeIn, nil},
 			{"edge_out", pin("edge_out"), l, ebpf.AttachTCXEgress, d.objects.PilEdgeOut, nil},
 		}
+	case loopback:
+		return []hook{{"edge_in", pin("edge_in"), l, ebpf.AttachTCXIngress, d.objects.PilEdgeIn, nil}}
 	case port:
 		return []hook{{"port_in", pin("port_in"), l, ebpf.AttachTCXIngress, d.objects.PilPortIn, nil}}
 	}
@@ -33,9 +35,10 @@ func (d *Datapath) edgeHooks(l netlink.Link) []hook {
 type role int
 
 const (
-	apart role = iota // packets of the stack do not come by here, or those of containers do
-	edge              // packets can reach the stack, or leave it
-	port              // a member of a bridge, a bond or the like, which the stack sees in its place; almost
+	apart    role = iota // packets of the stack do not come by here, or those of containers do
+	edge                 // packets can reach the stack, or leave it
+	port                 // a member of a bridge, a bond or the like, which the stack sees in its place; almost
+	loopback             // what the stack says to itself
 )
 
 // Edge lists the interfaces beside the uplink by which packets can reach the node's stack or leave it.
@@ -53,7 +56,9 @@ func roleOf(l, uplink netlink.Link, byIndex func(int) (netlink.Link, error)) rol
 	switch {
 	case container, a.Name == nodeDevice, a.Name == nodeFar, isTunnel(l), isGateway(a.Name), a.Name == pipeline.NodeSide, a.Name == pipeline.SwitchSide, a.Name == uplink.Attrs().Name, a.Index == uplink.Attrs().Index:
 		return apart // there stand others of our programs
-	case a.Flags&net.FlagLoopback != 0, l.Type() == "ifb", a.EncapType == "can", a.EncapType == "netlink":
+	case a.Flags&net.FlagLoopback != 0:
+		return loopback
+	case l.Type() == "ifb", a.EncapType == "can", a.EncapType == "netlink":
 		return apart // leads nowhere, or carries no IP
 	case a.MasterIndex != 0:
 		// A VRF takes packets from its members' hooks.

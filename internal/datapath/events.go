@@ -69,7 +69,10 @@ func (d *Datapath) decodeEvent(sample []byte) (agent.Event, error) {
 		Protocol: e.Proto, SourcePort: swap(e.Sport), DestinationPort: swap(e.Dport),
 		Length: int(e.Length), Endpoint: d.endpointOf(e.Ifindex), Ifindex: int(e.Ifindex), Lost: e.Lost,
 	}
-	if none := (pilasterAddr{}); e.Src != none || e.Dst != none { // else it was not IPv6
+	switch e.Version {
+	case 4:
+		event.Source, event.Destination = e.Src.netip().Unmap(), e.Dst.netip().Unmap()
+	case 6:
 		event.Source, event.Destination = e.Src.netip(), e.Dst.netip()
 	}
 	return event, nil

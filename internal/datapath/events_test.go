@@ -1,6 +1,7 @@
 package datapath
 
 import (
+	"net/netip"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -145,7 +146,54 @@ func TestEventsSayWhich(t *testing.T) {
 	}
 }
 
-// TestEventsOfOtherFrames: bytes of ARP or IPv4 are not shown as addresses.
+// TestEventsOfIPv4 say as much, also of short ones, and of later fragments no ports.
+func TestEventsOfIPv4(t *testing.T) {
+	b := newEventBench(t)
+	from, to := netip.MustParseAddr("10.1.2.3"), netip.MustParseAddr("192.0.2.4")
+	empty := packet.Packet{Source: from, Destination: to, Body: packet.UDP{SourcePort: 1000, DestinationPort: 53}}
+	of := func(body packet.Body, change func(header []byte)) []byte {
+		p := empty
+		p.Body = body
+		frame := p.Frame(containerMAC, gatewayMAC)
+		change(frame[14:])
+		return frame
+	}
+	same := func([]byte) {}
+	for _, c := range []struct {
+		name     string
+		frame    []byte
+		from, to uint16
+	}{
+		{"TCP of IPv4", of(segment, same), 1000, 80},
+		{"a short one", of(empty.Body, same), 1000, 53},
+		{"ICMP of IPv4", of(packet.ICMP{Type: packet.EchoRequest4, Payload: make([]byte, 30)}, same), 0, 0},
+		{"a later fragment of IPv4", of(gram, func(h []byte) { h[7] = 1 }), 0, 0},
+		{"a first fragment of IPv4", of(gram, func(h []byte) { h[6] = 0x20 }), 1000, 53},
+		{"options of IPv4", of(packet.Raw{Proto: packet.ProtocolUDP, Data: []byte{1, 1, 1, 1, 1000 >> 8, 1000 & 0xff, 0, 53, 0, 8, 0, 0}}, func(h []byte) { h[0] = 0x46 }), 1000, 53},
+	} {
+		if verdict, _, _ := b.run(t, b.datapath.objects.PilContainer, c.frame, skb{Ifindex: b.b1.ifindex()}); verdict != verdictDrop {
+			t.Fatalf("%s: verdict %d, not a drop", c.name, verdict)
+		}
+		e := b.next(t, reason.NotIp6)
+		if e.Source != from || e.Destination != to || e.Protocol != c.frame[14+9] || e.SourcePort != c.from || e.DestinationPort != c.to || e.Length != len(c.frame)-14 {
+			t.Errorf("%s: %+v", c.name, e)
+		}
+	}
+}
+
+// next is the next event of a reason; containers' kernels may say something too.
+func (b eventBench) next(t *testing.T, why reason.Reason) (e agent.Event) {
+	t.Helper()
+	for e.Reason != why.String() {
+		record, err := b.ring.Read()
+		must(t, err)
+		e, err = b.datapath.decodeEvent(record.RawSample)
+		must(t, err)
+	}
+	return e
+}
+
+// TestEventsOfOtherFrames: bytes of ARP, or of what is only called IPv4, are not shown as addresses.
 func TestEventsOfOtherFrames(t *testing.T) {
 	b := newEventBench(t)
 	looksLikeIt := b.frame(packet.Packet{Source: b.b1.seen(), Destination: b.b2.seen(), Body: gram})
@@ -157,13 +205,7 @@ func TestEventsOfOtherFrames(t *testing.T) {
 		if verdict, _, _ := b.run(t, b.datapath.objects.PilContainer, frame, skb{Ifindex: b.b1.ifindex()}); verdict != verdictDrop {
 			t.Fatalf("%s: verdict %d, not a drop", name, verdict)
 		}
-		var e agent.Event
-		for e.Reason != "not-ip6" { // containers' kernels may say something too
-			record, err := b.ring.Read()
-			must(t, err)
-			e, err = b.datapath.decodeEvent(record.RawSample)
-			must(t, err)
-		}
+		e := b.next(t, reason.NotIp6)
 		if e.Source.IsValid() || e.Destination.IsValid() || e.Protocol != 0 || e.DestinationPort != 0 || e.Length != len(frame)-14 {
 			t.Errorf("%s: %+v", name, e)
 		}

@@ -367,8 +367,12 @@ func FuzzDecodeEvent(f *testing.F) {
 		}
 		word, port := binary.NativeEndian.Uint32, binary.BigEndian.Uint16
 		source, destination := netip.AddrFrom16([16]byte(sample[24:])), netip.AddrFrom16([16]byte(sample[40:]))
-		if source.IsUnspecified() && destination.IsUnspecified() {
-			source, destination = netip.Addr{}, netip.Addr{} // it was not IPv6
+		switch sample[77] {
+		case 4:
+			source, destination = source.Unmap(), destination.Unmap()
+		case 6:
+		default:
+			source, destination = netip.Addr{}, netip.Addr{}
 		}
 		if e.Count != binary.NativeEndian.Uint64(sample[8:]) || e.Lost != binary.NativeEndian.Uint64(sample[16:]) ||
 			e.Source != source || e.Destination != destination ||

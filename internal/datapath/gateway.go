@@ -8,6 +8,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
 
 // gatewaySide is one of the two devices by which the gateway of the second network, whose stack is in a namespace of its own,
@@ -110,10 +111,12 @@ func (d *Datapath) gatewayProblems() ([]string, error) {
 }
 
 // isGateway tells the gateway's devices on the node.
-func isGateway(name string) bool { return name == agent.GatewayDevice || name == agent.UnderlayDevice }
+func isGateway(name string) bool {
+	return name == pipeline.GatewayDevice || name == pipeline.UnderlayDevice
+}
 
 func leftGateway() (all []agent.Leftover, err error) {
-	for _, name := range []string{agent.GatewayDevice, agent.UnderlayDevice} {
+	for _, name := range []string{pipeline.GatewayDevice, pipeline.UnderlayDevice} {
 		found, err := leftNamed("pair", name, isVeth)
 		if err != nil {
 			return nil, err

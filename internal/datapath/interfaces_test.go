@@ -27,13 +27,13 @@ func TestWhichInterfacesAreGuarded(t *testing.T) {
 		}
 		return l
 	}
-	loopback := func(a *netlink.LinkAttrs) { a.Flags |= net.FlagLoopback }
+	loops := func(a *netlink.LinkAttrs) { a.Flags |= net.FlagLoopback }
 	elsewhere := func(a *netlink.LinkAttrs) { a.NetNsID = 3 }
 	encap := func(kind string) func(*netlink.LinkAttrs) {
 		return func(a *netlink.LinkAttrs) { a.EncapType = kind }
 	}
 	others := []netlink.Link{
-		make(1, "lo", "device", 0, 0, loopback), make(20, "eth1", "device", 0, 0), make(21, "docker0", "bridge", 0, 0), make(22, "veth1", "veth", 30, 21, elsewhere),
+		make(1, "lo", "device", 0, 0, loops), make(20, "eth1", "device", 0, 0), make(21, "docker0", "bridge", 0, 0), make(22, "veth1", "veth", 30, 21, elsewhere),
 		make(23, "cali1", "veth", 10, 0, elsewhere), make(24, "tun0", "tun", 0, 0, encap("none")), make(25, "wg0", "wireguard", 0, 0, encap("none")),
 		make(26, "vrf0", "vrf", 0, 0), make(27, "eth2", "device", 0, 26), make(28, "bond0", "bond", 0, 0), make(29, "eth3", "device", 0, 28),
 		make(31, "ifb0", "ifb", 0, 0), make(32, "can0", "can", 0, 0, encap("can")), make(33, "nlmon0", "nlmon", 0, 0, encap("netlink")), make(34, "lost", "veth", 0, 99),
@@ -66,8 +66,8 @@ func TestWhichInterfacesAreGuarded(t *testing.T) {
 			})
 			got[is] = append(got[is], l.Attrs().Name)
 		}
-		if want := append(slices.Clone(always), c.want...); !slices.Equal(got[edge], want) || !slices.Equal(got[port], ports) {
-			t.Errorf("uplink %s (%s): guarded are %q with ports %q, want %q with %q", c.uplink.Attrs().Name, c.uplink.Type(), got[edge], got[port], want, ports)
+		if want := append(slices.Clone(always), c.want...); !slices.Equal(got[edge], want) || !slices.Equal(got[port], ports) || !slices.Equal(got[loopback], []string{"lo"}) {
+			t.Errorf("uplink %s (%s): guarded are %q with ports %q and %q, want %q with %q and lo", c.uplink.Attrs().Name, c.uplink.Type(), got[edge], got[port], got[loopback], want, ports)
 		}
 	}
 }

@@ -40,6 +40,17 @@ func TestNimitzAnswers(t *testing.T) {
 			binary.BigEndian.PutUint16(e.Rest[w.mtu:], uint16(mtu))
 			return packet.Packet{Source: w.gate, Destination: w.own, Body: e}
 		}
+		// silent sends the container something else, which is the next that it hears.
+		silent := func(name string) {
+			next := packet.Packet{Source: w.beside, Destination: w.own, Body: packet.UDP{Payload: []byte(name)}}
+			must(t, b.inject[4].Send(next.Frame(pipeline.OutsideMAC, pipeline.InsideMAC)))
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			got, err := b.captures[2].Next(ctx)
+			if want := next.Frame(pipeline.InsideMAC, pipeline.OutsideMAC); err != nil || !bytes.Equal(got.Frame, want) {
+				t.Errorf("%s: the next that it hears is %x, %v", name, got.Frame, err)
+			}
+		}
 		unreachable := w.unreach
 		unreachable.Payload = packet.Packet{Source: w.far, Destination: w.own, Body: packet.UDP{}}.Marshal()
 		for _, c := range []struct {
@@ -67,14 +78,7 @@ func TestNimitzAnswers(t *testing.T) {
 				b.leaves(t, c.name+", "+w.family, b.drops(t), want)
 				continue
 			}
-			next := packet.Packet{Source: w.beside, Destination: w.own, Body: packet.UDP{Payload: []byte(c.name)}}
-			must(t, b.inject[4].Send(next.Frame(pipeline.OutsideMAC, pipeline.InsideMAC)))
-			ctx, cancel := context.WithTimeout(t.Context(), patience)
-			got, err := b.captures[2].Next(ctx)
-			cancel()
-			if want := next.Frame(pipeline.InsideMAC, pipeline.OutsideMAC); err != nil || !bytes.Equal(got.Frame, want) {
-				t.Errorf("%s, %s: the next that it hears is %x, %v", c.name, w.family, got.Frame, err)
-			}
+			silent(c.name + ", " + w.family)
 		}
 		must(t, b.nimitz.SetMTU(narrow))
 		last := gram(narrow-70, 64)
@@ -85,6 +89,16 @@ func TestNimitzAnswers(t *testing.T) {
 		want.To, want.VTEP, want.VNI, want.Identity = pipeline.VXLAN, pipeline.VTEP(packettest.There), 7, 70
 		b.leaves(t, "as long as may be, "+w.family, before, want)
 		must(t, b.nimitz.SetMTU(1500))
+
+		var tunnels uint32
+		swap := func(v *pilasterNimitzNode) { v.Vxlan, tunnels = tunnels, v.Vxlan }
+		tunnels = 1 << 30
+		must(t, b.datapath.setNimitzNode(swap))
+		before = b.drops(t)
+		must(t, b.inject[2].Send(gram(100, 1).Frame(pipeline.OutsideMAC, pipeline.InsideMAC)))
+		b.dropped(t, "without the tunnels' device, "+w.family, before, reason.NoRoute)
+		silent("without the tunnels' device, " + w.family)
+		must(t, b.datapath.setNimitzNode(swap))
 	}
 }
 

@@ -244,8 +244,9 @@ func TestNimitzTunnels(t *testing.T) {
 		{"a process to a node, as nobody known", stranger, netip.AddrPortFrom(peer, pipeline.UDPPort), 0, reason.TunnelForged},
 		{"a process to another region", b.prefix.Addr().Next(), netip.AddrPortFrom(abroad, pipeline.UDPPort), 0, reason.TunnelForged},
 		{"a process as another region", abroad, netip.AddrPortFrom(b.far.underlay, pipeline.UDPPort), 0, reason.TunnelForged},
-		{"a process to its own node", self, netip.AddrPortFrom(self, pipeline.UDPPort), 0, reason.OwnSource},
-		{"a process to its own node, as another", peer, netip.AddrPortFrom(self, pipeline.UDPPort), 0, reason.PeerUnknown},
+		{"a process to its own node", self, netip.AddrPortFrom(self, pipeline.UDPPort), 0, reason.TunnelForged},
+		{"a process to its own node, as another", peer, netip.AddrPortFrom(self, pipeline.UDPPort), 0, reason.TunnelForged},
+		{"a process to another address of its own node, as another", peer, netip.AddrPortFrom(netip.IPv6Loopback(), pipeline.UDPPort), 0, reason.TunnelForged},
 		{"a process to another port", self, netip.AddrPortFrom(peer, 53), 0, 0},
 	} {
 		before := b.drops(t)
@@ -254,9 +255,15 @@ func TestNimitzTunnels(t *testing.T) {
 			t.Errorf("%s: counted %v, want one for %v", c.name, got, c.why)
 		}
 	}
+	mark := int(tunnelMark(b.datapath.mark))
 	before := b.drops(t)
-	send(self, netip.AddrPortFrom(peer, pipeline.UDPPort), 0, int(tunnelMark(b.datapath.mark)))
+	send(self, netip.AddrPortFrom(peer, pipeline.UDPPort), 0, mark)
 	b.dropped(t, "a process that has guessed the mark", before, reason.TunnelForged)
+	for _, to := range []netip.Addr{self, b.prefix.Addr().Next(), netip.IPv6Loopback()} {
+		before = b.drops(t)
+		send(peer, netip.AddrPortFrom(to, pipeline.UDPPort), 0, mark)
+		b.dropped(t, "a process that has guessed the mark, to its own node", before, reason.TunnelForged)
+	}
 }
 
 // addEdge gives the node another interface, and injects from its other end.
@@ -328,6 +335,13 @@ func TestNimitzPorts(t *testing.T) {
 		before = b.drops(t)
 		must(t, b.inject[2].Send(packet.Packet{Source: source.Addr().Next(), Destination: far6, Body: gram}.Frame(pipeline.OutsideMAC, pipeline.InsideMAC)))
 		b.dropped(t, "a switch's, in netpila's name", before, reason.SrcNotOwn)
+		before = b.drops(t)
+		half := packet.Packet{Source: source.Addr().Next(), Destination: far6, Body: packet.Raw{Proto: packet.ProtocolUDP, Data: make([]byte, 4)}}
+		many := packet.Packet{Source: source.Addr().Next(), Destination: netip.MustParseAddr("ff02::1"), Body: gram}
+		for _, p := range []packet.Packet{many, half} {
+			must(t, b.inject[2].Send(p.Frame(pipeline.OutsideMAC, pipeline.InsideMAC)))
+		}
+		b.dropped(t, "half a header, in netpila's name", before, reason.Malformed)
 	}
 	must(t, taps.Unplug(t.Context(), 2))
 	check("of a switch no more", reason.NotIp6, reason.SrcNotOwn)

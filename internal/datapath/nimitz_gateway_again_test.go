@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"pilaster.io/pilaster/internal/agent"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/network/nimitz/gateway"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
@@ -43,7 +42,7 @@ func TestGatewayOutlivesItsAgent(t *testing.T) {
 	config := w.gatewayConfig(0)
 	must(t, n.ns.Do(func() (err error) { w.gateways[0], err = gateway.Open(t.Context(), config); return err }))
 	t.Cleanup(func() { w.gateways[0].Close() })
-	must(t, n.datapath.PlugUnderlay(agent.UnderlayDevice))
+	must(t, n.datapath.PlugUnderlay(pipeline.UnderlayDevice))
 	_, err = n.datapath.Restore(t.Context(), []endpoint.Record{c.record}, func([]endpoint.Record) error {
 		if err := s.Plug(t.Context(), pipeline.Port(c.record.ID), pipeline.Device{Name: c.record.Device.HostName}); err != nil {
 			return err
@@ -57,7 +56,7 @@ func TestGatewayOutlivesItsAgent(t *testing.T) {
 	}
 
 	must(t, n.ns.Do(func() error { return w.gateways[0].SetMTU(1400) }))
-	for device, want := range map[string]int{agent.GatewayDevice: 1330, agent.UnderlayDevice: 1400} {
+	for device, want := range map[string]int{pipeline.GatewayDevice: 1330, pipeline.UnderlayDevice: 1400} {
 		l, err := n.datapath.netlink.LinkByName(device)
 		must(t, err)
 		if l.Attrs().MTU != want {
@@ -70,7 +69,7 @@ func TestGatewayOutlivesItsAgent(t *testing.T) {
 	status, err := n.datapath.Status()
 	must(t, err)
 	healthy := len(status.Problems)
-	l, err := n.datapath.netlink.LinkByName(agent.UnderlayDevice)
+	l, err := n.datapath.netlink.LinkByName(pipeline.UnderlayDevice)
 	must(t, err)
 	must(t, n.datapath.netlink.LinkDel(l))
 	status, err = n.datapath.Status()

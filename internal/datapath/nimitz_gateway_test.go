@@ -17,7 +17,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"pilaster.io/pilaster/internal/address"
-	"pilaster.io/pilaster/internal/agent"
 	"pilaster.io/pilaster/internal/netns"
 	"pilaster.io/pilaster/internal/network/nimitz"
 	"pilaster.io/pilaster/internal/network/nimitz/gateway"
@@ -67,17 +66,17 @@ func (w *underlayWire) openGateway(t testing.TB, i int) (err error) {
 		return err
 	}
 	t.Cleanup(func() { w.gateways[i].Close() })
-	if err := w.switches[i].Plug(t.Context(), pipeline.Gateway, pipeline.Device{Name: agent.GatewayDevice}); err != nil {
+	if err := w.switches[i].Plug(t.Context(), pipeline.Gateway, pipeline.Device{Name: pipeline.GatewayDevice}); err != nil {
 		return err
 	}
-	return w.nodes[i].datapath.PlugUnderlay(agent.UnderlayDevice)
+	return w.nodes[i].datapath.PlugUnderlay(pipeline.UnderlayDevice)
 }
 
 func (w *underlayWire) gatewayConfig(i int) gateway.Config {
 	prefix := w.nodes[i].prefix
 	block, _ := address.DefaultPlan().GatewayBlock(prefix, false)
 	return gateway.Config{
-		Path: w.paths[i], Switch: agent.GatewayDevice, Fabric: agent.UnderlayDevice,
+		Path: w.paths[i], Switch: pipeline.GatewayDevice, Fabric: pipeline.UnderlayDevice,
 		Block: block, Virtual: nimitz.GatewayAddress(block), Own: tenant.UnderlayAddress(prefix, 1), MTU: 1500,
 	}
 }

@@ -33,7 +33,8 @@ type pilasterDropEvent struct {
 	Sport   uint16
 	Dport   uint16
 	Proto   uint8
-	Zero    [3]uint8
+	Version uint8
+	Zero    [2]uint8
 }
 
 type pilasterDropState struct {

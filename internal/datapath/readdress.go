@@ -21,21 +21,41 @@ func (d *Datapath) Readdress(ctx context.Context, was, is endpoint.Record) error
 	return nil
 }
 
-func (d *Datapath) readdress(ctx context.Context, was, is endpoint.Record) error {
+// CanReaddress looks for what the container has that Readdress would cut off.
+func (d *Datapath) CanReaddress(was, is endpoint.Record) error {
+	in, _, err := d.openFree(was, is)
+	if err != nil {
+		return fmt.Errorf("endpoint %d: %w", is.ID, err)
+	}
+	in.Close()
+	return nil
+}
+
+// openFree opens the inside of a container that may have what one record has more than another.
+func (d *Datapath) openFree(was, is endpoint.Record) (*inside, netlink.Link, error) {
 	in, err := openInside(is.Netns)
+	if err != nil {
+		return nil, nil, err
+	}
+	container, err := d.kind(is).inside(is, in)
+	if err == nil {
+		err = in.routesAreFree(without(is, was), container)
+	}
+	if err != nil {
+		in.Close()
+		return nil, nil, err
+	}
+	return in, container, nil
+}
+
+func (d *Datapath) readdress(ctx context.Context, was, is endpoint.Record) error {
+	in, container, err := d.openFree(was, is)
 	if err != nil {
 		return err
 	}
 	defer in.Close()
-	container, err := d.kind(is).inside(is, in)
-	if err != nil {
-		return err
-	}
 	more, less := is, was
 	more.Attachments, less.Attachments = without(is, was), without(was, is)
-	if err := in.routesAreFree(more.Attachments, container); err != nil {
-		return err
-	}
 	if err := d.alone(func() error { return in.change(more.Attachments, less.Attachments, is.Attachments, container) }); err != nil {
 		return fmt.Errorf("container side: %w", err)
 	}

@@ -29,7 +29,7 @@ func (d *Datapath) status() (agent.Status, error) {
 		return agent.Status{}, err
 	}
 	var cutOff []string
-	for _, find := range []func() ([]string, error){d.nodeProblems, d.tunnelProblems, d.gatewayProblems} {
+	for _, find := range []func() ([]string, error){d.nodeProblems, d.tunnelProblems, d.gatewayProblems, d.taps.problems} {
 		found, err := find()
 		if err != nil {
 			return agent.Status{}, err

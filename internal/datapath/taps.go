@@ -4,12 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
+	"pilaster.io/pilaster/internal/numeral"
 )
 
 // networkTapped is of devices that a switch reads itself (bpf/tables.h).
@@ -33,6 +36,7 @@ func (d *Datapath) Taps() (*Taps, error) {
 		return nil, errors.Join(err, fmt.Errorf("%s is here: this node's tunnels are eBPF's; nothing was changed: start the agent with --nimitz ebpf, or move the containers away and run `pilaster node reset`", tunnelDevice))
 	}
 	t := &Taps{d: d, devices: map[pipeline.Port]uint32{}}
+	d.taps = t
 	return t, each(d.objects.PilPortsV1, func(device uint32, p pilasterPlug) { t.devices[pipeline.Port(p.Number)] = device })
 }
 
@@ -48,7 +52,9 @@ func (t *Taps) Plug(_ context.Context, port pipeline.Port, is pipeline.Device) e
 		return fmt.Errorf("%v: device %s: %w", port, is.Name, err)
 	}
 	if port == pipeline.Gateway { // the node's stack is to take nothing from it
-		return t.d.alone(func() error { return errors.Join(t.d.settings.set(is.Name, hostSettings()), t.attach(l)) })
+		err := t.d.alone(func() error { return errors.Join(t.d.settings.set(is.Name, hostSettings()), t.attach(l)) })
+		t.devices[port] = uint32(l.Attrs().Index)
+		return err
 	}
 	if _, container := deviceID(l); container && l.Type() != Veth {
 		return fmt.Errorf("%v: %s is a %s, whose packets the programs see before the switch; nothing was changed: let the container end, and attach it anew", port, is.Name, l.Type())
@@ -86,6 +92,34 @@ func (t *Taps) detach(device int) error {
 		return gone(err)
 	}
 	return t.d.alone(func() error { return gone(detachFilter(t.d.netlink, device, netlink.HANDLE_MIN_EGRESS)) })
+}
+
+// problems says which devices lack their program, and are there.
+func (t *Taps) problems() ([]string, error) {
+	if t == nil {
+		return nil, nil
+	}
+	t.mu.Lock()
+	devices := slices.Sorted(maps.Values(t.devices))
+	t.mu.Unlock()
+	var without []string
+	for _, index := range devices {
+		l, err := t.d.netlink.LinkByIndex(int(index))
+		if errors.As(err, new(netlink.LinkNotFoundError)) {
+			continue // its endpoint is lost, or is about to be
+		}
+		if err == nil {
+			err = t.d.checkProgram(l, netlink.HANDLE_MIN_EGRESS, t.d.objects.PilTapped, pilasterProgPilTapped)
+		}
+		if err != nil {
+			without = append(without, err.Error())
+		}
+	}
+	if len(without) == 0 {
+		return nil, nil
+	}
+	return []string{fmt.Sprintf("%s (%s), so what the switch cannot tell is not dropped there; restart the agent to bring it back",
+		without[0], numeral.Of(len(without), "device", "devices"))}, nil
 }
 
 // Check looks for the program.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"net/netip"
+	"strings"
 	"testing"
 
 	"pilaster.io/pilaster/internal/address"
@@ -17,6 +18,7 @@ import (
 func TestTapped(t *testing.T) {
 	b := newNimitzBench(t)
 	taps := &Taps{d: b.datapath, devices: map[pipeline.Port]uint32{}}
+	b.datapath.taps = taps
 	device := b.records[0].Device.HostName
 	must(t, b.nimitz.Unplug(t.Context(), 2))
 	must(t, b.nimitz.Unplug(t.Context(), pipeline.Gateway))
@@ -116,13 +118,33 @@ func TestTapped(t *testing.T) {
 	if err := taps.Check(t.Context(), is); err != nil {
 		t.Errorf("plugged: %v", err)
 	}
+	says := func(device string) (said int) {
+		status, err := b.datapath.Status()
+		must(t, err)
+		for _, p := range status.Problems {
+			if strings.Contains(p, "pil_tapped") && strings.Contains(p, " "+device) {
+				said++
+			}
+		}
+		return said
+	}
 	index := taps.devices[2]
+	if says("") != 0 {
+		t.Error("status misses a program that stands")
+	}
 	must(t, taps.detach(int(index)))
-	if err := taps.Check(t.Context(), is); err == nil {
+	if err := taps.Check(t.Context(), is); err == nil || says(device) != 1 {
 		t.Error("without its program a device is found in order")
+	}
+	must(t, taps.detach(int(taps.devices[pipeline.Gateway])))
+	if says("(2 devices") != 1 {
+		t.Error("status does not miss both programs")
 	}
 	must(t, taps.detach(int(index)))
 	plug()
+	if says("") != 0 {
+		t.Error("status misses a program that stands again")
+	}
 	must(t, taps.Unplug(t.Context(), 2))
 	if err := taps.Check(t.Context(), is); err == nil {
 		t.Error("unplugged: the program stands")

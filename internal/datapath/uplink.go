@@ -207,7 +207,7 @@ func (d *Datapath) guardPrefix() error {
 		return fmt.Errorf("give lo the node address %v: %w", self.IPNet, err)
 	}
 	for _, p := range []netip.Prefix{d.config.NodePrefix, d.config.Plan.Private} {
-		if err := netns.Retry(func() error { return d.netlink.RouteReplace(guardRoute(p)) }); err != nil {
+		if err := netns.PutRoute(d.netlink, guardRoute(p)); err != nil {
 			return fmt.Errorf("make the rest of %v unreachable: %w", p, err)
 		}
 	}

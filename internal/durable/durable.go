@@ -34,12 +34,12 @@ const tempPrefix = ".writing-"
 func IsUnfinished(name string) bool { return strings.HasPrefix(name, tempPrefix) }
 
 // Write replaces the file by v as JSON.
-func Write(path string, v any, mode os.FileMode) error {
+func (d Disk) Write(path string, v any, mode os.FileMode) error {
 	b, err := encode(path, v)
 	if err != nil {
 		return err
 	}
-	return WriteBytes(path, b, mode)
+	return d.WriteBytes(path, b, mode)
 }
 
 func encode(path string, v any) ([]byte, error) {
@@ -50,15 +50,22 @@ func encode(path string, v any) ([]byte, error) {
 	return append(b, '\n'), nil
 }
 
-// WriteBytes replaces the file's content: a new file is filled, flushed and renamed over it.
-func WriteBytes(path string, b []byte, mode os.FileMode) error {
-	return replace(path, b, mode, func() error { return SyncDir(filepath.Dir(path)) })
+// WriteBytes replaces the file's content.
+func (d Disk) WriteBytes(path string, b []byte, mode os.FileMode) error {
+	return d.replace(path, b, mode, func() error { return d.on().Sync(filepath.Dir(path)) })
 }
 
-func replace(path string, b []byte, mode os.FileMode, syncDir func() error) (err error) {
-	dir := filepath.Dir(path)
-	defer func() { err = advise(dir, err) }()
-	f, err := os.CreateTemp(dir, tempPrefix+filepath.Base(path)+"-*")
+func (d Disk) replace(path string, b []byte, mode os.FileMode, syncDir func() error) error {
+	err := d.on().Replace(path, b, mode)
+	if err == nil {
+		err = syncDir()
+	}
+	return advise(filepath.Dir(path), err)
+}
+
+// Replace fills and flushes a new file and renames it over the old one.
+func (machine) Replace(path string, b []byte, mode os.FileMode) (err error) {
+	f, err := os.CreateTemp(filepath.Dir(path), tempPrefix+filepath.Base(path)+"-*")
 	if err != nil {
 		return err
 	}
@@ -80,10 +87,7 @@ func replace(path string, b []byte, mode os.FileMode, syncDir func() error) (err
 	if err := f.Close(); err != nil {
 		return err
 	}
-	if err := os.Rename(f.Name(), path); err != nil {
-		return err
-	}
-	return syncDir()
+	return os.Rename(f.Name(), path)
 }
 
 // advise says what to do about a disk that takes nothing.
@@ -99,8 +103,11 @@ func advise(dir string, err error) error {
 
 // Append adds a line to the file, all of it or nothing. Only a crash may leave a part, as the file's end. It lasts when
 // the file is synced.
-func Append(path, line string, mode os.FileMode) (err error) {
-	defer func() { err = advise(filepath.Dir(path), err) }()
+func (d Disk) Append(path, line string, mode os.FileMode) error {
+	return advise(filepath.Dir(path), d.on().Append(path, line, mode))
+}
+
+func (machine) Append(path, line string, mode os.FileMode) error {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, mode)
 	if err != nil {
 		return err
@@ -118,30 +125,20 @@ func Append(path, line string, mode os.FileMode) (err error) {
 }
 
 // Remove deletes the file for good; a file that is not there is no error.
-func Remove(path string) error {
-	if err := os.Remove(path); err != nil {
+func (d Disk) Remove(path string) error {
+	if err := d.on().Remove(path); err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil
 		}
 		return advise(filepath.Dir(path), err)
 	}
-	return SyncDir(filepath.Dir(path))
-}
-
-// SyncDir makes renames and removals in a directory last.
-func SyncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	defer d.Close()
-	return d.Sync()
+	return d.on().Sync(filepath.Dir(path))
 }
 
 // Read decodes a file of a version into v. Unknown fields and trailing data are corruption: they were
 // written by something else, and leaving them out would be a guess.
-func Read(path string, version int, v any) error {
-	b, err := os.ReadFile(path)
+func (d Disk) Read(path string, version int, v any) error {
+	b, err := d.on().Read(path)
 	if err != nil {
 		return err
 	}
@@ -189,15 +186,15 @@ func Decode(b []byte, v any) error {
 
 // Names lists the directory's finished files with the suffix, without it, in order. What an
 // interrupted write left behind is removed.
-func Names(dir, suffix string) ([]string, error) {
-	entries, err := os.ReadDir(dir)
+func (d Disk) Names(dir, suffix string) ([]string, error) {
+	entries, err := d.on().List(dir)
 	if err != nil {
 		return nil, err
 	}
 	var names []string
 	for _, e := range entries {
 		if IsUnfinished(e.Name()) {
-			if err := os.Remove(filepath.Join(dir, e.Name())); err != nil {
+			if err := d.on().Remove(filepath.Join(dir, e.Name())); err != nil {
 				return nil, err
 			}
 			continue

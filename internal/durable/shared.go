@@ -14,9 +14,9 @@ import (
 // Syncer makes changes of a file or folder last, once for all who ask meanwhile.
 type Syncer struct{ rounds *together.Rounds[struct{}] }
 
-func NewSyncer(path string) Syncer {
+func (d Disk) NewSyncer(path string) Syncer {
 	return Syncer{together.New(new(sync.Mutex), func(all []struct{}) []error {
-		return slices.Repeat([]error{SyncDir(path)}, len(all)) // a file is synced as a folder is
+		return slices.Repeat([]error{d.on().Sync(path)}, len(all))
 	})}
 }
 
@@ -25,11 +25,12 @@ func (s Syncer) Sync() error { return s.rounds.Do(struct{}{}) }
 
 // Folder is a directory of files that several write at a time.
 type Folder struct {
+	disk   Disk
 	path   string
 	syncer Syncer
 }
 
-func NewFolder(path string) Folder { return Folder{path, NewSyncer(path)} }
+func (d Disk) NewFolder(path string) Folder { return Folder{d, path, d.NewSyncer(path)} }
 
 // Path is that of a file in the folder.
 func (f Folder) Path(name string) string { return filepath.Join(f.path, name) }
@@ -40,19 +41,19 @@ func (f Folder) Write(name string, v any, mode os.FileMode) error {
 	if err != nil {
 		return err
 	}
-	return replace(f.Path(name), b, mode, f.syncer.Sync)
+	return f.disk.replace(f.Path(name), b, mode, f.syncer.Sync)
 }
 
 // Rename gives a file another name, for whoever looks, but not yet for good: a crash of the machine may undo it.
 func (f Folder) Rename(from, to string) error {
-	return advise(f.path, os.Rename(f.Path(from), f.Path(to)))
+	return advise(f.path, f.disk.on().Rename(f.Path(from), f.Path(to)))
 }
 
 // Remove deletes files for good; one that is not there is no error.
 func (f Folder) Remove(names ...string) error {
 	there := false
 	for _, name := range names {
-		err := os.Remove(f.Path(name))
+		err := f.disk.on().Remove(f.Path(name))
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return advise(f.path, err)
 		}

@@ -45,7 +45,7 @@ func TestFolder(t *testing.T) {
 
 func TestSyncOfWhatIsGone(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file")
-	s := NewSyncer(path)
+	s := Disk{}.NewSyncer(path)
 	if err := s.Sync(); err == nil || !strings.Contains(err.Error(), path) {
 		t.Errorf("a sync of what is not there: %v", err)
 	}

@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"maps"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -97,6 +96,7 @@ var ErrExhausted = errors.New("every address of this node is in use or resting")
 // cursor hands out the indexes of one key: upward first, and when the end is reached the one
 // that was released first, once it has rested.
 type cursor struct {
+	disk durable.Disk
 	path string         // without suffix
 	log  durable.Syncer // of the release log
 
@@ -186,15 +186,15 @@ func (c *cursor) release(i address.Index, now time.Time) error {
 	if c.lines > 2*len(c.resting)+compactAbove {
 		return c.compact()
 	}
-	if err := durable.Append(c.path+".released", r.line(), 0o600); err != nil {
+	if err := c.disk.Append(c.path+".released", r.line(), 0o600); err != nil {
 		return err
 	}
 	c.lines++
 	return nil
 }
 
-func newCursor(path string, reserved address.Index) *cursor {
-	return &cursor{path: path, log: durable.NewSyncer(path + ".released"), next: reserved + 1, reserved: reserved}
+func newCursor(disk durable.Disk, path string, reserved address.Index) *cursor {
+	return &cursor{disk: disk, path: path, log: disk.NewSyncer(path + ".released"), next: reserved + 1, reserved: reserved}
 }
 
 // lockCursor finds or makes the key's cursor, for one at a time, who unlocks it.
@@ -214,7 +214,7 @@ func (s *Store) cursor(key CursorKey) *cursor {
 	defer s.mu.Unlock()
 	c := s.cursors[key]
 	if c == nil {
-		c = newCursor(filepath.Join(s.dir, cursorsFolder, key.String()), 0)
+		c = newCursor(s.disk, filepath.Join(s.dir, cursorsFolder, key.String()), 0)
 		s.cursors[key] = c
 	}
 	return c
@@ -249,7 +249,7 @@ func (s *Store) forget(key CursorKey, c *cursor) error {
 	}
 	// The log first: without its cursor it would say that the cursor was lost.
 	for _, suffix := range []string{".released", ".json"} {
-		if err := durable.Remove(c.path + suffix); err != nil {
+		if err := s.disk.Remove(c.path + suffix); err != nil {
 			return err
 		}
 	}
@@ -269,7 +269,7 @@ func (c *cursor) reserve(i address.Index) error {
 }
 
 func (c *cursor) writeReserved(to address.Index) error {
-	if err := durable.Write(c.path+".json", cursorFile{cursorVersion, to}, 0o600); err != nil {
+	if err := c.disk.Write(c.path+".json", cursorFile{cursorVersion, to}, 0o600); err != nil {
 		return fmt.Errorf("reserving indexes: %w", err)
 	}
 	c.reserved = to
@@ -296,7 +296,7 @@ func (c *cursor) compact() error {
 	for _, r := range c.resting {
 		b.WriteString(r.line())
 	}
-	if err := durable.WriteBytes(c.path+".released", b.Bytes(), 0o600); err != nil {
+	if err := c.disk.WriteBytes(c.path+".released", b.Bytes(), 0o600); err != nil {
 		return err
 	}
 	c.lines = len(c.resting)
@@ -305,7 +305,7 @@ func (c *cursor) compact() error {
 
 func (s *Store) loadCursors() error {
 	dir := filepath.Join(s.dir, cursorsFolder)
-	names, err := durable.Names(dir, ".json")
+	names, err := s.disk.Names(dir, ".json")
 	if err != nil {
 		return err
 	}
@@ -316,7 +316,7 @@ func (s *Store) loadCursors() error {
 		if !ok {
 			return &durable.CorruptError{Path: path + ".json", Err: errors.New("its name is not <tenant id>-<app>.json")}
 		}
-		c, err := loadCursor(path, live[key])
+		c, err := loadCursor(s.disk, path, live[key])
 		if err != nil {
 			return err
 		}
@@ -327,7 +327,7 @@ func (s *Store) loadCursors() error {
 		s.cursors[key] = c
 	}
 	// Without its cursor file a key would start from 1 again.
-	witnesses, err := durable.Names(dir, ".released")
+	witnesses, err := s.disk.Names(dir, ".released")
 	if err != nil {
 		return err
 	}
@@ -345,9 +345,9 @@ func (s *Store) loadCursors() error {
 	return nil
 }
 
-func loadCursor(path string, live map[address.Index]bool) (*cursor, error) {
+func loadCursor(disk durable.Disk, path string, live map[address.Index]bool) (*cursor, error) {
 	var f cursorFile
-	if err := durable.Read(path+".json", cursorVersion, &f); err != nil {
+	if err := disk.Read(path+".json", cursorVersion, &f); err != nil {
 		return nil, err
 	}
 	if f.Reserved > address.MaxIndex {
@@ -358,7 +358,7 @@ func loadCursor(path string, live map[address.Index]bool) (*cursor, error) {
 			return nil, &durable.CorruptError{Path: path + ".json", Err: fmt.Errorf("index %d is in use beyond the cursor at %d", i, f.Reserved)}
 		}
 	}
-	c := newCursor(path, f.Reserved)
+	c := newCursor(disk, path, f.Reserved)
 	return c, c.loadReleased(live)
 }
 
@@ -381,7 +381,7 @@ func (c *cursor) again(live map[address.Index]bool) {
 // off; it was never acknowledged. An index that was released twice rests since the last time.
 func (c *cursor) loadReleased(live map[address.Index]bool) error {
 	path := c.path + ".released"
-	b, err := os.ReadFile(path)
+	b, err := c.disk.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}

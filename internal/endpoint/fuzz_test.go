@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/durable"
 	"pilaster.io/pilaster/internal/spoil"
 )
 
@@ -31,7 +32,7 @@ func FuzzCursor(f *testing.F) {
 		write(t, path+".json", file)
 		write(t, path+".released", log)
 		live := map[address.Index]bool{address.Index(inUse): true}
-		c, err := loadCursor(path, live)
+		c, err := loadCursor(durable.Disk{}, path, live)
 		if err != nil {
 			return
 		}
@@ -53,7 +54,7 @@ func FuzzCursor(f *testing.F) {
 		if c.next != c.reserved+1 || c.next > address.MaxIndex+1 || address.Index(inUse) >= c.next {
 			t.Fatalf("next is %d, reserved %d, in use %d", c.next, c.reserved, inUse)
 		}
-		again, err := loadCursor(path, live)
+		again, err := loadCursor(durable.Disk{}, path, live)
 		if err != nil || fmt.Sprint(again.resting) != fmt.Sprint(c.resting) {
 			t.Fatalf("a second start has %+v, %v; the first had %+v", again, err, c)
 		}

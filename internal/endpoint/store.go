@@ -6,10 +6,10 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -29,6 +29,7 @@ func Folders() []string { return []string{recordsFolder, cursorsFolder} }
 //
 //	endpoints/<id>.json                  one record each
 //	endpoints/<id>.deleting              the record of one whose removal has begun
+//	last-id                              the id that was taken last
 //	cursors/<tenant id>-<app>.json       up to where indexes may have been used; <app> may be a subnet, as in 7-10.0.3.0_24
 //	cursors/<tenant id>-<app>.released   one line for each index given back
 //
@@ -36,7 +37,9 @@ func Folders() []string { return []string{recordsFolder, cursorsFolder} }
 // calls about one endpoint must be made one after the other.
 type Store struct {
 	dir   string
+	disk  durable.Disk
 	files durable.Folder // of the records
+	last  durable.Open   // the id taken last
 	rest  time.Duration
 	now   func() time.Time
 
@@ -52,6 +55,7 @@ type interfaceOf struct{ container, name string }
 // StoreConfig says where the store is and what it takes from outside.
 type StoreConfig struct {
 	Dir  string
+	Disk durable.Disk     // that the directory is on
 	Rest time.Duration    // how long an index rests before it is used again; 0 means MinRest
 	Now  func() time.Time // nil means time.Now
 }
@@ -61,7 +65,8 @@ type StoreConfig struct {
 func OpenStore(c StoreConfig) (*Store, error) {
 	s := &Store{
 		dir:     c.Dir,
-		files:   durable.NewFolder(filepath.Join(c.Dir, recordsFolder)),
+		disk:    c.Disk,
+		files:   c.Disk.NewFolder(filepath.Join(c.Dir, recordsFolder)),
 		rest:    cmp.Or(c.Rest, MinRest),
 		now:     c.Now,
 		records: map[ID]Record{},
@@ -72,7 +77,7 @@ func OpenStore(c StoreConfig) (*Store, error) {
 		s.now = time.Now
 	}
 	for _, sub := range Folders() {
-		if err := os.MkdirAll(filepath.Join(c.Dir, sub), 0o700); err != nil {
+		if err := c.Disk.MakeFolder(filepath.Join(c.Dir, sub)); err != nil {
 			return nil, err
 		}
 	}
@@ -82,13 +87,39 @@ func OpenStore(c StoreConfig) (*Store, error) {
 	if err := s.loadCursors(); err != nil {
 		return nil, err
 	}
+	var err error
+	if s.last, err = c.Disk.Open(filepath.Join(c.Dir, LastIDFile)); err != nil {
+		return nil, err
+	}
 	return s, nil
+}
+
+// LastIDFile is not waited for to be on disk, and may hold anything after a crash of the machine: that also ends whatever ids were used for.
+const LastIDFile = "last-id"
+
+// NoteLastID keeps the id that was taken last, for the next process.
+func (s *Store) NoteLastID(id ID) error {
+	_, err := s.last.WriteAt(fmt.Appendf(nil, "%5d\n", id), 0)
+	return err
+}
+
+// LastID is the one noted last; 0 where that is not known.
+func (s *Store) LastID() ID {
+	b := make([]byte, 6)
+	if _, err := s.last.ReadAt(b, 0); err != nil {
+		return 0
+	}
+	id, err := strconv.ParseUint(strings.TrimSpace(string(b)), 10, 16)
+	if err != nil {
+		return 0
+	}
+	return ID(id)
 }
 
 func (s *Store) loadRecords() error {
 	inUse := map[string]ID{}
 	for _, suffix := range []string{recordSuffix, markedSuffix} {
-		names, err := durable.Names(filepath.Join(s.dir, recordsFolder), suffix)
+		names, err := s.disk.Names(filepath.Join(s.dir, recordsFolder), suffix)
 		if err != nil {
 			return err
 		}
@@ -104,7 +135,7 @@ func (s *Store) loadRecords() error {
 // loadRecord reads a file and notes whose its addresses are.
 func (s *Store) loadRecord(name, suffix string, inUse map[string]ID) error {
 	path := s.files.Path(name + suffix)
-	b, err := os.ReadFile(path)
+	b, err := s.disk.ReadFile(path)
 	if err != nil {
 		return err
 	}
@@ -220,6 +251,19 @@ func (s *Store) List() []Record {
 	return slices.SortedFunc(maps.Values(s.records), func(a, b Record) int { return cmp.Compare(a.ID, b.ID) })
 }
 
+// WithGiven is the records, by id, with an address that was not drawn on this node.
+func (s *Store) WithGiven() (some []Record) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, r := range s.records {
+		if slices.ContainsFunc(r.Attachments, func(a Attachment) bool { _, _, drawn := r.Drawn(a); return !drawn }) {
+			some = append(some, r)
+		}
+	}
+	slices.SortFunc(some, func(a, b Record) int { return cmp.Compare(a.ID, b.ID) })
+	return some
+}
+
 // Find is the record of one interface of one container.
 func (s *Store) Find(containerID, iface string) (Record, bool) {
 	s.mu.Lock()
@@ -233,7 +277,7 @@ func (s *Store) Close() error {
 	s.mu.Lock()
 	cursors := slices.Collect(maps.Values(s.cursors))
 	s.mu.Unlock()
-	var errs []error
+	errs := []error{s.last.Close()}
 	for _, c := range cursors {
 		errs = append(errs, c.close())
 	}

@@ -180,6 +180,16 @@ func TestAddressesInSubnets(t *testing.T) {
 	}
 }
 
+func TestNoStoreBesideAnError(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.Mkdir(filepath.Join(dir, LastIDFile), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if s, err := OpenStore(StoreConfig{Dir: dir}); err == nil || s != nil {
+		t.Errorf("a store %v and %v", s, err)
+	}
+}
+
 func TestCorruptFilesAreNamed(t *testing.T) {
 	for name, spoil := range map[string]func(t *testing.T, dir string) string{
 		"record cut off": func(t *testing.T, dir string) string {

@@ -56,7 +56,8 @@ func (c *Client) Do(r *http.Request) (*http.Response, error) {
 	return (&http.Client{Transport: c.current.Load().Transport}).Do(r)
 }
 
-const callTimeout = 10 * time.Second
+// CallTimeout is how long a call may take that has no deadline of its own.
+const CallTimeout = 10 * time.Second
 
 // Dial returns a client that authenticates as the node, after joining the cluster where the disk
 // holds no certificate; whether one is still valid is for the orchestrator's clock to say. It needs the orchestrator only for joining; the error is then
@@ -199,7 +200,7 @@ func (c calls) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 		req.Header().Set(InstanceHeader, c.Instance)
 		if _, ok := ctx.Deadline(); !ok {
 			var cancel context.CancelFunc
-			ctx, cancel = context.WithTimeout(ctx, callTimeout)
+			ctx, cancel = context.WithTimeout(ctx, CallTimeout)
 			defer cancel()
 		}
 		resp, err := next(ctx, req)

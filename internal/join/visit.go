@@ -14,7 +14,7 @@ func Visit(ctx context.Context, baseURL string, token Token) (ahead time.Duratio
 	if err := checkURL(baseURL); err != nil {
 		return 0, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	ctx, cancel := context.WithTimeout(ctx, CallTimeout)
 	defer cancel()
 	transport := newTransport(token.tlsConfig(func() time.Time { return time.Time{} }))
 	defer transport.CloseIdleConnections()

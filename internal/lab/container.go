@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/netip"
 	"path/filepath"
 	"slices"
 
@@ -62,32 +61,14 @@ func (l *Lab) attach(ctx context.Context, c Container) error {
 	if err != nil {
 		return fmt.Errorf("ask its agent: %w", err)
 	}
-	e := got.Msg.Endpoint
-	state := containerState{Container: c, App: e.App}
-	for i, a := range e.GetAttachments() {
-		address, err := netip.ParseAddr(a.Address)
-		if err != nil {
-			return err
-		}
-		if i > 0 {
-			state.Others = append(state.Others, address)
-			continue
-		}
-		state.Address = address
-		if a.Plaintext == "" {
-			continue
-		}
-		if state.Plaintext, err = netip.ParseAddr(a.Plaintext); err != nil {
-			return err
-		}
+	state := ContainerStatus{Container: c}
+	if err := state.learn(got.Msg.Endpoint); err != nil {
+		return err
 	}
 	if !state.Address.IsValid() {
 		return errors.New("it has no address")
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.state.Containers = append(l.state.Containers, state)
-	return l.save()
+	return l.keep(state)
 }
 
 // RemoveContainer has the CNI plugin detach a container, then ends its process and namespace.
@@ -109,10 +90,17 @@ func (l *Lab) RemoveContainer(ctx context.Context, name string) error {
 	if err := netns.Remove(l.folder.netns(name)); err != nil {
 		return err
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.state.Containers = slices.DeleteFunc(l.state.Containers, func(c containerState) bool { return c.Name == name })
-	return l.save()
+	return l.forget(name)
+}
+
+func (l *Lab) keep(c ContainerStatus) error {
+	return l.change(func(all []ContainerStatus) ([]ContainerStatus, error) { return append(all, c), nil })
+}
+
+func (l *Lab) forget(name string) error {
+	return l.change(func(all []ContainerStatus) ([]ContainerStatus, error) {
+		return slices.DeleteFunc(all, func(c ContainerStatus) bool { return c.Name == name }), nil
+	})
 }
 
 // CheckContainer has the CNI plugin compare a container with what its ADD answered.
@@ -131,27 +119,13 @@ func (l *Lab) CheckContainer(ctx context.Context, name string) error {
 	return nil
 }
 
-// ContainerStatus is a container that is up.
-type ContainerStatus struct {
-	Container
-	Plaintext netip.Addr   // what nodes and the fabric see; not valid where the network shows them no address
-	Address   netip.Addr   // what the container sees
-	Others    []netip.Addr // more of those
-	App       uint32
-}
-
-// Addresses are all that the container sees.
-func (c ContainerStatus) Addresses() []netip.Addr {
-	return append([]netip.Addr{c.Address}, c.Others...)
-}
-
 // Container finds a container that is up.
 func (l *Lab) Container(name string) (ContainerStatus, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, c := range l.state.Containers {
 		if c.Name == name {
-			return ContainerStatus(c), nil
+			return c, nil
 		}
 	}
 	return ContainerStatus{}, fmt.Errorf("lab %s has no container %q", l.Name(), name)
@@ -161,11 +135,7 @@ func (l *Lab) Container(name string) (ContainerStatus, error) {
 func (l *Lab) Containers() []ContainerStatus {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	all := make([]ContainerStatus, 0, len(l.state.Containers))
-	for _, c := range l.state.Containers {
-		all = append(all, ContainerStatus(c))
-	}
-	return all
+	return slices.Clone(l.state.Containers)
 }
 
 // Clear reports whether a tenant's containers see plaintext addresses.

@@ -5,5 +5,6 @@
 // Everything of a lab lies in one folder, Options.Root/<name>. One supervisor process a lab starts
 // its daemons and restarts those that die. What belongs to a lab is recognised by the kernel, not
 // by what a file claims: the supervisor by the lock it holds, everything else by the namespace it
-// is in. So Down cleans up after a crash exactly as it does after a quiet end.
+// is in. So Down cleans up after a crash exactly as it does after a quiet end. Commands may run at
+// the same time: each alters what the others have written, under a lock on the folder.
 package lab

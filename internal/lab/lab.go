@@ -8,10 +8,12 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"sync"
 
 	"connectrpc.com/connect"
+	"golang.org/x/sys/unix"
 
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
 	"pilaster.io/pilaster/internal/local"
@@ -20,12 +22,11 @@ import (
 
 // Options say how to bring a lab up.
 type Options struct {
-	Root             string            // folder of all labs; DefaultRoot when empty
-	Binary           string            // the pilaster binary; pilaster-cni lies beside it
-	OrchestratorArgs []string          // more arguments for the orchestrator
-	AgentArgs        []string          // more arguments for every agent
-	Nimitz           map[string]string // what carries network nimitz on a node, where that differs from the spec
-	Progress         func(string)      // told what is being done; may be nil
+	Root             string       // folder of all labs; DefaultRoot when empty
+	Binary           string       // the pilaster binary; pilaster-cni lies beside it
+	OrchestratorArgs []string     // more arguments for the orchestrator
+	AgentArgs        []string     // more arguments for every agent
+	Progress         func(string) // told what is being done; may be nil
 }
 
 // Lab is a lab that is up. Its methods may be called at the same time.
@@ -43,9 +44,8 @@ type state struct {
 	Binary           string            `json:"binary"`
 	OrchestratorArgs []string          `json:"orchestratorArgs,omitempty"`
 	AgentArgs        []string          `json:"agentArgs,omitempty"`
-	Nimitz           map[string]string `json:"nimitz,omitempty"`
 	Nodes            []nodeState       `json:"nodes"`
-	Containers       []containerState  `json:"containers"`
+	Containers       []ContainerStatus `json:"containers"`
 }
 
 type nodeState struct {
@@ -53,32 +53,50 @@ type nodeState struct {
 	Prefix netip.Prefix `json:"prefix"`
 }
 
-type containerState struct {
-	Container
-	Plaintext netip.Addr   `json:"plaintext"`
-	Address   netip.Addr   `json:"address"` // what the container sees
-	Others    []netip.Addr `json:"others,omitempty"`
-	App       uint32       `json:"app"`
-}
-
 // Open finds a lab that is up.
 func Open(root, name string) (*Lab, error) {
 	f := folder(filepath.Join(cmp.Or(root, DefaultRoot), name))
-	b, err := os.ReadFile(f.state())
-	if err != nil {
-		return nil, fmt.Errorf("lab %s: %w; if it was left behind by a crash: pilaster lab down %s", name, err, name)
-	}
 	l := newLab(f)
-	if err := json.Unmarshal(b, &l.state); err != nil {
-		return nil, fmt.Errorf("lab %s: %s: %w", name, f.state(), err)
+	var err error
+	if l.state, err = f.read(); err != nil {
+		return nil, err
 	}
 	return l, nil
+}
+
+func (f folder) read() (s state, err error) {
+	name := filepath.Base(string(f))
+	b, err := os.ReadFile(f.state())
+	if err != nil {
+		return s, fmt.Errorf("lab %s: %w; if it was left behind by a crash: pilaster lab down %s", name, err, name)
+	}
+	if err := json.Unmarshal(b, &s); err != nil {
+		return s, fmt.Errorf("lab %s: %s: %w", name, f.state(), err)
+	}
+	return s, nil
 }
 
 func newLab(f folder) *Lab { return &Lab{folder: f, control: newControl(f)} }
 
 // Name of the lab.
 func (l *Lab) Name() string { return filepath.Base(string(l.folder)) }
+
+// Ends are the names of containers and nodes.
+func (l *Lab) Ends() (all []string) {
+	for _, c := range l.Containers() {
+		all = append(all, c.Name)
+	}
+	return append(all, l.state.Spec.AllNodes()...)
+}
+
+// Places are the names of all that commands run in: beside the ends, orchestrators and the fabric.
+func (l *Lab) Places() []string {
+	all := l.Ends()
+	for _, r := range l.state.Spec.regions() {
+		all = append(all, r.place())
+	}
+	return append(all, Router)
+}
 
 // Folder holds everything of the lab: log/ is what its daemons print.
 func (l *Lab) Folder() string { return string(l.folder) }
@@ -139,7 +157,34 @@ func (l *Lab) Address(name string) (netip.Addr, error) {
 	return p.Addr().Next(), nil
 }
 
-// save writes the state and the hosts files made of it. The lock is held.
+// change alters the containers that all processes know by the state, one after another, and saves it where that makes a difference.
+func (l *Lab) change(alter func([]ContainerStatus) ([]ContainerStatus, error)) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	turn, err := os.Open(l.Folder())
+	if err != nil {
+		return fmt.Errorf("lab %s: %w", l.Name(), err)
+	}
+	defer turn.Close()
+	if err := unix.Flock(int(turn.Fd()), unix.LOCK_EX); err != nil {
+		return fmt.Errorf("lab %s: lock %s: %w", l.Name(), l.Folder(), err)
+	}
+	written, err := l.folder.read()
+	if err != nil {
+		return err
+	}
+	containers, err := alter(slices.Clone(written.Containers))
+	if err != nil {
+		return err
+	}
+	l.state.Containers = containers
+	if reflect.DeepEqual(containers, written.Containers) {
+		return nil
+	}
+	return l.save()
+}
+
+// save writes the state and the hosts files made of it. The locks are held, or no other process has the lab yet.
 func (l *Lab) save() error {
 	if err := writeJSON(l.folder.state(), l.state); err != nil {
 		return fmt.Errorf("lab %s: %w", l.Name(), err)
@@ -171,9 +216,9 @@ const (
 func (l *Lab) hostsOf(tenant string) string {
 	hosts := localHost
 	for _, c := range l.state.Containers {
-		if c.Tenant == tenant || l.tenant(c.Tenant).hides() {
-			for _, a := range ContainerStatus(c).Addresses() {
-				hosts += a.String() + " " + c.Name + "\n"
+		for _, a := range c.Attachments {
+			if c.Tenant == tenant || a.hides() {
+				hosts += a.Address.String() + " " + c.Name + "\n"
 			}
 		}
 	}

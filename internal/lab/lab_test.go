@@ -56,6 +56,23 @@ func TestLab(t *testing.T) {
 		}
 	})
 
+	t.Run("names are completed", func(t *testing.T) {
+		for typed, want := range map[string]string{
+			"--lab":   l.Name(),
+			"down":    l.Name(),
+			"ping":    "b1 b2 r1 g1 g2 n1 n2 :4",
+			"ping b1": "b1 b2 r1 g1 g2 n1 n2 :4",
+			"exec":    "b1 b2 r1 g1 g2 n1 n2 orchestrator router :4",
+			"exec b1": ":0",
+		} {
+			args := append(append([]string{"__complete", "lab", "--lab", l.Name()}, strings.Fields(typed)...), "")
+			out, err := exec.CommandContext(ctx, labtest.Binary(t), args...).Output()
+			if is := strings.Join(strings.Fields(string(out)), " "); err != nil || !strings.Contains(" "+is+" ", " "+want+" ") || strings.HasPrefix(want, ":") != strings.HasPrefix(is, ":") {
+				t.Errorf("%s: offers %q, want %q (%v)", typed, is, want, err)
+			}
+		}
+	})
+
 	t.Run("commands find the lab's own binaries", func(t *testing.T) {
 		for _, argv := range [][]string{{"pilaster", "version"}, {"sh", "-c", "pilaster version"}} {
 			if out, err := l.Output(ctx, "n1", argv...); err != nil || !strings.Contains(out, "pilaster") {

@@ -3,6 +3,7 @@ package lab
 import (
 	"context"
 	"errors"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -15,11 +16,13 @@ import (
 
 // Echo is what came of pinging one container or node from another.
 type Echo struct {
-	From     string   `json:"from"`
-	To       string   `json:"to"`
-	Sent     int      `json:"sent"`
-	Received int      `json:"received"`
-	RTTUs    *float64 `json:"rttUs"` // median in µs; null where nothing came back
+	From     string     `json:"from"`
+	To       string     `json:"to"`
+	Address  netip.Addr `json:"address"`
+	Own      string     `json:"own,omitempty"` // who has the address for From, where To is another tenant's: tenants may overlap. Nothing is sent
+	Sent     int        `json:"sent"`
+	Received int        `json:"received"`
+	RTTUs    *float64   `json:"rttUs"` // median in µs; null where nothing came back
 }
 
 // Reached reports whether any answer came.
@@ -27,10 +30,37 @@ func (e Echo) Reached() bool { return e.Received > 0 }
 
 // Ping sends echoes from a container or node to another. Without a route nothing is sent.
 func (l *Lab) Ping(ctx context.Context, from, to string, o packet.PingOptions) (Echo, error) {
-	e := Echo{From: from, To: to}
-	address, err := l.Address(to)
+	all, err := l.PingEach(ctx, from, to, o)
 	if err != nil {
-		return e, err
+		return Echo{From: from, To: to}, err
+	}
+	return all[0], nil
+}
+
+// PingEach is Ping by one address of each network that two containers are both on: there are two while their tenant moves.
+func (l *Lab) PingEach(ctx context.Context, from, to string, o packet.PingOptions) ([]Echo, error) {
+	if err := l.refreshOf(ctx, from, to); err != nil {
+		return nil, err
+	}
+	addresses, err := l.between(from, to)
+	if err != nil {
+		return nil, err
+	}
+	var echoes []Echo
+	for _, a := range addresses {
+		e, err := l.ping(ctx, from, to, a, o)
+		if err != nil {
+			return nil, err
+		}
+		echoes = append(echoes, e)
+	}
+	return echoes, nil
+}
+
+func (l *Lab) ping(ctx context.Context, from, to string, address netip.Addr, o packet.PingOptions) (Echo, error) {
+	e := Echo{From: from, To: to, Address: address, Own: l.own(from, to, address)}
+	if e.Own != "" {
+		return e, nil
 	}
 	ns, err := l.Namespace(from)
 	if err != nil {
@@ -57,15 +87,25 @@ const pingsAtOnce = 16
 // something is wrong.
 const patience = 2 * time.Second
 
-// PingAll pings from every container to every other. The timeout is for those that must not reach
+// PingAll pings from every container to every other, as PingEach does. The timeout is for those that must not reach
 // each other.
 func (l *Lab) PingAll(ctx context.Context, o packet.PingOptions) ([]Echo, error) {
+	if _, err := l.Refresh(ctx); err != nil {
+		return nil, err
+	}
 	containers := l.Containers()
 	var echoes []Echo
 	for _, from := range containers {
 		for _, to := range containers {
-			if from.Name != to.Name {
-				echoes = append(echoes, Echo{From: from.Name, To: to.Name})
+			if from.Name == to.Name {
+				continue
+			}
+			addresses, err := l.between(from.Name, to.Name)
+			if err != nil {
+				return nil, err
+			}
+			for _, a := range addresses {
+				echoes = append(echoes, Echo{From: from.Name, To: to.Name, Address: a})
 			}
 		}
 	}
@@ -79,7 +119,7 @@ func (l *Lab) PingAll(ctx context.Context, o packet.PingOptions) ([]Echo, error)
 			} else if must {
 				o.Timeout = max(o.Timeout, patience)
 			}
-			echoes[i], err = l.Ping(ctx, e.From, e.To, o)
+			echoes[i], err = l.ping(ctx, e.From, e.To, e.Address, o)
 			return err
 		})
 	}
@@ -97,8 +137,21 @@ func (l *Lab) MustReach(from, to string) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	joined := l.tenant(a.Tenant).Network == tenant.Nimitz || l.RegionOf(a.Node) == l.RegionOf(b.Node)
+	joined := a.on(tenant.Nimitz) && b.on(tenant.Nimitz) || l.RegionOf(a.Node) == l.RegionOf(b.Node)
 	return a.Tenant == b.Tenant && joined, nil
+}
+
+// own is the container, maybe the sender itself, that the sender reaches at an address of another tenant's.
+func (l *Lab) own(from, to string, address netip.Addr) string {
+	if must, err := l.MustReach(from, to); err != nil || must {
+		return ""
+	}
+	for _, c := range l.Containers() {
+		if must, err := l.MustReach(from, c.Name); err == nil && must && slices.Contains(c.Addresses(), address) {
+			return c.Name
+		}
+	}
+	return ""
 }
 
 // Median of durations; the upper one of an even number. There must be one.

@@ -3,6 +3,7 @@ package lab
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"net/netip"
 	"regexp"
 	"slices"
@@ -10,6 +11,7 @@ import (
 
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/datapath"
+	"pilaster.io/pilaster/internal/specfile"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -26,29 +28,44 @@ type Spec struct {
 	Regions    []Region    `yaml:"regions" json:"regions,omitempty"` // instead of nodes
 	Device     string      `yaml:"device" json:"device,omitempty"`   // how containers are joined to their nodes; empty means veth
 	Nimitz     string      `yaml:"nimitz" json:"nimitz,omitempty"`   // what carries network nimitz on the nodes; empty means ebpf where a tenant is on it
+	Switches   Switches    `yaml:"switches" json:"switches,omitempty"`
 	Tenants    []Tenant    `yaml:"tenants" json:"tenants"`
 	Containers []Container `yaml:"containers" json:"containers"`
 }
 
+// Switches say what carries network nimitz on nodes where that is not as in the rest of the lab.
+type Switches map[string]string
+
 // Tenant is one tenant of a lab, on netpila where no network is named; there Addressing is encrypted when empty. On nimitz
-// it has addresses of its own, and each node gets a subnet of usual length of them.
+// it has addresses of its own, and each node gets a subnet of them.
 type Tenant struct {
 	Name        string                    `yaml:"name" json:"name"`
 	Network     string                    `yaml:"network" json:"network,omitempty"`
 	Addressing  tenant.Addressing         `yaml:"addressing" json:"addressing,omitempty"`
 	CIDRs       []netip.Prefix            `yaml:"cidrs" json:"cidrs,omitempty"`
 	Regions     map[string][]netip.Prefix `yaml:"regions" json:"regions,omitempty"`         // CIDRs by region, where the lab has any
+	NodeBits    NodeBits                  `yaml:"nodeBits" json:"nodeBits,omitzero"`        // length of each node's subnet
 	NoNodeCIDRs bool                      `yaml:"noNodeCIDRs" json:"noNodeCIDRs,omitempty"` // addresses are given one by one
 }
 
-// hides reports whether what its containers see says nothing of where they are, and means the same to no other tenant.
-func (t Tenant) hides() bool { return t.Network != tenant.Nimitz && t.Addressing != tenant.Clear }
+// NodeBits are by family; 0 is the usual length.
+type NodeBits struct {
+	IPv4 int `yaml:"ipv4" json:"ipv4,omitempty"`
+	IPv6 int `yaml:"ipv6" json:"ipv6,omitempty"`
+}
+
+func (b NodeBits) of(cidr netip.Prefix) int {
+	if cidr.Addr().Is4() {
+		return b.IPv4
+	}
+	return b.IPv6
+}
 
 // overlays of a tenant in a region.
 func (t Tenant) overlays(region string) []tenant.Overlay {
 	var overlays []tenant.Overlay
 	for _, cidr := range t.cidrs(region) {
-		bits := tenant.DefaultNodeBits(cidr)
+		bits := cmp.Or(t.NodeBits.of(cidr), tenant.DefaultNodeBits(cidr))
 		if t.NoNodeCIDRs {
 			bits = 0
 		}
@@ -57,13 +74,14 @@ func (t Tenant) overlays(region string) []tenant.Overlay {
 	return overlays
 }
 
-// nimitz is what its agents are told of the network.
-func (s Spec) nimitz() string {
+// nimitz is what a node's agent is told of the network.
+func (s Spec) nimitz(node string) string {
+	chosen := cmp.Or(s.Switches[node], s.Nimitz)
 	onIt := func(t Tenant) bool { return t.Network == tenant.Nimitz }
-	if s.Nimitz == "" && (len(s.Regions) > 0 || slices.ContainsFunc(s.Tenants, onIt)) {
+	if chosen == "" && (len(s.Regions)+len(s.Switches) > 0 || slices.ContainsFunc(s.Tenants, onIt)) {
 		return EBPF
 	}
-	return s.Nimitz
+	return chosen
 }
 
 // Container is a namespace on a node, attached to a tenant's network by the CNI plugin.
@@ -91,17 +109,6 @@ const (
 
 var namePattern = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`)
 
-// specError is what is wrong with a spec, and where: a path into the YAML like
-// $.containers[2].node.
-type specError struct{ path, text string }
-
-func (e *specError) Error() string {
-	if e.path == "$" {
-		return e.text
-	}
-	return e.path[len("$."):] + ": " + e.text
-}
-
 // Validate says what is wrong with the spec, or returns nil.
 func (s Spec) Validate() error {
 	v := validator{names: map[string]string{Router: "the fabric", Orchestrator: "the orchestrator", "lo": "the loopback device"}}
@@ -118,7 +125,18 @@ func (s Spec) Validate() error {
 	if !slices.Contains([]string{"", EBPF, OVS}, s.Nimitz) {
 		v.fail("$.nimitz", "nimitz %q: say %s or %s", s.Nimitz, EBPF, OVS)
 	}
+	if s.Device == datapath.Macvlan && slices.ContainsFunc(s.AllNodes(), func(node string) bool { return s.nimitz(node) != "" }) {
+		v.fail("$.device", "device %s does not go with network %s, nor with regions: behind macvlans containers have no devices on the node; say %s or %s", s.Device, tenant.Nimitz, datapath.Veth, datapath.Netkit)
+	}
 	v.nodes("$.nodes", s.Nodes)
+	for _, node := range slices.Sorted(maps.Keys(s.Switches)) {
+		if !slices.Contains(s.AllNodes(), node) {
+			v.fail("$.switches."+node, "no node is called %q", node)
+		}
+		if on := s.Switches[node]; on != EBPF && on != OVS {
+			v.fail("$.switches."+node, "switch %q of node %s: say %s or %s", on, node, EBPF, OVS)
+		}
+	}
 	for i, r := range s.Regions {
 		v.region(fmt.Sprintf("$.regions[%d]", i), s.Regions, i, r)
 	}
@@ -150,12 +168,12 @@ func (s Spec) Validate() error {
 // validator keeps the first thing that is wrong.
 type validator struct {
 	names map[string]string // names in use, and what bears them
-	err   *specError
+	err   *specfile.Error
 }
 
 func (v *validator) fail(path, format string, args ...any) {
 	if v.err == nil {
-		v.err = &specError{path, fmt.Sprintf(format, args...)}
+		v.err = &specfile.Error{Path: path, Text: fmt.Sprintf(format, args...)}
 	}
 }
 
@@ -218,8 +236,8 @@ func (v *validator) place(at string, s Spec, c Container, tenants map[string]Ten
 func (v *validator) tenant(at string, s Spec, t Tenant) {
 	switch t.Network {
 	case "", tenant.Netpila:
-		if len(t.CIDRs) > 0 || len(t.Regions) > 0 || t.NoNodeCIDRs {
-			v.fail(at, "cidrs and noNodeCIDRs are for network %s; on %s addresses follow from the node", tenant.Nimitz, tenant.Netpila)
+		if len(t.CIDRs) > 0 || len(t.Regions) > 0 || t.NodeBits != (NodeBits{}) || t.NoNodeCIDRs {
+			v.fail(at, "cidrs, nodeBits and noNodeCIDRs are for network %s; on %s addresses follow from the node", tenant.Nimitz, tenant.Netpila)
 		}
 		if t.Addressing != "" && t.Addressing != tenant.Encrypted && t.Addressing != tenant.Clear {
 			v.fail(at+".addressing", "addressing %q: say %s or %s", t.Addressing, tenant.Encrypted, tenant.Clear)
@@ -247,6 +265,9 @@ func (v *validator) overlays(at string, s Spec, t Tenant) {
 			v.fail(at+".regions", "no region is called %q", name)
 		}
 	}
+	if t.NodeBits != (NodeBits{}) && t.NoNodeCIDRs {
+		v.fail(at+".nodeBits", "nodeBits and noNodeCIDRs exclude each other")
+	}
 	var others []netip.Prefix
 	for _, r := range s.regions() {
 		if r.Name != "" && !t.in(r.Name) {
@@ -268,6 +289,12 @@ func (v *validator) overlays(at string, s Spec, t Tenant) {
 			}
 		}
 		others = append(others, t.cidrs(r.Name)...)
+	}
+	has := func(four bool) bool {
+		return slices.ContainsFunc(others, func(p netip.Prefix) bool { return p.Addr().Is4() == four })
+	}
+	if t.NodeBits.IPv4 != 0 && !has(true) || t.NodeBits.IPv6 != 0 && !has(false) {
+		v.fail(at+".nodeBits", "nodeBits of a family that tenant %s has no CIDR of", t.Name)
 	}
 }
 

@@ -23,10 +23,11 @@ containers:
 `
 
 func TestParseNetwork(t *testing.T) {
-	got, err := lab.ParseSpec("lab.yaml", []byte(strings.Replace(good, "name: blue", "name: blue, network: nimitz, cidrs: [10.0.0.0/16, 'fd12::/48']", 1)))
+	got, err := lab.ParseSpec("lab.yaml", []byte(strings.Replace(good, "name: blue", "name: blue, network: nimitz, cidrs: [10.0.0.0/16, 'fd12::/48'], nodeBits: {ipv4: 26}", 1)+"switches: {n2: ovs}\n"))
 	want := []netip.Prefix{netip.MustParsePrefix("10.0.0.0/16"), netip.MustParsePrefix("fd12::/48")}
-	if err != nil || got.Tenants[0].Network != tenant.Nimitz || !slices.Equal(got.Tenants[0].CIDRs, want) {
-		t.Errorf("%+v, %v", got.Tenants, err)
+	if err != nil || got.Tenants[0].Network != tenant.Nimitz || !slices.Equal(got.Tenants[0].CIDRs, want) ||
+		got.Tenants[0].NodeBits != (lab.NodeBits{IPv4: 26}) || got.Switches["n2"] != lab.OVS || len(got.Switches) != 1 {
+		t.Errorf("%+v, %v", got, err)
 	}
 }
 
@@ -55,13 +56,21 @@ func TestParseSpec(t *testing.T) {
 func TestParseSpecNamesTheLine(t *testing.T) {
 	for _, c := range []struct{ name, yaml, want string }{
 		{"unknown network", strings.Replace(good, "name: blue", "name: blue, network: carpathia", 1), `lab.yaml:4: network "carpathia": say netpila or nimitz`},
-		{"CIDRs on netpila", strings.Replace(good, "name: blue", "name: blue, cidrs: [10.0.0.0/16]", 1), `lab.yaml:4: cidrs and noNodeCIDRs are for network nimitz; on netpila addresses follow from the node`},
+		{"CIDRs on netpila", strings.Replace(good, "name: blue", "name: blue, cidrs: [10.0.0.0/16]", 1), `lab.yaml:4: cidrs, nodeBits and noNodeCIDRs are for network nimitz; on netpila addresses follow from the node`},
 		{"nimitz without CIDRs", strings.Replace(good, "name: blue", "name: blue, network: nimitz", 1), `lab.yaml:4: a tenant of network nimitz has a range of addresses of its own: write it as cidrs: [10.0.0.0/16], or one of each family`},
 		{"two CIDRs of a family", strings.Replace(good, "name: blue", "name: blue, network: nimitz, cidrs: [10.0.0.0/16, 10.1.0.0/16]", 1), `lab.yaml:4: 10.0.0.0/16 and 10.1.0.0/16 are of one family; a tenant has one CIDR of each at most`},
 		{"addressing on nimitz", strings.Replace(good, "name: red,", "name: red, network: nimitz, cidrs: [10.0.0.0/16],", 1), `lab.yaml:4: addressing is for network netpila; on nimitz containers have addresses of the tenant's own`},
+		{"node bits on netpila", strings.Replace(good, "name: blue", "name: blue, nodeBits: {ipv4: 26}", 1), `lab.yaml:4: cidrs, nodeBits and noNodeCIDRs are for network nimitz`},
+		{"node bits without room", strings.Replace(good, "name: blue", "name: blue, network: nimitz, cidrs: [10.0.0.0/16], nodeBits: {ipv4: 16}", 1), `lab.yaml:4: node bits 16 leave no room in CIDR 10.0.0.0/16`},
+		{"node bits below none", strings.Replace(good, "name: blue", "name: blue, network: nimitz, cidrs: [10.0.0.0/16], nodeBits: {ipv4: -1}", 1), `lab.yaml:4: node bits -1 leave no room`},
+		{"node bits without such a CIDR", strings.Replace(good, "name: blue", "name: blue, network: nimitz, cidrs: [10.0.0.0/16], nodeBits: {ipv6: 96}", 1), `lab.yaml:4: nodeBits of a family that tenant blue has no CIDR of`},
+		{"node bits and none", strings.Replace(good, "name: blue", "name: blue, network: nimitz, cidrs: [10.0.0.0/16], nodeBits: {ipv4: 26}, noNodeCIDRs: true", 1), `lab.yaml:4: nodeBits and noNodeCIDRs exclude each other`},
+		{"node bits of no family", strings.Replace(good, "name: blue", "name: blue, network: nimitz, cidrs: [10.0.0.0/16], nodeBits: {ip: 26}", 1), `lab.yaml:4: unknown key "ip": the keys here are ipv4, ipv6`},
+		{"a switch of no node", good + "switches:\n  n3: ovs\n", `lab.yaml:11: no node is called "n3"`},
+		{"a switch that there is not", good + "switches:\n  n1: ebpf\n  n2: vpp\n", `lab.yaml:12: switch "vpp" of node n2: say ebpf or ovs`},
 		{"unknown key", strings.Replace(good, "tenant: red", "tennant: red", 1), `lab.yaml:9: unknown key "tennant": the keys here are name, node, tenant, labels`},
-		{"unknown key at the top", good + "colour: blue\n", `lab.yaml:10: unknown key "colour": the keys here are name, nodes, regions, device, nimitz, tenants, containers`},
-		{"unknown key of a tenant", strings.Replace(good, "addressing: clear", "cidr: [10.0.0.0/16]", 1), `lab.yaml:4: unknown key "cidr": the keys here are name, network, addressing, cidrs, regions, noNodeCIDRs`},
+		{"unknown key at the top", good + "colour: blue\n", `lab.yaml:10: unknown key "colour": the keys here are name, nodes, regions, device, nimitz, switches, tenants, containers`},
+		{"unknown key of a tenant", strings.Replace(good, "addressing: clear", "cidr: [10.0.0.0/16]", 1), `lab.yaml:4: unknown key "cidr": the keys here are name, network, addressing, cidrs, regions, nodeBits, noNodeCIDRs`},
 		{"duplicate key", good + "nodes: [n1]\n", `lab.yaml:10: mapping key "nodes" already defined`},
 		{"duplicate node", strings.Replace(good, "[n1, n2]", "[n1,\n  n1]", 1), `lab.yaml:4: a node is already called "n1"`},
 		{"duplicate tenant", strings.Replace(good, "name: red", "name: blue", 1), `lab.yaml:4: a tenant is already called "blue"`},
@@ -74,6 +83,7 @@ func TestParseSpecNamesTheLine(t *testing.T) {
 		{"labels", strings.Replace(good, "app: web", "app: 'we b'", 1), `lab.yaml:6: label app: value "we b"`},
 		{"addressing", strings.Replace(good, "clear", "secret", 1), `lab.yaml:4: addressing "secret"`},
 		{"device", good + "device: bond\n", `lab.yaml:10: device "bond": say veth, macvlan, netkit, auto`},
+		{"macvlans and nimitz", good + "device: macvlan\nnimitz: ebpf\n", "lab.yaml:10: device macvlan does not go with network nimitz"},
 		{"empty device", good + "device: \"\"\n", `lab.yaml:10: device is empty: say veth, macvlan, netkit, auto, or leave it out`},
 		{"no device", good + "device:\n", `lab.yaml:10: device is empty`},
 		{"list of devices", good + "device: [veth]\n", `lab.yaml:10: device: a list where a single word is expected`},
@@ -139,7 +149,7 @@ func TestParseRegions(t *testing.T) {
 		{"CIDRs of an unknown region", "{west: [10.0.0.0/16], east:", "{west: [10.0.0.0/16], north:", `lab.yaml:12: no region is called "north"`},
 		{"overlapping CIDRs", "10.1.0.0/16,", "10.0.128.0/17,", `lab.yaml:12: 10.0.128.0/17 in region east and 10.0.0.0/16 in another overlap`},
 		{"two CIDRs of a family", "'fd12::/48'", "10.2.0.0/16", `lab.yaml:10: 10.1.0.0/16 and 10.2.0.0/16 are of one family`},
-		{"regions of a netpila tenant", "name: green", "name: green, regions: {west: [10.0.0.0/16]}", `lab.yaml:9: cidrs and noNodeCIDRs are for network nimitz`},
+		{"regions of a netpila tenant", "name: green", "name: green, regions: {west: [10.0.0.0/16]}", `lab.yaml:9: cidrs, nodeBits and noNodeCIDRs are for network nimitz`},
 		{"a container on an edge", "node: e1", "node: ee", `lab.yaml:15: node "ee" is the Edge Switch of region east, and has no containers`},
 		{"a container where its tenant is not", ", east: [10.1.0.0/16, 'fd12::/48']", "", `lab.yaml:15: tenant "blue" has no CIDRs in region east`},
 	} {

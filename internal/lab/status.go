@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"connectrpc.com/connect"
 
@@ -31,6 +32,7 @@ type NodeStatus struct {
 	AgentRestarts int          `json:"agentRestarts"`
 	Region        string       `json:"region,omitempty"`
 	Edge          bool         `json:"edge,omitempty"` // the Edge Switch of its region
+	Silent        bool         `json:"silent"`         // its agent does not answer: containers are as they were known
 }
 
 // RegionStatus is a region and its orchestrator.
@@ -43,15 +45,16 @@ type RegionStatus struct {
 
 // ContainerOutput is a container. Ciphertext is empty where the tenant is clear, both where its network has neither.
 type ContainerOutput struct {
-	Name       string       `json:"name"`
-	Node       string       `json:"node"`
-	Tenant     string       `json:"tenant"`
-	App        uint32       `json:"app"`
-	Addresses  []netip.Addr `json:"addresses"` // as the container sees them
-	Plaintext  string       `json:"plaintext"`
-	Ciphertext string       `json:"ciphertext"`
-	Netns      string       `json:"netns"`
-	PID        int          `json:"pid"`
+	Name        string       `json:"name"`
+	Node        string       `json:"node"`
+	Tenant      string       `json:"tenant"`
+	App         uint32       `json:"app"`
+	Addresses   []netip.Addr `json:"addresses"` // as the container sees them
+	Attachments []Attachment `json:"attachments"`
+	Plaintext   string       `json:"plaintext"`
+	Ciphertext  string       `json:"ciphertext"`
+	Netns       string       `json:"netns"`
+	PID         int          `json:"pid"`
 }
 
 // OrchestratorStatus is the orchestrator.
@@ -61,7 +64,7 @@ type OrchestratorStatus struct {
 	Socket string `json:"socket"`
 }
 
-// Status asks the supervisor for the processes and adds what the lab knows.
+// Status asks the supervisor for the processes, and agents for their containers, and adds what the lab knows.
 func (l *Lab) Status(ctx context.Context) (Status, error) {
 	supervisor, err := supervisorPID(l.folder)
 	if err != nil {
@@ -76,6 +79,10 @@ func (l *Lab) Status(ctx context.Context) (Status, error) {
 		for _, p := range states {
 			processes[p.Name] = p
 		}
+	}
+	silent, err := l.Refresh(ctx)
+	if err != nil {
+		return Status{}, err
 	}
 	s := Status{
 		Name: l.Name(), Nodes: []NodeStatus{}, Containers: []ContainerOutput{}, Supervisor: supervisor,
@@ -96,18 +103,18 @@ func (l *Lab) Status(ctx context.Context) (Status, error) {
 		}
 		agent := processes[AgentProcess(name)]
 		region, _ := l.state.Spec.RegionOf(name)
-		s.Nodes = append(s.Nodes, NodeStatus{name, prefix, l.folder.netns(name), agent.PID, l.AgentSocket(name), agent.Restarts, region.Name, region.Edge == name})
+		s.Nodes = append(s.Nodes, NodeStatus{name, prefix, l.folder.netns(name), agent.PID, l.AgentSocket(name), agent.Restarts, region.Name, region.Edge == name, slices.Contains(silent, name)})
 	}
 	for _, c := range l.Containers() {
 		out := ContainerOutput{
-			Name: c.Name, Node: c.Node, Tenant: c.Tenant, App: c.App, Addresses: c.Addresses(),
+			Name: c.Name, Node: c.Node, Tenant: c.Tenant, App: c.App, Addresses: c.Addresses(), Attachments: c.Attachments,
 			Netns: l.folder.netns(c.Name), PID: processes[containerProcess(c.Name)].PID,
 		}
 		if c.Plaintext.IsValid() {
 			out.Plaintext = c.Plaintext.String()
 		}
-		if l.tenant(c.Tenant).hides() {
-			out.Ciphertext = c.Address.String()
+		if i := slices.IndexFunc(c.Attachments, Attachment.hides); i >= 0 {
+			out.Ciphertext = c.Attachments[i].Address.String()
 		}
 		s.Containers = append(s.Containers, out)
 	}

@@ -61,7 +61,7 @@ func Up(ctx context.Context, spec Spec, o Options) (*Lab, error) {
 		progress = func(string) {}
 	}
 	l := newLab(f)
-	l.state = state{Spec: spec, Binary: binary, OrchestratorArgs: o.OrchestratorArgs, AgentArgs: o.AgentArgs, Nimitz: o.Nimitz}
+	l.state = state{Spec: spec, Binary: binary, OrchestratorArgs: o.OrchestratorArgs, AgentArgs: o.AgentArgs}
 	if err := l.up(ctx, progress); err != nil {
 		cleanup, cancel := context.WithTimeout(context.WithoutCancel(ctx), downTime)
 		defer cancel()
@@ -104,7 +104,7 @@ func (l *Lab) up(ctx context.Context, progress func(string)) error {
 
 	progress(numeral.Of(len(nodes), "agent", "agents"))
 	for _, node := range nodes {
-		if l.nimitz(node) == OVS {
+		if spec.nimitz(node) == OVS {
 			if _, err := l.control.start(ctx, l.ovsProcess(node)); err != nil {
 				return err
 			}
@@ -199,7 +199,7 @@ func (l *Lab) agentProcess(node string) Process {
 	if region.Edge == node {
 		arguments = append([]string{"--edge"}, arguments...)
 	}
-	if carrier := l.nimitz(node); carrier != "" {
+	if carrier := l.state.Spec.nimitz(node); carrier != "" {
 		arguments = append([]string{"--nimitz", carrier, "--ovs-run-dir", l.OVS(node)}, arguments...)
 	}
 	return Process{
@@ -211,9 +211,6 @@ func (l *Lab) agentProcess(node string) Process {
 		}, arguments...),
 	}
 }
-
-// nimitz is what a node's agent is told of the network.
-func (l *Lab) nimitz(node string) string { return cmp.Or(l.state.Nimitz[node], l.state.Spec.nimitz()) }
 
 func (l *Lab) ovsProcess(node string) Process {
 	return Process{

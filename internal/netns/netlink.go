@@ -1,9 +1,11 @@
 package netns
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -45,6 +47,26 @@ func List[T any](dump func() (T, error)) (T, error) {
 		list, err = dump()
 	}
 	return list, err
+}
+
+// PutRoute makes an IPv6 route of the main table, or sets right the one that is there. It writes nothing where that is as it should be: whoever
+// listens takes a route that is written again for a change, and Open vSwitch then forgets all routes of its tunnels for a moment.
+func PutRoute(h *netlink.Handle, route *netlink.Route) error {
+	there, err := List(func() ([]netlink.Route, error) {
+		return h.RouteListFiltered(unix.AF_INET6, &netlink.Route{Dst: route.Dst}, netlink.RT_FILTER_DST)
+	})
+	if err != nil {
+		return fmt.Errorf("list the routes to %v: %w", route.Dst, err)
+	}
+	const usualMetric = 1024
+	same := func(r netlink.Route) bool {
+		return r.Type == cmp.Or(route.Type, unix.RTN_UNICAST) && r.Priority == cmp.Or(route.Priority, usualMetric) && r.Protocol == cmp.Or(route.Protocol, unix.RTPROT_BOOT) &&
+			(route.LinkIndex == 0 || r.LinkIndex == route.LinkIndex) && r.Gw.Equal(route.Gw) && r.Src.Equal(route.Src) && r.MTU == route.MTU && len(r.MultiPath) == 0
+	}
+	if slices.ContainsFunc(there, same) {
+		return nil
+	}
+	return Retry(func() error { return h.RouteReplace(route) })
 }
 
 func setLoopbackUp() error {

@@ -5,6 +5,7 @@ package network
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"net/netip"
 
 	"pilaster.io/pilaster/internal/address"
@@ -16,8 +17,31 @@ import (
 // ErrUnfit means that a tenant cannot be beside what the node has already. Others are as well as before.
 var ErrUnfit = errors.New("this node cannot take it")
 
+// Opener is how a node has a network.
+type Opener struct {
+	Name string
+	// Open takes hold of it, after the driver; nil means that this node does without.
+	Open func(Node) (Network, error)
+	With string // what the agent is to be started with to have it
+}
+
+// Node is what a network is given of the node that it is on.
+type Node struct {
+	Plan    address.Plan
+	Prefix  netip.Prefix // its /64
+	Indexes Indexes
+	Cluster Cluster
+}
+
+// Indexes keeps what was drawn; *endpoint.Store does it on disk.
+type Indexes interface {
+	DrawIndex(key endpoint.CursorKey, find func(from address.Index) (address.Index, error)) (address.Index, error)
+	ReleaseIndex(key endpoint.CursorKey, i address.Index) error
+}
+
 // Network is one of them on one node. It is given records with attachments of its own only. Calls about one endpoint come one after the
-// other, and every call but Prepare may be repeated: the second one finds nothing to do.
+// other, and every call but Prepare may be repeated: the second one finds nothing to do. What more the agent asks of some is in Mapped, Dropping,
+// Outward and Working; one that holds something open is an io.Closer, and closing it leaves in place what carries packets.
 type Network interface {
 	Addresses
 	Path
@@ -54,10 +78,24 @@ type Path interface {
 	Entries(ctx context.Context) ([]Entries, error)
 }
 
+// Working is a network that has something to do beside calls.
+type Working interface {
+	// Work does it until ctx ends. It begins after Repair.
+	Work(ctx context.Context, log *slog.Logger)
+}
+
 // Dropping is a network with a switch outside the driver's packet path.
 type Dropping interface {
 	// Drops counts the packets that the switch dropped since it was started.
 	Drops(ctx context.Context) (map[reason.Reason]uint64, error)
+}
+
+// Switched is a network that one switch or another carries.
+type Switched interface {
+	// Switch is what this node has: "ebpf".
+	Switch() string
+	// Lacks says what containers here do without, a line each.
+	Lacks() []string
 }
 
 // Outward is a network with a gateway: the way between its containers and hosts that have no part in it.
@@ -73,6 +111,13 @@ type Gateway struct {
 	Own, Virtual           netip.Addr // its addresses: services see the one, published containers the other; zero where there is no gateway
 	Services, Publications int        // that it leads to: of the tenants here, and those published at it
 	Missing                string     // why there is none
+}
+
+// Leftover is one thing that an agent has left on a node where it does not run.
+type Leftover struct {
+	Kind   string // "device", "route", "file", …
+	Name   string
+	Remove func() error
 }
 
 // Entries is how full one table is. Cache tables hold nothing that cannot be computed again.

@@ -72,6 +72,15 @@ func (j peakJob) rehearsed(demand float64, seed uint64) Matrix {
 	return m
 }
 
+// ends is when it begins to speak with the last: before the peak's end where it has spoken with all that there are.
+func (j peakJob) ends(demand float64, seed uint64) time.Duration {
+	begun := peakTraffic(j.to, demand, seed).Flows
+	if len(begun) < len(j.to) {
+		return peakEnd
+	}
+	return begun[len(begun)-1].Bursts[0].From
+}
+
 // peak is what a run of it shows.
 type peak struct {
 	backlog int
@@ -79,7 +88,7 @@ type peak struct {
 	lowest  float64       // Gbit/s
 }
 
-func peakOf(samples []Sample) peak {
+func peakOf(samples []Sample, end time.Duration) peak {
 	p := peak{lowest: Production().Line}
 	for _, s := range samples {
 		if s.At <= peakBegin || len(s.Rates) == 0 {
@@ -87,7 +96,7 @@ func peakOf(samples []Sample) peak {
 		}
 		p.backlog = max(p.backlog, s.Backlog)
 		if s.Backlog > 0 {
-			p.drained = max(p.drained, s.At-peakEnd)
+			p.drained = max(p.drained, s.At-end)
 		}
 		if s.Rates[0] > 0 { // it has begun
 			p.lowest = min(p.lowest, s.Rates[0])

@@ -89,7 +89,7 @@ func DrawRecorded(ctx context.Context, seed uint64, preheated Matrix, job *Matri
 		}
 	}
 	if known == 0 {
-		return nil, fmt.Errorf("the matrix has %s, and none that the job speaks with: its first is %v of VNI %d", numeral.Of(len(preheated.Destinations), "destination", "destinations"), preheated.Destinations[0].To, preheated.Destinations[0].VNI)
+		return nil, fmt.Errorf("the matrix has %s, and none that the job speaks with: its first is %v of VNI %d; a record of a switch wants --job with another", numeral.Of(len(preheated.Destinations), "destination", "destinations"), preheated.Destinations[0].To, preheated.Destinations[0].VNI)
 	}
 	f, err := j.draw(ctx, seed, preheated, from)
 	if ctx.Err() != nil {
@@ -111,35 +111,41 @@ const fullDemand = 1000 // new megaflows a second, the paper's peak
 func (j peakJob) draw(ctx context.Context, seed uint64, preheated Matrix, from string) (Figure, error) {
 	f := Figure{
 		Number: 8, Title: "what the insertion channel bears, and what a peak demands",
-		About: fmt.Sprintf("From %v to %v a container speaks with new nodes, so many a second, and goes on. Preheating installs before %s, and keeps it.", peakBegin, peakEnd, from),
+		About: fmt.Sprintf("From %v to %v, or until it has spoken with all there are, a container speaks with new nodes, so many a second, and goes on. Preheating installs before %s, and keeps it.", peakBegin, peakEnd, from),
 		Plots: []plot.Plot{{Title: "megaflows that wait for the channel", X: "s", Y: "megaflows"}, {Title: "throughput of the container", X: "s", Y: "Gbit/s"}},
 	}
 	for _, c := range []struct {
 		demand    float64
 		preheated bool
-		name      string
-	}{{600, false, "600/s"}, {fullDemand, false, "1,000/s"}, {fullDemand, true, "1,000/s, preheated"}} {
-		r := j.run(c.demand, seed)
+	}{{600, false}, {fullDemand, false}, {fullDemand, true}} {
+		r, end := j.run(c.demand, seed), j.ends(c.demand, seed)
+		name := numeral.Grouped(int(c.demand)) + "/s"
+		if end < peakEnd {
+			name += fmt.Sprintf(", %s in all", numeral.Grouped(len(j.to)))
+		}
 		if c.preheated {
 			r.Pinned = j.table.Pins(preheated)
+			name += ", preheated"
 		}
 		samples, err := r.Do(ctx)
 		if err != nil {
 			return f, err
 		}
-		p := peakOf(samples)
+		p := peakOf(samples, end)
 		paper := ""
-		if c.demand == fullDemand && !c.preheated {
-			paper = "638/s of 1,000/s: the channel is the bottleneck"
-		} else if c.preheated {
+		switch {
+		case end < peakEnd: // no peak of the paper's
+		case c.preheated:
 			paper = "no longer a bottleneck"
+		case c.demand == fullDemand:
+			paper = "638/s of 1,000/s: the channel is the bottleneck"
 		}
 		f.Findings = append(f.Findings,
-			Finding{c.name + ": most that wait", float64(p.backlog), "megaflows", paper, "follows"},
-			Finding{c.name + ": none waits, after the peak's end", p.drained.Seconds(), "s", "", "follows"},
-			Finding{c.name + ": lowest throughput", p.lowest, "Gbit/s", "", "follows"})
-		f.Plots[0].Lines = append(f.Plots[0].Lines, line(c.name, samples, peakBegin, func(s Sample) float64 { return float64(s.Backlog) }))
-		f.Plots[1].Lines = append(f.Plots[1].Lines, line(c.name, samples, peakBegin, func(s Sample) float64 { return s.Rates[0] }))
+			Finding{name + ": most that wait", float64(p.backlog), "megaflows", paper, "follows"},
+			Finding{name + ": none waits, after the peak's end", p.drained.Seconds(), "s", "", "follows"},
+			Finding{name + ": lowest throughput", p.lowest, "Gbit/s", "", "follows"})
+		f.Plots[0].Lines = append(f.Plots[0].Lines, line(name, samples, peakBegin, func(s Sample) float64 { return float64(s.Backlog) }))
+		f.Plots[1].Lines = append(f.Plots[1].Lines, line(name, samples, peakBegin, func(s Sample) float64 { return s.Rates[0] }))
 	}
 	return f, nil
 }

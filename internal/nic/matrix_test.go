@@ -2,6 +2,7 @@ package nic
 
 import (
 	"bytes"
+	"fmt"
 	"net/netip"
 	"reflect"
 	"strings"
@@ -99,11 +100,22 @@ func TestPreheatingFromAFile(t *testing.T) {
 	if r, err = DrawRecorded(t.Context(), 3, tenth, nil); err != nil || find(r, waits) < 500 {
 		t.Errorf("a tenth recorded: %v, %+v", err, r)
 	}
-	if r, err = DrawRecorded(t.Context(), 3, m, &tenth); err != nil || find(r, "destinations of the job") != float64(len(tenth.Destinations)) || find(r, waits) != 0 {
-		t.Errorf("another recording's job: %v, %+v", err, r)
+	if r, err = DrawRecorded(t.Context(), 3, m, &tenth); err != nil {
+		t.Fatal(err)
+	}
+	// It has spoken with all there are long before the peak's end: that is said, and what waits is judged from then on.
+	few := fmt.Sprintf("1,000/s, %d in all", len(tenth.Destinations))
+	if find(r, "destinations of the job") != float64(len(tenth.Destinations)) || find(r, few+", preheated: most that wait") != 0 ||
+		find(r, few+": most that wait") < 100 || find(r, few+": none waits, after the peak's end") < 0.2 || find(r, fmt.Sprintf("600/s, %d in all: most that wait", len(tenth.Destinations))) > 40 {
+		t.Errorf("another recording's job: %+v", r.Figures[0].Findings)
+	}
+	for _, f := range r.Figures[0].Findings {
+		if f.Paper != "" {
+			t.Errorf("%+v is compared with the paper's peak", f)
+		}
 	}
 	other := Matrix{Destinations: []Destination{destination(99, "10.0.0.0/29", 1)}}
-	if _, err := DrawRecorded(t.Context(), 3, other, nil); err == nil || !strings.Contains(err.Error(), "the matrix has 1 destination, and none that the job speaks with") {
+	if _, err := DrawRecorded(t.Context(), 3, other, nil); err == nil || !strings.Contains(err.Error(), "the matrix has 1 destination, and none that the job speaks with") || !strings.HasSuffix(err.Error(), "; a record of a switch wants --job with another") {
 		t.Errorf("another tenant's matrix: %v", err)
 	}
 }

@@ -21,25 +21,22 @@ func carriers(t *pilasterv1.Tenant) []string {
 // recarry takes note of who carries a tenant, as it was and as it is; nil where it is not there.
 func (m *model) recarry(was, is *pilasterv1.Tenant) {
 	for _, node := range carriers(was) {
-		delete(m.carrying[node], was.Name)
-		m.recarried[node] = true
+		remove(m.carrying, node, was.Name)
+		m.renewed[node] = true
 	}
 	for _, node := range carriers(is) {
-		if m.carrying[node] == nil {
-			m.carrying[node] = map[string]bool{}
-		}
-		m.carrying[node][is.Name] = true
-		m.recarried[node] = true
+		add(m.carrying, node, is.Name)
+		m.renewed[node] = true
 	}
 }
 
 // carries is the tenants that a node must know without having a container of them: the Edge Switch those that are in other regions too.
 func (m *model) carries(node string) map[string]bool {
 	all := maps.Clone(m.carrying[node])
-	if all == nil {
-		all = map[string]bool{}
-	}
 	if node == m.edge {
+		if all == nil {
+			all = map[string]bool{}
+		}
 		for name, t := range m.tenants {
 			if len(t.Regions) > 0 {
 				all[name] = true
@@ -58,7 +55,7 @@ func (m *model) carry(f *follower) (came []string) {
 			came = append(came, tenant)
 		}
 	}
-	f.carried = now
+	m.hear(f, f.hosted, now)
 	return came
 }
 

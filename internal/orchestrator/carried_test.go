@@ -25,7 +25,7 @@ func heard(f *follower) string {
 	if len(f.queue) == 0 {
 		return "nothing"
 	}
-	r := <-f.queue
+	r := f.next()
 	node, tenants, apps := r.GetDelta().GetNode(), r.GetDelta().GetTenants(), r.GetDelta().GetApps()
 	if s := r.GetSnapshot(); s != nil {
 		node, tenants, apps = s.Node, s.Tenants, s.Apps
@@ -134,6 +134,9 @@ func TestPublishedTenantIsKnown(t *testing.T) {
 	n1, n2 := registered(t, s, testNode(1)), registered(t, s, testNode(2))
 	resolve(t, n2, "green", "web")
 	if _, err := n2.Allocate(t.Context(), connect.NewRequest(&pilasterv1.AllocateRequest{Tenant: "green"})); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := n1.Register(t.Context(), connect.NewRequest(&pilasterv1.RegisterRequest{Version: "test", Gateway: true})); err != nil {
 		t.Fatal(err)
 	}
 	f := follow(t, n1, hosting())

@@ -1,6 +1,7 @@
 package orchestrator
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -18,14 +19,15 @@ import (
 // maxQueue is how many changes may wait for a node before its stream is ended.
 const maxQueue = 256
 
-// follower is one node's stream. Everything in it but queue belongs to the model's lock.
+// follower is one node's stream. Everything in it belongs to the model's lock.
 type follower struct {
 	node    pki.Node
 	session store.Session
 	hosted  map[string]bool                // whose news the node has, as it asked for
 	carried map[string]bool                // and those that it must have
 	noted   map[string]*pilasterv1.Hosting // what this stream has had noted in the store
-	queue   chan *pilasterv1.FollowResponse
+	queue   []*pilasterv1.FollowResponse   // waits for the node; there are many nodes, and mostly nothing waits
+	filled  chan struct{}                  // has something while the queue has
 	end     context.CancelCauseFunc
 }
 
@@ -34,7 +36,7 @@ type follower struct {
 func (m *model) follow(n pki.Node, session store.Session, first *pilasterv1.FollowRequest, end context.CancelCauseFunc) *follower {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	f := &follower{node: n, session: session, hosted: set(first.HostedTenants), carried: set(first.CarriedTenants), queue: make(chan *pilasterv1.FollowResponse, maxQueue), end: end}
+	f := &follower{node: n, session: session, filled: make(chan struct{}, 1), end: end}
 	if !m.judge(f) {
 		return f
 	}
@@ -42,12 +44,13 @@ func (m *model) follow(n pki.Node, session store.Session, first *pilasterv1.Foll
 		m.endReplaced(old)
 	}
 	m.followers[n.Name] = f
+	m.hear(f, set(first.HostedTenants), set(first.CarriedTenants))
 	if missed, ok := m.missed(f, first); ok {
 		for _, r := range missed {
-			f.queue <- r // never more than fit; see missed
+			m.queue(f, r) // never more than fit; see missed
 		}
 	} else {
-		f.queue <- m.snapshot(f)
+		m.queue(f, m.snapshot(f))
 	}
 	return f
 }
@@ -55,8 +58,32 @@ func (m *model) follow(n pki.Node, session store.Session, first *pilasterv1.Foll
 func (m *model) unfollow(f *follower) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	m.forget(f)
+}
+
+// forget has a stream that has ended told nothing any more.
+func (m *model) forget(f *follower) {
 	if m.followers[f.node.Name] == f {
+		m.hear(f, nil, nil)
 		delete(m.followers, f.node.Name)
+	}
+}
+
+// hear has a stream carry news of these tenants from now on, and of no others.
+func (m *model) hear(f *follower, hosted, carried map[string]bool) {
+	if m.followers[f.node.Name] != f {
+		return // it has ended
+	}
+	for _, had := range []map[string]bool{f.hosted, f.carried} {
+		for tenant := range had {
+			remove(m.hearing, tenant, f)
+		}
+	}
+	f.hosted, f.carried = hosted, carried
+	for _, has := range []map[string]bool{hosted, carried} {
+		for tenant := range has {
+			add(m.hearing, tenant, f)
+		}
 	}
 }
 
@@ -68,15 +95,17 @@ func (m *model) missed(f *follower, first *pilasterv1.FollowRequest) ([]*pilaste
 		return nil, false
 	}
 	var missed []*pilasterv1.FollowResponse
-	for _, b := range m.past {
-		if b.Revision <= resume {
-			continue
-		}
+	since, _ := slices.BinarySearchFunc(m.past, resume+1, func(b store.Batch, revision int64) int { return cmp.Compare(b.Revision, revision) })
+	for _, b := range m.past[since:] {
 		if d, found := f.delta(b); found {
 			missed = append(missed, response(b.Revision, d))
 		}
 		for _, e := range b.Events {
-			delete(f.carried, e.DeletedTenant) // made anew, it comes whole
+			if f.carried[e.DeletedTenant] { // made anew, it comes whole
+				carried := maps.Clone(f.carried)
+				delete(carried, e.DeletedTenant)
+				m.hear(f, f.hosted, carried)
+			}
 		}
 	}
 	rest, whole := &pilasterv1.Delta{Node: m.own(f)}, set(m.carry(f))
@@ -94,7 +123,7 @@ func (m *model) missed(f *follower, first *pilasterv1.FollowRequest) ([]*pilaste
 
 func (m *model) snapshot(f *follower) *pilasterv1.FollowResponse {
 	var d pilasterv1.Delta
-	f.carried = nil
+	m.hear(f, f.hosted, nil)
 	whole := set(m.carry(f))
 	maps.Copy(whole, f.hosted)
 	for tenant := range whole {
@@ -138,13 +167,14 @@ func (m *model) rehost(f *follower, req *pilasterv1.FollowRequest) (add []*pilas
 			m.addWhole(&d, tenant)
 		}
 	}
-	for tenant, nodes := range m.hosting {
-		if nodes[f.node.Name] != nil && !now[tenant] && !resolving[tenant] {
+	hosts := m.hostedBy[f.node.Name]
+	for tenant := range hosts {
+		if !now[tenant] && !resolving[tenant] {
 			remove = append(remove, tenant)
 		}
 	}
 	for tenant := range f.noted {
-		if !now[tenant] && !resolving[tenant] && m.hosting[tenant][f.node.Name] == nil {
+		if !now[tenant] && !resolving[tenant] && !hosts[tenant] {
 			remove = append(remove, tenant)
 		}
 	}
@@ -153,7 +183,8 @@ func (m *model) rehost(f *follower, req *pilasterv1.FollowRequest) (add []*pilas
 			said[tenant] = &pilasterv1.Hosting{} // to be taken back when it is not hosted in the end
 		}
 	}
-	f.hosted, f.noted = now, said
+	f.noted = said
+	m.hear(f, now, f.carried)
 	if len(d.Tenants) > 0 {
 		m.queue(f, response(m.revision, &d))
 	}
@@ -194,7 +225,7 @@ func set(names []string) map[string]bool {
 // feed queues what a batch means to a stream.
 func (m *model) feed(f *follower, b store.Batch) {
 	d, found := f.delta(b)
-	if m.recarried[f.node.Name] || slices.ContainsFunc(b.Events, func(e store.Event) bool { return e.Node != nil && e.Node.Name == f.node.Name }) {
+	if m.renewed[f.node.Name] {
 		d.Node, found = m.own(f), true
 		for _, tenant := range m.carry(f) {
 			m.addWhole(d, tenant)
@@ -206,11 +237,44 @@ func (m *model) feed(f *follower, b store.Batch) {
 }
 
 func (m *model) queue(f *follower, r *pilasterv1.FollowResponse) {
-	select {
-	case f.queue <- r:
-	default:
+	if len(f.queue) == maxQueue {
 		m.endOne(f, connect.CodeResourceExhausted, "slow", fmt.Sprintf("the node reads too slowly: %d changes wait; follow again", maxQueue))
+		return
 	}
+	f.queue = append(f.queue, r)
+	f.signal()
+}
+
+func (m *model) dequeue(f *follower) *pilasterv1.FollowResponse {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return f.next()
+}
+
+// next takes what waits longest for the node, nil where nothing does.
+func (f *follower) next() (next *pilasterv1.FollowResponse) {
+	if len(f.queue) == 0 {
+		return nil
+	}
+	if next, f.queue = f.queue[0], f.queue[1:]; len(f.queue) == 0 {
+		f.queue = nil
+	} else {
+		f.signal()
+	}
+	return next
+}
+
+func (f *follower) signal() {
+	select {
+	case f.filled <- struct{}{}:
+	default:
+	}
+}
+
+func (m *model) heartbeatEvery() time.Duration {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return max(heartbeatEvery, time.Duration(len(m.followers))*time.Second/heartbeatRate)
 }
 
 // heartbeat carries the revision up to which the stream has told everything, if it has.
@@ -226,9 +290,7 @@ func (m *model) heartbeat(f *follower) *pilasterv1.FollowResponse {
 // endOne ends a stream with a reason for the node, and one word of it for the counter.
 func (m *model) endOne(f *follower, code connect.Code, word, reason string) {
 	f.end(connect.NewError(code, fmt.Errorf("%s", reason)))
-	if m.followers[f.node.Name] == f {
-		delete(m.followers, f.node.Name)
-	}
+	m.forget(f)
 	m.dropped(word)
 }
 
@@ -253,6 +315,8 @@ func (m *model) judge(f *follower) (good bool) {
 		return false
 	}
 	switch session := m.sessions[f.node.Name]; {
+	case m.stopping:
+		m.endStopping(f)
 	case !m.knows(f.node):
 		m.endOne(f, connect.CodeFailedPrecondition, "deleted", fmt.Sprintf("node %s was deleted", f.node.Name))
 	case session == f.session:
@@ -278,11 +342,24 @@ func (m *model) restart() {
 	m.endAll(connect.CodeAborted, "restart", storeForgot)
 }
 
-// stop ends all streams.
+// stop ends all streams, also those that are about to begin.
 func (m *model) stop() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.endAll(connect.CodeUnavailable, "stop", "the orchestrator is stopping")
+	m.stopping = true
+	for _, f := range m.followers {
+		m.endStopping(f)
+	}
+}
+
+func (m *model) endStopping(f *follower) {
+	m.endOne(f, connect.CodeUnavailable, "stop", "the orchestrator is stopping")
+}
+
+func (m *model) stopped() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.stopping
 }
 
 // has tells whether the stream has news of a tenant.

@@ -52,6 +52,7 @@ const (
 	maxNodeConnections = 16       // of one node; it needs two while its certificate is renewed
 	maxHeader          = 32 << 10 // bytes
 	maxAnswer          = 64 << 20 // bytes of one message to a node
+	minCompressed      = 1 << 10  // bytes of one: most are so small that compressed they would be longer, and take 20 µs more
 )
 
 // allowance is what one caller may have of a procedure: a node, or the source of who has no certificate.

@@ -86,7 +86,7 @@ func visible(m *pilasterv1.Mapping, to string) *pilasterv1.Mapping {
 func (s *nodeService) hosting(ctx context.Context, n pki.Node, tenant string) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
-	if s.model.await(ctx, func() bool { return s.model.hosting[tenant][n.Name] != nil || s.model.carries(n.Name)[tenant] }) != nil {
+	if s.model.awaitNode(ctx, n.Name, func() bool { return s.model.hostedBy[n.Name][tenant] || s.model.carries(n.Name)[tenant] }) != nil {
 		return connect.NewError(connect.CodePermissionDenied, fmt.Errorf("node %s does not host tenant %s, and is told of it when it does", n.Name, tenant))
 	}
 	return nil
@@ -131,7 +131,7 @@ func (m *model) room(node string, more int) error {
 	if has+more <= maxMappings {
 		return nil
 	}
-	return connect.NewError(connect.CodeResourceExhausted, fmt.Errorf("node %s has %d addresses and subnets of tenants, and its endpoints can use %d; nothing was changed: remove containers from it, or see what it runs", node, has, maxMappings))
+	return connect.NewError(connect.CodeResourceExhausted, fmt.Errorf("node %s has %d addresses and subnets of tenants, and its endpoints can use %d; nothing more was given or taken in: remove containers from it, or see what it runs", node, has, maxMappings))
 }
 
 // claims is how much of what a node says that it holds would be new.

@@ -57,7 +57,7 @@ func TestCreateTenantOnANetwork(t *testing.T) {
 	}{
 		"no such network":      {&pilasterv1.CreateTenantRequest{Network: "vlan"}, `no network "vlan"`},
 		"CIDRs on netpila":     {&pilasterv1.CreateTenantRequest{Overlays: one}, "netpila"},
-		"clear on nimitz":      {&pilasterv1.CreateTenantRequest{Network: tenant.Nimitz, Overlays: one, Addressing: pilasterv1.Addressing_ADDRESSING_CLEAR}, "are of network netpila"},
+		"clear on nimitz":      {&pilasterv1.CreateTenantRequest{Network: tenant.Nimitz, Overlays: one, Addressing: pilasterv1.Addressing_ADDRESSING_CLEAR}, "none that a tenant of network nimitz can have, which is [own]"},
 		"own on netpila":       {&pilasterv1.CreateTenantRequest{Addressing: pilasterv1.Addressing_ADDRESSING_OWN}, "addressing 3"},
 		"nothing":              {&pilasterv1.CreateTenantRequest{Network: tenant.Nimitz}, "--cidr"},
 		"no CIDR":              {&pilasterv1.CreateTenantRequest{Network: tenant.Nimitz, Overlays: []*pilasterv1.Overlay{{Cidr: "x"}}}, "not a prefix"},

@@ -8,16 +8,19 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
-	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
 	"pilaster.io/pilaster/internal/orchestrator/store"
 )
+
+var messageLabels = []string{"procedure", "direction", "event"}
 
 // metrics is what Prometheus may ask of an orchestrator.
 type metrics struct {
 	registry *prometheus.Registry
 	calls    *prometheus.CounterVec
 	dropped  *prometheus.CounterVec
-	sent     *prometheus.CounterVec
+	messages *prometheus.CounterVec
+	bytes    *prometheus.CounterVec
 	refused  *prometheus.CounterVec
 }
 
@@ -30,9 +33,12 @@ func newMetrics(version string) *metrics {
 		dropped: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "pilaster_orchestrator_streams_ended_total", Help: "Streams of nodes that the orchestrator ended, by reason.",
 		}, []string{"reason"}),
-		sent: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "pilaster_orchestrator_messages_total", Help: "Messages to nodes on their streams, by what they carry.",
-		}, []string{"event"}),
+		messages: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "pilaster_orchestrator_messages_total", Help: "Messages of calls and streams, by procedure, direction, and on streams by what they carry.",
+		}, messageLabels),
+		bytes: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "pilaster_orchestrator_message_bytes_total", Help: "Bytes of these messages, without framing, headers and TLS.",
+		}, messageLabels),
 		refused: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "pilaster_orchestrator_refused_total", Help: "Connections and calls refused because of a limit, by limit.",
 		}, []string{"limit"}),
@@ -40,15 +46,15 @@ func newMetrics(version string) *metrics {
 	for _, limit := range limitWords {
 		m.refused.WithLabelValues(limit)
 	}
-	for _, event := range []string{"snapshot", "delta", "heartbeat"} {
-		m.sent.WithLabelValues(event) // there from the start, at 0
+	for _, event := range []string{eventSnapshot, eventDelta, eventHeartbeat} {
+		m.countMessages(pilasterv1connect.NodeServiceFollowProcedure, sent, event, 0, 0) // there from the start, at 0
 	}
 	build := prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "pilaster_build_info", Help: "1, labelled by the version of this orchestrator.",
 		ConstLabels: prometheus.Labels{"version": version, "goversion": runtime.Version()},
 	})
 	build.Set(1)
-	m.registry.MustRegister(build, m.calls, m.dropped, m.sent, m.refused, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	m.registry.MustRegister(build, m.calls, m.dropped, m.messages, m.bytes, m.refused, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
 
@@ -57,15 +63,13 @@ func (m *metrics) countDropped(reason string)       { m.dropped.WithLabelValues(
 
 func (m *metrics) countRefused(limit string) { m.refused.WithLabelValues(limit).Inc() }
 
-func (m *metrics) countSent(r *pilasterv1.FollowResponse) {
-	event := "heartbeat"
-	switch r.Event.(type) {
-	case *pilasterv1.FollowResponse_Snapshot:
-		event = "snapshot"
-	case *pilasterv1.FollowResponse_Delta:
-		event = "delta"
-	}
-	m.sent.WithLabelValues(event).Inc()
+func (m *metrics) countMessage(procedure, direction, event string, bytes int) {
+	m.countMessages(procedure, direction, event, 1, bytes)
+}
+
+func (m *metrics) countMessages(procedure, direction, event string, n, bytes int) {
+	m.messages.WithLabelValues(procedure, direction, event).Add(float64(n))
+	m.bytes.WithLabelValues(procedure, direction, event).Add(float64(bytes))
 }
 
 // observe adds what is read from the model and the store when asked.

@@ -1,7 +1,7 @@
 package orchestrator
 
 import (
-	"context"
+	"cmp"
 	"maps"
 	"slices"
 	"sync"
@@ -22,31 +22,36 @@ const maxPast = 4096
 // and never written to.
 type model struct {
 	mu        sync.Mutex
-	changed   chan struct{} // closed and replaced at each change
-	revision  int64         // 0 until the store has been read
+	waiting   map[string]*waiting // by node, and for anything
+	revision  int64               // 0 until the store has been read
 	nodes     map[string]*pilasterv1.Node
 	tenants   map[string]*pilasterv1.Tenant
 	apps      map[string]map[uint32]*pilasterv1.App     // by tenant
 	hosting   map[string]map[string]*pilasterv1.Hosting // tenant, node
+	hostedBy  map[string]map[string]bool                // node, tenant
 	unsettled map[string]bool                           // tenants whose ids may be due for a step
 	given     given
 	regions   map[string]region          // the others
 	edge      string                     // the node that is the Edge Switch
 	carrying  map[string]map[string]bool // node, tenant: see carriers
-	recarried map[string]bool            // nodes of which that may have changed in the batch at hand
+	renewed   map[string]bool            // nodes of which that or the record may have changed in the batch at hand
 	sessions  map[string]store.Session   // by node, of all orchestrators
+	others    int                        // how many of those others have
 	self      string                     // this orchestrator in a session
 	lag       time.Duration              // maxLag
 
-	past      []store.Batch // everything after the revision forgotten, oldest first
+	past      []store.Batch // all news after the revision forgotten, oldest first
 	forgotten int64
 
-	followers map[string]*follower // by node
-	dropped   func(reason string)  // counts streams ended by us
+	stopping  bool
+	followers map[string]*follower          // by node
+	hearing   map[string]map[*follower]bool // by tenant: who has news of it
+	dropped   func(reason string)           // counts streams ended by us
 }
 
 func newModel(self string, dropped func(reason string)) *model {
-	return &model{self: self, lag: maxLag, changed: make(chan struct{}), unsettled: map[string]bool{}, recarried: map[string]bool{}, followers: map[string]*follower{}, dropped: dropped}
+	return &model{self: self, lag: maxLag, waiting: map[string]*waiting{}, unsettled: map[string]bool{}, renewed: map[string]bool{},
+		followers: map[string]*follower{}, hearing: map[string]map[*follower]bool{}, dropped: dropped}
 }
 
 // apply is for store.Watch.
@@ -58,10 +63,11 @@ func (m *model) apply(b store.Batch) {
 		m.tenants = map[string]*pilasterv1.Tenant{}
 		m.apps = map[string]map[uint32]*pilasterv1.App{}
 		m.hosting = map[string]map[string]*pilasterv1.Hosting{}
+		m.hostedBy = map[string]map[string]bool{}
 		m.carrying = map[string]map[string]bool{}
 		m.given = newGiven()
 		m.regions, m.edge = map[string]region{}, ""
-		m.sessions = map[string]store.Session{}
+		m.sessions, m.others = map[string]store.Session{}, 0
 		m.past, m.forgotten = nil, b.Revision
 		// What happened in between is not known, so each stream starts over.
 		m.endAll(connect.CodeAborted, "restart", "the orchestrator has read the store anew; follow again")
@@ -78,25 +84,58 @@ func (m *model) apply(b store.Batch) {
 		}
 	}
 	m.revision = b.Revision
-	if !b.Whole && slices.ContainsFunc(b.Events, func(e store.Event) bool { return e.Session == nil }) {
-		m.past = append(m.past, b)
+	if !b.Whole {
+		m.tell(store.Batch{Revision: b.Revision, Events: slices.DeleteFunc(slices.Clone(b.Events), func(e store.Event) bool { return newsOf(e) == "" })})
+	}
+	m.wake(b, m.renewed)
+	clear(m.renewed)
+}
+
+// tell remembers news and feeds them to those they are for.
+func (m *model) tell(news store.Batch) {
+	if len(news.Events) > 0 {
+		m.past = append(m.past, news)
 		if len(m.past) > maxPast {
 			m.forgotten = m.past[0].Revision
 			m.past = m.past[1:]
 		}
-		for _, f := range m.followers {
-			m.feed(f, b)
+	}
+	to := map[*follower]bool{}
+	for _, e := range news.Events {
+		maps.Copy(to, m.hearing[newsOf(e)])
+	}
+	for node := range m.renewed {
+		if f := m.followers[node]; f != nil {
+			to[f] = true
 		}
 	}
-	clear(m.recarried)
-	close(m.changed)
-	m.changed = make(chan struct{})
+	for f := range to {
+		m.feed(f, news)
+	}
+}
+
+// newsOf is the tenant of which an event is news to nodes; empty for none.
+func newsOf(e store.Event) string {
+	switch {
+	case e.Tenant != nil:
+		return e.Tenant.Name
+	case e.DeletedTenant != "":
+		return e.DeletedTenant
+	case e.App != nil:
+		return e.App.Tenant
+	case e.Mapping != nil:
+		return e.Mapping.Tenant
+	case e.EndedMapping != nil:
+		return e.EndedMapping.Tenant
+	}
+	return ""
 }
 
 func (m *model) take(e store.Event) {
 	switch {
 	case e.Node != nil:
 		m.nodes[e.Node.Name] = e.Node
+		m.renewed[e.Node.Name] = true
 		if e.Node.Edge {
 			m.edge = e.Node.Name
 		}
@@ -127,12 +166,14 @@ func (m *model) take(e store.Event) {
 			m.hosting[e.Hosting.Tenant] = nodes
 		}
 		nodes[e.Hosting.Node] = e.Hosting
+		add(m.hostedBy, e.Hosting.Node, e.Hosting.Tenant)
 		m.unsettle(e.Hosting.Tenant)
 	case e.EndedHosting != nil:
 		nodes := m.hosting[e.EndedHosting.Tenant]
 		if delete(nodes, e.EndedHosting.Node); len(nodes) == 0 {
 			delete(m.hosting, e.EndedHosting.Tenant)
 		}
+		remove(m.hostedBy, e.EndedHosting.Node, e.EndedHosting.Tenant)
 		m.unsettle(e.EndedHosting.Tenant)
 	case e.Mapping != nil:
 		m.given.add(e.Mapping)
@@ -143,28 +184,31 @@ func (m *model) take(e store.Event) {
 	case e.DeletedRegion != "":
 		delete(m.regions, e.DeletedRegion)
 	case e.Session != nil:
+		if m.isElsewhere(m.sessions[e.Session.Node]) {
+			m.others--
+		}
 		if e.Session.None() {
 			delete(m.sessions, e.Session.Node)
 		} else {
 			m.sessions[e.Session.Node] = e.Session.Session
 		}
+		if m.isElsewhere(e.Session.Session) {
+			m.others++
+		}
 	}
 }
 
-// await waits until the condition, evaluated with the model locked, holds.
-func (m *model) await(ctx context.Context, condition func() bool) error {
-	for {
-		m.mu.Lock()
-		ok, changed := condition(), m.changed
-		m.mu.Unlock()
-		if ok {
-			return nil
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
+// add and remove keep an index: what belongs to what.
+func add[K, V comparable](index map[K]map[V]bool, k K, v V) {
+	if index[k] == nil {
+		index[k] = map[V]bool{}
+	}
+	index[k][v] = true
+}
+
+func remove[K, V comparable](index map[K]map[V]bool, k K, v V) {
+	if delete(index[k], v); len(index[k]) == 0 {
+		delete(index, k)
 	}
 }
 
@@ -177,34 +221,37 @@ func (m *model) knows(n pki.Node) bool {
 // node returns a copy that says whether the node is connected, or nil.
 func (m *model) node(name string) *pilasterv1.Node {
 	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.nodeLocked(name)
-}
-
-func (m *model) nodeLocked(name string) *pilasterv1.Node {
-	record := m.nodes[name]
+	record, connected := m.nodes[name], m.connected(name)
+	m.mu.Unlock()
 	if record == nil {
 		return nil
 	}
 	record = proto.CloneOf(record)
-	record.Connected = m.connected(name)
+	record.Connected = connected
 	return record
 }
 
 // connected believes itself of its own streams, and the store of those of other orchestrators.
 func (m *model) connected(name string) bool {
-	s := m.sessions[name]
-	return m.followers[name] != nil || !s.None() && s.Orchestrator != m.self
+	return m.followers[name] != nil || m.isElsewhere(m.sessions[name])
 }
 
-// allNodes is sorted by name.
+func (m *model) isElsewhere(s store.Session) bool { return !s.None() && s.Orchestrator != m.self }
+
+// allNodes is sorted by name. So many are copied that others must not wait for it.
 func (m *model) allNodes() []*pilasterv1.Node {
 	m.mu.Lock()
-	defer m.mu.Unlock()
-	var all []*pilasterv1.Node
-	for _, name := range slices.Sorted(maps.Keys(m.nodes)) {
-		all = append(all, m.nodeLocked(name))
+	all := slices.Collect(maps.Values(m.nodes))
+	connected := make([]bool, len(all))
+	for i, n := range all {
+		connected[i] = m.connected(n.Name)
 	}
+	m.mu.Unlock()
+	for i, n := range all {
+		all[i] = proto.CloneOf(n)
+		all[i].Connected = connected[i]
+	}
+	slices.SortFunc(all, func(a, b *pilasterv1.Node) int { return cmp.Compare(a.Name, b.Name) })
 	return all
 }
 
@@ -212,35 +259,28 @@ func (m *model) allNodes() []*pilasterv1.Node {
 func (m *model) tenantsOf(node string) []string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	var names []string
-	for tenant, nodes := range m.hosting {
-		if nodes[node] != nil {
-			names = append(names, tenant)
-		}
-	}
-	slices.Sort(names)
-	return names
+	return slices.Sorted(maps.Keys(m.hostedBy[node]))
 }
 
-// tenant returns the tenant, nil if there is none, its apps by id and what the nodes that host it say.
+// tenant returns the tenant, nil if there is none, its apps by id and what the nodes that host it say, by node.
 func (m *model) tenant(name string) (*pilasterv1.Tenant, []*pilasterv1.App, []*pilasterv1.Hosting) {
 	m.mu.Lock()
-	defer m.mu.Unlock()
-	hosting := m.hostingOf(name)
+	t, apps, hosting := m.given.counted(m.tenants[name]), m.appsOf(name), m.hostingOf(name)
+	connected := make([]bool, len(hosting))
+	for i, h := range hosting {
+		connected[i] = m.connected(h.Node)
+	}
+	m.mu.Unlock()
 	for i, h := range hosting {
 		hosting[i] = proto.CloneOf(h)
-		hosting[i].Connected = m.connected(h.Node)
+		hosting[i].Connected = connected[i]
 	}
-	return m.given.counted(m.tenants[name]), m.appsOf(name), hosting
+	slices.SortFunc(hosting, func(a, b *pilasterv1.Hosting) int { return cmp.Compare(a.Node, b.Node) })
+	return t, apps, hosting
 }
 
-// hostingOf is sorted by node.
 func (m *model) hostingOf(tenant string) []*pilasterv1.Hosting {
-	var all []*pilasterv1.Hosting
-	for _, node := range slices.Sorted(maps.Keys(m.hosting[tenant])) {
-		all = append(all, m.hosting[tenant][node])
-	}
-	return all
+	return slices.Collect(maps.Values(m.hosting[tenant]))
 }
 
 // allTenants is sorted by name.
@@ -271,12 +311,7 @@ type size struct {
 func (m *model) size() size {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	s := size{revision: m.revision, nodes: len(m.nodes), streams: len(m.followers), tenants: len(m.tenants)}
-	for name := range m.nodes {
-		if m.connected(name) {
-			s.connected++
-		}
-	}
+	s := size{revision: m.revision, nodes: len(m.nodes), connected: len(m.followers) + m.others, streams: len(m.followers), tenants: len(m.tenants)}
 	for _, apps := range m.apps {
 		s.apps += len(apps)
 	}

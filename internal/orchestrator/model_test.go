@@ -61,7 +61,7 @@ func TestResume(t *testing.T) {
 			f := m.follow(testNode(1), store.Session{}, &pilasterv1.FollowRequest{HostedTenants: c.hosted, ResumeRevision: c.resume, IncompleteTenants: c.incomplete}, func(error) {})
 			deltas, tenants, last := 0, 0, int64(0)
 			for len(f.queue) > 0 {
-				r := <-f.queue
+				r := f.next()
 				last = r.Revision
 				if r.GetSnapshot() != nil != c.snapshot {
 					t.Fatalf("got %v", r)
@@ -83,14 +83,14 @@ func TestResumeAfterTooMuch(t *testing.T) {
 	for i := range int64(maxPast) {
 		app(m, 11+i, "red")
 	}
-	if f, _ := testFollow(m, 10, "blue"); (<-f.queue).GetDelta() == nil {
+	if f, _ := testFollow(m, 10, "blue"); f.next().GetDelta() == nil {
 		t.Error("everything since is remembered, yet a snapshot came")
 	}
 	app(m, 11+maxPast, "red")
-	if f, _ := testFollow(m, 10, "blue"); (<-f.queue).GetSnapshot() == nil {
+	if f, _ := testFollow(m, 10, "blue"); f.next().GetSnapshot() == nil {
 		t.Error("one change is forgotten, yet no snapshot came")
 	}
-	if f, _ := testFollow(m, 11, "red"); (<-f.queue).GetSnapshot() == nil {
+	if f, _ := testFollow(m, 11, "red"); f.next().GetSnapshot() == nil {
 		t.Error("more was missed than a queue holds, yet no snapshot came")
 	}
 }
@@ -116,7 +116,7 @@ func TestSlowFollowerIsEnded(t *testing.T) {
 		t.Errorf("cause %v, ended %v, connected %d", context.Cause(ctx), ended, m.size().streams)
 	}
 	again, _ := testFollow(m, 11, "blue")
-	if r := <-again.queue; r.GetSnapshot() == nil || len(again.queue) != 0 {
+	if r := again.next(); r.GetSnapshot() == nil || len(again.queue) != 0 {
 		t.Errorf("followed again it hears %v, and more", r)
 	}
 }
@@ -170,13 +170,13 @@ func TestIncompleteTenantsComeWhole(t *testing.T) {
 	m, _ := newTestModel()
 	app(m, 11, "blue")
 	f, _ := testFollow(m, 0, "blue")
-	<-f.queue
+	f.next()
 	m.rehost(f, &pilasterv1.FollowRequest{HostedTenants: []string{"blue"}})
 	if len(f.queue) != 0 {
-		t.Fatalf("nothing changed, yet %v came", <-f.queue)
+		t.Fatalf("nothing changed, yet %v came", f.next())
 	}
 	m.rehost(f, &pilasterv1.FollowRequest{HostedTenants: []string{"blue"}, IncompleteTenants: []string{"blue"}})
-	if d := (<-f.queue).GetDelta(); len(d.Tenants) != 1 || len(d.Apps) != 1 || len(d.WholeTenants) != 1 {
+	if d := f.next().GetDelta(); len(d.Tenants) != 1 || len(d.Apps) != 1 || len(d.WholeTenants) != 1 {
 		t.Errorf("got %v", d)
 	}
 }

@@ -23,7 +23,11 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-const heartbeatEvery = 5 * time.Second
+// A stream that is told nothing else hears how far it is: so often, and where there are very many, all together so many times a second.
+const (
+	heartbeatEvery = 5 * time.Second
+	heartbeatRate  = 2000
+)
 
 // What a node says of itself and its tenants is kept in the store.
 const (
@@ -44,7 +48,6 @@ type nodeService struct {
 	timeout time.Duration // for one message of a stream to be written, or the first to be read
 	now     func() time.Time
 	log     *slog.Logger
-	sent    func(*pilasterv1.FollowResponse)
 	guard   *guard
 	lists   *rates[string]              // of mappings, by tenant; nil where there is no limit
 	later   func(func(context.Context)) // does something that outlasts the call
@@ -127,7 +130,7 @@ func registration(ctx context.Context, m *pilasterv1.RegisterRequest) (r store.R
 	if err := checkHeld(m.Held); err != nil {
 		return r, err
 	}
-	r.Edge = m.Edge
+	r.Edge, r.Gateway, r.Published = m.Edge, m.Gateway, m.Held.GetPublished()
 	r.Version, r.Tenants, r.Apps, r.Mappings = m.Version, m.Held.GetTenants(), m.Held.GetApps(), m.Held.GetMappings()
 	if m.WantedPrefix != "" {
 		if r.Prefix, err = netip.ParsePrefix(m.WantedPrefix); err != nil {
@@ -154,9 +157,6 @@ func checkHeld(held *pilasterv1.Held) error {
 	for _, t := range held.GetTenants() {
 		if len(t.Ids) > tenant.MaxIDs {
 			return fmt.Errorf("the node holds %d ids of a tenant, and a tenant has %d at most; nothing was changed", len(t.Ids), tenant.MaxIDs)
-		}
-		if len(t.Publications) > tenant.MaxPublications {
-			return fmt.Errorf("the node holds %d publications of a tenant, and a tenant has %d at most; nothing was changed", len(t.Publications), tenant.MaxPublications)
 		}
 	}
 	return nil
@@ -199,7 +199,7 @@ func (s *nodeService) registered(ctx context.Context) error {
 	n, _ := caller(ctx)
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
-	if err := s.model.await(ctx, func() bool { return s.model.knows(n) }); err != nil {
+	if err := s.model.awaitNode(ctx, n.Name, func() bool { return s.model.knows(n) }); err != nil {
 		return connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("node %s is not registered; register first", n.Name))
 	}
 	return nil
@@ -223,7 +223,11 @@ func (s *nodeService) Follow(ctx context.Context, stream *connect.BidiStream[pil
 	defer end(nil)
 	node, _ := caller(ctx)
 	session := store.Session{Orchestrator: s.model.self, Instance: instance(ctx), Stream: join.NewUUID()}
-	defer s.later(func(ctx context.Context) { s.disconnect(ctx, node, session) })
+	defer func() {
+		if !s.model.stopped() { // then all sessions end at once
+			s.later(func(ctx context.Context) { s.disconnect(ctx, node, session) })
+		}
+	}()
 	if err := s.connect(ctx, node, session); err != nil {
 		return err
 	}
@@ -253,7 +257,7 @@ func (s *nodeService) Follow(ctx context.Context, stream *connect.BidiStream[pil
 // tell writes the stream until it ends, and says why it did.
 func (s *nodeService) tell(ctx context.Context, f *follower, stream *connect.BidiStream[pilasterv1.FollowRequest, pilasterv1.FollowResponse], requests <-chan *pilasterv1.FollowRequest) error {
 	deadlines := controller(ctx)
-	heartbeat := time.NewTicker(heartbeatEvery)
+	heartbeat := time.NewTimer(s.model.heartbeatEvery())
 	defer heartbeat.Stop()
 	for {
 		var next *pilasterv1.FollowResponse
@@ -268,11 +272,14 @@ func (s *nodeService) tell(ctx context.Context, f *follower, stream *connect.Bid
 				return err
 			}
 			continue
-		case next = <-f.queue:
+		case <-f.filled:
+			next = s.model.dequeue(f)
 		case <-heartbeat.C:
-			if next = s.model.heartbeat(f); next == nil {
-				continue
-			}
+			next = s.model.heartbeat(f)
+			heartbeat.Reset(s.model.heartbeatEvery())
+		}
+		if next == nil {
+			continue
 		}
 		if size := proto.Size(next); size > maxAnswer {
 			return s.guard.refuse(limitAnswer, connect.CodeResourceExhausted, "what the tenants of this node have makes a message of %d bytes, and %d are the most; nothing was changed on this node: have it host fewer tenants", size, maxAnswer)
@@ -287,7 +294,6 @@ func (s *nodeService) tell(ctx context.Context, f *follower, stream *connect.Bid
 			}
 			return err
 		}
-		s.sent(next)
 		deadlines.SetWriteDeadline(time.Time{})
 	}
 }

@@ -99,9 +99,6 @@ func (s *operatorService) asked(name string) ([]*pilasterv1.Tenant, error) {
 	if name == "" {
 		return s.model.allTenants(), nil
 	}
-	t, _, _ := s.model.tenant(name)
-	if t == nil {
-		return nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("there is no tenant %q; `pilaster tenant list` shows those there are", name))
-	}
-	return []*pilasterv1.Tenant{t}, nil
+	t, _, _, err := s.known(name)
+	return []*pilasterv1.Tenant{t}, err
 }

@@ -1,6 +1,7 @@
 package orchestrator
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -43,37 +44,34 @@ func (s *operatorService) CreateTenant(ctx context.Context, req *connect.Request
 }
 
 func (s *operatorService) createTenant(ctx context.Context, m *pilasterv1.CreateTenantRequest) (*pilasterv1.Tenant, error) {
-	invalid := func(format string, args ...any) error {
-		return connect.NewError(connect.CodeInvalidArgument, fmt.Errorf(format+"; nothing was changed", args...))
+	overlays, err := tenant.ParseOverlays(m.Overlays)
+	if err != nil {
+		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("%w; nothing was changed", err))
 	}
-	switch m.Network {
-	case "", tenant.Netpila:
-		if len(m.Overlays) > 0 {
-			return nil, invalid("tenant %s is on network netpila, where addresses follow from the node, and has no CIDRs of its own (network nimitz has)", m.Name)
-		}
-		return s.store.CreateTenant(ctx, m.Name, m.Addressing)
-	case tenant.Nimitz:
-		if m.Addressing != pilasterv1.Addressing_ADDRESSING_UNSPECIFIED && m.Addressing != pilasterv1.Addressing_ADDRESSING_OWN {
-			return nil, invalid("tenant %s is on network nimitz, where containers have addresses of the tenant's own; encrypted and clear addressing are of network netpila", m.Name)
-		}
-		overlays, err := tenant.ParseOverlays(m.Overlays)
-		if err != nil {
-			return nil, invalid("%v", err)
-		}
-		return s.store.CreateNimitzTenant(ctx, m.Name, overlays)
-	}
-	return nil, invalid("there is no network %q; a tenant is on netpila or nimitz", m.Network)
+	return s.store.CreateTenantOn(ctx, cmp.Or(m.Network, tenant.Netpila), m.Name, m.Addressing, overlays)
 }
 
 func (s *operatorService) GetTenant(_ context.Context, req *connect.Request[pilasterv1.GetTenantRequest]) (*connect.Response[pilasterv1.GetTenantResponse], error) {
-	tenant, apps, hosting := s.model.tenant(req.Msg.Name)
-	if tenant == nil {
-		return nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("there is no tenant %q; `pilaster tenant list` shows those there are", req.Msg.Name))
+	tenant, apps, hosting, err := s.known(req.Msg.Name)
+	if err != nil {
+		return nil, err
 	}
 	if !req.Msg.ShowKey {
 		tenant = withoutKeys(tenant)
 	}
 	return connect.NewResponse(&pilasterv1.GetTenantResponse{Tenant: tenant, Apps: apps, Hosting: hosting}), nil
+}
+
+// known is a tenant that there is.
+func (s *operatorService) known(name string) (*pilasterv1.Tenant, []*pilasterv1.App, []*pilasterv1.Hosting, error) {
+	if err := tenant.CheckName(name); err != nil {
+		return nil, nil, nil, connect.NewError(connect.CodeInvalidArgument, err)
+	}
+	t, apps, hosting := s.model.tenant(name)
+	if t == nil {
+		return nil, nil, nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("there is no tenant %q; `pilaster tenant list` shows those there are", name))
+	}
+	return t, apps, hosting, nil
 }
 
 func (s *operatorService) ListTenants(context.Context, *connect.Request[pilasterv1.ListTenantsRequest]) (*connect.Response[pilasterv1.ListTenantsResponse], error) {

@@ -36,7 +36,7 @@ func (m *model) derive(events []store.Event, all bool) []store.Event {
 			at[e.Tenant.Name] = i
 		}
 		if e.Tenant != nil || e.DeletedTenant != "" {
-			m.recarried[m.edge] = true
+			m.renewed[m.edge] = true
 		}
 		all = all || e.Region != nil || e.DeletedRegion != ""
 	}
@@ -50,7 +50,7 @@ func (m *model) derive(events []store.Event, all bool) []store.Event {
 		if t == nil || slices.EqualFunc(t.Regions, regions, func(a, b *pilasterv1.TenantRegion) bool { return proto.Equal(a, b) }) {
 			continue
 		}
-		m.recarried[m.edge] = true
+		m.renewed[m.edge] = true
 		t = proto.CloneOf(t)
 		t.Regions = regions
 		m.tenants[name] = t
@@ -71,7 +71,7 @@ func (m *model) elsewhere(t *pilasterv1.Tenant) (regions []*pilasterv1.TenantReg
 	}
 	for _, name := range slices.Sorted(maps.Keys(m.regions)) {
 		r := m.regions[name]
-		if there := r.tenants[t.Name]; there != nil {
+		if there := r.tenants[t.Name]; there != nil && (there.Joined == nil || there.Joined.AsTime().Equal(t.Created.AsTime())) {
 			regions = append(regions, &pilasterv1.TenantRegion{Name: name, Cidrs: there.Cidrs, Edge: edge.Prefix, PeerEdge: r.Edge, PeerVni: there.Vni})
 		}
 	}
@@ -99,7 +99,7 @@ func (m *model) region(name string, base string) *pilasterv1.Region {
 		if !overlaid(t) {
 			continue
 		}
-		there := &pilasterv1.Region_Tenant{Name: name, Vni: t.Ids[0].Id}
+		there := &pilasterv1.Region_Tenant{Name: name, Vni: t.Ids[0].Id, Created: t.Created}
 		for _, o := range t.Overlays {
 			there.Cidrs = append(there.Cidrs, o.Cidr)
 		}

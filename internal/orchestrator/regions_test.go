@@ -71,7 +71,7 @@ func TestRegions(t *testing.T) {
 		t.Errorf("before the import: %v", got)
 	}
 	there := exported(t, east)
-	if there.Name != "east" || there.BasePrefix != "fd70:696c:6200::/40" || there.Edge != "fd70:696c:6200:1::/64" || len(there.Tenants) != 3 || there.Tenants[0].Name != "blue" || there.Tenants[0].Vni != 2 {
+	if there.Name != "east" || there.BasePrefix != "fd70:696c:6200::/40" || there.Edge != "fd70:696c:6200:1::/64" || len(there.Tenants) != 3 || there.Tenants[0].Created == nil || there.Tenants[0].Name != "blue" || there.Tenants[0].Vni != 2 {
 		t.Errorf("exported %v", there)
 	}
 	imported(t, west, there, "blue")
@@ -137,6 +137,22 @@ func TestRegions(t *testing.T) {
 		t.Errorf("delete a tenant that is in another region: %v", err)
 	}
 	carries("red deleted", nil, "blue", "other")
+
+	// Made anew it is another, until somebody says that it is meant.
+	createNimitz(t, west, "red", &pilasterv1.Overlay{Cidr: "10.0.0.0/16", NodeBits: 24})
+	carries("red made anew", nil, "blue", "other")
+	if red, _, _ := west.model.tenant("red"); len(red.Regions) != 0 {
+		t.Errorf("red, made anew, has %v", red.Regions)
+	}
+	_, err = people.ImportRegion(t.Context(), connect.NewRequest(&pilasterv1.ImportRegionRequest{Region: there}))
+	wantCode(t, err, connect.CodeFailedPrecondition)
+	wantText(t, err, "tenant red was deleted and made anew here since region east was imported")
+	imported(t, west, there)
+	carries("red is meant", []string{"red"}, "blue", "other", "red")
+	if _, err := people.DeleteTenant(t.Context(), connect.NewRequest(&pilasterv1.DeleteTenantRequest{Name: "red"})); err != nil {
+		t.Fatal(err)
+	}
+	carries("red deleted again", nil, "blue", "other")
 	if other, _, _ := west.model.tenant("other"); len(other.Regions) != 1 || other.Regions[0].PeerVni != 1 {
 		t.Errorf("other has %v", other.Regions)
 	}

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
+	"github.com/prometheus/client_golang/prometheus"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
@@ -58,6 +59,8 @@ type Server struct {
 	door      *door
 	guard     *guard
 	nodes     net.Listener
+	handler   http.Handler   // for nodes
+	within    sync.WaitGroup // calls of nodes within this process
 	servers   []*http.Server
 	closeEtcd func()
 	failed    chan error
@@ -176,7 +179,7 @@ func (s *Server) serve() error {
 		s.config.Log.Warn("this process may not open files enough for --max-connections; raise its limit (LimitNOFILE of the unit)", "wanted", want, "connections", limits.Connections)
 	}
 	s.door = newDoor(limits, s.metrics.countRefused, s.config.Log)
-	options := connect.WithInterceptors(calls{s.metrics.countCall})
+	options := connect.WithHandlerOptions(connect.WithInterceptors(calls{s.metrics.countCall, s.metrics.countMessage}), connect.WithCompressMinBytes(minCompressed))
 	health := func(mux *http.ServeMux) {
 		mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 		mux.HandleFunc("/readyz", s.pinged.serve)
@@ -190,7 +193,7 @@ func (s *Server) serve() error {
 	health(mux)
 	s.guard = newGuard(limits, s.metrics.countRefused)
 	mux.Handle(pilasterv1connect.NewNodeServiceHandler(&nodeService{
-		store: s.store, model: s.model, token: s.token, timeout: s.config.patience, now: s.config.Now, log: s.config.Log, sent: s.metrics.countSent,
+		store: s.store, model: s.model, token: s.token, timeout: s.config.patience, now: s.config.Now, log: s.config.Log,
 		guard: s.guard, lists: lists(limits), later: func(work func(context.Context)) { s.running.Go(func() { work(s.background) }) },
 	}, options))
 	var both http.Protocols
@@ -198,8 +201,9 @@ func (s *Server) serve() error {
 	both.SetHTTP2(true)
 	certificate := &serverCertificate{authority: s.store.Cluster().Authority, hosts: s.hosts(nodes.Addr()), now: s.config.Now}
 	s.nodes = nodes
+	s.handler = authenticate(s.config.Now, s.guard, mux)
 	s.start(doorListener{nodes, s.door}, true, s.patient(&http.Server{
-		Handler:     authenticate(s.config.Now, s.guard, mux),
+		Handler:     s.handler,
 		ConnContext: withGuest,
 		Protocols:   &both,
 		TLSConfig: &tls.Config{
@@ -267,6 +271,19 @@ func (s *Server) start(l net.Listener, secure bool, h *http.Server) {
 // Addr is where nodes are served.
 func (s *Server) Addr() net.Addr { return s.nodes.Addr() }
 
+// NodeHandler answers nodes within this process. Who calls is in Request.TLS, as net/http has it from a verified handshake;
+// here the caller says it, who has hold of this process anyway. No call may begin after Close, which waits for all of them.
+func (s *Server) NodeHandler() http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		s.within.Add(1)
+		defer s.within.Done()
+		s.handler.ServeHTTP(w, r)
+	})
+}
+
+// Gatherer is what Prometheus is told; it outlives Close.
+func (s *Server) Gatherer() prometheus.Gatherer { return s.metrics.registry }
+
 // Token is the text of the join token, as the file has it.
 func (s *Server) Token() string { return s.token.current().String() }
 
@@ -283,6 +300,7 @@ func (s *Server) Close() {
 			h.Close()
 		}
 	}
+	s.within.Wait()
 	if s.store != nil {
 		inTime(s.store.EndSessions) // or they end by themselves
 	}

@@ -25,7 +25,7 @@ func (m *model) session(node string) store.Session {
 func (m *model) awaitSession(ctx context.Context, node string, should func(store.Session) bool) error {
 	ctx, cancel := context.WithTimeout(ctx, m.lag)
 	defer cancel()
-	return m.await(ctx, func() bool { return should(m.sessions[node]) })
+	return m.awaitNode(ctx, node, func() bool { return should(m.sessions[node]) })
 }
 
 // awaitPredecessor gives the stream of a machine before it booted, or was copied, the time to end. What is

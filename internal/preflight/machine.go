@@ -139,7 +139,7 @@ func gatewayRules(rights Result) Result {
 	}
 	defer os.RemoveAll(dir)
 	if err := gateway.Try(filepath.Join(dir, "gateway")); err != nil {
-		return warn("use a kernel with nftables and NAT of IPv6 (CONFIG_NF_TABLES_IPV6, CONFIG_NFT_NAT), if tenants of network nimitz are to have services", "there would be none: %v", err)
+		return warn("use a kernel with nftables, NAT of IPv6 and limits of connections (CONFIG_NF_TABLES_IPV6, CONFIG_NFT_NAT, CONFIG_NFT_CONNLIMIT), if tenants of network nimitz are to have services", "there would be none: %v", err)
 	}
 	return ok("tried: rules that translate by connection")
 }

@@ -20,6 +20,7 @@ import (
 	"pilaster.io/pilaster/internal/datapath"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/netns"
+	"pilaster.io/pilaster/internal/tenant"
 )
 
 // findUplink is nil where there is no such device to look at further.
@@ -55,6 +56,9 @@ func device(uplink netlink.Link, choice string, there []endpoint.Record) Result 
 	if err := cmp.Or(datapath.Suits(kind, uplink), datapath.CanCarry(kind, there)); err != nil {
 		return failed(err, "use --device veth")
 	}
+	if i := slices.IndexFunc(there, onNimitz); i >= 0 && kind == datapath.Macvlan {
+		return fail("use --device veth, or move the tenants to network netpila first", "endpoint %d is on network nimitz, and an agent with --device macvlan carries none of it", there[i].ID)
+	}
 	if why != "" {
 		why = ": " + why
 	}
@@ -64,6 +68,10 @@ func device(uplink netlink.Link, choice string, there []endpoint.Record) Result 
 			"containers get macvlans on %s%s", uplink.Attrs().Name, other)
 	}
 	return ok("containers get %s devices%s%s", kind, why, other)
+}
+
+func onNimitz(r endpoint.Record) bool {
+	return slices.ContainsFunc(r.Attachments, func(a endpoint.Attachment) bool { return a.Network == tenant.Nimitz })
 }
 
 // changes tells where a node is here already whose next containers would be joined to it by programs in other places.

@@ -33,6 +33,7 @@ const (
 	LaterFragment    Reason = 28
 	Untranslated     Reason = 29
 	ForeignUnknown   Reason = 30
+	ConnectionLimit  Reason = 31
 )
 
 var reasons = [...]struct{ name, text string }{
@@ -51,7 +52,7 @@ var reasons = [...]struct{ name, text string }{
 	13: {"mld-ignored", "A multicast listener report; there is no multicast for containers. Harmless."},
 	14: {"multicast", "The destination is multicast. Containers have no multicast."},
 	15: {"hop-limit", "The hop limit is used up. The node says so to a container that sent it (time exceeded), as traceroute expects; Open vSwitch says nothing."},
-	16: {"no-route", "The node has no route to the destination's node through its uplink. See `ip -6 route get`."},
+	16: {"no-route", "The node has no route to the destination's node through its uplink: see `ip -6 route get`. On network nimitz: the destination is in no CIDR of the tenant, and no service or client has it."},
 	17: {"no-key", "The node has no cipher context for the tenant id. The agent is adding or removing the tenant; if it stays, see `pilaster status`."},
 	18: {"own-source", "A packet from outside claims a source inside this node's own /64. Check the source filters of the fabric; `pilaster monitor` names the interface."},
 	19: {"tenant-to-node", "A container's address speaks to a node or another host, or came in by another interface than the uplink. Containers reach no nodes, and their packets come by the uplink alone."},
@@ -62,8 +63,9 @@ var reasons = [...]struct{ name, text string }{
 	24: {"mac-outside", "A frame from the fabric is addressed to a container's MAC, which is known on this node alone. Somebody guesses it."},
 	25: {"no-program", "The program that judges the packet was not there: it met the guard of macvlans on the uplink, or its container's network has no program. It was detached; restart the agent."},
 	26: {"peer-unknown", "A VXLAN packet is not from the tunnel address of a node of this cluster, not for this node's, or did not come by the uplink. Somebody on the fabric forges it, or a region's nodes are not known here."},
-	27: {"tunnel-forged", "VXLAN from or to a node's tunnel address leaves that the container network did not make. A process on the node forges it."},
+	27: {"tunnel-forged", "VXLAN from or to a node's tunnel address that the container network did not make leaves, or is for the node itself. A process on the node forges it."},
 	28: {"later-fragment", "A fragment without the transport's header needs another address, which Open vSwitch in user space would spoil its data with. Let the sender make smaller packets, or the node use eBPF."},
 	29: {"untranslated", "A packet for the underlay has a source that only containers and their node know. Of a container: it has no virtual address at that gateway, for it has no service there and is not published. Of the gateway itself: its table of translations is missing, or was changed by somebody; restart the agent."},
 	30: {"foreign-unknown", "A VXLAN packet from another region's Edge Switch has a VNI, or a source, of no tenant that both regions share. Import that region again if its tenants have changed; else it forges."},
+	31: {"connection-limit", "A container has as many connections to services as its node's gateway keeps for one (4,096 at once); new ones are dropped until others end. Let it end connections, or use one for more."},
 }

@@ -8,7 +8,7 @@ import (
 	"pilaster.io/pilaster/internal/address"
 )
 
-// Service is something on the underlay that a nimitz tenant's containers reach at an address of the tenant's own choice (NIMITZ §3.1, traffic (c)).
+// Service is something on the underlay that containers of a tenant with overlays reach at an address of the tenant's own choice (NIMITZ §3.1, traffic (c)).
 type Service struct {
 	Name    string
 	Virtual netip.Addr // as containers have it
@@ -20,7 +20,7 @@ type Publication struct {
 	Name      string
 	Container netip.Addr
 	Gateway   netip.Prefix // the /64 of the node
-	Underlay  netip.Addr   // UnderlayAddress of an index that nothing else in the cluster has
+	Underlay  netip.Addr   // UnderlayAddress of an index that nothing else at the gateway has or had
 }
 
 // What a tenant may have: each is told to every node that hosts it, in one record.
@@ -38,6 +38,9 @@ func UnderlayAddress(node netip.Prefix, i address.Index) netip.Addr {
 	return address.Plain{Node: node, App: address.GatewayApp, Index: i}.Addr()
 }
 
+// NodeAddress is by what a node speaks to its containers.
+func NodeAddress(node netip.Prefix) netip.Addr { return address.Plain{Node: node, Index: 1}.Addr() }
+
 // Index undoes UnderlayAddress. False where the address is no publication's at the gateway.
 func (p Publication) Index() (address.Index, bool) {
 	if !p.Gateway.IsValid() || !p.Gateway.Contains(p.Underlay) {
@@ -47,6 +50,11 @@ func (p Publication) Index() (address.Index, bool) {
 	return a.Index, a.Tenant == 0 && a.App == address.GatewayApp && a.Index >= FirstPublished
 }
 
+// Unfit is a refusal for what there is already, and not for what was asked.
+type Unfit struct{ error }
+
+func unfit(format string, args ...any) error { return Unfit{fmt.Errorf(format, args...)} }
+
 // CheckNorthSouth refuses services and publications that could take a packet that is another's.
 func (t Tenant) CheckNorthSouth(plan address.Plan) error {
 	if len(t.Services)+len(t.Publications) == 0 {
@@ -54,19 +62,29 @@ func (t Tenant) CheckNorthSouth(plan address.Plan) error {
 	}
 	switch own := t.overlay6(); {
 	case !own.IsValid():
-		return fmt.Errorf("tenant %s has no IPv6 CIDR, and gateways lead to services and clients of IPv6 alone", t.Name)
+		return unfit("tenant %s has no IPv6 CIDR, and gateways lead to services and clients of IPv6 alone", t.Name)
 	case !plan.Gateway6.IsValid():
-		return fmt.Errorf("this cluster has no IPv6 gateway prefix, so its nodes have no gateways")
+		return unfit("this cluster has no IPv6 gateway prefix, so its nodes have no gateways")
 	case len(t.Services) > MaxServices:
-		return fmt.Errorf("tenant %s has %d services, and a tenant has %d at most", t.Name, len(t.Services), MaxServices)
+		return unfit("tenant %s has %d services, and a tenant has %d at most", t.Name, len(t.Services), MaxServices)
 	case len(t.Publications) > MaxPublications:
-		return fmt.Errorf("tenant %s has %d publications, and a tenant has %d at most", t.Name, len(t.Publications), MaxPublications)
+		return unfit("tenant %s has %d publications, and a tenant has %d at most", t.Name, len(t.Publications), MaxPublications)
 	}
 	if err := t.checkServices(plan); err != nil {
 		return err
 	}
 	return t.checkPublications(plan)
 }
+
+// WithoutNorthSouth is the tenant with nothing that CheckNorthSouth looks at, other regions included.
+func (t Tenant) WithoutNorthSouth() Tenant {
+	t.Services, t.Publications, t.Regions = nil, nil, nil
+	return t
+}
+
+// CheckServiceName and CheckPublicationName are CheckName for them.
+func CheckServiceName(name string) error     { return checkName("service", name) }
+func CheckPublicationName(name string) error { return checkName("publication", name) }
 
 // overlay6 is the tenant's IPv6 CIDR, if it has one.
 func (t Tenant) overlay6() netip.Prefix {
@@ -81,11 +99,11 @@ func (t Tenant) overlay6() netip.Prefix {
 func (t Tenant) checkServices(plan address.Plan) error {
 	named, at := map[string]bool{}, map[netip.Addr]string{}
 	for _, s := range t.Services {
-		if err := checkName("service", s.Name); err != nil {
+		if err := CheckServiceName(s.Name); err != nil {
 			return err
 		}
 		if named[s.Name] {
-			return fmt.Errorf("tenant %s has two services %s", t.Name, s.Name)
+			return unfit("tenant %s has two services %s", t.Name, s.Name)
 		}
 		named[s.Name] = true
 		if err := t.checkService(plan, s); err != nil {
@@ -93,7 +111,7 @@ func (t Tenant) checkServices(plan address.Plan) error {
 		}
 		for _, a := range []netip.Addr{s.Virtual, s.Real} {
 			if other := at[a]; other != "" {
-				return fmt.Errorf("services %s and %s of tenant %s both have %v", other, s.Name, t.Name, a)
+				return unfit("services %s and %s of tenant %s both have %v", other, s.Name, t.Name, a)
 			}
 			at[a] = s.Name
 		}
@@ -137,23 +155,23 @@ func (t Tenant) checkPublications(plan address.Plan) error {
 	}
 	named, at, of := map[string]bool{}, map[netip.Addr]string{}, map[place]string{}
 	for _, p := range t.Publications {
-		if err := checkName("publication", p.Name); err != nil {
+		if err := CheckPublicationName(p.Name); err != nil {
 			return err
 		}
 		if named[p.Name] {
-			return fmt.Errorf("tenant %s has two publications %s", t.Name, p.Name)
+			return unfit("tenant %s has two publications %s", t.Name, p.Name)
 		}
 		named[p.Name] = true
 		if err := t.checkPublication(plan, p); err != nil {
 			return fmt.Errorf("publication %s/%s: %w", t.Name, p.Name, err)
 		}
 		if other := at[p.Underlay]; other != "" {
-			return fmt.Errorf("publications %s and %s of tenant %s both have %v", other, p.Name, t.Name, p.Underlay)
+			return unfit("publications %s and %s of tenant %s both have %v", other, p.Name, t.Name, p.Underlay)
 		}
 		at[p.Underlay] = p.Name
 		// At a gateway a container has one virtual address, from which it answers.
 		if other := of[place{p.Container, p.Gateway}]; other != "" {
-			return fmt.Errorf("publications %s and %s of tenant %s are both of container %v at the gateway of %v, where a container is published once; use another node's gateway", other, p.Name, t.Name, p.Container, p.Gateway)
+			return unfit("publications %s and %s of tenant %s are both of container %v at the gateway of %v, where a container is published once; use another node's gateway", other, p.Name, t.Name, p.Container, p.Gateway)
 		}
 		of[place{p.Container, p.Gateway}] = p.Name
 	}
@@ -170,7 +188,7 @@ func (t Tenant) checkPublication(plan address.Plan, p Publication) error {
 		return fmt.Errorf("gateway %v is no node's prefix in %v", p.Gateway, plan.Base)
 	}
 	if _, ok := plan.GatewayBlock(p.Gateway, false); !ok {
-		return fmt.Errorf("node %v has number %d, and gateway prefix %v has virtual addresses for the %d nodes below that; use the gateway of a node with a lower prefix",
+		return unfit("node %v has number %d, and gateway prefix %v has virtual addresses for the %d nodes below that; use the gateway of a node with a lower prefix",
 			p.Gateway, plan.NodeNumber(p.Gateway), plan.Gateway6, plan.GatewayBlocks(false))
 	}
 	if _, ok := p.Index(); !ok {

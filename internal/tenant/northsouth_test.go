@@ -67,7 +67,7 @@ func TestCheckNorthSouth(t *testing.T) {
 		{[]Service{service("own", "fd09::7", "fd12:3456::7")}, nil, "own CIDR fd12:3456::/48"},
 		{[]Service{service("east", "fd12:9999::7", "2001:db8::9")}, nil, "the tenant's CIDR fd12:9999::/48 in region east"},
 		{[]Service{service("east", "fd09::7", "fd12:9999::7")}, nil, "the tenant's CIDR fd12:9999::/48 in region east"},
-		{[]Service{service("node", "fd09::7", "fd70:696c:6100:1::1")}, nil, ""},
+		{[]Service{service("behind", "fd09::7", "fd70:696c:6100:1::5")}, nil, ""},
 		{[]Service{service("base", "fd70:696c:6100:1::1", "2001:db8::9")}, nil, "in the base prefix"},
 		{[]Service{service("container", "fd09::7", "fd70:696c:6100:1:0:700:100:1")}, nil, "a container's"},
 

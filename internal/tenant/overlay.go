@@ -31,7 +31,7 @@ const minSubnetBits = 2
 // CheckOverlays refuses ranges that a tenant cannot have, or that would be mistaken for others of the cluster.
 func CheckOverlays(plan address.Plan, overlays []Overlay) error {
 	if len(overlays) == 0 {
-		return errors.New("a tenant of network nimitz has a range of addresses of its own: give one with --cidr, or one of each family")
+		return errors.New("the tenant's network wants a range of addresses of its own: give one with --cidr, or one of each family")
 	}
 	for i, o := range overlays {
 		if err := o.check(plan); err != nil {
@@ -68,7 +68,7 @@ func (o Overlay) check(plan address.Plan) error {
 		}
 	}
 	if most := o.CIDR.Addr().BitLen() - minSubnetBits; o.NodeBits != 0 && (o.NodeBits <= o.CIDR.Bits() || o.NodeBits > most) {
-		return fmt.Errorf("node bits %d leave no room in CIDR %v: a node's subnet is longer than it, and a /%d at most: choose with --node-bits, or have no subnets with --no-node-cidrs", o.NodeBits, o.CIDR, most)
+		return fmt.Errorf("node bits %d leave no room in CIDR %v: a node's subnet is longer than it, and a /%d at most; choose others, or have addresses given one by one", o.NodeBits, o.CIDR, most)
 	}
 	if o.CIDR.Bits() > o.CIDR.Addr().BitLen()-minSubnetBits {
 		return fmt.Errorf("CIDR %v has no room for containers; use a /%d or shorter", o.CIDR, o.CIDR.Addr().BitLen()-minSubnetBits)

@@ -18,16 +18,10 @@ type Addressing string
 const (
 	Encrypted Addressing = "encrypted" // AES-128 of the plaintext address (NETPILA §6.2)
 	Clear     Addressing = "clear"     // the plaintext address itself
-	Own       Addressing = "own"       // an address of the tenant's overlays: on network nimitz, and on no other
+	Own       Addressing = "own"       // an address of the tenant's overlays
 )
 
-// Networks that a tenant may be on.
-const (
-	Netpila = "netpila" // the default
-	Nimitz  = "nimitz"
-)
-
-// Overlay is a range of addresses that is a nimitz tenant's own; other tenants may have the same.
+// Overlay is a range of addresses that is a tenant's own; other tenants may have the same.
 type Overlay struct {
 	CIDR netip.Prefix
 	// NodeBits is the length of the subnet of it that each node gets (NIMITZ §3.2); 0 means none: addresses are given one by one.
@@ -38,16 +32,16 @@ type Overlay struct {
 // tenant, never because their bits are equal.
 type Tenant struct {
 	Name       string
-	Network    string    // one of the above
+	Network    string    // one of Networks
 	Leaving    string    // another of them, while its containers have addresses of both; mostly empty
-	Overlays   []Overlay // of a tenant on nimitz or leaving it: one, or one of each family
+	Overlays   []Overlay // where it is on a network with them, or leaves one: one, or one of each family
 	Regions    []Region  // in which it is too
 	Addressing Addressing
 	IDs        []ID      // in the order made; not all of them are OnlyAccepted
 	Changes    uint64    // of ids, services and publications, counted: of two records the one with more is newer
 	Created    time.Time // in UTC; tells it from another that had the same name
 
-	// Of a nimitz tenant; see CheckNorthSouth.
+	// Of a tenant with overlays; see CheckNorthSouth.
 	Services     []Service
 	Publications []Publication
 }

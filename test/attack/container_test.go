@@ -58,8 +58,9 @@ func TestAttacks(t *testing.T) {
 func (b *bed) testEveryReason(t *testing.T) {
 	// Of a node whose routes, tenants or programs are broken; nothing a sender can do.
 	except := []reason.Reason{reason.NoRoute, reason.NoKey, reason.NoProgram}
-	except = append(except, reason.LaterFragment)  // Open vSwitch's alone
-	except = append(except, reason.ForeignUnknown) // of Edge Switches, and its lab is one region
+	except = append(except, reason.LaterFragment)   // Open vSwitch's alone
+	except = append(except, reason.ConnectionLimit) // of gateways
+	except = append(except, reason.ForeignUnknown)  // of Edge Switches, and its lab is one region
 	if labtest.Device() == datapath.Macvlan {
 		except = append(except, reason.PeerUnknown, reason.TunnelForged, reason.Untranslated)
 		except = append(except, reason.TooBig) // the kernel lets no macvlan be wider than its uplink

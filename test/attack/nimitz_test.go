@@ -68,7 +68,7 @@ func (b *bed) serve(t *testing.T, name string, nodes ...string) {
 // nimitz are packets of containers on network nimitz that reach out of it, and VXLAN that nobody but nodes may send (NIMITZ §3.1).
 func (b *bed) nimitz(t *testing.T) []attack {
 	v1, v2, b1, n1, n2, n3 := b.container(t, "v1"), b.container(t, "v2"), b.container(t, "b1"), b.prefix(t, "n1"), b.prefix(t, "n2"), b.prefix(t, "n3")
-	at6, at4, unused6, unused4 := v1.Address, v1.Others[0], netip.MustParseAddr("fd12::ffff:0:1"), netip.MustParseAddr("10.12.250.1")
+	at6, at4, unused6, unused4 := v1.Address, v1.Addresses()[1], netip.MustParseAddr("fd12::ffff:0:1"), netip.MustParseAddr("10.12.250.1")
 	inside := func(name string, why reason.Reason, packets ...packet.Packet) attack {
 		a := attack{name: name, from: "v1", why: why, at: "n1"}
 		for _, p := range packets {
@@ -108,10 +108,10 @@ func (b *bed) nimitz(t *testing.T) []attack {
 	routed, meddling := datagram(at6, v2.Address), datagram(at6, v2.Address)
 	routed.Extensions = []packet.Extension{{Type: packet.Routing, Data: make([]byte, 6)}}
 	meddling.Body = packet.ICMP{Type: packet.TimeExceeded, Payload: datagram(v2.Address, unused6).Marshal()}
-	half := datagram(at4, v2.Others[0])
+	half := datagram(at4, v2.Addresses()[1])
 	half.Body = packet.Raw{Proto: packet.ProtocolTCP, Data: make([]byte, 12)}
 	return []attack{
-		inside("another source", reason.SrcNotOwn, datagram(v2.Address, v2.Address), datagram(v2.Others[0], v2.Others[0]),
+		inside("another source", reason.SrcNotOwn, datagram(v2.Address, v2.Address), datagram(v2.Addresses()[1], v2.Addresses()[1]),
 			datagram(unused6, v2.Address), datagram(pipeline.VTEP(n1), v2.Address)),
 		inside("nobody is there", reason.NoEndpoint, datagram(at6, unused6), datagram(at4, unused4)),
 		inside("another network", reason.NoRoute, datagram(at6, b1.Address), datagram(at6, b1.Plaintext), datagram(at6, n2.Addr().Next()),

@@ -123,7 +123,7 @@ func edge() []mutation {
 		},
 		{
 			name: "what a bridge leaves to the stack",
-			old:  "return from_edge(skb);",
+			old:  "return at_edge(skb, true, HOOK_EDGE_IN);",
 			new:  "return TCX_NEXT;",
 			test: "TestStrangerAtPort",
 			cases: []string{
@@ -132,11 +132,20 @@ func edge() []mutation {
 			},
 		},
 		{
-			name:  "tunnels beside the uplink",
-			old:   "why = inward ? REASON_PEER_UNKNOWN : REASON_TUNNEL_FORGED;",
-			new:   ";",
-			test:  "TestNimitzTunnels",
-			cases: []string{"as a node, out by another interface", "as nobody to a node, out by another interface"},
+			name: "tunnels beside the uplink",
+			old:  "why = inward ? REASON_PEER_UNKNOWN : REASON_TUNNEL_FORGED;",
+			new:  ";",
+			test: "TestNimitzTunnels",
+			cases: []string{"as a node, out by another interface", "as nobody to a node, out by another interface", "a process to its own node",
+				"a process to its own node, as another", "a process to another address of its own node, as another", "a process that has guessed the mark, to its own node"},
+		},
+		{
+			name: "what the stack says to itself",
+			old:  "at_edge(skb, skb->ifindex != LOOPBACK, ",
+			new:  "at_edge(skb, true, ",
+			test: "TestNimitzTunnels",
+			cases: []string{"a process to its own node", "a process to its own node, as another", "a process to another address of its own node, as another",
+				"a process that has guessed the mark, to its own node"},
 		},
 		{
 			name:  "tunnel addresses as destinations",
@@ -168,8 +177,8 @@ func edge() []mutation {
 		},
 		{
 			name:  "frames for others",
-			old:   "skb->pkt_type == PACKET_OTHERHOST ? TCX_NEXT : at_edge",
-			new:   "at_edge",
+			old:   "skb->pkt_type == PACKET_OTHERHOST ? TCX_NEXT : ",
+			new:   "",
 			test:  "TestFromEdge",
 			cases: []string{"for another machine on the link"},
 		},

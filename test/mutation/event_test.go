@@ -1,7 +1,7 @@
 package mutation_test
 
 func event() []mutation {
-	const sums, losses, words = "TestEventsAddUp", "TestEventsAreLost", "TestEventsSayWhich"
+	const sums, losses, words, others = "TestEventsAddUp", "TestEventsAreLost", "TestEventsSayWhich", "TestEventsOfOtherFrames"
 	return []mutation{
 		{name: "drops", old: "state->packets++;", test: sums, cases: []string{"counters"}},
 		{name: "drops an event stands for", old: "state->pending++;", test: sums, cases: []string{"sum"}},
@@ -10,15 +10,13 @@ func event() []mutation {
 		{name: "burst", old: "EVENT_BURST * EVENT_INTERVAL", new: "0", test: sums, cases: []string{"pace"}},
 		{name: "lost events", old: "state->lost++;", test: losses, cases: []string{"lost"}},
 		{name: "lost events told", old: "event->lost = state->lost;", new: "event->lost = 0;", test: losses, cases: []string{"lost"}},
-		{name: "other protocols", old: " || header.eth.h_proto != bpf_htons(ETH_P_IPV6)", test: "TestEventsOfOtherFrames", cases: []string{"ARP", "IPv4", "tagged"}},
-		{name: "ports of TCP", old: "header.nexthdr == NEXTHDR_TCP || ", test: words, cases: []string{"TCP"}},
-		{name: "ports of UDP", old: " || header.nexthdr == NEXTHDR_UDP", test: words, cases: []string{"UDP"}},
-		{
-			name:  "ports of others",
-			old:   "if (header.nexthdr == NEXTHDR_TCP || header.nexthdr == NEXTHDR_UDP) {",
-			new:   "{",
-			test:  words,
-			cases: []string{"ICMPv6"},
-		},
+		{name: "other protocols", old: " && header.eth.h_proto == bpf_htons(ETH_P_IPV6)", test: others, cases: []string{"ARP", "IPv4", "tagged"}},
+		{name: "what is called IPv4", old: " && h4->version_length >> 4 == 4", test: others, cases: []string{"IPv4"}},
+		{name: "what is not called IPv4", old: "h4->eth.h_proto == bpf_htons(ETH_P_IP) && h4->version_length >> 4 == 4", new: "h4->version_length >> 4 == 6", test: others,
+			cases: []string{"ARP", "IPv4"}},
+		{name: "ports of TCP", old: "event->proto == NEXTHDR_TCP || ", test: words, cases: []string{"TCP"}},
+		{name: "ports of UDP", old: " || event->proto == NEXTHDR_UDP", test: words, cases: []string{"UDP"}},
+		{name: "ports of others", old: "l4 && (event->proto == NEXTHDR_TCP || event->proto == NEXTHDR_UDP)", new: "l4", test: words, cases: []string{"ICMPv6"}},
+		{name: "ports of later fragments", old: "if (!(h4->fragment & bpf_htons(IP4_FRAGMENT_OFFSET)))", test: "TestEventsOfIPv4", cases: []string{"a later fragment of IPv4"}},
 	}
 }

@@ -47,7 +47,7 @@ func table() map[string][]mutation {
 func few() []string {
 	return []string{
 		"container.h/source", "uplink.h/own source", "edge.h/strangers as the node", "packet.h/routing header",
-		"forward.h/quoted destination", "flow.h/source", "crypto.h/keys", "nimitz.h/this node's own processes",
+		"forward.h/quoted destination", "flow.h/source", "crypto.h/keys", "nimitz.h/tunnel addresses alone",
 	}
 }
 

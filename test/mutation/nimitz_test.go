@@ -11,13 +11,7 @@ func both(names ...string) (all []string) {
 func nimitz() []mutation {
 	const packets, drops, tunnels = "TestNimitzPackets", "TestNimitzDrops", "TestNimitzTunnels"
 	return []mutation{
-		{
-			name:  "this node's own processes",
-			old:   "if (from.hi == own_node)\n\t\treturn REASON_OWN_SOURCE;",
-			test:  tunnels,
-			cases: []string{"a process to its own node"},
-		},
-		{name: "by the uplink alone", old: "!is_known_tunnel(skb) || ", test: tunnels, cases: []string{"a process to its own node, as another", "to another address of this node"}},
+		{name: "by the uplink alone", old: "!is_known_tunnel(skb) || ", test: tunnels, cases: []string{"to another address of this node"}},
 		{name: "tunnel addresses alone", old: "from.lo != VTEP_HOST || ", test: packets, cases: both("not from a VTEP", "not the tunnel address of the one abroad")},
 		{name: "nodes of the region", old: " || !is_peer(&from))\n\t\treturn REASON_PEER_UNKNOWN;", new: ")\n\t\treturn REASON_PEER_UNKNOWN;", test: packets, cases: both("from another cluster's VTEP")},
 		{
@@ -51,10 +45,11 @@ func nimitz() []mutation {
 		{name: "whom routers speak for", old: "j.src = quoted[1];", test: "TestNimitzErrors", cases: both("of a router")},
 		{
 			name:  "length",
-			old:   "if (bpf_check_mtu(skb, device, &j->mtu, 0, skb->gso_segs ? BPF_MTU_CHK_SEGS : 0))\n\t\treturn REASON_TOO_BIG;",
+			old:   "if (fits)\n\t\treturn REASON_TOO_BIG;",
 			test:  drops,
 			cases: both("longer than a tunnel takes"),
 		},
+		{name: "a device for tunnels", old: "if (fits < 0)\n\t\treturn REASON_NO_ROUTE;", test: "TestNimitzAnswers", cases: both("without the tunnels' device")},
 		{
 			name: "a route",
 			old:  "if (!r || !node)\n\t\treturn drop(skb, REASON_NO_ROUTE, j->hook);",
@@ -264,6 +259,12 @@ func nimitzAnswer() []mutation {
 			old:   "p->l4 && !is_error4(p) && ",
 			test:  "TestNimitzAnswers",
 			cases: []string{"a later fragment out of hops, IPv4", "an error out of hops, IPv4"},
+		},
+		{
+			name:  "what nobody is told of",
+			old:   "j->why == REASON_NO_ROUTE || ",
+			test:  "TestNimitzAnswers",
+			cases: both("without the tunnels' device"),
 		},
 		{
 			name:  "errors and fragments of IPv6",

@@ -9,9 +9,9 @@ func unreachable() map[string]map[string]string {
 	)
 	return map[string]map[string]string{
 		"container.h": {
-			"if (found != BPF_FIB_LKUP_RET_SUCCESS && found != BPF_FIB_LKUP_RET_NO_NEIGH)\n\t\treturn REASON_NO_ROUTE;":                        "without a route the FIB names no device, so the check of the device says the same",
-			"return drop_own(skb, key.device, why);\n\th = frame_of(skb);\n\tif (!h)\n\t\treturn drop(skb, REASON_MALFORMED, HOOK_CONTAINER);": again,
-			"if (!f)\n\t\treturn drop(skb, REASON_MALFORMED, HOOK_CONTAINER);":                                                                 verifier,
+			"if (found != BPF_FIB_LKUP_RET_SUCCESS && found != BPF_FIB_LKUP_RET_NO_NEIGH)\n\t\treturn REASON_NO_ROUTE;":                  "without a route the FIB names no device, so the check of the device says the same",
+			"return drop_own(skb, &key, why);\n\th = frame_of(skb);\n\tif (!h)\n\t\treturn drop(skb, REASON_MALFORMED, HOOK_CONTAINER);": again,
+			"if (!f)\n\t\treturn drop(skb, REASON_MALFORMED, HOOK_CONTAINER);":                                                           verifier,
 		},
 		"node.h": {
 			"if (bpf_skb_load_bytes(skb, p->l4, &t.ipv6.sport, 2 * sizeof(t.ipv6.sport)))\n\t\treturn REASON_MALFORMED;": within,

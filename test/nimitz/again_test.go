@@ -2,6 +2,7 @@ package nimitz_test
 
 import (
 	"context"
+	"net"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -9,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"pilaster.io/pilaster/internal/lab"
@@ -48,11 +50,43 @@ func TestOpenVSwitchAgain(t *testing.T) {
 	for !reaches() {
 		pause(ctx, t)
 	}
+	unrouted(ctx, t, l)
 	drops, err := l.Drops(ctx, "n1")
 	must(t, err)
 	for why, n := range drops {
 		if n > 0 && why != "multicast" && why != "mld-ignored" { // what containers' kernels say of themselves
 			t.Errorf("the node's programs count %d of %s", n, why)
+		}
+	}
+}
+
+// unrouted has an agent start again, and fails where it writes a route: Open vSwitch reads all of them again when one changes, and for that moment has
+// none for its tunnels.
+func unrouted(ctx context.Context, t *testing.T, l *lab.Lab) {
+	t.Helper()
+	ns, err := l.Namespace("n1")
+	must(t, err)
+	defer ns.Close()
+	changes, done := make(chan netlink.RouteUpdate, 100), make(chan struct{})
+	defer close(done)
+	must(t, ns.Do(func() error { return netlink.RouteSubscribe(changes, done) }))
+	_, err = l.Kill(ctx, lab.AgentProcess("n1"))
+	must(t, err)
+	_, mark, err := net.ParseCIDR("2001:db8:ffff::/64")
+	must(t, err)
+	h, err := ns.Netlink()
+	must(t, err)
+	defer h.Close()
+	must(t, h.RouteAdd(&netlink.Route{LinkIndex: 1, Dst: mark}))
+	for {
+		select {
+		case c := <-changes:
+			if c.Dst != nil && c.Dst.String() == mark.String() {
+				return
+			}
+			t.Errorf("an agent that starts again writes the route %v", c.Route)
+		case <-ctx.Done():
+			t.Fatal(context.Cause(ctx))
 		}
 	}
 }

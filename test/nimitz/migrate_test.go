@@ -1,15 +1,20 @@
 package nimitz_test
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
+	"os/exec"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -23,8 +28,8 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// TestMigrate moves a tenant with running containers to netpila, while agents are killed. Connections on the old addresses go on until the
-// move is finished; then the new ones are all there is, between all, and no tenant has met another.
+// TestMigrate moves a tenant with running containers to netpila, while agents and the orchestrator are killed and containers come and go. Connections
+// on the old addresses go on until the move is finished; then the new ones are all there is, between all, and no tenant has met another.
 func TestMigrate(t *testing.T) {
 	for _, on := range []string{lab.EBPF, lab.OVS} {
 		t.Run(on, func(t *testing.T) {
@@ -33,6 +38,8 @@ func TestMigrate(t *testing.T) {
 			spec.Name, spec.Nimitz = fmt.Sprintf("tm%s-%d", on, os.Getpid()), on
 			spec.Tenants = slices.DeleteFunc(spec.Tenants, func(t lab.Tenant) bool { return t.Name == "grey" })
 			spec.Containers = slices.DeleteFunc(spec.Containers, func(c lab.Container) bool { return c.Tenant == "grey" })
+			spec.Containers = append(spec.Containers, lab.Container{Name: "green5", Node: "n1", Tenant: "green"})
+			spec.Tenants[0].NoNodeCIDRs = on == lab.OVS
 			m := &migration{Lab: labtest.New(t, spec), T: t, ctx: labtest.Context(t), known: map[string]*pilasterv1.Endpoint{}}
 			m.run()
 		})
@@ -52,13 +59,27 @@ func (m *migration) run() {
 	m.mustTalk(old, old6)
 	before := m.told()
 
+	unblock := m.block("green2")
 	m.step(&pilasterv1.MigrateTenantRequest{Name: "green", To: tenant.Netpila})
-	m.killAgents() // in the middle of it
-	m.await("all have moved", func(t *pilasterv1.Tenant, h *pilasterv1.Hosting) bool {
-		return h.Moving != nil && h.Moving.Moved == h.Moving.Endpoints && h.Moving.Endpoints > 0
-	})
-	m.mustTalk(old, old6)
+	m.kill(lab.Orchestrator)
+	for _, when := range []string{"begun", "agents were killed in the middle of it"} {
+		m.await(when, map[string][2]uint32{"n1": {2, 3}, "n2": {1, 1}})
+		for name, want := range map[string][]string{"green1": {tenant.Netpila, tenant.Nimitz}, "green2": {tenant.Nimitz}, "green3": {tenant.Netpila, tenant.Nimitz}} {
+			if got := m.networks(name); !slices.Equal(got, want) {
+				m.Errorf("%s: %s is on %v, want %v", when, name, got, want)
+			}
+		}
+		m.mustTalk(old, old6)
+		m.kill(lab.AgentProcess("n1"), lab.AgentProcess("n2"))
+	}
 	must(m.T, m.AddContainer(m.ctx, lab.Container{Name: "green4", Node: "n2", Tenant: "green"}))
+	unblock()
+	must(m.T, m.RemoveContainer(m.ctx, "green5")) // which has n1 look again
+	m.await("all have moved", map[string][2]uint32{"n1": {2, 2}, "n2": {1, 1}})
+	m.mustTalk(old, old6)
+	m.reach("when all have moved")
+	m.undropped(before)
+	m.shown("while it moves", "green1", "green3")
 	for name, want := range map[string][]string{"green1": {tenant.Netpila, tenant.Nimitz}, "green4": {tenant.Netpila}, "gold1": {tenant.Nimitz}, "blue1": {tenant.Netpila}} {
 		if got := m.networks(name); !slices.Equal(got, want) {
 			m.Errorf("%s is on %v, want %v", name, got, want)
@@ -70,17 +91,19 @@ func (m *migration) run() {
 	m.isolated("while it moves")
 	// All of it is known without an orchestrator.
 	must(m.T, m.Stop(m.ctx, lab.Orchestrator))
-	m.killAgents()
+	m.kill(lab.AgentProcess("n1"), lab.AgentProcess("n2"))
 	m.mustTalk(old, old6)
 	m.reach("after agents were killed, without an orchestrator")
 	must(m.T, m.Start(m.ctx, lab.Orchestrator))
 	m.mustTalk(m.talk("green1", "green3", tenant.Netpila, 0), m.talk("green4", "green2", tenant.Netpila, 0), old, old6)
 	m.check()
-	m.undropped(before)
 
+	must(m.T, m.Stop(m.ctx, lab.AgentProcess("n2")))
 	m.step(&pilasterv1.MigrateTenantRequest{Name: "green", Finish: true})
-	m.killAgents()
-	m.await("all have left", func(t *pilasterv1.Tenant, h *pilasterv1.Hosting) bool { return t.Leaving == "" && h.Moving == nil })
+	m.await("n1 has left, and n2 knows nothing of it", map[string][2]uint32{"n1": {}, "n2": {1, 1}})
+	m.kill(lab.Orchestrator, lab.AgentProcess("n1"))
+	must(m.T, m.Start(m.ctx, lab.AgentProcess("n2")))
+	m.await("all have left", map[string][2]uint32{"n1": {}, "n2": {}})
 	for _, c := range []*talk{old, old6} {
 		if c.goesOn(time.Second) {
 			m.Errorf("%v goes on", c)
@@ -95,6 +118,7 @@ func (m *migration) run() {
 		m.Errorf("at last green1 has an MTU of %d, and green4 %d", a, b)
 	}
 	m.isolated("at last")
+	m.shown("at last", "green1", "green3")
 	m.check()
 	for _, c := range m.Containers() {
 		must(m.T, m.RemoveContainer(m.ctx, c.Name))
@@ -112,27 +136,40 @@ func (m *migration) step(req *pilasterv1.MigrateTenantRequest) {
 	must(m.T, err)
 }
 
-func (m *migration) killAgents() {
+func (m *migration) kill(processes ...string) {
 	m.Helper()
-	for _, node := range []string{"n1", "n2"} {
-		_, err := m.Kill(m.ctx, lab.AgentProcess(node))
+	for _, p := range processes {
+		_, err := m.Kill(m.ctx, p)
 		must(m.T, err)
 	}
 }
 
-// await waits until something holds of what both nodes say of green.
-func (m *migration) await(what string, holds func(*pilasterv1.Tenant, *pilasterv1.Hosting) bool) {
+// block keeps a container on the network that it is on: by a route of its own it reaches what has netpila's addresses.
+func (m *migration) block(name string) (undo func()) {
+	m.Helper()
+	route := func(do string) {
+		_, err := m.Output(m.ctx, name, "ip", "-6", "route", do, "fc00::/8", "dev", "lo")
+		must(m.T, err)
+	}
+	route("add")
+	return func() { route("del") }
+}
+
+// await waits until both nodes say of green that so many of so many have moved; 0 of 0 has left.
+func (m *migration) await(what string, far map[string][2]uint32) {
 	m.Helper()
 	for {
 		got, err := m.Operator().GetTenant(m.ctx, connect.NewRequest(&pilasterv1.GetTenantRequest{Name: "green"}))
 		if err != nil {
 			m.Fatalf("%s: %v", what, err)
 		}
-		done := len(got.Msg.Hosting) == 2
+		said := map[string][2]uint32{}
 		for _, h := range got.Msg.Hosting {
-			done = done && holds(got.Msg.Tenant, h)
+			if h.Connected || h.Moving.GetEndpoints() > 0 {
+				said[h.Node] = [2]uint32{h.Moving.GetMoved(), h.Moving.GetEndpoints()}
+			}
 		}
-		if done {
+		if maps.Equal(said, far) {
 			m.known = map[string]*pilasterv1.Endpoint{}
 			return
 		}
@@ -224,6 +261,7 @@ func (m *migration) isolated(when string) {
 		defer capture.Close()
 		captures, watched = append(captures, capture), append(watched, c.Name)
 	}
+	before := m.told()
 	sent := map[packet.Sentinel]string{}
 	for _, from := range m.Containers() {
 		for _, to := range m.Containers() {
@@ -239,6 +277,9 @@ func (m *migration) isolated(when string) {
 				sent[s] = fmt.Sprint(from.Name, " as ", m.peer(to), " to ", a, " of ", to.Name)
 			}
 		}
+	}
+	if m.told()["src-not-own"] == before["src-not-own"] {
+		m.Errorf("%s: nobody counts what containers send in others' names", when)
 	}
 	for i, name := range watched {
 		last, _ := echo(m.ctx, m.T, m.Lab, m.mate(name), m.some(name), 5*time.Second)
@@ -298,17 +339,55 @@ func (m *migration) told() map[string]uint64 {
 	return all
 }
 
-// undropped fails unless what was forged is dropped for what it is, and nothing else is dropped.
+// undropped fails where anything was dropped but what containers' kernels say of themselves.
 func (m *migration) undropped(before map[string]uint64) {
 	m.Helper()
-	now := m.told()
-	for why, n := range now {
-		switch {
-		case why == "src-not-own" && n == before[why]:
-			m.Errorf("nobody counts what containers send in others' names")
-		case !slices.Contains([]string{"src-not-own", "multicast", "mld-ignored", "dst-undecryptable", "tenant-mismatch", "dst-not-private", "no-endpoint", "no-route"}, why) && n > before[why]:
+	for why, n := range m.told() {
+		if why != "multicast" && why != "mld-ignored" && n > before[why] {
 			m.Errorf("the nodes' programs count %d of %s", n-before[why], why)
 		}
+	}
+}
+
+// shown has the command line say what containers have now, and one reach the other by all of it.
+func (m *migration) shown(when, from, to string) {
+	m.Helper()
+	pilaster := func(into any, args ...string) {
+		m.Helper()
+		out, err := exec.CommandContext(m.ctx, labtest.Binary(m.T), append(args, "--lab", m.Name(), "-o", "json")...).Output()
+		if err == nil {
+			err = json.Unmarshal(out, into)
+		}
+		if err != nil {
+			m.Fatalf("%s: %v: %v\n%s", when, args, err, out)
+		}
+	}
+	var s lab.Status
+	pilaster(&s, "lab", "status")
+	for _, c := range s.Containers {
+		var has []netip.Addr
+		plain := ""
+		for _, a := range m.endpoint(c.Name).Attachments {
+			has, plain = append(has, netip.MustParseAddr(a.Address)), cmp.Or(plain, a.Plaintext)
+		}
+		if !slices.Equal(c.Addresses, has) || c.Plaintext != plain {
+			m.Errorf("%s: lab status has %v and %q of %s, which has %v and %q", when, c.Addresses, c.Plaintext, c.Name, has, plain)
+		}
+	}
+	var echoes []lab.Echo
+	pilaster(&echoes, "lab", "ping", from, to)
+	if len(echoes) != len(m.networks(to)) {
+		m.Errorf("%s: %s is on %v; lab ping: %+v", when, to, m.networks(to), echoes)
+	}
+	for _, e := range echoes {
+		if !slices.Contains(m.addresses(to, tenant.Netpila), e.Address) && !slices.Contains(m.addresses(to, tenant.Nimitz), e.Address) || !e.Reached() {
+			m.Errorf("%s: lab ping: %+v", when, e)
+		}
+	}
+	// By name: /etc/hosts is of now too.
+	out, err := exec.CommandContext(m.ctx, labtest.Binary(m.T), "lab", "exec", "--lab", m.Name(), from, "--", "getent", "ahostsv6", to).CombinedOutput()
+	if want := m.addresses(to, tenant.Netpila)[0].String(); err != nil || !strings.Contains(string(out), want) {
+		m.Errorf("%s: %s knows %s as %s, %v; want %s", when, from, to, out, err, want)
 	}
 }
 

@@ -22,7 +22,7 @@ var ten = netip.MustParsePrefix("10.0.0.0/16")
 var spec = lab.Spec{
 	Nodes: []string{"n1", "n2"},
 	Tenants: []lab.Tenant{
-		{Name: "blue", Network: "nimitz", CIDRs: []netip.Prefix{ten, netip.MustParsePrefix("fd12:3456::/48")}},
+		{Name: "blue", Network: "nimitz", CIDRs: []netip.Prefix{ten, netip.MustParsePrefix("fd12:3456::/48")}, NodeBits: lab.NodeBits{IPv4: 26, IPv6: 96}},
 		{Name: "red", Network: "nimitz", CIDRs: []netip.Prefix{ten}, NoNodeCIDRs: true},
 		{Name: "green"},
 	},
@@ -85,6 +85,15 @@ func (b bed) counted(when string) {
 func TestTenantsSideBySide(t *testing.T) {
 	b := bed{labtest.New(t, spec), t}
 	ctx := labtest.Context(t)
+	blue, err := b.Operator().GetTenant(ctx, connect.NewRequest(&pilasterv1.GetTenantRequest{Name: "blue"}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, bits := range []uint32{26, 96} {
+		if got := blue.Msg.Tenant.Overlays[i]; got.NodeBits != bits {
+			t.Errorf("nodes have subnets of %v", got)
+		}
+	}
 	b.isolated("at first")
 	b.counted("at first")
 

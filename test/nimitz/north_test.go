@@ -49,12 +49,12 @@ func TestNorthSouth(t *testing.T) {
 }
 
 func newNorth(t *testing.T, on [2]string) north {
-	spec := lab.Spec{Name: fmt.Sprintf("n%s-%s-%d", on[0], on[1], os.Getpid()), Nodes: []string{"n1", "n2"}}
+	spec := lab.Spec{Name: fmt.Sprintf("n%s-%s-%d", on[0], on[1], os.Getpid()), Nodes: []string{"n1", "n2"}, Switches: lab.Switches{"n1": on[0], "n2": on[1]}}
 	for _, name := range slices.Sorted(maps.Keys(services)) {
 		spec.Tenants = append(spec.Tenants, lab.Tenant{Name: name, Network: tenant.Nimitz, CIDRs: []netip.Prefix{own4, own6}})
 		spec.Containers = append(spec.Containers, lab.Container{Name: name + "1", Node: "n1", Tenant: name}, lab.Container{Name: name + "2", Node: "n2", Tenant: name})
 	}
-	n := north{T: t, Lab: labtest.New(t, spec, func(o *lab.Options) { o.Nimitz = map[string]string{"n1": on[0], "n2": on[1]} }), ctx: labtest.Context(t), port: 7}
+	n := north{T: t, Lab: labtest.New(t, spec), ctx: labtest.Context(t), port: 7}
 	n.host = n.serve(outside)
 	for _, c := range spec.Containers {
 		n.serve(c.Name)

@@ -55,7 +55,8 @@ func TestRegions(t *testing.T) {
 			t.Parallel() // most of it is waiting
 			spec := regional()
 			spec.Name, spec.Nimitz = fmt.Sprintf("r%s-%s-%d", on.nodes, on.edges, os.Getpid()), on.nodes
-			l := labtest.New(t, spec, func(o *lab.Options) { o.Nimitz = map[string]string{"we": on.edges, "ee": on.edges} })
+			spec.Switches = lab.Switches{"we": on.edges, "ee": on.edges}
+			l := labtest.New(t, spec)
 			vnis(t, l)
 			eastWest(t, l)
 			transfers(t, l, [][2]string{{"green-w1", "green-e1"}, {"green-e1", "green-w2"}, {"gold-e1", "gold-w1"}})

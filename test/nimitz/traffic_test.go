@@ -54,8 +54,24 @@ func onEach(t *testing.T, test func(*testing.T, *lab.Lab)) {
 			t.Parallel() // most of it is waiting
 			spec := overlapping()
 			spec.Name = fmt.Sprintf("t%s-%s-%d", on[0], on[1], os.Getpid())
-			test(t, labtest.New(t, spec, func(o *lab.Options) { o.Nimitz = map[string]string{"n1": on[0], "n2": on[1]} }))
+			spec.Switches = lab.Switches{"n1": on[0], "n2": on[1]}
+			l := labtest.New(t, spec)
+			switches(t, l, spec.Switches)
+			test(t, l)
 		})
+	}
+}
+
+// switches makes sure that nodes have those that they are to have.
+func switches(t *testing.T, l *lab.Lab, on lab.Switches) {
+	t.Helper()
+	all, err := l.Processes(labtest.Context(t))
+	must(t, err)
+	for node, is := range on {
+		runs := slices.ContainsFunc(all, func(p lab.ProcessState) bool { return p.Name == lab.OVSProcess(node) })
+		if runs != (is == lab.OVS) {
+			t.Errorf("%s is to have %s; an Open vSwitch runs there: %v", node, is, runs)
+		}
 	}
 }
 

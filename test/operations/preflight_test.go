@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -215,6 +216,29 @@ func TestPreflightOfAnotherDevice(t *testing.T) {
 			must(t, c.RemoveContainer(ctx, "b1"))
 			want(datapath.Veth, "ok", "containers get veth devices; the agent that is here has --device macvlan, and may be started again with this one")
 		})
+	}
+}
+
+// TestPreflightBesideOpenVSwitch: what the agent put on the node is no part of the base prefix elsewhere.
+func TestPreflightBesideOpenVSwitch(t *testing.T) {
+	ctx := labtest.Context(t)
+	c := &candidate{tmp: t.TempDir(), Lab: labtest.New(t, lab.Spec{Nodes: []string{name}, Device: datapath.Veth, Nimitz: lab.OVS,
+		Tenants:    []lab.Tenant{{Name: "blue", Network: "nimitz", CIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/16")}}},
+		Containers: []lab.Container{{Name: "b1", Node: name, Tenant: "blue"}}})}
+	var err error
+	c.ns, err = c.Namespace(name)
+	must(t, err)
+	defer c.ns.Close()
+	args := []string{"--uplink", lab.Uplink, "--bpffs", c.BPF(name), "--state-dir", filepath.Join(c.Folder(), "nodes", name, "state")}
+	status, checks := c.preflight(ctx, t, args...)
+	at := slices.IndexFunc(checks, func(one check) bool { return one.Check == "base prefix" })
+	if status != 0 || at < 0 || checks[at].State != "ok" {
+		t.Errorf("exit %d\n%+v", status, checks)
+	}
+	_, checks = c.preflight(ctx, t, append(args, "--device", datapath.Macvlan)...)
+	at = slices.IndexFunc(checks, func(one check) bool { return one.Check == "device" })
+	if checks[at].State != "fail" || !strings.Contains(checks[at].Says, "endpoint 1 is on network nimitz") {
+		t.Errorf("%+v", checks[at])
 	}
 }
 

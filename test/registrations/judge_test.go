@@ -22,7 +22,6 @@ type final struct {
 	prefixes  map[string]string            // prefix: UUID
 	tenantIDs map[uint32]string            // id: tenant
 	hosted    map[string]bool              // tenant
-	published map[string]string            // node/index: tenant
 }
 
 // judge says everything that the logs and the store disagree on, or that should not be.
@@ -33,7 +32,6 @@ func judge(log []entry, f final) (wrong []string) {
 	}
 	j.unique(log)
 	j.store(log)
-	j.publications(log)
 	for name, calls := range j.byName {
 		switch name[0] {
 		case 't':
@@ -84,6 +82,7 @@ func hold[K comparable](j *judgement, all map[K]string, key K, owner, what strin
 func (j *judgement) unique(log []entry) {
 	prefixes, of := map[string]string{}, map[string]string{}
 	ids, made := map[uint32]string{}, map[uint32]string{}
+	addresses, published := map[string]string{}, map[string]string{}
 	apps, named := map[[2]uint32]string{}, map[string]string{}
 	for i, e := range log {
 		if e.Outcome != done {
@@ -105,6 +104,13 @@ func (j *judgement) unique(log []entry) {
 			hold(j, ids, e.ID, e.Name, "tenant id")
 			hold(j, apps, [2]uint32{e.ID, e.App}, e.Label, "app (of tenant id)")
 			hold(j, named, fmt.Sprint(e.ID, " ", e.Label), fmt.Sprint(e.App), "different apps: label set")
+		case publish:
+			hold(j, addresses, e.Underlay, fmt.Sprint("call ", i), "address")
+		}
+	}
+	for name, t := range j.tenants { // also those of calls that nobody heard of again
+		for _, p := range t.Publications {
+			hold(j, published, p.Underlay, name, "address")
 		}
 	}
 }

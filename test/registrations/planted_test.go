@@ -59,11 +59,12 @@ func shown(tenant, underlay string) entry {
 	return entry{Ask: publish, Name: tenant, Outcome: done, Underlay: underlay}
 }
 
-// storedPublished has tenant p1 published at index 2 of node own0, and who else the store says is published there.
-func storedPublished(tenant string) final {
+// storedPublished has tenant p1 published at an address, and with it others.
+func storedPublished(others ...string) final {
 	f := stored(map[string]uint32{"p1": 1}, map[uint32]string{2: "p2"})
-	f.tenants["p1"].Publications = []*pilasterv1.Publication{{Node: "own0", Underlay: "fd70:696c:6100:1:0:ff:0:2"}}
-	f.published = map[string]string{"own0/2": tenant}
+	for _, name := range append(others, "p1") {
+		f.tenants[name] = &pilasterv1.Tenant{Name: name, Ids: []*pilasterv1.TenantId{{Id: uint32(name[1] - '0')}}, Publications: []*pilasterv1.Publication{{Node: "own0", Underlay: "u2"}}}
+	}
 	return f
 }
 
@@ -97,14 +98,13 @@ func TestJudge(t *testing.T) {
 		{"app given twice", log(made("t1", 1), app("t1", 1, "a", 1), app("t1", 1, "b", 1), gone("t1")), stored(nil, had{1: "t1"}), "app (of tenant id)"},
 		{"app lost", log(made("t1", 1), app("t1", 1, "a", 1)), stored(ids{"t1": 1}, nil), "lost: app 1"},
 		{"app changed", log(made("t1", 1), app("t1", 1, "a", 1), app("t1", 1, "a", 2), gone("t1")), stored(nil, had{1: "t1"}), "different apps"},
-		{"published", log(made("p1", 1), shown("p1", "u2")), storedPublished("p1"), ""},
-		{"published, ended, published", log(made("p1", 1), shown("p1", "u2"), entry{Ask: withdraw, Name: "p1", Outcome: done}, shown("p1", "u3")), storedPublished("p1"), ""},
+		{"published", log(made("p1", 1), shown("p1", "u2")), storedPublished(), ""},
+		{"published, ended, published", log(made("p1", 1), shown("p1", "u2"), entry{Ask: withdraw, Name: "p1", Outcome: done}, shown("p1", "u3")), storedPublished(), ""},
 		{"ended with its tenant", log(made("p2", 2), shown("p2", "u2"), gone("p2"), no(withdraw, "p2", "not_found")), stored(nil, had{2: "p2"}), ""},
-		{"published twice", log(made("p1", 1), shown("p1", "u2"), shown("p1", "u3")), storedPublished("p1"), "no order"},
+		{"published twice", log(made("p1", 1), shown("p1", "u2"), shown("p1", "u3")), storedPublished(), "no order"},
 		{"publication lost", log(made("p2", 2), shown("p2", "u2")), stored(ids{"p2": 2}, nil), "no order"},
-		{"address given before it could rest", log(made("p1", 1), shown("p1", "u2"), made("p2", 2), shown("p2", "u2"), gone("p2")), storedPublished("p1"), "before it could have rested"},
-		{"address of another", log(made("p1", 1), shown("p1", "u2")), storedPublished("p2"), "which the store says is of"},
-		{"address of nobody", log(made("p2", 2)), final{tenants: stored(ids{"p2": 2}, nil).tenants, tenantIDs: had{2: "p2"}, published: map[string]string{"own0/2": "p2"}}, "not published there"},
+		{"address given again", log(made("p1", 1), shown("p1", "u2"), made("p2", 2), shown("p2", "u2"), gone("p2")), storedPublished(), "address u2 was given"},
+		{"address of two", log(made("p1", 1), made("p2", 2), shown("p1", "u2"), lost(publish, "p2")), storedPublished("p2"), "address u2 was given"},
 		{"node", log(node(0, "n1", "p"), node(0, "n1", "p")), storedNode("p"), ""},
 		{"prefix given twice", log(node(0, "n1", "p"), node(0, "n2", "p")), storedNode("p"), "prefix p was given"},
 		{"prefix changed", log(node(0, "n1", "q"), node(0, "n1", "p")), storedNode("p"), "more than one prefix"},

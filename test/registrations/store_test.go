@@ -81,7 +81,7 @@ func readFinal(t *testing.T, etcd *clientv3.Client) final {
 		t.Fatal(err)
 	}
 	f := final{nodes: map[string]*pilasterv1.Node{}, tenants: map[string]*pilasterv1.Tenant{}, apps: map[string]map[string]uint32{},
-		uuids: map[string]string{}, deleted: map[string]string{}, prefixes: map[string]string{}, tenantIDs: map[uint32]string{}, hosted: map[string]bool{}, published: map[string]string{}}
+		uuids: map[string]string{}, deleted: map[string]string{}, prefixes: map[string]string{}, tenantIDs: map[uint32]string{}, hosted: map[string]bool{}}
 	for _, kv := range resp.Kvs {
 		if err := f.add(string(kv.Key), kv.Value); err != nil {
 			t.Errorf("%s: %v", kv.Key, err)
@@ -126,9 +126,7 @@ func (f *final) add(key string, value []byte) error {
 	case "hosting":
 		tenant, _, _ := strings.Cut(name, "/")
 		f.hosted[tenant] = true
-	case "published":
-		f.published[name] = string(value)
-	case "cluster", "marks", "app-ids", "deletions", "withdrawn":
+	case "cluster", "marks", "app-ids", "deletions":
 	default:
 		return fmt.Errorf("is unknown to this test, which then cannot judge it")
 	}

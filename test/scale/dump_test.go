@@ -292,7 +292,7 @@ func scrape(ctx context.Context, t *testing.T, l *lab.Lab) map[string]int {
 			all[name] = n
 		}
 	}
-	if _, ok := all[`pilaster_orchestrator_messages_total{event="delta"}`]; !ok {
+	if _, ok := all[`pilaster_orchestrator_messages_total{direction="out",event="delta",procedure="/pilaster.v1.NodeService/Follow"}`]; !ok {
 		t.Fatalf("the orchestrator does not count its messages: %v", all)
 	}
 	return all

@@ -132,8 +132,8 @@ func said(ctx context.Context, t *testing.T, l *lab.Lab) words {
 	metrics := scrape(ctx, t, l)
 	return words{
 		resolved:  metrics[`pilaster_orchestrator_calls_total{code="ok",procedure="/pilaster.v1.NodeService/Resolve"}`],
-		snapshots: metrics[`pilaster_orchestrator_messages_total{event="snapshot"}`],
-		deltas:    metrics[`pilaster_orchestrator_messages_total{event="delta"}`],
+		snapshots: metrics[`pilaster_orchestrator_messages_total{direction="out",event="snapshot",procedure="/pilaster.v1.NodeService/Follow"}`],
+		deltas:    metrics[`pilaster_orchestrator_messages_total{direction="out",event="delta",procedure="/pilaster.v1.NodeService/Follow"}`],
 		revision:  status.Msg.Revision,
 	}
 }

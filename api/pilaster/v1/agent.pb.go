@@ -1300,9 +1300,11 @@ type DatapathStatus struct {
 	Programs      string                 `protobuf:"bytes,2,opt,name=programs,proto3" json:"programs,omitempty"`                       // version tag of the loaded programs
 	Healthy       bool                   `protobuf:"varint,3,opt,name=healthy,proto3" json:"healthy,omitempty"`
 	FirstInChain  bool                   `protobuf:"varint,4,opt,name=first_in_chain,json=firstInChain,proto3" json:"first_in_chain,omitempty"`
-	Entries       []*Entries             `protobuf:"bytes,5,rep,name=entries,proto3" json:"entries,omitempty"`                      // what this node keeps, read from the kernel
-	Guarded       []string               `protobuf:"bytes,6,rep,name=guarded,proto3" json:"guarded,omitempty"`                      // interfaces beside the uplink where packets are checked
-	DeviceWhy     string                 `protobuf:"bytes,7,opt,name=device_why,json=deviceWhy,proto3" json:"device_why,omitempty"` // why that kind, where the agent chose it
+	Entries       []*Entries             `protobuf:"bytes,5,rep,name=entries,proto3" json:"entries,omitempty"`                                                                             // what this node keeps, read from the kernel
+	Guarded       []string               `protobuf:"bytes,6,rep,name=guarded,proto3" json:"guarded,omitempty"`                                                                             // interfaces beside the uplink where packets are checked
+	DeviceWhy     string                 `protobuf:"bytes,7,opt,name=device_why,json=deviceWhy,proto3" json:"device_why,omitempty"`                                                        // why that kind, where the agent chose it
+	Without       []string               `protobuf:"bytes,8,rep,name=without,proto3" json:"without,omitempty"`                                                                             // what containers here do without, which they have on other nodes
+	Switches      map[string]string      `protobuf:"bytes,9,rep,name=switches,proto3" json:"switches,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // what carries packets of a network that may have one switch or another: "nimitz" by "ovs"
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1384,6 +1386,20 @@ func (x *DatapathStatus) GetDeviceWhy() string {
 		return x.DeviceWhy
 	}
 	return ""
+}
+
+func (x *DatapathStatus) GetWithout() []string {
+	if x != nil {
+		return x.Without
+	}
+	return nil
+}
+
+func (x *DatapathStatus) GetSwitches() map[string]string {
+	if x != nil {
+		return x.Switches
+	}
+	return nil
 }
 
 type Entries struct {
@@ -1567,6 +1583,7 @@ type ExplainResponse struct {
 	Overlaid      []*Overlaid            `protobuf:"bytes,5,rep,name=overlaid,proto3" json:"overlaid,omitempty"`       // the address as tenants of network nimitz have it
 	Publication   string                 `protobuf:"bytes,6,opt,name=publication,proto3" json:"publication,omitempty"` // "tenant/name": the address is its on the underlay
 	Published     string                 `protobuf:"bytes,7,opt,name=published,proto3" json:"published,omitempty"`     // and this container is reached by it
+	Services      []*Service             `protobuf:"bytes,8,rep,name=services,proto3" json:"services,omitempty"`       // of tenants here, that containers have the address for
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1648,6 +1665,13 @@ func (x *ExplainResponse) GetPublished() string {
 		return x.Published
 	}
 	return ""
+}
+
+func (x *ExplainResponse) GetServices() []*Service {
+	if x != nil {
+		return x.Services
+	}
+	return nil
 }
 
 // Overlaid is a tenant that has an address in its own CIDRs, which mean something else to every tenant.
@@ -2166,7 +2190,7 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\brevision\x18\x03 \x01(\x03R\brevision\x120\n" +
 	"\x05since\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x1d\n" +
 	"\n" +
-	"last_error\x18\x05 \x01(\tR\tlastError\"\xf6\x01\n" +
+	"last_error\x18\x05 \x01(\tR\tlastError\"\x94\x03\n" +
 	"\x0eDatapathStatus\x12\x1f\n" +
 	"\vdevice_kind\x18\x01 \x01(\tR\n" +
 	"deviceKind\x12\x1a\n" +
@@ -2176,7 +2200,12 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\aentries\x18\x05 \x03(\v2\x14.pilaster.v1.EntriesR\aentries\x12\x18\n" +
 	"\aguarded\x18\x06 \x03(\tR\aguarded\x12\x1d\n" +
 	"\n" +
-	"device_why\x18\a \x01(\tR\tdeviceWhy\"e\n" +
+	"device_why\x18\a \x01(\tR\tdeviceWhy\x12\x18\n" +
+	"\awithout\x18\b \x03(\tR\awithout\x12E\n" +
+	"\bswitches\x18\t \x03(\v2).pilaster.v1.DatapathStatus.SwitchesEntryR\bswitches\x1a;\n" +
+	"\rSwitchesEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"e\n" +
 	"\aEntries\x12\x14\n" +
 	"\x05table\x18\x01 \x01(\tR\x05table\x12\x12\n" +
 	"\x04used\x18\x02 \x01(\rR\x04used\x12\x1a\n" +
@@ -2188,7 +2217,7 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\vlast_minute\x18\x03 \x01(\x04R\n" +
 	"lastMinute\"*\n" +
 	"\x0eExplainRequest\x12\x18\n" +
-	"\aaddress\x18\x01 \x01(\tR\aaddress\"\x91\x02\n" +
+	"\aaddress\x18\x01 \x01(\tR\aaddress\"\xc3\x02\n" +
 	"\x0fExplainResponse\x12\x1c\n" +
 	"\tplaintext\x18\x01 \x01(\tR\tplaintext\x12\x16\n" +
 	"\x06tenant\x18\x02 \x01(\tR\x06tenant\x12\"\n" +
@@ -2196,7 +2225,8 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\bendpoint\x18\x04 \x01(\v2\x15.pilaster.v1.EndpointR\bendpoint\x121\n" +
 	"\boverlaid\x18\x05 \x03(\v2\x15.pilaster.v1.OverlaidR\boverlaid\x12 \n" +
 	"\vpublication\x18\x06 \x01(\tR\vpublication\x12\x1c\n" +
-	"\tpublished\x18\a \x01(\tR\tpublished\"\x81\x01\n" +
+	"\tpublished\x18\a \x01(\tR\tpublished\x120\n" +
+	"\bservices\x18\b \x03(\v2\x14.pilaster.v1.ServiceR\bservices\"\x81\x01\n" +
 	"\bOverlaid\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x12\n" +
 	"\x04cidr\x18\x02 \x01(\tR\x04cidr\x12\x16\n" +
@@ -2251,7 +2281,7 @@ func file_pilaster_v1_agent_proto_rawDescGZIP() []byte {
 	return file_pilaster_v1_agent_proto_rawDescData
 }
 
-var file_pilaster_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
+var file_pilaster_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 33)
 var file_pilaster_v1_agent_proto_goTypes = []any{
 	(*AddEndpointRequest)(nil),          // 0: pilaster.v1.AddEndpointRequest
 	(*AddEndpointResponse)(nil),         // 1: pilaster.v1.AddEndpointResponse
@@ -2285,61 +2315,65 @@ var file_pilaster_v1_agent_proto_goTypes = []any{
 	nil,                                 // 29: pilaster.v1.AddEndpointRequest.LabelsEntry
 	nil,                                 // 30: pilaster.v1.Endpoint.LabelsEntry
 	(*CollectGarbageRequest_Valid)(nil), // 31: pilaster.v1.CollectGarbageRequest.Valid
-	(*timestamppb.Timestamp)(nil),       // 32: google.protobuf.Timestamp
-	(*Node)(nil),                        // 33: pilaster.v1.Node
-	(*Plan)(nil),                        // 34: pilaster.v1.Plan
-	(*App)(nil),                         // 35: pilaster.v1.App
+	nil,                                 // 32: pilaster.v1.DatapathStatus.SwitchesEntry
+	(*timestamppb.Timestamp)(nil),       // 33: google.protobuf.Timestamp
+	(*Node)(nil),                        // 34: pilaster.v1.Node
+	(*Plan)(nil),                        // 35: pilaster.v1.Plan
+	(*App)(nil),                         // 36: pilaster.v1.App
+	(*Service)(nil),                     // 37: pilaster.v1.Service
 }
 var file_pilaster_v1_agent_proto_depIdxs = []int32{
 	29, // 0: pilaster.v1.AddEndpointRequest.labels:type_name -> pilaster.v1.AddEndpointRequest.LabelsEntry
 	2,  // 1: pilaster.v1.AddEndpointResponse.endpoint:type_name -> pilaster.v1.Endpoint
 	30, // 2: pilaster.v1.Endpoint.labels:type_name -> pilaster.v1.Endpoint.LabelsEntry
 	3,  // 3: pilaster.v1.Endpoint.attachments:type_name -> pilaster.v1.Attachment
-	32, // 4: pilaster.v1.Endpoint.created:type_name -> google.protobuf.Timestamp
+	33, // 4: pilaster.v1.Endpoint.created:type_name -> google.protobuf.Timestamp
 	31, // 5: pilaster.v1.CollectGarbageRequest.valid:type_name -> pilaster.v1.CollectGarbageRequest.Valid
 	2,  // 6: pilaster.v1.CollectGarbageResponse.removed:type_name -> pilaster.v1.Endpoint
 	2,  // 7: pilaster.v1.ListEndpointsResponse.endpoints:type_name -> pilaster.v1.Endpoint
 	2,  // 8: pilaster.v1.GetEndpointResponse.endpoint:type_name -> pilaster.v1.Endpoint
-	33, // 9: pilaster.v1.StatusResponse.node:type_name -> pilaster.v1.Node
-	34, // 10: pilaster.v1.StatusResponse.plan:type_name -> pilaster.v1.Plan
+	34, // 9: pilaster.v1.StatusResponse.node:type_name -> pilaster.v1.Node
+	35, // 10: pilaster.v1.StatusResponse.plan:type_name -> pilaster.v1.Plan
 	18, // 11: pilaster.v1.StatusResponse.orchestrator:type_name -> pilaster.v1.OrchestratorLink
 	19, // 12: pilaster.v1.StatusResponse.datapath:type_name -> pilaster.v1.DatapathStatus
 	21, // 13: pilaster.v1.StatusResponse.drops:type_name -> pilaster.v1.DropCount
 	17, // 14: pilaster.v1.StatusResponse.limits:type_name -> pilaster.v1.Limit
 	16, // 15: pilaster.v1.StatusResponse.gateway:type_name -> pilaster.v1.Gateway
-	32, // 16: pilaster.v1.OrchestratorLink.since:type_name -> google.protobuf.Timestamp
+	33, // 16: pilaster.v1.OrchestratorLink.since:type_name -> google.protobuf.Timestamp
 	20, // 17: pilaster.v1.DatapathStatus.entries:type_name -> pilaster.v1.Entries
-	35, // 18: pilaster.v1.ExplainResponse.app:type_name -> pilaster.v1.App
-	2,  // 19: pilaster.v1.ExplainResponse.endpoint:type_name -> pilaster.v1.Endpoint
-	24, // 20: pilaster.v1.ExplainResponse.overlaid:type_name -> pilaster.v1.Overlaid
-	2,  // 21: pilaster.v1.Overlaid.endpoint:type_name -> pilaster.v1.Endpoint
-	28, // 22: pilaster.v1.RecentEventsResponse.events:type_name -> pilaster.v1.MonitorResponse
-	32, // 23: pilaster.v1.MonitorResponse.time:type_name -> google.protobuf.Timestamp
-	0,  // 24: pilaster.v1.AgentService.AddEndpoint:input_type -> pilaster.v1.AddEndpointRequest
-	4,  // 25: pilaster.v1.AgentService.DeleteEndpoint:input_type -> pilaster.v1.DeleteEndpointRequest
-	6,  // 26: pilaster.v1.AgentService.CheckEndpoint:input_type -> pilaster.v1.CheckEndpointRequest
-	8,  // 27: pilaster.v1.AgentService.CollectGarbage:input_type -> pilaster.v1.CollectGarbageRequest
-	10, // 28: pilaster.v1.AgentService.ListEndpoints:input_type -> pilaster.v1.ListEndpointsRequest
-	12, // 29: pilaster.v1.AgentService.GetEndpoint:input_type -> pilaster.v1.GetEndpointRequest
-	14, // 30: pilaster.v1.AgentService.Status:input_type -> pilaster.v1.StatusRequest
-	22, // 31: pilaster.v1.AgentService.Explain:input_type -> pilaster.v1.ExplainRequest
-	27, // 32: pilaster.v1.AgentService.Monitor:input_type -> pilaster.v1.MonitorRequest
-	25, // 33: pilaster.v1.AgentService.RecentEvents:input_type -> pilaster.v1.RecentEventsRequest
-	1,  // 34: pilaster.v1.AgentService.AddEndpoint:output_type -> pilaster.v1.AddEndpointResponse
-	5,  // 35: pilaster.v1.AgentService.DeleteEndpoint:output_type -> pilaster.v1.DeleteEndpointResponse
-	7,  // 36: pilaster.v1.AgentService.CheckEndpoint:output_type -> pilaster.v1.CheckEndpointResponse
-	9,  // 37: pilaster.v1.AgentService.CollectGarbage:output_type -> pilaster.v1.CollectGarbageResponse
-	11, // 38: pilaster.v1.AgentService.ListEndpoints:output_type -> pilaster.v1.ListEndpointsResponse
-	13, // 39: pilaster.v1.AgentService.GetEndpoint:output_type -> pilaster.v1.GetEndpointResponse
-	15, // 40: pilaster.v1.AgentService.Status:output_type -> pilaster.v1.StatusResponse
-	23, // 41: pilaster.v1.AgentService.Explain:output_type -> pilaster.v1.ExplainResponse
-	28, // 42: pilaster.v1.AgentService.Monitor:output_type -> pilaster.v1.MonitorResponse
-	26, // 43: pilaster.v1.AgentService.RecentEvents:output_type -> pilaster.v1.RecentEventsResponse
-	34, // [34:44] is the sub-list for method output_type
-	24, // [24:34] is the sub-list for method input_type
-	24, // [24:24] is the sub-list for extension type_name
-	24, // [24:24] is the sub-list for extension extendee
-	0,  // [0:24] is the sub-list for field type_name
+	32, // 18: pilaster.v1.DatapathStatus.switches:type_name -> pilaster.v1.DatapathStatus.SwitchesEntry
+	36, // 19: pilaster.v1.ExplainResponse.app:type_name -> pilaster.v1.App
+	2,  // 20: pilaster.v1.ExplainResponse.endpoint:type_name -> pilaster.v1.Endpoint
+	24, // 21: pilaster.v1.ExplainResponse.overlaid:type_name -> pilaster.v1.Overlaid
+	37, // 22: pilaster.v1.ExplainResponse.services:type_name -> pilaster.v1.Service
+	2,  // 23: pilaster.v1.Overlaid.endpoint:type_name -> pilaster.v1.Endpoint
+	28, // 24: pilaster.v1.RecentEventsResponse.events:type_name -> pilaster.v1.MonitorResponse
+	33, // 25: pilaster.v1.MonitorResponse.time:type_name -> google.protobuf.Timestamp
+	0,  // 26: pilaster.v1.AgentService.AddEndpoint:input_type -> pilaster.v1.AddEndpointRequest
+	4,  // 27: pilaster.v1.AgentService.DeleteEndpoint:input_type -> pilaster.v1.DeleteEndpointRequest
+	6,  // 28: pilaster.v1.AgentService.CheckEndpoint:input_type -> pilaster.v1.CheckEndpointRequest
+	8,  // 29: pilaster.v1.AgentService.CollectGarbage:input_type -> pilaster.v1.CollectGarbageRequest
+	10, // 30: pilaster.v1.AgentService.ListEndpoints:input_type -> pilaster.v1.ListEndpointsRequest
+	12, // 31: pilaster.v1.AgentService.GetEndpoint:input_type -> pilaster.v1.GetEndpointRequest
+	14, // 32: pilaster.v1.AgentService.Status:input_type -> pilaster.v1.StatusRequest
+	22, // 33: pilaster.v1.AgentService.Explain:input_type -> pilaster.v1.ExplainRequest
+	27, // 34: pilaster.v1.AgentService.Monitor:input_type -> pilaster.v1.MonitorRequest
+	25, // 35: pilaster.v1.AgentService.RecentEvents:input_type -> pilaster.v1.RecentEventsRequest
+	1,  // 36: pilaster.v1.AgentService.AddEndpoint:output_type -> pilaster.v1.AddEndpointResponse
+	5,  // 37: pilaster.v1.AgentService.DeleteEndpoint:output_type -> pilaster.v1.DeleteEndpointResponse
+	7,  // 38: pilaster.v1.AgentService.CheckEndpoint:output_type -> pilaster.v1.CheckEndpointResponse
+	9,  // 39: pilaster.v1.AgentService.CollectGarbage:output_type -> pilaster.v1.CollectGarbageResponse
+	11, // 40: pilaster.v1.AgentService.ListEndpoints:output_type -> pilaster.v1.ListEndpointsResponse
+	13, // 41: pilaster.v1.AgentService.GetEndpoint:output_type -> pilaster.v1.GetEndpointResponse
+	15, // 42: pilaster.v1.AgentService.Status:output_type -> pilaster.v1.StatusResponse
+	23, // 43: pilaster.v1.AgentService.Explain:output_type -> pilaster.v1.ExplainResponse
+	28, // 44: pilaster.v1.AgentService.Monitor:output_type -> pilaster.v1.MonitorResponse
+	26, // 45: pilaster.v1.AgentService.RecentEvents:output_type -> pilaster.v1.RecentEventsResponse
+	36, // [36:46] is the sub-list for method output_type
+	26, // [26:36] is the sub-list for method input_type
+	26, // [26:26] is the sub-list for extension type_name
+	26, // [26:26] is the sub-list for extension extendee
+	0,  // [0:26] is the sub-list for field type_name
 }
 
 func init() { file_pilaster_v1_agent_proto_init() }
@@ -2354,7 +2388,7 @@ func file_pilaster_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pilaster_v1_agent_proto_rawDesc), len(file_pilaster_v1_agent_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   32,
+			NumMessages:   33,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -153,6 +153,7 @@ type Node struct {
 	Carries []string `protobuf:"bytes,8,rep,name=carries,proto3" json:"carries,omitempty"`
 	// It is an Edge Switch: between this region and others, and without containers.
 	Edge          bool `protobuf:"varint,9,opt,name=edge,proto3" json:"edge,omitempty"`
+	Gateway       bool `protobuf:"varint,10,opt,name=gateway,proto3" json:"gateway,omitempty"` // of network nimitz: containers can be published there
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -246,6 +247,13 @@ func (x *Node) GetCarries() []string {
 func (x *Node) GetEdge() bool {
 	if x != nil {
 		return x.Edge
+	}
+	return false
+}
+
+func (x *Node) GetGateway() bool {
+	if x != nil {
+		return x.Gateway
 	}
 	return false
 }
@@ -523,7 +531,6 @@ type Region struct {
 	BasePrefix    string                 `protobuf:"bytes,2,opt,name=base_prefix,json=basePrefix,proto3" json:"base_prefix,omitempty"`
 	Edge          string                 `protobuf:"bytes,3,opt,name=edge,proto3" json:"edge,omitempty"`       // prefix of its Edge Switch
 	Tenants       []*Region_Tenant       `protobuf:"bytes,4,rep,name=tenants,proto3" json:"tenants,omitempty"` // on network nimitz, sorted by name
-	Chosen        []string               `protobuf:"bytes,5,rep,name=chosen,proto3" json:"chosen,omitempty"`   // as it is kept: of its tenants only these were asked for; empty means all
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -582,13 +589,6 @@ func (x *Region) GetEdge() string {
 func (x *Region) GetTenants() []*Region_Tenant {
 	if x != nil {
 		return x.Tenants
-	}
-	return nil
-}
-
-func (x *Region) GetChosen() []string {
-	if x != nil {
-		return x.Chosen
 	}
 	return nil
 }
@@ -1101,10 +1101,13 @@ func (x *App) GetLabels() map[string]string {
 }
 
 type Region_Tenant struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	Vni           uint32                 `protobuf:"varint,2,opt,name=vni,proto3" json:"vni,omitempty"`
-	Cidrs         []string               `protobuf:"bytes,3,rep,name=cidrs,proto3" json:"cidrs,omitempty"`
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Name    string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Vni     uint32                 `protobuf:"varint,2,opt,name=vni,proto3" json:"vni,omitempty"`
+	Cidrs   []string               `protobuf:"bytes,3,rep,name=cidrs,proto3" json:"cidrs,omitempty"`
+	Created *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=created,proto3" json:"created,omitempty"`
+	// As it is kept: when the tenant was made that was here at the import. One made since is another, and not joined; unset where there was none.
+	Joined        *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=joined,proto3" json:"joined,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1160,6 +1163,20 @@ func (x *Region_Tenant) GetCidrs() []string {
 	return nil
 }
 
+func (x *Region_Tenant) GetCreated() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Created
+	}
+	return nil
+}
+
+func (x *Region_Tenant) GetJoined() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Joined
+	}
+	return nil
+}
+
 var File_pilaster_v1_cluster_proto protoreflect.FileDescriptor
 
 const file_pilaster_v1_cluster_proto_rawDesc = "" +
@@ -1169,7 +1186,7 @@ const file_pilaster_v1_cluster_proto_rawDesc = "" +
 	"\vbase_prefix\x18\x01 \x01(\tR\n" +
 	"basePrefix\x12%\n" +
 	"\x0eprivate_prefix\x18\x02 \x01(\tR\rprivatePrefix\x12)\n" +
-	"\x10gateway_prefixes\x18\x03 \x03(\tR\x0fgatewayPrefixes\"\x93\x02\n" +
+	"\x10gateway_prefixes\x18\x03 \x03(\tR\x0fgatewayPrefixes\"\xad\x02\n" +
 	"\x04Node\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04uuid\x18\x02 \x01(\tR\x04uuid\x12\x16\n" +
@@ -1181,7 +1198,9 @@ const file_pilaster_v1_cluster_proto_rawDesc = "" +
 	"registered\x12\x1c\n" +
 	"\tconnected\x18\a \x01(\bR\tconnected\x12\x18\n" +
 	"\acarries\x18\b \x03(\tR\acarries\x12\x12\n" +
-	"\x04edge\x18\t \x01(\bR\x04edge\"Q\n" +
+	"\x04edge\x18\t \x01(\bR\x04edge\x12\x18\n" +
+	"\agateway\x18\n" +
+	" \x01(\bR\agateway\"Q\n" +
 	"\bTenantId\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\fR\x03key\x12#\n" +
@@ -1206,18 +1225,19 @@ const file_pilaster_v1_cluster_proto_rawDesc = "" +
 	"\x05cidrs\x18\x02 \x03(\tR\x05cidrs\x12\x12\n" +
 	"\x04edge\x18\x03 \x01(\tR\x04edge\x12\x1b\n" +
 	"\tpeer_edge\x18\x04 \x01(\tR\bpeerEdge\x12\x19\n" +
-	"\bpeer_vni\x18\x05 \x01(\rR\apeerVni\"\xe5\x01\n" +
+	"\bpeer_vni\x18\x05 \x01(\rR\apeerVni\"\xbe\x02\n" +
 	"\x06Region\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1f\n" +
 	"\vbase_prefix\x18\x02 \x01(\tR\n" +
 	"basePrefix\x12\x12\n" +
 	"\x04edge\x18\x03 \x01(\tR\x04edge\x124\n" +
-	"\atenants\x18\x04 \x03(\v2\x1a.pilaster.v1.Region.TenantR\atenants\x12\x16\n" +
-	"\x06chosen\x18\x05 \x03(\tR\x06chosen\x1aD\n" +
+	"\atenants\x18\x04 \x03(\v2\x1a.pilaster.v1.Region.TenantR\atenants\x1a\xae\x01\n" +
 	"\x06Tenant\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
 	"\x03vni\x18\x02 \x01(\rR\x03vni\x12\x14\n" +
-	"\x05cidrs\x18\x03 \x03(\tR\x05cidrs\"c\n" +
+	"\x05cidrs\x18\x03 \x03(\tR\x05cidrs\x124\n" +
+	"\acreated\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\acreated\x122\n" +
+	"\x06joined\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x06joinedJ\x04\b\x05\x10\x06\"c\n" +
 	"\aService\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x18\n" +
@@ -1311,11 +1331,13 @@ var file_pilaster_v1_cluster_proto_depIdxs = []int32{
 	14, // 8: pilaster.v1.Region.tenants:type_name -> pilaster.v1.Region.Tenant
 	12, // 9: pilaster.v1.Hosting.moving:type_name -> pilaster.v1.Moving
 	15, // 10: pilaster.v1.App.labels:type_name -> pilaster.v1.App.LabelsEntry
-	11, // [11:11] is the sub-list for method output_type
-	11, // [11:11] is the sub-list for method input_type
-	11, // [11:11] is the sub-list for extension type_name
-	11, // [11:11] is the sub-list for extension extendee
-	0,  // [0:11] is the sub-list for field type_name
+	16, // 11: pilaster.v1.Region.Tenant.created:type_name -> google.protobuf.Timestamp
+	16, // 12: pilaster.v1.Region.Tenant.joined:type_name -> google.protobuf.Timestamp
+	13, // [13:13] is the sub-list for method output_type
+	13, // [13:13] is the sub-list for method input_type
+	13, // [13:13] is the sub-list for extension type_name
+	13, // [13:13] is the sub-list for extension extendee
+	0,  // [0:13] is the sub-list for field type_name
 }
 
 func init() { file_pilaster_v1_cluster_proto_init() }

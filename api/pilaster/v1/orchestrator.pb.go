@@ -533,7 +533,8 @@ type RegisterRequest struct {
 	Version         string                 `protobuf:"bytes,3,opt,name=version,proto3" json:"version,omitempty"`
 	ClusterUuid     string                 `protobuf:"bytes,4,opt,name=cluster_uuid,json=clusterUuid,proto3" json:"cluster_uuid,omitempty"` // pinned by the agent from before; empty the first time
 	Held            *Held                  `protobuf:"bytes,5,opt,name=held,proto3" json:"held,omitempty"`
-	Edge            bool                   `protobuf:"varint,6,opt,name=edge,proto3" json:"edge,omitempty"` // it is an Edge Switch; a region has one
+	Edge            bool                   `protobuf:"varint,6,opt,name=edge,proto3" json:"edge,omitempty"`       // it is an Edge Switch; a region has one
+	Gateway         bool                   `protobuf:"varint,7,opt,name=gateway,proto3" json:"gateway,omitempty"` // it has one; not known yet when it registers for the first time
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -610,14 +611,22 @@ func (x *RegisterRequest) GetEdge() bool {
 	return false
 }
 
+func (x *RegisterRequest) GetGateway() bool {
+	if x != nil {
+		return x.Gateway
+	}
+	return false
+}
+
 // Held is what an agent already uses; the orchestrator raises its high-water marks to it
 // or refuses on conflict, so that a restored backup hands nothing out twice.
 type Held struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Names and ids, without keys; changes as last heard; publications at the node's own gateway.
+	// Names and ids, without keys; changes as last heard.
 	Tenants       []*Tenant  `protobuf:"bytes,1,rep,name=tenants,proto3" json:"tenants,omitempty"`
 	Apps          []*App     `protobuf:"bytes,2,rep,name=apps,proto3" json:"apps,omitempty"`
-	Mappings      []*Mapping `protobuf:"bytes,3,rep,name=mappings,proto3" json:"mappings,omitempty"` // its own
+	Mappings      []*Mapping `protobuf:"bytes,3,rep,name=mappings,proto3" json:"mappings,omitempty"`    // its own
+	Published     uint32     `protobuf:"varint,4,opt,name=published,proto3" json:"published,omitempty"` // highest index of a publication at the node's gateway; 0 for none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -671,6 +680,13 @@ func (x *Held) GetMappings() []*Mapping {
 		return x.Mappings
 	}
 	return nil
+}
+
+func (x *Held) GetPublished() uint32 {
+	if x != nil {
+		return x.Published
+	}
+	return 0
 }
 
 type RegisterResponse struct {
@@ -1322,8 +1338,8 @@ func (x *ExportRegionResponse) GetRegion() *Region {
 type ImportRegionRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Region        *Region                `protobuf:"bytes,1,opt,name=region,proto3" json:"region,omitempty"`   // another's export
-	Tenants       []string               `protobuf:"bytes,2,rep,name=tenants,proto3" json:"tenants,omitempty"` // of these only; empty means of those chosen before, or of all the first time
-	All           bool                   `protobuf:"varint,3,opt,name=all,proto3" json:"all,omitempty"`        // of all, whatever was chosen before
+	Tenants       []string               `protobuf:"bytes,2,rep,name=tenants,proto3" json:"tenants,omitempty"` // of these only; empty means of those it took before, or of all the first time
+	All           bool                   `protobuf:"varint,3,opt,name=all,proto3" json:"all,omitempty"`        // of all that there are now
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3344,18 +3360,20 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\fRenewRequest\x12\x10\n" +
 	"\x03csr\x18\x01 \x01(\fR\x03csr\"1\n" +
 	"\rRenewResponse\x12 \n" +
-	"\vcertificate\x18\x01 \x01(\fR\vcertificate\"\xd9\x01\n" +
+	"\vcertificate\x18\x01 \x01(\fR\vcertificate\"\xf3\x01\n" +
 	"\x0fRegisterRequest\x12#\n" +
 	"\rwanted_prefix\x18\x01 \x01(\tR\fwantedPrefix\x12)\n" +
 	"\x10uplink_addresses\x18\x02 \x03(\tR\x0fuplinkAddresses\x12\x18\n" +
 	"\aversion\x18\x03 \x01(\tR\aversion\x12!\n" +
 	"\fcluster_uuid\x18\x04 \x01(\tR\vclusterUuid\x12%\n" +
 	"\x04held\x18\x05 \x01(\v2\x11.pilaster.v1.HeldR\x04held\x12\x12\n" +
-	"\x04edge\x18\x06 \x01(\bR\x04edge\"\x8d\x01\n" +
+	"\x04edge\x18\x06 \x01(\bR\x04edge\x12\x18\n" +
+	"\agateway\x18\a \x01(\bR\agateway\"\xab\x01\n" +
 	"\x04Held\x12-\n" +
 	"\atenants\x18\x01 \x03(\v2\x13.pilaster.v1.TenantR\atenants\x12$\n" +
 	"\x04apps\x18\x02 \x03(\v2\x10.pilaster.v1.AppR\x04apps\x120\n" +
-	"\bmappings\x18\x03 \x03(\v2\x14.pilaster.v1.MappingR\bmappings\"\x83\x01\n" +
+	"\bmappings\x18\x03 \x03(\v2\x14.pilaster.v1.MappingR\bmappings\x12\x1c\n" +
+	"\tpublished\x18\x04 \x01(\rR\tpublished\"\x83\x01\n" +
 	"\x10RegisterResponse\x12%\n" +
 	"\x04node\x18\x01 \x01(\v2\x11.pilaster.v1.NodeR\x04node\x12%\n" +
 	"\x04plan\x18\x02 \x01(\v2\x11.pilaster.v1.PlanR\x04plan\x12!\n" +

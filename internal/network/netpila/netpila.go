@@ -18,22 +18,16 @@ import (
 // Name is that of the network in attachments.
 const Name = tenant.Netpila
 
-// Indexes keeps what was drawn; *endpoint.Store does it on disk.
-type Indexes interface {
-	DrawIndex(key endpoint.CursorKey, find func(from address.Index) (address.Index, error)) (address.Index, error)
-	ReleaseIndex(key endpoint.CursorKey, i address.Index) error
-}
-
 // Network draws addresses for the endpoints of one node.
 type Network struct {
 	network.Path
 	plan    address.Plan
 	node    netip.Prefix
-	indexes Indexes
+	indexes network.Indexes
 }
 
 // New is the network of the node that owns the /64. It refuses a prefix outside the plan.
-func New(plan address.Plan, node netip.Prefix, indexes Indexes, path network.Path) (*Network, error) {
+func New(plan address.Plan, node netip.Prefix, indexes network.Indexes, path network.Path) (*Network, error) {
 	if err := plan.Validate(); err != nil {
 		return nil, err
 	}

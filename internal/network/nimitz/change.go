@@ -235,8 +235,8 @@ func (n *Network) Repair(ctx context.Context, _, found []endpoint.Record) error 
 	return nil
 }
 
-// Remind tells a switch that forgets all that it had, each time, until ctx ends.
-func (n *Network) Remind(ctx context.Context, log *slog.Logger) {
+// Work tells a switch that forgets all that it had, each time, until ctx ends.
+func (n *Network) Work(ctx context.Context, log *slog.Logger) {
 	s, ok := n.config.Switch.(Forgetful)
 	for ok && s.Forgets(ctx) == nil {
 		if err := n.refill(ctx); err != nil {

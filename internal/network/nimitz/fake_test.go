@@ -202,7 +202,7 @@ func newRegion(t testing.TB, plan address.Plan, nodes int, tenants ...tenant.Ten
 }
 
 // start is what a new process of the agent does: it knows the records and finds the switch as it is.
-func (n *node) start(indexes Indexes) {
+func (n *node) start(indexes network.Indexes) {
 	n.c.t.Helper()
 	config := Config{Plan: n.c.plan, Node: n.prefix, Edge: n.edge, Indexes: indexes, Cluster: n, Switch: n.sw, Gateway: n, MaxMappings: n.max}
 	if n.alone {

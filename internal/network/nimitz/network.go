@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/netip"
 	"sync"
 
@@ -20,19 +21,14 @@ import (
 // are, where nodes have no subnets.
 const DefaultMaxMappings = 65536
 
-// Indexes keeps what was drawn from this node's subnets; *endpoint.Store does it on disk.
-type Indexes interface {
-	DrawIndex(key endpoint.CursorKey, find func(from address.Index) (address.Index, error)) (address.Index, error)
-	ReleaseIndex(key endpoint.CursorKey, i address.Index) error
-}
-
 // Config is what a Network is made of.
 type Config struct {
 	Plan        address.Plan
 	Node        netip.Prefix // this one's /64
-	Indexes     Indexes
+	Indexes     network.Indexes
 	Cluster     network.Cluster
 	Switch      Switch
+	Kind        string  // of the switch, as people choose it
 	Gateway     Gateway // nil for none
 	NoGateway   error   // why
 	Edge        bool    // this is an Edge Switch
@@ -56,12 +52,26 @@ var (
 	_ network.Network  = (*Network)(nil)
 	_ network.Mapped   = (*Network)(nil)
 	_ network.Dropping = (*Network)(nil)
+	_ network.Switched = (*Network)(nil)
+	_ network.Working  = (*Network)(nil)
+	_ io.Closer        = (*Network)(nil)
 )
 
 // New is the network of a node. Nothing reaches the switch before Repair.
 func New(c Config) *Network {
 	c.MaxMappings = cmp.Or(c.MaxMappings, DefaultMaxMappings)
 	return &Network{config: c, tenants: map[string]*hosted{}, region: newHosted()}
+}
+
+// Close lets go of gateway and switch, which stay as they are.
+func (n *Network) Close() error {
+	var errs []error
+	for _, held := range []any{n.config.Gateway, n.config.Switch} {
+		if c, ok := held.(io.Closer); ok {
+			errs = append(errs, c.Close())
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // gateways is each family's next hop inside a container. It is a static neighbour, so nobody asks for it.
@@ -239,12 +249,31 @@ func (n *Network) Check(ctx context.Context, r endpoint.Record) error {
 	return nil
 }
 
-// Drops are those of a switch that the driver does not count.
+// Drops are those of a switch and of a gateway that the driver does not count. Beside an error are those that could be read.
 func (n *Network) Drops(ctx context.Context) (map[reason.Reason]uint64, error) {
-	if s, ok := n.config.Switch.(network.Dropping); ok {
-		return s.Drops(ctx)
+	all := map[reason.Reason]uint64{}
+	var errs []error
+	for _, of := range []any{n.config.Switch, n.config.Gateway} {
+		if d, ok := of.(network.Dropping); ok {
+			dropped, err := d.Drops(ctx)
+			for why, packets := range dropped {
+				all[why] += packets
+			}
+			errs = append(errs, err)
+		}
 	}
-	return nil, nil
+	return all, errors.Join(errs...)
+}
+
+// Switch is the kind of it.
+func (n *Network) Switch() string { return n.config.Kind }
+
+// Lacks is what the switch does.
+func (n *Network) Lacks() []string {
+	if s, ok := n.config.Switch.(Lacking); ok {
+		return s.Lacks()
+	}
+	return nil
 }
 
 // Entries counts what each stage of the switch has.

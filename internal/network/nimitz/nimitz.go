@@ -11,9 +11,6 @@ import (
 // Name is that of the network in attachments.
 const Name = "nimitz"
 
-// Option is what an agent is started with to have the network.
-const Option = "--nimitz ebpf or --nimitz ovs"
-
 // Switch renders the pipeline's entries and moves packets by them.
 type Switch interface {
 	// Plug makes a device a port, and may be repeated.
@@ -27,6 +24,12 @@ type Switch interface {
 	SetMTU(mtu int) error
 	// Entries is what the switch holds, read from it.
 	Entries(ctx context.Context) ([]pipeline.Entry, error)
+}
+
+// Lacking is a switch that gives containers less than another.
+type Lacking interface {
+	// Lacks says what they do without, a line each.
+	Lacks() []string
 }
 
 // Forgetful is a switch that can lose its entries while the agent runs.

@@ -24,11 +24,12 @@ func TestStore(t *testing.T) {
 		"plan": testPlan, "older cluster": testOlderCluster, "nodes": testNodes, "prefixes run out": testPrefixesRunOut, "tenants": testTenants, "apps": testApps,
 		"recall": testRecall, "recall refuses": testRecallRefuses, "recall is whole": testRecallIsWhole, "many in few requests": testManyInFewRequests, "hosting": testHosting, "rotation": testRotation, "recall of ids": testRecallOfIds, "recall of nonsense": testRecallOfNonsense, "two stores": testTwoStores,
 		"watch": testWatch, "sleeper": store.SleeperTest, "compacted": store.CompactedTest,
-		"hosted meanwhile": store.HostedMeanwhileTest, "large change": store.LargeChangeTest,
+		"hosted meanwhile": store.HostedMeanwhileTest, "deleted meanwhile": store.DeletedMeanwhileTest, "large change": store.LargeChangeTest, "others between": store.OthersBetweenTest,
 		"crash": store.CrashTest, "half a deletion": store.HalfDeletionTest,
+		"together": store.TogetherTest, "refused in vain": store.RefusedInVainTest, "another is first": store.OtherFirstTest, "large in company": store.LargeInCompanyTest, "given up": store.GivenUpTest, "panic in company": store.PanicInCompanyTest, "forgotten lease": store.ForgottenLeaseTest,
 		"subnets": testSubnets, "addresses": testAddresses, "rest": testRest, "mappings recalled": testRecallMappings, "pages": testPages, "hardly anything free": testHardlyAnythingFree, "families amid each other": testFamiliesAmidEachOther, "given by two": testGivenByTwo, "the gateway's id": testGatewayID,
 		"regions": testRegions, "many regions": testManyRegions,
-		"services": testServices, "publications": testPublications, "many publications": testManyPublications, "publications recalled": testRecallPublications,
+		"services": testServices, "publications": testPublications, "many publications": testManyPublications, "publications recalled": testRecallPublications, "publications of earlier builds": testEarlierPublications,
 		"sessions": testSessions, "sessions lost": testSessionsLost,
 	}
 	storetest.Each(t, func(t *testing.T, etcd *clientv3.Client) {
@@ -84,7 +85,7 @@ func connect(t *testing.T, s *store.Store, n int) {
 
 func register(t *testing.T, s *store.Store, n int) *pilasterv1.Node {
 	t.Helper()
-	node, err := s.Register(t.Context(), store.Registration{Node: node(n)})
+	node, err := s.Register(t.Context(), store.Registration{Node: node(n), Gateway: true})
 	if err != nil {
 		t.Fatal(err)
 	}

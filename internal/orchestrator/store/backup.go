@@ -17,6 +17,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"pilaster.io/pilaster/internal/durable"
@@ -38,7 +39,7 @@ const (
 	backupFormat  = "pilaster orchestrator backup"
 	backupVersion = 1
 	sumPrefix     = "sha256 "
-	pageSize      = 1000 // records read at a time
+	pageSize      = 100_000 // records read at a time; for each page etcd goes over the names of all that come after it, too
 )
 
 // backupRecord is one key of the store.
@@ -95,38 +96,29 @@ func openDataDir(ctx context.Context, dataDir string, log *slog.Logger) (*client
 func dump(ctx context.Context, client *clientv3.Client) ([]byte, BackupHeader, error) {
 	header := BackupHeader{Format: backupFormat, Version: backupVersion, Made: time.Now().UTC().Truncate(time.Second)}
 	var lines bytes.Buffer
-	next, end := root, clientv3.GetPrefixRangeEnd(root)
-	for more := true; more; {
-		once, cancel := context.WithTimeout(ctx, requestTimeout)
-		resp, err := client.Get(once, next, clientv3.WithRange(end), clientv3.WithLimit(pageSize), clientv3.WithRev(header.Revision))
-		cancel()
+	revision, err := each(ctx, client, func(kv *mvccpb.KeyValue) error {
+		header.Records++
+		if !utf8.Valid(kv.Value) {
+			return fmt.Errorf("the store's %s is not readable", kv.Key)
+		}
+		line, err := json.Marshal(backupRecord{string(kv.Key), string(kv.Value)})
 		if err != nil {
-			return nil, header, fmt.Errorf("the store did not answer; no backup was made: %w", err)
+			return err
 		}
-		if header.Revision == 0 {
-			header.Revision = resp.Header.Revision
+		lines.Write(append(line, '\n'))
+		if string(kv.Key) == keyCluster {
+			var r clusterRecord
+			if err := json.Unmarshal(kv.Value, &r); err != nil {
+				return fmt.Errorf("the store's cluster record is not readable: %w", err)
+			}
+			header.Cluster, header.BasePrefix = r.UUID, r.BasePrefix
 		}
-		for _, kv := range resp.Kvs {
-			next = string(kv.Key) + "\x00"
-			header.Records++
-			if !utf8.Valid(kv.Value) {
-				return nil, header, fmt.Errorf("the store's %s is not readable; no backup was made", kv.Key)
-			}
-			line, err := json.Marshal(backupRecord{string(kv.Key), string(kv.Value)})
-			if err != nil {
-				return nil, header, err
-			}
-			lines.Write(append(line, '\n'))
-			if string(kv.Key) == keyCluster {
-				var r clusterRecord
-				if err := json.Unmarshal(kv.Value, &r); err != nil {
-					return nil, header, fmt.Errorf("the store's cluster record is not readable; no backup was made: %w", err)
-				}
-				header.Cluster, header.BasePrefix = r.UUID, r.BasePrefix
-			}
-		}
-		more = resp.More
+		return nil
+	})
+	if err != nil {
+		return nil, header, fmt.Errorf("no backup was made: %w", err)
 	}
+	header.Revision = revision
 	if header.Cluster == "" {
 		return nil, header, errors.New("the store holds no cluster yet; no backup was made")
 	}
@@ -136,6 +128,30 @@ func dump(ctx context.Context, client *clientv3.Client) ([]byte, BackupHeader, e
 	}
 	text := append(append(first, '\n'), lines.Bytes()...)
 	return fmt.Appendf(text, "%s%x\n", sumPrefix, sha256.Sum256(text)), header, nil
+}
+
+// each reads all records at one revision, page by page: there may be very many.
+func each(ctx context.Context, client *clientv3.Client, take func(*mvccpb.KeyValue) error) (revision int64, err error) {
+	next, end := root, clientv3.GetPrefixRangeEnd(root)
+	for more := true; more; {
+		once, cancel := context.WithTimeout(ctx, requestTimeout)
+		resp, err := client.Get(once, next, clientv3.WithRange(end), clientv3.WithLimit(pageSize), clientv3.WithRev(revision))
+		cancel()
+		if err != nil {
+			return 0, fmt.Errorf("the store did not answer: %w", err)
+		}
+		if revision == 0 {
+			revision = resp.Header.Revision
+		}
+		for _, kv := range resp.Kvs {
+			next = string(kv.Key) + "\x00"
+			if err := take(kv); err != nil {
+				return 0, err
+			}
+		}
+		more = resp.More
+	}
+	return revision, nil
 }
 
 // ReadBackup checks the whole file before it returns anything of it.

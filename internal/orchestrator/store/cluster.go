@@ -62,7 +62,7 @@ func (r clusterRecord) plan() address.Plan {
 // Open finds the cluster in etcd, or makes it. Parts of the plan that are the zero Prefix take what
 // the cluster has, or the default in a new one; others must be what the cluster has.
 func Open(ctx context.Context, etcd *clientv3.Client, wanted address.Plan, log *slog.Logger) (*Store, error) {
-	s := &Store{etcd: etcd, log: log, turn: make(chan struct{}, 1), rewound: make(chan struct{}, 1)}
+	s := &Store{etcd: etcd, log: log, rewound: make(chan struct{}, 1)}
 	var r clusterRecord
 	err := s.change(ctx, func(t *txn) error {
 		value, err := t.get(keyCluster)
@@ -95,6 +95,9 @@ func Open(ctx context.Context, etcd *clientv3.Client, wanted address.Plan, log *
 		}
 	}
 	if s.cluster, err = r.cluster(); err != nil {
+		return nil, err
+	}
+	if err := s.change(ctx, (*txn).adoptIndexes); err != nil {
 		return nil, err
 	}
 	return s, s.grant(ctx)

@@ -2,8 +2,8 @@
 // which ids and keys, which label set is which app. It lives in etcd, embedded or a cluster of its
 // own.
 //
-// Every change is one etcd transaction that compares the mod revision of everything it was
-// decided on, and is decided anew when one of them has changed. So any number of orchestrators
+// Every change is made by one etcd transaction, alone or with others that waited with it, that compares the mod revision of
+// everything it was decided on, and is decided anew when one of them has changed. So any number of orchestrators
 // may work on one etcd, also one that slept past all its deadlines: what it decided on is then no
 // longer so, and its transaction does nothing.
 //
@@ -30,9 +30,9 @@
 //	resting/TENANT/PREFIX    who had it a moment ago; with a lease
 //	edge                     name of the node that is the Edge Switch
 //	regions/NAME             Region: another one, as it exported itself
-//	published/NODE/INDEX     name of the tenant that has the index at the node's gateway
-//	withdrawn/NODE/INDEX     what had it a moment ago; with a lease
 //	sessions/NODE            the node's stream: process of the orchestrator, of the agent, stream; with a lease
 //	deletions                written in each transaction that deletes: a range compare sees what came, not what went
-//	marks/…                  the lowest number never handed out
+//	marks/…                  the lowest number never handed out: of prefixes, tenant ids, a tenant's apps, and with
+//	                         marks/published/NODE the index of a publication at the node's gateway; in marks/overlay/…
+//	                         where to go on in a tenant's CIDR
 package store

@@ -18,6 +18,7 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/embed"
+	"go.etcd.io/etcd/server/v3/etcdserver/api/v3client"
 	"go.uber.org/zap"
 
 	"pilaster.io/pilaster/internal/durable"
@@ -72,8 +73,8 @@ func newClient(endpoints []string, t *tls.Config) (*clientv3.Client, error) {
 	})
 }
 
-// Embedded is an etcd of one member inside this process. It listens on a unix socket in its
-// directory only, for us and for etcdctl.
+// Embedded is an etcd of one member inside this process, which its client calls directly. It listens on a unix socket in its
+// directory only, for etcdctl and for a backup.
 type Embedded struct {
 	Client *clientv3.Client
 	etcd   *embed.Etcd
@@ -137,9 +138,7 @@ func embedWith(ctx context.Context, dir string, quota int64, log *slog.Logger) (
 	case <-ctx.Done():
 		return nil, fmt.Errorf("embedded etcd in %s did not become ready: %w", c.Dir, ctx.Err())
 	}
-	if e.Client, err = newClient([]string{"unix://" + socket}, nil); err != nil {
-		return nil, err
-	}
+	e.Client = v3client.New(e.etcd.Server)
 	return e, e.makeRoom(ctx, log)
 }
 
@@ -161,7 +160,7 @@ func (e *Embedded) makeRoom(ctx context.Context, log *slog.Logger) error {
 		if err != nil && !errors.Is(err, rpctypes.ErrCompacted) {
 			return fmt.Errorf("make room in the embedded etcd: %w", err)
 		}
-		if _, err := e.Client.Defragment(ctx, e.Client.Endpoints()[0]); err != nil {
+		if err := e.etcd.Server.Backend().Defrag(); err != nil {
 			return fmt.Errorf("make room in the embedded etcd: %w", err)
 		}
 		if _, err := e.Client.AlarmDisarm(ctx, (*clientv3.AlarmMember)(alarm)); err != nil {

@@ -96,6 +96,13 @@ func (t *txn) taken(name string, o tenant.Overlay, at, end uint64, limit int64) 
 	}
 	taken, judged = map[netip.Prefix]bool{}, end
 	for i, dir := range []string{dirMappings + name + "/", dirResting + name + "/"} {
+		for _, key := range t.before([]byte(dir), []byte(clientv3.GetPrefixRangeEnd(dir))) { // at once given or resting
+			to, err := parsePrefixName(strings.TrimPrefix(key, dir))
+			if err != nil {
+				return nil, 0, err
+			}
+			taken[to] = true
+		}
 		page, last := resp.Txn().Responses[i].GetResponseRange(), at
 		for _, kv := range page.Kvs {
 			to, err := parsePrefixName(strings.TrimPrefix(string(kv.Key), dir))

@@ -54,7 +54,7 @@ func testHardlyAnythingFree(t *testing.T, etcd *clientv3.Client) {
 	if got := allocate(t, s, 1, "green", "c1/eth0"); got != "10.0.31.254/32" {
 		t.Errorf("the one that was free is %s", got)
 	}
-	if n := count.read.Load() - before; n > 6 { // the tenant, twice; three pages; and one in the turn
+	if n := count.read.Load() - before; n > 6 { // what it is judged by, twice; three pages; and one in the turn
 		t.Errorf("%d pages were read to find it", n)
 	}
 	before = count.read.Load()

@@ -1,6 +1,7 @@
 package store
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 
@@ -10,13 +11,17 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// recall takes in what a node already uses. Where the store has forgotten it, because it was
-// restored from a backup, claims and marks are raised so that it is not handed out again; where the
-// store says otherwise, the node is refused.
-func (s *Store) recall(t *txn, node *pilasterv1.Node, r Registration) error {
-	var keys []string // a node may hold thousands, and mostly all are as it says
+// maxAsked is how long a key may be that is read together with those of others. No name that the store gave makes a longer one.
+const maxAsked = 1024
+
+// heldKeys is what that is judged by: a node may hold thousands, and mostly all are as it says. What it names that cannot be is
+// left to the decision, which concerns this node alone.
+func (r Registration) heldKeys() (keys []string) {
+	defer func() {
+		keys = slices.DeleteFunc(keys, func(key string) bool { return len(key) > maxAsked })
+	}()
 	for _, held := range r.Tenants {
-		keys = append(keys, dirTenants+held.Name)
+		keys = append(keys, keyTenantMark, dirTenants+held.Name)
 		for _, id := range held.Ids {
 			keys = append(keys, tenantIDKey(id.Id))
 		}
@@ -26,19 +31,23 @@ func (s *Store) recall(t *txn, node *pilasterv1.Node, r Registration) error {
 	}
 	for _, held := range r.Mappings {
 		if to, err := netip.ParsePrefix(held.To); err == nil {
-			keys = append(keys, mappingKey(held.Tenant, to), givenKey(held.Tenant, node.Name, held.Key))
+			keys = append(keys, mappingKey(held.Tenant, to), givenKey(held.Tenant, r.Node.Name, held.Key))
 		}
 	}
-	if err := t.fetch(keys); err != nil {
-		return err
-	}
+	return keys
+}
+
+// recall takes in what a node already uses. Where the store has forgotten it, because it was
+// restored from a backup, claims and marks are raised so that it is not handed out again; where the
+// store says otherwise, the node is refused.
+func (s *Store) recall(t *txn, node *pilasterv1.Node, r Registration) error {
 	for _, held := range r.Tenants {
 		if err := t.recallTenant(r.Node, held); err != nil {
 			return err
 		}
-		if err := s.recallPublications(t, node, held.Publications); err != nil {
-			return err
-		}
+	}
+	if err := t.recallPublished(node.Name, r.Published); err != nil {
+		return err
 	}
 	for _, held := range r.Apps {
 		if err := t.recallApp(held); err != nil {
@@ -53,7 +62,7 @@ func (s *Store) recall(t *txn, node *pilasterv1.Node, r Registration) error {
 	return nil
 }
 
-const heldAdvice = "the store was probably restored from a backup or replaced; nothing was changed: restore a newer one, or remove this node's containers of the tenant"
+const heldAdvice = "the store was probably restored from a backup or replaced; nothing more was taken in: restore a newer one, or remove this node's containers of the tenant"
 
 func (t *txn) recallTenant(n pki.Node, held *pilasterv1.Tenant) error {
 	if err := checkTenant(held.Name); err != nil {
@@ -71,10 +80,12 @@ func (t *txn) recallTenant(n pki.Node, held *pilasterv1.Tenant) error {
 	if exists && held.Changes > known.Changes+maxJump {
 		return refuse(Refused, "this node has heard of %d changes of tenant %s, and the cluster's has had %d; %s", held.Changes, held.Name, known.Changes, heldAdvice)
 	}
-	if exists && known.Network == tenant.Nimitz && held.Network == tenant.Netpila {
-		return refuse(Refused, "this node has moved tenant %s to network netpila, and in the cluster it is on nimitz; the store was probably restored from a backup; nothing was changed: restore a newer one, or repeat `pilaster tenant migrate %s --to netpila --addressing %s`", held.Name, held.Name, seenAs(held.Addressing))
+	network := cmp.Or(known.Network, tenant.Netpila)
+	if on, _ := tenant.TraitsOf(network); exists && on.To != "" && held.Network == on.To {
+		return refuse(Refused, "this node has moved tenant %s to network %s, and in the cluster it is on %s; the store was probably restored from a backup; nothing more was taken in: restore a newer one, or repeat `pilaster tenant migrate %s --to %s --addressing %s`",
+			held.Name, on.To, network, held.Name, on.To, seenAs(held.Addressing))
 	}
-	if exists && known.Network != tenant.Nimitz && held.Network == tenant.Netpila && seenAs(held.Addressing) != seenAs(known.Addressing) {
+	if exists && held.Network == network && seenAs(held.Addressing) != seenAs(known.Addressing) {
 		return refuse(Refused, "this node holds tenant %s with %s addresses, and in the cluster they are %s; %s", held.Name, seenAs(held.Addressing), seenAs(known.Addressing), heldAdvice)
 	}
 	mark, err := t.mark(keyTenantMark)
@@ -134,7 +145,7 @@ func (t *txn) spend(n pki.Node, ids uint64) error {
 		return err
 	}
 	if spent+ids > maxRecalled {
-		return refuse(Refused, "node %s says again and again that it holds tenant ids which this cluster does not know, more than a node can have; nothing was changed: see what it runs, and run `pilaster node delete %s`", n.Name, n.Name)
+		return refuse(Refused, "node %s says again and again that it holds tenant ids which this cluster does not know, more than a node can have; nothing more was taken in: see what it runs, and run `pilaster node delete %s`", n.Name, n.Name)
 	}
 	t.setMark(key, spent+ids)
 	return nil

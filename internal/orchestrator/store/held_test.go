@@ -71,7 +71,7 @@ func testRecallIsWhole(t *testing.T, etcd *clientv3.Client) {
 		t.Fatal(err)
 	}
 	stolen := &pilasterv1.Tenant{Name: "red", Ids: []*pilasterv1.TenantId{{Id: 1}}} // blue's
-	refused(t, recall(s, append(tenants, stolen), apps), store.Refused, "id 1 of tenant red", "blue", "nothing was changed")
+	refused(t, recall(s, append(tenants, stolen), apps), store.Refused, "id 1 of tenant red", "blue", "nothing more was taken in")
 	twice := append(apps, &pilasterv1.App{Tenant: "blue", Id: 10, Labels: map[string]string{"app": "other"}})
 	refused(t, recall(s, tenants, twice), store.Refused, "app 10")
 	after, err := etcd.Get(ctx, "/", clientv3.WithPrefix())

@@ -18,25 +18,25 @@ func (s *Store) Hosts(ctx context.Context, n pki.Node, sequence uint64, add []*p
 	if len(add)+len(remove) == 0 {
 		return nil, nil
 	}
-	err = s.change(ctx, func(t *txn) (err error) {
-		overtaken, err = s.hosts(t, n, sequence, add, remove)
-		return err
-	})
-	return overtaken, err
-}
-
-func (s *Store) hosts(t *txn, n pki.Node, sequence uint64, add []*pilasterv1.Hosting, remove []string) (overtaken []string, err error) {
-	if _, err := t.member(n); err != nil {
-		return nil, err
-	}
-	var keys []string
+	keys := nodeKeys(n)
 	for _, said := range add {
 		keys = append(keys, hostingKey(said.Tenant, n.Name), dirTenants+said.Tenant)
 	}
 	for _, tenant := range remove {
 		keys = append(keys, hostingKey(tenant, n.Name), dirTenants+tenant)
 	}
-	if err := t.fetch(keys); err != nil {
+	err = s.changeInTurn(ctx, func(t *txn) (err error) {
+		if err := t.fetch(keys...); err != nil {
+			return err
+		}
+		overtaken, err = s.hosts(t, n, sequence, add, remove)
+		return err
+	}, weight{}, keys...)
+	return overtaken, err
+}
+
+func (s *Store) hosts(t *txn, n pki.Node, sequence uint64, add []*pilasterv1.Hosting, remove []string) (overtaken []string, err error) {
+	if _, err := t.member(n); err != nil {
 		return nil, err
 	}
 	for _, said := range add {

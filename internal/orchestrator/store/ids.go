@@ -27,8 +27,8 @@ func (s *Store) RotateKey(ctx context.Context, name string) (*pilasterv1.Tenant,
 		if err := t.loadTenant(name, found); err != nil {
 			return err
 		}
-		if found.Network == tenant.Nimitz {
-			return refuse(Refused, "tenant %s is on network nimitz, which translates no addresses, so it has no key to rotate; nothing was changed", name)
+		if on, _ := tenant.TraitsOf(found.Network); on.Overlays {
+			return refuse(Refused, "tenant %s is on network %s, which translates no addresses, so it has no key to rotate; nothing was changed", name, found.Network)
 		}
 		if n := len(found.Ids); found.Ids[n-1].OnlyAccepted {
 			return nil

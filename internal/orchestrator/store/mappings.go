@@ -38,12 +38,15 @@ func (s *Store) Allocate(ctx context.Context, n pki.Node, name, key string) (giv
 
 func checkAllocation(name, key string) error {
 	if len(key) > maxKey {
-		return refuse(Invalid, "the key of an endpoint has %d bytes, and may have %d; nothing was changed", len(key), maxKey)
+		return refuse(Invalid, "the key of an endpoint has %d bytes, and may have %d; nothing more was given or taken in", len(key), maxKey)
 	}
 	return checkTenant(name)
 }
 
 func (s *Store) allocate(t *txn, n pki.Node, name, key string, from hints) ([]netip.Prefix, error) {
+	if err := t.fetch(append(nodeKeys(n), dirTenants+name, hostingKey(name, n.Name), givenKey(name, n.Name, key))...); err != nil {
+		return nil, err
+	}
 	record, err := t.member(n)
 	if err != nil {
 		return nil, err
@@ -139,10 +142,8 @@ func (t *txn) member(n pki.Node) (*pilasterv1.Node, error) {
 // overlays are a tenant's; nil where it has none any more, or there is no such tenant. They are not compared at the commit.
 func (t *txn) overlays(name string) ([]tenant.Overlay, error) {
 	key := dirTenants + name
-	if _, known := t.readings[key]; !known {
-		if err := t.fetch([]string{key}); err != nil {
-			return nil, err
-		}
+	if err := t.fetch(key); err != nil {
+		return nil, err
 	}
 	value := t.readings[key].value
 	if value == "" {

@@ -29,7 +29,7 @@ func nimitz(t *testing.T, s *store.Store, name string, cidrs ...string) *pilaste
 		fmt.Sscan(bits, &o.NodeBits)
 		overlays = append(overlays, o)
 	}
-	made, err := s.CreateNimitzTenant(t.Context(), name, overlays)
+	made, err := s.CreateTenantOn(t.Context(), tenant.Nimitz, name, 0, overlays)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -76,10 +76,8 @@ func mapped(t *testing.T, s *store.Store, name string) (all []string) {
 // awake has what rests rest no more.
 func awake(t *testing.T, etcd *clientv3.Client) {
 	t.Helper()
-	for _, dir := range []string{"resting/", "withdrawn/"} {
-		if _, err := etcd.Delete(t.Context(), "/pilaster/1/"+dir, clientv3.WithPrefix()); err != nil {
-			t.Fatal(err)
-		}
+	if _, err := etcd.Delete(t.Context(), "/pilaster/1/resting/", clientv3.WithPrefix()); err != nil {
+		t.Fatal(err)
 	}
 }
 

@@ -1,6 +1,7 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strings"
@@ -18,23 +19,24 @@ func (s *Store) Migrate(ctx context.Context, name, to string, addressing pilaste
 	if err := checkTenant(name); err != nil {
 		return nil, err
 	}
-	if to != tenant.Netpila {
-		return nil, refuse(Invalid, "tenant %s cannot move to network %q; nothing was changed: tenants move from nimitz to netpila", name, to)
-	}
 	switch addressing {
 	case pilasterv1.Addressing_ADDRESSING_UNSPECIFIED, pilasterv1.Addressing_ADDRESSING_ENCRYPTED, pilasterv1.Addressing_ADDRESSING_CLEAR:
 	default:
-		return nil, refuse(Invalid, "addressing %d is none that a tenant of network netpila can have", addressing)
+		return nil, refuse(Invalid, "addressing %d is none that a tenant of network %s can have", addressing, to)
 	}
 	found := new(pilasterv1.Tenant)
 	err := s.change(ctx, func(t *txn) error {
 		if err := t.loadTenant(name, found); err != nil {
 			return err
 		}
-		if found.Network != tenant.Nimitz {
+		network := cmp.Or(found.Network, tenant.Netpila)
+		switch on, _ := tenant.TraitsOf(network); {
+		case on.To == "" && network == to:
 			return hasMoved(found, addressing)
+		case on.To == "" || on.To != to:
+			return refuse(Invalid, "tenant %s is on network %s and cannot move to network %q; nothing was changed: `pilaster tenant migrate --help` says which move where", name, network, to)
 		}
-		found.Network, found.Leaving, found.Addressing = to, tenant.Nimitz, addressing
+		found.Network, found.Leaving, found.Addressing = to, network, addressing
 		if addressing == pilasterv1.Addressing_ADDRESSING_UNSPECIFIED {
 			found.Addressing = pilasterv1.Addressing_ADDRESSING_ENCRYPTED
 		}
@@ -50,9 +52,9 @@ func (s *Store) Migrate(ctx context.Context, name, to string, addressing pilaste
 func hasMoved(t *pilasterv1.Tenant, addressing pilasterv1.Addressing) error {
 	switch {
 	case t.Leaving == "":
-		return refuse(Refused, "tenant %s is on network netpila and leaves none; nothing was changed", t.Name)
+		return refuse(Refused, "tenant %s is on network %s and leaves none; nothing was changed", t.Name, cmp.Or(t.Network, tenant.Netpila))
 	case addressing != pilasterv1.Addressing_ADDRESSING_UNSPECIFIED && addressing != t.Addressing:
-		return refuse(Refused, "tenant %s moves to network netpila with another addressing; nothing was changed, and that stays: `pilaster tenant get %s` shows it", t.Name, t.Name)
+		return refuse(Refused, "tenant %s moves to network %s with another addressing; nothing was changed, and that stays: `pilaster tenant get %s` shows it", t.Name, t.Network, t.Name)
 	}
 	return nil
 }
@@ -68,9 +70,9 @@ func (s *Store) FinishMigration(ctx context.Context, name string, force bool) (*
 		if err := t.loadTenant(name, found); err != nil {
 			return err
 		}
-		switch {
-		case found.Network == tenant.Nimitz:
-			return refuse(Refused, "tenant %s is on network nimitz and does not leave it; nothing was changed: begin with `pilaster tenant migrate %s --to netpila`", name, name)
+		switch on, _ := tenant.TraitsOf(found.Network); {
+		case on.To != "":
+			return refuse(Refused, "tenant %s is on network %s and does not leave it; nothing was changed: begin with `pilaster tenant migrate %s --to %s`", name, found.Network, name, on.To)
 		case found.Leaving == "":
 			return nil
 		}
@@ -91,8 +93,8 @@ func (s *Store) FinishMigration(ctx context.Context, name string, force bool) (*
 			return err
 		}
 		if len(there) > 0 && !force {
-			return refuse(Refused, "region %s reaches tenant %s by network %s, and would send to what is gone; nothing was changed: export this region's tenants there anew without it, `pilaster region import` that region without it, or say --force",
-				there[0].Name, name, found.Leaving)
+			return refuse(Refused, "region %s reaches tenant %s by network %s, and would send to what is gone; nothing was changed: import that region's export with the other tenants alone (`pilaster region import FILE --tenant OTHERS`), or where there are none `pilaster region delete %s`, or say --force",
+				there[0].Name, name, found.Leaving, there[0].Name)
 		}
 		if services, published := len(found.Services), len(found.Publications); services+published > 0 {
 			return refuse(Refused, "tenant %s has %s and %s, which are of network %s; nothing was changed: delete them first (`pilaster service list --tenant %s`, `pilaster publication list --tenant %s`)",

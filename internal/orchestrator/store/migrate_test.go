@@ -143,7 +143,7 @@ func TestFinishMigrationOfOneInTwoRegions(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err := s.FinishMigration(t.Context(), "t1", false)
-	refused(t, err, store.Refused, "region east reaches tenant t1", "nothing was changed", "pilaster region import", "--force")
+	refused(t, err, store.Refused, "region east reaches tenant t1", "nothing was changed", "pilaster region import FILE --tenant OTHERS", "pilaster region delete east", "--force")
 	if moved, err := s.FinishMigration(t.Context(), "t1", true); err != nil || moved.Leaving != "" {
 		t.Errorf("%v, %v", moved, err)
 	}
@@ -162,7 +162,7 @@ func TestMoveThatTheStoreForgot(t *testing.T) {
 	if _, err := s.Migrate(t.Context(), "green", tenant.Netpila, 0); err != nil {
 		t.Fatal(err)
 	}
-	refused(t, is(pilasterv1.Addressing_ADDRESSING_CLEAR), store.Refused, "tenant green with clear addresses", "encrypted", "nothing was changed")
+	refused(t, is(pilasterv1.Addressing_ADDRESSING_CLEAR), store.Refused, "tenant green with clear addresses", "encrypted", "nothing more was taken in")
 	if err := is(pilasterv1.Addressing_ADDRESSING_ENCRYPTED); err != nil {
 		t.Error(err)
 	}

@@ -21,6 +21,7 @@ type Registration struct {
 	Uplinks []netip.Addr // next hops the fabric can use, best first
 	Version string       // of the agent
 	Edge    bool         // an Edge Switch
+	Gateway bool         // it has one
 
 	Instance string // of the agent's machine, until it boots
 
@@ -29,6 +30,8 @@ type Registration struct {
 	Apps    []*pilasterv1.App
 
 	Mappings []*pilasterv1.Mapping // its own
+
+	Published uint32 // highest index of what its gateway publishes; 0 for none
 }
 
 // maxJump is how far above the mark a claimed prefix or tenant id may lie and still raise it. One that lies
@@ -66,9 +69,17 @@ func (s *Store) Readmit(ctx context.Context, n pki.Node, instance string) error 
 	})
 }
 
+// nodeKeys is what a node's calls are judged by.
+func nodeKeys(n pki.Node) []string {
+	return []string{dirDeleted + n.UUID, dirUUIDs + n.UUID, dirNodes + n.Name, dirSessions + n.Name}
+}
+
 // identify finds the record of a node, nil if it is new, or says why it cannot be one.
 func (t *txn) identify(n pki.Node) (*pilasterv1.Node, error) {
 	if err := CheckNode(n.Name, n.UUID); err != nil {
+		return nil, err
+	}
+	if err := t.fetch(nodeKeys(n)...); err != nil {
 		return nil, err
 	}
 	was, err := t.get(dirDeleted + n.UUID)
@@ -99,18 +110,28 @@ func (t *txn) identify(n pki.Node) (*pilasterv1.Node, error) {
 }
 
 // Register makes a node known or finds it again, brings its record up to date, and takes in what it
-// uses; or it is refused and nothing is written. A node that uses much says so in several calls: what it said in those before stays taken in.
+// uses; or it is refused and nothing more is written than by calls before: a node that uses much says so in several.
 func (s *Store) Register(ctx context.Context, r Registration) (*pilasterv1.Node, error) {
 	if r.Prefix.IsValid() && !s.cluster.Plan.ContainsNode(r.Prefix) {
 		return nil, refuse(Invalid, "node prefix %v is not a /64 inside the base prefix %v; nothing was changed", r.Prefix, s.cluster.Plan.Base)
 	}
 	var node *pilasterv1.Node
-	err := s.change(ctx, func(t *txn) (err error) {
+	keys := append(nodeKeys(r.Node), r.heldKeys()...)
+	decide := func(t *txn) (err error) {
+		if err := t.fetch(keys...); err != nil {
+			return err
+		}
 		if node, err = s.register(t, r); err != nil {
 			return err
 		}
 		return s.recall(t, node, r)
-	})
+	}
+	var err error
+	if r.Prefix.IsValid() { // it is back, like many others perhaps
+		err = s.changeInTurn(ctx, decide, weight{}, keys...)
+	} else {
+		err = s.change(ctx, decide)
+	}
 	return node, err
 }
 
@@ -147,10 +168,10 @@ func (s *Store) register(t *txn, r Registration) (*pilasterv1.Node, error) {
 	for _, a := range r.Uplinks {
 		uplinks = append(uplinks, a.String())
 	}
-	if !fresh && node.Version == r.Version && slices.Equal(node.UplinkAddresses, uplinks) {
+	if !fresh && node.Version == r.Version && slices.Equal(node.UplinkAddresses, uplinks) && node.Gateway == r.Gateway {
 		return node, nil
 	}
-	node.Version, node.UplinkAddresses = r.Version, uplinks
+	node.Version, node.UplinkAddresses, node.Gateway = r.Version, uplinks, r.Gateway
 	return node, t.save(dirNodes+node.Name, node)
 }
 
@@ -175,7 +196,7 @@ func (s *Store) takePrefix(t *txn, r Registration) (netip.Prefix, error) {
 	}
 	for n := mark; n < plan.Nodes(); n++ {
 		prefix := plan.Node(n)
-		owner, err := t.get(dirPrefixes + prefix.String())
+		owner, err := s.owner(t, n)
 		if err != nil {
 			return netip.Prefix{}, err
 		}
@@ -186,6 +207,25 @@ func (s *Store) takePrefix(t *txn, r Registration) (netip.Prefix, error) {
 		}
 	}
 	return netip.Prefix{}, refuse(Full, "all %d node prefixes of %v have been handed out, and prefixes are never reused", plan.Nodes(), plan.Base)
+}
+
+// ownersAhead is how many are read at a time: nodes that register together take one prefix after another.
+const ownersAhead = 32
+
+// owner is the UUID of the node that has or had a prefix.
+func (s *Store) owner(t *txn, n uint64) (string, error) {
+	plan := s.cluster.Plan
+	key := func(n uint64) string { return dirPrefixes + plan.Node(n).String() }
+	if _, known := t.readings[key(n)]; !known {
+		var ahead []string
+		for i := n; i < min(n+ownersAhead, plan.Nodes()); i++ {
+			ahead = append(ahead, key(i))
+		}
+		if err := t.fetch(ahead...); err != nil {
+			return "", err
+		}
+	}
+	return t.get(key(n))
 }
 
 // mark reads the lowest number never handed out. 0 never is: a zero in an address always
@@ -235,7 +275,7 @@ func (s *Store) deleteNode(t *txn, name string, force bool) error {
 			tenants = append(tenants, dirTenants+tenant)
 		}
 	}
-	if err := t.fetch(tenants); err != nil {
+	if err := t.fetch(tenants...); err != nil {
 		return err
 	}
 	t.put(dirDeleted+node.Uuid, name)

@@ -2,24 +2,32 @@ package store
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
 	"strconv"
+	"strings"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 	"pilaster.io/pilaster/internal/numeral"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// Services and publications are in their tenant's record. What a publication has beyond it is an index at a gateway: the lowest that no other has there,
-// and none had a moment ago.
+// Services and publications are in their tenant's record. Beyond it there is a mark for each gateway: indexes of publications go upward and are never
+// given again, because a gateway that is away may lead to what it published before.
 
 // CreateService gives something on the underlay an address that the tenant's containers reach it by.
 func (s *Store) CreateService(ctx context.Context, name string, is tenant.Service) (*pilasterv1.Service, error) {
+	if err := checkReal(s.cluster.Plan, is.Real); err != nil {
+		return nil, err
+	}
 	made := &pilasterv1.Service{Name: is.Name, Virtual: is.Virtual.String(), Real: is.Real.String()}
-	err := s.changeNimitz(ctx, name, func(t *txn, found *pilasterv1.Tenant) error {
+	err := s.changeOverlaid(ctx, name, func(t *txn, found *pilasterv1.Tenant) error {
 		switch {
 		case slices.ContainsFunc(found.Services, func(s *pilasterv1.Service) bool { return s.Name == is.Name }):
 			return refuse(Exists, "tenant %s has a service %s already; nothing was changed: delete it first, or choose another name", name, is.Name)
@@ -35,8 +43,26 @@ func (s *Store) CreateService(ctx context.Context, name string, is tenant.Servic
 	return made, nil
 }
 
+// checkReal refuses a new service at an address that nodes have for themselves, whether or not a node, or a publication, has it already. One from
+// before stays: CheckNorthSouth, which nodes ask as well, would keep containers from it that have done nothing.
+func checkReal(plan address.Plan, real netip.Addr) error {
+	if !plan.Base.Contains(real) || address.Split(real).Tenant != 0 {
+		return nil
+	}
+	switch at := address.Split(real); {
+	case at.App == address.GatewayApp:
+		return refuse(Invalid, "real address %v is of a node's gateway, which leads to containers; no gateway leads to another; nothing was changed", real)
+	case real == tenant.NodeAddress(at.Node), real == pipeline.VTEP(at.Node):
+		return refuse(Invalid, "real address %v is a node's own; nothing was changed: give what runs there an address of its own", real)
+	}
+	return nil
+}
+
 // DeleteService ends it.
 func (s *Store) DeleteService(ctx context.Context, name, service string) error {
+	if err := tenant.CheckServiceName(service); err != nil {
+		return refuse(Invalid, "%v; nothing was changed", err)
+	}
 	return s.changeNorthSouth(ctx, name, func(_ *txn, found *pilasterv1.Tenant) error {
 		i := slices.IndexFunc(found.Services, func(s *pilasterv1.Service) bool { return s.Name == service })
 		if i < 0 {
@@ -50,7 +76,7 @@ func (s *Store) DeleteService(ctx context.Context, name, service string) error {
 // CreatePublication gives a tenant's container an address at a node's gateway.
 func (s *Store) CreatePublication(ctx context.Context, name, publication string, container netip.Addr, node string) (*pilasterv1.Publication, error) {
 	var made *pilasterv1.Publication
-	err := s.changeNimitz(ctx, name, func(t *txn, found *pilasterv1.Tenant) error {
+	err := s.changeOverlaid(ctx, name, func(t *txn, found *pilasterv1.Tenant) error {
 		switch {
 		case slices.ContainsFunc(found.Publications, func(p *pilasterv1.Publication) bool { return p.Name == publication }):
 			return refuse(Exists, "tenant %s has a publication %s already; nothing was changed: delete it first, or choose another name", name, publication)
@@ -61,13 +87,12 @@ func (s *Store) CreatePublication(ctx context.Context, name, publication string,
 		if err != nil {
 			return err
 		}
-		i, err := t.freeIndex(node)
+		i, err := t.nextIndex(node)
 		if err != nil {
 			return err
 		}
 		made = &pilasterv1.Publication{Name: publication, Container: container.String(), Node: node, Gateway: gateway.String(), Underlay: tenant.UnderlayAddress(gateway, i).String()}
 		found.Publications = append(found.Publications, made)
-		t.put(publishedKey(node, i), name)
 		return nil
 	})
 	if err != nil {
@@ -76,24 +101,26 @@ func (s *Store) CreatePublication(ctx context.Context, name, publication string,
 	return made, nil
 }
 
-// DeletePublication ends it. Nobody else gets its address for some minutes.
+// DeletePublication ends it. Nobody else gets its address.
 func (s *Store) DeletePublication(ctx context.Context, name, publication string) error {
-	return s.changeNorthSouth(ctx, name, func(t *txn, found *pilasterv1.Tenant) error {
+	if err := tenant.CheckPublicationName(publication); err != nil {
+		return refuse(Invalid, "%v; nothing was changed", err)
+	}
+	return s.changeNorthSouth(ctx, name, func(_ *txn, found *pilasterv1.Tenant) error {
 		i := slices.IndexFunc(found.Publications, func(p *pilasterv1.Publication) bool { return p.Name == publication })
 		if i < 0 {
 			return refuse(NotFound, "tenant %s has no publication %q; `pilaster publication list --tenant %s` shows those it has", name, publication, name)
 		}
-		ended := found.Publications[i]
 		found.Publications = slices.Delete(found.Publications, i, i+1)
-		return s.withdraw(t, ended)
+		return nil
 	})
 }
 
-// changeNimitz has a tenant have more, if that is right.
-func (s *Store) changeNimitz(ctx context.Context, name string, change func(*txn, *pilasterv1.Tenant) error) error {
+// changeOverlaid has a tenant have more, if that is right.
+func (s *Store) changeOverlaid(ctx context.Context, name string, change func(*txn, *pilasterv1.Tenant) error) error {
 	return s.changeNorthSouth(ctx, name, func(t *txn, found *pilasterv1.Tenant) error {
-		if found.Network != tenant.Nimitz {
-			return refuse(Refused, "tenant %s is on network %s, and services and publications are of network nimitz; nothing was changed", name, found.Network)
+		if on, _ := tenant.TraitsOf(found.Network); !on.Overlays {
+			return refuse(Refused, "tenant %s is on network %s, and services and publications are of tenants with addresses of their own; nothing was changed", name, found.Network)
 		}
 		if err := change(t, found); err != nil {
 			return err
@@ -109,7 +136,11 @@ func (s *Store) changeNimitz(ctx context.Context, name string, change func(*txn,
 		if is.Regions, err = cidrsIn(regions, name); err != nil {
 			return err
 		}
-		if err := is.CheckNorthSouth(s.cluster.Plan); err != nil {
+		err = is.CheckNorthSouth(s.cluster.Plan)
+		if _, unfit := errors.AsType[tenant.Unfit](err); unfit {
+			return refuse(Refused, "%v; nothing was changed", err)
+		}
+		if err != nil {
 			return refuse(Invalid, "%v; nothing was changed", err)
 		}
 		return nil
@@ -146,7 +177,7 @@ func (s *Store) changeNorthSouth(ctx context.Context, name string, change func(*
 	})
 }
 
-// gateway is the prefix of a node that is not being deleted.
+// gateway is the prefix of a node that has a gateway and is not being deleted.
 func (t *txn) gateway(node string) (netip.Prefix, error) {
 	at := new(pilasterv1.Node)
 	exists, err := t.load(dirNodes+node, at)
@@ -159,6 +190,8 @@ func (t *txn) gateway(node string) (netip.Prefix, error) {
 		return netip.Prefix{}, err
 	case !exists || deleted != "":
 		return netip.Prefix{}, refuse(NotFound, "there is no node %q; nothing was changed: `pilaster node list` shows those there are", node)
+	case !at.Gateway:
+		return netip.Prefix{}, refuse(Refused, "node %s has no gateway; nothing was changed: start its agent with --nimitz, or see with `pilaster status` there what the gateway lacks, or use another node's", node)
 	}
 	prefix, err := netip.ParsePrefix(at.Prefix)
 	if err != nil {
@@ -167,149 +200,133 @@ func (t *txn) gateway(node string) (netip.Prefix, error) {
 	return prefix, nil
 }
 
-// freeIndex is the lowest at a node's gateway that nothing has and nothing had a moment ago.
-func (t *txn) freeIndex(node string) (address.Index, error) {
-	taken := map[address.Index]bool{}
-	for _, dir := range []string{dirPublished, dirWithdrawn} {
-		names, err := t.names(dir + node + "/")
+// publishing are the tenants with publications at a node's gateway.
+func (t *txn) publishing(node string) (all []*pilasterv1.Tenant, err error) {
+	resp, err := t.list(dirTenants)
+	if err != nil {
+		return nil, err
+	}
+	for _, kv := range resp.Kvs {
+		key, found := string(kv.Key), new(pilasterv1.Tenant)
+		if err := decode(key, kv.Value, found); err != nil {
+			return nil, err
+		}
+		if !slices.ContainsFunc(found.Publications, func(p *pilasterv1.Publication) bool { return p.Node == node }) {
+			continue
+		}
+		if _, known := t.readings[key]; !known {
+			t.readings[key] = readingOf([]*mvccpb.KeyValue{kv})
+		}
+		if _, err := t.get(key); err != nil { // the list would not miss one that is deleted meanwhile
+			return nil, err
+		}
+		all = append(all, found)
+	}
+	return all, nil
+}
+
+// nextIndex is the next at a node's gateway. An orchestrator of an earlier build may have given one that its mark does not know.
+func (t *txn) nextIndex(node string) (address.Index, error) {
+	next, err := t.mark(dirPublishedMarks + node)
+	if err != nil {
+		return 0, err
+	}
+	tenants, err := t.publishing(node)
+	if err != nil {
+		return 0, err
+	}
+	for _, of := range tenants {
+		highest, err := highestIndexes(of)
 		if err != nil {
 			return 0, err
 		}
-		for _, name := range names {
-			i, err := parseIndex(name)
-			if err != nil {
-				return 0, fmt.Errorf("the store's %s%s/%s is not readable: %w", dir, node, name, err)
-			}
-			taken[i] = true
-		}
+		next = max(next, uint64(highest[node])+1)
 	}
-	from, err := t.mark(dirPublishedMarks + node)
-	if err != nil {
-		return 0, err
+	next = max(next, uint64(tenant.FirstPublished))
+	if next > uint64(address.MaxIndex) {
+		return 0, refuse(Full, "all %d addresses for publications at the gateway of node %s have been given, and none is given twice; nothing was changed: use another node's", address.MaxIndex-tenant.FirstPublished+1, node)
 	}
-	for i := max(uint64(tenant.FirstPublished), from); i <= uint64(address.MaxIndex); i++ {
-		if !taken[address.Index(i)] {
-			return address.Index(i), nil
-		}
-	}
-	return 0, refuse(Full, "all addresses for publications at the gateway of node %s are used, or were until a moment ago; nothing was changed: use another node's", node)
+	t.setMark(dirPublishedMarks+node, next+1)
+	return address.Index(next), nil
 }
 
-// withdraw has the address of a publication that ends rest.
-func (s *Store) withdraw(t *txn, p *pilasterv1.Publication) error {
-	i, err := indexOf(p)
+// highestIndexes are those of a tenant's publications at each node.
+func highestIndexes(of *pilasterv1.Tenant) (map[string]address.Index, error) {
+	published, err := tenant.ParsePublications(of.Publications)
 	if err != nil {
-		return err
+		return nil, fmt.Errorf("the store's tenant %s is not readable: %w", of.Name, err)
 	}
-	t.delete(publishedKey(p.Node, i))
-	return s.rest(t, withdrawnKey(p.Node, i), p.Underlay)
+	highest := map[string]address.Index{}
+	for i, p := range published {
+		node, index := of.Publications[i].Node, address.Split(p.Underlay).Index
+		highest[node] = max(highest[node], index)
+	}
+	return highest, nil
 }
 
-func indexOf(p *pilasterv1.Publication) (address.Index, error) {
-	parsed, err := tenant.ParsePublications([]*pilasterv1.Publication{p})
-	if err != nil {
-		return 0, err
-	}
-	i, ok := parsed[0].Index()
-	if !ok {
-		return 0, fmt.Errorf("publication %.80q: %v is none of the gateway's addresses for publications", p.Name, p.Underlay)
-	}
-	return i, nil
-}
-
-// endTogether is how many of a tenant's publications end in one transaction, with two writes each.
-const endTogether = 50
-
-// endSome ends some of what is published of a tenant, and reports whether that is all.
-func (s *Store) endSome(t *txn, found *pilasterv1.Tenant) (all bool, err error) {
-	left := max(len(found.Publications)-endTogether, 0)
-	for _, p := range found.Publications[left:] {
-		if err := s.withdraw(t, p); err != nil {
-			return false, err
-		}
-	}
-	found.Publications = found.Publications[:left]
-	return left == 0, nil
-}
-
-// endPublished ends what a node's gateway publishes, where that is meant. The node's prefix never comes back, so nothing needs to rest.
-func (t *txn) endPublished(node string, meant bool) error {
-	resp, err := t.list(dirPublished + node + "/")
-	if err != nil {
-		return err
-	}
-	if n := len(resp.Kvs); n > 0 && !meant {
-		return refuse(Refused, "the gateway of node %s publishes %s; it was left as it was: delete them first (`pilaster publication list` shows them), or take --force, which ends them",
-			node, numeral.Of(n, "container", "containers"))
-	}
-	tenants := map[string]bool{}
-	var keys []string
-	for _, kv := range resp.Kvs {
-		if name := string(kv.Value); !tenants[name] {
-			tenants[name] = true
-			keys = append(keys, dirTenants+name)
-		}
-	}
-	if err := t.fetch(keys); err != nil {
-		return err
-	}
-	for _, key := range keys {
-		found := new(pilasterv1.Tenant)
-		exists, err := t.load(key, found)
+// adoptIndexes has marks take the place of the keys that earlier builds had, one for each index.
+func (t *txn) adoptIndexes() error {
+	for _, dir := range []string{dirPublished, dirWithdrawn} {
+		names, err := t.names(dir)
 		if err != nil {
 			return err
 		}
-		has := len(found.Publications)
-		found.Publications = slices.DeleteFunc(found.Publications, func(p *pilasterv1.Publication) bool { return p.Node == node })
-		if exists && len(found.Publications) < has {
-			if err := t.saveChanged(found); err != nil {
+		for _, name := range names {
+			node, text, _ := strings.Cut(name, "/")
+			i, err := strconv.ParseUint(text, 10, 32)
+			if err != nil {
+				return fmt.Errorf("the store's %s%s is not readable: %w", dir, name, err)
+			}
+			if err := t.recallPublished(node, uint32(i)); err != nil {
 				return err
 			}
 		}
 	}
-	t.deleteAll(dirPublished + node + "/")
-	t.deleteAll(dirWithdrawn + node + "/")
+	for _, dir := range []string{dirPublished, dirWithdrawn} {
+		if names, err := t.names(dir); err != nil {
+			return err
+		} else if len(names) > 0 {
+			t.deleteAll(dir)
+		}
+	}
+	return nil
+}
+
+// endPublished ends what a node's gateway publishes, where that is meant.
+func (t *txn) endPublished(node string, meant bool) error {
+	tenants, err := t.publishing(node)
+	if err != nil {
+		return err
+	}
+	ended := 0
+	for _, found := range tenants {
+		has := len(found.Publications)
+		found.Publications = slices.DeleteFunc(found.Publications, func(p *pilasterv1.Publication) bool { return p.Node == node })
+		ended += has - len(found.Publications)
+		if err := t.saveChanged(found); err != nil {
+			return err
+		}
+	}
+	if ended > 0 && !meant {
+		return refuse(Refused, "the gateway of node %s publishes %s; it was left as it was: delete them first (`pilaster publication list` shows them), or take --force, which ends them",
+			node, numeral.Of(ended, "container", "containers"))
+	}
 	t.delete(dirPublishedMarks + node)
 	return nil
 }
 
-// recallPublications has addresses rest that a node's gateway has published until now, and that the store knows nothing of.
-func (s *Store) recallPublications(t *txn, node *pilasterv1.Node, held []*pilasterv1.Publication) error {
-	for _, p := range held {
-		if p.Gateway != node.Prefix {
-			continue
-		}
-		i, err := indexOf(p)
-		if err != nil {
-			return refuse(Invalid, "what this node holds cannot be used: %v; nothing was changed", err)
-		}
-		claimed, err := t.get(publishedKey(node.Name, i))
-		if err != nil {
-			return err
-		}
-		rests, err := t.get(withdrawnKey(node.Name, i))
-		if err != nil {
-			return err
-		}
-		if claimed == "" && rests == "" {
-			if err := s.rest(t, withdrawnKey(node.Name, i), p.Underlay); err != nil {
-				return err
-			}
-		}
+// recallPublished passes over what a node's gateway has published, up to an index. Where the store knows of it nothing changes.
+func (t *txn) recallPublished(node string, to uint32) error {
+	if to == 0 {
+		return nil
 	}
+	if to > uint32(address.MaxIndex) {
+		return refuse(Invalid, "this node says that its gateway publishes at index %d, and %d is the last there is", to, address.MaxIndex)
+	}
+	next, err := t.mark(dirPublishedMarks + node)
+	if err != nil || uint64(to) < next {
+		return err
+	}
+	t.setMark(dirPublishedMarks+node, uint64(to)+1)
 	return nil
-}
-
-func publishedKey(node string, i address.Index) string { return indexKey(dirPublished, node, i) }
-func withdrawnKey(node string, i address.Index) string { return indexKey(dirWithdrawn, node, i) }
-func indexKey(dir, node string, i address.Index) string {
-	return fmt.Sprintf("%s%s/%d", dir, node, i)
-}
-
-func parseIndex(text string) (address.Index, error) {
-	i, err := strconv.ParseUint(text, 10, 32)
-	if err != nil || i > uint64(address.MaxIndex) {
-		return 0, fmt.Errorf("%.20q is no index of an address", text)
-	}
-	return address.Index(i), nil
 }

@@ -5,7 +5,6 @@ import (
 	"log/slog"
 	"net/netip"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -70,14 +69,8 @@ func stuff(t *testing.T, etcd *clientv3.Client, is *pilasterv1.Tenant) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	puts := []clientv3.Op{clientv3.OpPut("/pilaster/1/tenants/"+is.Name, string(text))}
-	for _, p := range is.Publications {
-		puts = append(puts, clientv3.OpPut(fmt.Sprintf("/pilaster/1/published/%s/%d", p.Node, address.Split(netip.MustParseAddr(p.Underlay)).Index), is.Name))
-	}
-	for part := range slices.Chunk(puts, 100) {
-		if _, err := etcd.Txn(t.Context()).Then(part...).Commit(); err != nil {
-			t.Fatal(err)
-		}
+	if _, err := etcd.Put(t.Context(), "/pilaster/1/tenants/"+is.Name, string(text)); err != nil {
+		t.Fatal(err)
 	}
 }
 
@@ -100,12 +93,17 @@ func testServices(t *testing.T, etcd *clientv3.Client) {
 	}{
 		{"green", service("storage", "fd09::7", "2001:db8::9"), 0, ""},
 		{"green", service("storage", "fd09::8", "2001:db8::a"), store.Exists, "a service storage already"},
-		{"green", service("db", "fd09::7", "2001:db8::a"), store.Invalid, "storage and db of tenant green both have fd09::7"},
-		{"green", service("db", "fd09::8", "2001:db8::9"), store.Invalid, "both have 2001:db8::9"},
+		{"green", service("db", "fd09::7", "2001:db8::a"), store.Refused, "storage and db of tenant green both have fd09::7"},
+		{"green", service("db", "fd09::8", "2001:db8::9"), store.Refused, "both have 2001:db8::9"},
 		{"green", service("db", "fd12:3456::8", "2001:db8::a"), store.Invalid, "own CIDR"},
 		{"green", service("db", "fd70:696c:6100:1::8", "2001:db8::a"), store.Invalid, "base prefix"},
 		{"green", service("db", "fd09::8", "192.0.2.9"), store.Invalid, "IPv6 alone"},
-		{"lime", service("db", "fd09::8", "2001:db8::a"), store.Invalid, "no IPv6 CIDR"},
+		{"green", service("db", "fd09::8", "fd70:696c:6100:7::1"), store.Invalid, "a node's own; nothing was changed: give what runs there an address of its own"}, // though no node has it yet
+		{"green", service("db", "fd09::8", "fd70:696c:6100:7::2"), store.Invalid, "a node's own"},                                                                  // of its tunnels
+		{"green", service("db", "fd09::8", "fd70:696c:6100:7:0:ff:0:1"), store.Invalid, "of a node's gateway, which leads to containers; no gateway leads to another; nothing was changed"},
+		{"green", service("db", "fd09::8", "fd70:696c:6100:7:0:ff:0:2"), store.Invalid, "which leads to containers"},
+		{"green", service("db", "fd09::8", "fd70:696c:6100:7:0:7ff:0:2"), store.Invalid, "a container's"},
+		{"lime", service("db", "fd09::8", "2001:db8::a"), store.Refused, "no IPv6 CIDR"},
 		{"blue", service("db", "fd09::8", "2001:db8::a"), store.Refused, "on network netpila"},
 		{"red", service("db", "fd09::8", "2001:db8::a"), store.NotFound, `no tenant "red"`},
 		{"Green", service("db", "fd09::8", "2001:db8::a"), store.Invalid, "tenant name"},
@@ -129,8 +127,18 @@ func testServices(t *testing.T, etcd *clientv3.Client) {
 	if is := now(t, s, "green"); len(is.Services) != 1 || is.Services[0].Name != "db" || is.Changes != green.Changes+3 {
 		t.Errorf("then green is %v", is)
 	}
+	// One from before, at an address that no new one gets, stands in nothing's way.
 	is := now(t, s, "green")
-	for i := 2; i < tenant.MaxServices; i++ {
+	is.Services = append(is.Services, &pilasterv1.Service{Name: "before", Virtual: "fd09::9", Real: "fd70:696c:6100:7::1"})
+	stuff(t, etcd, is)
+	if _, err := s.CreateService(ctx, "green", service("storage", "fd09::7", "2001:db8::9")); err != nil {
+		t.Error(err)
+	}
+	if err := s.DeleteService(ctx, "green", "storage"); err != nil {
+		t.Error(err)
+	}
+	is = now(t, s, "green")
+	for i := 2; i < tenant.MaxServices-1; i++ {
 		is.Services = append(is.Services, &pilasterv1.Service{Name: fmt.Sprint("s", i), Virtual: fmt.Sprintf("fd09::1:%x", i), Real: fmt.Sprintf("2001:db8::1:%x", i)})
 	}
 	stuff(t, etcd, is)
@@ -150,8 +158,13 @@ func testPublications(t *testing.T, etcd *clientv3.Client) {
 	}
 	register(t, s, 1)
 	register(t, s, 2)
-	if _, err := s.Register(ctx, store.Registration{Node: node(16), Prefix: netip.MustParsePrefix("fd70:696c:6100:10::/64")}); err != nil {
+	if _, err := s.Register(ctx, store.Registration{Node: node(16), Gateway: true, Prefix: netip.MustParsePrefix("fd70:696c:6100:10::/64")}); err != nil {
 		t.Fatal(err)
+	}
+	for _, gateway := range []bool{true, false} { // it had one
+		if _, err := s.Register(ctx, store.Registration{Node: node(4), Gateway: gateway}); err != nil {
+			t.Fatal(err)
+		}
 	}
 	const at = "fd12:3456::5"
 	for _, c := range []struct {
@@ -162,15 +175,16 @@ func testPublications(t *testing.T, etcd *clientv3.Client) {
 		{"blue", "web", at, "n1", store.Refused, "on network netpila"},
 		{"red", "web", at, "n1", store.NotFound, `no tenant "red"`},
 		{"green", "web", at, "n3", store.NotFound, `no node "n3"`},
+		{"green", "web", at, "n4", store.Refused, "node n4 has no gateway; nothing was changed: start its agent with --nimitz"},
 		{"green", "web", "fd12:3457::5", "n1", store.Invalid, "not in the tenant's CIDR"},
 		{"green", "web", "10.0.0.5", "n1", store.Invalid, "IPv6 alone"},
 		{"green", "-web", at, "n1", store.Invalid, "publication name"},
-		{"green", "web", at, "n16", store.Invalid, "has number 16"},
+		{"green", "web", at, "n16", store.Refused, "has number 16"},
 	} {
 		_, err := s.CreatePublication(ctx, c.tenant, c.name, netip.MustParseAddr(c.container), c.node)
 		refused(t, err, c.reason, c.says)
 	}
-	// The lowest index that is free at the node, whatever the tenant.
+	// The next index at the node, whatever the tenant.
 	for i, c := range []struct {
 		tenant, name string
 		node         int
@@ -183,19 +197,17 @@ func testPublications(t *testing.T, etcd *clientv3.Client) {
 	_, err := s.CreatePublication(ctx, "green", "web", netip.MustParseAddr(at), "n2")
 	refused(t, err, store.Exists, "a publication web already")
 	_, err = s.CreatePublication(ctx, "green", "web2", container("web"), "n1")
-	refused(t, err, store.Invalid, "web and web2 of tenant green are both of container", "another node's gateway", "nothing was changed")
+	refused(t, err, store.Refused, "web and web2 of tenant green are both of container", "another node's gateway", "nothing was changed")
 
-	// One that ends leaves its address to nobody for a while.
+	// One that ends leaves its address to nobody: a gateway that is away may lead to it for as long as it likes.
 	if err := s.DeletePublication(ctx, "lime", "web"); err != nil {
 		t.Fatal(err)
 	}
 	refused(t, s.DeletePublication(ctx, "lime", "web"), store.NotFound, `no publication "web"`, "--tenant lime")
-	if got := publish(t, s, "lime", "web", 1); got != 5 {
-		t.Errorf("while index 3 rests, the next is %d", got)
-	}
-	awake(t, etcd)
-	if got := publish(t, s, "lime", "late", 1); got != 3 {
-		t.Errorf("after its rest, the next is %d", got)
+	for i, name := range []string{"web", "late"} {
+		if got := publish(t, s, "lime", name, 1); got != uint32(5+i) {
+			t.Errorf("after index 4 was given, lime/%s has %d", name, got)
+		}
 	}
 
 	// A node whose gateway publishes is not deleted by the way.
@@ -217,12 +229,16 @@ func testPublications(t *testing.T, etcd *clientv3.Client) {
 		t.Fatal(err)
 	}
 	if got := publish(t, s, "lime", "web", 2); got != 3 {
-		t.Errorf("while index 2 rests, the next is %d", got)
+		t.Errorf("after index 2 was given, the next is %d", got)
 	}
-	awake(t, etcd)
-	if got := publish(t, s, "lime", "api", 2); got != 2 {
-		t.Errorf("after its rest, the next is %d", got)
+	if _, err := etcd.Put(ctx, "/pilaster/1/marks/published/n2", fmt.Sprint(address.MaxIndex)); err != nil {
+		t.Fatal(err)
 	}
+	if got := publish(t, s, "lime", "last", 2); got != uint32(address.MaxIndex) {
+		t.Errorf("the last is %d", got)
+	}
+	_, err = s.CreatePublication(ctx, "lime", "more", netip.MustParseAddr(at), "n2")
+	refused(t, err, store.Full, "all 16777214 addresses", "node n2", "nothing was changed")
 }
 
 // What is too much for one transaction goes too: as many publications as a tenant may have with it, and those of many tenants with a node.
@@ -235,22 +251,18 @@ func testManyPublications(t *testing.T, etcd *clientv3.Client) {
 		is.Publications = append(is.Publications, &pilasterv1.Publication{Name: fmt.Sprint("p", i), Container: fmt.Sprintf("fd12:3456::1:%x", i), Node: "n1", Gateway: one.Prefix, Underlay: underlay(one, i+2)})
 	}
 	stuff(t, etcd, is)
+	if _, err := etcd.Put(ctx, "/pilaster/1/marks/published/n1", fmt.Sprint(tenant.MaxPublications+1)); err != nil {
+		t.Fatal(err)
+	}
 	publish(t, s, "green", "last", 1)
 	_, err := s.CreatePublication(ctx, "green", "more", netip.MustParseAddr("fd12:3456::5"), "n1")
 	refused(t, err, store.Full, "256 publications")
+	before := s.Revision()
 	if err := s.DeleteTenant(ctx, "green"); err != nil {
 		t.Fatal(err)
 	}
-	left := func(dir string) int {
-		t.Helper()
-		resp, err := etcd.Get(ctx, "/pilaster/1/"+dir, clientv3.WithPrefix(), clientv3.WithCountOnly())
-		if err != nil {
-			t.Fatal(err)
-		}
-		return int(resp.Count)
-	}
-	if has, rests := left("published/"), left("withdrawn/"); has != 0 || rests != tenant.MaxPublications {
-		t.Errorf("%d have an index still, and %d rest", has, rests)
+	if changes := s.Revision() - before; changes != 1 {
+		t.Errorf("the tenant went in %d changes, between which it is half there", changes)
 	}
 	const tenants = 140
 	for i := range tenants {
@@ -263,9 +275,6 @@ func testManyPublications(t *testing.T, etcd *clientv3.Client) {
 	if err := s.DeleteNode(ctx, "n1", true); err != nil {
 		t.Fatal(err)
 	}
-	if has, rests := left("published/"), left("withdrawn/"); has != tenants || rests != 0 {
-		t.Errorf("without the node %d have an index, and %d rest", has, rests)
-	}
 	for i := 0; i < tenants; i += 20 {
 		if got := published(now(t, s, fmt.Sprint("t", i))); len(got) != 1 || got[0] != "of-n2" {
 			t.Errorf("tenant %d has %v", i, got)
@@ -273,37 +282,67 @@ func testManyPublications(t *testing.T, etcd *clientv3.Client) {
 	}
 }
 
-// What a node publishes that the store has forgotten is not another's at once.
+// What a node publishes that the store has forgotten is not another's, however much it is.
 func testRecallPublications(t *testing.T, etcd *clientv3.Client) {
 	ctx, s := t.Context(), open(t, etcd, address.Plan{})
 	nimitz(t, s, "green", "fd12:3456::/48")
-	one := register(t, s, 1)
+	register(t, s, 1)
 	publish(t, s, "green", "web", 1)
-	says := func(held ...*pilasterv1.Publication) error { // of tenants that it only carries
-		_, err := s.Register(ctx, store.Registration{Node: node(1), Tenants: []*pilasterv1.Tenant{{Name: "green", Changes: 9, Publications: held}, {Name: "lost", Publications: held[1:]}}})
+	says := func(published uint32) error {
+		_, err := s.Register(ctx, store.Registration{Node: node(1), Gateway: true, Published: published})
 		return err
 	}
-	p := func(i int) *pilasterv1.Publication {
-		return &pilasterv1.Publication{Name: "p", Container: "fd12:3456::5", Gateway: one.Prefix, Underlay: underlay(one, i)}
+	for _, c := range []struct{ says, next uint32 }{{2, 3}, {7, 8}, {0, 9}, {7, 10}} {
+		for range 2 {
+			if err := says(c.says); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got := publish(t, s, "green", fmt.Sprint("p", c.next), 1); got != c.next {
+			t.Errorf("when the node has said %d, the next is %d, want %d", c.says, got, c.next)
+		}
 	}
-	elsewhere := p(5)
-	elsewhere.Gateway = "fd70:696c:6100:7::/64"
-	for range 2 {
-		if err := says(p(2), p(3), elsewhere, p(4)); err != nil {
+	refused(t, says(1<<24), store.Invalid, "16777215 is the last")
+}
+
+// What an orchestrator of an earlier build gave, before this one or beside it, is nobody else's.
+func testEarlierPublications(t *testing.T, etcd *clientv3.Client) {
+	ctx, s := t.Context(), open(t, etcd, address.Plan{})
+	nimitz(t, s, "green", "fd12:3456::/48")
+	nimitz(t, s, "lime", "fd12:3456::/48")
+	one := register(t, s, 1)
+	register(t, s, 2)
+	publish(t, s, "green", "web", 1)
+	is := now(t, s, "green")
+	is.Publications = append(is.Publications, &pilasterv1.Publication{Name: "beside", Container: "fd12:3456::5", Node: "n1", Gateway: one.Prefix, Underlay: underlay(one, 7)})
+	stuff(t, etcd, is)
+	if got := publish(t, s, "lime", "web", 1); got != 8 {
+		t.Errorf("beside index 7 the next is %d", got)
+	}
+	for _, key := range []string{"published/n1/12", "withdrawn/n1/30", "published/n2/4"} {
+		if _, err := etcd.Put(ctx, "/pilaster/1/"+key, "green"); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if is := now(t, s, "green"); len(is.Publications) != 1 || is.Changes <= 9 {
-		t.Errorf("green is %v", is)
+	for range 2 {
+		s = open(t, etcd, address.Plan{})
 	}
-	if got := publish(t, s, "green", "api", 1); got != 5 {
-		t.Errorf("beside what the node has, the next is %d", got)
+	for _, c := range []struct {
+		node int
+		want uint32
+	}{{1, 31}, {2, 5}} {
+		if got := publish(t, s, "lime", "late", c.node); got != c.want {
+			t.Errorf("at n%d the next is %d, want %d", c.node, got, c.want)
+		}
+		if err := s.DeletePublication(ctx, "lime", "late"); err != nil {
+			t.Fatal(err)
+		}
 	}
-	bad := p(3)
-	bad.Underlay = one.Prefix
-	refused(t, says(bad), store.Invalid, "not an address")
-	bad.Underlay = "fd70:696c:6100:1::1"
-	refused(t, says(bad), store.Invalid, "none of the gateway's")
+	for _, dir := range []string{"published/", "withdrawn/"} {
+		if resp, err := etcd.Get(ctx, "/pilaster/1/"+dir, clientv3.WithPrefix()); err != nil || len(resp.Kvs) > 0 {
+			t.Errorf("%s has %v, %v", dir, resp.Kvs, err)
+		}
+	}
 }
 
 // A restored store gives no index that may have been given since the backup, takes no rest for eternal, and its tenants count as newer than
@@ -324,7 +363,12 @@ func TestRestoreLeavesOutPublications(t *testing.T) {
 		t.Fatal(err)
 	}
 	changes := now(t, s, "green").Changes
-	for _, want := range []uint32{104, 204} { // a restored one is restored again
+	for _, node := range []string{"n1", "n2"} { // as an earlier build left it
+		if _, err := e.Client.Delete(t.Context(), "/pilaster/1/marks/published/"+node); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, want := range []uint32{104, 205} { // a restored one is restored again
 		file := filepath.Join(t.TempDir(), "backup")
 		if _, err := store.Backup(t.Context(), dir, file, log); err != nil {
 			t.Fatal(err)

@@ -43,7 +43,7 @@ func testRecallMappings(t *testing.T, etcd *clientv3.Client) {
 		"not the tenant's":       {[]string{"green", "10.1.0.0/24", ""}, store.Refused, "not the tenant's"},
 		"of another length":      {[]string{"green", "10.0.7.0/25", ""}, store.Refused, "not the tenant's"},
 		"a subnet with a key":    {[]string{"green", "10.0.7.0/24", "c1/eth0"}, store.Refused, "not the tenant's"},
-		"after a good one":       {[]string{"green", "10.0.7.0/24", "", "green", "10.0.1.0/24", ""}, store.Refused, "nothing was changed"},
+		"after a good one":       {[]string{"green", "10.0.7.0/24", "", "green", "10.0.1.0/24", ""}, store.Refused, "nothing more was taken in"},
 		"no prefix":              {[]string{"green", "10.0.7", ""}, store.Invalid, "10.0.7"},
 		"no name":                {[]string{"a/b", "10.0.7.0/24", ""}, store.Invalid, "a/b"},
 	} {

@@ -10,6 +10,7 @@ import (
 
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
@@ -17,13 +18,13 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// Another region is one record: its export, with those of its tenants that were chosen. What nodes of this region are told follows from
+// Another region is one record: its export, with those of its tenants that were taken. What nodes of this region are told follows from
 // it, from the node that is the Edge Switch, and from the tenants that are here too.
 
 // maxRegion, in bytes, keeps a record below what etcd takes in a request.
 const maxRegion = 1 << 20
 
-// ImportRegion takes another region in, or what is new of one. Of its tenants it takes those named by only, else those chosen before, and all the
+// ImportRegion takes another region in, or what is new of one. Of its tenants it takes those named by only, else those it took before, and all the
 // first time, or if that is asked for: nobody is joined because the region has more than it had. It is refused whole where anything of it
 // would be mistaken for something else. Own is the name of this region.
 func (s *Store) ImportRegion(ctx context.Context, own string, r *pilasterv1.Region, only []string, all bool) (kept *pilasterv1.Region, err error) {
@@ -35,11 +36,16 @@ func (s *Store) ImportRegion(ctx context.Context, own string, r *pilasterv1.Regi
 	}
 	err = s.change(ctx, func(t *txn) error {
 		before := new(pilasterv1.Region)
-		if _, err := t.load(dirRegions+r.Name, before); err != nil {
+		if found, err := t.load(dirRegions+r.Name, before); err != nil {
 			return err
+		} else if !found {
+			before = nil
 		}
 		if kept, err = chosen(r, before, only, all); err != nil {
 			return err
+		}
+		if len(only) > 0 || all {
+			before = nil
 		}
 		cidrs, err := s.checkRegion(kept)
 		if err != nil {
@@ -50,7 +56,10 @@ func (s *Store) ImportRegion(ctx context.Context, own string, r *pilasterv1.Regi
 		} else if edge == "" {
 			return refuse(Refused, "this region has no Edge Switch, by which its nodes would reach another; nothing was changed: start an agent with --edge, and import then")
 		}
-		if err := t.checkBeside(s.cluster.Plan, kept, cidrs); err != nil {
+		if err := t.checkBeside(s.cluster.Plan, kept, before, cidrs); err != nil {
+			return err
+		}
+		if err := fits(kept); err != nil { // with what it is joined to
 			return err
 		}
 		return t.save(dirRegions+kept.Name, kept)
@@ -61,21 +70,38 @@ func (s *Store) ImportRegion(ctx context.Context, own string, r *pilasterv1.Regi
 	return kept, nil
 }
 
-// chosen is a region with those of its tenants that are wanted of it. One named now has to be there; one named before may be gone.
+// chosen is a region with those of its tenants that are wanted of it: those named, or of a region that was imported before those that it had.
 func chosen(r, before *pilasterv1.Region, only []string, all bool) (*pilasterv1.Region, error) {
 	for _, name := range only {
+		if err := checkTenant(name); err != nil {
+			return nil, err
+		}
 		if !slices.ContainsFunc(r.Tenants, func(t *pilasterv1.Region_Tenant) bool { return t.Name == name }) {
 			return nil, refuse(NotFound, "region %s exports no tenant %q; nothing was changed", r.Name, name)
 		}
 	}
 	kept := proto.CloneOf(r)
-	if kept.Chosen = only; len(only) == 0 && !all {
-		kept.Chosen = before.Chosen
+	if all || len(only) == 0 && before == nil {
+		return kept, nil
 	}
-	if len(kept.Chosen) > 0 {
-		kept.Tenants = slices.DeleteFunc(kept.Tenants, func(t *pilasterv1.Region_Tenant) bool { return !slices.Contains(kept.Chosen, t.Name) })
+	if len(only) == 0 {
+		for _, t := range before.Tenants {
+			only = append(only, t.Name)
+		}
 	}
+	kept.Tenants = slices.DeleteFunc(kept.Tenants, func(t *pilasterv1.Region_Tenant) bool { return !slices.Contains(only, t.Name) })
 	return kept, nil
+}
+
+func fits(r *pilasterv1.Region) error {
+	text, err := protojson.Marshal(r)
+	switch {
+	case err != nil:
+		return refuse(Invalid, "region %s: %v; nothing was changed", r.Name, err)
+	case len(text) > maxRegion:
+		return refuse(Full, "region %s with %d tenants is %d bytes long, and %d are the most; nothing was changed: choose tenants with --tenant", r.Name, len(r.Tenants), len(text), maxRegion)
+	}
+	return nil
 }
 
 // checkRegion refuses what no region can be, or none beside this cluster's plan. It returns the CIDRs, tenant by tenant.
@@ -83,10 +109,8 @@ func (s *Store) checkRegion(r *pilasterv1.Region) (cidrs [][]netip.Prefix, err e
 	invalid := func(format string, args ...any) error {
 		return refuse(Invalid, format+"; nothing was changed", args...)
 	}
-	if text, err := protojson.Marshal(r); err != nil {
-		return nil, invalid("region %s: %v", r.Name, err)
-	} else if len(text) > maxRegion {
-		return nil, refuse(Full, "region %s with %d tenants is %d bytes long, and %d are the most; nothing was changed: choose tenants with --tenant", r.Name, len(r.Tenants), len(text), maxRegion)
+	if err := fits(r); err != nil {
+		return nil, err
 	}
 	base, err := tenant.ParsePrefixes([]string{r.BasePrefix, r.Edge})
 	if err != nil {
@@ -131,8 +155,9 @@ func (s *Store) checkRegion(r *pilasterv1.Region) (cidrs [][]netip.Prefix, err e
 	return cidrs, nil
 }
 
-// checkBeside refuses a region that others, or the tenants here, leave no room for.
-func (t *txn) checkBeside(plan address.Plan, r *pilasterv1.Region, cidrs [][]netip.Prefix) error {
+// checkBeside refuses a region that others, or the tenants here, leave no room for. It notes which tenants here its are joined to; none is that was
+// not at the import before, where that counts.
+func (t *txn) checkBeside(plan address.Plan, r, before *pilasterv1.Region, cidrs [][]netip.Prefix) error {
 	regions, err := t.regions()
 	if err != nil {
 		return err
@@ -151,12 +176,15 @@ func (t *txn) checkBeside(plan address.Plan, r *pilasterv1.Region, cidrs [][]net
 	for _, of := range r.Tenants {
 		keys = append(keys, dirTenants+of.Name)
 	}
-	if err := t.fetch(keys); err != nil {
+	if err := t.fetch(keys...); err != nil {
 		return err
 	}
 	for i, of := range r.Tenants {
 		here := new(pilasterv1.Tenant)
 		if _, err := t.load(dirTenants+of.Name, here); err != nil {
+			return err
+		}
+		if err := joinTo(r.Name, of, here, before); err != nil {
 			return err
 		}
 		is, err := readNorthSouth(here)
@@ -177,6 +205,33 @@ func (t *txn) checkBeside(plan address.Plan, r *pilasterv1.Region, cidrs [][]net
 		}
 	}
 	return nil
+}
+
+// joinTo notes which tenant of this region another's is joined to. Made anew, on either side, it is another tenant, which a name alone does not join.
+func joinTo(region string, of *pilasterv1.Region_Tenant, here *pilasterv1.Tenant, before *pilasterv1.Region) error {
+	of.Joined = here.Created
+	i := slices.IndexFunc(before.GetTenants(), func(was *pilasterv1.Region_Tenant) bool { return was.Name == of.Name })
+	if i < 0 {
+		return nil
+	}
+	was, where := before.Tenants[i], ""
+	switch {
+	case another(was.Created, of.Created):
+		where = "in region " + region
+	case another(was.Joined, here.Created):
+		where = "here"
+	case here.Created == nil:
+		of.Joined = was.Joined
+	}
+	if where != "" {
+		return refuse(Refused, "tenant %s was deleted and made anew %s since region %s was imported, so it may be somebody else's; nothing was changed: name the tenants to join with --tenant, or take --all", of.Name, where, region)
+	}
+	return nil
+}
+
+// another tells whether a tenant of one name that was made at one time is not the one made at another, as far as both are known.
+func another(was, is *timestamppb.Timestamp) bool {
+	return was != nil && is != nil && !was.AsTime().Equal(is.AsTime())
 }
 
 // checkElsewhere refuses CIDRs for a tenant of this region that it has in another.
@@ -262,6 +317,9 @@ func (t *txn) regions() ([]*pilasterv1.Region, error) {
 
 // DeleteRegion forgets another region: nodes send nothing there any more, and take nothing from there.
 func (s *Store) DeleteRegion(ctx context.Context, name string) error {
+	if err := tenant.CheckRegionName(name); err != nil {
+		return refuse(Invalid, "%v; nothing was changed", err)
+	}
 	return s.change(ctx, func(t *txn) error {
 		if value, err := t.get(dirRegions + name); err != nil {
 			return err

@@ -4,8 +4,11 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
@@ -28,7 +31,7 @@ func makeNimitz(t *testing.T, s *store.Store, name, cidr string) error {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = s.CreateNimitzTenant(t.Context(), name, overlays)
+	_, err = s.CreateTenantOn(t.Context(), tenant.Nimitz, name, 0, overlays)
 	return err
 }
 
@@ -115,6 +118,8 @@ func testRegions(t *testing.T, etcd *clientv3.Client) {
 			t.Errorf("of %v, all %v: it took %s, want %s", c.only, c.all, got, c.want)
 		}
 	}
+	testMadeAnew(t, s)
+	testMadeSince(t, s)
 	refused(t, makeNimitz(t, s, "t3", "10.3.0.0/20"), store.Refused, "tenant t3 has 10.3.0.0/20 in this region and 10.3.0.0/16 in region east")
 	if err := makeNimitz(t, s, "t3", "10.4.0.0/16"); err != nil {
 		t.Error(err)
@@ -138,11 +143,11 @@ func testRegions(t *testing.T, etcd *clientv3.Client) {
 	if _, err := s.CreateService(ctx, "t4", service("storage", "fd12:9::7", "2001:db8::9")); err != nil {
 		t.Fatal(err)
 	}
-	refused(t, take(four), store.Refused, "service t4/storage: fd12:9::7 is in the tenant's CIDR fd12:9::/48 in region east", "service delete", "--tenant", "nothing was changed")
+	refused(t, take(four, "t1", "t2", "t3", "t4"), store.Refused, "service t4/storage: fd12:9::7 is in the tenant's CIDR fd12:9::/48 in region east", "service delete", "--tenant", "nothing was changed")
 	if err := s.DeleteService(ctx, "t4", "storage"); err != nil {
 		t.Fatal(err)
 	}
-	if err := take(four); err != nil {
+	if err := take(four, "t1", "t2", "t3", "t4"); err != nil {
 		t.Error(err)
 	}
 	_, err = s.CreateService(ctx, "t4", service("storage", "fd09::7", "fd12:9::9"))
@@ -161,6 +166,77 @@ func testRegions(t *testing.T, etcd *clientv3.Client) {
 	}
 	if n, err := s.Register(ctx, store.Registration{Node: node(3), Edge: true}); err != nil || !n.Edge {
 		t.Errorf("another Edge Switch: %v, %v", n, err)
+	}
+}
+
+// testMadeAnew has tenants that are another since a region was imported, on either side, with t1 and t2 here.
+func testMadeAnew(t *testing.T, s *store.Store) {
+	t.Helper()
+	was, is := timestamppb.New(time.Unix(1, 1)), timestamppb.New(time.Unix(1, 2))
+	take := func(made *timestamppb.Timestamp, only ...string) (*pilasterv1.Region, error) {
+		r := east("10.1.0.0/16", "10.2.0.0/16", "10.3.0.0/16")
+		r.Tenants[0].Created = made
+		return s.ImportRegion(t.Context(), "west", r, only, false)
+	}
+	names := []string{"t1", "t2", "t3"}
+	for i, c := range []struct {
+		made *timestamppb.Timestamp
+		only []string
+		says string
+	}{
+		{was, names, ""}, {was, nil, ""}, {nil, nil, ""}, {was, nil, ""}, // also what an older export does not tell
+		{is, nil, "tenant t1 was deleted and made anew in region east since region east was imported"},
+		{was, nil, ""}, // nothing was changed
+		{is, names, ""}, {is, nil, ""},
+	} {
+		kept, err := take(c.made, c.only...)
+		if c.says != "" {
+			refused(t, err, store.Refused, c.says, "nothing was changed", "--tenant", "--all")
+		} else if err != nil || kept.Tenants[0].Joined == nil || kept.Tenants[2].Joined != nil {
+			t.Errorf("import %d: %v, %v", i, kept, err)
+		}
+	}
+	before := now(t, s, "t1")
+	if err := s.DeleteTenant(t.Context(), "t1"); err != nil {
+		t.Fatal(err)
+	}
+	if kept, err := take(is); err != nil || !proto.Equal(kept.Tenants[0].Joined, before.Created) {
+		t.Errorf("while it is gone: %v, %v", kept, err)
+	}
+	if err := makeNimitz(t, s, "t1", "10.0.0.0/16"); err != nil {
+		t.Fatal(err)
+	}
+	_, err := take(is)
+	refused(t, err, store.Refused, "tenant t1 was deleted and made anew here")
+	if kept, err := take(is, names...); err != nil || proto.Equal(kept.Tenants[0].Joined, before.Created) {
+		t.Errorf("when it is meant: %v, %v", kept, err)
+	}
+	if _, err := s.ImportRegion(t.Context(), "west", east("10.1.0.0/16", "10.2.0.0/16", "10.3.0.0/16"), nil, true); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// testMadeSince: tenants that a region has made since its first import, which took all, are joined to nobody by a refresh, nor are those that
+// went from an export and came back.
+func testMadeSince(t *testing.T, s *store.Store) {
+	t.Helper()
+	cidrs := []string{"10.1.0.0/16", "10.2.0.0/16", "10.3.0.0/16"}
+	for i, c := range []struct {
+		exported int
+		all      bool
+		want     int
+	}{{2, false, 2}, {3, false, 2}, {1, false, 1}, {2, false, 1}, {3, true, 3}, {0, false, 0}, {3, false, 0}, {2, true, 2}, {3, false, 2}} {
+		r := east(cidrs[:c.exported]...)
+		r.Name, r.BasePrefix, r.Edge = "south", "fd70:696c:6400::/40", "fd70:696c:6400:1::/64"
+		for i := range r.Tenants { // whose CIDRs are not in the way of others'
+			r.Tenants[i].Name = fmt.Sprintf("t%d", i+5)
+		}
+		if kept, err := s.ImportRegion(t.Context(), "west", r, nil, c.all); err != nil || len(kept.Tenants) != c.want {
+			t.Errorf("import %d of %d tenants took %v, %v; want %d", i, c.exported, kept, err, c.want)
+		}
+	}
+	if err := s.DeleteRegion(t.Context(), "south"); err != nil {
+		t.Error(err)
 	}
 }
 

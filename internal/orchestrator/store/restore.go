@@ -30,38 +30,51 @@ const DefaultSkip = 1024
 // unfinished is the folder in a data directory in which a restore works. It never counts.
 const unfinished = ".restoring"
 
+// Restored is what a restored cluster believes of regions until somebody says otherwise.
+type Restored struct {
+	BackupHeader
+	Regions []string // the others, as they were
+	Edge    string   // the node that was the Edge Switch; empty for none
+}
+
 // Restore makes the embedded etcd of a new data directory out of a backup.
 //
 // What was handed out after the backup is not in it. So the next skip prefixes, tenant ids, and apps of each
 // tenant are not handed out: a node that has one of them and is away finds it free when it comes back,
 // and Register takes it in. And revisions begin above all there were, so that no node goes on
 // from one that means something else now.
-func Restore(ctx context.Context, file, dataDir string, skip uint64, log *slog.Logger) (BackupHeader, error) {
+func Restore(ctx context.Context, file, dataDir string, skip uint64, log *slog.Logger) (is Restored, err error) {
 	header, records, err := ReadBackup(file)
 	if err != nil {
-		return header, err
+		return is, err
+	}
+	is = Restored{BackupHeader: header, Edge: records[keyEdge]}
+	for _, key := range slices.Sorted(maps.Keys(records)) {
+		if name, ok := strings.CutPrefix(key, dirRegions); ok {
+			is.Regions = append(is.Regions, name)
+		}
 	}
 	if err := skipAhead(records, skip, revisionsFrom(header)); err != nil {
-		return header, fmt.Errorf("%w\n  nothing was changed", err)
+		return is, fmt.Errorf("%w\n  nothing was changed", err)
 	}
 	if err := checkEmpty(dataDir); err != nil {
-		return header, err
+		return is, err
 	}
 	if err := os.MkdirAll(dataDir, 0o700); err != nil {
-		return header, err
+		return is, err
 	}
 	work := filepath.Join(dataDir, unfinished)
 	defer os.RemoveAll(work)
 	if err := os.RemoveAll(work); err != nil { // of one that was interrupted
-		return header, err
+		return is, err
 	}
 	if err := fill(ctx, work, records, log); err != nil {
-		return header, err
+		return is, err
 	}
 	if err := os.Rename(filepath.Join(work, "etcd"), filepath.Join(dataDir, "etcd")); err != nil {
-		return header, err
+		return is, err
 	}
-	return header, durable.SyncDir(dataDir)
+	return is, durable.SyncDir(dataDir)
 }
 
 func checkEmpty(dataDir string) error {
@@ -130,7 +143,7 @@ func skipAhead(records map[string]string, skip uint64, from int64) error {
 		}
 	}
 	for key := range records {
-		if strings.HasPrefix(key, dirSessions) || strings.HasPrefix(key, dirResting) || strings.HasPrefix(key, dirWithdrawn) { // of then, and no lease to end them
+		if strings.HasPrefix(key, dirSessions) || strings.HasPrefix(key, dirResting) { // of then, and no lease to end them
 			delete(records, key)
 		}
 		if tenant, ok := strings.CutPrefix(key, dirTenants); ok {
@@ -183,35 +196,33 @@ func raiseOverlays(records map[string]string, name string, overlays []tenant.Ove
 	return nil
 }
 
-// raisePublished leaves out what comes after all that a node's gateway publishes. One that runs out has the publications it has.
+// raisePublished leaves out what comes next at each node's gateway. One that runs out has the publications it has.
 func raisePublished(records map[string]string, skip uint64) error {
-	next := map[string]uint64{} // by node
-	for key, value := range records {
-		node, mark := strings.CutPrefix(key, dirPublishedMarks)
-		at, published := strings.CutPrefix(key, dirPublished)
-		switch {
-		case mark:
-			n, err := strconv.ParseUint(value, 10, 64)
-			if err != nil {
-				return fmt.Errorf("the backup's %s is not readable: %w", key, err)
-			}
-			next[node] = max(next[node], n)
-		case published:
-			node, text, _ := strings.Cut(at, "/")
-			i, err := parseIndex(text)
-			if err != nil {
-				return fmt.Errorf("the backup's %s is not readable: %w", key, err)
-			}
-			next[node] = max(next[node], uint64(i)+1)
+	next := map[string]address.Index{}
+	for key, text := range records {
+		if node, ok := strings.CutPrefix(key, dirNodes); ok {
+			next[node] = max(next[node], tenant.FirstPublished)
 		}
-	}
-	for key := range records {
-		node, ok := strings.CutPrefix(key, dirNodes)
-		if !ok {
+		if !strings.HasPrefix(key, dirTenants) {
 			continue
 		}
+		found := new(pilasterv1.Tenant)
+		if err := decode(key, []byte(text), found); err != nil {
+			return err
+		}
+		highest, err := highestIndexes(found)
+		if err != nil {
+			return err
+		}
+		for node, i := range highest {
+			next[node] = max(next[node], i+1)
+		}
+	}
+	for node, from := range next {
 		mark := dirPublishedMarks + node
-		records[mark] = strconv.FormatUint(max(uint64(tenant.FirstPublished), next[node]), 10)
+		if was, err := strconv.ParseUint(records[mark], 10, 64); records[mark] == "" || err == nil && was < uint64(from) {
+			records[mark] = strconv.FormatUint(uint64(from), 10)
+		}
 		if err := raise(records, mark, skip, uint64(address.MaxIndex)+1); err != nil && !errors.Is(err, errNoneLeft) {
 			return err
 		}

@@ -97,7 +97,7 @@ func (s Session) Admit(node, instance string) error {
 
 // Connect notes that a registered node has a stream, in place of one that the same machine had before.
 func (s *Store) Connect(ctx context.Context, n pki.Node, to Session) error {
-	return s.change(ctx, func(t *txn) error {
+	return s.changeInTurn(ctx, func(t *txn) error {
 		if _, err := t.member(n); err != nil {
 			return err
 		}
@@ -107,16 +107,16 @@ func (s *Store) Connect(ctx context.Context, n pki.Node, to Session) error {
 		key := dirSessions + n.Name
 		t.write(key, clientv3.OpPut(key, to.String(), clientv3.WithLease(clientv3.LeaseID(s.lease.Load()))))
 		return nil
-	})
+	}, weight{writes: 1, compares: 4}, nodeKeys(n)...)
 }
 
 // Disconnect notes that the stream has ended, unless another one took its place.
 func (s *Store) Disconnect(ctx context.Context, node string, from Session) error {
-	return s.change(ctx, func(t *txn) error {
+	return s.changeInTurn(ctx, func(t *txn) error {
 		if is, err := t.get(dirSessions + node); err != nil || is != from.String() {
 			return err
 		}
 		t.delete(dirSessions + node)
 		return nil
-	})
+	}, weight{writes: 1, compares: 1}, dirSessions+node)
 }

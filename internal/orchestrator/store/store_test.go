@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"testing"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/orchestrator/pki"
+	"pilaster.io/pilaster/internal/tenant"
 )
 
 func TestNames(t *testing.T) {
@@ -115,7 +117,7 @@ func testHostedMeanwhile(t *testing.T, etcd *clientv3.Client) {
 	}
 	tries := 0
 	err = s.change(ctx, func(txn *txn) error {
-		if _, err := s.deleteTenant(txn, "blue"); err != nil {
+		if err := txn.deleteTenant("blue"); err != nil {
 			return err
 		}
 		if tries++; tries == 2 { // the first decision never waits for its turn
@@ -152,6 +154,46 @@ func testHostedMeanwhile(t *testing.T, etcd *clientv3.Client) {
 	}
 	if err := s.DeleteTenant(ctx, "blue"); err != nil {
 		t.Errorf("a node that is gone hosts blue: %v", err)
+	}
+}
+
+// A tenant that is deleted by another orchestrator while the node that publishes it goes stays deleted.
+func testDeletedMeanwhile(t *testing.T, etcd *clientv3.Client) {
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	s, err := Open(ctx, etcd, noPlan, discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, err := Open(ctx, etcd, noPlan, discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := pki.Node{Name: "n1", UUID: "00000000-0000-4000-8000-000000000001"}
+	if _, err := s.Register(ctx, Registration{Node: n, Gateway: true}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.CreateTenantOn(ctx, tenant.Nimitz, "green", 0, []tenant.Overlay{{CIDR: netip.MustParsePrefix("fd12:3456::/48")}}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.CreatePublication(ctx, "green", "web", netip.MustParseAddr("fd12:3456::5"), "n1"); err != nil {
+		t.Fatal(err)
+	}
+	tries := 0
+	err = s.change(ctx, func(txn *txn) error {
+		if err := s.deleteNode(txn, "n1", true); err != nil {
+			return err
+		}
+		if tries++; tries == 2 { // the first decision never waits for its turn
+			return other.DeleteTenant(ctx, "green")
+		}
+		return nil
+	})
+	if err != nil || tries != 3 {
+		t.Errorf("%d tries, %v; want success at the third", tries, err)
+	}
+	if resp, err := etcd.Get(ctx, dirTenants+"green"); err != nil || len(resp.Kvs) > 0 {
+		t.Errorf("green is there again: %v, %v", resp.Kvs, err)
 	}
 }
 
@@ -203,6 +245,39 @@ func testLargeChange(t *testing.T, etcd *clientv3.Client) {
 		if err != nil || tries != 4 || made.Count != maxOps+1 { // once without a turn, once in vain, once for each part
 			t.Errorf("%s: %d tries, %d writes, %v", name, tries, made.Count, err)
 		}
+	}
+}
+
+// A change of many parts keeps nobody waiting until its end.
+func testOthersBetween(t *testing.T, etcd *clientv3.Client) {
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	s, err := Open(ctx, etcd, noPlan, discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const most = 300
+	other, tries, through := make(chan error, 1), 0, false
+	err = s.change(ctx, func(txn *txn) error {
+		if tries++; tries == 2 { // the first decision never waits for its turn
+			go func() { _, err := s.CreateTenant(ctx, "blue", 0); other <- err }()
+		}
+		select {
+		case err := <-other:
+			through = true
+			return err
+		default:
+		}
+		for i := range maxOps + 1 {
+			txn.put(fmt.Sprint(root, "test/", tries%2, "/", i), "x")
+		}
+		if tries == most {
+			return errors.New("it waits for the end")
+		}
+		return nil
+	})
+	if err != nil || !through {
+		t.Errorf("beside a change of %d parts another: %v", tries, err)
 	}
 }
 

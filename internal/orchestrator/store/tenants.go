@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -16,29 +17,42 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// CreateTenant makes a tenant with one id and a random key.
+// CreateTenant makes one on the network that is the default.
 func (s *Store) CreateTenant(ctx context.Context, name string, addressing pilasterv1.Addressing) (*pilasterv1.Tenant, error) {
-	if err := checkTenant(name); err != nil {
-		return nil, err
-	}
-	if addressing == pilasterv1.Addressing_ADDRESSING_UNSPECIFIED {
-		addressing = pilasterv1.Addressing_ADDRESSING_ENCRYPTED
-	}
-	if addressing != pilasterv1.Addressing_ADDRESSING_ENCRYPTED && addressing != pilasterv1.Addressing_ADDRESSING_CLEAR {
-		return nil, refuse(Invalid, "addressing %d is none that a tenant of network netpila can have", addressing)
-	}
-	return s.createTenant(ctx, &pilasterv1.Tenant{Name: name, Network: tenant.Netpila, Addressing: addressing})
+	return s.CreateTenantOn(ctx, tenant.Networks()[0], name, addressing, nil)
 }
 
-// CreateNimitzTenant makes a tenant with addresses of its own. Its id is the VNI.
-func (s *Store) CreateNimitzTenant(ctx context.Context, name string, overlays []tenant.Overlay) (*pilasterv1.Tenant, error) {
+// addressings are what containers may see, as messages have it.
+var addressings = map[tenant.Addressing]pilasterv1.Addressing{
+	tenant.Encrypted: pilasterv1.Addressing_ADDRESSING_ENCRYPTED,
+	tenant.Clear:     pilasterv1.Addressing_ADDRESSING_CLEAR,
+	tenant.Own:       pilasterv1.Addressing_ADDRESSING_OWN,
+}
+
+// CreateTenantOn makes a tenant with one id and a random key, as its network has tenants. Where it has addresses of its own the id is the VNI.
+func (s *Store) CreateTenantOn(ctx context.Context, network, name string, addressing pilasterv1.Addressing, overlays []tenant.Overlay) (*pilasterv1.Tenant, error) {
 	if err := checkTenant(name); err != nil {
 		return nil, err
 	}
-	if err := tenant.CheckOverlays(s.cluster.Plan, overlays); err != nil {
-		return nil, refuse(Invalid, "%v", err)
+	on, known := tenant.TraitsOf(network)
+	if !known {
+		return nil, refuse(Invalid, "there is no network %q; nothing was changed: a tenant is on %s", network, strings.Join(tenant.Networks(), " or "))
 	}
-	made := &pilasterv1.Tenant{Name: name, Network: tenant.Nimitz, Addressing: pilasterv1.Addressing_ADDRESSING_OWN}
+	if addressing == pilasterv1.Addressing_ADDRESSING_UNSPECIFIED {
+		addressing = addressings[on.Addressings[0]]
+	}
+	if !slices.ContainsFunc(on.Addressings, func(a tenant.Addressing) bool { return addressings[a] == addressing }) {
+		return nil, refuse(Invalid, "addressing %d is none that a tenant of network %s can have, which is %v; nothing was changed", addressing, network, on.Addressings)
+	}
+	if !on.Overlays && len(overlays) > 0 {
+		return nil, refuse(Invalid, "tenant %s is on network %s, where addresses follow from the node, and has no CIDRs of its own; nothing was changed", name, network)
+	}
+	if on.Overlays {
+		if err := tenant.CheckOverlays(s.cluster.Plan, overlays); err != nil {
+			return nil, refuse(Invalid, "%v", err)
+		}
+	}
+	made := &pilasterv1.Tenant{Name: name, Network: network, Addressing: addressing}
 	for _, o := range overlays {
 		made.Overlays = append(made.Overlays, &pilasterv1.Overlay{Cidr: o.CIDR.String(), NodeBits: uint32(o.NodeBits)})
 	}
@@ -95,35 +109,19 @@ func (s *Store) DeleteTenant(ctx context.Context, name string) error {
 	if err := checkTenant(name); err != nil {
 		return err
 	}
-	for {
-		gone := false
-		err := s.change(ctx, func(t *txn) (err error) {
-			gone, err = s.deleteTenant(t, name)
-			return err
-		})
-		if err != nil || gone {
-			return err
-		}
-	}
+	return s.change(ctx, func(t *txn) error { return t.deleteTenant(name) })
 }
 
-// deleteTenant has more to do later where more is published than ends in one transaction.
-func (s *Store) deleteTenant(t *txn, name string) (gone bool, err error) {
-	found := new(pilasterv1.Tenant)
-	if err := t.loadTenant(name, found); err != nil {
-		return false, err
+func (t *txn) deleteTenant(name string) error {
+	if err := t.loadTenant(name, new(pilasterv1.Tenant)); err != nil {
+		return err
 	}
 	hosts, err := t.names(dirHosting + name + "/")
 	if err != nil {
-		return false, err
+		return err
 	}
 	if len(hosts) > 0 {
-		return false, refuse(Refused, "tenant %s has containers on %s; it was not deleted: delete them first (and nodes that are gone, with `pilaster node delete`)", name, strings.Join(hosts, ", "))
-	}
-	if all, err := s.endSome(t, found); err != nil {
-		return false, err
-	} else if !all {
-		return false, t.saveChanged(found)
+		return refuse(Refused, "tenant %s has containers on %s; it was not deleted: delete them first (and nodes that are gone, with `pilaster node delete`)", name, strings.Join(hosts, ", "))
 	}
 	t.delete(dirTenants + name)
 	t.deleteAll(dirApps + name + "/")
@@ -132,7 +130,7 @@ func (s *Store) deleteTenant(t *txn, name string) (gone bool, err error) {
 	for _, dir := range []string{dirMappings, dirGiven, dirResting, dirOverlayMarks} {
 		t.deleteAll(dir + name + "/")
 	}
-	return true, nil
+	return nil
 }
 
 // Resolve finds a tenant and the app of a label set, making the app when it is new. From then on the
@@ -147,6 +145,9 @@ func (s *Store) Resolve(ctx context.Context, n pki.Node, sequence uint64, name s
 	}
 	found, app := new(pilasterv1.Tenant), new(pilasterv1.App)
 	err = s.change(ctx, func(t *txn) error {
+		if err := t.fetch(append(nodeKeys(n), dirTenants+name, hostingKey(name, n.Name), dirApps+name+"/"+hash)...); err != nil {
+			return err
+		}
 		if exists, err := t.load(dirTenants+name, found); err != nil {
 			return err
 		} else if !exists {

@@ -112,20 +112,12 @@ func (s *Store) watch(ctx context.Context, revision *int64, apply func(Batch)) e
 	}
 }
 
-func (s *Store) whole(ctx context.Context) (Batch, error) {
-	ctx, cancel := context.WithTimeout(ctx, 6*requestTimeout)
-	defer cancel()
-	resp, err := s.etcd.Get(ctx, root, clientv3.WithPrefix())
-	if err != nil {
-		return Batch{}, err
-	}
-	b := Batch{Revision: resp.Header.Revision, Whole: true}
-	for _, kv := range resp.Kvs {
-		if err := b.add(&clientv3.Event{Type: mvccpb.PUT, Kv: kv}); err != nil {
-			return Batch{}, err
-		}
-	}
-	return b, nil
+func (s *Store) whole(ctx context.Context) (b Batch, err error) {
+	b.Whole = true
+	b.Revision, err = each(ctx, s.etcd, func(kv *mvccpb.KeyValue) error {
+		return b.add(&clientv3.Event{Type: mvccpb.PUT, Kv: kv})
+	})
+	return b, err
 }
 
 // split groups events by the transaction that made them.

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"pilaster.io/pilaster/internal/netns"
+	"pilaster.io/pilaster/internal/network"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
 
@@ -105,6 +106,19 @@ func Try(path string) error {
 
 // Remove takes the gateway at a path away; its devices go with it.
 func Remove(path string) error { return netns.Remove(path) }
+
+// Leftovers is the namespace at a path, or the file that a boot left of it.
+func Leftovers(path string) []network.Leftover {
+	if _, err := os.Lstat(path); err != nil {
+		return nil
+	}
+	kind := "file"
+	if ns, err := netns.Open(path); err == nil {
+		ns.Close()
+		kind = "namespace"
+	}
+	return []network.Leftover{{Kind: kind, Name: filepath.Clean(path), Remove: func() error { return Remove(path) }}}
+}
 
 func (g *Gateway) setUp(ctx context.Context) error {
 	node, err := netlink.NewHandle(unix.NETLINK_ROUTE)

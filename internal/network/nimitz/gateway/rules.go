@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The one table, and its map of what is published.
+// The table that translates, and its map of what is published.
 const (
 	tableName = "pilaster"
 	published = "published"
@@ -40,7 +40,7 @@ func (g *Gateway) Publish(_ context.Context, virtual map[netip.Addr]netip.Addr) 
 	return g.replace(elements)
 }
 
-// keepRules makes the table if it is not there. One that is stays, with what it publishes, until Publish.
+// keepRules makes the tables that are not there. One that is stays, with what it counts, or with what it publishes until Publish.
 func (g *Gateway) keepRules() error {
 	nft, err := g.open()
 	if err != nil {
@@ -49,6 +49,9 @@ func (g *Gateway) keepRules() error {
 	tables, err := nft.ListTablesOfFamily(nftables.TableFamilyIPv6)
 	if err != nil {
 		return fmt.Errorf("list the gateway's tables: %w", err)
+	}
+	if err := g.limit(tables); err != nil {
+		return err
 	}
 	if slices.ContainsFunc(tables, func(t *nftables.Table) bool { return t.Name == tableName }) {
 		return nil
@@ -103,8 +106,8 @@ func (g *Gateway) replace(elements []nftables.SetElement) error {
 	})
 	// A source that the switch did not translate is no container's of this node.
 	add(through, from(overlay), to(underlay), load(source), within(c.Block), valid(), accept)
-	add(through, from(underlay), to(overlay), conntrack(expr.CtKeySTATE, expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), accept)
-	add(through, from(underlay), to(overlay), conntrack(expr.CtKeySTATUS, destinationTranslated), accept)
+	add(through, from(underlay), to(overlay), conntrack(expr.CtKeySTATE, expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED, expr.CmpOpNeq), accept)
+	add(through, from(underlay), to(overlay), conntrack(expr.CtKeySTATUS, destinationTranslated, expr.CmpOpNeq), accept)
 	// The stack itself speaks to nobody.
 	nft.AddChain(&nftables.Chain{
 		Table: table, Name: "here", Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookInput, Priority: nftables.ChainPriorityFilter, Policy: &drop,
@@ -147,14 +150,14 @@ func sourceBecomes(a netip.Addr) []expr.Any {
 
 // valid is what connection tracking knows, or begins to: only that is translated.
 func valid() []expr.Any {
-	return conntrack(expr.CtKeySTATE, expr.CtStateBitNEW|expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED)
+	return conntrack(expr.CtKeySTATE, expr.CtStateBitNEW|expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED, expr.CmpOpNeq)
 }
 
-// conntrack matches any of the bits.
-func conntrack(key expr.CtKey, bits uint32) []expr.Any {
+// conntrack matches what has any of the bits (CmpOpNeq), or none (CmpOpEq).
+func conntrack(key expr.CtKey, bits uint32, op expr.CmpOp) []expr.Any {
 	return []expr.Any{
 		&expr.Ct{Key: key, Register: register},
 		&expr.Bitwise{SourceRegister: register, DestRegister: register, Len: 4, Mask: binaryutil.NativeEndian.PutUint32(bits), Xor: make([]byte, 4)},
-		&expr.Cmp{Op: expr.CmpOpNeq, Register: register, Data: make([]byte, 4)},
+		&expr.Cmp{Op: op, Register: register, Data: make([]byte, 4)},
 	}
 }

@@ -14,8 +14,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"pilaster.io/pilaster/internal/agent"
 	"pilaster.io/pilaster/internal/netns"
+	"pilaster.io/pilaster/internal/network"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 	"pilaster.io/pilaster/internal/openflow"
 	"pilaster.io/pilaster/internal/reason"
@@ -66,6 +66,19 @@ func Open(ctx context.Context, config Config) (*Switch, error) {
 	return s, s.open(ctx)
 }
 
+// Probe tells whether there is an Open vSwitch to open. It changes nothing.
+func Probe(ctx context.Context, runDir string) error {
+	if _, err := ask(ctx, runDir, "version"); err != nil {
+		return fmt.Errorf("open vswitch: %s in %s does not answer: %w", daemonName, runDir, err)
+	}
+	d, err := openDatabase(ctx, runDir)
+	if err != nil {
+		return fmt.Errorf("open vswitch: %w", err)
+	}
+	d.close()
+	return nil
+}
+
 func (s *Switch) open(ctx context.Context) (err error) {
 	if s.opened, err = daemon(s.config.RunDir); err != nil {
 		return fmt.Errorf("open vswitch: %w; is it running with --ovs-run-dir %s?", err, s.config.RunDir)
@@ -95,13 +108,13 @@ func (s *Switch) open(ctx context.Context) (err error) {
 }
 
 // Leftovers is what Open has made on the node that the calling thread is in.
-func Leftovers(runDir string) ([]agent.Leftover, error) {
+func Leftovers(runDir string) ([]network.Leftover, error) {
 	if _, err := netlink.LinkByName(hostSide); errors.As(err, new(netlink.LinkNotFoundError)) {
 		return nil, nil
 	} else if err != nil {
 		return nil, fmt.Errorf("find %s: %w", hostSide, err)
 	}
-	return []agent.Leftover{{Kind: "bridges", Name: bridgeName + " and " + underlayName, Remove: func() error {
+	return []network.Leftover{{Kind: "bridges", Name: bridgeName + " and " + underlayName, Remove: func() error {
 		ns, err := netns.Current()
 		if err != nil {
 			return err
@@ -378,6 +391,14 @@ func (s *Switch) Entries(ctx context.Context) ([]pipeline.Entry, error) {
 		all = append(all, e)
 	}
 	return all, nil
+}
+
+// Lacks implements nimitz.Lacking.
+func (s *Switch) Lacks() []string {
+	return []string{
+		"containers on Open vSwitch are not told of packets out of hops or too long: traceroute does not show their node",
+		"ICMP errors about packets of services and publications are dropped (icmp-quote): a link behind the gateway that is narrower than the uplink is not noticed",
+	}
 }
 
 // Drops counts the packets that were dropped, by reason.

@@ -317,7 +317,10 @@ func (b *bed) tunnelled(t *testing.T, frame []byte, want packettest.Result) []by
 	return udp.Payload[8:]
 }
 
-var _ nimitz.Switch = (*Switch)(nil)
+var (
+	_ nimitz.Switch  = (*Switch)(nil)
+	_ nimitz.Lacking = (*Switch)(nil)
+)
 
 // TestRestarted has Open vSwitch end and come back with nothing but its ports, and the switch works when it was opened and given its entries again.
 func TestRestarted(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"net/netip"
+	"strings"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -57,11 +58,15 @@ func TestPolicy(t *testing.T) {
 		{"in, a stranger", programs.PilPolicyIn, vxlanFrame(with(there, identityByte, 9), here, 0x8800, 0x1234), vxlanFrame(stranger, here, 0x0800, 0), mark, mark},
 		{"in, marked by netfilter too", programs.PilPolicyIn, vxlanFrame(there, here, 0x8800, 0x1234), vxlanFrame(carries(there), here, 0x0800, 0), mark | netfilters, mark | netfilters},
 		{"in, of a process", programs.PilPolicyIn, vxlanFrame(there, here, 0x8800, 0x1234), vxlanFrame(stranger, here, 0x0800, 0), netfilters, netfilters},
+		{"in, of a process that has guessed the mark", programs.PilPolicyIn, vxlanFrame(there, here, 0x8800, 0x1234), vxlanFrame(stranger, here, 0x0800, 0), mark, mark},
 		{"in, no tunnel", programs.PilPolicyIn, other, other, 0, 0},
 		{"in, cut short", programs.PilPolicyIn, short, short, mark, mark},
 	} {
 		var context [192]byte // struct __sk_buff
 		binary.NativeEndian.PutUint32(context[8:], c.came)
+		if !strings.Contains(c.name, "of a process") {
+			binary.NativeEndian.PutUint32(context[36:], 2) // ingress_ifindex
+		}
 		run := &ebpf.RunOptions{Data: c.in, DataOut: make([]byte, len(c.in)+64), Context: context[:], ContextOut: make([]byte, len(context))}
 		verdict, err := c.program.Run(run)
 		must(t, err)

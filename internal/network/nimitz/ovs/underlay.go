@@ -21,7 +21,7 @@ import (
 // the tunnel's address, and takes back what that bridge sends to its device. The device itself carries nothing and stays down: the
 // node's routes lead the VTEP's packets to the bridge by a pair of devices, and those from it are forwarded as any.
 const (
-	underlayName = "pil-vtep" // the bridge and its device
+	underlayName = pipeline.Underlay // the bridge and its device
 	hostSide     = pipeline.NodeSide
 	bridgeSide   = pipeline.SwitchSide // the bridge's port
 	portUnderlay = 1
@@ -96,7 +96,7 @@ func (s *Switch) pair(h *netlink.Handle) error {
 		netns.Retry(func() error { return h.LinkSetUp(host) }),
 		h.AddrReplace(host, &netlink.Addr{IPNet: single(s.hostAddress()), Flags: unix.IFA_F_NODAD}),
 		h.NeighSet(&netlink.Neigh{LinkIndex: host.Attrs().Index, Family: unix.AF_INET6, State: netlink.NUD_PERMANENT, IP: bridgeLink.AsSlice(), HardwareAddr: bridgeMAC}),
-		h.RouteReplace(&netlink.Route{LinkIndex: host.Attrs().Index, Dst: single(vtep), Gw: bridgeLink.AsSlice(), Flags: int(netlink.FLAG_ONLINK)}),
+		netns.PutRoute(h, &netlink.Route{LinkIndex: host.Attrs().Index, Dst: single(vtep), Gw: bridgeLink.AsSlice(), Flags: int(netlink.FLAG_ONLINK)}),
 		s.config.Netns.Do(func() error { return NoOffload(hostSide) }),
 		s.policy(h, host),
 	)

@@ -37,3 +37,16 @@ func TestCases(t *testing.T) {
 		}
 	}
 }
+
+// TestStages: what is counted by stage can be something else than 0.
+func TestStages(t *testing.T) {
+	counts := pipeline.Count(Entries())
+	for _, s := range pipeline.Stages {
+		if counts[s] == 0 {
+			t.Errorf("no kind of entry is of stage %v", s)
+		}
+	}
+	if len(counts) != len(pipeline.Stages) {
+		t.Errorf("entries of %v, and stages are %v", counts, pipeline.Stages)
+	}
+}

@@ -5,7 +5,7 @@ import (
 	"net/netip"
 )
 
-// Stage is one of the pipeline's five, in their order.
+// Stage is one of the pipeline's that have entries, in their order. The fifth, encap, has none: what it does stands in those of forwarding.
 type Stage uint8
 
 const (
@@ -13,14 +13,13 @@ const (
 	Register
 	NAT
 	Forwarding
-	Encap
 )
 
 // Stages is all, in order.
-var Stages = []Stage{Decap, Register, NAT, Forwarding, Encap}
+var Stages = []Stage{Decap, Register, NAT, Forwarding}
 
 func (s Stage) String() string {
-	return [...]string{"none", "decap", "register", "nat", "forwarding", "encap"}[s]
+	return [...]string{"none", "decap", "register", "nat", "forwarding"}[s]
 }
 
 // VNI is a VXLAN network identifier, 24 bits: the tenant's id.

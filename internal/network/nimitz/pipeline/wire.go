@@ -13,10 +13,17 @@ const (
 // 0xc000, the port map of CNI 0x2000, Cilium 0x0f00, Tailscale and Calico 0xff0000, the VPC CNI 0x80.
 const MarkBits = 0xff00107f
 
-// The pair of devices between the node's stack and a switch that ends tunnels outside it.
+// The bridge that a switch which ends tunnels outside the node's stack ends them at, and the pair of devices between it and the stack.
 const (
-	NodeSide   = "pil-vtep0"
-	SwitchSide = "pil-vtep1"
+	Underlay   = "pil-vtep"
+	NodeSide   = Underlay + "0"
+	SwitchSide = Underlay + "1"
+)
+
+// GatewayDevice and UnderlayDevice lead to the node's gateway: from the switch, and from the fabric.
+const (
+	GatewayDevice  = "pilgate0"
+	UnderlayDevice = "pilgate1"
 )
 
 // Device is to be a port, by its name on the node. A container's has another end, in a namespace where it has another name.

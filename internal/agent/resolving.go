@@ -1,0 +1,69 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"connectrpc.com/connect"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/local"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+// resolveTimeout is how long an ADD waits for the orchestrator before it says try again.
+const resolveTimeout = 5 * time.Second
+
+// Resolve implements Resolver by one call.
+func (l *Link) Resolve(ctx context.Context, name string, identity map[string]string) (tenant.Tenant, address.AppID, error) {
+	ctx, cancel := context.WithTimeout(ctx, resolveTimeout)
+	defer cancel()
+	client, err := l.dial(ctx)
+	if err == nil {
+		var resp *connect.Response[pilasterv1.ResolveResponse]
+		resp, err = client.Resolve(ctx, connect.NewRequest(&pilasterv1.ResolveRequest{Tenant: name, Labels: identity, Sequence: l.config.Node.Sequence()}))
+		if err == nil {
+			return resolved(resp.Msg)
+		}
+	}
+	return tenant.Tenant{}, 0, l.unhelpful(err, l.missing(name, identity))
+}
+
+// unhelpful is what an ADD says of an error of the orchestrator, without which it lacks something.
+func (l *Link) unhelpful(err error, lacking string) error {
+	var remote *connect.Error
+	if errors.As(err, &remote) {
+		switch remote.Code() {
+		case connect.CodeNotFound:
+			return refuse(ErrNotFound, "%s", remote.Message())
+		case connect.CodeInvalidArgument:
+			return refuse(ErrInvalid, "%s", remote.Message())
+		case connect.CodeResourceExhausted:
+			return refuse(ErrExhausted, "%s", remote.Message())
+		}
+	}
+	return refuse(ErrUnavailable, "%s, and the orchestrator at %s did not help: %s\n  nothing was changed; try again when it does", lacking, l.config.URL, local.Words(err))
+}
+
+// missing names what this node would have to know.
+func (l *Link) missing(name string, identity map[string]string) string {
+	if _, _, known := l.config.Tenants.get(name); known {
+		return fmt.Sprintf("this node does not know the app of labels %q in tenant %s", tenant.Canonical(identity), name)
+	}
+	return fmt.Sprintf("this node does not know tenant %s", name)
+}
+
+func resolved(r *pilasterv1.ResolveResponse) (tenant.Tenant, address.AppID, error) {
+	t, err := tenantFromProto(r.GetTenant())
+	if err != nil {
+		return t, 0, fmt.Errorf("the orchestrator's answer cannot be used: %w", err)
+	}
+	a, err := appFromProto(r.GetApp())
+	if err != nil {
+		return t, 0, fmt.Errorf("the orchestrator's answer cannot be used: %w", err)
+	}
+	return t, a.ID, nil
+}

@@ -1,0 +1,161 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"path/filepath"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/datapath"
+	"pilaster.io/pilaster/internal/netns"
+	"pilaster.io/pilaster/internal/network"
+	"pilaster.io/pilaster/internal/network/netpila"
+	"pilaster.io/pilaster/internal/network/nimitz"
+	"pilaster.io/pilaster/internal/network/nimitz/gateway"
+	"pilaster.io/pilaster/internal/network/nimitz/ovs"
+	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+// What carries packets of network nimitz.
+const (
+	nimitzNone = "none"
+	nimitzEBPF = "ebpf"
+	nimitzOVS  = "ovs"
+)
+
+var nimitzSwitches = []string{nimitzNone, nimitzEBPF, nimitzOVS} // the default first
+
+// networkFlags are the agent's about its networks.
+type networkFlags struct {
+	nimitz, ovsRunDir, gatewayNetns string
+	looseDeletes                    bool
+	maxMappings                     int
+}
+
+func (n *networkFlags) bind(c *cobra.Command) {
+	bindChoice(c, &n.nimitz, "nimitz", "what carries packets of tenants on network nimitz: none, and the node takes no such tenants; ebpf; or ovs, an Open vSwitch that runs already", nimitzSwitches)
+	bindOVSRunDir(c, &n.ovsRunDir)
+	bindGatewayNetns(c, &n.gatewayNetns)
+	c.Flags().BoolVar(&n.looseDeletes, "loose-deletes", false, "have Open vSwitch search for the entries to delete, as NIMITZ did: slower the more there are")
+	c.Flags().IntVar(&n.maxMappings, "max-mappings", nimitz.DefaultMaxMappings, "subnets and addresses of tenants on network nimitz that this node knows the place of, its own containers included")
+}
+
+// check refuses what does not go together.
+func (n *networkFlags) check(edge bool, device string) error {
+	if device == datapath.Macvlan && n.nimitz != nimitzNone {
+		return usage("--device %s does not go with --nimitz %s: network nimitz sends what containers do by their devices on the node, and behind macvlans they have none; say --device %s or %s",
+			device, n.nimitz, datapath.Veth, datapath.Netkit)
+	}
+	if edge && n.nimitz == nimitzNone {
+		return usage("--edge needs --nimitz %s or %s: it is tenants on that network whose packets go between regions", nimitzEBPF, nimitzOVS)
+	}
+	if n.maxMappings < 1 {
+		return usage("--max-mappings %d: choose 1 or more", n.maxMappings)
+	}
+	return nil
+}
+
+// ready refuses to go on where what is to carry them does not answer.
+func (n *networkFlags) ready(ctx context.Context) error {
+	if n.nimitz != nimitzOVS {
+		return nil
+	}
+	if err := ovs.Probe(ctx, n.ovsRunDir); err != nil {
+		return fmt.Errorf("%w\n  nothing was changed; start Open vSwitch, or correct --ovs-run-dir", err)
+	}
+	return nil
+}
+
+// openers are all networks, over a packet path that is opened before them.
+func (n *networkFlags) openers(ctx context.Context, o *agent.Options, path func() *datapath.Datapath) []network.Opener {
+	other := network.Opener{Name: nimitz.Name, With: fmt.Sprintf("--nimitz %s or --nimitz %s", nimitzEBPF, nimitzOVS)}
+	if n.nimitz != nimitzNone {
+		other.Open = func(on network.Node) (network.Network, error) { return n.openNimitz(ctx, o, path(), on) }
+	}
+	return []network.Opener{
+		{Name: netpila.Name, Open: func(on network.Node) (network.Network, error) {
+			return netpila.New(on.Plan, on.Prefix, on.Indexes, path().Netpila())
+		}},
+		other,
+	}
+}
+
+// openNimitz opens the switch, and then the gateway: a node does without that, its containers reach no services, and nothing is published at it.
+func (n *networkFlags) openNimitz(ctx context.Context, o *agent.Options, path *datapath.Datapath, on network.Node) (network.Network, error) {
+	c := nimitz.Config{Plan: on.Plan, Node: on.Prefix, Indexes: on.Indexes, Cluster: on.Cluster, Kind: n.nimitz, Edge: o.Edge, MaxMappings: n.maxMappings}
+	var err error
+	if n.nimitz == nimitzEBPF {
+		c.Switch, err = path.Nimitz()
+	} else {
+		c.Switch, err = openOVS(ctx, path, ovs.Config{RunDir: n.ovsRunDir, Uplink: o.Uplink, Node: on.Prefix, Region: on.Plan.Base, Others: []netip.Prefix{on.Plan.Base, on.Plan.Private}, LooseDeletes: n.looseDeletes})
+	}
+	if err != nil {
+		return nil, err
+	}
+	if g, err := openGateway(ctx, path, gatewayNetns(n.gatewayNetns, o.RunDir), on); err != nil {
+		c.NoGateway = err
+		o.Log.Warn("this node has no gateway: its containers reach no services, and nothing is published at it", "error", err)
+	} else {
+		c.Gateway = g
+	}
+	return nimitz.New(c), nil
+}
+
+// bindOVSRunDir adds the flag that says where Open vSwitch is.
+func bindOVSRunDir(c *cobra.Command, dir *string) {
+	c.Flags().StringVar(dir, "ovs-run-dir", "/run/openvswitch", "where the sockets of Open vSwitch are")
+	_ = c.MarkFlagDirname("ovs-run-dir")
+}
+
+// openOVS opens the Open vSwitch of the node that this process is on.
+func openOVS(ctx context.Context, path *datapath.Datapath, config ovs.Config) (nimitz.Switch, error) {
+	taps, err := path.Taps()
+	if err != nil {
+		return nil, err
+	}
+	if config.Netns, err = netns.Current(); err != nil {
+		return nil, err
+	}
+	config.Taps, config.Mark = taps, taps.Mark()
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	return ovs.Open(ctx, config)
+}
+
+// bindGatewayNetns adds the flag that says where the gateway of network nimitz is.
+func bindGatewayNetns(c *cobra.Command, path *string) {
+	c.Flags().StringVar(path, "gateway-netns", "", "file of the namespace that the gateway of network nimitz is in; one is made where there is none (default: \"gateway\" in --run-dir)")
+	_ = c.MarkFlagFilename("gateway-netns")
+}
+
+func gatewayNetns(said, runDir string) string { return cmp.Or(said, filepath.Join(runDir, "gateway")) }
+
+// openGateway opens the gateway of the node that this process is on, between the switch and the packet path.
+func openGateway(ctx context.Context, path *datapath.Datapath, netns string, on network.Node) (nimitz.Gateway, error) {
+	block, ok := on.Plan.GatewayBlock(on.Prefix, false)
+	if !ok {
+		return nil, fmt.Errorf("the cluster's gateway prefix of IPv6, %v, has no block of virtual addresses for node %v; it was fixed at the orchestrator's first start: let nodes with lower numbers be gateways", on.Plan.Gateway6, on.Prefix)
+	}
+	mtu, err := path.MTU()
+	if err != nil {
+		return nil, err
+	}
+	g, err := gateway.Open(ctx, gateway.Config{
+		Path: netns, Switch: pipeline.GatewayDevice, Fabric: pipeline.UnderlayDevice, Block: block,
+		Virtual: nimitz.GatewayAddress(block), Own: tenant.UnderlayAddress(on.Prefix, 1), MTU: mtu,
+	})
+	if err != nil {
+		return nil, err
+	}
+	if err := path.PlugUnderlay(pipeline.UnderlayDevice); err != nil {
+		return nil, errors.Join(err, g.Close())
+	}
+	return g, nil
+}

@@ -1,0 +1,71 @@
+package cli
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"pilaster.io/pilaster/internal/sim"
+)
+
+func scenario(t *testing.T, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "small.yaml")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestSimRun(t *testing.T) {
+	t.Parallel()
+	dir, err := os.MkdirTemp("", "sim")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	profile := filepath.Join(t.TempDir(), "profile")
+	file := scenario(t, "{nodes: 5, containersPerNode: 2, events: [{do: grow, by: 2}]}")
+	code, out, errs := run(t, "\n", "sim", "run", file, "-o", "json", "--data-dir", dir, "--profile", profile, "--step")
+	var r sim.Result
+	if err := json.Unmarshal([]byte(out), &r); err != nil || code != ExitDone {
+		t.Fatalf("exit %d, %v, stderr %s", code, err, errs)
+	}
+	if len(r.Stages) != 2 || r.Stages[1].Nodes != 7 || r.Stages[1].Containers != 14 || r.Scenario.Name != "small" || len(r.Real) == 0 || len(r.NotReal) == 0 {
+		t.Errorf("the result is %s", out)
+	}
+	if !strings.Contains(errs, "next is: grow 2; press Enter") {
+		t.Errorf("with --step it says %q", errs)
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+		t.Errorf("it leaves %v, %v", left, err)
+	}
+	for _, name := range []string{"cpu.pprof", "heap.pprof"} {
+		if about, err := os.Stat(filepath.Join(profile, name)); err != nil || about.Size() == 0 {
+			t.Errorf("profile %s: %v", name, err)
+		}
+	}
+}
+
+func TestSimMistakes(t *testing.T) {
+	t.Parallel()
+	small := scenario(t, "{nodes: 2, containersPerNode: 1, limits: {messages: 3}}")
+	for _, c := range []struct {
+		line      string
+		code      int
+		out, errs string
+	}{
+		{"sim run", ExitUsage, "", "usage: pilaster sim run FILE"},
+		{"sim run /nonexistent.yaml", ExitUsage, "", "read the scenario: open /nonexistent.yaml: no such file or directory; nothing was simulated"},
+		{"sim run " + scenario(t, "nodes: 0"), ExitUsage, "", "small.yaml:1: nodes 0: say 1 to 1000000; nothing was simulated"},
+		{"sim run " + small + " --data-dir /nonexistent", ExitUsage, "", "--data-dir: "},
+		{"sim run " + small, ExitFailed, "exceeded: 18 messages, and 3 are the limit", ""},
+	} {
+		code, out, errs := run(t, "", strings.Fields(c.line)...)
+		if code != c.code || !strings.Contains(out, c.out) || !strings.Contains(errs, c.errs) {
+			t.Errorf("pilaster %s: exit %d, stdout %q, stderr %q", c.line, code, out, errs)
+		}
+	}
+}

@@ -1,0 +1,45 @@
+package netns_test
+
+import (
+	"net"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/netns"
+)
+
+// PutRoute writes a route where there is none or another one, and nothing where it is there.
+func TestPutRoute(t *testing.T) {
+	ns := create(t, "ns")
+	h, err := ns.Netlink()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.Close()
+	changes, done := make(chan netlink.RouteUpdate, 100), make(chan struct{})
+	defer close(done)
+	if err := ns.Do(func() error { return netlink.RouteSubscribe(changes, done) }); err != nil {
+		t.Fatal(err)
+	}
+	_, guarded, _ := net.ParseCIDR("fc00::/8")
+	_, led, _ := net.ParseCIDR("2001:db8::/64")
+	guard := netlink.Route{Dst: guarded, Type: unix.RTN_UNREACHABLE, Protocol: unix.RTPROT_STATIC, Priority: 4096}
+	plain := netlink.Route{Dst: led, LinkIndex: 1}
+	narrow := plain
+	narrow.MTU = 1280
+	for _, r := range []netlink.Route{guard, guard, plain, plain, narrow, narrow, plain} {
+		if err := netns.PutRoute(h, &r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, want := range []netlink.Route{guard, plain, narrow, plain} {
+		if got := <-changes; got.Dst.String() != want.Dst.String() || got.MTU != want.MTU {
+			t.Errorf("wrote %v, want %v", got.Route, want)
+		}
+	}
+	if len(changes) > 0 {
+		t.Errorf("wrote %v too", (<-changes).Route)
+	}
+}

@@ -1,0 +1,95 @@
+package gateway
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/reason"
+)
+
+// MostConnections is how many a container may have to services at once: all share the gateway's table of connections and, to each service, its ports.
+const MostConnections = 4096
+
+// The table of limits is one of its own, which stays when the rules are replaced: what it has counted would go with it. Its number is another one
+// whenever the rule or the limit is: it takes the place of those of other builds.
+const (
+	limits      = "pilaster-limits"
+	limitsName  = limits + "-1"
+	connections = "connections"
+	refused     = "refused"
+)
+
+const (
+	confirmed     = 1 << 3 // IPS_CONFIRMED
+	invert        = 1      // NFT_CONNLIMIT_F_INV
+	counterObject = 1      // NFT_OBJECT_COUNTER
+	mostSources   = 1 << 16
+)
+
+// limit refuses a virtual address more connections, in one transaction with the end of other builds' limits. It comes behind the rules that say who may
+// have any.
+func (g *Gateway) limit(there []*nftables.Table) error {
+	nft, err := g.open()
+	if err != nil {
+		return err
+	}
+	limited := false
+	for _, t := range there {
+		if t.Name == limitsName {
+			limited = true
+		} else if strings.HasPrefix(t.Name, limits) {
+			nft.DelTable(t)
+		}
+	}
+	if !limited {
+		if err := addLimit(nft); err != nil {
+			return fmt.Errorf("make a set of connections by source: %w", err)
+		}
+	}
+	if err := nft.Flush(); err != nil {
+		return fmt.Errorf("limit the gateway's connections by source: %w; the kernel needs nftables that count connections (CONFIG_NFT_CONNLIMIT)", err)
+	}
+	return nil
+}
+
+func addLimit(nft *nftables.Conn) error {
+	table := nft.AddTable(&nftables.Table{Family: nftables.TableFamilyIPv6, Name: limitsName})
+	nft.AddObj(&nftables.CounterObj{Table: table, Name: refused})
+	sources := &nftables.Set{Table: table, Name: connections, KeyType: nftables.TypeIP6Addr, Dynamic: true, Size: mostSources}
+	if err := nft.AddSet(sources, nil); err != nil {
+		return err
+	}
+	behind := *nftables.ChainPriorityFilter + 10
+	chain := nft.AddChain(&nftables.Chain{Table: table, Name: "through", Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookForward, Priority: &behind})
+	// A connection's first packet alone is not confirmed yet. New is every one of a flow that nobody answers.
+	rule := append(from(overlay), conntrack(expr.CtKeySTATUS, confirmed, expr.CmpOpEq)...)
+	nft.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: append(append(rule, load(source)...),
+		&expr.Dynset{SrcRegKey: register, SetName: sources.Name, SetID: sources.ID, Operation: unix.NFT_DYNSET_OP_ADD,
+			Exprs: []expr.Any{&expr.Connlimit{Count: MostConnections, Flags: invert}}},
+		&expr.Objref{Type: counterObject, Name: refused},
+		&expr.Verdict{Kind: expr.VerdictDrop},
+	)})
+	return nil
+}
+
+// Drops counts what was refused since the limits were made.
+func (g *Gateway) Drops(context.Context) (map[reason.Reason]uint64, error) {
+	nft, err := g.open()
+	if err != nil {
+		return nil, err
+	}
+	got, err := nft.GetObject(&nftables.CounterObj{Table: &nftables.Table{Family: nftables.TableFamilyIPv6, Name: limitsName}, Name: refused})
+	if err != nil {
+		return nil, fmt.Errorf("read what the gateway has refused: %w; restart the agent, which sets its rules right", err)
+	}
+	count, ok := got.(*nftables.CounterObj)
+	if !ok {
+		return nil, fmt.Errorf("read what the gateway has refused: %T is no counter", got)
+	}
+	return map[reason.Reason]uint64{reason.ConnectionLimit: count.Packets}, nil
+}

@@ -1,0 +1,297 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"runtime/debug"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+)
+
+// Changes of one process wait for each other instead of undoing each other's transactions. Each transaction costs a round of the
+// cluster and a write to its disks, so all changes that wait meanwhile are decided together, one after another, and are made by one:
+// each sees what those before it wrote. What it would be by itself, it is: a refused one leaves nothing behind, and one that etcd
+// does not take spoils no other.
+
+// changes are those that wait.
+type changes struct {
+	mu      sync.Mutex
+	waiting []*request
+	going   bool // makeAll runs
+}
+
+// request is a change that waits for its turn.
+type request struct {
+	ctx    context.Context
+	decide func(*txn) error
+	reads  []string // at first
+	weight weight   // at first
+	answer chan error
+
+	taken bool // it is being decided and made; of the lock of changes
+}
+
+// change runs decide, perhaps several times, and commits what it wrote; when it fails, nothing is
+// written. What decide finds may be kept even when it writes nothing: all its reads are of one
+// revision. What is too large for a transaction is made in several, in the order it was written and
+// each decided anew: the first was decided on the whole, and the later ones leave out what is there. So
+// the order must be one that may end anywhere, to be gone on with when the change is asked for again.
+// Decide may run in another goroutine, but not when change has returned.
+func (s *Store) change(ctx context.Context, decide func(*txn) error) error {
+	t, watched := newTxn(ctx, s.etcd), s.watched.Load()
+	err := decide(t)
+	if t.revision != 0 && t.revision < watched { // reads are linearised: it cannot be a member that lags
+		select {
+		case s.rewound <- struct{}{}:
+		default:
+		}
+	}
+	if !errors.Is(err, rpctypes.ErrCompacted) && (err != nil || len(t.writes) == 0) {
+		return err // most calls find everything as it should be, and need not wait for a turn
+	}
+	return s.make(&request{ctx: ctx, decide: decide, reads: slices.Collect(maps.Keys(t.readings)), weight: t.weight()})
+}
+
+// changeInTurn is change without the first decision, where it is judged by few keys. It is for what many nodes ask at once and mostly has
+// to be written, or is found as it should be: reading for all that wait costs less than for each, and who waits longest is served
+// first. It takes what is written at most, and what is read.
+func (s *Store) changeInTurn(ctx context.Context, decide func(*txn) error, w weight, reads ...string) error {
+	if len(reads) > maxOps {
+		return s.change(ctx, decide)
+	}
+	return s.make(&request{ctx: ctx, decide: decide, reads: reads, weight: w})
+}
+
+// make has a change made in its turn.
+func (s *Store) make(r *request) error {
+	r.answer = make(chan error, 1)
+	s.enter(r)
+	select {
+	case err := <-r.answer:
+		return err
+	case <-r.ctx.Done():
+		if s.changes.has(r) {
+			return unavailable(r.ctx.Err()) // and when it is taken it is not decided
+		}
+		return <-r.answer
+	}
+}
+
+func (s *Store) enter(r *request) {
+	q := &s.changes
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.waiting = append(q.waiting, r)
+	if !q.going {
+		q.going = true
+		go s.makeAll() // whoever waits waits for it
+	}
+}
+
+// has tells whether a change still waits.
+func (q *changes) has(r *request) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return !r.taken
+}
+
+// makeAll makes changes until none waits.
+func (s *Store) makeAll() {
+	for {
+		some := s.changes.take()
+		if some == nil {
+			return
+		}
+		s.changes.giveBack(s.makeSome(some))
+	}
+}
+
+// take takes as many as probably fit into one transaction.
+func (q *changes) take() (some []*request) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	var all weight
+	for ; len(q.waiting) > 0; q.waiting = q.waiting[1:] {
+		r := q.waiting[0]
+		if all = all.and(r.weight); len(some) > 0 && !all.fits() || len(some) == maxOps {
+			break
+		}
+		r.taken = true
+		some = append(some, r)
+	}
+	q.going = some != nil
+	return some
+}
+
+// giveBack has some be the next.
+func (q *changes) giveBack(some []*request) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for _, r := range some {
+		r.taken = false
+	}
+	q.waiting = slices.Insert(q.waiting, 0, some...)
+}
+
+// goLast has a change of many parts go on when those that wait have had their turn.
+func (q *changes) goLast(some []*request) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for _, r := range some {
+		r.taken = false
+	}
+	q.waiting = append(q.waiting, some...)
+}
+
+// makeSome decides changes and makes them, and returns those that have to be decided in another transaction.
+func (s *Store) makeSome(some []*request) (later []*request) {
+	ctx, done := whileAnyWaits(some)
+	defer done()
+	for len(some) > 0 {
+		g := newTxn(ctx, s.etcd)
+		d := s.decideAll(g, some)
+		later = slices.Concat(d.later, later)
+		some = d.anew
+		if len(g.writes) == 0 {
+			continue
+		}
+		made, err := g.commit(ctx)
+		switch {
+		case errors.Is(err, rpctypes.ErrLeaseNotFound) && len(d.decided) > 1:
+			// Nothing was changed, because of one of them.
+			for _, one := range d.decided {
+				s.makeSome([]*request{one.request})
+			}
+		case err != nil:
+			s.resting.Store(nil) // perhaps etcd knows it no more
+			for _, one := range d.decided {
+				one.answer <- unavailable(err)
+			}
+		case made == 0:
+			s.conflicts.Add(1)
+			some = d.requests()
+		default:
+			s.committed.Store(g.revision)
+			if made < len(g.writes) { // then it was alone
+				s.changes.goLast(d.requests())
+				return later
+			}
+			for _, one := range d.decided {
+				one.answer <- one.outcome
+			}
+		}
+	}
+	return later
+}
+
+// whileAnyWaits ends with the last of their contexts.
+func whileAnyWaits(some []*request) (ctx context.Context, done func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var left atomic.Int64
+	left.Store(int64(len(some)))
+	var stops []func() bool
+	for _, r := range some {
+		stops = append(stops, context.AfterFunc(r.ctx, func() {
+			if left.Add(-1) == 0 {
+				cancel()
+			}
+		}))
+	}
+	return ctx, func() {
+		for _, stop := range stops {
+			stop()
+		}
+		cancel()
+	}
+}
+
+// decisions are what became of changes before the commit; who is in none of them was answered.
+type decisions struct {
+	decided []decided  // by the commit
+	anew    []*request // to be decided again at once
+	later   []*request // after the commit
+}
+
+// decided is a change whose writes are to be made, or that was refused because of what those before it wrote.
+type decided struct {
+	*request
+	outcome error
+}
+
+func (d decisions) requests() (all []*request) {
+	for _, one := range d.decided {
+		all = append(all, one.request)
+	}
+	return all
+}
+
+// decide runs a change's own function. A panic of it must not end the process, which goes on for all others; a server of HTTP does the same.
+func (s *Store) decide(r *request, t *txn) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			s.log.Error("deciding a change failed", "panic", p, "stack", string(debug.Stack()))
+			err = fmt.Errorf("the orchestrator failed in deciding this change; nothing was changed, and its log says where: %v", p)
+		}
+	}()
+	return r.decide(t)
+}
+
+// waitingStill answers those whose time is over: nothing is read for them.
+func waitingStill(some []*request) (still []*request) {
+	for _, r := range some {
+		if err := r.ctx.Err(); err != nil {
+			r.answer <- unavailable(err)
+			continue
+		}
+		still = append(still, r)
+	}
+	return still
+}
+
+func (s *Store) decideAll(g *txn, some []*request) (d decisions) {
+	some = waitingStill(some)
+	var reads []string
+	for _, r := range some {
+		reads = append(reads, r.reads...)
+	}
+	if err := g.fetch(reads...); errors.Is(err, rpctypes.ErrCompacted) {
+		return decisions{anew: some}
+	} else if err != nil {
+		for _, r := range some {
+			r.answer <- err
+		}
+		return d
+	}
+	for i, r := range some {
+		if err := r.ctx.Err(); err != nil {
+			r.answer <- unavailable(err)
+			continue
+		}
+		t := g.next(r.ctx)
+		err := s.decide(r, t)
+		g.revision = t.revision
+		wanting := err == nil && len(t.writes) > 0
+		switch {
+		case errors.Is(err, rpctypes.ErrCompacted):
+			// It slept so long that the revision it reads is gone.
+			*g = *newTxn(g.ctx, g.etcd)
+			return decisions{anew: append(d.requests(), some[i:]...)}
+		case errors.Is(err, errLater), wanting && len(g.writes) > 0 && (t.sweeps || g.sweeps || !g.weight().and(t.weight()).fits()):
+			d.later = some[i:]
+			return d
+		case wanting:
+			g.join(t)
+			d.decided = append(d.decided, decided{r, nil})
+		case t.leans:
+			d.decided = append(d.decided, decided{r, err})
+		default:
+			r.answer <- err
+		}
+	}
+	return d
+}

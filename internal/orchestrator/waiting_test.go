@@ -1,0 +1,153 @@
+package orchestrator
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/orchestrator/store"
+)
+
+// Who waits for a node is woken by what is known of that node, and looks at nothing in between.
+func TestOnlyThoseConcernedAreWoken(t *testing.T) {
+	m, _ := newTestModel()
+	var looked [3]int
+	ctx, giveUp := context.WithCancel(t.Context())
+	var waits sync.WaitGroup
+	wait := func(i int, ctx context.Context, node string, until int64, want error) {
+		before := m.many()
+		waits.Go(func() {
+			err := m.awaitNode(ctx, node, func() bool { looked[i]++; return m.revision >= until })
+			if err != want {
+				t.Errorf("%d: %v", i, err)
+			}
+		})
+		for m.many() == before {
+		}
+	}
+	wait(0, t.Context(), "n1", 20, nil)
+	wait(1, t.Context(), anything, 12, nil)
+	wait(2, ctx, "n2", 99, context.Canceled)
+	app(m, 11, "blue")
+	for m.many() < 3 { // until the second waits again
+	}
+	app(m, 12, "blue")
+	for m.many() > 2 {
+	}
+	m.apply(store.Batch{Revision: 20, Events: []store.Event{{Session: &store.NodeSession{Node: "n1"}}}})
+	for m.many() > 1 {
+	}
+	giveUp()
+	waits.Wait()
+	if looked != [3]int{2, 3, 1} {
+		t.Errorf("they looked %v times", looked)
+	}
+	if m.many() != 0 || len(m.waiting) != 0 {
+		t.Errorf("%d wait still", m.many())
+	}
+	for name, e := range map[string]store.Event{
+		"record":  {Node: &pilasterv1.Node{Name: "n1"}},
+		"deleted": {DeletedNode: "n1"},
+		"hosts":   {Hosting: &pilasterv1.Hosting{Tenant: "red", Node: "n1"}},
+		"no more": {EndedHosting: &pilasterv1.Hosting{Tenant: "red", Node: "n1"}},
+		"carries": {Tenant: &pilasterv1.Tenant{Name: "red", Publications: []*pilasterv1.Publication{{Node: "n1"}}}},
+	} {
+		until := m.revision + 1
+		wait(0, t.Context(), "n1", until, nil)
+		m.apply(store.Batch{Revision: until, Events: []store.Event{e}})
+		waits.Wait()
+		if m.many() != 0 {
+			t.Errorf("%s: nobody was woken", name)
+		}
+	}
+}
+
+// many is how many wait.
+func (m *model) many() (n int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, w := range m.waiting {
+		n += w.many
+	}
+	return n
+}
+
+// However streams, tenants and what nodes carry come, change and go: told of a tenant is exactly who has its news.
+func TestHearingIsWhatFollowersHave(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	m := newModel("self", func(string) {})
+	tenants, revision := []string{"blue", "red", "green"}, int64(10)
+	var events []store.Event
+	for n := range 3 {
+		events = append(events, store.Event{Node: &pilasterv1.Node{Name: testNode(n).Name, Uuid: testNode(n).UUID}})
+	}
+	m.apply(store.Batch{Revision: revision, Whole: true, Events: events})
+	some := func() (names []string) {
+		for _, name := range tenants {
+			if r.IntN(2) == 0 {
+				names = append(names, name)
+			}
+		}
+		return names
+	}
+	var all []*follower // also those that have ended
+	told := 0
+	for range 3000 {
+		node, name := testNode(r.IntN(3)), tenants[r.IntN(3)]
+		e := store.Event{DeletedTenant: name}
+		switch r.IntN(7) {
+		case 0:
+			all = append(all, m.follow(node, store.Session{}, &pilasterv1.FollowRequest{HostedTenants: some(), CarriedTenants: some(), ResumeRevision: revision - int64(r.IntN(5))}, func(error) {}))
+		case 1:
+			if len(all) > 0 {
+				m.rehost(all[r.IntN(len(all))], &pilasterv1.FollowRequest{HostedTenants: some()})
+			}
+		case 2:
+			if len(all) > 0 {
+				m.unfollow(all[r.IntN(len(all))])
+			}
+		case 3:
+			e = store.Event{App: &pilasterv1.App{Tenant: name, Id: 1}}
+		case 4, 5:
+			e = store.Event{Tenant: &pilasterv1.Tenant{Name: name}}
+			if r.IntN(2) == 0 {
+				e.Tenant.Publications = []*pilasterv1.Publication{{Name: "p", Node: node.Name}}
+			}
+		}
+		if e.DeletedTenant == "" || r.IntN(4) == 0 {
+			for _, f := range all {
+				for f.next() != nil { // so that none is ended for its queue
+				}
+			}
+			hears := map[*follower]bool{}
+			for _, f := range m.followers {
+				hears[f] = f.has(newsOf(e)) || e.Tenant != nil && m.carries(f.node.Name)[name]
+			}
+			revision++
+			m.apply(store.Batch{Revision: revision, Events: []store.Event{e}})
+			for _, f := range all {
+				if hears[f] && len(f.queue) != 1 || m.followers[f.node.Name] != f && len(f.queue) != 0 {
+					t.Fatalf("%+v: %d messages for a stream that hears %v", e, len(f.queue), hears[f])
+				}
+				told += len(f.queue)
+			}
+		}
+		want := map[string]map[*follower]bool{}
+		for _, f := range m.followers {
+			for _, name := range tenants {
+				if f.has(name) {
+					add(want, name, f)
+				}
+			}
+		}
+		if fmt.Sprint(want) != fmt.Sprint(m.hearing) {
+			t.Fatalf("told are %v, want %v", m.hearing, want)
+		}
+	}
+	if told == 0 {
+		t.Error("nobody was ever told: this proved nothing")
+	}
+}

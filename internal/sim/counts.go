@@ -1,0 +1,109 @@
+package sim
+
+import (
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
+
+	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
+	"pilaster.io/pilaster/internal/orchestrator"
+)
+
+// Count is how many messages there were, and their bytes without framing.
+type Count struct {
+	Messages int64 `json:"messages"`
+	Bytes    int64 `json:"bytes"`
+}
+
+// Counts is what orchestrators have counted of nodes' calls and streams, by kind, such as "Register in" and "Follow out snapshot".
+type Counts map[string]Count
+
+// heartbeats are counted apart: they follow the clock and not what happens.
+const heartbeats = "Follow out heartbeat"
+
+// countsOf reads the counters that Prometheus is shown.
+func countsOf(s *orchestrator.Server) (Counts, error) {
+	families, err := s.Gatherer().Gather()
+	if err != nil {
+		return nil, err
+	}
+	c := Counts{}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			kind, ok := kindOf(m)
+			if !ok {
+				continue
+			}
+			of, value := c[kind], int64(m.GetCounter().GetValue())
+			switch f.GetName() {
+			case "pilaster_orchestrator_messages_total":
+				of.Messages += value
+			case "pilaster_orchestrator_message_bytes_total":
+				of.Bytes += value
+			default:
+				continue
+			}
+			c[kind] = of
+		}
+	}
+	return c, nil
+}
+
+func kindOf(m *dto.Metric) (string, bool) {
+	labels := map[string]string{}
+	for _, l := range m.GetLabel() {
+		labels[l.GetName()] = l.GetValue()
+	}
+	name, ok := strings.CutPrefix(labels["procedure"], "/"+pilasterv1connect.NodeServiceName+"/")
+	return strings.TrimSpace(name + " " + labels["direction"] + " " + labels["event"]), ok
+}
+
+func (c Counts) plus(d Counts) Counts {
+	sum := maps.Clone(c)
+	if sum == nil {
+		sum = Counts{}
+	}
+	for kind, n := range d {
+		sum[kind] = Count{sum[kind].Messages + n.Messages, sum[kind].Bytes + n.Bytes}
+	}
+	return sum
+}
+
+// since is what has come to it, without kinds of which nothing has.
+func (c Counts) since(before Counts) Counts {
+	more := Counts{}
+	for kind, n := range c {
+		if d := (Count{n.Messages - before[kind].Messages, n.Bytes - before[kind].Bytes}); d != (Count{}) {
+			more[kind] = d
+		}
+	}
+	return more
+}
+
+// total is all but heartbeats.
+func (c Counts) total() (t Count) {
+	for kind, n := range c {
+		if kind != heartbeats {
+			t.Messages += n.Messages
+			t.Bytes += n.Bytes
+		}
+	}
+	return t
+}
+
+func (c Counts) kinds() []string { return slices.Sorted(maps.Keys(c)) }
+
+// valueOf is a counter, gauge, or the number of observations, of a metric without labels of this process.
+func valueOf(name string) float64 {
+	families, _ := prometheus.DefaultGatherer.Gather()
+	for _, f := range families {
+		if f.GetName() == name && len(f.GetMetric()) > 0 {
+			m := f.GetMetric()[0]
+			return m.GetCounter().GetValue() + m.GetGauge().GetValue() + float64(m.GetHistogram().GetSampleCount())
+		}
+	}
+	return 0
+}

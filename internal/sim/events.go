@@ -1,0 +1,162 @@
+package sim
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"connectrpc.com/connect"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+)
+
+// step is an event of a scenario with the nodes that it is about, by number.
+type step struct {
+	Event
+	nodes []int
+}
+
+// plan draws from the seed which nodes each event is about. Whatever order things happen in later, it is these.
+func (s Scenario) plan() (steps []step) {
+	random := rand.New(rand.NewPCG(s.Seed, 0))
+	var there []int
+	made := 0
+	grow := func(by int) (fresh []int) {
+		for range by {
+			made++
+			fresh = append(fresh, made)
+		}
+		there = append(there, fresh...)
+		return fresh
+	}
+	grow(s.Nodes)
+	for _, e := range s.Events {
+		var chosen []int
+		if e.Do == Grow {
+			chosen = grow(e.By.of(len(there)))
+		} else if counted[e.Do] {
+			for _, i := range random.Perm(len(there))[:e.By.of(len(there))] {
+				chosen = append(chosen, there[i])
+			}
+			slices.Sort(chosen)
+		}
+		if e.Do == Shrink {
+			there = slices.DeleteFunc(there, func(n int) bool { _, gone := slices.BinarySearch(chosen, n); return gone })
+		}
+		steps = append(steps, step{e, chosen})
+	}
+	return steps
+}
+
+// keeps is the nodes whose agents are to start again.
+func keeps(steps []step) map[int]bool {
+	all := map[int]bool{}
+	for _, s := range steps {
+		if s.Do == Crash {
+			for _, n := range s.nodes {
+				all[n] = true
+			}
+		}
+	}
+	return all
+}
+
+// play has an event happen and returns when all of it has been done and every node follows the orchestrator.
+func (w *world) play(ctx context.Context, s step) error {
+	var nodes []*node
+	if s.Do == Grow {
+		nodes = w.join(len(s.nodes))
+	} else {
+		nodes = w.numbered(s.nodes)
+	}
+	w.progress.begin(s.Event, len(nodes))
+	var err error
+	var since time.Time // streams of before are none
+	switch s.Do {
+	case Grow:
+		start := w.start
+		if s.ListFirst {
+			start = w.startListing
+		}
+		err = start(ctx, nodes)
+	case Shrink:
+		return w.shrink(ctx, nodes)
+	case RestartJob:
+		err = w.each(ctx, nodes, func(ctx context.Context, n *node) error { return n.restartJob(ctx, w) })
+	case Crash:
+		err = w.each(ctx, nodes, func(ctx context.Context, n *node) error {
+			n.kill()
+			return n.boot(ctx, w)
+		})
+	case Reconnect:
+		nodes = w.nodes
+		since = time.Now()
+		w.fabric.cutAll()
+	case RestartOrchestrator:
+		nodes = w.nodes
+		since = time.Now()
+		if err = w.stopOrchestrator(); err == nil {
+			err = w.startOrchestrator(ctx)
+		}
+	}
+	w.stage.acted()
+	if err != nil {
+		return err
+	}
+	return w.await(ctx, nodes, since)
+}
+
+// numbered finds nodes, which are in order of their numbers.
+func (w *world) numbered(numbers []int) []*node {
+	var some []*node
+	for _, number := range numbers {
+		i, _ := slices.BinarySearchFunc(w.nodes, number, func(n *node, number int) int { return n.number - number })
+		some = append(some, w.nodes[i])
+	}
+	return some
+}
+
+// restartJob removes a node's containers and makes as many anew.
+func (n *node) restartJob(ctx context.Context, w *world) error {
+	for len(n.running) > 0 {
+		if err := n.remove(ctx); err != nil {
+			return err
+		}
+	}
+	return n.fill(ctx, w)
+}
+
+// shrink takes nodes away as an operator does: containers, agent, node.
+func (w *world) shrink(ctx context.Context, nodes []*node) error {
+	gone := map[*node]bool{}
+	for _, n := range nodes {
+		gone[n] = true
+	}
+	err := w.each(ctx, nodes, func(ctx context.Context, n *node) error {
+		for len(n.running) > 0 {
+			if err := n.remove(ctx); err != nil {
+				return err
+			}
+		}
+		n.kill()
+		return w.deleteNode(ctx, n)
+	})
+	w.stage.acted()
+	w.nodes = slices.DeleteFunc(w.nodes, func(n *node) bool { return gone[n] })
+	return err
+}
+
+// deleteNode waits for the orchestrator to notice the end of the node's stream.
+func (w *world) deleteNode(ctx context.Context, n *node) error {
+	for {
+		_, err := w.operator.DeleteNode(ctx, connect.NewRequest(&pilasterv1.DeleteNodeRequest{Name: n.name}))
+		if err == nil || connect.CodeOf(err) != connect.CodeFailedPrecondition {
+			return err
+		}
+		if err := pause(ctx, noticeEvery); err != nil {
+			return fmt.Errorf("node %s is not deleted: %w", n.name, err)
+		}
+	}
+}

@@ -1,0 +1,227 @@
+package sim
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"errors"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"sync"
+	"time"
+
+	"pilaster.io/pilaster/internal/join"
+	"pilaster.io/pilaster/internal/orchestrator"
+	"pilaster.io/pilaster/internal/orchestrator/pki"
+)
+
+// fabric carries calls of nodes to the orchestrator's handler: the requests and answers of HTTP with all that is in them, but no bytes of
+// HTTP/2, TLS or TCP. Who calls is in the call's context, and stands where a verified handshake would have put it.
+type fabric struct {
+	mu      sync.RWMutex
+	handler http.Handler    // nil while there is no orchestrator
+	whole   context.Context // of all calls under way
+	cut     context.CancelFunc
+}
+
+var (
+	errNobody = errors.New("connection refused: no orchestrator is there")
+	errCut    = errors.New("connection reset")
+)
+
+// plug has calls reach an orchestrator.
+func (f *fabric) plug(s *orchestrator.Server) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.handler = s.NodeHandler()
+	f.whole, f.cut = context.WithCancel(context.Background())
+}
+
+// unplug lets no more calls begin.
+func (f *fabric) unplug() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.handler = nil
+}
+
+// cutAll breaks all calls under way, as a fabric does that fails for a moment.
+func (f *fabric) cutAll() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.cut()
+	f.whole, f.cut = context.WithCancel(context.Background())
+}
+
+// caller is who a node is to TLS, and on which machine.
+type caller struct {
+	instance string
+	state    tls.ConnectionState
+}
+
+func newCaller(n pki.Node, instance string, now time.Time) *caller {
+	return &caller{instance, tls.ConnectionState{PeerCertificates: []*x509.Certificate{{
+		Subject: pkix.Name{CommonName: n.Name}, URIs: []*url.URL{{Scheme: "urn", Opaque: "uuid:" + n.UUID}},
+		NotBefore: now.Add(-time.Hour), NotAfter: now.AddDate(1, 0, 0),
+	}}}}
+}
+
+type callerKey struct{}
+
+// Do makes a call. One that is no stream is answered in the goroutine of who makes it.
+func (f *fabric) Do(req *http.Request) (*http.Response, error) {
+	who := req.Context().Value(callerKey{}).(*caller)
+	f.mu.RLock()
+	handler, whole := f.handler, f.whole
+	f.mu.RUnlock()
+	if handler == nil {
+		return nil, errNobody
+	}
+	ctx, cancel := context.WithCancel(whole)
+	stop := context.AfterFunc(req.Context(), cancel) // as a client ends its stream
+	r := (&http.Request{
+		Method: req.Method, URL: req.URL, Host: req.Host, Header: req.Header, Body: req.Body, ContentLength: req.ContentLength,
+		Proto: "HTTP/2.0", ProtoMajor: 2, RemoteAddr: "[::1]:1", TLS: &who.state,
+	}).WithContext(ctx)
+	r.Header.Set(join.InstanceHeader, who.instance)
+	end := func() { stop(); cancel() }
+	if req.ContentLength >= 0 {
+		defer end()
+		var a answer
+		handler.ServeHTTP(&a, r)
+		return a.response(req, io.NopCloser(&a.body)), nil
+	}
+	return stream(handler, req, r, end)
+}
+
+// stream makes a call that is answered while it is made, and returns when that has begun.
+func stream(handler http.Handler, req, r *http.Request, end func()) (*http.Response, error) {
+	body := &request{ReadCloser: req.Body}
+	s := &streamed{answer: answer{status: http.StatusOK}, pipe: newPipe(), request: body, begun: make(chan struct{})}
+	r.Body = body
+	go func() {
+		defer end()
+		handler.ServeHTTP(s, r)
+		s.begin.Do(func() { close(s.begun) })
+		s.pipe.End()
+		body.Close() // the node sends no more
+	}()
+	select {
+	case <-s.begun:
+		return s.response(req, reading{s.pipe, end}), nil
+	case <-r.Context().Done():
+		end()
+		if err := req.Context().Err(); err != nil {
+			return nil, err
+		}
+		return nil, errCut
+	}
+}
+
+// answer is what a handler writes when it is no stream.
+type answer struct {
+	header http.Header
+	status int
+	body   bytes.Buffer
+}
+
+func (a *answer) Header() http.Header {
+	if a.header == nil {
+		a.header = http.Header{}
+	}
+	return a.header
+}
+
+func (a *answer) WriteHeader(status int) {
+	if a.status == 0 {
+		a.status = status
+	}
+}
+
+func (a *answer) Write(b []byte) (int, error) {
+	a.WriteHeader(http.StatusOK)
+	return a.body.Write(b)
+}
+
+func (a *answer) response(req *http.Request, body io.ReadCloser) *http.Response {
+	a.WriteHeader(http.StatusOK)
+	return &http.Response{
+		Status: http.StatusText(a.status), StatusCode: a.status, Proto: "HTTP/2.0", ProtoMajor: 2,
+		Header: a.Header(), Body: body, ContentLength: -1, Request: req,
+	}
+}
+
+// streamed is what a handler writes to a stream.
+type streamed struct {
+	answer
+	pipe    *pipe
+	request *request
+	begin   sync.Once
+	begun   chan struct{} // closed when the header may be read
+}
+
+func (s *streamed) WriteHeader(status int) {
+	s.begin.Do(func() {
+		s.status = status
+		close(s.begun)
+	})
+}
+
+func (s *streamed) Write(b []byte) (int, error) {
+	s.WriteHeader(http.StatusOK)
+	return s.pipe.Write(b)
+}
+
+func (s *streamed) Flush() {
+	s.WriteHeader(http.StatusOK)
+	s.pipe.Flush()
+}
+
+func (s *streamed) SetWriteDeadline(t time.Time) error {
+	s.pipe.SetWriteDeadline(t)
+	return nil
+}
+
+func (s *streamed) SetReadDeadline(t time.Time) error {
+	s.request.setDeadline(t)
+	return nil
+}
+
+// request is what a node sends on a stream: the reading end of its client's pipe.
+type request struct {
+	io.ReadCloser
+	mu    sync.Mutex
+	timer *time.Timer
+}
+
+// setDeadline ends reading at a time, for good, as net/http does on HTTP/2; the zero time takes one back that has not come.
+func (b *request) setDeadline(t time.Time) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.timer != nil {
+		b.timer.Stop()
+		b.timer = nil
+	}
+	late := func() { b.ReadCloser.(*io.PipeReader).CloseWithError(os.ErrDeadlineExceeded) }
+	switch left := time.Until(t); {
+	case t.IsZero():
+	case left <= 0:
+		late()
+	default:
+		b.timer = time.AfterFunc(left, late)
+	}
+}
+
+// reading is a stream's answers as the node reads them; closing it ends the call.
+type reading struct {
+	*pipe
+	end func()
+}
+
+func (r reading) Close() error {
+	r.end()
+	return r.pipe.Close()
+}

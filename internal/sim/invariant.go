@@ -1,0 +1,294 @@
+package sim
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"connectrpc.com/connect"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+// maxTold is how many violations of one kind are told apart.
+const maxTold = 5
+
+// violations collects what does not hold that always must.
+type violations struct {
+	all  []string
+	seen map[string]int // of a kind
+}
+
+func (v *violations) add(kind, format string, args ...any) {
+	if v.seen == nil {
+		v.seen = map[string]int{}
+	}
+	if v.seen[kind]++; v.seen[kind] <= maxTold {
+		v.all = append(v.all, kind+": "+fmt.Sprintf(format, args...))
+	}
+}
+
+func (v *violations) list() []string {
+	for kind, n := range v.seen {
+		if n > maxTold {
+			v.all = append(v.all, fmt.Sprintf("%s: %d more", kind, n-maxTold))
+		}
+	}
+	slices.Sort(v.all)
+	return v.all
+}
+
+// held is an address that a container has, and what it must be the only one in.
+type held struct {
+	scope uint32 // tenant, from 1; 0 is all of them
+	addr  [16]byte
+	node  int32
+}
+
+func (h held) compare(o held) int {
+	if h.scope != o.scope {
+		return int(h.scope) - int(o.scope)
+	}
+	return bytes.Compare(h.addr[:], o.addr[:])
+}
+
+// known is what agents make of the cluster, for comparison with what the orchestrator says.
+type known struct {
+	prefixes map[netip.Prefix]string    // node
+	hosts    map[string]map[string]bool // tenant, node
+	sum      string                     // of all addresses, and where they are
+}
+
+// settleTime is how long the orchestrator may take to hear what agents have done last.
+const settleTime = 30 * time.Second
+
+// sumOf is the same for two runs where every address is on the same node.
+func sumOf(sorted []held) string {
+	sum := sha256.New()
+	for _, h := range sorted {
+		var at [8]byte
+		binary.BigEndian.PutUint32(at[:], h.scope)
+		binary.BigEndian.PutUint32(at[4:], uint32(h.node))
+		sum.Write(append(h.addr[:], at[:]...))
+	}
+	return hex.EncodeToString(sum.Sum(nil)[:8])
+}
+
+// check looks at all agents, their packet paths and what the orchestrator says of them, while nothing happens.
+func (w *world) check(ctx context.Context) ([]string, error) {
+	var agents violations
+	has := w.checkAgents(&agents)
+	w.sum = has.sum
+	for end := time.Now().Add(settleTime); ; {
+		var said violations
+		err := w.checkKnown(ctx, &said, has)
+		if w.scenario.Network == tenant.Nimitz {
+			w.checkMappings(&said)
+		}
+		if err != nil || len(said.all) == 0 || time.Now().After(end) {
+			return append(agents.list(), said.list()...), err
+		}
+		if err := pause(ctx, time.Second); err != nil {
+			return nil, err
+		}
+	}
+}
+
+func (w *world) checkAgents(v *violations) known {
+	tenants := map[string]uint32{}
+	for i, name := range w.tenants {
+		tenants[name] = uint32(i + 1)
+	}
+	var addrs []held
+	prefixes := map[netip.Prefix]string{}
+	hosts := map[string]map[string]bool{}
+	for _, n := range w.nodes {
+		m, _ := n.who.Membership()
+		if other, taken := prefixes[m.Prefix]; taken {
+			v.add("one prefix for two nodes", "%v is that of %s and %s", m.Prefix, other, n.name)
+		}
+		prefixes[m.Prefix] = n.name
+		records := n.store.List()
+		n.checkRecords(v, m.Prefix, records)
+		for _, r := range records {
+			if hosts[r.Tenant] == nil {
+				hosts[r.Tenant] = map[string]bool{}
+			}
+			hosts[r.Tenant][n.name] = true
+			for _, a := range r.Attachments {
+				addrs = append(addrs, held{tenants[r.Tenant], a.Address.As16(), int32(n.number)})
+				if a.Plaintext.IsValid() && a.Plaintext != a.Address {
+					addrs = append(addrs, held{0, a.Plaintext.As16(), int32(n.number)})
+				}
+			}
+		}
+	}
+	slices.SortFunc(addrs, held.compare)
+	for i := 1; i < len(addrs); i++ {
+		if a, b := addrs[i-1], addrs[i]; a.compare(b) == 0 {
+			v.add("one address for two containers", "%v is on n%d and n%d", netip.AddrFrom16(a.addr), a.node, b.node)
+		}
+	}
+	return known{prefixes, hosts, sumOf(addrs)}
+}
+
+// checkRecords compares a node's records with its containers and its packet path.
+func (n *node) checkRecords(v *violations, own netip.Prefix, records []endpoint.Record) {
+	runs := map[string]bool{}
+	for _, c := range n.running {
+		runs[c.id] = true
+	}
+	if len(records) != len(n.running) {
+		v.add("records are not the containers", "%s has %d containers and %d records", n.name, len(n.running), len(records))
+	}
+	n.driver.mu.Lock()
+	defer n.driver.mu.Unlock()
+	n.netpila.mu.Lock()
+	defer n.netpila.mu.Unlock()
+	n.nimitz.mu.Lock()
+	defer n.nimitz.mu.Unlock()
+	want := 0
+	for _, r := range records {
+		want += len(r.Attachments)
+	}
+	endpoints, addresses := n.active()
+	if d := n.driver.attached.count(); d != len(records) || n.driver.devices.count() != d || endpoints != d || addresses != want {
+		v.add("the packet path is not the records", "%s has %d records with %d addresses, %d devices, and entries of %d endpoints with %d addresses", n.name, len(records), want, d, endpoints, addresses)
+	}
+	for _, r := range records {
+		if r.State != endpoint.Active || !runs[r.ContainerID] {
+			v.add("records are not the containers", "endpoint %d of %s is %s, of container %.12s", r.ID, n.name, r.State, r.ContainerID)
+		}
+		if has, known := n.has(r); !known {
+			v.add("a tenant is not known", "%s has endpoint %d of tenant %s, id %d, which its packet path does not know", n.name, r.ID, r.Tenant, r.TenantID)
+		} else if !has || !n.driver.attached.has(int(r.ID)) {
+			v.add("the packet path is not the records", "endpoint %d of %s has no program or no entries", r.ID, n.name)
+		}
+		for _, a := range r.Attachments {
+			if p := address.Split(a.Plaintext); a.Plaintext.IsValid() && (p.Node != own || p.Tenant != r.TenantID || p.App != r.App) {
+				v.add("an address says something else", "%v of endpoint %d of %s, %v", a.Plaintext, r.ID, n.name, own)
+			}
+		}
+	}
+}
+
+// active is how many endpoints have entries, and of how many addresses. The locks are held.
+func (n *node) active() (endpoints, addresses int) {
+	endpoints, addresses = n.netpila.endpoints.ids.count(), n.netpila.endpoints.addresses
+	for _, f := range n.nimitz.tenants {
+		endpoints, addresses = endpoints+f.endpoints.ids.count(), addresses+f.endpoints.addresses
+	}
+	return endpoints, addresses
+}
+
+// has tells whether the packet path has entries of an endpoint, and whether it knows its tenant.
+func (n *node) has(r endpoint.Record) (has, known bool) {
+	if f := n.nimitz.tenants[r.Tenant]; f != nil {
+		return f.endpoints.ids.has(int(r.ID)), true
+	}
+	_, known = n.netpila.ids[r.TenantID]
+	return n.netpila.endpoints.ids.has(int(r.ID)), known
+}
+
+// checkMappings compares what nodes know of each other, on network nimitz, with what there is.
+func (w *world) checkMappings(v *violations) {
+	live := map[string]map[int]*node{} // by tenant and number
+	for _, n := range w.nodes {
+		for _, r := range n.store.List() {
+			for _, a := range r.Attachments {
+				if a.Plaintext.IsValid() {
+					continue
+				}
+				to := a.Subnet
+				if !to.IsValid() {
+					to = netip.PrefixFrom(a.Address, a.Address.BitLen())
+				}
+				if live[r.Tenant] == nil {
+					live[r.Tenant] = map[int]*node{}
+				}
+				at := w.numbers.number(r.Tenant, to)
+				if other := live[r.Tenant][at]; other != nil && other != n {
+					v.add("one subnet for two nodes", "%v of tenant %s is on %s and %s", to, r.Tenant, other.name, n.name)
+				}
+				live[r.Tenant][at] = n
+			}
+		}
+	}
+	for _, n := range w.nodes {
+		n.nimitz.mu.Lock()
+		for name, f := range n.nimitz.tenants {
+			want := 0
+			lacks := false
+			for at, owner := range live[name] {
+				if owner != n {
+					want++
+					lacks = lacks || !f.remote.has(at)
+				}
+			}
+			if has := f.remote.count(); lacks || has != want {
+				v.add("a node does not know where a tenant is", "%s knows %d subnets or addresses of tenant %s on other nodes, and there are %d", n.name, has, name, want)
+			}
+		}
+		n.nimitz.mu.Unlock()
+	}
+}
+
+// checkKnown compares what the orchestrator says of nodes and of who hosts what.
+func (w *world) checkKnown(ctx context.Context, v *violations, has known) error {
+	nodes, err := w.operator.ListNodes(ctx, connect.NewRequest(&pilasterv1.ListNodesRequest{}))
+	if err != nil {
+		return err
+	}
+	if n := len(nodes.Msg.Nodes); n != len(w.nodes) {
+		v.add("the orchestrator knows other nodes", "%d, and there are %d", n, len(w.nodes))
+	}
+	for _, said := range nodes.Msg.Nodes {
+		prefix, _ := netip.ParsePrefix(said.Prefix)
+		if has.prefixes[prefix] != said.Name || !said.Connected {
+			v.add("the orchestrator knows other nodes", "%s with %v (connected: %v), which is the prefix of %q", said.Name, said.Prefix, said.Connected, has.prefixes[prefix])
+		}
+	}
+	for _, name := range w.tenants {
+		told, err := w.operator.GetTenant(ctx, connect.NewRequest(&pilasterv1.GetTenantRequest{Name: name}))
+		if err != nil {
+			return err
+		}
+		if n := len(told.Msg.Hosting); n != len(has.hosts[name]) {
+			v.add("the orchestrator knows other hosts", "%d of tenant %s, and there are %d", n, name, len(has.hosts[name]))
+		}
+		for _, h := range told.Msg.Hosting {
+			if !has.hosts[name][h.Node] {
+				v.add("the orchestrator knows other hosts", "%s of tenant %s", h.Node, name)
+			}
+		}
+	}
+	return nil
+}
+
+// entries is how many each table of packet paths has.
+func (w *world) entries(ctx context.Context) (all []Entries, err error) {
+	for i, n := range w.nodes {
+		tables, err := n.core.Entries(ctx)
+		if err != nil {
+			return nil, err
+		}
+		for j, t := range tables {
+			if i == 0 {
+				all = append(all, Entries{Table: t.Table, Least: t.Used})
+			}
+			e := &all[j]
+			e.Least, e.Most = min(e.Least, t.Used), max(e.Most, t.Used)
+			e.Mean += float64(t.Used) / float64(len(w.nodes))
+		}
+	}
+	return all, nil
+}

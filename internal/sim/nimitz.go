@@ -1,0 +1,186 @@
+package sim
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"sync"
+
+	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/network"
+	"pilaster.io/pilaster/internal/network/nimitz"
+	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+// numbers gives each subnet or address of a tenant a number, the same for all nodes, so that a node has a bit for each that it knows.
+type numbers struct {
+	mu sync.RWMutex
+	of map[string]map[netip.Prefix]int
+}
+
+func newNumbers() *numbers { return &numbers{of: map[string]map[netip.Prefix]int{}} }
+
+func (n *numbers) number(tenant string, to netip.Prefix) int {
+	n.mu.RLock()
+	i, ok := n.of[tenant][to]
+	n.mu.RUnlock()
+	if ok {
+		return i
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.of[tenant] == nil {
+		n.of[tenant] = map[netip.Prefix]int{}
+	}
+	if i, ok = n.of[tenant][to]; !ok {
+		i = len(n.of[tenant])
+		n.of[tenant][to] = i
+	}
+	return i
+}
+
+// nimitzSwitch is the forwarding of one node as package nimitz would have it: of its containers, and which mappings of others it has.
+// There are no entries: those of 27,500 nodes with one for each other would not fit in memory. It outlives the agent.
+type nimitzSwitch struct {
+	numbers *numbers
+	mu      sync.Mutex
+	tenants map[string]*forwarding
+}
+
+// forwarding is what a switch has of one tenant.
+type forwarding struct {
+	overlays  int
+	remote    bitset
+	endpoints active
+}
+
+func newNimitzSwitch(n *numbers) *nimitzSwitch {
+	return &nimitzSwitch{numbers: n, tenants: map[string]*forwarding{}}
+}
+
+// nimitzNetwork is network nimitz of one node: the real one's addresses, and a switch that knows what it was told.
+type nimitzNetwork struct {
+	network.Addresses
+	*nimitzSwitch
+	node   netip.Prefix
+	heard  map[string]bool // tenants of which a list was told
+	listed func()          // called at each list
+}
+
+var (
+	_ network.Network = (*nimitzNetwork)(nil)
+	_ network.Mapped  = (*nimitzNetwork)(nil)
+)
+
+func newNimitzNetwork(c nimitz.Config, s *nimitzSwitch, listed func()) *nimitzNetwork {
+	return &nimitzNetwork{Addresses: nimitz.New(c), nimitzSwitch: s, node: c.Node, heard: map[string]bool{}, listed: listed}
+}
+
+func (n *nimitzNetwork) PutTenant(_ context.Context, t tenant.Tenant) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.tenants[t.Name] == nil {
+		n.tenants[t.Name] = new(forwarding)
+	}
+	n.tenants[t.Name].overlays = len(t.Overlays)
+	return nil
+}
+
+func (n *nimitzNetwork) DeleteTenant(_ context.Context, t tenant.Tenant) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	delete(n.tenants, t.Name)
+	delete(n.heard, t.Name)
+	return nil
+}
+
+func (n *nimitzNetwork) Activate(_ context.Context, r endpoint.Record) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	f, ok := n.tenants[r.Tenant]
+	if !ok {
+		return fmt.Errorf("endpoint %d: tenant %s is not known", r.ID, r.Tenant)
+	}
+	f.endpoints.add(r)
+	return nil
+}
+
+func (n *nimitzNetwork) Deactivate(_ context.Context, r endpoint.Record) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if f, ok := n.tenants[r.Tenant]; ok {
+		f.endpoints.remove(r)
+	}
+	return nil
+}
+
+func (n *nimitzNetwork) Check(context.Context, endpoint.Record) error { return nil }
+
+// Repair keeps what is known of other nodes until the cluster tells more.
+func (n *nimitzNetwork) Repair(ctx context.Context, _, found []endpoint.Record) error {
+	n.mu.Lock()
+	for _, f := range n.tenants {
+		f.endpoints = active{}
+	}
+	n.mu.Unlock()
+	for _, r := range found {
+		if err := n.Activate(ctx, r); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (n *nimitzNetwork) Replace(_ context.Context, name string, all []network.Mapping) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if f, ok := n.tenants[name]; ok {
+		clear(f.remote)
+		n.place(f, name, all)
+		n.heard[name] = true
+		n.listed()
+	}
+	return nil
+}
+
+func (n *nimitzNetwork) Apply(_ context.Context, name string, add, remove []network.Mapping) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	f, ok := n.tenants[name]
+	if !ok {
+		return nil
+	}
+	if !n.heard[name] {
+		return fmt.Errorf("tenant %s: a change of mappings of which none were told", name)
+	}
+	for _, m := range remove {
+		f.remote.set(n.numbers.number(name, m.To), false)
+	}
+	n.place(f, name, add)
+	return nil
+}
+
+// place notes what is on other nodes.
+func (n *nimitzNetwork) place(f *forwarding, name string, all []network.Mapping) {
+	for _, m := range all {
+		f.remote.set(n.numbers.number(name, m.To), m.Node != n.node)
+	}
+}
+
+// Entries counts what package nimitz makes of that, without services: one for the region's nodes; of a container a sender and the way to it; and of
+// each mapping to another node the way there.
+func (n *nimitzNetwork) Entries(context.Context) ([]network.Entries, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	used := map[pipeline.Stage]int{pipeline.Decap: 1}
+	for _, f := range n.tenants {
+		used[pipeline.Register] += f.endpoints.addresses
+		used[pipeline.Forwarding] += f.overlays + f.remote.count() + f.endpoints.addresses
+	}
+	var all []network.Entries
+	for _, s := range pipeline.Stages {
+		all = append(all, network.Entries{Table: nimitz.Name + "-" + s.String(), Used: used[s]})
+	}
+	return all, nil
+}

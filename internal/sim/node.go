@@ -1,0 +1,190 @@
+package sim
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
+	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/durable"
+	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/join"
+	"pilaster.io/pilaster/internal/network/netpila"
+	"pilaster.io/pilaster/internal/network/nimitz"
+	"pilaster.io/pilaster/internal/orchestrator/pki"
+)
+
+// node is a machine: what outlives its agent, and the agent.
+type node struct {
+	number   int
+	name     string
+	instance string // until the machine boots
+	disk     durable.Disk
+	driver   *driver
+	netpila  *netpilaPath
+	nimitz   *nimitzSwitch
+	made     int // containers, since the beginning
+	running  []container
+
+	who   *agent.Node
+	store *endpoint.Store
+	link  *agent.Link
+	core  *agent.Core
+	stop  context.CancelFunc // of the agent; nil while none runs
+	done  chan struct{}      // closed when its link has ended
+}
+
+// container is one that the node's runtime has.
+type container struct{ id, tenant string }
+
+// Where an agent keeps its state on its own disk.
+const stateDir = "/var/lib/pilaster"
+
+// containerInterface is what containers have of the network.
+const containerInterface = "eth0"
+
+func (w *world) newNode(number int, d durable.Disk) *node {
+	return &node{number: number, name: fmt.Sprintf("n%d", number), instance: join.NewUUID(), disk: d, driver: &driver{names: w.devices}, netpila: newNetpilaPath(), nimitz: newNimitzSwitch(w.numbers)}
+}
+
+// start boots the node and, when it follows the orchestrator, gives it its containers: so it is with a scheduler, which waits for nodes.
+func (n *node) start(ctx context.Context, w *world) error {
+	if err := n.boot(ctx, w); err != nil {
+		return fmt.Errorf("node %s: %w", n.name, err)
+	}
+	if err := w.await(ctx, []*node{n}, time.Time{}); err != nil {
+		return err
+	}
+	return n.fill(ctx, w)
+}
+
+// boot starts the node's agent as package agent's daemon does, registers it where it is new, and has it follow the orchestrator.
+func (n *node) boot(ctx context.Context, w *world) error {
+	var err error
+	if n.who, err = agent.OpenNodeOn(n.disk, stateDir, n.name); err != nil {
+		return err
+	}
+	tenants, err := agent.OpenTenantsOn(n.disk, stateDir)
+	if err != nil {
+		return err
+	}
+	if n.store, err = endpoint.OpenStore(endpoint.StoreConfig{Dir: stateDir, Disk: n.disk}); err != nil {
+		return err
+	}
+	c := client{w.clients, newCaller(pki.Node{Name: n.name, UUID: n.who.UUID()}, n.instance, time.Now())}
+	n.link = agent.NewLink(agent.LinkConfig{
+		URL: w.url, Version: w.version, Node: n.who, Tenants: tenants, Endpoints: n.store.WithGiven,
+		UplinkAddresses: func() ([]netip.Addr, error) { return w.uplink, nil },
+		Dial:            func(context.Context) (pilasterv1connect.NodeServiceClient, error) { return c, nil },
+		Log:             w.agentLog,
+	})
+	if _, ok := n.who.Membership(); !ok {
+		if err := n.link.Register(ctx); err != nil {
+			return err
+		}
+	}
+	m, _ := n.who.Membership()
+	networks, err := n.networks(w, m)
+	if err != nil {
+		return err
+	}
+	if n.core, err = agent.New(agent.Config{
+		Store: n.store, Tenants: tenants, Networks: networks,
+		Driver: n.driver, Resolver: n.link, Plan: m.Plan, Log: w.agentLog,
+	}); err != nil {
+		return err
+	}
+	if err := n.core.Start(ctx); err != nil {
+		return err
+	}
+	n.follow()
+	return nil
+}
+
+// networks are both: netpila's and nimitz' own drawing of addresses, over packet paths that count.
+func (n *node) networks(w *world, m agent.Membership) (map[string]agent.Network, error) {
+	own, err := netpila.New(m.Plan, m.Prefix, n.store, n.netpila)
+	if err != nil {
+		return nil, err
+	}
+	c := nimitz.Config{Plan: m.Plan, Node: m.Prefix, Indexes: n.store, Cluster: gated{n.link, w}}
+	return map[string]agent.Network{netpila.Name: own, nimitz.Name: newNimitzNetwork(c, n.nimitz, func() { w.listed(n) })}, nil
+}
+
+func (n *node) follow() {
+	ctx, stop := context.WithCancel(context.Background())
+	done, link, core := make(chan struct{}), n.link, n.core
+	n.stop, n.done = stop, done
+	go func() {
+		defer close(done)
+		link.Run(ctx, core)
+	}()
+}
+
+// kill ends the agent's process: what is on the disk and in the packet path stays. The store is not closed.
+func (n *node) kill() {
+	if n.stop == nil {
+		return
+	}
+	n.stop()
+	<-n.done
+	n.stop, n.who, n.link, n.core, n.store = nil, nil, nil, nil, nil
+}
+
+// fill gives the node the containers that it is to have, tenants in turn.
+func (n *node) fill(ctx context.Context, w *world) error {
+	for len(n.running) < w.scenario.ContainersPerNode {
+		if err := n.add(ctx, w, w.tenants[(n.number+n.made)%len(w.tenants)]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// againAfter is when a runtime asks again for what could not be done just then.
+const againAfter = time.Second
+
+// add has the agent make a container's endpoint, as its runtime asks for it.
+func (n *node) add(ctx context.Context, w *world, tenant string) error {
+	id, began := n.containerID(), time.Now()
+	for {
+		_, err := n.core.Add(ctx, agent.AddRequest{
+			ContainerID: id, Interface: containerInterface, Netns: w.netns, Tenant: tenant, Labels: w.labels, CNINetwork: "pilaster",
+		})
+		if err == nil {
+			break
+		}
+		if !errors.Is(err, agent.ErrUnavailable) || ctx.Err() != nil {
+			return fmt.Errorf("node %s, container %d: %w", n.name, n.made, err)
+		}
+		w.retried.Add(1)
+		if err := pause(ctx, againAfter); err != nil {
+			return err
+		}
+	}
+	w.adds.note(time.Since(began))
+	n.running = append(n.running, container{id, tenant})
+	return nil
+}
+
+// containerID is one that no other container has, as long as runtimes make them.
+func (n *node) containerID() string {
+	n.made++
+	sum := sha256.Sum256(fmt.Appendf(nil, "%s/%d", n.name, n.made))
+	return hex.EncodeToString(sum[:])
+}
+
+// remove has the agent remove the oldest container.
+func (n *node) remove(ctx context.Context) error {
+	c := n.running[0]
+	if err := n.core.Delete(ctx, c.id, containerInterface); err != nil {
+		return fmt.Errorf("node %s: %w", n.name, err)
+	}
+	n.running = n.running[1:]
+	return nil
+}

@@ -1,0 +1,142 @@
+package sim
+
+import (
+	"io"
+	"os"
+	"sync"
+	"time"
+)
+
+// window is how many bytes a stream takes that nobody has read, as HTTP/2 grants them.
+const window = 64 << 10
+
+// keptBuffer is how large a buffer a stream keeps that has been read to its end.
+const keptBuffer = 256
+
+// pipe is the way of a stream's answers to the node. What is written may be read after a flush.
+type pipe struct {
+	mu       sync.Mutex
+	changed  sync.Cond
+	buf      []byte
+	read     int  // of buf
+	flushed  int  // of buf
+	ended    bool // nothing more is written
+	broken   bool // nothing more is read
+	waiting  int  // writers
+	deadline time.Time
+}
+
+func newPipe() *pipe {
+	p := new(pipe)
+	p.changed.L = &p.mu
+	return p
+}
+
+// Write waits while the window is full, until the deadline.
+func (p *pipe) Write(b []byte) (n int, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for len(b) > 0 {
+		room := window - (len(p.buf) - p.read)
+		switch {
+		case p.broken || p.ended:
+			return n, io.ErrClosedPipe
+		case room > 0:
+			some := b[:min(room, len(b))]
+			p.buf = append(p.buf, some...)
+			b, n = b[len(some):], n+len(some)
+			continue
+		case !p.deadline.IsZero() && !time.Now().Before(p.deadline):
+			return n, os.ErrDeadlineExceeded
+		}
+		p.flush()
+		p.await()
+	}
+	return n, nil
+}
+
+// await has a writer wait for a change, or for the deadline as it is now. The lock is held.
+func (p *pipe) await() {
+	if !p.deadline.IsZero() {
+		timer := time.AfterFunc(time.Until(p.deadline), p.wake)
+		defer timer.Stop()
+	}
+	p.waiting++
+	p.changed.Wait()
+	p.waiting--
+}
+
+func (p *pipe) wake() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.changed.Broadcast()
+}
+
+func (p *pipe) flush() {
+	if p.flushed != len(p.buf) {
+		p.flushed = len(p.buf)
+		p.changed.Broadcast()
+	}
+}
+
+// Flush has what was written be read.
+func (p *pipe) Flush() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.flush()
+}
+
+// SetWriteDeadline is for writes under way and those to come; the zero time is none.
+func (p *pipe) SetWriteDeadline(t time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.deadline = t
+	if p.waiting > 0 {
+		p.changed.Broadcast()
+	}
+}
+
+// End lets what was written be read, and then io.EOF.
+func (p *pipe) End() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.ended = true
+	p.flushed = len(p.buf)
+	p.changed.Broadcast()
+}
+
+func (p *pipe) Read(b []byte) (int, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for p.read == p.flushed {
+		if p.broken {
+			return 0, io.ErrClosedPipe
+		}
+		if p.ended {
+			return 0, io.EOF
+		}
+		p.changed.Wait()
+	}
+	n := copy(b, p.buf[p.read:p.flushed])
+	p.read += n
+	if p.read == len(p.buf) {
+		p.read, p.flushed = 0, 0
+		if p.buf = p.buf[:0]; cap(p.buf) > keptBuffer {
+			p.buf = nil
+		}
+	}
+	if p.waiting > 0 {
+		p.changed.Broadcast()
+	}
+	return n, nil
+}
+
+// Close ends it from the reader's side.
+func (p *pipe) Close() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.broken = true
+	p.buf, p.read, p.flushed = nil, 0, 0
+	p.changed.Broadcast()
+	return nil
+}

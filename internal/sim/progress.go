@@ -1,0 +1,111 @@
+package sim
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Progress is how far an event is.
+type Progress struct {
+	Event    string // in words
+	Done, Of int    // nodes
+	Elapsed  time.Duration
+	Left     time.Duration // an estimate; 0 for none yet
+}
+
+func (p Progress) String() string {
+	text := fmt.Sprintf("%s: %.0f s", p.Event, p.Elapsed.Seconds())
+	if p.Of > 0 {
+		text = fmt.Sprintf("%s: %d of %d nodes in %.0f s", p.Event, p.Done, p.Of, p.Elapsed.Seconds())
+	}
+	if p.Left > 0 {
+		text += fmt.Sprintf(", about %.0f s to go", p.Left.Seconds())
+	}
+	return text
+}
+
+// progress counts the nodes that an event has been done with.
+type progress struct {
+	done  atomic.Int64
+	mu    sync.Mutex
+	event string
+	of    int
+	began time.Time
+}
+
+func (p *progress) begin(e Event, nodes int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.event, p.of, p.began = e.String(), nodes, time.Now()
+	p.done.Store(0)
+}
+
+func (p *progress) did() { p.done.Add(1) }
+
+func (p *progress) now() Progress {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	now := Progress{Event: p.event, Done: int(p.done.Load()), Of: p.of, Elapsed: time.Since(p.began)}
+	if now.Done > 0 && now.Done < now.Of {
+		now.Left = time.Duration(float64(now.Elapsed) * float64(now.Of-now.Done) / float64(now.Done))
+	}
+	return now
+}
+
+// tell has somebody hear of it every so often until ctx ends.
+func (p *progress) tell(ctx context.Context, every time.Duration, hear func(Progress)) {
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			hear(p.now())
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// noticeEvery is how often something is looked at that tells nobody when it changes.
+const noticeEvery = 10 * time.Millisecond
+
+func pause(ctx context.Context, long time.Duration) error {
+	timer := time.NewTimer(long)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// latencies are how long single things took.
+type latencies struct {
+	mu  sync.Mutex
+	all []time.Duration
+}
+
+func (l *latencies) note(d time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.all = append(l.all, d)
+}
+
+// take is the median and the 99th percentile in milliseconds, of how many, and begins anew.
+func (l *latencies) take() (q Quantiles) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	slices.Sort(l.all)
+	if q.N = len(l.all); q.N > 0 {
+		q.Median, q.P99 = milliseconds(l.all[q.N/2]), milliseconds(l.all[q.N*99/100])
+	}
+	l.all = nil
+	return q
+}
+
+func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }

@@ -1,0 +1,217 @@
+package sim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"runtime"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// Options are what a run takes from outside the scenario.
+type Options struct {
+	Dir      string // an empty folder for the orchestrator's etcd and socket, which is removed
+	Log      *slog.Logger
+	Progress func(Progress) // nil for none
+	Every    time.Duration  // how often
+	Before   func(string)   // called before each event, with its words; nil for none
+	Settled  func() error   // called when all has happened and everything is still there; nil for none
+}
+
+// Run plays a scenario. The result is there also beside an error of an event.
+func Run(ctx context.Context, s Scenario, o Options) (r *Result, err error) {
+	if s.Limits.Time > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, s.Limits.Time, fmt.Errorf("the scenario's limit of %v is over", s.Limits.Time))
+		defer cancel()
+	}
+	if s.Limits.Memory > 0 {
+		defer debug.SetMemoryLimit(debug.SetMemoryLimit(int64(s.Limits.Memory) * 15 / 16)) // of the runtime; etcd's file is beside it
+	}
+	w := newWorld(s, o.Dir, o.Log)
+	defer func() {
+		if closed := w.close(); err == nil {
+			err = closed
+		}
+	}()
+	if o.Progress != nil {
+		telling, stop := context.WithCancel(ctx)
+		defer stop()
+		go w.progress.tell(telling, o.Every, o.Progress)
+	}
+	r = &Result{Scenario: s, CPUs: runtime.GOMAXPROCS(0), Violations: []string{}, Exceeded: []string{}, Real: isReal, NotReal: isNotReal}
+	err = w.playAll(ctx, r, o.Before)
+	if err == nil {
+		r.Addresses = w.sum
+		r.Entries, err = w.entries(ctx)
+	}
+	if o.Settled != nil {
+		err = errors.Join(err, o.Settled())
+	}
+	r.Warnings, r.PeakBytes = w.warnings.m, status("VmHWM")
+	if err == nil {
+		r.judge(w)
+	}
+	return r, err
+}
+
+func (w *world) playAll(ctx context.Context, r *Result, before func(string)) error {
+	if err := w.open(ctx); err != nil {
+		return err
+	}
+	steps := w.scenario.plan()
+	w.keeps = keeps(steps)
+	setup := step{Event: Event{Do: Grow, By: Amount{N: w.scenario.Nodes}}, nodes: make([]int, w.scenario.Nodes)}
+	for i, s := range append([]step{setup}, steps...) {
+		if i > 0 && before != nil {
+			before(s.String())
+		}
+		runtime.GC() // what is garbage now is not of this event
+		w.stage = w.beginStage()
+		err := w.play(ctx, s)
+		w.stage.over()
+		if err == nil {
+			err = w.quiet(ctx)
+		}
+		stage, failed := w.stage.end(w)
+		stage.Event, stage.About = s.String(), len(s.nodes)
+		if i == 0 {
+			stage.Event = "set up"
+		}
+		r.Stages = append(r.Stages, stage)
+		if err != nil {
+			return fmt.Errorf("%s: %w", stage.Event, err)
+		}
+		if failed != nil {
+			return failed
+		}
+		violated, err := w.check(ctx)
+		if err != nil {
+			return err
+		}
+		for _, v := range violated {
+			r.Violations = append(r.Violations, "after "+stage.Event+": "+v)
+		}
+		if limit := s.Within; limit > 0 && stage.Ready > limit.Seconds() {
+			r.Exceeded = append(r.Exceeded, fmt.Sprintf("%s took %.1f s, and %v is its limit", stage.Event, stage.Ready, limit))
+		}
+	}
+	return nil
+}
+
+// judge looks at the limits of the whole.
+func (r *Result) judge(w *world) {
+	limits, total := w.scenario.Limits, int64(0)
+	for _, s := range r.Stages {
+		total += s.Total.Messages
+	}
+	if limits.Messages > 0 && total > limits.Messages {
+		r.Exceeded = append(r.Exceeded, fmt.Sprintf("%d messages, and %d are the limit", total, limits.Messages))
+	}
+	if limits.Memory > 0 && r.PeakBytes > int64(limits.Memory) {
+		r.Exceeded = append(r.Exceeded, fmt.Sprintf("%d MiB of memory, and %v are the limit", r.PeakBytes>>20, limits.Memory))
+	}
+}
+
+// stage measures while an event happens.
+type stage struct {
+	began  time.Time
+	acts   time.Duration
+	ready  time.Duration
+	cpu    time.Duration // at its beginning, and when it is over what it took
+	counts Counts
+	syncs  int64
+	files  int64
+}
+
+const (
+	etcdSyncs = "etcd_disk_wal_fsync_duration_seconds"
+	etcdBytes = "etcd_mvcc_db_total_size_in_bytes"
+)
+
+func (w *world) beginStage() *stage {
+	counts, _ := w.counts()
+	return &stage{began: time.Now(), cpu: cpuTime(), counts: counts, syncs: int64(valueOf(etcdSyncs)), files: w.written.files.Load()}
+}
+
+// acted notes that everything was done; nodes may not follow yet.
+func (s *stage) acted() { s.acts = time.Since(s.began) }
+
+// over notes that nodes do follow.
+func (s *stage) over() { s.ready, s.cpu = time.Since(s.began), cpuTime()-s.cpu }
+
+// quietFor is how long nothing may be said, but for heartbeats, until an event counts as over.
+const quietFor = 200 * time.Millisecond
+
+// quiet waits until everybody has said what there is to say, so that it is counted where it belongs.
+func (w *world) quiet(ctx context.Context) error {
+	for last := (Count{-1, 0}); ; {
+		counts, err := w.counts()
+		if err != nil || counts.total() == last {
+			return err
+		}
+		last = counts.total()
+		if err := pause(ctx, quietFor); err != nil {
+			return err
+		}
+	}
+}
+
+func (s *stage) end(w *world) (Stage, error) {
+	counts, err := w.counts()
+	now := Stage{
+		Nodes: len(w.nodes), Acted: seconds(s.acts), Ready: seconds(s.ready), CPU: seconds(s.cpu), Counts: counts.since(s.counts), Adds: w.adds.take(), Retried: w.retried.Swap(0),
+		Goroutines: runtime.NumGoroutine(), Resident: status("VmRSS"), Store: int64(valueOf(etcdBytes)), Syncs: int64(valueOf(etcdSyncs)) - s.syncs, Written: w.written.files.Load() - s.files,
+	}
+	now.Total = now.Counts.total()
+	for _, n := range w.nodes {
+		now.Containers += len(n.running)
+	}
+	var memory runtime.MemStats
+	runtime.ReadMemStats(&memory)
+	now.Heap, now.Stacks = int64(memory.HeapAlloc), int64(memory.StackInuse)
+	return now, err
+}
+
+func cpuTime() time.Duration {
+	var u syscall.Rusage
+	if syscall.Getrusage(syscall.RUSAGE_SELF, &u) != nil {
+		return 0
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// status is a size that the kernel keeps of this process, in bytes.
+func status(key string) int64 {
+	text, _ := os.ReadFile("/proc/self/status")
+	for line := range strings.Lines(string(text)) {
+		if value, ok := strings.CutPrefix(line, key+":"); ok {
+			n, _ := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(value), " kB"), 10, 64)
+			return n << 10
+		}
+	}
+	return 0
+}
+
+// What is real in a run, and what is not, as every result says it.
+var (
+	isReal = []string{
+		"the orchestrator: its handlers, limits, model and streams",
+		"its etcd, which waits for the disk of --data-dir at every change, if it is one: a tmpfs has nothing to wait for",
+		"the encoding of every message, by protobuf and Connect's framing",
+		"of each agent the core, the link to the orchestrator and the drawing of addresses",
+	}
+	isNotReal = []string{
+		"TLS, HTTP/2 and TCP between agents and orchestrator: calls are passed within the process, and who calls is said, not proven",
+		"joining: nodes have no certificates, so none is bought with a token; what begins a node is its registration",
+		"packet paths: they know which endpoints and tenants they were given, and count them",
+		"disks of agents: what they write is encoded as ever, and kept in memory or only counted",
+		"time and processors of many machines: all agents and the orchestrator share one clock and the processors of this machine",
+	}
+)

@@ -1,0 +1,264 @@
+package sim
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/specfile"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+// Scenario says what a simulated cluster is and what happens in it.
+type Scenario struct {
+	Name              string            `yaml:"name" json:"name"`
+	Seed              uint64            `yaml:"seed" json:"seed"`
+	Network           string            `yaml:"network" json:"network"`                   // empty means netpila
+	Addressing        tenant.Addressing `yaml:"addressing" json:"addressing"`             // on netpila; empty means encrypted
+	CIDR              netip.Prefix      `yaml:"cidr" json:"cidr,omitzero"`                // on nimitz, of each tenant; empty means fd10::/48
+	NodeBits          int               `yaml:"nodeBits" json:"nodeBits,omitempty"`       // of a node's subnet of it; 0 means 80
+	NoNodeCIDRs       bool              `yaml:"noNodeCIDRs" json:"noNodeCIDRs,omitempty"` // addresses are given one by one
+	Tenants           int               `yaml:"tenants" json:"tenants"`                   // 0 means 1; containers are theirs in turn
+	Nodes             int               `yaml:"nodes" json:"nodes"`
+	ContainersPerNode int               `yaml:"containersPerNode" json:"containersPerNode"`
+	AtOnce            int               `yaml:"atOnce" json:"atOnce"`     // nodes that something is done with at the same time; 0 means 512
+	ListRate          int               `yaml:"listRate" json:"listRate"` // of the orchestrator; 0 means no limit
+	Events            []Event           `yaml:"events" json:"events"`
+	Limits            Limits            `yaml:"limits" json:"limits,omitzero"`
+}
+
+// Event is one thing that happens.
+type Event struct {
+	Do     string        `yaml:"do" json:"do"`
+	By     Amount        `yaml:"by" json:"by,omitzero"` // nodes
+	Within time.Duration `yaml:"within" json:"within,omitzero"`
+
+	ListFirst bool `yaml:"listFirst" json:"listFirst,omitempty"` // of grow on nimitz: all new nodes list before one is given a subnet
+}
+
+// Limits are of a whole run; 0 means none.
+type Limits struct {
+	Time     time.Duration `yaml:"time" json:"time,omitzero"`
+	Memory   Size          `yaml:"memory" json:"memory,omitzero"`     // resident, of this process
+	Messages int64         `yaml:"messages" json:"messages,omitzero"` // of calls and streams, without heartbeats
+}
+
+// What may happen.
+const (
+	Grow                = "grow"                 // new nodes join and get containers
+	Shrink              = "shrink"               // nodes lose their containers, stop and are deleted
+	RestartJob          = "restart-job"          // all containers of nodes are removed and made anew
+	Crash               = "crash"                // agents are killed and start again from their disks
+	Reconnect           = "reconnect"            // every stream is cut
+	RestartOrchestrator = "restart-orchestrator" // and every agent follows it again
+)
+
+// counted says which events are about a number of nodes.
+var counted = map[string]bool{Grow: true, Shrink: true, RestartJob: true, Crash: true, Reconnect: false, RestartOrchestrator: false}
+
+// Amount is a number of nodes, or a part of those there are in percent.
+type Amount struct {
+	N       int
+	Percent bool
+}
+
+func (a *Amount) UnmarshalText(text []byte) (err error) {
+	digits, percent := strings.CutSuffix(string(text), "%")
+	if a.N, err = strconv.Atoi(digits); err != nil || a.N < 1 || percent && a.N > 1000 {
+		return fmt.Errorf("%q is no number of nodes: write it as 100, or as 10%% of those there are", text)
+	}
+	a.Percent = percent
+	return nil
+}
+
+func (a Amount) MarshalText() ([]byte, error) { return []byte(a.String()), nil }
+
+func (a Amount) String() string {
+	if a.Percent {
+		return fmt.Sprintf("%d%%", a.N)
+	}
+	return strconv.Itoa(a.N)
+}
+
+func (a Amount) of(nodes int) int {
+	if a.Percent {
+		return nodes * a.N / 100
+	}
+	return a.N
+}
+
+// Size is a number of bytes.
+type Size int64
+
+var sizeUnits = []struct {
+	suffix string
+	bytes  Size
+}{{"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10}, {"", 1}}
+
+func (s *Size) UnmarshalText(text []byte) error {
+	for _, u := range sizeUnits {
+		if digits, ok := strings.CutSuffix(string(text), u.suffix); ok {
+			n, err := strconv.ParseInt(strings.TrimSpace(digits), 10, 32)
+			if err != nil || n < 1 {
+				break
+			}
+			*s = Size(n) * u.bytes
+			return nil
+		}
+	}
+	return fmt.Errorf("%q is no size: write it as 16GiB or 512MiB", text)
+}
+
+func (s Size) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
+func (s Size) String() string {
+	for _, u := range sizeUnits {
+		if s%u.bytes == 0 {
+			return fmt.Sprintf("%d%s", s/u.bytes, u.suffix)
+		}
+	}
+	return ""
+}
+
+// Of a tenant on nimitz. Of IPv4 a cluster has virtual addresses for fewer nodes.
+var defaultCIDR = netip.MustParsePrefix("fd10::/48")
+
+const defaultNodeBits = tenant.DefaultNodeBits6
+
+func (s Scenario) overlay() tenant.Overlay { return tenant.Overlay{CIDR: s.CIDR, NodeBits: s.NodeBits} }
+
+// Limits of scenarios.
+const (
+	maxNodes   = 1_000_000
+	maxTenants = 1_000
+)
+
+// Read reads a scenario's YAML file. It is called like the file where it has no name.
+func Read(path string) (Scenario, error) {
+	b, err := specfile.Read("scenario", path)
+	if err != nil {
+		return Scenario{}, err
+	}
+	return Parse(path, b)
+}
+
+// Parse reads YAML; the file's name is the default name and stands in errors, with the line.
+func Parse(file string, b []byte) (Scenario, error) {
+	s, f, err := specfile.Parse[Scenario](file, b)
+	if err != nil {
+		return Scenario{}, err
+	}
+	s = s.filled(strings.TrimSuffix(filepath.Base(file), filepath.Ext(file)))
+	if err := s.Validate(); err != nil {
+		return Scenario{}, f.Wrong(err)
+	}
+	return s, nil
+}
+
+func (s Scenario) filled(name string) Scenario {
+	s.Name = cmp.Or(s.Name, name)
+	s.Network = cmp.Or(s.Network, tenant.Netpila)
+	if s.Network == tenant.Netpila {
+		s.Addressing = cmp.Or(s.Addressing, tenant.Encrypted)
+	}
+	if s.Network == tenant.Nimitz {
+		if !s.CIDR.IsValid() {
+			s.CIDR = defaultCIDR
+		}
+		if !s.NoNodeCIDRs {
+			s.NodeBits = cmp.Or(s.NodeBits, defaultNodeBits)
+		}
+	}
+	s.Tenants = cmp.Or(s.Tenants, 1)
+	s.AtOnce = cmp.Or(s.AtOnce, 512)
+	return s
+}
+
+// Validate says what is wrong with a scenario, or returns nil.
+func (s Scenario) Validate() error {
+	wrong := func(path, format string, args ...any) error {
+		return &specfile.Error{Path: path, Text: fmt.Sprintf(format, args...)}
+	}
+	between := func(key string, value, least, most int) error {
+		if value < least || value > most {
+			return wrong("$."+key, "%s %d: say %d to %d", key, value, least, most)
+		}
+		return nil
+	}
+	if err := cmp.Or(
+		between("nodes", s.Nodes, 1, maxNodes),
+		between("containersPerNode", s.ContainersPerNode, 0, agent.DefaultMaxEndpoints),
+		between("tenants", s.Tenants, 1, maxTenants),
+		between("atOnce", s.AtOnce, 1, maxNodes),
+		between("listRate", s.ListRate, 0, maxNodes),
+	); err != nil {
+		return err
+	}
+	switch s.Network {
+	case tenant.Netpila:
+		if s.Addressing != tenant.Encrypted && s.Addressing != tenant.Clear {
+			return wrong("$.addressing", "addressing %q: say %s or %s", s.Addressing, tenant.Encrypted, tenant.Clear)
+		}
+		if s.CIDR.IsValid() || s.NodeBits != 0 || s.NoNodeCIDRs {
+			return wrong("$", "cidr, nodeBits and noNodeCIDRs are for network %s; on %s addresses follow from the node", tenant.Nimitz, tenant.Netpila)
+		}
+	case tenant.Nimitz:
+		if s.Addressing != "" {
+			return wrong("$.addressing", "addressing is for network %s; on %s containers have addresses of the tenant's own", tenant.Netpila, tenant.Nimitz)
+		}
+		if s.NoNodeCIDRs && s.NodeBits != 0 {
+			return wrong("$.nodeBits", "nodeBits is for nodes with subnets, and noNodeCIDRs says that they have none")
+		}
+		if err := tenant.CheckOverlays(address.DefaultPlan(), []tenant.Overlay{s.overlay()}); err != nil {
+			return wrong("$.cidr", "%v", err)
+		}
+	default:
+		return wrong("$.network", "network %q: say %s or %s", s.Network, tenant.Netpila, tenant.Nimitz)
+	}
+	nodes := s.Nodes
+	for i, e := range s.Events {
+		at := fmt.Sprintf("$.events[%d]", i)
+		needs, known := counted[e.Do]
+		switch {
+		case !known:
+			return wrong(at+".do", "event %q: say %s", e.Do, strings.Join(kinds(), ", "))
+		case needs && e.By == Amount{}:
+			return wrong(at, "event %s needs a number of nodes: write by: 10%%, or by: 100", e.Do)
+		case !needs && e.By != Amount{}:
+			return wrong(at+".by", "event %s is of all nodes; leave by out", e.Do)
+		case e.ListFirst && (e.Do != Grow || s.NodeBits == 0):
+			return wrong(at+".listFirst", "listFirst is for event %s on network %s, with subnets of nodes", Grow, tenant.Nimitz)
+		case needs && e.By.of(nodes) < 1:
+			return wrong(at+".by", "%v of %d nodes is none", e.By, nodes)
+		}
+		switch n := e.By.of(nodes); {
+		case e.Do == Grow && nodes+n > maxNodes:
+			return wrong(at+".by", "%d nodes and %d more: %d are the most", nodes, n, maxNodes)
+		case e.Do == Grow:
+			nodes += n
+		case e.Do == Shrink && n >= nodes:
+			return wrong(at+".by", "%d of %d nodes: one must be left", n, nodes)
+		case e.Do == Shrink:
+			nodes -= n
+		case needs && n > nodes:
+			return wrong(at+".by", "%d of %d nodes", n, nodes)
+		}
+	}
+	return nil
+}
+
+func kinds() []string {
+	var all []string
+	for kind := range counted {
+		all = append(all, kind)
+	}
+	slices.Sort(all)
+	return all
+}

@@ -1,0 +1,95 @@
+package sim
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestParse(t *testing.T) {
+	s, err := Parse("some/peak.yaml", []byte(`
+nodes: 100
+containersPerNode: 31
+seed: 7
+limits: {time: 5m, memory: 16GiB, messages: 100000}
+events:
+- {do: grow, by: 10%, within: 30s}
+- do: crash
+  by: 3
+- {do: restart-orchestrator}
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.Name != "peak" || s.Network != "netpila" || s.Addressing != "encrypted" || s.Tenants != 1 || s.AtOnce != 512 || s.Seed != 7 {
+		t.Errorf("read %+v", s)
+	}
+	if s.Limits != (Limits{5 * time.Minute, 16 << 30, 100_000}) || s.Limits.Memory.String() != "16GiB" {
+		t.Errorf("limits are %+v", s.Limits)
+	}
+	want := []Event{{Do: Grow, By: Amount{10, true}, Within: 30 * time.Second}, {Do: Crash, By: Amount{3, false}}, {Do: RestartOrchestrator}}
+	if !slices.Equal(s.Events, want) {
+		t.Errorf("events are %+v, want %+v", s.Events, want)
+	}
+}
+
+func TestParseRefuses(t *testing.T) {
+	for text, want := range map[string]string{
+		"nodes: 0":                                                        "f.yaml:1: nodes 0: say 1 to 1000000",
+		"nodes: 1\nnoodles: 2":                                            `f.yaml:2: unknown key "noodles": the keys here are name, seed`,
+		"nodes: many":                                                     "f.yaml:1: ",
+		"nodes: 5\ncontainersPerNode: 5000":                               "f.yaml:2: containersPerNode 5000: say 0 to 4096",
+		"nodes: 5\nnetwork: ila":                                          `f.yaml:2: network "ila": say netpila or nimitz`,
+		"nodes: 5\naddressing: own":                                       `f.yaml:2: addressing "own": say encrypted or clear`,
+		"nodes: 5\ncidr: 10.0.0.0/8":                                      "f.yaml: cidr, nodeBits and noNodeCIDRs are for network nimitz",
+		"nodes: 5\nnetwork: nimitz\ncidr: 10.0":                           "f.yaml: netip.ParsePrefix",
+		"nodes: 5\nnetwork: nimitz\nnodeBits: 4":                          "f.yaml: ",
+		"nodes: 5\nevents:\n- {do: nothing}":                              `f.yaml:3: event "nothing": say crash, grow, reconnect, restart-job, restart-orchestrator, shrink`,
+		"nodes: 5\nevents:\n- {do: grow}":                                 "f.yaml:3: event grow needs a number of nodes",
+		"nodes: 5\nevents:\n- {do: reconnect, by: 1}":                     "f.yaml:3: event reconnect is of all nodes; leave by out",
+		"nodes: 5\nevents:\n- {do: grow, by: 10%}":                        "f.yaml:3: 10% of 5 nodes is none",
+		"nodes: 5\nevents:\n- {do: grow, by: 0}":                          `f.yaml: "0" is no number of nodes`,
+		"nodes: 5\nevents:\n- {do: shrink, by: 5}":                        "f.yaml:3: 5 of 5 nodes: one must be left",
+		"nodes: 5\nevents:\n- {do: shrink, by: 2}\n- {do: crash, by: 4}":  "f.yaml:4: 4 of 3 nodes",
+		"nodes: 5\nevents:\n- {do: grow, by: 1, listFirst: true}":         "f.yaml:3: listFirst is for event grow on network nimitz",
+		"nodes: 5\nevents:\n- {do: grow, by: 1, within: soon}":            "f.yaml: time: invalid duration",
+		"nodes: 5\nlimits: {memory: much}":                                `f.yaml: "much" is no size`,
+		"nodes: 900000\nevents:\n- {do: grow, by: 50%}":                   "f.yaml:3: 900000 nodes and 450000 more: 1000000 are the most",
+		"nodes: 5\nnetwork: nimitz\naddressing: clear":                    "f.yaml:3: addressing is for network netpila",
+		"nodes: 5\nnetwork: nimitz\nnodeBits: 24\nnoNodeCIDRs: true":      "f.yaml:3: nodeBits is for nodes with subnets",
+		"nodes: 5\nnetwork: nimitz\nevents: [{do: crash, by: 1, bye: 1}]": `f.yaml:3: unknown key "bye": the keys here are do, by, within, listFirst`,
+	} {
+		_, err := Parse("f.yaml", []byte(text))
+		if err == nil || !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("%q is refused with\n%v, want\n%v", text, err, want)
+		}
+	}
+}
+
+// TestPlan: a seed says which nodes events are about, and which agents start again.
+func TestPlan(t *testing.T) {
+	s := Scenario{Seed: 3, Nodes: 10, Events: []Event{{Do: Shrink, By: Amount{N: 4}}, {Do: Grow, By: Amount{50, true}}, {Do: Crash, By: Amount{N: 5}}, {Do: Reconnect}}}
+	one, again := s.plan(), s.plan()
+	for i := range one {
+		if !slices.Equal(one[i].nodes, again[i].nodes) {
+			t.Errorf("%v is about %v and %v", one[i].Event, one[i].nodes, again[i].nodes)
+		}
+	}
+	s.Seed = 4
+	if other := s.plan(); slices.Equal(one[0].nodes, other[0].nodes) && slices.Equal(one[2].nodes, other[2].nodes) {
+		t.Errorf("with another seed it is about the same: %v", one)
+	}
+	if !slices.Equal(one[1].nodes, []int{11, 12, 13}) {
+		t.Errorf("new nodes are %v", one[1].nodes)
+	}
+	kept := keeps(one)
+	for _, n := range one[2].nodes {
+		if slices.Contains(one[0].nodes, n) || !kept[n] {
+			t.Errorf("node %d crashes, of %v that are gone and %v that keep their disks", n, one[0].nodes, kept)
+		}
+	}
+	if len(kept) != 5 {
+		t.Errorf("%v keep their disks", kept)
+	}
+}

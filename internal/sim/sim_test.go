@@ -1,0 +1,149 @@
+package sim
+
+import (
+	"flag"
+	"log/slog"
+	"math"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestMain(m *testing.M) {
+	flag.Set("test.parallel", "8") // scenarios wait for time and disks, not for processors
+	os.Exit(m.Run())
+}
+
+// play runs a scenario in a folder of its own.
+func play(t *testing.T, text string) *Result {
+	t.Helper()
+	s, err := Parse("scenario.yaml", []byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, err := os.MkdirTemp("", "sim") // short, for a socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := Run(t.Context(), s, Options{Dir: dir, Log: slog.New(slog.DiscardHandler), Progress: func(p Progress) { t.Log(p) }, Every: time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// TestEvents: whatever happens, what must hold does, and everybody follows the orchestrator again by one snapshot.
+func TestEvents(t *testing.T) {
+	t.Parallel()
+	r := play(t, `
+nodes: 20
+containersPerNode: 3
+tenants: 2
+events:
+- {do: grow, by: 10%}
+- {do: crash, by: 3}
+- {do: restart-job, by: 50%}
+- {do: reconnect}
+- {do: restart-orchestrator}
+- {do: shrink, by: 2}
+`)
+	if !r.Pass() {
+		t.Errorf("violations %q, exceeded %q", r.Violations, r.Exceeded)
+	}
+	for i, want := range []struct {
+		nodes, containers int
+		snapshots         int64
+	}{{20, 60, 20}, {22, 66, 2}, {22, 66, 3}, {22, 66, 0}, {22, 66, 0}, {22, 66, 22}, {20, 60, 0}} {
+		s := r.Stages[i]
+		if s.Nodes != want.nodes || s.Containers != want.containers || s.Counts["Follow out snapshot"].Messages != want.snapshots {
+			t.Errorf("after %s there are %d nodes, %d containers and came %+v; want %+v", s.Event, s.Nodes, s.Containers, s.Counts, want)
+		}
+	}
+	r.Entries = slices.DeleteFunc(r.Entries, func(e Entries) bool { return strings.HasPrefix(e.Table, "nimitz") })
+	want := []Entries{{"locals", 3, 3, 3}, {"sources", 3, 3, 3}, {"tenants", 2, 2, 2}, {"keys", 2, 2, 2}}
+	for i := range r.Entries {
+		r.Entries[i].Mean = math.Round(r.Entries[i].Mean) // a sum of many parts
+	}
+	if !slices.Equal(r.Entries, want) {
+		t.Errorf("entries are %+v, want %+v", r.Entries, want)
+	}
+}
+
+// TestLinear: what new nodes cost in messages is so much for each, however many there are (NP9). How often a node says what it hosts
+// depends on how soon it is heard; it is bounded.
+func TestLinear(t *testing.T) {
+	t.Parallel()
+	r := play(t, "{nodes: 10, containersPerNode: 31, events: [{do: grow, by: 10}, {do: grow, by: 20}]}")
+	for i, n := range []int64{10, 10, 20} {
+		c := r.Stages[i].Counts
+		reports := c["Follow in report"].Messages
+		if reports < 2*n || reports > 4*n {
+			t.Errorf("%d nodes said %d times what they host", n, reports)
+		}
+		delete(c, "Follow in report")
+		delete(c, heartbeats)
+		for kind, each := range map[string]int64{"Register in": 1, "Register out": 1, "Follow out snapshot": 1, "Follow out delta": 1, "Resolve in": 1, "Resolve out": 1} {
+			if c[kind].Messages != each*n {
+				t.Errorf("%d nodes cost %d messages of kind %s, want %d for each", n, c[kind].Messages, kind, each)
+			}
+			delete(c, kind)
+		}
+		if len(c) > 0 {
+			t.Errorf("%d nodes also cost %+v", n, c)
+		}
+	}
+}
+
+// TestNimitz: each node comes to know where all others' containers are, whatever happens.
+func TestNimitz(t *testing.T) {
+	for _, addresses := range []string{"cidr: 10.0.0.0/16, nodeBits: 26", "cidr: 10.0.0.0/16, noNodeCIDRs: true"} {
+		t.Run(addresses, func(t *testing.T) {
+			t.Parallel()
+			r := play(t, `{network: nimitz, `+addresses+`, nodes: 10, containersPerNode: 3, tenants: 2, events: [
+				{do: grow, by: 10%}, {do: restart-job, by: 5}, {do: crash, by: 3}, {do: reconnect}, {do: restart-orchestrator}, {do: shrink, by: 2}]}`)
+			if !r.Pass() {
+				t.Errorf("violations %q", r.Violations)
+			}
+			others := 2 * 8 // of each tenant a subnet of each other node
+			if strings.Contains(addresses, "noNodeCIDRs") {
+				others = 3 * 8
+			}
+			forwarding := others + 2 + 3
+			want := []Entries{{"locals", 0, 0, 0}, {"sources", 0, 0, 0}, {"tenants", 0, 0, 0}, {"keys", 0, 0, 0},
+				{"nimitz-decap", 1, 1, 1}, {"nimitz-register", 3, 3, 3}, {"nimitz-nat", 0, 0, 0}, {"nimitz-forwarding", forwarding, float64(forwarding), forwarding}}
+			for i := range r.Entries {
+				r.Entries[i].Mean = math.Round(r.Entries[i].Mean)
+			}
+			slices.SortFunc(r.Entries, func(a, b Entries) int { return order(want, a) - order(want, b) })
+			if !slices.Equal(r.Entries, want) {
+				t.Errorf("entries are %+v, want %+v", r.Entries, want)
+			}
+		})
+	}
+}
+
+func order(of []Entries, e Entries) int {
+	return slices.IndexFunc(of, func(o Entries) bool { return o.Table == e.Table })
+}
+
+// TestSeed: what follows from the scenario and its seed is the same in each run where things happen one after the other: addresses that no key decides,
+// calls and snapshots. Times, UUIDs and keys are not.
+func TestSeed(t *testing.T) {
+	t.Parallel()
+	for _, network := range []string{"addressing: clear", "network: nimitz"} {
+		text := "{" + network + ", seed: 5, atOnce: 1, nodes: 6, containersPerNode: 2, events: [{do: restart-job, by: 3}]}"
+		one, again, other := play(t, text), play(t, text), play(t, strings.Replace(text, "seed: 5", "seed: 6", 1))
+		if one.Addresses != again.Addresses || one.Addresses == other.Addresses {
+			t.Errorf("%s: sums of addresses are %s and %s, and with another seed %s", network, one.Addresses, again.Addresses, other.Addresses)
+		}
+		for i := range one.Stages {
+			for kind, n := range one.Stages[i].Counts {
+				if kind != heartbeats && kind != "Follow in report" && kind != "Follow out delta" && n.Messages != again.Stages[i].Counts[kind].Messages {
+					t.Errorf("%s, %s: there were %d messages of kind %s, and then %d", network, one.Stages[i].Event, n.Messages, kind, again.Stages[i].Counts[kind].Messages)
+				}
+			}
+		}
+	}
+}

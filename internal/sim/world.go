@@ -1,0 +1,273 @@
+package sim
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"connectrpc.com/connect"
+	"golang.org/x/sync/errgroup"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/durable"
+	"pilaster.io/pilaster/internal/local"
+	"pilaster.io/pilaster/internal/orchestrator"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+// world is the cluster that a scenario plays in.
+type world struct {
+	scenario Scenario
+	dir      string // of the orchestrator's
+	url      string
+	version  string
+	fabric   *fabric
+	clients  pilasterv1connect.NodeServiceClient
+	operator pilasterv1connect.OperatorServiceClient
+	server   *orchestrator.Server
+	earlier  Counts // of orchestrators that have ended
+	log      *slog.Logger
+	agentLog *slog.Logger
+	warnings *warnings
+	written  *written
+
+	uplink  []netip.Addr
+	netns   string
+	labels  map[string]string
+	tenants []string
+
+	nodes  []*node
+	keeps  map[int]bool // nodes whose disks are read again, by number
+	joined int          // nodes there ever were
+
+	devices  *deviceNames
+	numbers  *numbers             // of mappings
+	gate     atomic.Pointer[gate] // nil for none
+	progress *progress
+	stage    *stage
+	adds     *latencies
+	sum      string       // of all addresses, when they were last looked at
+	retried  atomic.Int64 // ADDs that were refused for the moment
+}
+
+func newWorld(s Scenario, dir string, log *slog.Logger) *world {
+	f := new(fabric)
+	w := &world{
+		scenario: s, dir: dir, url: "https://orchestrator.sim", version: "sim", fabric: f, log: log, warnings: newWarnings(), written: new(written),
+		uplink: []netip.Addr{netip.MustParseAddr("2001:db8::2")}, netns: "/run/netns/sim", labels: map[string]string{"app": "job"},
+		keeps: map[int]bool{}, devices: new(deviceNames), numbers: newNumbers(), progress: new(progress), adds: new(latencies),
+	}
+	w.agentLog = slog.New(w.warnings)
+	w.clients = pilasterv1connect.NewNodeServiceClient(f, w.url)
+	return w
+}
+
+// open starts the first orchestrator and makes the tenants.
+func (w *world) open(ctx context.Context) error {
+	if err := w.startOrchestrator(ctx); err != nil {
+		return err
+	}
+	w.operator = pilasterv1connect.NewOperatorServiceClient(local.Client(orchestrator.Socket(w.dir)), local.URL)
+	for i := range w.scenario.Tenants {
+		name := fmt.Sprintf("t%d", i+1)
+		if _, err := w.operator.CreateTenant(ctx, connect.NewRequest(w.scenario.tenant(name))); err != nil {
+			return fmt.Errorf("make tenant %s: %w", name, err)
+		}
+		w.tenants = append(w.tenants, name)
+	}
+	return nil
+}
+
+func (s Scenario) tenant(name string) *pilasterv1.CreateTenantRequest {
+	req := &pilasterv1.CreateTenantRequest{Name: name, Network: s.Network}
+	switch {
+	case s.Network == tenant.Nimitz:
+		o := s.overlay()
+		req.Overlays = []*pilasterv1.Overlay{{Cidr: o.CIDR.String(), NodeBits: uint32(o.NodeBits)}}
+	case s.Addressing == tenant.Clear:
+		req.Addressing = pilasterv1.Addressing_ADDRESSING_CLEAR
+	}
+	return req
+}
+
+func (w *world) startOrchestrator(ctx context.Context) error {
+	s, err := orchestrator.Start(ctx, orchestrator.Config{
+		DataDir: filepath.Join(w.dir, "data"), RunDir: w.dir, Listen: "127.0.0.1:0", Plan: address.DefaultPlan(), Version: w.version,
+		Limits: orchestrator.Limits{Connections: 64, Lists: w.scenario.ListRate}, Log: w.log, // nobody connects
+	})
+	if err != nil {
+		return fmt.Errorf("start the orchestrator: %w", err)
+	}
+	w.server = s
+	w.fabric.plug(s)
+	return nil
+}
+
+// stopOrchestrator ends it as a service manager does.
+func (w *world) stopOrchestrator() error {
+	w.fabric.unplug()
+	w.server.Close()
+	counts, err := countsOf(w.server)
+	w.earlier = w.earlier.plus(counts)
+	w.server = nil
+	return err
+}
+
+// counts is what all orchestrators have counted.
+func (w *world) counts() (Counts, error) {
+	now, err := countsOf(w.server)
+	return w.earlier.plus(now), err
+}
+
+// close ends everything. Agents first: the orchestrator need not tell each of them why.
+func (w *world) close() error {
+	w.fabric.unplug()
+	for _, n := range w.nodes {
+		if n.stop != nil {
+			n.stop()
+		}
+	}
+	for _, n := range w.nodes {
+		if n.stop != nil {
+			<-n.done
+		}
+	}
+	if w.server != nil {
+		w.server.Close()
+	}
+	return os.RemoveAll(w.dir)
+}
+
+// join makes so many nodes, which have no agent yet.
+func (w *world) join(many int) []*node {
+	fresh := make([]*node, many)
+	for i := range fresh {
+		w.joined++
+		d := durable.On(forgetful{w.written})
+		if w.keeps[w.joined] {
+			d = durable.On(newDisk(w.written))
+		}
+		fresh[i] = w.newNode(w.joined, d)
+	}
+	w.nodes = append(w.nodes, fresh...)
+	return fresh
+}
+
+// start has nodes join the cluster and get their containers.
+func (w *world) start(ctx context.Context, nodes []*node) error {
+	return w.each(ctx, nodes, func(ctx context.Context, n *node) error { return n.start(ctx, w) })
+}
+
+// startListing has nodes join and list where the others' containers are before any of them is given a subnet, as NIMITZ §4.1 counts.
+func (w *world) startListing(ctx context.Context, nodes []*node) error {
+	w.gate.Store(newGate(nodes))
+	defer w.gate.Store(nil)
+	return w.eachOf(ctx, nodes, len(nodes), func(ctx context.Context, n *node) error { return n.start(ctx, w) })
+}
+
+func (w *world) listed(n *node) {
+	if g := w.gate.Load(); g != nil {
+		g.listed(n)
+	}
+}
+
+// each does something with every node, with as many at a time as the scenario says.
+func (w *world) each(ctx context.Context, nodes []*node, do func(context.Context, *node) error) error {
+	return w.eachOf(ctx, nodes, w.scenario.AtOnce, do)
+}
+
+func (w *world) eachOf(ctx context.Context, nodes []*node, atOnce int, do func(context.Context, *node) error) error {
+	g, ctx := errgroup.WithContext(ctx)
+	next := make(chan *node)
+	for range min(atOnce, len(nodes)) {
+		g.Go(func() error {
+			for n := range next {
+				if err := do(ctx, n); err != nil {
+					return err
+				}
+				w.progress.did()
+			}
+			return nil
+		})
+	}
+	g.Go(func() error {
+		defer close(next)
+		for _, n := range nodes {
+			select {
+			case next <- n:
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+		return nil
+	})
+	return g.Wait()
+}
+
+// await waits until every node follows the orchestrator, by a stream begun since.
+func (w *world) await(ctx context.Context, nodes []*node, since time.Time) error {
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for waiting := nodes; ; {
+		var still []*node
+		for _, n := range waiting {
+			if s := n.link.Status(); !s.Connected || s.Since.Before(since) {
+				still = append(still, n)
+			}
+		}
+		if len(still) == 0 {
+			return nil
+		}
+		waiting = still
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return fmt.Errorf("%d of %d nodes do not follow the orchestrator, such as %s: %s: %w", len(still), len(nodes), still[0].name, still[0].link.Status().LastError, ctx.Err())
+		}
+	}
+}
+
+// warnings counts what agents warn of, and why.
+type warnings struct {
+	mu sync.Mutex
+	m  map[string]int
+}
+
+func newWarnings() *warnings { return &warnings{m: map[string]int{}} }
+
+func (h *warnings) Enabled(_ context.Context, l slog.Level) bool { return l >= slog.LevelWarn }
+func (h *warnings) WithAttrs([]slog.Attr) slog.Handler           { return h }
+func (h *warnings) WithGroup(string) slog.Handler                { return h }
+func (h *warnings) Handle(_ context.Context, r slog.Record) error {
+	what := r.Message
+	r.Attrs(func(a slog.Attr) bool {
+		if a.Key == "error" {
+			why, _, _ := strings.Cut(a.Value.String(), ";")
+			what += ": " + digits.ReplaceAllString(why, "N")
+		}
+		return true
+	})
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.m[what] == 0 && len(h.m) >= maxWarnings {
+		what = "something else"
+	}
+	h.m[what]++
+	return nil
+}
+
+// digits tell nodes, tenants and revisions apart, of which the same is said.
+var digits = regexp.MustCompile("[0-9]+")
+
+// maxWarnings is how many are told apart.
+const maxWarnings = 100

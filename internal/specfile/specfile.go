@@ -1,0 +1,171 @@
+// Package specfile reads the YAML files that people write: strictly, and with errors that name the line.
+package specfile
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"reflect"
+	"strings"
+
+	"github.com/goccy/go-yaml"
+	"github.com/goccy/go-yaml/ast"
+	"github.com/goccy/go-yaml/parser"
+)
+
+// Error is what is wrong with a spec, and where: a path into the YAML like $.containers[2].node, or $ for all of it.
+type Error struct{ Path, Text string }
+
+func (e *Error) Error() string {
+	if e.Path == "$" {
+		return e.Text
+	}
+	return strings.TrimPrefix(e.Path, "$.") + ": " + e.Text
+}
+
+// File is one that was read.
+type File struct {
+	name string
+	tree *ast.File
+}
+
+// Parse reads a file's content into a struct, whose fields all have yaml tags. The name stands in errors, with the line.
+func Parse[T any](name string, b []byte) (spec T, f File, err error) {
+	f.name = name
+	defer func() {
+		// The library panics over some malformed tags and anchors.
+		if p := recover(); p != nil {
+			err = fmt.Errorf("%s: not understood as YAML: %v", name, p)
+		}
+	}()
+	if f.tree, err = parser.ParseBytes(b, 0); err == nil {
+		err = yaml.UnmarshalWithOptions(b, &spec, yaml.Strict())
+	}
+	var at yaml.Error
+	if errors.As(err, &at) && at.GetToken() != nil {
+		return spec, f, fmt.Errorf("%s:%d: %s", name, at.GetToken().Position.Line, words(at, f.tree, reflect.TypeFor[T]()))
+	}
+	if err != nil {
+		return spec, f, fmt.Errorf("%s: %w", name, err)
+	}
+	return spec, f, nil
+}
+
+// Read is the content of a file, what it is said in errors.
+func Read(what, path string) ([]byte, error) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("read the %s: %w", what, err)
+	}
+	return b, nil
+}
+
+// Wrong is an error with the place where it is, if it says one.
+func (f File) Wrong(err error) error {
+	var wrong *Error
+	if errors.As(err, &wrong) {
+		if line := lineOf(f.tree, wrong.Path); line > 0 {
+			return fmt.Errorf("%s:%d: %s", f.name, line, wrong.Text)
+		}
+	}
+	return fmt.Errorf("%s: %w", f.name, err)
+}
+
+// words are the library's own, but for those that are about Go.
+func words(err yaml.Error, tree *ast.File, t reflect.Type) string {
+	var unknown *yaml.UnknownFieldError
+	if errors.As(err, &unknown) {
+		what := strings.Replace(err.GetMessage(), "unknown field", "unknown key", 1)
+		for _, d := range tree.Docs {
+			if keys := keysBeside(d.Body, t, err.GetToken().Position.Offset); keys != nil {
+				return what + ": the keys here are " + strings.Join(keys, ", ")
+			}
+		}
+		return what
+	}
+	var wrong *yaml.TypeError
+	if !errors.As(err, &wrong) {
+		return err.GetMessage()
+	}
+	what := fmt.Sprintf("%s where %s is expected", shape(wrong.SrcType), shape(wrong.DstType))
+	if wrong.StructFieldName != nil {
+		_, field, _ := strings.Cut(*wrong.StructFieldName, ".")
+		what = strings.ToLower(field) + ": " + what
+	}
+	return what
+}
+
+// keysBeside are those that may stand where the key at an offset does, in what is read as a type; nil where the key is not in there.
+func keysBeside(node ast.Node, t reflect.Type, offset int) []string {
+	switch node := node.(type) {
+	case *ast.SequenceNode:
+		for _, v := range node.Values {
+			if t.Kind() != reflect.Slice {
+				return nil
+			}
+			if keys := keysBeside(v, t.Elem(), offset); keys != nil {
+				return keys
+			}
+		}
+	case *ast.MappingNode:
+		if t.Kind() != reflect.Struct {
+			return nil
+		}
+		var keys []string
+		types := map[string]reflect.Type{}
+		for i := range t.NumField() {
+			key := t.Field(i).Tag.Get("yaml")
+			keys, types[key] = append(keys, key), t.Field(i).Type
+		}
+		for _, v := range node.Values {
+			if v.Key.GetToken().Position.Offset == offset {
+				return keys
+			}
+			if inside, ok := types[v.Key.GetToken().Value]; ok {
+				if found := keysBeside(v.Value, inside, offset); found != nil {
+					return found
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// shape is what a type is in YAML.
+func shape(t reflect.Type) string {
+	switch t.Kind() {
+	case reflect.Slice:
+		return "a list"
+	case reflect.Map, reflect.Struct:
+		return "a mapping"
+	}
+	return "a single word"
+}
+
+// Has tells whether the file has a key at its top.
+func (f File) Has(key string) bool {
+	for _, d := range f.tree.Docs {
+		if top, ok := d.Body.(*ast.MappingNode); ok {
+			for _, v := range top.Values {
+				if v.Key.GetToken().Value == key {
+					return true
+				}
+			}
+		}
+	}
+	return false
+}
+
+// lineOf finds the line of a path, or of what should contain it where it is left out; 0 for the
+// whole file.
+func lineOf(tree *ast.File, path string) int {
+	for path != "$" && path != "" {
+		if p, err := yaml.PathString(path); err == nil {
+			if node, err := p.FilterFile(tree); err == nil && node.GetToken() != nil {
+				return node.GetToken().Position.Line
+			}
+		}
+		path = path[:strings.LastIndexAny(path, ".[")]
+	}
+	return 0
+}

@@ -1,0 +1,53 @@
+package mutation_test
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+)
+
+// A fault is one planted in what hands something out or tells of it, which a small simulation has to notice by what must always hold.
+type fault struct {
+	name           string
+	file, old, new string
+	test           string // of internal/sim
+	says           string
+}
+
+func faults() []fault {
+	return []fault{
+		{"prefixes twice", "internal/orchestrator/store/nodes.go",
+			"t.setMark(keyPrefixMark, n+1)\n\t\t\tt.put(dirPrefixes+prefix.String(), r.Node.UUID)\n",
+			"if n != 5 {\n\t\t\t\tt.setMark(keyPrefixMark, n+1)\n\t\t\t\tt.put(dirPrefixes+prefix.String(), r.Node.UUID)\n\t\t\t}\n",
+			"TestEvents", "one prefix for two nodes"},
+		{"mappings not told", "internal/orchestrator/follower.go", "case e.Mapping != nil && f.has(e.Mapping.Tenant):", "case e.Mapping != nil && f.has(e.Mapping.Tenant) && f.node.Name != \"n3\":",
+			"TestNimitz", "a node does not know where a tenant is"},
+	}
+}
+
+// TestSimulationNotices plants each fault, with MUTATION=all: it takes minutes. Without, it looks whether their texts are still there.
+func TestSimulationNotices(t *testing.T) {
+	for _, f := range faults() {
+		text := planted{file: f.file}.text(t)
+		if n := strings.Count(text, f.old); n != 1 {
+			t.Errorf("%s: found %d times in %s, must be once:\n%s", f.name, n, f.file, f.old)
+			continue
+		}
+		if os.Getenv("MUTATION") != "all" {
+			continue
+		}
+		t.Run(f.name, func(t *testing.T) {
+			overlay := overlayOf(t, tree+"/"+f.file, strings.Replace(text, f.old, f.new, 1))
+			run := exec.CommandContext(t.Context(), "go", "test", "-vet=off", "-count=1", "-run", "^"+f.test+"$", "-overlay", overlay, "./internal/sim")
+			run.Dir = tree
+			said, err := run.CombinedOutput()
+			var failed *exec.ExitError
+			if !errors.As(err, &failed) || !bytes.Contains(said, []byte(f.says)) {
+				t.Errorf("the simulation does not say %q: %v\n%s", f.says, err, said)
+			}
+		})
+	}
+}
