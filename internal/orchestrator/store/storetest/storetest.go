@@ -3,6 +3,7 @@
 package storetest
 
 import (
+	"bytes"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -11,6 +12,7 @@ import (
 	"encoding/pem"
 	"fmt"
 	"log/slog"
+	mathrand "math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -55,32 +57,51 @@ func Debian(t *testing.T) store.External {
 	t.Helper()
 	dir := t.TempDir()
 	external := certify(t, dir)
-	client, peer := freeAddress(t), freeAddress(t)
 	log, err := os.Create(filepath.Join(dir, "log"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer log.Close()
+	for {
+		client, peer := freeAddress(t), freeAddress(t)
+		exited := startDebian(t, external, dir, client, peer, log)
+		external.Endpoints = []string{"https://" + client}
+		if answered(t, external, exited, log.Name()) {
+			return external
+		}
+	}
+}
+
+// startDebian returns what is closed once the process has ended.
+func startDebian(t *testing.T, external store.External, dir, client, peer string, log *os.File) <-chan struct{} {
+	t.Helper()
 	cmd := exec.Command("/usr/bin/etcd", "--name", "test", "--data-dir", filepath.Join(dir, "data"),
 		"--listen-client-urls", "https://"+client, "--advertise-client-urls", "https://"+client,
 		"--listen-peer-urls", "http://"+peer, "--initial-advertise-peer-urls", "http://"+peer, "--initial-cluster", "test=http://"+peer,
 		"--cert-file", filepath.Join(dir, "server.pem"), "--key-file", filepath.Join(dir, "server.key"),
 		"--client-cert-auth", "--trusted-ca-file", external.CA)
+	if err := log.Truncate(0); err != nil {
+		t.Fatal(err)
+	}
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
+	exited := make(chan struct{})
+	go func() {
+		cmd.Wait()
+		close(exited)
+	}()
 	t.Cleanup(func() {
 		cmd.Process.Kill()
-		cmd.Wait()
+		<-exited
 	})
-	external.Endpoints = []string{"https://" + client}
-	answered(t, external, log.Name())
-	return external
+	return exited
 }
 
-func answered(t *testing.T, e store.External, log string) {
+// answered is false if another process took one of its ports first: etcd ends then, and tells only its log.
+func answered(t *testing.T, e store.External, exited <-chan struct{}, log string) bool {
 	t.Helper()
 	client, err := store.Dial(e)
 	if err != nil {
@@ -89,20 +110,36 @@ func answered(t *testing.T, e store.External, log string) {
 	defer client.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	if _, err := client.Get(ctx, "/"); err != nil {
-		text, _ := os.ReadFile(log)
-		t.Fatalf("etcd does not answer: %v\n%s", err, text)
+	go func() {
+		select {
+		case <-exited:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	_, err = client.Get(ctx, "/")
+	if err == nil {
+		return true
 	}
+	text, _ := os.ReadFile(log)
+	if bytes.Contains(text, []byte("address already in use")) {
+		return false
+	}
+	t.Fatalf("etcd does not answer: %v\n%s", err, text)
+	return false
 }
 
-// freeAddress was free a moment ago.
+// freeAddress was free a moment ago. Its port is not one that the kernel gives to clients, of which tests that run beside have thousands.
 func freeAddress(t *testing.T) string {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	for range 1000 {
+		l, err := net.Listen("tcp", fmt.Sprint("127.0.0.1:", 10000+mathrand.IntN(20000)))
+		if err == nil {
+			defer l.Close()
+			return l.Addr().String()
+		}
 	}
-	defer l.Close()
-	return l.Addr().String()
+	t.Fatal("no port between 10000 and 30000 is free")
+	return ""
 }
 
 // certify writes an authority, and certificates for the server and for its client.
