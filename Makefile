@@ -132,7 +132,7 @@ budget: ## what each program may ask of the verifier, measured anew here and on 
 	@go test -v -count=1 -run 'TestBudget$$' ./internal/datapath
 	@$(MAKE) vm RUN='TestBudget$$$$' WRITE=$(CURDIR)/internal/datapath
 
-mutation: ## every check of the datapath taken away in turn, a bug planted for every fuzz target: tests must notice
+mutation: ## every check of the datapath taken away in turn, a bug planted for every fuzz target, faults for the simulation: tests must notice
 	@$(as_root)
 	@$(MAKE) deps
 	@MUTATION=all go test -v -count=1 -timeout 0 ./test/mutation

@@ -68,8 +68,10 @@ type known struct {
 	sum      string                     // of all addresses, and where they are
 }
 
-// settleTime is how long the orchestrator may take to hear what agents have done last.
-const settleTime = 30 * time.Second
+const (
+	settleTime = 30 * time.Second       // that the orchestrator and other nodes may take to hear what agents have done last
+	lookEvery  = 200 * time.Millisecond // whether they have; of very many nodes a look takes longer
+)
 
 // sumOf is the same for two runs where every address is on the same node.
 func sumOf(sorted []held) string {
@@ -83,21 +85,22 @@ func sumOf(sorted []held) string {
 	return hex.EncodeToString(sum.Sum(nil)[:8])
 }
 
-// check looks at all agents, their packet paths and what the orchestrator says of them, while nothing happens.
+// check looks at all agents, their packet paths and what the orchestrator says of them, while nothing happens. What agents do themselves they have done;
+// only what is said of them may have to be heard yet.
 func (w *world) check(ctx context.Context) ([]string, error) {
 	var agents violations
 	has := w.checkAgents(&agents)
 	w.sum = has.sum
-	for end := time.Now().Add(settleTime); ; {
+	for end := time.Now().Add(w.patience); ; {
 		var said violations
 		err := w.checkKnown(ctx, &said, has)
 		if w.scenario.Network == tenant.Nimitz {
 			w.checkMappings(&said)
 		}
-		if err != nil || len(said.all) == 0 || time.Now().After(end) {
+		if err != nil || len(agents.all) > 0 || len(said.all) == 0 || time.Now().After(end) {
 			return append(agents.list(), said.list()...), err
 		}
-		if err := pause(ctx, time.Second); err != nil {
+		if err := pause(ctx, lookEvery); err != nil {
 			return nil, err
 		}
 	}

@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -22,9 +23,11 @@ type Options struct {
 	Every    time.Duration  // how often
 	Before   func(string)   // called before each event, with its words; nil for none
 	Settled  func() error   // called when all has happened and everything is still there; nil for none
+	Patience time.Duration  // how long the orchestrator may take to hear what agents have done last; 0 means 30 s
 }
 
-// Run plays a scenario. The result is there also beside an error of an event.
+// Run plays a scenario, until it ends or something does not hold that always must: what came after that would say nothing. The result is there
+// also beside an error of an event.
 func Run(ctx context.Context, s Scenario, o Options) (r *Result, err error) {
 	if s.Limits.Time > 0 {
 		var cancel context.CancelFunc
@@ -35,6 +38,7 @@ func Run(ctx context.Context, s Scenario, o Options) (r *Result, err error) {
 		defer debug.SetMemoryLimit(debug.SetMemoryLimit(int64(s.Limits.Memory) * 15 / 16)) // of the runtime; etcd's file is beside it
 	}
 	w := newWorld(s, o.Dir, o.Log)
+	w.patience = cmp.Or(o.Patience, settleTime)
 	defer func() {
 		if closed := w.close(); err == nil {
 			err = closed
@@ -91,6 +95,9 @@ func (w *world) playAll(ctx context.Context, r *Result, before func(string)) err
 		if failed != nil {
 			return failed
 		}
+		if limit := s.Within; limit > 0 && stage.Ready > limit.Seconds() {
+			r.Exceeded = append(r.Exceeded, fmt.Sprintf("%s took %.1f s, and %v is its limit", stage.Event, stage.Ready, limit))
+		}
 		violated, err := w.check(ctx)
 		if err != nil {
 			return err
@@ -98,8 +105,8 @@ func (w *world) playAll(ctx context.Context, r *Result, before func(string)) err
 		for _, v := range violated {
 			r.Violations = append(r.Violations, "after "+stage.Event+": "+v)
 		}
-		if limit := s.Within; limit > 0 && stage.Ready > limit.Seconds() {
-			r.Exceeded = append(r.Exceeded, fmt.Sprintf("%s took %.1f s, and %v is its limit", stage.Event, stage.Ready, limit))
+		if violated != nil {
+			return nil
 		}
 	}
 	return nil

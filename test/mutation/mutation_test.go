@@ -1,7 +1,7 @@
 // Package mutation_test takes every check of the datapath away, one at a time, and holds the tests of
 // internal/datapath to it: those for that check must fail, and no other case of the same test. MUTATION=all
 // does so for every entry of the table, and without it a few are tried. Likewise every fuzz target has to find a bug
-// that is planted for it.
+// that is planted for it, and a small simulation faults of what hands out addresses or tells of them.
 package mutation_test
 
 import (
