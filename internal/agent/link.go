@@ -48,6 +48,7 @@ type LinkConfig struct {
 	UplinkAddresses func() ([]netip.Addr, error)
 	// AddressesChanged tells that they may be others than before; nil where they never are.
 	AddressesChanged <-chan struct{}
+	WithoutMappings  bool // the stream is not to tell how mappings change: somebody asks
 	// Dial gives a client that authenticates as the node, after joining where it has to.
 	Dial func(context.Context) (pilasterv1connect.NodeServiceClient, error)
 	// Wait pauses before try number n (from 0); nil means a jittered, growing pause.
@@ -230,6 +231,7 @@ func (l *Link) reportHosted(ctx context.Context, stream *connect.BidiStreamForCl
 		report := &pilasterv1.FollowRequest{Sequence: l.config.Node.Sequence()}
 		if first {
 			report.ResumeRevision = known
+			report.WithoutMappings = l.config.WithoutMappings
 		}
 		l.config.Tenants.Report(report, first)
 		if err := stream.Send(report); err != nil {

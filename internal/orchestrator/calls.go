@@ -21,7 +21,7 @@ type calls struct {
 	message func(procedure, direction, event string, bytes int)
 }
 
-// Directions of messages, and what those of streams carry; a call's carry what its procedure says.
+// Directions of messages, and what those of streams carry; a call's carry what its procedure says, but for those of ListMappings.
 const (
 	received       = "in"
 	sent           = "out"
@@ -29,6 +29,7 @@ const (
 	eventSnapshot  = "snapshot"
 	eventDelta     = "delta"
 	eventHeartbeat = "heartbeat"
+	eventChanges   = "changes" // of mappings, where a list of them is the other answer
 )
 
 func (c calls) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
@@ -36,11 +37,12 @@ func (c calls) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 		ctx, cancel := context.WithTimeout(ctx, callTimeout)
 		defer cancel()
 		procedure := req.Spec().Procedure
-		c.message(procedure, received, "", sizeOf(req.Any()))
+		event := eventOfCall(req.Any())
+		c.message(procedure, received, event, sizeOf(req.Any()))
 		resp, err := next(ctx, req)
 		err = refusal(err)
 		if err == nil {
-			c.message(procedure, sent, "", sizeOf(resp.Any()))
+			c.message(procedure, sent, event, sizeOf(resp.Any()))
 		}
 		c.done(procedure, err)
 		return resp, err
@@ -75,6 +77,13 @@ func (c counted) Send(m any) error {
 		c.message(c.Spec().Procedure, sent, eventOf(r), sizeOf(m))
 	}
 	return err
+}
+
+func eventOfCall(m any) string {
+	if list, ok := m.(*pilasterv1.ListMappingsRequest); ok && list.AfterRevision != 0 {
+		return eventChanges
+	}
+	return ""
 }
 
 // eventOf is what a message to a node carries.

@@ -1,11 +1,9 @@
 package orchestrator
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"maps"
-	"slices"
 	"time"
 
 	"connectrpc.com/connect"
@@ -25,6 +23,7 @@ type follower struct {
 	session store.Session
 	hosted  map[string]bool                // whose news the node has, as it asked for
 	carried map[string]bool                // and those that it must have
+	asking  bool                           // for mappings: it is not told of them
 	noted   map[string]*pilasterv1.Hosting // what this stream has had noted in the store
 	queue   []*pilasterv1.FollowResponse   // waits for the node; there are many nodes, and mostly nothing waits
 	filled  chan struct{}                  // has something while the queue has
@@ -36,7 +35,7 @@ type follower struct {
 func (m *model) follow(n pki.Node, session store.Session, first *pilasterv1.FollowRequest, end context.CancelCauseFunc) *follower {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	f := &follower{node: n, session: session, filled: make(chan struct{}, 1), end: end}
+	f := &follower{node: n, session: session, asking: first.WithoutMappings, filled: make(chan struct{}, 1), end: end}
 	if !m.judge(f) {
 		return f
 	}
@@ -77,12 +76,16 @@ func (m *model) hear(f *follower, hosted, carried map[string]bool) {
 	for _, had := range []map[string]bool{f.hosted, f.carried} {
 		for tenant := range had {
 			remove(m.hearing, tenant, f)
+			remove(m.mapping, tenant, f)
 		}
 	}
 	f.hosted, f.carried = hosted, carried
 	for _, has := range []map[string]bool{hosted, carried} {
 		for tenant := range has {
 			add(m.hearing, tenant, f)
+			if !f.asking {
+				add(m.mapping, tenant, f)
+			}
 		}
 	}
 }
@@ -90,13 +93,12 @@ func (m *model) hear(f *follower, hosted, carried map[string]bool) {
 // missed is what happened since the revision that the node knows, or false when a snapshot tells
 // it better.
 func (m *model) missed(f *follower, first *pilasterv1.FollowRequest) ([]*pilasterv1.FollowResponse, bool) {
-	resume := first.ResumeRevision
-	if resume < m.forgotten || resume > m.revision || resume == 0 {
+	past, _, ok := m.since(first.ResumeRevision)
+	if !ok {
 		return nil, false
 	}
 	var missed []*pilasterv1.FollowResponse
-	since, _ := slices.BinarySearchFunc(m.past, resume+1, func(b store.Batch, revision int64) int { return cmp.Compare(b.Revision, revision) })
-	for _, b := range m.past[since:] {
+	for _, b := range past {
 		if d, found := f.delta(b); found {
 			missed = append(missed, response(b.Revision, d))
 		}
@@ -376,9 +378,9 @@ func (f *follower) delta(b store.Batch) (d *pilasterv1.Delta, found bool) {
 			d.DeletedTenants = append(d.DeletedTenants, e.DeletedTenant)
 		case e.App != nil && f.has(e.App.Tenant):
 			d.Apps = append(d.Apps, e.App)
-		case e.Mapping != nil && f.has(e.Mapping.Tenant):
+		case e.Mapping != nil && f.has(e.Mapping.Tenant) && !f.asking:
 			d.Mappings = append(d.Mappings, visible(e.Mapping, f.node.Name))
-		case e.EndedMapping != nil && f.has(e.EndedMapping.Tenant):
+		case e.EndedMapping != nil && f.has(e.EndedMapping.Tenant) && !f.asking:
 			d.EndedMappings = append(d.EndedMappings, e.EndedMapping)
 		default:
 			continue

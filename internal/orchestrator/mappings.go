@@ -1,10 +1,12 @@
 package orchestrator
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	"connectrpc.com/connect"
@@ -64,6 +66,9 @@ func (s *nodeService) ListMappings(ctx context.Context, req *connect.Request[pil
 		}
 		return nil, err
 	}
+	if req.Msg.AfterRevision != 0 {
+		return s.changedMappings(ctx, node, req.Msg)
+	}
 	page, err := s.store.ListMappings(ctx, name, req.Msg.PageToken)
 	if err != nil {
 		return nil, err
@@ -72,6 +77,49 @@ func (s *nodeService) ListMappings(ctx context.Context, req *connect.Request[pil
 		page.Mappings[i] = visible(m, node.Name)
 	}
 	return connect.NewResponse(&pilasterv1.ListMappingsResponse{Mappings: page.Mappings, Revision: page.Revision, NextPageToken: page.Next}), nil
+}
+
+// changedMappings tells what has changed after a revision, up to all that this orchestrator has changed before it was asked.
+func (s *nodeService) changedMappings(ctx context.Context, node pki.Node, req *pilasterv1.ListMappingsRequest) (*connect.Response[pilasterv1.ListMappingsResponse], error) {
+	if req.PageToken != "" {
+		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("a page was asked for together with what changed after revision %d, which has no pages: say one of the two", req.AfterRevision))
+	}
+	made := s.store.Revision()
+	if err := s.model.await(ctx, func() bool { return s.model.revision >= made }); err != nil {
+		return nil, err
+	}
+	resp, ok := s.model.changed(node.Name, req.Tenant, req.AfterRevision)
+	if !ok {
+		return nil, connect.NewError(connect.CodeAborted, fmt.Errorf("what changed of tenant %s after revision %d is not known here, where only the last %d changes are; begin with the first page of its mappings", req.Tenant, req.AfterRevision, maxPast))
+	}
+	return connect.NewResponse(resp), nil
+}
+
+// changed is what of a tenant's mappings is another since a revision, or false when that is not remembered. Of each prefix the last counts.
+func (m *model) changed(node, tenant string, after int64) (*pilasterv1.ListMappingsResponse, bool) {
+	m.mu.Lock()
+	past, revision, ok := m.since(after)
+	m.mu.Unlock()
+	if !ok {
+		return nil, false
+	}
+	resp := &pilasterv1.ListMappingsResponse{Revision: revision}
+	told := map[string]bool{}
+	for _, b := range slices.Backward(past) {
+		for _, e := range slices.Backward(b.Events) {
+			of := cmp.Or(e.Mapping, e.EndedMapping)
+			if of == nil || of.Tenant != tenant || told[of.To] {
+				continue
+			}
+			told[of.To] = true
+			if e.Mapping != nil {
+				resp.Mappings = append(resp.Mappings, visible(of, node))
+			} else {
+				resp.EndedMappings = append(resp.EndedMappings, of)
+			}
+		}
+	}
+	return resp, true
 }
 
 // visible is a mapping as a node is told of it: whose container another node's is, is not its concern.

@@ -46,12 +46,13 @@ type model struct {
 	stopping  bool
 	followers map[string]*follower          // by node
 	hearing   map[string]map[*follower]bool // by tenant: who has news of it
+	mapping   map[string]map[*follower]bool // and who of these also of its mappings
 	dropped   func(reason string)           // counts streams ended by us
 }
 
 func newModel(self string, dropped func(reason string)) *model {
 	return &model{self: self, lag: maxLag, waiting: map[string]*waiting{}, unsettled: map[string]bool{}, renewed: map[string]bool{},
-		followers: map[string]*follower{}, hearing: map[string]map[*follower]bool{}, dropped: dropped}
+		followers: map[string]*follower{}, hearing: map[string]map[*follower]bool{}, mapping: map[string]map[*follower]bool{}, dropped: dropped}
 }
 
 // apply is for store.Watch.
@@ -102,7 +103,11 @@ func (m *model) tell(news store.Batch) {
 	}
 	to := map[*follower]bool{}
 	for _, e := range news.Events {
-		maps.Copy(to, m.hearing[newsOf(e)])
+		hearing := m.hearing
+		if e.Mapping != nil || e.EndedMapping != nil {
+			hearing = m.mapping
+		}
+		maps.Copy(to, hearing[newsOf(e)])
 	}
 	for node := range m.renewed {
 		if f := m.followers[node]; f != nil {
@@ -112,6 +117,16 @@ func (m *model) tell(news store.Batch) {
 	for f := range to {
 		m.feed(f, news)
 	}
+}
+
+// since is the news after a revision, and the revision up to which they are told, or false where that is not known: it is forgotten, or
+// another orchestrator's that has read further. The batches may be read without the lock.
+func (m *model) since(revision int64) (past []store.Batch, now int64, ok bool) {
+	if revision < m.forgotten || revision > m.revision || revision == 0 {
+		return nil, 0, false
+	}
+	i, _ := slices.BinarySearchFunc(m.past, revision+1, func(b store.Batch, revision int64) int { return cmp.Compare(b.Revision, revision) })
+	return m.past[i:], m.revision, true
 }
 
 // newsOf is the tenant of which an event is news to nodes; empty for none.

@@ -207,9 +207,12 @@ func (*FreeResponse) Descriptor() ([]byte, []int) {
 }
 
 type ListMappingsRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
-	PageToken     string                 `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"` // of the page before; empty for the first
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Tenant    string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	PageToken string                 `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"` // of the page before; empty for the first
+	// Only what changed after this revision, in one answer without pages; 0: everything. For agents that ask and are not told,
+	// as those of NIMITZ's first generation did (NIMITZ §4.1); ours are told by Follow.
+	AfterRevision int64 `protobuf:"varint,3,opt,name=after_revision,json=afterRevision,proto3" json:"after_revision,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -258,11 +261,19 @@ func (x *ListMappingsRequest) GetPageToken() string {
 	return ""
 }
 
+func (x *ListMappingsRequest) GetAfterRevision() int64 {
+	if x != nil {
+		return x.AfterRevision
+	}
+	return 0
+}
+
 type ListMappingsResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Mappings      []*Mapping             `protobuf:"bytes,1,rep,name=mappings,proto3" json:"mappings,omitempty"`
 	Revision      int64                  `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"`                                 // of the store, of all pages
 	NextPageToken string                 `protobuf:"bytes,3,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"` // empty: this is the last one
+	EndedMappings []*Mapping             `protobuf:"bytes,4,rep,name=ended_mappings,json=endedMappings,proto3" json:"ended_mappings,omitempty"`   // of what changed; with tenant and prefix only
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -316,6 +327,13 @@ func (x *ListMappingsResponse) GetNextPageToken() string {
 		return x.NextPageToken
 	}
 	return ""
+}
+
+func (x *ListMappingsResponse) GetEndedMappings() []*Mapping {
+	if x != nil {
+		return x.EndedMappings
+	}
+	return nil
 }
 
 type JoinRequest struct {
@@ -878,8 +896,10 @@ type FollowRequest struct {
 	// First message only: those that the node carries and has been told whole. It names no tenant among the hosted ones
 	// that it only carries; what it carries and does not name here comes whole, as does what it carries from then on.
 	CarriedTenants []string `protobuf:"bytes,7,rep,name=carried_tenants,json=carriedTenants,proto3" json:"carried_tenants,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// First message only: the stream tells of no mappings. For agents that ask for what changed (ListMappingsRequest.after_revision).
+	WithoutMappings bool `protobuf:"varint,8,opt,name=without_mappings,json=withoutMappings,proto3" json:"without_mappings,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *FollowRequest) Reset() {
@@ -959,6 +979,13 @@ func (x *FollowRequest) GetCarriedTenants() []string {
 		return x.CarriedTenants
 	}
 	return nil
+}
+
+func (x *FollowRequest) GetWithoutMappings() bool {
+	if x != nil {
+		return x.WithoutMappings
+	}
+	return false
 }
 
 type FollowResponse struct {
@@ -3340,15 +3367,17 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\vFreeRequest\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\tR\x03key\"\x0e\n" +
-	"\fFreeResponse\"L\n" +
+	"\fFreeResponse\"s\n" +
 	"\x13ListMappingsRequest\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x1d\n" +
 	"\n" +
-	"page_token\x18\x02 \x01(\tR\tpageToken\"\x8c\x01\n" +
+	"page_token\x18\x02 \x01(\tR\tpageToken\x12%\n" +
+	"\x0eafter_revision\x18\x03 \x01(\x03R\rafterRevision\"\xc9\x01\n" +
 	"\x14ListMappingsResponse\x120\n" +
 	"\bmappings\x18\x01 \x03(\v2\x14.pilaster.v1.MappingR\bmappings\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\x03R\brevision\x12&\n" +
-	"\x0fnext_page_token\x18\x03 \x01(\tR\rnextPageToken\"q\n" +
+	"\x0fnext_page_token\x18\x03 \x01(\tR\rnextPageToken\x12;\n" +
+	"\x0eended_mappings\x18\x04 \x03(\v2\x14.pilaster.v1.MappingR\rendedMappings\"q\n" +
 	"\vJoinRequest\x12\x16\n" +
 	"\x06secret\x18\x01 \x01(\tR\x06secret\x12\x1b\n" +
 	"\tnode_name\x18\x02 \x01(\tR\bnodeName\x12\x1b\n" +
@@ -3387,7 +3416,7 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"b\n" +
 	"\x0fResolveResponse\x12+\n" +
 	"\x06tenant\x18\x01 \x01(\v2\x13.pilaster.v1.TenantR\x06tenant\x12\"\n" +
-	"\x03app\x18\x02 \x01(\v2\x10.pilaster.v1.AppR\x03app\"\xb0\x02\n" +
+	"\x03app\x18\x02 \x01(\v2\x10.pilaster.v1.AppR\x03app\"\xdb\x02\n" +
 	"\rFollowRequest\x12%\n" +
 	"\x0ehosted_tenants\x18\x01 \x03(\tR\rhostedTenants\x12'\n" +
 	"\x0fresume_revision\x18\x02 \x01(\x03R\x0eresumeRevision\x12-\n" +
@@ -3395,7 +3424,8 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\ahosting\x18\x04 \x03(\v2\x14.pilaster.v1.HostingR\ahosting\x12+\n" +
 	"\x11resolving_tenants\x18\x05 \x03(\tR\x10resolvingTenants\x12\x1a\n" +
 	"\bsequence\x18\x06 \x01(\x04R\bsequence\x12'\n" +
-	"\x0fcarried_tenants\x18\a \x03(\tR\x0ecarriedTenants\"\xce\x01\n" +
+	"\x0fcarried_tenants\x18\a \x03(\tR\x0ecarriedTenants\x12)\n" +
+	"\x10without_mappings\x18\b \x01(\bR\x0fwithoutMappings\"\xce\x01\n" +
 	"\x0eFollowResponse\x123\n" +
 	"\bsnapshot\x18\x01 \x01(\v2\x15.pilaster.v1.SnapshotH\x00R\bsnapshot\x12*\n" +
 	"\x05delta\x18\x02 \x01(\v2\x12.pilaster.v1.DeltaH\x00R\x05delta\x126\n" +
@@ -3653,118 +3683,119 @@ var file_pilaster_v1_orchestrator_proto_goTypes = []any{
 }
 var file_pilaster_v1_orchestrator_proto_depIdxs = []int32{
 	65, // 0: pilaster.v1.ListMappingsResponse.mappings:type_name -> pilaster.v1.Mapping
-	11, // 1: pilaster.v1.RegisterRequest.held:type_name -> pilaster.v1.Held
-	66, // 2: pilaster.v1.Held.tenants:type_name -> pilaster.v1.Tenant
-	67, // 3: pilaster.v1.Held.apps:type_name -> pilaster.v1.App
-	65, // 4: pilaster.v1.Held.mappings:type_name -> pilaster.v1.Mapping
-	68, // 5: pilaster.v1.RegisterResponse.node:type_name -> pilaster.v1.Node
-	69, // 6: pilaster.v1.RegisterResponse.plan:type_name -> pilaster.v1.Plan
-	64, // 7: pilaster.v1.ResolveRequest.labels:type_name -> pilaster.v1.ResolveRequest.LabelsEntry
-	66, // 8: pilaster.v1.ResolveResponse.tenant:type_name -> pilaster.v1.Tenant
-	67, // 9: pilaster.v1.ResolveResponse.app:type_name -> pilaster.v1.App
-	70, // 10: pilaster.v1.FollowRequest.hosting:type_name -> pilaster.v1.Hosting
-	17, // 11: pilaster.v1.FollowResponse.snapshot:type_name -> pilaster.v1.Snapshot
-	18, // 12: pilaster.v1.FollowResponse.delta:type_name -> pilaster.v1.Delta
-	19, // 13: pilaster.v1.FollowResponse.heartbeat:type_name -> pilaster.v1.Heartbeat
-	68, // 14: pilaster.v1.Snapshot.node:type_name -> pilaster.v1.Node
-	66, // 15: pilaster.v1.Snapshot.tenants:type_name -> pilaster.v1.Tenant
-	67, // 16: pilaster.v1.Snapshot.apps:type_name -> pilaster.v1.App
-	68, // 17: pilaster.v1.Delta.node:type_name -> pilaster.v1.Node
-	66, // 18: pilaster.v1.Delta.tenants:type_name -> pilaster.v1.Tenant
-	67, // 19: pilaster.v1.Delta.apps:type_name -> pilaster.v1.App
-	65, // 20: pilaster.v1.Delta.mappings:type_name -> pilaster.v1.Mapping
-	65, // 21: pilaster.v1.Delta.ended_mappings:type_name -> pilaster.v1.Mapping
-	71, // 22: pilaster.v1.ExportRegionResponse.region:type_name -> pilaster.v1.Region
-	71, // 23: pilaster.v1.ImportRegionRequest.region:type_name -> pilaster.v1.Region
-	71, // 24: pilaster.v1.ImportRegionResponse.region:type_name -> pilaster.v1.Region
-	71, // 25: pilaster.v1.ListRegionsResponse.own:type_name -> pilaster.v1.Region
-	71, // 26: pilaster.v1.ListRegionsResponse.regions:type_name -> pilaster.v1.Region
-	72, // 27: pilaster.v1.CreateTenantRequest.addressing:type_name -> pilaster.v1.Addressing
-	73, // 28: pilaster.v1.CreateTenantRequest.overlays:type_name -> pilaster.v1.Overlay
-	66, // 29: pilaster.v1.CreateTenantResponse.tenant:type_name -> pilaster.v1.Tenant
-	66, // 30: pilaster.v1.GetTenantResponse.tenant:type_name -> pilaster.v1.Tenant
-	67, // 31: pilaster.v1.GetTenantResponse.apps:type_name -> pilaster.v1.App
-	70, // 32: pilaster.v1.GetTenantResponse.hosting:type_name -> pilaster.v1.Hosting
-	66, // 33: pilaster.v1.ListTenantsResponse.tenants:type_name -> pilaster.v1.Tenant
-	70, // 34: pilaster.v1.ListTenantsResponse.hosting:type_name -> pilaster.v1.Hosting
-	72, // 35: pilaster.v1.MigrateTenantRequest.addressing:type_name -> pilaster.v1.Addressing
-	66, // 36: pilaster.v1.MigrateTenantResponse.tenant:type_name -> pilaster.v1.Tenant
-	66, // 37: pilaster.v1.RotateKeyResponse.tenant:type_name -> pilaster.v1.Tenant
-	74, // 38: pilaster.v1.CreateServiceRequest.service:type_name -> pilaster.v1.Service
-	74, // 39: pilaster.v1.CreateServiceResponse.service:type_name -> pilaster.v1.Service
-	74, // 40: pilaster.v1.ListServicesResponse.services:type_name -> pilaster.v1.Service
-	75, // 41: pilaster.v1.CreatePublicationRequest.publication:type_name -> pilaster.v1.Publication
-	75, // 42: pilaster.v1.CreatePublicationResponse.publication:type_name -> pilaster.v1.Publication
-	75, // 43: pilaster.v1.ListPublicationsResponse.publications:type_name -> pilaster.v1.Publication
-	68, // 44: pilaster.v1.GetNodeResponse.node:type_name -> pilaster.v1.Node
-	68, // 45: pilaster.v1.ListNodesResponse.nodes:type_name -> pilaster.v1.Node
-	69, // 46: pilaster.v1.ClusterStatusResponse.plan:type_name -> pilaster.v1.Plan
-	76, // 47: pilaster.v1.ClusterStatusResponse.started:type_name -> google.protobuf.Timestamp
-	6,  // 48: pilaster.v1.NodeService.Join:input_type -> pilaster.v1.JoinRequest
-	8,  // 49: pilaster.v1.NodeService.Renew:input_type -> pilaster.v1.RenewRequest
-	10, // 50: pilaster.v1.NodeService.Register:input_type -> pilaster.v1.RegisterRequest
-	13, // 51: pilaster.v1.NodeService.Resolve:input_type -> pilaster.v1.ResolveRequest
-	15, // 52: pilaster.v1.NodeService.Follow:input_type -> pilaster.v1.FollowRequest
-	0,  // 53: pilaster.v1.NodeService.Allocate:input_type -> pilaster.v1.AllocateRequest
-	2,  // 54: pilaster.v1.NodeService.Free:input_type -> pilaster.v1.FreeRequest
-	4,  // 55: pilaster.v1.NodeService.ListMappings:input_type -> pilaster.v1.ListMappingsRequest
-	32, // 56: pilaster.v1.OperatorService.CreateTenant:input_type -> pilaster.v1.CreateTenantRequest
-	34, // 57: pilaster.v1.OperatorService.GetTenant:input_type -> pilaster.v1.GetTenantRequest
-	36, // 58: pilaster.v1.OperatorService.ListTenants:input_type -> pilaster.v1.ListTenantsRequest
-	40, // 59: pilaster.v1.OperatorService.DeleteTenant:input_type -> pilaster.v1.DeleteTenantRequest
-	42, // 60: pilaster.v1.OperatorService.RotateKey:input_type -> pilaster.v1.RotateKeyRequest
-	38, // 61: pilaster.v1.OperatorService.MigrateTenant:input_type -> pilaster.v1.MigrateTenantRequest
-	44, // 62: pilaster.v1.OperatorService.CreateService:input_type -> pilaster.v1.CreateServiceRequest
-	46, // 63: pilaster.v1.OperatorService.ListServices:input_type -> pilaster.v1.ListServicesRequest
-	48, // 64: pilaster.v1.OperatorService.DeleteService:input_type -> pilaster.v1.DeleteServiceRequest
-	50, // 65: pilaster.v1.OperatorService.CreatePublication:input_type -> pilaster.v1.CreatePublicationRequest
-	52, // 66: pilaster.v1.OperatorService.ListPublications:input_type -> pilaster.v1.ListPublicationsRequest
-	54, // 67: pilaster.v1.OperatorService.DeletePublication:input_type -> pilaster.v1.DeletePublicationRequest
-	56, // 68: pilaster.v1.OperatorService.GetNode:input_type -> pilaster.v1.GetNodeRequest
-	58, // 69: pilaster.v1.OperatorService.ListNodes:input_type -> pilaster.v1.ListNodesRequest
-	60, // 70: pilaster.v1.OperatorService.DeleteNode:input_type -> pilaster.v1.DeleteNodeRequest
-	62, // 71: pilaster.v1.OperatorService.ClusterStatus:input_type -> pilaster.v1.ClusterStatusRequest
-	28, // 72: pilaster.v1.OperatorService.GetToken:input_type -> pilaster.v1.GetTokenRequest
-	30, // 73: pilaster.v1.OperatorService.RotateToken:input_type -> pilaster.v1.RotateTokenRequest
-	20, // 74: pilaster.v1.OperatorService.ExportRegion:input_type -> pilaster.v1.ExportRegionRequest
-	22, // 75: pilaster.v1.OperatorService.ImportRegion:input_type -> pilaster.v1.ImportRegionRequest
-	24, // 76: pilaster.v1.OperatorService.ListRegions:input_type -> pilaster.v1.ListRegionsRequest
-	26, // 77: pilaster.v1.OperatorService.DeleteRegion:input_type -> pilaster.v1.DeleteRegionRequest
-	7,  // 78: pilaster.v1.NodeService.Join:output_type -> pilaster.v1.JoinResponse
-	9,  // 79: pilaster.v1.NodeService.Renew:output_type -> pilaster.v1.RenewResponse
-	12, // 80: pilaster.v1.NodeService.Register:output_type -> pilaster.v1.RegisterResponse
-	14, // 81: pilaster.v1.NodeService.Resolve:output_type -> pilaster.v1.ResolveResponse
-	16, // 82: pilaster.v1.NodeService.Follow:output_type -> pilaster.v1.FollowResponse
-	1,  // 83: pilaster.v1.NodeService.Allocate:output_type -> pilaster.v1.AllocateResponse
-	3,  // 84: pilaster.v1.NodeService.Free:output_type -> pilaster.v1.FreeResponse
-	5,  // 85: pilaster.v1.NodeService.ListMappings:output_type -> pilaster.v1.ListMappingsResponse
-	33, // 86: pilaster.v1.OperatorService.CreateTenant:output_type -> pilaster.v1.CreateTenantResponse
-	35, // 87: pilaster.v1.OperatorService.GetTenant:output_type -> pilaster.v1.GetTenantResponse
-	37, // 88: pilaster.v1.OperatorService.ListTenants:output_type -> pilaster.v1.ListTenantsResponse
-	41, // 89: pilaster.v1.OperatorService.DeleteTenant:output_type -> pilaster.v1.DeleteTenantResponse
-	43, // 90: pilaster.v1.OperatorService.RotateKey:output_type -> pilaster.v1.RotateKeyResponse
-	39, // 91: pilaster.v1.OperatorService.MigrateTenant:output_type -> pilaster.v1.MigrateTenantResponse
-	45, // 92: pilaster.v1.OperatorService.CreateService:output_type -> pilaster.v1.CreateServiceResponse
-	47, // 93: pilaster.v1.OperatorService.ListServices:output_type -> pilaster.v1.ListServicesResponse
-	49, // 94: pilaster.v1.OperatorService.DeleteService:output_type -> pilaster.v1.DeleteServiceResponse
-	51, // 95: pilaster.v1.OperatorService.CreatePublication:output_type -> pilaster.v1.CreatePublicationResponse
-	53, // 96: pilaster.v1.OperatorService.ListPublications:output_type -> pilaster.v1.ListPublicationsResponse
-	55, // 97: pilaster.v1.OperatorService.DeletePublication:output_type -> pilaster.v1.DeletePublicationResponse
-	57, // 98: pilaster.v1.OperatorService.GetNode:output_type -> pilaster.v1.GetNodeResponse
-	59, // 99: pilaster.v1.OperatorService.ListNodes:output_type -> pilaster.v1.ListNodesResponse
-	61, // 100: pilaster.v1.OperatorService.DeleteNode:output_type -> pilaster.v1.DeleteNodeResponse
-	63, // 101: pilaster.v1.OperatorService.ClusterStatus:output_type -> pilaster.v1.ClusterStatusResponse
-	29, // 102: pilaster.v1.OperatorService.GetToken:output_type -> pilaster.v1.GetTokenResponse
-	31, // 103: pilaster.v1.OperatorService.RotateToken:output_type -> pilaster.v1.RotateTokenResponse
-	21, // 104: pilaster.v1.OperatorService.ExportRegion:output_type -> pilaster.v1.ExportRegionResponse
-	23, // 105: pilaster.v1.OperatorService.ImportRegion:output_type -> pilaster.v1.ImportRegionResponse
-	25, // 106: pilaster.v1.OperatorService.ListRegions:output_type -> pilaster.v1.ListRegionsResponse
-	27, // 107: pilaster.v1.OperatorService.DeleteRegion:output_type -> pilaster.v1.DeleteRegionResponse
-	78, // [78:108] is the sub-list for method output_type
-	48, // [48:78] is the sub-list for method input_type
-	48, // [48:48] is the sub-list for extension type_name
-	48, // [48:48] is the sub-list for extension extendee
-	0,  // [0:48] is the sub-list for field type_name
+	65, // 1: pilaster.v1.ListMappingsResponse.ended_mappings:type_name -> pilaster.v1.Mapping
+	11, // 2: pilaster.v1.RegisterRequest.held:type_name -> pilaster.v1.Held
+	66, // 3: pilaster.v1.Held.tenants:type_name -> pilaster.v1.Tenant
+	67, // 4: pilaster.v1.Held.apps:type_name -> pilaster.v1.App
+	65, // 5: pilaster.v1.Held.mappings:type_name -> pilaster.v1.Mapping
+	68, // 6: pilaster.v1.RegisterResponse.node:type_name -> pilaster.v1.Node
+	69, // 7: pilaster.v1.RegisterResponse.plan:type_name -> pilaster.v1.Plan
+	64, // 8: pilaster.v1.ResolveRequest.labels:type_name -> pilaster.v1.ResolveRequest.LabelsEntry
+	66, // 9: pilaster.v1.ResolveResponse.tenant:type_name -> pilaster.v1.Tenant
+	67, // 10: pilaster.v1.ResolveResponse.app:type_name -> pilaster.v1.App
+	70, // 11: pilaster.v1.FollowRequest.hosting:type_name -> pilaster.v1.Hosting
+	17, // 12: pilaster.v1.FollowResponse.snapshot:type_name -> pilaster.v1.Snapshot
+	18, // 13: pilaster.v1.FollowResponse.delta:type_name -> pilaster.v1.Delta
+	19, // 14: pilaster.v1.FollowResponse.heartbeat:type_name -> pilaster.v1.Heartbeat
+	68, // 15: pilaster.v1.Snapshot.node:type_name -> pilaster.v1.Node
+	66, // 16: pilaster.v1.Snapshot.tenants:type_name -> pilaster.v1.Tenant
+	67, // 17: pilaster.v1.Snapshot.apps:type_name -> pilaster.v1.App
+	68, // 18: pilaster.v1.Delta.node:type_name -> pilaster.v1.Node
+	66, // 19: pilaster.v1.Delta.tenants:type_name -> pilaster.v1.Tenant
+	67, // 20: pilaster.v1.Delta.apps:type_name -> pilaster.v1.App
+	65, // 21: pilaster.v1.Delta.mappings:type_name -> pilaster.v1.Mapping
+	65, // 22: pilaster.v1.Delta.ended_mappings:type_name -> pilaster.v1.Mapping
+	71, // 23: pilaster.v1.ExportRegionResponse.region:type_name -> pilaster.v1.Region
+	71, // 24: pilaster.v1.ImportRegionRequest.region:type_name -> pilaster.v1.Region
+	71, // 25: pilaster.v1.ImportRegionResponse.region:type_name -> pilaster.v1.Region
+	71, // 26: pilaster.v1.ListRegionsResponse.own:type_name -> pilaster.v1.Region
+	71, // 27: pilaster.v1.ListRegionsResponse.regions:type_name -> pilaster.v1.Region
+	72, // 28: pilaster.v1.CreateTenantRequest.addressing:type_name -> pilaster.v1.Addressing
+	73, // 29: pilaster.v1.CreateTenantRequest.overlays:type_name -> pilaster.v1.Overlay
+	66, // 30: pilaster.v1.CreateTenantResponse.tenant:type_name -> pilaster.v1.Tenant
+	66, // 31: pilaster.v1.GetTenantResponse.tenant:type_name -> pilaster.v1.Tenant
+	67, // 32: pilaster.v1.GetTenantResponse.apps:type_name -> pilaster.v1.App
+	70, // 33: pilaster.v1.GetTenantResponse.hosting:type_name -> pilaster.v1.Hosting
+	66, // 34: pilaster.v1.ListTenantsResponse.tenants:type_name -> pilaster.v1.Tenant
+	70, // 35: pilaster.v1.ListTenantsResponse.hosting:type_name -> pilaster.v1.Hosting
+	72, // 36: pilaster.v1.MigrateTenantRequest.addressing:type_name -> pilaster.v1.Addressing
+	66, // 37: pilaster.v1.MigrateTenantResponse.tenant:type_name -> pilaster.v1.Tenant
+	66, // 38: pilaster.v1.RotateKeyResponse.tenant:type_name -> pilaster.v1.Tenant
+	74, // 39: pilaster.v1.CreateServiceRequest.service:type_name -> pilaster.v1.Service
+	74, // 40: pilaster.v1.CreateServiceResponse.service:type_name -> pilaster.v1.Service
+	74, // 41: pilaster.v1.ListServicesResponse.services:type_name -> pilaster.v1.Service
+	75, // 42: pilaster.v1.CreatePublicationRequest.publication:type_name -> pilaster.v1.Publication
+	75, // 43: pilaster.v1.CreatePublicationResponse.publication:type_name -> pilaster.v1.Publication
+	75, // 44: pilaster.v1.ListPublicationsResponse.publications:type_name -> pilaster.v1.Publication
+	68, // 45: pilaster.v1.GetNodeResponse.node:type_name -> pilaster.v1.Node
+	68, // 46: pilaster.v1.ListNodesResponse.nodes:type_name -> pilaster.v1.Node
+	69, // 47: pilaster.v1.ClusterStatusResponse.plan:type_name -> pilaster.v1.Plan
+	76, // 48: pilaster.v1.ClusterStatusResponse.started:type_name -> google.protobuf.Timestamp
+	6,  // 49: pilaster.v1.NodeService.Join:input_type -> pilaster.v1.JoinRequest
+	8,  // 50: pilaster.v1.NodeService.Renew:input_type -> pilaster.v1.RenewRequest
+	10, // 51: pilaster.v1.NodeService.Register:input_type -> pilaster.v1.RegisterRequest
+	13, // 52: pilaster.v1.NodeService.Resolve:input_type -> pilaster.v1.ResolveRequest
+	15, // 53: pilaster.v1.NodeService.Follow:input_type -> pilaster.v1.FollowRequest
+	0,  // 54: pilaster.v1.NodeService.Allocate:input_type -> pilaster.v1.AllocateRequest
+	2,  // 55: pilaster.v1.NodeService.Free:input_type -> pilaster.v1.FreeRequest
+	4,  // 56: pilaster.v1.NodeService.ListMappings:input_type -> pilaster.v1.ListMappingsRequest
+	32, // 57: pilaster.v1.OperatorService.CreateTenant:input_type -> pilaster.v1.CreateTenantRequest
+	34, // 58: pilaster.v1.OperatorService.GetTenant:input_type -> pilaster.v1.GetTenantRequest
+	36, // 59: pilaster.v1.OperatorService.ListTenants:input_type -> pilaster.v1.ListTenantsRequest
+	40, // 60: pilaster.v1.OperatorService.DeleteTenant:input_type -> pilaster.v1.DeleteTenantRequest
+	42, // 61: pilaster.v1.OperatorService.RotateKey:input_type -> pilaster.v1.RotateKeyRequest
+	38, // 62: pilaster.v1.OperatorService.MigrateTenant:input_type -> pilaster.v1.MigrateTenantRequest
+	44, // 63: pilaster.v1.OperatorService.CreateService:input_type -> pilaster.v1.CreateServiceRequest
+	46, // 64: pilaster.v1.OperatorService.ListServices:input_type -> pilaster.v1.ListServicesRequest
+	48, // 65: pilaster.v1.OperatorService.DeleteService:input_type -> pilaster.v1.DeleteServiceRequest
+	50, // 66: pilaster.v1.OperatorService.CreatePublication:input_type -> pilaster.v1.CreatePublicationRequest
+	52, // 67: pilaster.v1.OperatorService.ListPublications:input_type -> pilaster.v1.ListPublicationsRequest
+	54, // 68: pilaster.v1.OperatorService.DeletePublication:input_type -> pilaster.v1.DeletePublicationRequest
+	56, // 69: pilaster.v1.OperatorService.GetNode:input_type -> pilaster.v1.GetNodeRequest
+	58, // 70: pilaster.v1.OperatorService.ListNodes:input_type -> pilaster.v1.ListNodesRequest
+	60, // 71: pilaster.v1.OperatorService.DeleteNode:input_type -> pilaster.v1.DeleteNodeRequest
+	62, // 72: pilaster.v1.OperatorService.ClusterStatus:input_type -> pilaster.v1.ClusterStatusRequest
+	28, // 73: pilaster.v1.OperatorService.GetToken:input_type -> pilaster.v1.GetTokenRequest
+	30, // 74: pilaster.v1.OperatorService.RotateToken:input_type -> pilaster.v1.RotateTokenRequest
+	20, // 75: pilaster.v1.OperatorService.ExportRegion:input_type -> pilaster.v1.ExportRegionRequest
+	22, // 76: pilaster.v1.OperatorService.ImportRegion:input_type -> pilaster.v1.ImportRegionRequest
+	24, // 77: pilaster.v1.OperatorService.ListRegions:input_type -> pilaster.v1.ListRegionsRequest
+	26, // 78: pilaster.v1.OperatorService.DeleteRegion:input_type -> pilaster.v1.DeleteRegionRequest
+	7,  // 79: pilaster.v1.NodeService.Join:output_type -> pilaster.v1.JoinResponse
+	9,  // 80: pilaster.v1.NodeService.Renew:output_type -> pilaster.v1.RenewResponse
+	12, // 81: pilaster.v1.NodeService.Register:output_type -> pilaster.v1.RegisterResponse
+	14, // 82: pilaster.v1.NodeService.Resolve:output_type -> pilaster.v1.ResolveResponse
+	16, // 83: pilaster.v1.NodeService.Follow:output_type -> pilaster.v1.FollowResponse
+	1,  // 84: pilaster.v1.NodeService.Allocate:output_type -> pilaster.v1.AllocateResponse
+	3,  // 85: pilaster.v1.NodeService.Free:output_type -> pilaster.v1.FreeResponse
+	5,  // 86: pilaster.v1.NodeService.ListMappings:output_type -> pilaster.v1.ListMappingsResponse
+	33, // 87: pilaster.v1.OperatorService.CreateTenant:output_type -> pilaster.v1.CreateTenantResponse
+	35, // 88: pilaster.v1.OperatorService.GetTenant:output_type -> pilaster.v1.GetTenantResponse
+	37, // 89: pilaster.v1.OperatorService.ListTenants:output_type -> pilaster.v1.ListTenantsResponse
+	41, // 90: pilaster.v1.OperatorService.DeleteTenant:output_type -> pilaster.v1.DeleteTenantResponse
+	43, // 91: pilaster.v1.OperatorService.RotateKey:output_type -> pilaster.v1.RotateKeyResponse
+	39, // 92: pilaster.v1.OperatorService.MigrateTenant:output_type -> pilaster.v1.MigrateTenantResponse
+	45, // 93: pilaster.v1.OperatorService.CreateService:output_type -> pilaster.v1.CreateServiceResponse
+	47, // 94: pilaster.v1.OperatorService.ListServices:output_type -> pilaster.v1.ListServicesResponse
+	49, // 95: pilaster.v1.OperatorService.DeleteService:output_type -> pilaster.v1.DeleteServiceResponse
+	51, // 96: pilaster.v1.OperatorService.CreatePublication:output_type -> pilaster.v1.CreatePublicationResponse
+	53, // 97: pilaster.v1.OperatorService.ListPublications:output_type -> pilaster.v1.ListPublicationsResponse
+	55, // 98: pilaster.v1.OperatorService.DeletePublication:output_type -> pilaster.v1.DeletePublicationResponse
+	57, // 99: pilaster.v1.OperatorService.GetNode:output_type -> pilaster.v1.GetNodeResponse
+	59, // 100: pilaster.v1.OperatorService.ListNodes:output_type -> pilaster.v1.ListNodesResponse
+	61, // 101: pilaster.v1.OperatorService.DeleteNode:output_type -> pilaster.v1.DeleteNodeResponse
+	63, // 102: pilaster.v1.OperatorService.ClusterStatus:output_type -> pilaster.v1.ClusterStatusResponse
+	29, // 103: pilaster.v1.OperatorService.GetToken:output_type -> pilaster.v1.GetTokenResponse
+	31, // 104: pilaster.v1.OperatorService.RotateToken:output_type -> pilaster.v1.RotateTokenResponse
+	21, // 105: pilaster.v1.OperatorService.ExportRegion:output_type -> pilaster.v1.ExportRegionResponse
+	23, // 106: pilaster.v1.OperatorService.ImportRegion:output_type -> pilaster.v1.ImportRegionResponse
+	25, // 107: pilaster.v1.OperatorService.ListRegions:output_type -> pilaster.v1.ListRegionsResponse
+	27, // 108: pilaster.v1.OperatorService.DeleteRegion:output_type -> pilaster.v1.DeleteRegionResponse
+	79, // [79:109] is the sub-list for method output_type
+	49, // [49:79] is the sub-list for method input_type
+	49, // [49:49] is the sub-list for extension type_name
+	49, // [49:49] is the sub-list for extension extendee
+	0,  // [0:49] is the sub-list for field type_name
 }
 
 func init() { file_pilaster_v1_orchestrator_proto_init() }

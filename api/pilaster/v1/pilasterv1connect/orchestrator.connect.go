@@ -136,8 +136,9 @@ type NodeServiceClient interface {
 	Allocate(context.Context, *connect.Request[v1.AllocateRequest]) (*connect.Response[v1.AllocateResponse], error)
 	// Free gives an endpoint's addresses back; nobody gets them for some minutes.
 	Free(context.Context, *connect.Request[v1.FreeRequest]) (*connect.Response[v1.FreeResponse], error)
-	// ListMappings is where everything of a tenant's overlays is, at one revision of the store, 500 mappings a page. Follow tells
-	// what changes after it. ABORTED: the pages before are too old, begin again. RESOURCE_EXHAUSTED: the tenant is asked about
+	// ListMappings is where everything of a tenant's overlays is, at one revision of the store, 500 mappings a page, or what changed
+	// there after a revision. Follow tells what changes after either. ABORTED: the pages before are too old, or what changed
+	// after that revision is not known any more; begin with the first page. RESOURCE_EXHAUSTED: the tenant is asked about
 	// more often than the operator allows; ask again after the header Retry-After, in seconds.
 	ListMappings(context.Context, *connect.Request[v1.ListMappingsRequest]) (*connect.Response[v1.ListMappingsResponse], error)
 }
@@ -273,8 +274,9 @@ type NodeServiceHandler interface {
 	Allocate(context.Context, *connect.Request[v1.AllocateRequest]) (*connect.Response[v1.AllocateResponse], error)
 	// Free gives an endpoint's addresses back; nobody gets them for some minutes.
 	Free(context.Context, *connect.Request[v1.FreeRequest]) (*connect.Response[v1.FreeResponse], error)
-	// ListMappings is where everything of a tenant's overlays is, at one revision of the store, 500 mappings a page. Follow tells
-	// what changes after it. ABORTED: the pages before are too old, begin again. RESOURCE_EXHAUSTED: the tenant is asked about
+	// ListMappings is where everything of a tenant's overlays is, at one revision of the store, 500 mappings a page, or what changed
+	// there after a revision. Follow tells what changes after either. ABORTED: the pages before are too old, or what changed
+	// after that revision is not known any more; begin with the first page. RESOURCE_EXHAUSTED: the tenant is asked about
 	// more often than the operator allows; ask again after the header Retry-After, in seconds.
 	ListMappings(context.Context, *connect.Request[v1.ListMappingsRequest]) (*connect.Response[v1.ListMappingsResponse], error)
 }
