@@ -158,7 +158,7 @@ func (r *reader) listOnce(ctx context.Context, m *mapped) error {
 			return fmt.Errorf("a list of tenant %s goes on at revision %d from %d", m.tenant, page.Revision, revision)
 		}
 		for _, said := range page.Mappings {
-			has, err := mappingFromProto(said)
+			has, err := MappingFromProto(said)
 			if err != nil {
 				return err
 			}
@@ -214,7 +214,7 @@ func (r *reader) page(ctx context.Context, name, token string) (*pilasterv1.List
 		if err == nil {
 			return resp.Msg, nil
 		}
-		pause, ok := retryAfter(err)
+		pause, ok := RetryAfter(err)
 		if !ok {
 			return nil, err
 		}
@@ -226,8 +226,8 @@ func (r *reader) page(ctx context.Context, name, token string) (*pilasterv1.List
 	}
 }
 
-// retryAfter is when the orchestrator wants to be asked again.
-func retryAfter(err error) (time.Duration, bool) {
+// RetryAfter is when the orchestrator wants to be asked again, where a query for mappings was one too many.
+func RetryAfter(err error) (time.Duration, bool) {
 	var remote *connect.Error
 	if !errors.As(err, &remote) || remote.Code() != connect.CodeResourceExhausted {
 		return 0, false

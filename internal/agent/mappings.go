@@ -135,7 +135,7 @@ func (n news) into(all map[netip.Prefix]network.Mapping) {
 func newsOf(event *pilasterv1.FollowResponse) (map[string]news, error) {
 	by := map[string]news{}
 	for _, m := range event.GetDelta().GetMappings() {
-		has, err := mappingFromProto(m)
+		has, err := MappingFromProto(m)
 		if err != nil {
 			return nil, err
 		}
@@ -159,7 +159,8 @@ func newsOf(event *pilasterv1.FollowResponse) (map[string]news, error) {
 	return by, nil
 }
 
-func mappingFromProto(m *pilasterv1.Mapping) (network.Mapping, error) {
+// MappingFromProto reads what the orchestrator says of where a subnet or an address is.
+func MappingFromProto(m *pilasterv1.Mapping) (network.Mapping, error) {
 	to, err := netip.ParsePrefix(m.To)
 	if err != nil || to != to.Masked() || to.Addr().Is4In6() {
 		return network.Mapping{}, fmt.Errorf("tenant %s has a mapping of %q, which is no prefix", m.Tenant, m.To)

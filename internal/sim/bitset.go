@@ -2,6 +2,7 @@ package sim
 
 import (
 	"math/bits"
+	"slices"
 
 	"pilaster.io/pilaster/internal/endpoint"
 )
@@ -27,6 +28,15 @@ func (b bitset) count() (n int) {
 		n += bits.OnesCount64(w)
 	}
 	return n
+}
+
+// without is what of it is not in another.
+func (b bitset) without(other bitset) bitset {
+	rest := slices.Clone(b)
+	for i := range min(len(rest), len(other)) {
+		rest[i] &^= other[i]
+	}
+	return rest
 }
 
 // active is the endpoints that have entries.

@@ -21,8 +21,17 @@ type Count struct {
 // Counts is what orchestrators have counted of nodes' calls and streams, by kind, such as "Register in" and "Follow out snapshot".
 type Counts map[string]Count
 
-// heartbeats are counted apart: they follow the clock and not what happens.
-const heartbeats = "Follow out heartbeat"
+// Counted apart from messages.
+const (
+	heartbeats = "Follow out heartbeat"    // they follow the clock and not what happens
+	throttled  = "ListMappings over limit" // queries for mappings that were refused as too many: they are in "ListMappings in", too
+)
+
+// Answers to queries for mappings.
+const (
+	pagesListed  = "ListMappings out"
+	changesAsked = "ListMappings out changes"
+)
 
 // countsOf reads the counters that Prometheus is shown.
 func countsOf(s *orchestrator.Server) (Counts, error) {
@@ -33,6 +42,9 @@ func countsOf(s *orchestrator.Server) (Counts, error) {
 	c := Counts{}
 	for _, f := range families {
 		for _, m := range f.GetMetric() {
+			if f.GetName() == "pilaster_orchestrator_refused_total" && m.GetLabel()[0].GetValue() == "list-rate" {
+				c[throttled] = Count{Messages: int64(m.GetCounter().GetValue())}
+			}
 			kind, ok := kindOf(m)
 			if !ok {
 				continue
@@ -83,15 +95,35 @@ func (c Counts) since(before Counts) Counts {
 	return more
 }
 
-// total is all but heartbeats.
+// total is all but what is counted apart.
 func (c Counts) total() (t Count) {
 	for kind, n := range c {
-		if kind != heartbeats {
+		if kind != heartbeats && kind != throttled {
 			t.Messages += n.Messages
 			t.Bytes += n.Bytes
 		}
 	}
 	return t
+}
+
+// Queries are those for mappings: by pages, and for what has changed.
+type Queries struct {
+	Pages     int64   `json:"pages"`   // answered
+	Changes   int64   `json:"changes"` // answered
+	Refused   int64   `json:"refused"` // as more than the orchestrator's --list-rate, and asked again
+	PerSecond float64 `json:"perSecond"`
+}
+
+// queries are those of a time in seconds.
+func (c Counts) queries(long float64) *Queries {
+	q := Queries{Pages: c[pagesListed].Messages, Changes: c[changesAsked].Messages, Refused: c[throttled].Messages}
+	if q == (Queries{}) {
+		return nil
+	}
+	if long > 0 {
+		q.PerSecond = float64(q.Pages+q.Changes) / long
+	}
+	return &q
 }
 
 func (c Counts) kinds() []string { return slices.Sorted(maps.Keys(c)) }

@@ -16,6 +16,7 @@ import (
 type step struct {
 	Event
 	nodes []int
+	setUp bool
 }
 
 // plan draws from the seed which nodes each event is about. Whatever order things happen in later, it is these.
@@ -45,7 +46,7 @@ func (s Scenario) plan() (steps []step) {
 		if e.Do == Shrink {
 			there = slices.DeleteFunc(there, func(n int) bool { _, gone := slices.BinarySearch(chosen, n); return gone })
 		}
-		steps = append(steps, step{e, chosen})
+		steps = append(steps, step{Event: e, nodes: chosen})
 	}
 	return steps
 }
@@ -63,7 +64,7 @@ func keeps(steps []step) map[int]bool {
 	return all
 }
 
-// play has an event happen and returns when all of it has been done and every node follows the orchestrator.
+// play has an event happen and returns when all of it has been done, nodes that ask have asked, and every node follows the orchestrator.
 func (w *world) play(ctx context.Context, s step) error {
 	var nodes []*node
 	if s.Do == Grow {
@@ -71,7 +72,7 @@ func (w *world) play(ctx context.Context, s step) error {
 	} else {
 		nodes = w.numbered(s.nodes)
 	}
-	w.progress.begin(s.Event, len(nodes))
+	w.progress.begin(s.String(), len(nodes))
 	var err error
 	var since time.Time // streams of before are none
 	switch s.Do {
@@ -82,7 +83,8 @@ func (w *world) play(ctx context.Context, s step) error {
 		}
 		err = start(ctx, nodes)
 	case Shrink:
-		return w.shrink(ctx, nodes)
+		err = w.shrink(ctx, nodes)
+		nodes = nil
 	case RestartJob:
 		err = w.each(ctx, nodes, func(ctx context.Context, n *node) error { return n.restartJob(ctx, w) })
 	case Crash:
@@ -99,6 +101,11 @@ func (w *world) play(ctx context.Context, s step) error {
 		since = time.Now()
 		if err = w.stopOrchestrator(); err == nil {
 			err = w.startOrchestrator(ctx)
+		}
+	}
+	if err == nil && w.scenario.asks() {
+		if err = w.await(ctx, nodes, since); err == nil {
+			err = w.ask(ctx, s)
 		}
 	}
 	w.stage.acted()
@@ -143,7 +150,6 @@ func (w *world) shrink(ctx context.Context, nodes []*node) error {
 		n.kill()
 		return w.deleteNode(ctx, n)
 	})
-	w.stage.acted()
 	w.nodes = slices.DeleteFunc(w.nodes, func(n *node) bool { return gone[n] })
 	return err
 }

@@ -8,30 +8,83 @@ import (
 	"pilaster.io/pilaster/internal/network"
 )
 
-// gate keeps new nodes from being given subnets until all of them have listed those of the others.
+// gate keeps new nodes from being given subnets until all of them have listed those of the others. So many as have places do something at a time;
+// who waits at the gate has none.
 type gate struct {
+	places chan struct{}
+	open   chan struct{}
+
 	mu   sync.Mutex
-	left map[*node]bool
-	open chan struct{}
+	left int                     // that have not listed
+	done map[*node]chan struct{} // closed when a node has
 }
 
-func newGate(nodes []*node) *gate {
-	g := &gate{left: map[*node]bool{}, open: make(chan struct{})}
+func newGate(nodes []*node, atOnce int) *gate {
+	g := &gate{places: make(chan struct{}, atOnce), open: make(chan struct{}), left: len(nodes), done: map[*node]chan struct{}{}}
 	for _, n := range nodes {
-		g.left[n] = true
+		g.done[n] = make(chan struct{})
 	}
 	return g
 }
 
-// listed notes that a node has.
-func (g *gate) listed(n *node) {
+// listed notes that a node has, and tells whether it is for the first time.
+func (g *gate) listed(n *node) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if !g.left[n] {
-		return
+	done := g.done[n]
+	if done == nil || closed(done) {
+		return false
 	}
-	if delete(g.left, n); len(g.left) == 0 {
+	close(done)
+	if g.left--; g.left == 0 {
 		close(g.open)
+	}
+	return true
+}
+
+func closed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+func (g *gate) enter(ctx context.Context) error {
+	select {
+	case g.places <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// leave gives a place away; who was interrupted at the gate has none.
+func (g *gate) leave() {
+	select {
+	case <-g.places:
+	default:
+	}
+}
+
+// pass waits until the gate is open. A node gives its place away when it has listed, and has one again afterwards.
+func (g *gate) pass(ctx context.Context, n *node) error {
+	done := g.done[n]
+	if done == nil || closed(g.open) {
+		return nil
+	}
+	select {
+	case <-done:
+		g.leave()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	select {
+	case <-g.open:
+		return g.enter(ctx)
+	case <-ctx.Done():
+		return ctx.Err()
 	}
 }
 
@@ -39,14 +92,13 @@ func (g *gate) listed(n *node) {
 type gated struct {
 	network.Cluster
 	world *world
+	node  *node
 }
 
 func (c gated) NodeCIDRs(ctx context.Context, tenant string) ([]netip.Prefix, error) {
 	if g := c.world.gate.Load(); g != nil {
-		select {
-		case <-g.open:
-		case <-ctx.Done():
-			return nil, ctx.Err()
+		if err := g.pass(ctx, c.node); err != nil {
+			return nil, err
 		}
 	}
 	return c.Cluster.NodeCIDRs(ctx, tenant)

@@ -2,6 +2,7 @@ package sim
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
@@ -204,7 +205,7 @@ func (n *node) has(r endpoint.Record) (has, known bool) {
 
 // checkMappings compares what nodes know of each other, on network nimitz, with what there is.
 func (w *world) checkMappings(v *violations) {
-	live := map[string]map[int]*node{} // by tenant and number
+	live := map[string]*placed{}
 	for _, n := range w.nodes {
 		for _, r := range n.store.List() {
 			for _, a := range r.Attachments {
@@ -216,33 +217,52 @@ func (w *world) checkMappings(v *violations) {
 					to = netip.PrefixFrom(a.Address, a.Address.BitLen())
 				}
 				if live[r.Tenant] == nil {
-					live[r.Tenant] = map[int]*node{}
+					live[r.Tenant] = &placed{owner: map[int]*node{}, of: map[*node][]int{}}
 				}
-				at := w.numbers.number(r.Tenant, to)
-				if other := live[r.Tenant][at]; other != nil && other != n {
+				if other := live[r.Tenant].put(w.numbers.number(r.Tenant, to), n); other != n {
 					v.add("one subnet for two nodes", "%v of tenant %s is on %s and %s", to, r.Tenant, other.name, n.name)
 				}
-				live[r.Tenant][at] = n
 			}
 		}
 	}
 	for _, n := range w.nodes {
 		n.nimitz.mu.Lock()
 		for name, f := range n.nimitz.tenants {
-			want := 0
-			lacks := false
-			for at, owner := range live[name] {
-				if owner != n {
-					want++
-					lacks = lacks || !f.remote.has(at)
-				}
-			}
-			if has := f.remote.count(); lacks || has != want {
-				v.add("a node does not know where a tenant is", "%s knows %d subnets or addresses of tenant %s on other nodes, and there are %d", n.name, has, name, want)
+			there := cmp.Or(live[name], new(placed))
+			if want, is := there.elsewhere(n, f.remote); !is {
+				v.add("a node does not know where a tenant is", "%s knows %d subnets or addresses of tenant %s on other nodes, and there are %d", n.name, f.remote.count(), name, want)
 			}
 		}
 		n.nimitz.mu.Unlock()
 	}
+}
+
+// placed is where a tenant's subnets or addresses are, by number.
+type placed struct {
+	all   bitset
+	owner map[int]*node
+	of    map[*node][]int
+}
+
+// put has something be on a node, and returns where it is since the first time.
+func (p *placed) put(at int, n *node) *node {
+	if p.all.has(at) {
+		return p.owner[at]
+	}
+	p.all.set(at, true)
+	p.owner[at], p.of[n] = n, append(p.of[n], at)
+	return n
+}
+
+// elsewhere is how many are on other nodes, and whether they are just those.
+func (p *placed) elsewhere(n *node, known bitset) (want int, are bool) {
+	own := p.of[n]
+	want = len(p.owner) - len(own)
+	are = known.count() == want && p.all.without(known).count() == len(own)
+	for _, at := range own {
+		are = are && !known.has(at)
+	}
+	return want, are
 }
 
 // checkKnown compares what the orchestrator says of nodes and of who hosts what.

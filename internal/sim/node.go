@@ -28,10 +28,14 @@ type node struct {
 	driver   *driver
 	netpila  *netpilaPath
 	nimitz   *nimitzSwitch
-	made     int // containers, since the beginning
+	asks     bool  // for mappings: it is not told of them
+	asked    int64 // the revision up to which it has asked
+	made     int   // containers, since the beginning
 	running  []container
 
 	who   *agent.Node
+	calls pilasterv1connect.NodeServiceClient
+	told  *nimitzNetwork
 	store *endpoint.Store
 	link  *agent.Link
 	core  *agent.Core
@@ -49,7 +53,9 @@ const stateDir = "/var/lib/pilaster"
 const containerInterface = "eth0"
 
 func (w *world) newNode(number int, d durable.Disk) *node {
-	return &node{number: number, name: fmt.Sprintf("n%d", number), instance: join.NewUUID(), disk: d, driver: &driver{names: w.devices}, netpila: newNetpilaPath(), nimitz: newNimitzSwitch(w.numbers)}
+	n := &node{number: number, name: fmt.Sprintf("n%d", number), instance: join.NewUUID(), disk: d, driver: &driver{names: w.devices}, netpila: newNetpilaPath(), nimitz: newNimitzSwitch(w.numbers)}
+	n.asks = w.scenario.asks() && number <= w.scenario.Nodes
+	return n
 }
 
 // start boots the node and, when it follows the orchestrator, gives it its containers: so it is with a scheduler, which waits for nodes.
@@ -76,11 +82,12 @@ func (n *node) boot(ctx context.Context, w *world) error {
 	if n.store, err = endpoint.OpenStore(endpoint.StoreConfig{Dir: stateDir, Disk: n.disk}); err != nil {
 		return err
 	}
-	c := client{w.clients, newCaller(pki.Node{Name: n.name, UUID: n.who.UUID()}, n.instance, time.Now())}
+	n.calls = client{w.clients, newCaller(pki.Node{Name: n.name, UUID: n.who.UUID()}, n.instance, time.Now())}
 	n.link = agent.NewLink(agent.LinkConfig{
 		URL: w.url, Version: w.version, Node: n.who, Tenants: tenants, Endpoints: n.store.WithGiven,
 		UplinkAddresses: func() ([]netip.Addr, error) { return w.uplink, nil },
-		Dial:            func(context.Context) (pilasterv1connect.NodeServiceClient, error) { return c, nil },
+		WithoutMappings: n.asks,
+		Dial:            func(context.Context) (pilasterv1connect.NodeServiceClient, error) { return n.calls, nil },
 		Log:             w.agentLog,
 	})
 	if _, ok := n.who.Membership(); !ok {
@@ -112,8 +119,9 @@ func (n *node) networks(w *world, m agent.Membership) (map[string]agent.Network,
 	if err != nil {
 		return nil, err
 	}
-	c := nimitz.Config{Plan: m.Plan, Node: m.Prefix, Indexes: n.store, Cluster: gated{n.link, w}}
-	return map[string]agent.Network{netpila.Name: own, nimitz.Name: newNimitzNetwork(c, n.nimitz, func() { w.listed(n) })}, nil
+	c := nimitz.Config{Plan: m.Plan, Node: m.Prefix, Indexes: n.store, Cluster: gated{n.link, w, n}}
+	n.told = newNimitzNetwork(c, n.nimitz, func() { w.listed(n) })
+	return map[string]agent.Network{netpila.Name: own, nimitz.Name: n.told}, nil
 }
 
 func (n *node) follow() {

@@ -37,10 +37,10 @@ type progress struct {
 	began time.Time
 }
 
-func (p *progress) begin(e Event, nodes int) {
+func (p *progress) begin(event string, nodes int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.event, p.of, p.began = e.String(), nodes, time.Now()
+	p.event, p.of, p.began = event, nodes, time.Now()
 	p.done.Store(0)
 }
 

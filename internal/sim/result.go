@@ -33,8 +33,9 @@ type Stage struct {
 	Acted      float64   `json:"actedSeconds"`
 	Ready      float64   `json:"readySeconds"` // until every node follows the orchestrator, too
 	CPU        float64   `json:"cpuSeconds"`
-	Counts     Counts    `json:"messages"` // with heartbeats
-	Total      Count     `json:"total"`    // without
+	Counts     Counts    `json:"messages"`          // with heartbeats
+	Total      Count     `json:"total"`             // without
+	Queries    *Queries  `json:"queries,omitempty"` // for mappings; nil where there were none
 	Adds       Quantiles `json:"addMilliseconds"`
 	Retried    int64     `json:"addsRetried"` // refused for the moment, and asked for again
 	Heap       int64     `json:"heapBytes"`   // live, at its end
@@ -78,6 +79,9 @@ func (r *Result) Text(w io.Writer) {
 	}
 	for _, s := range r.Stages {
 		fmt.Fprintf(w, "\n%s, by kind:\n", s.Event)
+		if q := s.Queries; q != nil {
+			fmt.Fprintf(w, "  queries for mappings answered: %d (%d pages, %d for changes), %.0f a second; refused and asked again: %d\n", q.Pages+q.Changes, q.Pages, q.Changes, q.PerSecond, q.Refused)
+		}
 		for _, kind := range s.Counts.kinds() {
 			fmt.Fprintf(w, "  %s\t%d\t%d bytes\n", kind, s.Counts[kind].Messages, s.Counts[kind].Bytes)
 		}

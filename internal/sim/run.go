@@ -71,7 +71,7 @@ func (w *world) playAll(ctx context.Context, r *Result, before func(string)) err
 	}
 	steps := w.scenario.plan()
 	w.keeps = keeps(steps)
-	setup := step{Event: Event{Do: Grow, By: Amount{N: w.scenario.Nodes}}, nodes: make([]int, w.scenario.Nodes)}
+	setup := step{Event: Event{Do: Grow, By: Amount{N: w.scenario.Nodes}, ListFirst: w.scenario.asks()}, nodes: make([]int, w.scenario.Nodes), setUp: true}
 	for i, s := range append([]step{setup}, steps...) {
 		if i > 0 && before != nil {
 			before(s.String())
@@ -176,7 +176,8 @@ func (s *stage) end(w *world) (Stage, error) {
 		Nodes: len(w.nodes), Acted: seconds(s.acts), Ready: seconds(s.ready), CPU: seconds(s.cpu), Counts: counts.since(s.counts), Adds: w.adds.take(), Retried: w.retried.Swap(0),
 		Goroutines: runtime.NumGoroutine(), Resident: status("VmRSS"), Store: int64(valueOf(etcdBytes)), Syncs: int64(valueOf(etcdSyncs)) - s.syncs, Written: w.written.files.Load() - s.files,
 	}
-	now.Total = now.Counts.total()
+	now.Total, now.Queries = now.Counts.total(), now.Counts.queries(now.Acted)
+	delete(now.Counts, throttled)
 	for _, n := range w.nodes {
 		now.Containers += len(n.running)
 	}

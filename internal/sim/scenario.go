@@ -25,6 +25,7 @@ type Scenario struct {
 	CIDR              netip.Prefix      `yaml:"cidr" json:"cidr,omitzero"`                // on nimitz, of each tenant; empty means fd10::/48
 	NodeBits          int               `yaml:"nodeBits" json:"nodeBits,omitempty"`       // of a node's subnet of it; 0 means 80
 	NoNodeCIDRs       bool              `yaml:"noNodeCIDRs" json:"noNodeCIDRs,omitempty"` // addresses are given one by one
+	MappingsBy        string            `yaml:"mappingsBy" json:"mappingsBy,omitempty"`   // on nimitz: how nodes hear of each other's; empty means by stream
 	Tenants           int               `yaml:"tenants" json:"tenants"`                   // 0 means 1; containers are theirs in turn
 	Nodes             int               `yaml:"nodes" json:"nodes"`
 	ContainersPerNode int               `yaml:"containersPerNode" json:"containersPerNode"`
@@ -42,6 +43,15 @@ type Event struct {
 
 	ListFirst bool `yaml:"listFirst" json:"listFirst,omitempty"` // of grow on nimitz: all new nodes list before one is given a subnet
 }
+
+// How nodes hear where others' containers are.
+const (
+	ByStream = "stream" // they are told as it changes
+	ByQuery  = "query"  // those of the set-up ask once after each event, as NIMITZ §4.1 counts
+)
+
+// asks says whether the nodes of the set-up ask.
+func (s Scenario) asks() bool { return s.MappingsBy == ByQuery }
 
 // Limits are of a whole run; 0 means none.
 type Limits struct {
@@ -175,6 +185,7 @@ func (s Scenario) filled(name string) Scenario {
 		if !s.NoNodeCIDRs {
 			s.NodeBits = cmp.Or(s.NodeBits, defaultNodeBits)
 		}
+		s.MappingsBy = cmp.Or(s.MappingsBy, ByStream)
 	}
 	s.Tenants = cmp.Or(s.Tenants, 1)
 	s.AtOnce = cmp.Or(s.AtOnce, 512)
@@ -206,8 +217,8 @@ func (s Scenario) Validate() error {
 		if s.Addressing != tenant.Encrypted && s.Addressing != tenant.Clear {
 			return wrong("$.addressing", "addressing %q: say %s or %s", s.Addressing, tenant.Encrypted, tenant.Clear)
 		}
-		if s.CIDR.IsValid() || s.NodeBits != 0 || s.NoNodeCIDRs {
-			return wrong("$", "cidr, nodeBits and noNodeCIDRs are for network %s; on %s addresses follow from the node", tenant.Nimitz, tenant.Netpila)
+		if s.CIDR.IsValid() || s.NodeBits != 0 || s.NoNodeCIDRs || s.MappingsBy != "" {
+			return wrong("$", "cidr, nodeBits, noNodeCIDRs and mappingsBy are for network %s; on %s addresses follow from the node", tenant.Nimitz, tenant.Netpila)
 		}
 	case tenant.Nimitz:
 		if s.Addressing != "" {
@@ -215,6 +226,9 @@ func (s Scenario) Validate() error {
 		}
 		if s.NoNodeCIDRs && s.NodeBits != 0 {
 			return wrong("$.nodeBits", "nodeBits is for nodes with subnets, and noNodeCIDRs says that they have none")
+		}
+		if s.MappingsBy != ByStream && (s.MappingsBy != ByQuery || s.NoNodeCIDRs) {
+			return wrong("$.mappingsBy", "mappingsBy %q: say %s, or where nodes have subnets %s", s.MappingsBy, ByStream, ByQuery)
 		}
 		if err := tenant.CheckOverlays(address.DefaultPlan(), []tenant.Overlay{s.overlay()}); err != nil {
 			return wrong("$.cidr", "%v", err)

@@ -1,11 +1,25 @@
 package sim
 
 import (
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 )
+
+// TestExamples: scenarios for people can be played.
+func TestExamples(t *testing.T) {
+	files, err := filepath.Glob("../../docs/scenarios/*.yaml")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("found %v, %v", files, err)
+	}
+	for _, file := range files {
+		if _, err := Read(file); err != nil {
+			t.Error(err)
+		}
+	}
+}
 
 func TestParse(t *testing.T) {
 	s, err := Parse("some/peak.yaml", []byte(`
@@ -42,7 +56,7 @@ func TestParseRefuses(t *testing.T) {
 		"nodes: 5\ncontainersPerNode: 5000":                               "f.yaml:2: containersPerNode 5000: say 0 to 4096",
 		"nodes: 5\nnetwork: ila":                                          `f.yaml:2: network "ila": say netpila or nimitz`,
 		"nodes: 5\naddressing: own":                                       `f.yaml:2: addressing "own": say encrypted or clear`,
-		"nodes: 5\ncidr: 10.0.0.0/8":                                      "f.yaml: cidr, nodeBits and noNodeCIDRs are for network nimitz",
+		"nodes: 5\ncidr: 10.0.0.0/8":                                      "f.yaml: cidr, nodeBits, noNodeCIDRs and mappingsBy are for network nimitz",
 		"nodes: 5\nnetwork: nimitz\ncidr: 10.0":                           "f.yaml: netip.ParsePrefix",
 		"nodes: 5\nnetwork: nimitz\nnodeBits: 4":                          "f.yaml: ",
 		"nodes: 5\nevents:\n- {do: nothing}":                              `f.yaml:3: event "nothing": say crash, grow, reconnect, restart-job, restart-orchestrator, shrink`,
@@ -57,6 +71,8 @@ func TestParseRefuses(t *testing.T) {
 		"nodes: 5\nlimits: {memory: much}":                                `f.yaml: "much" is no size`,
 		"nodes: 900000\nevents:\n- {do: grow, by: 50%}":                   "f.yaml:3: 900000 nodes and 450000 more: 1000000 are the most",
 		"nodes: 5\nnetwork: nimitz\naddressing: clear":                    "f.yaml:3: addressing is for network netpila",
+		"nodes: 5\nnetwork: nimitz\nmappingsBy: rumour":                   `f.yaml:3: mappingsBy "rumour": say stream`,
+		"nodes: 5\nnetwork: nimitz\nmappingsBy: query\nnoNodeCIDRs: true": `f.yaml:3: mappingsBy "query": say stream, or where nodes have subnets query`,
 		"nodes: 5\nnetwork: nimitz\nnodeBits: 24\nnoNodeCIDRs: true":      "f.yaml:3: nodeBits is for nodes with subnets",
 		"nodes: 5\nnetwork: nimitz\nevents: [{do: crash, by: 1, bye: 1}]": `f.yaml:3: unknown key "bye": the keys here are do, by, within, listFirst`,
 	} {

@@ -171,23 +171,36 @@ func (w *world) start(ctx context.Context, nodes []*node) error {
 
 // startListing has nodes join and list where the others' containers are before any of them is given a subnet, as NIMITZ §4.1 counts.
 func (w *world) startListing(ctx context.Context, nodes []*node) error {
-	w.gate.Store(newGate(nodes))
+	g := newGate(nodes, w.scenario.AtOnce)
+	w.gate.Store(g)
 	defer w.gate.Store(nil)
-	return w.eachOf(ctx, nodes, len(nodes), func(ctx context.Context, n *node) error { return n.start(ctx, w) })
+	return eachOf(ctx, nodes, len(nodes), func(ctx context.Context, n *node) error {
+		if err := g.enter(ctx); err != nil {
+			return err
+		}
+		defer g.leave()
+		return n.start(ctx, w)
+	})
 }
 
 func (w *world) listed(n *node) {
 	if g := w.gate.Load(); g != nil {
-		g.listed(n)
+		if g.listed(n) {
+			w.progress.did()
+		}
 	}
 }
 
 // each does something with every node, with as many at a time as the scenario says.
 func (w *world) each(ctx context.Context, nodes []*node, do func(context.Context, *node) error) error {
-	return w.eachOf(ctx, nodes, w.scenario.AtOnce, do)
+	return eachOf(ctx, nodes, w.scenario.AtOnce, func(ctx context.Context, n *node) error {
+		err := do(ctx, n)
+		w.progress.did()
+		return err
+	})
 }
 
-func (w *world) eachOf(ctx context.Context, nodes []*node, atOnce int, do func(context.Context, *node) error) error {
+func eachOf(ctx context.Context, nodes []*node, atOnce int, do func(context.Context, *node) error) error {
 	g, ctx := errgroup.WithContext(ctx)
 	next := make(chan *node)
 	for range min(atOnce, len(nodes)) {
@@ -196,7 +209,6 @@ func (w *world) eachOf(ctx context.Context, nodes []*node, atOnce int, do func(c
 				if err := do(ctx, n); err != nil {
 					return err
 				}
-				w.progress.did()
 			}
 			return nil
 		})
