@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -50,6 +51,9 @@ func (w *dropWindow) add(drops []Drops) {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if n := len(w.samples); n > 0 && maps.Equal(sample, w.samples[n-1]) {
+		sample = w.samples[n-1] // a quiet minute takes no more memory than a moment
+	}
 	if len(w.samples) == samplesKept {
 		w.samples = w.samples[1:]
 	}

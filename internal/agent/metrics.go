@@ -89,7 +89,7 @@ func number(b bool) float64 {
 // added now; otherwise 503 and why not).
 func (s *Service) ObserveHandler() http.Handler {
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(newCollector(s), s.calls, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	registry.MustRegister(newCollector(s), s.calls, s.received.messages, s.received.bytes, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	mux := http.NewServeMux()
 	mux.Handle("/metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { w.Write([]byte("ok\n")) })

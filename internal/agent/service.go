@@ -25,11 +25,12 @@ import (
 // Service is AgentService in front of a Core. Until the core is there it answers that it waits,
 // and for what.
 type Service struct {
-	config ServiceConfig
-	core   atomic.Pointer[running]
-	events eventHub
-	calls  *prometheus.HistogramVec
-	drops  dropWindow
+	config   ServiceConfig
+	core     atomic.Pointer[running]
+	events   eventHub
+	calls    *prometheus.HistogramVec
+	received received
+	drops    dropWindow
 }
 
 // ServiceConfig is what a Service tells besides what the core knows.
@@ -48,7 +49,9 @@ type running struct {
 	blocked func() error // why no ADD may be taken now, or nil
 }
 
-func NewService(c ServiceConfig) *Service { return &Service{config: c, calls: newCalls()} }
+func NewService(c ServiceConfig) *Service {
+	return &Service{config: c, calls: newCalls(), received: newReceived()}
+}
 
 // Handler is what the agent's socket serves: runtimes by the plugin, people by AgentService, and observer.
 func (s *Service) Handler(observer http.Handler) http.Handler {
@@ -57,6 +60,7 @@ func (s *Service) Handler(observer http.Handler) http.Handler {
 	mux.Handle(pilasterv1connect.NewAgentServiceHandler(s, connect.WithInterceptors(s.Timed())))
 	mux.Handle("/", observer)
 	mux.HandleFunc("/debug/goroutines", observe.Goroutines)
+	mux.HandleFunc("/debug/memory", observe.ServeMemory)
 	return mux
 }
 

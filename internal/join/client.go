@@ -28,8 +28,9 @@ type Config struct {
 	Token    string // text of the join token; may be empty once the node has joined
 	StateDir string // where the certificate is kept, in a file of mode 0600
 	NodeName string
-	NodeUUID string // lower-case, with dashes
-	Instance string // of the calling machine, which tells it from one with a copy of its disk; empty means a new one
+	NodeUUID string                              // lower-case, with dashes
+	Instance string                              // of the calling machine, which tells it from one with a copy of its disk; empty means a new one
+	Heard    func(procedure string, message any) // called with each message of the orchestrator's; nil for none
 	Log      *slog.Logger
 
 	Now func() time.Time // nil means time.Now
@@ -204,6 +205,9 @@ func (c calls) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 			defer cancel()
 		}
 		resp, err := next(ctx, req)
+		if err == nil && c.Heard != nil {
+			c.Heard(req.Spec().Procedure, resp.Any())
+		}
 		return resp, c.clocks(ctx, c.pin, err)
 	}
 }
@@ -212,8 +216,25 @@ func (c calls) WrapStreamingClient(next connect.StreamingClientFunc) connect.Str
 	return func(ctx context.Context, spec connect.Spec) connect.StreamingClientConn {
 		conn := next(ctx, spec)
 		conn.RequestHeader().Set(InstanceHeader, c.Instance)
+		if c.Heard != nil {
+			return heard{conn, c.Heard}
+		}
 		return conn
 	}
+}
+
+// heard tells of a stream's messages.
+type heard struct {
+	connect.StreamingClientConn
+	tell func(procedure string, message any)
+}
+
+func (h heard) Receive(m any) error {
+	err := h.StreamingClientConn.Receive(m)
+	if err == nil {
+		h.tell(h.Spec().Procedure, m)
+	}
+	return err
 }
 
 func (c calls) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {

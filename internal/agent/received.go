@@ -1,0 +1,51 @@
+package agent
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/protobuf/proto"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
+)
+
+// received counts what the orchestrator has said to this node.
+type received struct{ messages, bytes *prometheus.CounterVec }
+
+// What messages of the stream carry; a call's answer carries what its procedure says.
+const (
+	eventSnapshot  = "snapshot"
+	eventDelta     = "delta"
+	eventHeartbeat = "heartbeat"
+)
+
+func newReceived() received {
+	counter := func(name, help string) *prometheus.CounterVec {
+		c := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "pilaster_agent_" + name, Help: help}, []string{"procedure", "event"})
+		for _, event := range []string{eventSnapshot, eventDelta, eventHeartbeat} {
+			c.WithLabelValues(pilasterv1connect.NodeServiceFollowProcedure, event) // there from the start, at 0
+		}
+		return c
+	}
+	return received{
+		counter("received_messages_total", "Messages from the orchestrator, by procedure, and on the stream by what they carry."),
+		counter("received_message_bytes_total", "Bytes of these messages, without framing, headers and TLS."),
+	}
+}
+
+func (r received) count(procedure string, message any) {
+	event := ""
+	if f, ok := message.(*pilasterv1.FollowResponse); ok {
+		switch f.Event.(type) {
+		case *pilasterv1.FollowResponse_Snapshot:
+			event = eventSnapshot
+		case *pilasterv1.FollowResponse_Delta:
+			event = eventDelta
+		default:
+			event = eventHeartbeat
+		}
+	}
+	r.messages.WithLabelValues(procedure, event).Inc()
+	if m, ok := message.(proto.Message); ok {
+		r.bytes.WithLabelValues(procedure, event).Add(float64(proto.Size(m)))
+	}
+}
