@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -26,7 +27,15 @@ type Options struct {
 	Binary           string       // the pilaster binary; pilaster-cni lies beside it
 	OrchestratorArgs []string     // more arguments for the orchestrator
 	AgentArgs        []string     // more arguments for every agent
+	Led              *Led         // by an orchestrator of the caller's; nil means that the lab starts its own
 	Progress         func(string) // told what is being done; may be nil
+}
+
+// Led says how a lab without regions is led by an orchestrator that runs elsewhere and outlives it.
+type Led struct {
+	Serve  func(net.Listener) // has it serve the lab's nodes, too
+	Socket string             // its operator's
+	Token  string             // file with its join token
 }
 
 // Lab is a lab that is up. Its methods may be called at the same time.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -62,7 +63,7 @@ func Up(ctx context.Context, spec Spec, o Options) (*Lab, error) {
 	}
 	l := newLab(f)
 	l.state = state{Spec: spec, Binary: binary, OrchestratorArgs: o.OrchestratorArgs, AgentArgs: o.AgentArgs}
-	if err := l.up(ctx, progress); err != nil {
+	if err := l.up(ctx, o.Led, progress); err != nil {
 		cleanup, cancel := context.WithTimeout(context.WithoutCancel(ctx), downTime)
 		defer cancel()
 		return nil, errors.Join(fmt.Errorf("lab %s: %w", spec.Name, err), Down(cleanup, root, spec.Name))
@@ -70,7 +71,7 @@ func Up(ctx context.Context, spec Spec, o Options) (*Lab, error) {
 	return l, nil
 }
 
-func (l *Lab) up(ctx context.Context, progress func(string)) error {
+func (l *Lab) up(ctx context.Context, led *Led, progress func(string)) error {
 	spec := l.state.Spec
 	for _, dir := range []string{"netns", "log", "nodes", "orchestrator", "bpf", "hosts"} {
 		if err := os.Mkdir(l.folder.path(dir), 0o755); err != nil {
@@ -92,7 +93,11 @@ func (l *Lab) up(ctx context.Context, progress func(string)) error {
 		return err
 	}
 	for i, r := range regions {
-		if _, err := l.control.start(ctx, l.orchestratorProcess(r, i)); err != nil {
+		if led != nil {
+			if err := l.beLed(led); err != nil {
+				return err
+			}
+		} else if _, err := l.control.start(ctx, l.orchestratorProcess(r, i)); err != nil {
 			return err
 		}
 		for _, t := range spec.Tenants {
@@ -123,6 +128,29 @@ func (l *Lab) up(ctx context.Context, progress func(string)) error {
 	progress(numeral.Of(len(spec.Containers), "container", "containers"))
 	for _, c := range spec.Containers {
 		if err := l.AddContainer(ctx, c); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// beLed has an orchestrator elsewhere serve where the lab's own would, and be found where that would.
+func (l *Lab) beLed(by *Led) error {
+	ns, err := l.Namespace(Orchestrator)
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	var nodes net.Listener
+	if err := ns.Do(func() (err error) {
+		nodes, err = net.Listen("tcp", orchestratorListen(0))
+		return err
+	}); err != nil {
+		return err
+	}
+	by.Serve(nodes)
+	for from, to := range map[string]string{l.folder.orchestratorSocket(""): by.Socket, l.folder.token(""): by.Token} {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(from), 0o755), os.Symlink(to, from)); err != nil {
 			return err
 		}
 	}

@@ -196,25 +196,9 @@ func (s *Server) serve() error {
 		store: s.store, model: s.model, token: s.token, timeout: s.config.patience, now: s.config.Now, log: s.config.Log,
 		guard: s.guard, lists: lists(limits), later: func(work func(context.Context)) { s.running.Go(func() { work(s.background) }) },
 	}, options))
-	var both http.Protocols
-	both.SetHTTP1(true)
-	both.SetHTTP2(true)
-	certificate := &serverCertificate{authority: s.store.Cluster().Authority, hosts: s.hosts(nodes.Addr()), now: s.config.Now}
 	s.nodes = nodes
 	s.handler = authenticate(s.config.Now, s.guard, mux)
-	s.start(doorListener{nodes, s.door}, true, s.patient(&http.Server{
-		Handler:     s.handler,
-		ConnContext: withGuest,
-		Protocols:   &both,
-		TLSConfig: &tls.Config{
-			MinVersion:       tls.VersionTLS13,
-			ClientAuth:       tls.RequestClientCert, // verifyNode verifies it
-			ClientCAs:        certificate.authority.Pool(),
-			VerifyConnection: verifyNode(certificate.authority),
-			GetCertificate:   certificate.get,
-		},
-		HTTP2: &http.HTTP2Config{SendPingTimeout: pingTimeout, PingTimeout: pingTimeout, WriteByteTimeout: pingTimeout},
-	}))
+	s.ServeNodes(nodes)
 
 	operator, err := local.Listen(Socket(s.config.RunDir))
 	if err != nil {
@@ -240,6 +224,27 @@ func (s *Server) serve() error {
 	mux.Handle("/metrics", s.metrics.handler())
 	s.start(doorListener{metrics, s.door}, false, s.patient(&http.Server{Handler: mux}))
 	return nil
+}
+
+// ServeNodes serves nodes on one more listener, such as one of another network namespace, until Close.
+func (s *Server) ServeNodes(l net.Listener) {
+	var both http.Protocols
+	both.SetHTTP1(true)
+	both.SetHTTP2(true)
+	certificate := &serverCertificate{authority: s.store.Cluster().Authority, hosts: s.hosts(l.Addr()), now: s.config.Now}
+	s.start(doorListener{l, s.door}, true, s.patient(&http.Server{
+		Handler:     s.handler,
+		ConnContext: withGuest,
+		Protocols:   &both,
+		TLSConfig: &tls.Config{
+			MinVersion:       tls.VersionTLS13,
+			ClientAuth:       tls.RequestClientCert, // verifyNode verifies it
+			ClientCAs:        certificate.authority.Pool(),
+			VerifyConnection: verifyNode(certificate.authority),
+			GetCertificate:   certificate.get,
+		},
+		HTTP2: &http.HTTP2Config{SendPingTimeout: pingTimeout, PingTimeout: pingTimeout, WriteByteTimeout: pingTimeout},
+	}))
 }
 
 // patient bounds how long anything may take that is not a stream, and what is kept of a header.
