@@ -24,7 +24,7 @@ func newSimCommand(env Env) *cobra.Command {
 		Example: "  pilaster sim run grow.yaml",
 		Args:    cobra.NoArgs,
 	}
-	c.AddCommand(newSimRunCommand(env))
+	c.AddCommand(newSimRunCommand(env), newSimAgentCommand(env))
 	return c
 }
 

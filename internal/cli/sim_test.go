@@ -69,3 +69,20 @@ func TestSimMistakes(t *testing.T) {
 		}
 	}
 }
+
+func TestSimAgentMistakes(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ line, errs string }{
+		{"sim agent --sizes 1000", "two sizes at least"},
+		{"sim agent --sizes 1000,1000", "size 1000 after 1000"},
+		{"sim agent --sizes 0,1000", "nodes 0: say 1 to 1000000"},
+		{"sim agent --containers 0", "0 containers of the agent: say 1 or more"},
+		{"sim agent --followers=-1", "-1 followers: say 0 or more"},
+		{"sim agent --networks vxlan", `--networks "vxlan": say netpila, nimitz`},
+	} {
+		code, out, errs := run(t, "", strings.Fields(c.line)...)
+		if code != ExitUsage || out != "" || !strings.Contains(errs, c.errs) || !strings.Contains(errs, "; nothing was simulated") {
+			t.Errorf("pilaster %s: exit %d, stdout %q, stderr %q", c.line, code, out, errs)
+		}
+	}
+}

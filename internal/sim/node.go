@@ -60,6 +60,9 @@ func (w *world) newNode(number int, d durable.Disk) *node {
 
 // start boots the node and, when it follows the orchestrator, gives it its containers: so it is with a scheduler, which waits for nodes.
 func (n *node) start(ctx context.Context, w *world) error {
+	if w.followers > 0 && n.number > w.followers {
+		return n.visit(ctx, w)
+	}
 	if err := n.boot(ctx, w); err != nil {
 		return fmt.Errorf("node %s: %w", n.name, err)
 	}
@@ -69,8 +72,29 @@ func (n *node) start(ctx context.Context, w *world) error {
 	return n.fill(ctx, w)
 }
 
-// boot starts the node's agent as package agent's daemon does, registers it where it is new, and has it follow the orchestrator.
+// visit gives the node its containers, and its agent ends without ever having followed the orchestrator. What it was given stays its own.
+func (n *node) visit(ctx context.Context, w *world) error {
+	if err := n.open(ctx, w); err != nil {
+		return fmt.Errorf("node %s: %w", n.name, err)
+	}
+	if err := n.fill(ctx, w); err != nil {
+		return err
+	}
+	n.forget()
+	return nil
+}
+
+// boot starts the node's agent and has it follow the orchestrator.
 func (n *node) boot(ctx context.Context, w *world) error {
+	if err := n.open(ctx, w); err != nil {
+		return err
+	}
+	n.follow()
+	return nil
+}
+
+// open starts the node's agent as package agent's daemon does, and registers it where it is new.
+func (n *node) open(ctx context.Context, w *world) error {
 	var err error
 	if n.who, err = agent.OpenNodeOn(n.disk, stateDir, n.name); err != nil {
 		return err
@@ -106,11 +130,7 @@ func (n *node) boot(ctx context.Context, w *world) error {
 	}); err != nil {
 		return err
 	}
-	if err := n.core.Start(ctx); err != nil {
-		return err
-	}
-	n.follow()
-	return nil
+	return n.core.Start(ctx)
 }
 
 // networks are both: netpila's and nimitz' own drawing of addresses, over packet paths that count.
@@ -141,8 +161,11 @@ func (n *node) kill() {
 	}
 	n.stop()
 	<-n.done
-	n.stop, n.who, n.link, n.core, n.store = nil, nil, nil, nil, nil
+	n.stop = nil
+	n.forget()
 }
+
+func (n *node) forget() { n.who, n.link, n.core, n.store = nil, nil, nil, nil }
 
 // fill gives the node the containers that it is to have, tenants in turn.
 func (n *node) fill(ctx context.Context, w *world) error {

@@ -63,7 +63,9 @@ func (p *progress) tell(ctx context.Context, every time.Duration, hear func(Prog
 	for {
 		select {
 		case <-tick.C:
-			hear(p.now())
+			if now := p.now(); now.Event != "" {
+				hear(now)
+			}
 		case <-ctx.Done():
 			return
 		}

@@ -24,6 +24,9 @@ type Options struct {
 	Before   func(string)   // called before each event, with its words; nil for none
 	Settled  func() error   // called when all has happened and everything is still there; nil for none
 	Patience time.Duration  // how long the orchestrator may take to hear what agents have done last; 0 means 30 s
+
+	Guest     Guest // nil for none; with one, nobody looks at what must hold: it is of the simulated nodes alone
+	Followers int   // nodes that follow the orchestrator; agents of the others end when they have their containers; 0 means all follow
 }
 
 // Run plays a scenario, until it ends or something does not hold that always must: what came after that would say nothing. The result is there
@@ -38,7 +41,7 @@ func Run(ctx context.Context, s Scenario, o Options) (r *Result, err error) {
 		defer debug.SetMemoryLimit(debug.SetMemoryLimit(int64(s.Limits.Memory) * 15 / 16)) // of the runtime; etcd's file is beside it
 	}
 	w := newWorld(s, o.Dir, o.Log)
-	w.patience = cmp.Or(o.Patience, settleTime)
+	w.patience, w.followers = cmp.Or(o.Patience, settleTime), o.Followers
 	defer func() {
 		if closed := w.close(); err == nil {
 			err = closed
@@ -50,8 +53,8 @@ func Run(ctx context.Context, s Scenario, o Options) (r *Result, err error) {
 		go w.progress.tell(telling, o.Every, o.Progress)
 	}
 	r = &Result{Scenario: s, CPUs: runtime.GOMAXPROCS(0), Violations: []string{}, Exceeded: []string{}, Real: isReal, NotReal: isNotReal}
-	err = w.playAll(ctx, r, o.Before)
-	if err == nil {
+	err = w.playAll(ctx, r, o)
+	if err == nil && o.Guest == nil {
 		r.Addresses = w.sum
 		r.Entries, err = w.entries(ctx)
 	}
@@ -65,16 +68,21 @@ func Run(ctx context.Context, s Scenario, o Options) (r *Result, err error) {
 	return r, err
 }
 
-func (w *world) playAll(ctx context.Context, r *Result, before func(string)) error {
+func (w *world) playAll(ctx context.Context, r *Result, o Options) error {
 	if err := w.open(ctx); err != nil {
 		return err
+	}
+	if o.Guest != nil {
+		if err := o.Guest.Join(ctx, w.cluster()); err != nil {
+			return err
+		}
 	}
 	steps := w.scenario.plan()
 	w.keeps = keeps(steps)
 	setup := step{Event: Event{Do: Grow, By: Amount{N: w.scenario.Nodes}, ListFirst: w.scenario.asks()}, nodes: make([]int, w.scenario.Nodes), setUp: true}
 	for i, s := range append([]step{setup}, steps...) {
-		if i > 0 && before != nil {
-			before(s.String())
+		if i > 0 && o.Before != nil {
+			o.Before(s.String())
 		}
 		runtime.GC() // what is garbage now is not of this event
 		w.stage = w.beginStage()
@@ -97,6 +105,12 @@ func (w *world) playAll(ctx context.Context, r *Result, before func(string)) err
 		}
 		if limit := s.Within; limit > 0 && stage.Ready > limit.Seconds() {
 			r.Exceeded = append(r.Exceeded, fmt.Sprintf("%s took %.1f s, and %v is its limit", stage.Event, stage.Ready, limit))
+		}
+		if o.Guest != nil {
+			if err := o.Guest.After(ctx, stage); err != nil {
+				return err
+			}
+			continue
 		}
 		violated, err := w.check(ctx)
 		if err != nil {

@@ -165,14 +165,15 @@ func Parse(file string, b []byte) (Scenario, error) {
 	if err != nil {
 		return Scenario{}, err
 	}
-	s = s.filled(strings.TrimSuffix(filepath.Base(file), filepath.Ext(file)))
+	s = s.Filled(strings.TrimSuffix(filepath.Base(file), filepath.Ext(file)))
 	if err := s.Validate(); err != nil {
 		return Scenario{}, f.Wrong(err)
 	}
 	return s, nil
 }
 
-func (s Scenario) filled(name string) Scenario {
+// Filled has what was left out.
+func (s Scenario) Filled(name string) Scenario {
 	s.Name = cmp.Or(s.Name, name)
 	s.Network = cmp.Or(s.Network, tenant.Netpila)
 	if s.Network == tenant.Netpila {

@@ -46,9 +46,10 @@ type world struct {
 	labels  map[string]string
 	tenants []string
 
-	nodes  []*node
-	keeps  map[int]bool // nodes whose disks are read again, by number
-	joined int          // nodes there ever were
+	nodes     []*node
+	followers int          // 0 means all of them
+	keeps     map[int]bool // nodes whose disks are read again, by number
+	joined    int          // nodes there ever were
 
 	devices  *deviceNames
 	numbers  *numbers             // of mappings
@@ -87,6 +88,10 @@ func (w *world) open(ctx context.Context) error {
 		w.tenants = append(w.tenants, name)
 	}
 	return nil
+}
+
+func (w *world) cluster() Cluster {
+	return Cluster{Orchestrator: w.server, Socket: orchestrator.Socket(w.dir), Token: filepath.Join(w.dir, "data", "join-token"), Tenants: w.tenants, Labels: w.labels}
 }
 
 func (s Scenario) tenant(name string) *pilasterv1.CreateTenantRequest {
@@ -234,6 +239,9 @@ func (w *world) await(ctx context.Context, nodes []*node, since time.Time) error
 	for waiting := nodes; ; {
 		var still []*node
 		for _, n := range waiting {
+			if n.link == nil { // it has been there and does not follow
+				continue
+			}
 			if s := n.link.Status(); !s.Connected || s.Since.Before(since) {
 				still = append(still, n)
 			}

@@ -1,0 +1,87 @@
+package cli
+
+import (
+	"fmt"
+	"log/slog"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"pilaster.io/pilaster/internal/sim/follower"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+var simNetworks = []string{tenant.Netpila, tenant.Nimitz}
+
+func newSimAgentCommand(env Env) *cobra.Command {
+	o := follower.Options{Networks: simNetworks, Sizes: []int{1000, 2000, 5000, 10_000}, Containers: 31, NodeContainers: 31, Followers: 100}
+	var to reportPlace
+	c := &cobra.Command{
+		Use:   "agent",
+		Short: "Measure what a real agent keeps and hears as a simulated cluster grows",
+		Long: `Start one real agent with real containers in a lab of its own. By TLS it follows an orchestrator that leads simulated nodes, and more of them
+in each step. When all is quiet, measure the agent: its live heap after a collection, what of it is resident, what it was told since the step
+before, and the entries of its packet path. All containers are of one tenant, on network netpila and, beside another agent, on nimitz.
+
+It ends with 1 where the agent of network netpila is not independent of the other nodes: after the first step its heap stays within 1 %, what is
+resident within 5 %, and it is told nothing but heartbeats. Network nimitz is not judged: there each node is to know all others.
+
+A folder given with -o gets report.json, and report.html with plots. It needs root; run it on a machine that does nothing else.
+docs/simulation.md says what is real.`,
+		Example: "  pilaster sim agent -o results\n  pilaster sim agent --sizes 1000,10000,100000 --networks netpila --node-containers 4 -o json",
+		Args:    cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) (err error) {
+			if err := o.Check(); err != nil {
+				return usage("%w; nothing was simulated", err)
+			}
+			for _, name := range o.Networks {
+				if !slices.Contains(simNetworks, name) {
+					return usage("--networks %q: say %s; nothing was simulated", name, strings.Join(simNetworks, ", "))
+				}
+			}
+			if os.Geteuid() != 0 {
+				return fmt.Errorf("pilaster sim agent needs root: the agent is real, with network namespaces and eBPF programs; nothing was simulated")
+			}
+			if o.Binary, err = os.Executable(); err != nil {
+				return err
+			}
+			giveUp, err := makeReportFolder(to)
+			if err != nil {
+				return err
+			}
+			defer giveUp()
+			o.Name = fmt.Sprintf("simagent-%d", os.Getpid())
+			o.Log = slog.New(slog.NewTextHandler(env.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+			o.Progress = func(what string) { fmt.Fprintln(env.Stderr, what) }
+			report, err := follower.Run(c.Context(), o)
+			if report.Measured() { // also before it failed
+				if failed := writeReport(env.Stdout, report, to); failed != nil {
+					return failed
+				}
+			}
+			if err != nil {
+				return err
+			}
+			if !report.Pass() {
+				return &exitError{code: ExitFailed}
+			}
+			return nil
+		},
+	}
+	f := c.Flags()
+	f.StringSliceVar(&o.Networks, "networks", o.Networks, "of the tenant, one after the other")
+	f.IntSliceVar(&o.Sizes, "sizes", o.Sizes, "simulated nodes in each step, more and more")
+	f.IntVar(&o.Containers, "containers", o.Containers, "containers of the agent")
+	f.IntVar(&o.NodeContainers, "node-containers", o.NodeContainers, "containers of each simulated node")
+	f.IntVar(&o.Followers, "followers", o.Followers, "simulated nodes on nimitz that follow the orchestrator, which has to tell each of them of all others; the rest get their containers and fall silent; 0 means all follow")
+	f.StringVar(&o.Dir, "data-dir", os.TempDir(), "folder on a real disk, where the orchestrator's etcd is while it runs")
+	_ = c.RegisterFlagCompletionFunc("networks", cobra.FixedCompletions(simNetworks, cobra.ShellCompDirectiveNoFileComp))
+	for _, number := range []string{"sizes", "containers", "node-containers", "followers"} {
+		_ = c.RegisterFlagCompletionFunc(number, cobra.NoFileCompletions)
+	}
+	_ = c.MarkFlagDirname("data-dir")
+	bindReport(c, &to)
+	return c
+}
