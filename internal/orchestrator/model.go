@@ -89,7 +89,7 @@ func (m *model) apply(b store.Batch) {
 		m.tell(store.Batch{Revision: b.Revision, Events: slices.DeleteFunc(slices.Clone(b.Events), func(e store.Event) bool { return newsOf(e) == "" })})
 	}
 	m.wake(b, m.renewed)
-	clear(m.renewed)
+	m.renewed = map[string]bool{} // emptied it would stay as large as after all was read
 }
 
 // tell remembers news and feeds them to those they are for.
@@ -253,21 +253,28 @@ func (m *model) connected(name string) bool {
 
 func (m *model) isElsewhere(s store.Session) bool { return !s.None() && s.Orchestrator != m.self }
 
-// allNodes is sorted by name. So many are copied that others must not wait for it.
-func (m *model) allNodes() []*pilasterv1.Node {
+// copies are of records that the model has, each of a node, and say whether it is connected; by the nodes' names. There may be so many that others
+// must not wait for the copying.
+func copies[R proto.Message](m *model, has func() []R, node func(R) string, say func(r R, connected bool)) []R {
 	m.mu.Lock()
-	all := slices.Collect(maps.Values(m.nodes))
+	all := has()
 	connected := make([]bool, len(all))
-	for i, n := range all {
-		connected[i] = m.connected(n.Name)
+	for i, r := range all {
+		connected[i] = m.connected(node(r))
 	}
 	m.mu.Unlock()
-	for i, n := range all {
-		all[i] = proto.CloneOf(n)
-		all[i].Connected = connected[i]
+	for i, r := range all {
+		all[i] = proto.CloneOf(r)
+		say(all[i], connected[i])
 	}
-	slices.SortFunc(all, func(a, b *pilasterv1.Node) int { return cmp.Compare(a.Name, b.Name) })
+	slices.SortFunc(all, func(a, b R) int { return cmp.Compare(node(a), node(b)) })
 	return all
+}
+
+// allNodes is sorted by name.
+func (m *model) allNodes() []*pilasterv1.Node {
+	return copies(m, func() []*pilasterv1.Node { return slices.Collect(maps.Values(m.nodes)) },
+		(*pilasterv1.Node).GetName, func(n *pilasterv1.Node, connected bool) { n.Connected = connected })
 }
 
 // tenantsOf lists the tenants a node hosts.
@@ -278,19 +285,11 @@ func (m *model) tenantsOf(node string) []string {
 }
 
 // tenant returns the tenant, nil if there is none, its apps by id and what the nodes that host it say, by node.
-func (m *model) tenant(name string) (*pilasterv1.Tenant, []*pilasterv1.App, []*pilasterv1.Hosting) {
-	m.mu.Lock()
-	t, apps, hosting := m.given.counted(m.tenants[name]), m.appsOf(name), m.hostingOf(name)
-	connected := make([]bool, len(hosting))
-	for i, h := range hosting {
-		connected[i] = m.connected(h.Node)
-	}
-	m.mu.Unlock()
-	for i, h := range hosting {
-		hosting[i] = proto.CloneOf(h)
-		hosting[i].Connected = connected[i]
-	}
-	slices.SortFunc(hosting, func(a, b *pilasterv1.Hosting) int { return cmp.Compare(a.Node, b.Node) })
+func (m *model) tenant(name string) (t *pilasterv1.Tenant, apps []*pilasterv1.App, hosting []*pilasterv1.Hosting) {
+	hosting = copies(m, func() []*pilasterv1.Hosting {
+		t, apps = m.given.counted(m.tenants[name]), m.appsOf(name)
+		return m.hostingOf(name)
+	}, (*pilasterv1.Hosting).GetNode, func(h *pilasterv1.Hosting, connected bool) { h.Connected = connected })
 	return t, apps, hosting
 }
 

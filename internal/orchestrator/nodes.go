@@ -23,7 +23,9 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// A stream that is told nothing else hears how far it is: so often, and where there are very many, all together so many times a second.
+// A stream that is told nothing else hears how far it is: so often, and where there are very many, all together so many times a second, which is each
+// of 100,000 every 50 s. No agent waits for it: that the other end is there it asks by HTTP/2's pings. It is where the node's next stream resumes, so
+// one that breaks within that time costs no snapshot as long as no more than maxPast changes came meanwhile, 80 in a second of 100,000 streams.
 const (
 	heartbeatEvery = 5 * time.Second
 	heartbeatRate  = 2000

@@ -217,7 +217,8 @@ type decisions struct {
 	later   []*request // after the commit
 }
 
-// decided is a change whose writes are to be made, or that was refused because of what those before it wrote.
+// decided is a change whose writes are to be made, or that needs none, or was refused, because of what those before it wrote. All of it was read at
+// the revision of the group, and the commit fails if any of that has changed since: so the answer is what it would be right after the commit.
 type decided struct {
 	*request
 	outcome error
@@ -235,7 +236,7 @@ func (s *Store) decide(r *request, t *txn) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			s.log.Error("deciding a change failed", "panic", p, "stack", string(debug.Stack()))
-			err = fmt.Errorf("the orchestrator failed in deciding this change; nothing was changed, and its log says where: %v", p)
+			err = fmt.Errorf("the orchestrator failed in deciding this change; nothing more was changed, and its log says where: %v", p)
 		}
 	}()
 	return r.decide(t)
@@ -275,20 +276,25 @@ func (s *Store) decideAll(g *txn, some []*request) (d decisions) {
 		t := g.next(r.ctx)
 		err := s.decide(r, t)
 		g.revision = t.revision
-		wanting := err == nil && len(t.writes) > 0
+		if err != nil {
+			t.writes = nil
+		}
+		commits := len(t.writes) > 0 || t.leans
 		switch {
 		case errors.Is(err, rpctypes.ErrCompacted):
 			// It slept so long that the revision it reads is gone.
 			*g = *newTxn(g.ctx, g.etcd)
 			return decisions{anew: append(d.requests(), some[i:]...)}
-		case errors.Is(err, errLater), wanting && len(g.writes) > 0 && (t.sweeps || g.sweeps || !g.weight().and(t.weight()).fits()):
+		case errors.Is(err, errLater), commits && len(g.writes) > 0 && (t.sweeps || !g.weight().and(t.weight()).fits()):
 			d.later = some[i:]
 			return d
-		case wanting:
+		case commits:
 			g.join(t)
-			d.decided = append(d.decided, decided{r, nil})
-		case t.leans:
 			d.decided = append(d.decided, decided{r, err})
+			if t.sweeps { // those after it would not see what that takes away
+				d.later = some[i+1:]
+				return d
+			}
 		default:
 			r.answer <- err
 		}

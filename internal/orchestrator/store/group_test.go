@@ -53,9 +53,7 @@ func openGated(t *testing.T, etcd *clientv3.Client) (s *Store, g *gated, togethe
 	c := clientv3.NewCtxClient(t.Context())
 	c.KV, c.Lease = g, etcd.Lease
 	s, err := Open(t.Context(), c, noPlan, discard)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	g.gate = make(chan struct{}, 100)
 	return s, g, func(calls ...func() error) []error {
 		t.Helper()
@@ -107,9 +105,7 @@ func testMade(t *testing.T, s *Store, want map[string]string) {
 	t.Helper()
 	for key, value := range want {
 		resp, err := s.etcd.Get(t.Context(), root+"test/"+key)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if got := readingOf(resp.Kvs).value; got != value {
 			t.Errorf("%s is %q, want %q", key, got, value)
 		}
@@ -204,10 +200,7 @@ func testRefusedInVain(t *testing.T, etcd *clientv3.Client) {
 // Another orchestrator is first: all that wait together are decided anew, also who was refused.
 func testOtherFirst(t *testing.T, etcd *clientv3.Client) {
 	s, _, together := openGated(t, etcd)
-	other, err := Open(t.Context(), etcd, noPlan, discard)
-	if err != nil {
-		t.Fatal(err)
-	}
+	other := opened(t, etcd)
 	ctx := t.Context()
 	var tries [2]int
 	errs := together(func() error {
@@ -237,6 +230,69 @@ func testOtherFirst(t *testing.T, etcd *clientv3.Client) {
 		t.Errorf("answered %v after %v tries, %d conflicts", errs, tries, s.Conflicts())
 	}
 	testMade(t, s, map[string]string{"mine": "other's", "second": "after other's"})
+}
+
+// Who is refused because of one before it is decided anew too when another orchestrator was first with what else that was decided on.
+func testRefusedOnOld(t *testing.T, etcd *clientv3.Client) {
+	s, _, together := openGated(t, etcd)
+	other := opened(t, etcd)
+	ctx := t.Context()
+	tries := 0
+	errs := together(func() error {
+		return s.change(ctx, func(t *txn) error { t.put(root+"test/mine", "x"); return nil })
+	}, func() error {
+		return s.change(ctx, func(t *txn) error {
+			mine, err := t.get(root + "test/mine")
+			if err != nil {
+				return err
+			}
+			others, err := t.get(root + "test/other")
+			if err != nil {
+				return err
+			}
+			if tries++; tries == 2 { // the first decision never waits for its turn
+				if err := other.change(ctx, func(t *txn) error { t.put(root+"test/other", "x"); return nil }); err != nil {
+					return err
+				}
+			}
+			if mine != "" && others == "" {
+				return refuse(Refused, "mine alone")
+			}
+			t.put(root+"test/both", mine+others)
+			return nil
+		})
+	})
+	if errs[0] != nil || errs[1] != nil || tries != 3 || s.Conflicts() != 1 {
+		t.Errorf("answered %v after %d tries, %d conflicts", errs, tries, s.Conflicts())
+	}
+	testMade(t, s, map[string]string{"both": "xx"})
+}
+
+// Who comes after one that takes whole directories away sees them gone, as all else that it took.
+func testAfterSweep(t *testing.T, etcd *clientv3.Client) {
+	ctx := t.Context()
+	must(t, opened(t, etcd).change(ctx, func(t *txn) error { t.put(root+"test/of", "x"); t.put(root+"test/of/1", "x"); return nil }))
+	s, _, together := openGated(t, etcd)
+	errs := together(func() error {
+		return s.change(ctx, func(t *txn) error { t.delete(root + "test/of"); t.deleteAll(root + "test/of/"); return nil })
+	}, func() error {
+		return s.change(ctx, func(t *txn) error {
+			of, err := t.get(root + "test/of")
+			if err != nil {
+				return err
+			}
+			one, err := t.get(root + "test/of/1")
+			if err == nil && of != one {
+				err = refuse(Refused, "half of it")
+			}
+			t.put(root+"test/saw", "saw "+of+one)
+			return err
+		})
+	})
+	if errs[0] != nil || errs[1] != nil {
+		t.Errorf("answered %v", errs)
+	}
+	testMade(t, s, map[string]string{"of": "", "of/1": "", "saw": "saw "})
 }
 
 // One that is too large for a transaction is made in several while small ones wait with it; one that has become larger than it was at
@@ -333,16 +389,11 @@ func testGivenUp(t *testing.T, etcd *clientv3.Client) {
 func testForgottenLease(t *testing.T, etcd *clientv3.Client) {
 	s, _, together := openGated(t, etcd)
 	ctx, n := t.Context(), pki.Node{Name: "n1", UUID: "00000000-0000-4000-8000-000000000001"}
-	other, err := Open(ctx, etcd, noPlan, discard)
-	if err != nil {
-		t.Fatal(err)
-	}
+	other := opened(t, etcd)
 	if _, err := other.Register(ctx, Registration{Node: n}); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.EndSessions(ctx); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.EndSessions(ctx))
 	create := func(name string) func() error {
 		return func() error { _, err := s.CreateTenant(ctx, name, 0); return err }
 	}

@@ -129,6 +129,31 @@ func (t *txn) hostingOf(name string) ([]*pilasterv1.Hosting, error) {
 	return all, nil
 }
 
+// hostedBy is the tenants that a node hosts, whose records are then read. Each tenant is asked for: to list what all nodes host would take the
+// longer the more nodes there are.
+func (t *txn) hostedBy(node string) (hosted []string, err error) {
+	tenants, err := t.names(dirTenants)
+	if err != nil {
+		return nil, err
+	}
+	var keys []string
+	for _, name := range tenants {
+		keys = append(keys, hostingKey(name, node))
+	}
+	if err := t.fetch(keys...); err != nil {
+		return nil, err
+	}
+	keys = nil
+	for _, name := range tenants {
+		if is, err := t.get(hostingKey(name, node)); err != nil {
+			return nil, err
+		} else if is != "" {
+			hosted, keys = append(hosted, name), append(keys, dirTenants+name)
+		}
+	}
+	return hosted, t.fetch(keys...)
+}
+
 func hostingKey(tenant, node string) string { return dirHosting + tenant + "/" + node }
 
 // decodeHosting also knows the records that had a UUID only: such a node has said nothing.

@@ -5,7 +5,6 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -265,30 +264,19 @@ func (s *Store) deleteNode(t *txn, name string, force bool) error {
 	if err := t.leaveEdge(name, force); err != nil {
 		return err
 	}
-	hosting, err := t.names(dirHosting)
+	hosted, err := t.hostedBy(name)
 	if err != nil {
-		return err
-	}
-	var tenants []string
-	for _, h := range hosting {
-		if tenant, found := strings.CutSuffix(h, "/"+name); found {
-			tenants = append(tenants, dirTenants+tenant)
-		}
-	}
-	if err := t.fetch(tenants...); err != nil {
 		return err
 	}
 	t.put(dirDeleted+node.Uuid, name)
 	if err := t.endPublished(name, force); err != nil {
 		return err
 	}
-	for _, h := range hosting {
-		if tenant, found := strings.CutSuffix(h, "/"+name); found {
-			if err := s.releaseAll(t, pki.Node{Name: name, UUID: node.Uuid}, tenant); err != nil {
-				return err
-			}
-			t.delete(dirHosting + h)
+	for _, tenant := range hosted {
+		if err := s.releaseAll(t, pki.Node{Name: name, UUID: node.Uuid}, tenant); err != nil {
+			return err
 		}
+		t.delete(hostingKey(tenant, name))
 	}
 	t.delete(dirUUIDs + node.Uuid)
 	t.delete(dirNodes + name)

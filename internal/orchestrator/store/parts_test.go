@@ -37,13 +37,11 @@ func openCrashing(t *testing.T, etcd *clientv3.Client, transactions int) *Store 
 	c := clientv3.NewCtxClient(t.Context())
 	c.KV, c.Lease = &crashing{etcd.KV, transactions}, etcd.Lease
 	s, err := Open(t.Context(), c, noPlan, discard)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return s
 }
 
-// hostsMany registers a node that hosts tenants.
+// hostsMany registers a node that hosts tenants, which are made.
 func hostsMany(t *testing.T, s *Store, n pki.Node, tenants ...string) {
 	t.Helper()
 	if _, err := s.Register(t.Context(), Registration{Node: n}); err != nil {
@@ -51,7 +49,7 @@ func hostsMany(t *testing.T, s *Store, n pki.Node, tenants ...string) {
 	}
 	var puts []clientv3.Op
 	for _, name := range tenants {
-		puts = append(puts, clientv3.OpPut(hostingKey(name, n.Name), "{}"))
+		puts = append(puts, clientv3.OpPut(hostingKey(name, n.Name), "{}"), clientv3.OpPut(dirTenants+name, "{}"))
 	}
 	for part := range slices.Chunk(puts, maxOps) {
 		if _, err := s.etcd.Txn(t.Context()).Then(part...).Commit(); err != nil {
@@ -71,21 +69,15 @@ func manyNames(n int) []string {
 func count(t *testing.T, s *Store, key string, opts ...clientv3.OpOption) int64 {
 	t.Helper()
 	resp, err := s.etcd.Get(t.Context(), key, append(opts, clientv3.WithCountOnly())...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return resp.Count
 }
 
 // A node's deletion may end between any two of its transactions: the machine is out at once and for
 // ever, and the deletion can be gone on with.
 func testCrash(t *testing.T, etcd *clientv3.Client) {
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	s, err := Open(ctx, etcd, noPlan, discard)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ctx := within(t, time.Minute)
+	s := opened(t, etcd)
 	// About as many as one transaction takes, so that each of the last writes is once the first of another.
 	for tenants := maxOps - 5; tenants <= maxOps+1; tenants++ {
 		done := false
@@ -113,18 +105,14 @@ func testCrash(t *testing.T, etcd *clientv3.Client) {
 
 // Who decided on what the first half of a deletion took away decides anew.
 func testHalfDeletion(t *testing.T, etcd *clientv3.Client) {
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-	defer cancel()
-	s, err := Open(ctx, etcd, noPlan, discard)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ctx := within(t, 20*time.Second)
+	s := opened(t, etcd)
 	n := pki.Node{Name: "n1", UUID: "00000000-0000-4000-8000-000000000001"}
 	tenants := manyNames(maxOps)
 	hostsMany(t, s, n, tenants...)
 	other := openCrashing(t, etcd, 1)
 	tries := 0
-	err = s.change(ctx, func(txn *txn) error {
+	err := s.change(ctx, func(txn *txn) error {
 		for i := range maxOps { // more than can be compared one by one
 			if _, err := txn.get(fmt.Sprint(root, "nothing/", i)); err != nil {
 				return err

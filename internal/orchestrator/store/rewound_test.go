@@ -18,9 +18,7 @@ func TestRestoredWhileWatched(t *testing.T) {
 	defer cancel()
 	dir, snapshot := t.TempDir(), filepath.Join(t.TempDir(), "etcd")
 	e, err := Embed(ctx, dir, discard)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer func() { e.Close() }()
 	again := func(between ...error) {
 		t.Helper()
@@ -29,14 +27,10 @@ func TestRestoredWhileWatched(t *testing.T) {
 		}
 	}
 	client, err := newClient([]string{"unix://" + socketIn(dir)}, nil) // one that lasts
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer client.Close()
 	s, err := Open(ctx, client, noPlan, discard)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	create := func(name string) {
 		t.Helper()
 		for { // it may not have been noticed yet that etcd is there again

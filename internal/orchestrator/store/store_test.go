@@ -45,9 +45,7 @@ func TestNames(t *testing.T) {
 func TestLabelsAreASet(t *testing.T) {
 	same := []map[string]string{{"a": "1", "b": "2"}, {"b": "2", "a": "1"}}
 	first, err := hashLabels(same[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if second, _ := hashLabels(same[1]); first != second {
 		t.Error("order matters")
 	}
@@ -66,16 +64,8 @@ func TestLabelsAreASet(t *testing.T) {
 // A decision that slept while another orchestrator made the same one must be decided anew. This is
 // what a process stopped between reading and writing does.
 func testSleeper(t *testing.T, etcd *clientv3.Client) {
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-	defer cancel()
-	open := func() *Store {
-		s, err := Open(ctx, etcd, noPlan, discard)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return s
-	}
-	sleeper, awake := open(), open()
+	ctx := within(t, 20*time.Second)
+	sleeper, awake := opened(t, etcd), opened(t, etcd)
 	var took []uint32
 	err := sleeper.change(ctx, func(txn *txn) error {
 		id, err := txn.takeTenantID("slow")
@@ -85,9 +75,7 @@ func testSleeper(t *testing.T, etcd *clientv3.Client) {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if len(took) != 3 || took[1] != 1 || took[2] != 2 {
 		t.Errorf("decided on ids %v, want 1 until it woke and 2 then", took)
 	}
@@ -98,16 +86,8 @@ func testSleeper(t *testing.T, etcd *clientv3.Client) {
 
 // A tenant that somebody begins to host while it is being deleted stays.
 func testHostedMeanwhile(t *testing.T, etcd *clientv3.Client) {
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-	defer cancel()
-	s, err := Open(ctx, etcd, noPlan, discard)
-	if err != nil {
-		t.Fatal(err)
-	}
-	other, err := Open(ctx, etcd, noPlan, discard)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ctx := within(t, 20*time.Second)
+	s, other := opened(t, etcd), opened(t, etcd)
 	n := pki.Node{Name: "n1", UUID: "00000000-0000-4000-8000-000000000001"}
 	if _, err := s.Register(ctx, Registration{Node: n}); err != nil {
 		t.Fatal(err)
@@ -116,7 +96,7 @@ func testHostedMeanwhile(t *testing.T, etcd *clientv3.Client) {
 		t.Fatal(err)
 	}
 	tries := 0
-	err = s.change(ctx, func(txn *txn) error {
+	err := s.change(ctx, func(txn *txn) error {
 		if err := txn.deleteTenant("blue"); err != nil {
 			return err
 		}
@@ -159,16 +139,8 @@ func testHostedMeanwhile(t *testing.T, etcd *clientv3.Client) {
 
 // A tenant that is deleted by another orchestrator while the node that publishes it goes stays deleted.
 func testDeletedMeanwhile(t *testing.T, etcd *clientv3.Client) {
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-	defer cancel()
-	s, err := Open(ctx, etcd, noPlan, discard)
-	if err != nil {
-		t.Fatal(err)
-	}
-	other, err := Open(ctx, etcd, noPlan, discard)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ctx := within(t, 20*time.Second)
+	s, other := opened(t, etcd), opened(t, etcd)
 	n := pki.Node{Name: "n1", UUID: "00000000-0000-4000-8000-000000000001"}
 	if _, err := s.Register(ctx, Registration{Node: n, Gateway: true}); err != nil {
 		t.Fatal(err)
@@ -180,7 +152,7 @@ func testDeletedMeanwhile(t *testing.T, etcd *clientv3.Client) {
 		t.Fatal(err)
 	}
 	tries := 0
-	err = s.change(ctx, func(txn *txn) error {
+	err := s.change(ctx, func(txn *txn) error {
 		if err := s.deleteNode(txn, "n1", true); err != nil {
 			return err
 		}
@@ -199,16 +171,8 @@ func testDeletedMeanwhile(t *testing.T, etcd *clientv3.Client) {
 
 // A change that was decided on more than a transaction compares notices what came and what went.
 func testLargeChange(t *testing.T, etcd *clientv3.Client) {
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-	defer cancel()
-	s, err := Open(ctx, etcd, noPlan, discard)
-	if err != nil {
-		t.Fatal(err)
-	}
-	other, err := Open(ctx, etcd, noPlan, discard)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ctx := within(t, 20*time.Second)
+	s, other := opened(t, etcd), opened(t, etcd)
 	for name, meanwhile := range map[string]func() error{
 		"came": func() error { _, err := other.CreateTenant(ctx, "blue", 0); return err },
 		"went": func() error { return other.DeleteTenant(ctx, "blue") },
@@ -250,15 +214,11 @@ func testLargeChange(t *testing.T, etcd *clientv3.Client) {
 
 // A change of many parts keeps nobody waiting until its end.
 func testOthersBetween(t *testing.T, etcd *clientv3.Client) {
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-	defer cancel()
-	s, err := Open(ctx, etcd, noPlan, discard)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ctx := within(t, 20*time.Second)
+	s := opened(t, etcd)
 	const most = 300
 	other, tries, through := make(chan error, 1), 0, false
-	err = s.change(ctx, func(txn *txn) error {
+	err := s.change(ctx, func(txn *txn) error {
 		if tries++; tries == 2 { // the first decision never waits for its turn
 			go func() { _, err := s.CreateTenant(ctx, "blue", 0); other <- err }()
 		}
@@ -284,17 +244,13 @@ func testOthersBetween(t *testing.T, etcd *clientv3.Client) {
 // One that slept until the revision it reads was compacted away decides anew, too, and a watch
 // that did starts over.
 func testCompacted(t *testing.T, etcd *clientv3.Client) {
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-	defer cancel()
-	s, err := Open(ctx, etcd, noPlan, discard)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ctx := within(t, 20*time.Second)
+	s := opened(t, etcd)
 	if _, err := s.CreateTenant(ctx, "blue", 0); err != nil {
 		t.Fatal(err)
 	}
 	tries := 0
-	err = s.change(ctx, func(txn *txn) error {
+	err := s.change(ctx, func(txn *txn) error {
 		tries++
 		if _, err := txn.get(keyTenantMark); err != nil {
 			return err
@@ -323,9 +279,7 @@ func testCompacted(t *testing.T, etcd *clientv3.Client) {
 
 func TestDeadlineIsAnUnknownOutcome(t *testing.T) {
 	client, err := Dial(External{Endpoints: []string{"http://127.0.0.1:1"}}) // nobody listens there
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer client.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()

@@ -27,7 +27,7 @@ type txn struct {
 	readings map[string]reading
 	compared map[string]bool // keys that must not have changed at the commit
 	listed   map[string]bool // directories into which nothing must have come then
-	sweeps   bool            // whole directories are among what it deletes
+	sweeps   bool            // whole directories are among what it deletes: it has a transaction to itself
 	leans    bool            // on what those before it wrote
 }
 
@@ -48,7 +48,7 @@ func (g *txn) next(ctx context.Context) *txn {
 	return t
 }
 
-// join adds a change to a group.
+// join adds a change to a group: what it writes, and what it was decided on.
 func (g *txn) join(t *txn) {
 	maps.Copy(g.compared, t.compared)
 	maps.Copy(g.listed, t.listed)
@@ -59,7 +59,6 @@ func (g *txn) join(t *txn) {
 			g.write(string(op.KeyBytes()), op)
 		}
 	}
-	g.sweeps = g.sweeps || t.sweeps
 }
 
 // maxOps is what etcd takes in one transaction unless its operator allows more.
