@@ -21,9 +21,10 @@ type Count struct {
 // Counts is what orchestrators have counted of nodes' calls and streams, by kind, such as "Register in" and "Follow out snapshot".
 type Counts map[string]Count
 
-// Counted apart from messages.
+// Kinds that are looked at apart from the others.
 const (
 	heartbeats = "Follow out heartbeat"    // they follow the clock and not what happens
+	snapshots  = "Follow out snapshot"     // what a stream may begin with: all that its node has to know
 	throttled  = "ListMappings over limit" // queries for mappings that were refused as too many: they are in "ListMappings in", too
 )
 

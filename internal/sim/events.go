@@ -115,6 +115,17 @@ func (w *world) play(ctx context.Context, s step) error {
 	return w.await(ctx, nodes, since)
 }
 
+// streams is how many are begun by an event, of so many nodes: each may cost one snapshot.
+func (s step) streams(nodes int) int {
+	switch s.Do {
+	case Grow, Crash:
+		return len(s.nodes)
+	case Reconnect, RestartOrchestrator:
+		return nodes
+	}
+	return 0
+}
+
 // numbered finds nodes, which are in order of their numbers.
 func (w *world) numbered(numbers []int) []*node {
 	var some []*node

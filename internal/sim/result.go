@@ -10,7 +10,8 @@ import (
 type Result struct {
 	Scenario   Scenario       `json:"scenario"`
 	CPUs       int            `json:"cpus"`
-	Stages     []Stage        `json:"stages"` // setting it up, then each event
+	InMemory   bool           `json:"storeInMemory"` // etcd's files are on a tmpfs: its waits for a disk took no time
+	Stages     []Stage        `json:"stages"`        // setting it up, then each event
 	Entries    []Entries      `json:"entriesPerNode"`
 	Addresses  string         `json:"addressesSum"` // the same where every address is on the same node
 	PeakBytes  int64          `json:"peakResidentBytes"`
@@ -72,6 +73,9 @@ func (e Event) String() string {
 // Text writes the result for people, with columns separated by tabs.
 func (r *Result) Text(w io.Writer) {
 	fmt.Fprintf(w, "scenario %s: network %s, seed %d, %d CPUs\n\n", r.Scenario.Name, r.Scenario.Network, r.Scenario.Seed, r.CPUs)
+	if r.InMemory {
+		fmt.Fprint(w, "etcd's files are on a tmpfs, in memory: it never waited for a disk, and with one changes take longer; use --data-dir\n\n")
+	}
 	fmt.Fprintln(w, "EVENT\tNODES\tCONTAINERS\tSECONDS\tREADY\tCPU\tMESSAGES\tBYTES\tADD P50\tP99\tMEMORY")
 	for _, s := range r.Stages {
 		fmt.Fprintf(w, "%s\t%d\t%d\t%.2f\t%.2f\t%.1f\t%d\t%d\t%.2f ms\t%.2f ms\t%d MiB\n", s.Event, s.Nodes, s.Containers, s.Acted, s.Ready, s.CPU,

@@ -13,6 +13,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Options are what a run takes from outside the scenario.
@@ -52,7 +54,7 @@ func Run(ctx context.Context, s Scenario, o Options) (r *Result, err error) {
 		defer stop()
 		go w.progress.tell(telling, o.Every, o.Progress)
 	}
-	r = &Result{Scenario: s, CPUs: runtime.GOMAXPROCS(0), Violations: []string{}, Exceeded: []string{}, Real: isReal, NotReal: isNotReal}
+	r = &Result{Scenario: s, CPUs: runtime.GOMAXPROCS(0), InMemory: inMemory(o.Dir), Violations: []string{}, Exceeded: []string{}, Real: isReal, NotReal: isNotReal}
 	err = w.playAll(ctx, r, o)
 	if err == nil && o.Guest == nil {
 		r.Addresses = w.sum
@@ -111,6 +113,9 @@ func (w *world) playAll(ctx context.Context, r *Result, o Options) error {
 				return err
 			}
 			continue
+		}
+		if n, most := stage.Counts[snapshots].Messages, s.streams(stage.Nodes); n > int64(most) {
+			r.Exceeded = append(r.Exceeded, fmt.Sprintf("%s cost %d snapshots, and it is about %d streams, each of which may begin with one", stage.Event, n, most))
 		}
 		violated, err := w.check(ctx)
 		if err != nil {
@@ -207,6 +212,12 @@ func cpuTime() time.Duration {
 		return 0
 	}
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// inMemory tells whether a folder's files are on no disk.
+func inMemory(dir string) bool {
+	var fs unix.Statfs_t
+	return unix.Statfs(dir, &fs) == nil && (fs.Type == unix.TMPFS_MAGIC || fs.Type == unix.RAMFS_MAGIC)
 }
 
 // status is a size that the kernel keeps of this process, in bytes.

@@ -56,7 +56,7 @@ events:
 		snapshots         int64
 	}{{20, 60, 20}, {22, 66, 2}, {22, 66, 3}, {22, 66, 0}, {22, 66, 0}, {22, 66, 22}, {20, 60, 0}} {
 		s := r.Stages[i]
-		if s.Nodes != want.nodes || s.Containers != want.containers || s.Counts["Follow out snapshot"].Messages != want.snapshots {
+		if s.Nodes != want.nodes || s.Containers != want.containers || s.Counts[snapshots].Messages != want.snapshots {
 			t.Errorf("after %s there are %d nodes, %d containers and came %+v; want %+v", s.Event, s.Nodes, s.Containers, s.Counts, want)
 		}
 	}
@@ -149,6 +149,15 @@ func TestSeed(t *testing.T) {
 					t.Errorf("%s, %s: there were %d messages of kind %s, and then %d", network, one.Stages[i].Event, n.Messages, kind, again.Stages[i].Counts[kind].Messages)
 				}
 			}
+		}
+	}
+}
+
+// TestInMemory: a folder that is on no disk is told from others.
+func TestInMemory(t *testing.T) {
+	for dir, want := range map[string]bool{"/dev/shm": true, "/proc": false, "/nonexistent": false} {
+		if got := inMemory(dir); got != want {
+			t.Errorf("%s is in memory: %v, want %v", dir, got, want)
 		}
 	}
 }

@@ -26,6 +26,8 @@ func faults() []fault {
 			"TestEvents", "one prefix for two nodes", true},
 		{"mappings not told", "internal/orchestrator/follower.go", "case e.Mapping != nil && f.has(e.Mapping.Tenant) && !f.asking:", "case e.Mapping != nil && f.has(e.Mapping.Tenant) && !f.asking && f.node.Name != \"n3\":",
 			"TestNimitz", "a node does not know where a tenant is", false},
+		{"snapshots twice", "internal/orchestrator/follower.go", "m.queue(f, m.snapshot(f))", "m.queue(f, m.snapshot(f))\n\t\tm.queue(f, m.snapshot(f))",
+			"TestEvents", "snapshots, and it is about", false},
 		{"indexes twice", "internal/endpoint/cursor.go",
 			"c.next = i + 1\n\t\t\treturn i, nil", "c.next = i\n\t\t\treturn i, nil",
 			"TestEvents", "one address for two containers", true},
