@@ -1,9 +1,13 @@
 package nic
 
 import (
+	"context"
+	"fmt"
 	"math/rand/v2"
 	"slices"
 	"time"
+
+	"pilaster.io/pilaster/internal/plot"
 )
 
 // The server of fig 12. Container 1's job has run for long, with always the same nodes. An earlier job of container 2's tenant ends, and its entries
@@ -78,16 +82,16 @@ func cures() []change {
 // free is no cure, for nobody can have it: it shows that the switch is deceived by how long removals take.
 var free = change{"removals that take no time", func(r *Run, _ uint64) { r.Spec.RemoveEntry = 0 }}
 
-// fluctuation is how a container's throughput does once the new job runs.
-type fluctuation struct {
+// Fluctuation is how a container's throughput does once the new job runs.
+type Fluctuation struct {
 	Below    float64 // seconds below 90 % of what it would send
 	Lowest   float64 // Gbit/s
 	Removed  int     // entries of the node, in the same time
 	Mistaken int     // of them, those that were in use
 }
 
-func judge(r Run, samples []Sample, container int) fluctuation {
-	f := fluctuation{Lowest: r.Containers[container]}
+func judge(r Run, samples []Sample, container int) Fluctuation {
+	f := Fluctuation{Lowest: r.Containers[container]}
 	var low int
 	var before Sample
 	for _, s := range samples {
@@ -103,4 +107,27 @@ func judge(r Run, samples []Sample, container int) fluctuation {
 	}
 	f.Below = float64(low) * r.Every.Seconds()
 	return f
+}
+
+// Server is what the server of fig 12 does.
+type Server struct {
+	Most       float64 // Gbit/s that each container would send
+	Lines      [2]plot.Line
+	Containers [2]Fluctuation
+}
+
+// RunServer has the NIC's counters late by so much; all else is as in §4.2.
+func RunServer(ctx context.Context, seed uint64, delay time.Duration) (s Server, err error) {
+	r := serverRun(seed)
+	r.Spec.CounterDelay = delay
+	samples, err := r.Do(ctx)
+	if err != nil {
+		return s, err
+	}
+	s.Most = containerMax
+	for c := range s.Lines {
+		s.Lines[c] = line(fmt.Sprintf("container %d", c+1), samples, newJobBegins, func(s Sample) float64 { return s.Rates[c] })
+		s.Containers[c] = judge(r, samples, c)
+	}
+	return s, nil
 }

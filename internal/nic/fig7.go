@@ -59,17 +59,36 @@ func jobRun(t *Table, rng *rand.Rand) Run {
 	return Run{Spec: Production(), Policy: ProductionPolicy(), Table: t, Traffic: NewTraffic(flows), Until: end, Every: end}
 }
 
-// offloadedCounts is how many entries are offloaded on every step-th node, ascending.
-func offloadedCounts(ctx context.Context, seed uint64, step int) ([]int, error) {
+// Offloads is how many entries are offloaded on nodes of fig 7's job.
+type Offloads struct {
+	Nodes, Entries  int   // of the job, and in each node's switch
+	Counts          []int // ascending, one for each node that was run
+	Mean, P95, Peak float64
+}
+
+// RunJob runs every step-th node of the job.
+func RunJob(ctx context.Context, seed uint64, step int) (Offloads, error) {
 	t := jobTable()
-	var counts []int
+	o := Offloads{Nodes: jobNodes, Entries: t.Entries}
 	for n := 0; n < jobNodes; n += step {
 		samples, err := jobRun(t, rand.New(rand.NewPCG(seed, uint64(n)))).Do(ctx)
 		if err != nil {
-			return nil, fmt.Errorf("node %d: %w", n, err)
+			return o, fmt.Errorf("node %d: %w", n, err)
 		}
-		counts = append(counts, samples[len(samples)-1].Offloaded)
+		o.Counts = append(o.Counts, samples[len(samples)-1].Offloaded)
 	}
-	slices.Sort(counts)
-	return counts, nil
+	slices.Sort(o.Counts)
+	for _, n := range o.Counts {
+		o.Mean += float64(n) / float64(len(o.Counts))
+	}
+	o.P95, o.Peak = float64(o.Counts[len(o.Counts)*95/100]), float64(o.Counts[len(o.Counts)-1])
+	return o, nil
+}
+
+// Curve has the nodes in percent, those with least first, and about 400 points at most.
+func (o Offloads) Curve() (points [][2]float64) {
+	for i := 0; i < len(o.Counts); i += max(len(o.Counts)/400, 1) {
+		points = append(points, [2]float64{100 * float64(i) / float64(len(o.Counts)), float64(o.Counts[i])})
+	}
+	return append(points, [2]float64{100, o.Peak})
 }

@@ -34,37 +34,23 @@ func Draw(ctx context.Context, seed uint64, numbers ...int) (*Report, error) {
 }
 
 func drawCounts(ctx context.Context, seed uint64) (Figure, error) {
-	counts, err := offloadedCounts(ctx, seed, 1)
+	job, err := RunJob(ctx, seed, 1)
 	if err != nil {
 		return Figure{}, err
 	}
-	offloaded := plot.Line{Name: "offloaded"}
-	for i, step := 0, len(counts)/400; i < len(counts); i += step {
-		offloaded.Points = append(offloaded.Points, [2]float64{100 * float64(i) / float64(len(counts)), float64(counts[i])})
-	}
-	mean, p95, peak := countsOf(counts)
-	offloaded.Points = append(offloaded.Points, [2]float64{100, peak})
 	return Figure{
 		Number: 7, Title: "entries of a node and how many are offloaded",
 		About: fmt.Sprintf("A job on %s nodes, each of which runs the model for 20 s. How many peers a node has is fitted; that the peak is what it is follows, for a node can have no more megaflows than the job has other nodes.", numeral.Grouped(jobNodes)),
 		Findings: []Finding{
-			{"entries of a node's switch", float64(jobTable().Entries), "entries", "11,830", "given"},
-			{"offloaded, mean over the nodes", mean, "entries", "1.2K", "fitted"},
-			{"offloaded, P95", p95, "entries", "3.3K", "fitted"},
-			{"offloaded, peak", peak, "entries", "8K", "follows"},
+			{"entries of a node's switch", float64(job.Entries), "entries", "11,830", "given"},
+			{"offloaded, mean over the nodes", job.Mean, "entries", "1.2K", "fitted"},
+			{"offloaded, P95", job.P95, "entries", "3.3K", "fitted"},
+			{"offloaded, peak", job.Peak, "entries", "8K", "follows"},
 		},
 		Plots: []plot.Plot{{Title: "entries by node", X: "% of the nodes, those with least first", Y: "entries", Lines: []plot.Line{
-			offloaded, {Name: "in the switch", Points: [][2]float64{{0, jobEntries}, {100, jobEntries}}},
+			{Name: "offloaded", Points: job.Curve()}, {Name: "in the switch", Points: [][2]float64{{0, jobEntries}, {100, jobEntries}}},
 		}}},
 	}, nil
-}
-
-// countsOf are mean, 95th percentile and peak of ascending numbers.
-func countsOf(counts []int) (mean, p95, peak float64) {
-	for _, n := range counts {
-		mean += float64(n) / float64(len(counts))
-	}
-	return mean, float64(counts[len(counts)*95/100]), float64(counts[len(counts)-1])
 }
 
 func drawPeak(ctx context.Context, seed uint64) (Figure, error) {
@@ -187,7 +173,7 @@ func drawFluctuation(ctx context.Context, seed uint64) (Figure, error) {
 
 // sensitivity has the chosen times of the NIC at half and at twice, with late counters, and the worst of all without delay.
 func sensitivity(ctx context.Context, seed uint64) (all []Finding, err error) {
-	var worst fluctuation
+	var worst Fluctuation
 	for _, dump := range []float64{0.5, 1, 2} {
 		for _, remove := range []float64{0.5, 1, 2} {
 			r := serverRun(seed)
@@ -205,7 +191,7 @@ func sensitivity(ctx context.Context, seed uint64) (all []Finding, err error) {
 				return nil, err
 			}
 			f = judge(r, samples, 1)
-			worst = fluctuation{Below: max(worst.Below, f.Below), Mistaken: max(worst.Mistaken, f.Mistaken)}
+			worst = Fluctuation{Below: max(worst.Below, f.Below), Mistaken: max(worst.Mistaken, f.Mistaken)}
 		}
 	}
 	return append(all, Finding{"the worst of these nine without delay: container 2 is low", worst.Below, "s", "", "follows"},

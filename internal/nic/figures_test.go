@@ -17,7 +17,7 @@ import (
 // one of them taken out, nothing in use is removed and nobody is ever slow.
 func TestFluctuation(t *testing.T) {
 	for seed := range uint64(3) {
-		does := func(c change) (one, two fluctuation, samples []Sample) {
+		does := func(c change) (one, two Fluctuation, samples []Sample) {
 			r := serverRun(seed)
 			c.make(&r, seed)
 			samples, err := r.Do(t.Context())
@@ -149,13 +149,12 @@ func TestCounts(t *testing.T) {
 	if n := jobTable().Entries; n != jobEntries {
 		t.Errorf("%d entries", n)
 	}
-	counts, err := offloadedCounts(t.Context(), 1, 16)
+	o, err := RunJob(t.Context(), 1, 16)
 	if err != nil {
 		t.Fatal(err)
 	}
-	mean, p95, peak := countsOf(counts)
-	if math.Abs(mean/jobMean-1) > 0.15 || math.Abs(p95/jobP95-1) > 0.2 || peak < 6000 || peak > jobNodes-1 {
-		t.Errorf("mean %.0f, P95 %.0f, peak %.0f of %d nodes", mean, p95, peak, len(counts))
+	if math.Abs(o.Mean/jobMean-1) > 0.15 || math.Abs(o.P95/jobP95-1) > 0.2 || o.Peak < 6000 || o.Peak > jobNodes-1 {
+		t.Errorf("mean %.0f, P95 %.0f, peak %.0f of %d nodes", o.Mean, o.P95, o.Peak, len(o.Counts))
 	}
 }
 

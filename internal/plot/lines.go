@@ -11,14 +11,16 @@ type Plot struct {
 	Title string `json:"title"`
 	X     string `json:"x"`
 	Y     string `json:"y"`
-	// Log has both axes logarithmic; then no point has a coordinate below 1.
+	// Log has both axes logarithmic; then no point has a coordinate of 0 or below.
 	Log   bool   `json:"logarithmic,omitempty"`
 	Lines []Line `json:"lines"`
 }
 
 // Line has its points in order.
 type Line struct {
-	Name   string       `json:"name"`
+	Name string `json:"name"`
+	// Apart has a cross for each point, and no line between them.
+	Apart  bool         `json:"apart,omitempty"`
 	Points [][2]float64 `json:"points"`
 }
 
@@ -41,6 +43,7 @@ type Mark struct {
 type Curve struct {
 	Name, Class, Path string
 	Y                 int
+	Apart             bool
 }
 
 const (
@@ -68,7 +71,7 @@ func (a axis) at(v float64) float64 {
 func (a axis) marks() (all []Mark) {
 	if a.log {
 		for v := a.low; v <= a.high*1.001; v *= 10 {
-			all = append(all, Mark{a.at(v), fmt.Sprint(v)})
+			all = append(all, Mark{a.at(v), fmt.Sprintf("%.9g", v)})
 		}
 		return all
 	}
@@ -85,16 +88,16 @@ func NewLines(mark string, p Plot) *Lines {
 		Plot: p, Mark: mark, Left: plotLeft, Right: plotLeft + plotWidth, Bottom: plotTop + plotHeight,
 		Width: plotLeft + plotWidth + namesWidth, Height: plotTop + plotHeight + 44,
 	}
-	low, high, top := math.Inf(1), math.Inf(-1), 0.0
+	low, high, bottom, top := math.Inf(1), math.Inf(-1), 1.0, 0.0
 	for _, l := range p.Lines {
 		for _, at := range l.Points {
-			low, high, top = min(low, at[0]), max(high, at[0]), max(top, at[1])
+			low, high, bottom, top = min(low, at[0]), max(high, at[0]), min(bottom, at[1]), max(top, at[1])
 		}
 	}
 	x, y := axis{low: low, high: high}, axis{}
 	if p.Log {
 		decade := func(v float64, round func(float64) float64) float64 { return math.Pow(10, round(math.Log10(v))) }
-		x.low, x.high, y.low, y.high = decade(low, math.Floor), decade(high, math.Ceil), 1, decade(top, math.Ceil)
+		x.low, x.high, y.low, y.high = decade(low, math.Floor), decade(high, math.Ceil), decade(bottom, math.Floor), decade(top, math.Ceil)
 	} else {
 		step := markStep(top)
 		y.high = max(math.Ceil(1.02*top/step), 1) * step // so that a line at the top is seen
@@ -105,9 +108,13 @@ func NewLines(mark string, p Plot) *Lines {
 	for i, l := range p.Lines {
 		var path strings.Builder
 		for j, at := range l.Points {
+			if l.Apart {
+				fmt.Fprintf(&path, "M%.1f %.1fm-5 -5l10 10m0 -10l-10 10", x.at(at[0]), y.at(at[1]))
+				continue
+			}
 			fmt.Fprintf(&path, "%c%.1f %.1f", "ML"[min(j, 1)], x.at(at[0]), y.at(at[1]))
 		}
-		c.Curves = append(c.Curves, Curve{l.Name, fmt.Sprintf("c%d", i), path.String(), plotTop + 12 + 20*i})
+		c.Curves = append(c.Curves, Curve{l.Name, fmt.Sprintf("c%d", i), path.String(), plotTop + 12 + 20*i, l.Apart})
 	}
 	return c
 }

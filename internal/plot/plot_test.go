@@ -24,7 +24,7 @@ func TestLines(t *testing.T) {
 		{false, [][2]float64{{10, 0}, {20, 50}, {30, 80}}, "M64.0 270.0L344.0 136.7L624.0 56.7", 5}, // of 90
 		{true, [][2]float64{{1, 1}, {10, 10}, {100, 100}}, "M64.0 270.0L344.0 150.0L624.0 30.0", 3},
 	} {
-		l := NewLines("x", Plot{Log: c.log, Lines: []Line{{"a", c.points}}})
+		l := NewLines("x", Plot{Log: c.log, Lines: []Line{{Name: "a", Points: c.points}}})
 		if l.Curves[0].Path != c.path {
 			t.Errorf("logarithmic %v: %s, want %s", c.log, l.Curves[0].Path, c.path)
 		}
@@ -36,5 +36,16 @@ func TestLines(t *testing.T) {
 		if len(l.XTicks) != c.marks {
 			t.Errorf("logarithmic %v: marks %v", c.log, l.XTicks)
 		}
+	}
+}
+
+// On logarithmic axes there is room below 1 for what is there, and points that stand apart are crosses where they are.
+func TestLinesBelowOne(t *testing.T) {
+	l := NewLines("", Plot{Log: true, Lines: []Line{{Name: "a", Apart: true, Points: [][2]float64{{1, 0.1}, {10, 1}, {100, 1000}}}}})
+	if want := "M64.0 270.0m-5 -5l10 10m0 -10l-10 10M344.0 210.0m-5 -5l10 10m0 -10l-10 10M624.0 30.0m-5 -5l10 10m0 -10l-10 10"; l.Curves[0].Path != want {
+		t.Errorf("%s, want %s", l.Curves[0].Path, want)
+	}
+	if len(l.YTicks) != 5 || l.YTicks[0].Text != "0.1" || l.YTicks[4].Text != "1000" {
+		t.Errorf("marks %v", l.YTicks)
 	}
 }
