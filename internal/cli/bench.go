@@ -200,6 +200,9 @@ func invite(o *bench.Options, peers []string) error {
 // peerName is also a folder's.
 var peerName = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,30}$`)
 
+// benchDir is for namespaces and pins of benches, of which one at a time uses it.
+const benchDir = "/run/pilaster-bench"
+
 // prepare fills in what any run on this machine needs.
 func prepare(o *bench.Options, env Env) (err error) {
 	self, err := os.Executable()
@@ -210,7 +213,7 @@ func prepare(o *bench.Options, env Env) (err error) {
 		return err
 	}
 	started := time.Now()
-	o.Dir, o.Seed = "/run/pilaster-bench", uint64(started.UnixNano())
+	o.Dir, o.Seed = benchDir, uint64(started.UnixNano())
 	o.Generator = func(ctx context.Context) *exec.Cmd { return exec.CommandContext(ctx, self, "bench", "generator") }
 	said, rounds := started, o.Rounds
 	o.Progress = func(s bench.Step) {
@@ -303,6 +306,11 @@ func (p reportPlace) isFolder() bool { return p != "text" && p != "json" }
 // makeReportFolder finds out before anything is measured whether a report can be written. What it made is taken away by
 // giveUp, unless there is something in it by then.
 func makeReportFolder(to reportPlace) (giveUp func(), err error) {
+	return makeFolder(to, []string{"report.json", "report.html"})
+}
+
+// makeFolder does so for these files.
+func makeFolder(to reportPlace, files []string) (giveUp func(), err error) {
 	giveUp = func() {}
 	if !to.isFolder() {
 		return giveUp, nil
@@ -311,7 +319,7 @@ func makeReportFolder(to reportPlace) (giveUp func(), err error) {
 		giveUp = func() { _ = os.Remove(string(to)) } // refused where it is not empty
 	}
 	err = os.MkdirAll(string(to), 0o755)
-	for _, name := range []string{"report.json", "report.html"} {
+	for _, name := range files {
 		if err == nil {
 			err = writable(filepath.Join(string(to), name))
 		}

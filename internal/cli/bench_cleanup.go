@@ -49,7 +49,7 @@ A folder given with -o gets report.json, and report.html with plots. Run it on a
 				return err
 			}
 			defer giveUp()
-			o.Dir, o.Seed = "/run/pilaster-bench", uint64(time.Now().UnixNano())
+			o.Dir, o.Seed = benchDir, uint64(time.Now().UnixNano())
 			o.Progress = func(done, of int) { fmt.Fprintf(env.Stderr, "sample %d of %d\n", done, of) }
 			report, err := bench.CleanUp(c.Context(), o)
 			if err != nil {

@@ -59,7 +59,7 @@ A folder given with -o gets report.json, and report.html with plots.`,
 				return err
 			}
 			defer giveUp()
-			o.Dir = "/run/pilaster-bench"
+			o.Dir = benchDir
 			o.Progress = func(done, of int) { fmt.Fprintf(env.Stderr, "cluster %d of %d\n", done, of) }
 			report, err := bench.Entries(c.Context(), o)
 			if err != nil {

@@ -64,7 +64,7 @@ A folder given with -o gets report.json, and report.html with plots. Run it on a
 				return err
 			}
 			started := time.Now()
-			o.Dir, o.CPU, o.Seed = "/run/pilaster-bench", cpu, uint64(started.UnixNano())
+			o.Dir, o.CPU, o.Seed = benchDir, cpu, uint64(started.UnixNano())
 			o.Progress = func(done, of int) { fmt.Fprintf(env.Stderr, "figure %d of %d\n", done, of) }
 			report, err := bench.Scale(c.Context(), o)
 			if err != nil {

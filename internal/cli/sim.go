@@ -21,10 +21,10 @@ func newSimCommand(env Env) *cobra.Command {
 	c := &cobra.Command{
 		Use:     "sim",
 		Short:   "A cluster of very many simulated nodes, with the real orchestrator",
-		Example: "  pilaster sim run grow.yaml",
+		Example: "  pilaster sim run grow.yaml\n  pilaster sim paper --quick -o figures",
 		Args:    cobra.NoArgs,
 	}
-	c.AddCommand(newSimRunCommand(env), newSimAgentCommand(env))
+	c.AddCommand(newSimRunCommand(env), newSimAgentCommand(env), newSimPaperCommand(env))
 	return c
 }
 

@@ -1,0 +1,157 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/bench"
+	"pilaster.io/pilaster/internal/paper"
+	"pilaster.io/pilaster/internal/sim"
+)
+
+func newSimPaperCommand(env Env) *cobra.Command {
+	var quick, full bool
+	var only []string
+	var dir string
+	var to reportPlace
+	c := &cobra.Command{
+		Use:   "paper",
+		Short: "Draw figures of the NETPILA and NIMITZ paper again, with what runs here",
+		Long: `Draw figures 7, 9 to 12 and 16 to 18 and table 1 of the NETPILA and NIMITZ paper again, beside the numbers of its text: with simulated
+clusters of the real orchestrator and agents, with the kernel's and Open vSwitch's tables, with the bench of the datapath, and
+where a NIC would be needed with the model of "pilaster bench nic". Each figure says at which sizes it was run, what was run, and
+why it is not as in the paper. docs/paper.md says how to read them.
+
+A folder given with -o gets index.html with all plots, which needs no other file, and for each figure its data with the scenario:
+fig9.json and fig9.tsv. Figures that an earlier run left in the folder stay until they are drawn again, so that --only can do one after the other.
+
+Figures 10, 11 and 16 and table 1 need root, and but for the table Open vSwitch (Debian: openvswitch-switch). Where something is missing nothing is run. A
+figure that fails does not stop the others; it is named, and the exit status is 1. Run it on a machine that does nothing else.`,
+		Example: `  pilaster sim paper --quick -o figures
+  pilaster sim paper --only fig9,fig18 -o figures
+  pilaster sim paper --only fig12 -o json`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			form := paper.Standard()
+			switch {
+			case quick:
+				form = paper.Quick()
+			case full:
+				form = paper.Full()
+			}
+			if c.Flags().Changed("only") && len(only) == 0 {
+				return usage("--only is empty; leave it out for all, or name some")
+			}
+			for _, id := range only {
+				if !slices.Contains(paper.IDs(), id) {
+					return usage("--only: there is no figure %q; say some of %s", id, strings.Join(paper.IDs(), ", "))
+				}
+			}
+			if about, err := os.Stat(dir); err != nil || !about.IsDir() {
+				return usage("--data-dir %s is no folder; nothing was run", dir)
+			}
+			if err := paper.Lacks(only, os.Geteuid() == 0, bench.OVSMissing()); err != nil {
+				return err
+			}
+			giveUp, err := makeFolder(to, paper.Files(only))
+			if err != nil {
+				return err
+			}
+			defer giveUp()
+			return drawPaper(c.Context(), env, form, only, dir, to)
+		},
+	}
+	f := c.Flags()
+	f.BoolVar(&quick, "quick", false, "two minutes: small sizes")
+	f.BoolVar(&full, "full", false, "many hours: the paper's sizes, as far as 16 GiB of memory go")
+	c.MarkFlagsMutuallyExclusive("quick", "full")
+	f.StringSliceVar(&only, "only", nil, "these only: "+strings.Join(paper.IDs(), ", "))
+	f.StringVar(&dir, "data-dir", os.TempDir(), "folder on a real disk, where simulated orchestrators' etcd is while they run")
+	bindReport(c, &to)
+	c.Flags().Lookup("output").Usage = "text, json, or a folder for index.html and each figure's data beside the text"
+	_ = c.MarkFlagDirname("data-dir")
+	_ = c.RegisterFlagCompletionFunc("only", listed(paper.IDs()))
+	return c
+}
+
+func drawPaper(ctx context.Context, env Env, form paper.Form, only []string, dir string, to reportPlace) error {
+	var drawn []paper.Figure
+	err := paper.Draw(ctx, paper.Options{
+		Form: form, Only: only, Origin: originOf(buildVersion()), Measure: paperMeasures(env, dir),
+		Progress: func(text string) { fmt.Fprintln(env.Stderr, text) },
+		Done: func(f paper.Figure) error {
+			drawn = append(drawn, f)
+			if !to.isFolder() {
+				return nil
+			}
+			return paper.Folder(to).Put(f)
+		},
+	})
+	format := "text"
+	if !to.isFolder() {
+		format = to.String()
+	}
+	printed := (&output{format}).print(env.Stdout, drawn, func(w io.Writer) {
+		for _, f := range drawn {
+			f.Table(w)
+		}
+	})
+	if to.isFolder() && len(drawn) > 0 {
+		fmt.Fprintf(env.Stdout, "\nplots are in %s/%s, each figure's data beside it\n", to, paper.PageName)
+	}
+	return errors.Join(err, printed)
+}
+
+func originOf(v versionView) paper.Origin {
+	o := paper.Origin{Version: v.Version, Commit: v.Revision, CPUs: runtime.NumCPU()}
+	if o.Commit == "" {
+		o.Commit = "unknown"
+	}
+	if v.Modified {
+		o.Commit += " with changes"
+	}
+	var u unix.Utsname
+	if unix.Uname(&u) == nil {
+		o.Kernel = unix.ByteSliceToString(u.Release[:])
+	}
+	return o
+}
+
+// paperMeasures are the simulator and the benches, as their own commands run them.
+func paperMeasures(env Env, dir string) paper.Measures {
+	every := func(what string) func(done, of int) {
+		said := time.Now()
+		return func(done, of int) {
+			if now := time.Now(); done == of || now.Sub(said) >= 2*time.Second {
+				said = now
+				fmt.Fprintf(env.Stderr, "%s %d of %d\n", what, done, of)
+			}
+		}
+	}
+	return paper.Measures{
+		Sim: func(ctx context.Context, s sim.Scenario) (*sim.Result, error) {
+			return runSim(ctx, env, s, sim.Options{Progress: func(p sim.Progress) { fmt.Fprintln(env.Stderr, p) }, Every: 2 * time.Second}, dir, "")
+		},
+		CleanUp: func(ctx context.Context, o bench.CleanUpOptions) (*bench.CleanUpReport, error) {
+			o.Dir, o.Seed, o.Progress = benchDir, uint64(time.Now().UnixNano()), every("sample")
+			return bench.CleanUp(ctx, o)
+		},
+		Entries: func(ctx context.Context, o bench.EntriesOptions) (*bench.EntriesReport, error) {
+			o.Dir, o.Progress = benchDir, every("cluster")
+			return bench.Entries(ctx, o)
+		},
+		Datapath: func(ctx context.Context, o bench.Options) (*bench.Report, error) {
+			return runBench(ctx, env, o, false)
+		},
+	}
+}

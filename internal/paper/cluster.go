@@ -1,0 +1,281 @@
+package paper
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"strings"
+
+	"pilaster.io/pilaster/internal/numeral"
+	"pilaster.io/pilaster/internal/sim"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+// What §4.1 and §7.1 say of clusters that grow by 10 %.
+const (
+	listRate      = 200 // queries a second of a tenant
+	listPage      = 500 // nodes
+	paperNodes    = 25_000
+	paperQueries  = 150_000
+	paperLeast    = 12 * 60.0 // seconds, of warm-up
+	paperMost     = 20 * 60.0 // seconds
+	paperNimitz   = 12.5 * 60 // seconds, at 25,000 nodes
+	paperNetpila  = 1.25 * 60 // seconds, at 25,000 nodes
+	paperFarthest = 100_000   // nodes, on NETPILA
+	paperFarTime  = 5 * 60.0  // seconds
+	memoryLimit   = 16 << 30  // of a simulated cluster
+	listsAsked    = "ListMappings in"
+	told          = "Follow out delta"
+)
+
+// queries is §4.1's count for so many nodes and so many new ones: each new node asks for all pages, and each that was there asks once for the new ones.
+func queries(nodes, fresh int) (ofNew, ofOthers int) {
+	return fresh * ((nodes + listPage - 1) / listPage), nodes
+}
+
+// grown is a cluster before and after it grew by a tenth.
+type grown struct {
+	nodes  int // before
+	result *sim.Result
+}
+
+func (g grown) event() sim.Stage { return g.result.Stages[len(g.result.Stages)-1] }
+func (g grown) asked() int       { return int(g.event().Counts[listsAsked].Messages) }
+func (g grown) told() int        { return int(g.event().Counts[told].Messages) }
+func (g grown) seconds() float64 { return g.event().Ready }
+func (g grown) messages() int    { return int(g.event().Total.Messages) }
+
+// entries is how many a node has in all tables of the cluster's network: the least and the most of any node.
+func (g grown) entries() (least, most int) {
+	for _, e := range g.result.Entries {
+		if strings.HasPrefix(e.Table, tenant.Nimitz) == (g.result.Scenario.Network == tenant.Nimitz) {
+			least, most = least+e.Least, most+e.Most
+		}
+	}
+	return least, most
+}
+
+// growing is the scenario of a cluster that grows by a tenth.
+func growing(network string, nodes, containers int) (sim.Scenario, error) {
+	more, grow := "", "do: grow, by: 10%"
+	if network == tenant.Nimitz {
+		more, grow = fmt.Sprintf("listRate: %d, ", listRate), grow+", listFirst: true"
+	}
+	text := fmt.Sprintf("{network: %s, seed: %d, nodes: %d, containersPerNode: %d, %sevents: [{%s}], limits: {memory: 16GiB}}", network, seed, nodes, containers, more, grow)
+	return sim.Parse(fmt.Sprintf("%s-%d", network, nodes), []byte(text))
+}
+
+// cluster grows one by a tenth, once for all figures.
+func (r *run) cluster(ctx context.Context, network string, nodes, containers int) (grown, error) {
+	key := fmt.Sprintf("%s %d %d", network, nodes, containers)
+	g := grown{nodes: nodes, result: r.clusters[key]}
+	if g.result != nil {
+		return g, nil
+	}
+	s, err := growing(network, nodes, containers)
+	if err != nil {
+		return g, err
+	}
+	r.say("%s, %s nodes with %s each", network, numeral.Grouped(nodes), numeral.Of(containers, "container", "containers"))
+	g.result, err = r.Measure.Sim(ctx, s)
+	if err != nil {
+		return g, fmt.Errorf("%s, %d nodes: %w", network, nodes, err)
+	}
+	if !g.result.Pass() {
+		return g, fmt.Errorf("%s, %d nodes: %s", network, nodes, strings.Join(append(g.result.Violations, g.result.Exceeded...), "; "))
+	}
+	r.clusters[key] = g.result
+	return g, nil
+}
+
+// series grows clusters of all sizes that memory is likely to hold; of those that are left out it says why.
+func (r *run) series(ctx context.Context, network string) (all []grown, leftOut string, err error) {
+	sizes := r.Form.Netpila
+	if network == tenant.Nimitz {
+		sizes = r.Form.Nimitz
+	}
+	for i, nodes := range sizes {
+		if i > 0 {
+			before := all[i-1]
+			needs := float64(before.event().Resident) / float64(before.event().Nodes) * float64(nodes) * 1.1
+			if needs > memoryLimit {
+				return all, fmt.Sprintf("%s nodes on %s were left out: by the size before they would take %.0f GiB, and 16 GiB is the limit", numeral.Grouped(nodes), network, needs/(1<<30)), nil
+			}
+		}
+		g, err := r.cluster(ctx, network, nodes, r.Form.Containers)
+		if err != nil {
+			return nil, "", err
+		}
+		all = append(all, g)
+	}
+	return all, "", nil
+}
+
+// both are the clusters of both networks, with what there is to say of their sizes.
+func (r *run) both(ctx context.Context, f *Figure) (onNimitz, onNetpila []grown, err error) {
+	onNimitz, one, err := r.series(ctx, tenant.Nimitz)
+	if err != nil {
+		return nil, nil, err
+	}
+	onNetpila, other, err := r.series(ctx, tenant.Netpila)
+	f.Sizes = sentences(fmt.Sprintf("NIMITZ %s, NETPILA %s", sizesOf(onNimitz), sizesOf(onNetpila)), one, other)
+	f.Scenario = append(scenarios(onNimitz), scenarios(onNetpila)...)
+	return onNimitz, onNetpila, err
+}
+
+func sentences(all ...string) string {
+	return strings.Join(strings.FieldsFunc(strings.Join(all, "\x00"), func(r rune) bool { return r == 0 }), "; ")
+}
+
+func sizesOf(all []grown) string {
+	var sizes []string
+	for _, g := range all {
+		sizes = append(sizes, numeral.Grouped(g.nodes))
+	}
+	return fmt.Sprintf("%s nodes with %s each, and 10 %% more", strings.Join(sizes, ", "), numeral.Of(all[0].result.Scenario.ContainersPerNode, "container", "containers"))
+}
+
+func scenarios(all []grown) (some []sim.Scenario) {
+	for _, g := range all {
+		some = append(some, g.result.Scenario)
+	}
+	return some
+}
+
+// over has a point for each cluster, by its nodes before it grew.
+func over(all []grown, of func(grown) float64) (points [][2]float64) {
+	for _, g := range all {
+		points = append(points, [2]float64{float64(g.nodes), of(g)})
+	}
+	return points
+}
+
+func sumOf(g grown) float64 {
+	ofNew, ofOthers := queries(g.nodes, g.event().About)
+	return float64(ofNew + ofOthers)
+}
+
+// sums are the paper's arithmetic at the sizes of clusters and at the paper's own.
+func sums(all []grown, by float64) [][2]float64 {
+	ofNew, ofOthers := queries(paperNodes, paperNodes/10)
+	return append(over(all, func(g grown) float64 { return sumOf(g) / by }), [2]float64{paperNodes, float64(ofNew+ofOthers) / by})
+}
+
+func (r *run) fig9(ctx context.Context, f *Figure) error {
+	all, leftOut, err := r.series(ctx, tenant.Nimitz)
+	if err != nil {
+		return err
+	}
+	f.Sizes, f.Scenario = sentences(sizesOf(all), leftOut), scenarios(all)
+	f.Ran = fmt.Sprintf("The real orchestrator, with %d list queries a second for the tenant and %d nodes a page, and a real agent for each node, all in one process (docs/simulation.md): all new nodes list before one of them is given its subnet.", listRate, listPage)
+	last := all[len(all)-1]
+	ofNew, ofOthers := queries(last.nodes, last.event().About)
+	asked := last.asked()
+	f.Differs = fmt.Sprintf("At %s nodes %s queries were counted and §4.1's arithmetic has %s, %s of them by new nodes and %s by those that were there", numeral.Grouped(last.nodes), numeral.Grouped(asked),
+		numeral.Grouped(ofNew+ofOthers), numeral.Grouped(ofNew), numeral.Grouped(ofOthers))
+	if asked == ofNew {
+		f.Differs += "; what was counted is exactly the new nodes' pages"
+	}
+	f.Differs += fmt.Sprintf("; nodes here follow the orchestrator by streams, on which %s messages of changes went to all of them.", numeral.Grouped(last.told()))
+	for _, g := range all {
+		f.Rows = append(f.Rows, Row{fmt.Sprintf("%s nodes: list queries; seconds", numeral.Grouped(g.nodes)), fmt.Sprintf("%s; %.2f s", numeral.Grouped(g.asked()), g.seconds()),
+			fmt.Sprintf("%s by §4.1's arithmetic; %.2f s at 200 a second", numeral.Grouped(int(sumOf(g))), sumOf(g)/listRate), "§4.1"})
+	}
+	f.Rows = append(f.Rows, Row{"25,000 nodes: list queries; seconds", "", "150k; 12 min at least, up to 20 min", "§4.1"})
+	at := func(y float64) [2]float64 { return [2]float64{paperNodes, y} }
+	f.Panels = []Panel{
+		{Title: "messages when 10 % of nodes join", X: "nodes before", Y: "messages", Log: true, Series: []Series{
+			{Name: "list queries", Of: ours, Points: over(all, func(g grown) float64 { return float64(g.asked()) })},
+			{Name: "changes on streams", Of: ours, Points: over(all, func(g grown) float64 { return float64(g.told()) })},
+			{Name: "list queries, §4.1", Of: arithmetic, Where: "§4.1", Points: sums(all, 1)},
+			read("§4.1", "150k queries", at(paperQueries)),
+		}},
+		{Title: "time until all new nodes are ready", X: "nodes before", Y: "s", Log: true, Series: []Series{
+			{Name: "NIMITZ", Of: ours, Points: over(all, grown.seconds)},
+			{Name: "queries at 200/s, §4.1", Of: arithmetic, Where: "§4.1", Points: sums(all, listRate)},
+			read("§4.1", "12 min at least", at(paperLeast)),
+			read("§4.1", "up to 20 min", at(paperMost)),
+		}},
+	}
+	return nil
+}
+
+func (r *run) fig17(ctx context.Context, f *Figure) error {
+	onNimitz, onNetpila, err := r.both(ctx, f)
+	if err != nil {
+		return err
+	}
+	// A node's entries are looked at when the cluster has grown.
+	points := func(all []grown) (points [][2]float64) {
+		for _, g := range all {
+			_, most := g.entries()
+			points = append(points, [2]float64{float64(g.event().Nodes), float64(most)})
+		}
+		return points
+	}
+	f.Ran = "The real agents of a simulated cluster told packet paths that count (docs/simulation.md) what to have; entries are of all tables of the network, looked at on every node when the cluster had grown."
+	slope, from, to := slopes(onNimitz)
+	flat, least, most := slopes(onNetpila)
+	f.Differs = fmt.Sprintf("NIMITZ's entries grow from %s to %s, %.2f for each further node, and NETPILA's are %s at the smallest size and %s at the largest, %.2f for each further node, of which %s are two for each container of the node; the text has no number of this figure, and those drawn are of the paper's jobs, whose containers a node it does not name; it counts two pairs of entries for each container (§6.1), and entries here are of eBPF maps in place of a NIC's table.",
+		numeral.Grouped(from), numeral.Grouped(to), slope, numeral.Grouped(least), numeral.Grouped(most), flat, numeral.Grouped(2*r.Form.Containers))
+	for _, g := range append(onNimitz, onNetpila...) {
+		least, most := g.entries()
+		here := numeral.Grouped(most)
+		if least != most {
+			here = numeral.Grouped(least) + " to " + here
+		}
+		f.Rows = append(f.Rows, Row{What: fmt.Sprintf("%s, %s nodes", g.result.Scenario.Network, numeral.Grouped(g.event().Nodes)), Here: here})
+	}
+	f.Rows = append(f.Rows,
+		Row{"NIMITZ as nodes grow", fmt.Sprintf("%.2f for each further node", slope), "linear", "§7.1"},
+		Row{"NETPILA as nodes grow", fmt.Sprintf("%.2f for each further node", flat), "constant", "§7.1"},
+		Row{"NIMITZ, a job on 8,076 nodes", "", "11,830", jobSections},
+		Row{"NETPILA, jobs on 8,076 and 6,176 nodes", "", "12–20", "§7.1"})
+	f.Panels = []Panel{{Title: "entries of a node", X: "nodes", Y: "entries", Log: true, Series: []Series{
+		{Name: "NIMITZ", Of: ours, Points: points(onNimitz)},
+		{Name: "NETPILA", Of: ours, Points: points(onNetpila)},
+		read(jobSections, "NIMITZ 11,830", [2]float64{jobNodes, jobEntries}),
+		read("§7.1", "NETPILA 12–20", job12To20()...),
+	}}}
+	return nil
+}
+
+// slopes is how many entries a node has more for each further node, from the smallest cluster to the largest, and what it has in these.
+func slopes(all []grown) (each float64, from, to int) {
+	first, last := all[0], all[len(all)-1]
+	_, from = first.entries()
+	_, to = last.entries()
+	return float64(to-from) / float64(last.event().Nodes-first.event().Nodes), from, to
+}
+
+// power is p where a count goes with nodes^p from the smallest cluster to the largest.
+func power(all []grown, of func(grown) float64) float64 {
+	first, last := all[0], all[len(all)-1]
+	return math.Log(of(last)/of(first)) / math.Log(float64(last.nodes)/float64(first.nodes))
+}
+
+func (r *run) fig18(ctx context.Context, f *Figure) error {
+	onNimitz, onNetpila, err := r.both(ctx, f)
+	if err != nil {
+		return err
+	}
+	f.Ran = fmt.Sprintf("The real orchestrator, with %d list queries a second for the tenant, and a real agent for each node, all in one process (docs/simulation.md): a tenth more nodes join and get their containers, and the time ends when all of them follow the orchestrator.", listRate)
+	nimitz, netpila := onNimitz[len(onNimitz)-1], onNetpila[len(onNetpila)-1]
+	f.Differs = fmt.Sprintf("NIMITZ's %s list queries at %s nodes are %.1f s at %d a second, of the %.2f s that it took with %.1f s of CPU time; NETPILA made %s at %s nodes, and its %s messages took %.2f s with %.1f s of CPU time: one machine's %d CPUs hold the orchestrator and all agents, and the paper's nodes are machines of their own.",
+		numeral.Grouped(nimitz.asked()), numeral.Grouped(nimitz.nodes), float64(nimitz.asked())/listRate, listRate, nimitz.seconds(), nimitz.event().CPU,
+		numeral.Grouped(netpila.asked()), numeral.Grouped(netpila.nodes), numeral.Grouped(netpila.messages()), netpila.seconds(), netpila.event().CPU, r.Origin.CPUs)
+	for _, g := range append(onNimitz, onNetpila...) {
+		f.Rows = append(f.Rows, Row{What: fmt.Sprintf("%s, %s nodes and %s more", g.result.Scenario.Network, numeral.Grouped(g.nodes), numeral.Grouped(g.event().About)),
+			Here: fmt.Sprintf("%.2f s (CPU %.2f s); %s messages, %s of them list queries", g.seconds(), g.event().CPU, numeral.Grouped(g.messages()), numeral.Grouped(g.asked()))})
+	}
+	f.Rows = append(f.Rows,
+		Row{"NIMITZ, 25,000 nodes", "", "12.5 min", "§7.1"}, Row{"NETPILA, 25,000 nodes", "", "1.25 min", "§7.1"}, Row{"NETPILA, 100,000 nodes", "", "5 min", "§7.1"})
+	f.Panels = []Panel{{Title: "time to grow by 10 %", X: "nodes before", Y: "s", Log: true, Series: []Series{
+		{Name: "NIMITZ", Of: ours, Points: over(onNimitz, grown.seconds)},
+		{Name: "NETPILA", Of: ours, Points: over(onNetpila, grown.seconds)},
+		{Name: "queries at 200/s, §4.1", Of: arithmetic, Where: "§4.1", Points: sums(onNimitz, listRate)},
+		read("§7.1", "NIMITZ 12.5 min", [2]float64{paperNodes, paperNimitz}),
+		read("§7.1", "NETPILA 1.25, 5 min", [2]float64{paperNodes, paperNetpila}, [2]float64{paperFarthest, paperFarTime}),
+	}}}
+	return nil
+}

@@ -1,0 +1,206 @@
+package paper
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"pilaster.io/pilaster/internal/bench"
+	"pilaster.io/pilaster/internal/nic"
+	"pilaster.io/pilaster/internal/sim"
+)
+
+// Form is the sizes that are run.
+type Form struct {
+	Name       string
+	JobStep    int             // of fig 7's nodes, every such one is run
+	Delays     []time.Duration // of counters, the paper's among them
+	Netpila    []int           // nodes that grow by a tenth; two sizes at least
+	Nimitz     []int           // the same
+	Containers int             // of each of these nodes
+	Installed  []int           // entries before each batch of a clean-up: multiples of the batch, all from the first on
+	Batch      int
+	Rounds     int      // of a clean-up
+	Switches   []string // that entries are read from
+	Jobs       []Job
+	Datapath   int // rounds
+}
+
+// Job is one of fig 16's. Its containers a node are not in the paper: they are so many that its two pairs of entries for each come to its 12 and 20.
+type Job struct {
+	Name       string
+	Nodes      int
+	Containers int
+	Simulated  int // nodes of the cluster on netpila that stands for it
+}
+
+func jobs(most int) []Job {
+	return []Job{{"A", jobNodes, 3, min(jobNodes, most)}, {"B", jobBNodes, 5, min(jobBNodes, most)}}
+}
+
+// paperContainers is how many a node has in fig 17 and 18 (§7.1).
+const paperContainers = 31
+
+var delays = []time.Duration{0, 500 * time.Millisecond, time.Second, 1500 * time.Millisecond, counterDelay, 3 * time.Second}
+
+// batches are sizes from one batch to as many.
+func batches(n int) (all []int) {
+	for i := range n {
+		all = append(all, (i+1)*cleanUpBatch)
+	}
+	return all
+}
+
+// Quick takes a minute or two.
+func Quick() Form {
+	return Form{
+		Name: "quick", JobStep: 16, Delays: delays, Netpila: []int{100, 300, 1000}, Nimitz: []int{100, 300, 600}, Containers: paperContainers,
+		Installed: batches(5), Batch: cleanUpBatch, Rounds: 3, Switches: bench.EntrySwitches, Jobs: jobs(100), Datapath: 8,
+	}
+}
+
+// Standard takes less than ten minutes.
+func Standard() Form {
+	f := Quick()
+	f.Name, f.JobStep, f.Rounds, f.Datapath, f.Jobs = "default", 1, 5, 24, jobs(10_000)
+	f.Netpila, f.Nimitz, f.Installed = []int{500, 1000, 2000, 5000, 10_000}, []int{250, 500, 1000, 2000}, batches(10)
+	return f
+}
+
+// Full goes to the paper's sizes, as far as memoryLimit allows.
+func Full() Form {
+	f := Standard()
+	f.Name, f.Datapath = "full", 40
+	f.Netpila, f.Nimitz, f.Installed = append(f.Netpila, 25_000, 100_000), append(f.Nimitz, 5000, 10_000, 25_000), batches(25)
+	return f
+}
+
+// Measures are where figures come from.
+type Measures struct {
+	Sim      func(context.Context, sim.Scenario) (*sim.Result, error)
+	CleanUp  func(context.Context, bench.CleanUpOptions) (*bench.CleanUpReport, error)
+	Entries  func(context.Context, bench.EntriesOptions) (*bench.EntriesReport, error)
+	Datapath func(context.Context, bench.Options) (*bench.Report, error)
+}
+
+// Options say what is drawn and with what.
+type Options struct {
+	Form     Form
+	Only     []string // ids; none means all
+	Origin   Origin   // but for form and date
+	Measure  Measures
+	Progress func(string)
+	Done     func(Figure) error // is given each figure, failed ones too
+}
+
+// definition is how a figure is made.
+type definition struct {
+	id, title, claims, nature string
+	root, ovs                 bool // what it needs of the machine
+	draw                      func(*run, context.Context, *Figure) error
+}
+
+const (
+	simulated = "simulated"
+	model     = "a model"
+	measured  = "measured"
+)
+
+var definitions = []definition{
+	{"fig7", "entries of a NIMITZ node, and how many are offloaded", "§3.3, fig 7; NM4", model, false, false, (*run).fig7},
+	{"fig9", "what 10 % more nodes ask on NIMITZ, and how long it takes", "§4.1, fig 9; NM7", simulated, false, false, (*run).fig9},
+	{"fig10", "deleting a batch, by how many entries are installed", "§4.1, fig 10; NM8", measured, true, true, (*run).fig10},
+	{"fig11", "deleting all entries, by how many there are", "§4.1, fig 11; NM8", measured, true, true, (*run).fig11},
+	{"fig12", "throughput of two containers beside revalidation with late counters", "§4.2, fig 12; NM9", model, false, false, (*run).fig12},
+	{"fig16", "entries of a node in two jobs, on both networks", "§7.1, fig 16; NP10, NM4", "measured, simulated and a model", true, true, (*run).fig16},
+	{"fig17", "entries of a node as the cluster grows, on both networks", "§7.1, fig 17; NP10", simulated, false, false, (*run).fig17},
+	{"fig18", "time to grow by 10 %, on both networks", "§7.1, fig 18; NP9", simulated, false, false, (*run).fig18},
+	{"table1", "NIMITZ and NETPILA compared", "§6.1, table 1; NP9, NP10", "simulated and measured", true, false, (*run).table1},
+}
+
+// IDs are of all figures.
+func IDs() (all []string) {
+	for _, d := range definitions {
+		all = append(all, d.id)
+	}
+	return all
+}
+
+func chosen(only []string) (some []definition) {
+	for _, d := range definitions {
+		if len(only) == 0 || slices.Contains(only, d.id) {
+			some = append(some, d)
+		}
+	}
+	return some
+}
+
+// Lacks says which of the figures cannot be had here: without root, or without Open vSwitch, which ovs tells.
+func Lacks(only []string, root bool, ovs error) error {
+	need := func(what func(definition) bool) (with, without []string) {
+		for _, d := range chosen(only) {
+			if what(d) {
+				with = append(with, d.id)
+			} else {
+				without = append(without, d.id)
+			}
+		}
+		return with, without
+	}
+	instead := func(rest []string) string {
+		if len(rest) == 0 {
+			return "nothing was run"
+		}
+		return "leave them out with --only " + strings.Join(rest, ",") + "; nothing was run"
+	}
+	if with, rest := need(func(d definition) bool { return d.root }); !root && len(with) > 0 {
+		return fmt.Errorf("%s: root is needed, to make network namespaces and load eBPF programs; %s", strings.Join(with, ", "), instead(rest))
+	}
+	if with, rest := need(func(d definition) bool { return d.ovs }); ovs != nil && len(with) > 0 {
+		return fmt.Errorf("%s: %w; or %s", strings.Join(with, ", "), ovs, instead(rest))
+	}
+	return nil
+}
+
+// run has what was measured, so that figures share it.
+type run struct {
+	Options
+	of       string // the figure that is drawn
+	job      *nic.Offloads
+	cleanUp  *bench.CleanUpReport
+	clusters map[string]*sim.Result
+}
+
+// seed is of all that is random.
+const seed = 1
+
+// Draw makes the figures. One that fails does not keep the others from being made; the error has the names of all that did.
+func Draw(ctx context.Context, o Options) error {
+	r := &run{Options: o, clusters: map[string]*sim.Result{}}
+	var failed error
+	for _, d := range chosen(o.Only) {
+		began := time.Now()
+		f := Figure{ID: d.id, Title: d.title, Claims: d.claims, Nature: d.nature, Origin: o.Origin}
+		f.Origin.Form, f.Origin.Date = o.Form.Name, began.UTC().Truncate(time.Second)
+		r.of = d.id
+		r.say("begins")
+		err := d.draw(r, ctx, &f)
+		if ctx.Err() != nil {
+			return errors.Join(failed, fmt.Errorf("%s: interrupted: %w; figures that were done before are kept", d.id, context.Cause(ctx)))
+		}
+		if err != nil {
+			failed = errors.Join(failed, fmt.Errorf("%s: %w", d.id, err))
+			f = Figure{ID: d.id, Title: d.title, Claims: d.claims, Nature: d.nature, Origin: f.Origin, Failed: err.Error()}
+		}
+		f.Seconds = time.Since(began).Round(100 * time.Millisecond).Seconds()
+		if err := o.Done(f); err != nil {
+			return errors.Join(failed, err)
+		}
+	}
+	return failed
+}
+
+func (r *run) say(format string, args ...any) { r.Progress(r.of + ": " + fmt.Sprintf(format, args...)) }

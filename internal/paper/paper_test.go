@@ -1,0 +1,364 @@
+package paper
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"pilaster.io/pilaster/internal/bench"
+	"pilaster.io/pilaster/internal/sim"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+const generatorEnv = "PILASTER_PAPER_TEST_GENERATOR"
+
+// The test binary is also the generator of the datapath's bench.
+func TestMain(m *testing.M) {
+	if os.Getenv(generatorEnv) == "" {
+		os.Exit(m.Run())
+	}
+	if err := bench.Generate(os.Stdin, os.Stdout); err != nil {
+		os.Stderr.WriteString(err.Error())
+		os.Exit(1)
+	}
+}
+
+// tiny runs everything there is, at sizes that take seconds.
+func tiny() Form {
+	f := Quick()
+	f.JobStep, f.Delays, f.Netpila, f.Nimitz, f.Containers = 400, []time.Duration{0, counterDelay}, []int{10, 30}, []int{10, 30}, 3
+	f.Installed, f.Batch, f.Rounds, f.Switches, f.Datapath = []int{200, 400}, 200, 1, []string{"ebpf"}, 1
+	f.Jobs = []Job{{"A", 40, 3, 10}}
+	return f
+}
+
+// real measures as the command does, in folders of its own.
+func real(t *testing.T) Measures {
+	dir, err := os.MkdirTemp("/tmp", "paper") // short, for sockets
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return Measures{
+		Sim: func(ctx context.Context, s sim.Scenario) (*sim.Result, error) {
+			own, err := os.MkdirTemp(dir, "s")
+			if err != nil {
+				return nil, err
+			}
+			return sim.Run(ctx, s, sim.Options{Dir: own, Log: slog.New(slog.DiscardHandler)})
+		},
+		CleanUp: func(ctx context.Context, o bench.CleanUpOptions) (*bench.CleanUpReport, error) {
+			o.Dir, o.Progress = filepath.Join(dir, "c"), func(int, int) {}
+			return bench.CleanUp(ctx, o)
+		},
+		Entries: func(ctx context.Context, o bench.EntriesOptions) (*bench.EntriesReport, error) {
+			o.Dir, o.Progress = filepath.Join(dir, "e"), func(int, int) {}
+			return bench.Entries(ctx, o)
+		},
+		Datapath: func(ctx context.Context, o bench.Options) (_ *bench.Report, err error) {
+			if o.CPU, err = bench.LastCPU(); err != nil {
+				return nil, err
+			}
+			o.Dir, o.Progress, o.Warmup, o.Window = filepath.Join(dir, "d"), func(bench.Step) {}, time.Millisecond, 10*time.Millisecond
+			o.Generator = func(ctx context.Context) *exec.Cmd {
+				c := exec.CommandContext(ctx, os.Args[0])
+				c.Env = append(os.Environ(), generatorEnv+"=1")
+				return c
+			}
+			return bench.Run(ctx, o)
+		},
+	}
+}
+
+func draw(t *testing.T, m Measures, to Folder, only ...string) (map[string]Figure, error) {
+	t.Helper()
+	all := map[string]Figure{}
+	err := Draw(t.Context(), Options{
+		Form: tiny(), Only: only, Origin: Origin{Commit: "c0ffee", CPUs: 2, Kernel: "6.18"}, Measure: m, Progress: func(text string) { t.Log(text) },
+		Done: func(f Figure) error {
+			all[f.ID] = f
+			t.Logf("%s took %.1f s", f.ID, f.Seconds)
+			return to.Put(f)
+		},
+	})
+	return all, err
+}
+
+// ahead runs the simulated clusters of the tiny form, all at once: what they wait for is time and disks.
+func ahead(t *testing.T, m Measures) Measures {
+	t.Helper()
+	f := tiny()
+	type key struct {
+		network           string
+		nodes, containers int
+	}
+	var runs errgroup.Group
+	var mu sync.Mutex
+	done := map[key]*sim.Result{}
+	for _, network := range []string{tenant.Nimitz, tenant.Netpila} {
+		for _, k := range []key{{network, 10, f.Containers}, {network, 30, f.Containers}, {network, 10, 1}} {
+			runs.Go(func() error {
+				s, err := growing(k.network, k.nodes, k.containers)
+				if err != nil {
+					return err
+				}
+				r, err := m.Sim(t.Context(), s)
+				mu.Lock()
+				defer mu.Unlock()
+				done[k] = r
+				return err
+			})
+		}
+	}
+	if err := runs.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	m.Sim = func(_ context.Context, s sim.Scenario) (*sim.Result, error) {
+		return done[key{s.Network, s.Nodes, s.ContainersPerNode}], nil
+	}
+	return m
+}
+
+// TestFigures draws all of them into one folder, as --only does in several runs: each has what the paper's text says beside what was run, and says
+// with what, and the page has them all and needs nothing else.
+func TestFigures(t *testing.T) {
+	to, m := Folder(t.TempDir()), ahead(t, real(t))
+	all := map[string]Figure{}
+	t.Run("draw", func(t *testing.T) {
+		var mu sync.Mutex
+		for _, only := range [][]string{{"fig10", "fig11", "fig16"}, {"table1"}, {"fig7", "fig9", "fig12", "fig17", "fig18"}} {
+			t.Run(only[0], func(t *testing.T) {
+				t.Parallel()
+				some, err := draw(t, m, Folder(t.TempDir()), only...)
+				if err != nil {
+					t.Fatal(err)
+				}
+				mu.Lock()
+				defer mu.Unlock()
+				for id, f := range some {
+					all[id] = f
+					if err := to.Put(f); err != nil {
+						t.Fatal(err)
+					}
+				}
+			})
+		}
+	})
+	page, err := os.ReadFile(filepath.Join(string(to), PageName))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range definitions {
+		f := all[d.id]
+		if f.Sizes == "" || f.Ran == "" || f.Differs == "" || f.Scenario == nil || f.Origin.Form != "quick" || f.Origin.Date.IsZero() {
+			t.Errorf("%s says too little of itself: %+v", d.id, f)
+		}
+		whose := map[string]int{}
+		for _, p := range f.Panels {
+			for _, s := range p.Series {
+				whose[s.Of]++
+				if len(s.Points) == 0 || s.Of == theirs && !regexp.MustCompile(`^§\d\.\d, read off the text$`).MatchString(s.Where) {
+					t.Errorf("%s: series %+v", d.id, s)
+				}
+			}
+		}
+		papers := slices.ContainsFunc(f.Rows, func(r Row) bool { return r.Paper != "" && r.Where != "" })
+		if !papers || d.id != "table1" && (whose[ours] == 0 || whose[theirs] == 0) {
+			t.Errorf("%s lacks what is the paper's or what is ours: %v, %+v", d.id, whose, f.Rows)
+		}
+		if !strings.Contains(string(page), `<h2 id="`+d.id+`"`) || strings.Count(string(page), "<svg") < len(f.Panels) {
+			t.Errorf("%s is not on the page", d.id)
+		}
+		for _, ends := range []string{".json", ".tsv"} {
+			b, err := os.ReadFile(filepath.Join(string(to), d.id+ends))
+			if err != nil || !bytes.Contains(b, []byte("c0ffee")) || ends == ".tsv" && bytes.Count(b, []byte("\n")) < 8 {
+				t.Errorf("%v, %s", err, b)
+			}
+		}
+	}
+	if found := regexp.MustCompile(`(?i)(https?:)?//[a-z]|src=|@import|url\(|href="[^#]`).FindString(string(page)); found != "" {
+		t.Errorf("the page names something outside: %q", found)
+	}
+	checkQueries(t, all["fig9"])
+	checkEntries(t, all["fig17"], all["fig16"], all["table1"])
+	checkSums(t, all["fig10"], all["fig11"])
+}
+
+func series(t *testing.T, f Figure, of, name string) [][2]float64 {
+	t.Helper()
+	for _, p := range f.Panels {
+		for _, s := range p.Series {
+			if s.Of == of && s.Name == name {
+				return s.Points
+			}
+		}
+	}
+	t.Fatalf("%s has no series %s of %s", f.ID, name, of)
+	return nil
+}
+
+// checkQueries: of §4.1's queries, here those of new nodes are made: a page of 500 nodes each, at 10 and 30 nodes.
+func checkQueries(t *testing.T, f Figure) {
+	if got, want := series(t, f, ours, "list queries"), [][2]float64{{10, 1}, {30, 3}}; !slices.Equal(got, want) {
+		t.Errorf("queries %v, want %v", got, want)
+	}
+	if got, want := series(t, f, arithmetic, "list queries, §4.1"), [][2]float64{{10, 11}, {30, 33}, {25_000, 150_000}}; !slices.Equal(got, want) {
+		t.Errorf("arithmetic %v, want %v", got, want)
+	}
+	if !strings.Contains(f.Differs, "exactly the new nodes' pages") {
+		t.Errorf("it says %s", f.Differs)
+	}
+}
+
+// checkEntries: a node on NIMITZ has one for each other node, and on NETPILA what its own containers need.
+func checkEntries(t *testing.T, clusters, job, table Figure) {
+	nimitz, netpila := series(t, clusters, ours, "NIMITZ"), series(t, clusters, ours, "NETPILA")
+	if nimitz[1][1]-nimitz[0][1] != 33-11 || netpila[0] != [2]float64{11, 2*3 + 2} || netpila[1] != [2]float64{33, 2*3 + 2} {
+		t.Errorf("entries of nodes: %v, %v", nimitz, netpila)
+	}
+	if got := series(t, job, ours, "NIMITZ, in ebpf"); len(got) != 1 || got[0][1] < 39+4*3 {
+		t.Errorf("entries of job A: %v", got)
+	}
+	for i, want := range []string{"1.00 for each further node, 2.00 for each container here", "0.00 for each further node, 2.00 for each container here"} {
+		if table.Rows[i].Here != want {
+			t.Errorf("row %d is %q, want %q", i, table.Rows[i].Here, want)
+		}
+	}
+}
+
+// checkSums: a whole clean-up is its batches.
+func checkSums(t *testing.T, batches, whole Figure) {
+	growth, seconds := series(t, batches, ours, "loose"), series(t, whole, ours, "loose")
+	if first, both := seconds[0][1], seconds[1][1]; growth[0][1] != 1 || both/first < growth[1][1] || both/first > growth[1][1]+1.001 {
+		t.Errorf("growth %v, seconds %v", growth, seconds)
+	}
+}
+
+// TestFailure: a figure whose measurement fails is named, on the page too, and keeps no other from being drawn.
+func TestFailure(t *testing.T) {
+	m := Measures{
+		CleanUp: func(context.Context, bench.CleanUpOptions) (*bench.CleanUpReport, error) {
+			return nil, errors.New("the switch ended")
+		},
+		Sim: func(_ context.Context, s sim.Scenario) (*sim.Result, error) {
+			return &sim.Result{Scenario: s, Violations: []string{"two containers have one address"}}, nil
+		},
+	}
+	to := Folder(t.TempDir())
+	all, err := draw(t, m, to, "fig12", "fig10", "fig9")
+	if err == nil || !strings.Contains(err.Error(), "fig10: the switch ended") || !strings.Contains(err.Error(), "fig9: nimitz, 10 nodes: two containers have one address") {
+		t.Errorf("the error is %v", err)
+	}
+	if all["fig10"].Failed != "the switch ended" || all["fig12"].Failed != "" || len(all["fig12"].Panels) != 3 {
+		t.Errorf("figures %+v", all)
+	}
+	page, _ := os.ReadFile(filepath.Join(string(to), PageName))
+	for _, want := range []string{"It failed: the switch ended", "Not drawn: fig7, fig11, fig16, fig17, fig18, table1."} {
+		if !strings.Contains(string(page), want) {
+			t.Errorf("the page lacks %q", want)
+		}
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	stop()
+	if err := Draw(ctx, Options{Form: tiny(), Only: []string{"fig7"}, Progress: func(string) {}, Done: to.Put}); err == nil || !strings.Contains(err.Error(), "fig7: interrupted") {
+		t.Errorf("interrupted, it says %v", err)
+	}
+}
+
+// TestFolder: figures of an earlier run stay with their own date; one that cannot be read is named.
+func TestFolder(t *testing.T) {
+	to := Folder(t.TempDir())
+	for i, id := range []string{"fig18", "fig7"} {
+		if err := to.Put(Figure{ID: id, Title: "title of " + id, Ran: "x", Origin: Origin{Date: time.Unix(int64(i)*86_400, 0).UTC()}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	page, _ := os.ReadFile(filepath.Join(string(to), PageName))
+	if a, b := bytes.Index(page, []byte("1970-01-02")), bytes.Index(page, []byte("1970-01-01")); a < 0 || b < a {
+		t.Errorf("figures are not there, or not in order: %s", page)
+	}
+	if err := os.WriteFile(filepath.Join(string(to), "fig9.json"), []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := to.Put(Figure{ID: "fig7"}); err == nil || !strings.Contains(err.Error(), "fig9.json: unexpected end of JSON input; remove the file") {
+		t.Errorf("it says %v", err)
+	}
+}
+
+// TestLacks: what cannot be had is told before anything is run, with what can.
+func TestLacks(t *testing.T) {
+	for _, c := range []struct {
+		only []string
+		root bool
+		ovs  error
+		says string
+	}{
+		{nil, true, nil, ""},
+		{[]string{"fig7", "fig9", "fig18"}, false, errors.New("no switch"), ""},
+		{nil, false, nil, "fig10, fig11, fig16, table1: root is needed, to make network namespaces and load eBPF programs; leave them out with --only fig7,fig9,fig12,fig17,fig18; nothing was run"},
+		{[]string{"table1"}, false, nil, "table1: root is needed, to make network namespaces and load eBPF programs; nothing was run"},
+		{[]string{"fig10", "table1"}, true, errors.New("no switch"), "fig10: no switch; or leave them out with --only table1; nothing was run"},
+	} {
+		err := Lacks(c.only, c.root, c.ovs)
+		if got := ""; err != nil {
+			got = err.Error()
+			if got != c.says {
+				t.Errorf("%v: %s, want %s", c.only, got, c.says)
+			}
+		} else if c.says != "" {
+			t.Errorf("%v: nothing is lacking", c.only)
+		}
+	}
+}
+
+// TestForms: each form has sizes that a figure can be made of, and larger ones than the one before; the paper's are among the largest.
+func TestForms(t *testing.T) {
+	before := Form{}
+	for _, f := range []Form{Quick(), Standard(), Full()} {
+		for _, sizes := range [][]int{f.Netpila, f.Nimitz, f.Installed} {
+			if len(sizes) < 2 || !slices.IsSorted(sizes) || sizes[0] < 10 {
+				t.Errorf("%s: %v", f.Name, sizes)
+			}
+		}
+		if slices.Max(f.Netpila) <= slices.Max(append(before.Netpila, 0)) || slices.Max(f.Nimitz) <= slices.Max(append(before.Nimitz, 0)) {
+			t.Errorf("%s is no larger than %s", f.Name, before.Name)
+		}
+		if !slices.Contains(f.Delays, counterDelay) {
+			t.Errorf("%s: delays %v", f.Name, f.Delays)
+		}
+		before = f
+	}
+	if !slices.Contains(before.Nimitz, paperNodes) || !slices.Contains(before.Netpila, paperFarthest) || slices.Max(before.Installed) != cleanUpMost {
+		t.Errorf("the full form is %+v", before)
+	}
+}
+
+// TestArithmetic is §4.1's own sum: 25,000 nodes and a tenth more.
+func TestArithmetic(t *testing.T) {
+	if ofNew, ofOthers := queries(25_000, 2500); ofNew != 125_000 || ofOthers != 25_000 {
+		t.Errorf("new nodes ask %d times, the others %d", ofNew, ofOthers)
+	}
+	if ofNew, _ := queries(501, 50); ofNew != 100 {
+		t.Errorf("of two pages %d queries", ofNew)
+	}
+	if got := overhead(bench.Interval{Median: 0.8, Low: 0.5, High: 1}, true); got != "+25.0 % (+0.0 to +100.0)" {
+		t.Errorf("latency %s", got)
+	}
+	var f Figure
+	if err := json.Unmarshal([]byte(`{"id":"fig9","panels":[{"series":[{"of":"paper","where":"§4.1, read off the text","name":"x","points":[[1,2]]}]}]}`), &f); err != nil || f.Charts()[0].Curves[0].Name != "paper: x, §4.1" {
+		t.Errorf("%v, %+v", err, f)
+	}
+}

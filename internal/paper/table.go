@@ -1,0 +1,105 @@
+package paper
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"pilaster.io/pilaster/internal/bench"
+	"pilaster.io/pilaster/internal/numeral"
+)
+
+// The scenarios and metrics of the datapath's bench that table 1's overheads are taken of.
+const (
+	bare, onNetpila, onNimitz = "native", "netpila", "nimitz-ebpf"
+	transactions, stream      = "UDP_RR", "TCP_STREAM"
+)
+
+func (r *run) table1(ctx context.Context, f *Figure) error {
+	nimitz, netpila, err := r.both(ctx, f)
+	if err != nil {
+		return err
+	}
+	space := func(all []grown) (string, error) {
+		one, err := r.cluster(ctx, all[0].result.Scenario.Network, all[0].nodes, 1)
+		if err != nil {
+			return "", err
+		}
+		_, fewer := one.entries()
+		each, from, _ := slopes(all)
+		return fmt.Sprintf("%.2f for each further node, %.2f for each container here", each, float64(from-fewer)/float64(r.Form.Containers-1)), nil
+	}
+	spaceNimitz, err := space(nimitz)
+	if err != nil {
+		return err
+	}
+	spaceNetpila, err := space(netpila)
+	if err != nil {
+		return err
+	}
+	messages := func(all []grown) string {
+		first, last := all[0], all[len(all)-1]
+		return fmt.Sprintf("%s at %s nodes, %s at %s: with nodes^%.2f", numeral.Grouped(first.messages()), numeral.Grouped(first.nodes),
+			numeral.Grouped(last.messages()), numeral.Grouped(last.nodes), power(all, func(g grown) float64 { return float64(g.messages()) }))
+	}
+	r.say("the datapath, %s", numeral.Of(r.Form.Datapath, "round", "rounds"))
+	report, err := r.Measure.Datapath(ctx, datapath(r.Form.Datapath))
+	if err != nil {
+		return err
+	}
+	overheads := map[string]string{}
+	for _, scenario := range []string{onNimitz, onNetpila} {
+		for _, metric := range []string{transactions, stream} {
+			ratio, err := ratioOf(report, scenario, metric)
+			if err != nil {
+				return err
+			}
+			overheads[scenario+metric] = overhead(ratio, metric == transactions)
+		}
+	}
+	f.Rows = []Row{
+		{"space of the pipeline, NIMITZ: entries", spaceNimitz, "O(cntnr) + O(node)", "table 1"},
+		{"space of the pipeline, NETPILA: entries", spaceNetpila, "O(lcl cntnr)", "table 1"},
+		{"messages to grow by 10 %, NIMITZ", messages(nimitz), "O(node²)", "table 1"},
+		{"messages to grow by 10 %, NETPILA", messages(netpila), "O(node)", "table 1"},
+		{"throughput of the offloading channel, NIMITZ", "", "~600/s", "table 1"},
+		{"throughput of the offloading channel, NETPILA", "", "N/A", "table 1"},
+		{"latency beside node to node, NIMITZ", overheads[onNimitz+transactions], "+2.5 %", "table 1"},
+		{"latency beside node to node, NETPILA", overheads[onNetpila+transactions], "0", "table 1"},
+		{"throughput beside node to node, NIMITZ", overheads[onNimitz+stream], "−2.6 %", "table 1"},
+		{"throughput beside node to node, NETPILA", overheads[onNetpila+stream], "0", "table 1"},
+	}
+	f.Sizes = sentences(f.Sizes, fmt.Sprintf("datapath: %s", numeral.Of(report.Settings.Rounds, "round", "rounds")))
+	f.Scenario = map[string]any{"clusters": append(scenarios(nimitz), scenarios(netpila)...), "datapath": report.Settings}
+	f.Ran = fmt.Sprintf("Entries and messages are figures 17's and 18's clusters and one with 1 container a node; latency is that of a transaction (%s) and throughput that of one connection (%s) of `pilaster bench datapath` (docs/benchmarks.md), with %s and %s beside %s in the same rounds.",
+		transactions, stream, onNimitz, onNetpila, bare)
+	f.Differs = fmt.Sprintf("Here the CPUs of one machine encapsulate, translate and forward by programs between namespaces, with eBPF maps in place of a NIC's table, where the paper has NICs and servers on a wire; without a NIC the channel is not measured; messages count all between agents and orchestrator, and not list queries alone, which were %s of NIMITZ's %s at its largest size.",
+		numeral.Grouped(nimitz[len(nimitz)-1].asked()), numeral.Grouped(nimitz[len(nimitz)-1].messages()))
+	return nil
+}
+
+func datapath(rounds int) bench.Options {
+	o := bench.Quick()
+	o.Form, o.Gates, o.Rounds = "paper", nil, rounds
+	o.Scenarios, _ = bench.Pick(bench.Scenarios(), []string{bare, onNetpila, onNimitz})
+	o.Metrics, _ = bench.Pick(bench.Metrics(), []string{transactions, stream})
+	return o
+}
+
+func ratioOf(report *bench.Report, scenario, metric string) (bench.Interval, error) {
+	i := slices.IndexFunc(report.Results, func(x bench.Result) bool { return x.Scenario == scenario && x.Metric == metric })
+	if i < 0 || report.Results[i].Ratio == nil {
+		return bench.Interval{}, fmt.Errorf("the bench has no %s of %s", metric, scenario)
+	}
+	return *report.Results[i].Ratio, nil
+}
+
+// overhead is told of a ratio of speeds: a latency is the inverse of one.
+func overhead(r bench.Interval, latency bool) string {
+	if latency {
+		r = bench.Interval{Median: 1 / r.Median, Low: 1 / r.High, High: 1 / r.Low}
+	}
+	percent := func(v float64) string { return fmt.Sprintf("%+.1f", 100*(v-1)) }
+	return strings.ReplaceAll(fmt.Sprintf("%s %% (%s to %s)", percent(r.Median), percent(r.Low), percent(r.High)), "-", "−")
+}
