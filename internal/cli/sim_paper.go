@@ -73,7 +73,7 @@ figure that fails does not stop the others; it is named, and the exit status is 
 	}
 	f := c.Flags()
 	f.BoolVar(&quick, "quick", false, "two minutes: small sizes")
-	f.BoolVar(&full, "full", false, "many hours: the paper's sizes, as far as 16 GiB of memory go")
+	f.BoolVar(&full, "full", false, "an hour or more: the paper's sizes, as far as 16 GiB of memory go")
 	c.MarkFlagsMutuallyExclusive("quick", "full")
 	f.StringSliceVar(&only, "only", nil, "these only: "+strings.Join(paper.IDs(), ", "))
 	f.StringVar(&dir, "data-dir", os.TempDir(), "folder on a real disk, where simulated orchestrators' etcd is while they run")

@@ -57,7 +57,7 @@ func batches(n int) (all []int) {
 // Quick takes a minute or two.
 func Quick() Form {
 	return Form{
-		Name: "quick", JobStep: 16, Delays: delays, Netpila: []int{100, 300, 1000}, Nimitz: []int{100, 300, 600}, Containers: paperContainers,
+		Name: "quick", JobStep: 16, Delays: delays, Netpila: []int{100, 300, 1000}, Nimitz: []int{100, 300, 1000}, Containers: paperContainers,
 		Installed: batches(5), Batch: cleanUpBatch, Rounds: 3, Switches: bench.EntrySwitches, Jobs: jobs(100), Datapath: 8,
 	}
 }
@@ -66,7 +66,7 @@ func Quick() Form {
 func Standard() Form {
 	f := Quick()
 	f.Name, f.JobStep, f.Rounds, f.Datapath, f.Jobs = "default", 1, 5, 24, jobs(10_000)
-	f.Netpila, f.Nimitz, f.Installed = []int{500, 1000, 2000, 5000, 10_000}, []int{250, 500, 1000, 2000}, batches(10)
+	f.Netpila, f.Nimitz, f.Installed = []int{500, 1000, 2000, 5000, 10_000}, []int{500, 1000, 2000, 5000, 10_000}, batches(10)
 	return f
 }
 
@@ -74,7 +74,7 @@ func Standard() Form {
 func Full() Form {
 	f := Standard()
 	f.Name, f.Datapath = "full", 40
-	f.Netpila, f.Nimitz, f.Installed = append(f.Netpila, 25_000, 100_000), append(f.Nimitz, 5000, 10_000, 25_000), batches(25)
+	f.Netpila, f.Nimitz, f.Installed = append(f.Netpila, 25_000, 100_000), append(f.Nimitz, 25_000), batches(25)
 	return f
 }
 
@@ -111,7 +111,7 @@ const (
 
 var definitions = []definition{
 	{"fig7", "entries of a NIMITZ node, and how many are offloaded", "§3.3, fig 7; NM4", model, false, false, (*run).fig7},
-	{"fig9", "what 10 % more nodes ask on NIMITZ, and how long it takes", "§4.1, fig 9; NM7", simulated, false, false, (*run).fig9},
+	{"fig9", "queries of 10 % more nodes on NIMITZ, and how long they take", "§4.1, fig 9; NM7", simulated, false, false, (*run).fig9},
 	{"fig10", "deleting a batch, by how many entries are installed", "§4.1, fig 10; NM8", measured, true, true, (*run).fig10},
 	{"fig11", "deleting all entries, by how many there are", "§4.1, fig 11; NM8", measured, true, true, (*run).fig11},
 	{"fig12", "throughput of two containers beside revalidation with late counters", "§4.2, fig 12; NM9", model, false, false, (*run).fig12},
