@@ -6,6 +6,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -16,7 +17,7 @@ import (
 var simNetworks = []string{tenant.Netpila, tenant.Nimitz}
 
 func newSimAgentCommand(env Env) *cobra.Command {
-	o := follower.Options{Networks: simNetworks, Sizes: []int{1000, 2000, 5000, 10_000}, Containers: 31, NodeContainers: 31, Followers: 100}
+	o := follower.Options{Networks: simNetworks, Sizes: []int{1000, 2000, 5000, 10_000}, Containers: 31, NodeContainers: 31, Followers: 100, WarmUp: 20 * time.Second}
 	var to reportPlace
 	c := &cobra.Command{
 		Use:   "agent",

@@ -42,6 +42,7 @@ type Led struct {
 type Lab struct {
 	folder  folder
 	control control
+	agents  sync.Map // by node: clients, each with a connection of its own
 
 	mu    sync.Mutex
 	state state
@@ -121,7 +122,11 @@ func (l *Lab) Namespace(name string) (*netns.Namespace, error) {
 
 // Agent is the API of a node's agent.
 func (l *Lab) Agent(node string) pilasterv1connect.AgentServiceClient {
-	return pilasterv1connect.NewAgentServiceClient(local.Client(l.AgentSocket(node)), local.URL, connect.WithGRPC())
+	client, known := l.agents.Load(node)
+	if !known {
+		client, _ = l.agents.LoadOrStore(node, pilasterv1connect.NewAgentServiceClient(local.Client(l.AgentSocket(node)), local.URL, connect.WithGRPC()))
+	}
+	return client.(pilasterv1connect.AgentServiceClient)
 }
 
 // AgentSocket is where a node's agent serves.

@@ -30,6 +30,7 @@ type guest struct {
 	lab    *lab.Lab // nil before it is up
 	agent  *http.Client
 	before said
+	warm   chan struct{} // closed when it is
 }
 
 // node is what the agent's node is called.
@@ -59,6 +60,7 @@ func (g *guest) Join(ctx context.Context, c sim.Cluster) (err error) {
 			return err
 		}
 	}
+	time.AfterFunc(g.WarmUp, func() { close(g.warm) })
 	g.before, err = g.quiet(ctx)
 	return err
 }
@@ -76,8 +78,13 @@ func (g *guest) leave(ctx context.Context) error {
 	return g.lab.Down(ctx)
 }
 
-// After measures the agent.
+// After measures the agent, the first time when it is warm.
 func (g *guest) After(ctx context.Context, s sim.Stage) error {
+	select {
+	case <-g.warm:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 	now, err := g.quiet(ctx)
 	if err != nil {
 		return err

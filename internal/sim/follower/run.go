@@ -15,14 +15,15 @@ import (
 
 // Options say what the agent has, and what it follows.
 type Options struct {
-	Networks       []string // of the tenant that all containers are of; a run each
-	Sizes          []int    // simulated nodes, more in each step; two at least
-	Containers     int      // of the agent
-	NodeContainers int      // of each simulated node
-	Followers      int      // simulated nodes on nimitz that follow the orchestrator; 0 means all
-	Dir            string   // folder on a real disk for the orchestrator's etcd
-	Binary         string   // pilaster, with pilaster-cni beside it
-	Name           string   // of the lab
+	Networks       []string      // of the tenant that all containers are of; a run each
+	Sizes          []int         // simulated nodes, more in each step; two at least
+	Containers     int           // of the agent
+	NodeContainers int           // of each simulated node
+	Followers      int           // simulated nodes on nimitz that follow the orchestrator; 0 means all
+	Dir            string        // folder on a real disk for the orchestrator's etcd
+	WarmUp         time.Duration // between its last container and its first measurement at least
+	Binary         string        // pilaster, with pilaster-cni beside it
+	Name           string        // of the lab
 	Log            *slog.Logger
 	Progress       func(string)
 }
@@ -57,7 +58,7 @@ func follow(ctx context.Context, o Options, line *Line) error {
 	}
 	defer os.RemoveAll(dir)
 	tell := func(what string) { o.Progress(line.Network + ": " + what) }
-	g := &guest{Options: o, line: line, tell: tell, began: time.Now()}
+	g := &guest{Options: o, line: line, tell: tell, began: time.Now(), warm: make(chan struct{})}
 	options := sim.Options{
 		Dir: dir, Log: o.Log, Every: tellEvery, Progress: func(p sim.Progress) { tell(p.String()) },
 		Guest: g, Settled: func() error { return g.leave(ctx) },
