@@ -39,7 +39,7 @@ type Origin struct {
 }
 
 func (o Origin) String() string {
-	return fmt.Sprintf("form %s · commit %s (%s) · %d CPUs, Linux %s · %s", o.Form, o.Commit, o.Version, o.CPUs, o.Kernel, o.Date.Format(time.RFC3339))
+	return fmt.Sprintf("form %s · commit %s, version %s · %d CPUs, Linux %s · %s", o.Form, o.Commit, o.Version, o.CPUs, o.Kernel, o.Date.Format(time.RFC3339))
 }
 
 // Row is a figure in words.
@@ -62,14 +62,14 @@ type Panel struct {
 // Whose a series is.
 const (
 	ours       = "here"
-	theirs     = "paper"      // read off its text
-	arithmetic = "arithmetic" // the paper's sums at other sizes
+	theirs     = "paper" // read off its text
+	arithmetic = "sum"   // the paper's arithmetic at other sizes
 )
 
 // Series is what a line has.
 type Series struct {
 	Name   string       `json:"name"`
-	Of     string       `json:"of"` // here, paper, arithmetic
+	Of     string       `json:"of"` // here, paper, sum
 	Where  string       `json:"where,omitempty"`
 	Apart  bool         `json:"apart,omitempty"` // no line between the points
 	Points [][2]float64 `json:"points"`

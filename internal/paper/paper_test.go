@@ -175,6 +175,13 @@ func TestFigures(t *testing.T) {
 				}
 			}
 		}
+		for _, chart := range f.Charts() {
+			for _, c := range chart.Curves {
+				if n := len([]rune(c.Name)); n > 33 { // at 13 px, beside the drawing
+					t.Errorf("%s: the name %q has %d letters", d.id, c.Name, n)
+				}
+			}
+		}
 		papers := slices.ContainsFunc(f.Rows, func(r Row) bool { return r.Paper != "" && r.Where != "" })
 		if !papers || d.id != "table1" && (whose[ours] == 0 || whose[theirs] == 0) {
 			t.Errorf("%s lacks what is the paper's or what is ours: %v, %+v", d.id, whose, f.Rows)

@@ -49,7 +49,7 @@ type Curve struct {
 const (
 	plotLeft, plotTop     = 64, 30
 	plotWidth, plotHeight = 560, 240
-	namesWidth            = 230 // beside the plot
+	namesWidth            = 250 // beside the plot
 )
 
 // axis maps values to places.
@@ -77,7 +77,7 @@ func (a axis) marks() (all []Mark) {
 	}
 	step := markStep(a.high - a.low)
 	for v := math.Ceil(a.low/step-1e-9) * step; v <= a.high*1.001; v += step {
-		all = append(all, Mark{a.at(v), fmt.Sprintf("%g", v)})
+		all = append(all, Mark{a.at(v), fmt.Sprintf("%g", v+0)}) // a zero that came out negative is one like another
 	}
 	return all
 }

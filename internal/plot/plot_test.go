@@ -28,6 +28,9 @@ func TestLines(t *testing.T) {
 		if l.Curves[0].Path != c.path {
 			t.Errorf("logarithmic %v: %s, want %s", c.log, l.Curves[0].Path, c.path)
 		}
+		if l.YTicks[0].Text != "0" && !c.log {
+			t.Errorf("the lowest mark is %s", l.YTicks[0].Text)
+		}
 		for _, m := range l.XTicks {
 			if m.At < plotLeft || m.At > plotLeft+plotWidth {
 				t.Errorf("a mark %s beside the axis, at %v", m.Text, m.At)
