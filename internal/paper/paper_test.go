@@ -177,7 +177,7 @@ func TestFigures(t *testing.T) {
 		}
 		for _, chart := range f.Charts() {
 			for _, c := range chart.Curves {
-				if n := len([]rune(c.Name)); n > 33 { // at 13 px, beside the drawing
+				if n := len([]rune(c.Name)); n > 30 { // at 13 px, beside the drawing
 					t.Errorf("%s: the name %q has %d letters", d.id, c.Name, n)
 				}
 			}
