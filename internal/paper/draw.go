@@ -65,7 +65,7 @@ func Quick() Form {
 // Standard takes less than ten minutes.
 func Standard() Form {
 	f := Quick()
-	f.Name, f.JobStep, f.Rounds, f.Datapath, f.Jobs = "default", 1, 5, 24, jobs(10_000)
+	f.Name, f.JobStep, f.Datapath, f.Jobs = "default", 1, 24, jobs(10_000)
 	f.Netpila, f.Nimitz, f.Installed = []int{500, 1000, 2000, 5000, 10_000}, []int{500, 1000, 2000, 5000, 10_000}, batches(10)
 	return f
 }

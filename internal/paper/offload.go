@@ -47,6 +47,9 @@ func (r *run) fig7(ctx context.Context, f *Figure) error {
 	}
 	ran := len(o.Counts)
 	f.Sizes = fmt.Sprintf("%s of the job's %s nodes", numeral.Grouped(ran), numeral.Grouped(o.Nodes))
+	if ran == o.Nodes {
+		f.Sizes = fmt.Sprintf("all %s nodes of the job", numeral.Grouped(ran))
+	}
 	f.Ran = fmt.Sprintf("The model of pilaster bench nic (docs/nic.md), with no NIC and no packets, ran %s for 20 s each.", f.Sizes)
 	f.Differs = fmt.Sprintf("That mean and P95 agree tells nothing, as the number of a node's peers is fitted to the paper's; the peak follows: a node can have one megaflow for each of the %s other nodes, and of those that were run the busiest had %s.",
 		numeral.Grouped(o.Nodes-1), numeral.Grouped(int(o.Peak)))
