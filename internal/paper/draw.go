@@ -66,7 +66,7 @@ func Quick() Form {
 func Standard() Form {
 	f := Quick()
 	f.Name, f.JobStep, f.Datapath, f.Jobs = "default", 1, 24, jobs(10_000)
-	f.Netpila, f.Nimitz, f.Installed = []int{500, 1000, 2000, 5000, 10_000}, []int{500, 1000, 2000, 5000, 10_000}, batches(10)
+	f.Netpila, f.Nimitz, f.Installed = []int{500, 1000, 2000, 5000, 10_000}, []int{500, 1000, 2000, 5000}, batches(10)
 	return f
 }
 
@@ -74,7 +74,7 @@ func Standard() Form {
 func Full() Form {
 	f := Standard()
 	f.Name, f.Datapath = "full", 40
-	f.Netpila, f.Nimitz, f.Installed = append(f.Netpila, 25_000, 100_000), append(f.Nimitz, 25_000), batches(25)
+	f.Netpila, f.Nimitz, f.Installed = append(f.Netpila, 25_000, 100_000), append(f.Nimitz, 10_000, 25_000), batches(25)
 	return f
 }
 
