@@ -62,7 +62,7 @@ func Quick() Form {
 	}
 }
 
-// Standard takes less than ten minutes.
+// Standard takes about ten minutes.
 func Standard() Form {
 	f := Quick()
 	f.Name, f.JobStep, f.Datapath, f.Jobs = "default", 1, 24, jobs(10_000)
