@@ -148,7 +148,7 @@ func (l *Link) freeLate(ctx context.Context, core *Core) {
 			n = -1
 			continue
 		}
-		if l.config.Wait(ctx, n) != nil {
+		if l.config.Wait(ctx, n, 0) != nil {
 			return
 		}
 		places := make(chan struct{}, freesAtOnce)

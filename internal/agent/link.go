@@ -30,6 +30,7 @@ type Link struct {
 	mu      sync.Mutex
 	client  pilasterv1connect.NodeServiceClient // nil before the first success
 	status  LinkStatus
+	apart   time.Duration       // see spread
 	unfreed map[allocation]bool // what could not be given back yet, or may have been given
 
 	moreLate signal // of that
@@ -51,8 +52,8 @@ type LinkConfig struct {
 	WithoutMappings  bool // the stream is not to tell how mappings change: somebody asks
 	// Dial gives a client that authenticates as the node, after joining where it has to.
 	Dial func(context.Context) (pilasterv1connect.NodeServiceClient, error)
-	// Wait pauses before try number n (from 0); nil means a jittered, growing pause.
-	Wait func(ctx context.Context, n int) error
+	// Wait pauses before try number n (from 0), for up to spread longer; nil means a jittered, growing pause.
+	Wait func(ctx context.Context, n int, spread time.Duration) error
 	Log  *slog.Logger
 }
 
@@ -78,11 +79,11 @@ func (l *Link) Status() LinkStatus {
 	return l.status
 }
 
-// backoff waits half a second after the first failure and up to half a minute after many, with
-// jitter: an orchestrator that comes back must not meet every agent at once.
-func backoff(ctx context.Context, n int) error {
-	limit := min(500*time.Millisecond<<min(n, 10), 30*time.Second)
-	timer := time.NewTimer(limit/2 + rand.N(limit/2))
+// backoff waits half a second after the first failure and up to half a minute after many, with jitter, and with as much of it as an
+// orchestrator wants: one that comes back must not meet every agent at once.
+func backoff(ctx context.Context, n int, spread time.Duration) error {
+	least, jitter := pauseBefore(n, spread)
+	timer := time.NewTimer(least + rand.N(jitter))
 	defer timer.Stop()
 	select {
 	case <-timer.C:
@@ -91,6 +92,14 @@ func backoff(ctx context.Context, n int) error {
 		return ctx.Err()
 	}
 }
+
+func pauseBefore(n int, spread time.Duration) (least, jitter time.Duration) {
+	half := min(250*time.Millisecond<<min(n, 10), 15*time.Second)
+	return half, max(half, min(spread, maxSpread))
+}
+
+// maxSpread is more than any cluster needs to be heard.
+const maxSpread = 5 * time.Minute
 
 // retriable errors are those of a peer that is away or busy.
 func retriable(err error) bool {
@@ -126,18 +135,18 @@ func (l *Link) problem() error {
 }
 
 func (l *Link) dial(ctx context.Context) (pilasterv1connect.NodeServiceClient, error) {
+	if client := l.dialled(); client != nil {
+		return client, nil
+	}
 	unlock, err := l.dialing.lock(ctx, l.config.URL)
 	if err != nil {
 		return nil, err
 	}
 	defer unlock()
-	l.mu.Lock()
-	client := l.client
-	l.mu.Unlock()
-	if client != nil {
+	if client := l.dialled(); client != nil {
 		return client, nil
 	}
-	client, err = l.config.Dial(ctx)
+	client, err := l.config.Dial(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -145,6 +154,19 @@ func (l *Link) dial(ctx context.Context) (pilasterv1connect.NodeServiceClient, e
 	defer l.mu.Unlock()
 	l.client = client
 	return client, nil
+}
+
+func (l *Link) dialled() pilasterv1connect.NodeServiceClient {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.client
+}
+
+// spread is how far apart the orchestrator wants nodes to call when their streams have broken.
+func (l *Link) spread() time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.apart
 }
 
 // lost notes why the link is not there.
@@ -171,7 +193,7 @@ func (l *Link) Run(ctx context.Context, core *Core) {
 			n = 0
 		}
 		l.lost(err, n)
-		if l.config.Wait(ctx, n) != nil {
+		if l.config.Wait(ctx, n, l.spread()) != nil {
 			return
 		}
 	}
@@ -295,6 +317,7 @@ func (l *Link) apply(ctx context.Context, core *Core, event *pilasterv1.FollowRe
 		l.status.Connected, l.status.Since, l.status.LastError = true, time.Now(), ""
 		l.status.Refused = false
 	}
+	l.apart = time.Duration(event.SpreadMs) * time.Millisecond
 	if event.Revision > 0 {
 		l.status.Revision = event.Revision
 	}

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"connectrpc.com/connect"
 
@@ -157,7 +158,7 @@ func newLinkBed(t *testing.T) *linkBed {
 		Dial: func(context.Context) (pilasterv1connect.NodeServiceClient, error) {
 			return pilasterv1connect.NewNodeServiceClient(b.server.Client(), b.server.URL), nil
 		},
-		Wait: func(ctx context.Context, n int) error { b.waits <- n; return ctx.Err() },
+		Wait: func(ctx context.Context, n int, _ time.Duration) error { b.waits <- n; return ctx.Err() },
 		Log:  slog.New(slog.DiscardHandler),
 	})
 	return b

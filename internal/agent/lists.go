@@ -137,7 +137,7 @@ func (r *reader) list(ctx context.Context, name string, to mappers) {
 				r.end(err)
 				return
 			}
-			if r.link.config.Wait(ctx, n) != nil {
+			if r.link.config.Wait(ctx, n, 0) != nil {
 				return
 			}
 		}

@@ -321,7 +321,7 @@ func TestListThatLacks(t *testing.T) {
 		tries = n
 		return page(5, "", "10.0.2.0/24"), nil
 	})
-	reader.link.config.Wait = func(_ context.Context, n int) error {
+	reader.link.config.Wait = func(_ context.Context, n int, _ time.Duration) error {
 		if n > 2*maxLacking {
 			return errFake
 		}

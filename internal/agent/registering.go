@@ -29,7 +29,7 @@ func (l *Link) Register(ctx context.Context) error {
 			return err
 		}
 		l.lost(err, n)
-		if err := l.config.Wait(ctx, n); err != nil {
+		if err := l.config.Wait(ctx, n, 0); err != nil {
 			return err
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"runtime/pprof"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -30,7 +31,7 @@ func newSimCommand(env Env) *cobra.Command {
 
 func newSimRunCommand(env Env) *cobra.Command {
 	var o output
-	var dir, profile string
+	var dir, profile, plot string
 	var step bool
 	c := &cobra.Command{
 		Use:   "run FILE",
@@ -43,7 +44,8 @@ what is not.
 It ends with 1 where something did not hold that always must, such as that no two containers have one address, or a limit of the scenario was
 exceeded. It needs no root. Run it on a machine that does nothing else.`,
 		Example: `  pilaster sim run grow.yaml
-  pilaster sim run grow.yaml -o json --data-dir /var/tmp > grow.json`,
+  pilaster sim run grow.yaml -o json --data-dir /var/tmp > grow.json
+  pilaster sim run restart.yaml --plot restart.html`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			s, err := sim.Read(args[0])
@@ -52,14 +54,15 @@ exceeded. It needs no root. Run it on a machine that does nothing else.`,
 			}
 			options := sim.Options{Progress: func(p sim.Progress) { fmt.Fprintln(env.Stderr, p) }, Every: 2 * time.Second}
 			if step {
-				options.Before = func(event string) {
+				options.Before = func(event string) error {
 					fmt.Fprintf(env.Stderr, "next is: %s; press Enter\n", event)
 					_, _ = bufio.NewReader(env.Stdin).ReadString('\n')
+					return nil
 				}
 			}
 			r, err := runSim(c.Context(), env, s, options, dir, profile)
 			if r != nil {
-				if failed := o.print(env.Stdout, r, r.Text); failed != nil {
+				if failed := errors.Join(o.print(env.Stdout, r, r.Text), drawn(r, plot)); failed != nil {
 					return failed
 				}
 			}
@@ -75,10 +78,24 @@ exceeded. It needs no root. Run it on a machine that does nothing else.`,
 	o.bind(c)
 	c.Flags().StringVar(&dir, "data-dir", os.TempDir(), "folder on a real disk, where the orchestrator's etcd is while it runs")
 	c.Flags().BoolVar(&step, "step", false, "wait for Enter before each event")
-	c.Flags().StringVar(&profile, "profile", "", "folder for profiles of this process, which pprof reads: cpu.pprof, heap.pprof")
+	c.Flags().StringVar(&profile, "profile", "", "folder for profiles of this process, which pprof reads: cpu-0-set-up.pprof, one more for each event, heap.pprof")
+	c.Flags().StringVar(&plot, "plot", "", "HTML file to write, with how each event went over time")
+	_ = c.MarkFlagFilename("plot", "html")
 	_ = c.MarkFlagDirname("data-dir")
 	_ = c.MarkFlagDirname("profile")
 	return c
+}
+
+// drawn writes the page, if there is to be one.
+func drawn(r *sim.Result, path string) error {
+	if path == "" {
+		return nil
+	}
+	f, err := os.Create(path)
+	if err != nil {
+		return fmt.Errorf("--plot: %w", err)
+	}
+	return errors.Join(r.Page(f, time.Now()), f.Close())
 }
 
 func runSim(ctx context.Context, env Env, s sim.Scenario, o sim.Options, dir, profile string) (r *sim.Result, err error) {
@@ -87,36 +104,56 @@ func runSim(ctx context.Context, env Env, s sim.Scenario, o sim.Options, dir, pr
 		return nil, usage("--data-dir: %w; nothing was simulated", err)
 	}
 	defer os.RemoveAll(own)
-	end, err := profiled(profile)
-	if err != nil {
-		return nil, usage("--profile: %w; nothing was simulated", err)
+	o.Dir, o.Log = own, slog.New(slog.NewTextHandler(env.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	if profile != "" {
+		p := &profiles{folder: profile}
+		if err := p.begin("set up"); err != nil {
+			return nil, usage("--profile: %w; nothing was simulated", err)
+		}
+		before := o.Before
+		o.Before = func(event string) error {
+			if before != nil {
+				if err := before(event); err != nil {
+					return err
+				}
+			}
+			return errors.Join(p.end(), p.begin(event))
+		}
+		o.Settled = func() error { return errors.Join(p.end(), p.heap()) }
 	}
-	o.Dir, o.Log, o.Settled = own, slog.New(slog.NewTextHandler(env.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})), end
 	return sim.Run(ctx, s, o)
 }
 
-// profiled starts profiles in a folder; end, called while all is still there, writes them.
-func profiled(folder string) (end func() error, err error) {
-	if folder == "" {
-		return func() error { return nil }, nil
+// profiles writes one of the processors for each event, and one of the heap.
+type profiles struct {
+	folder string
+	begun  int
+	cpu    *os.File
+}
+
+func (p *profiles) begin(event string) (err error) {
+	if err = os.MkdirAll(p.folder, 0o755); err != nil {
+		return err
 	}
-	if err := os.MkdirAll(folder, 0o755); err != nil {
-		return nil, err
+	name := fmt.Sprintf("cpu-%d-%s.pprof", p.begun, strings.ReplaceAll(event, " ", "-"))
+	if p.cpu, err = os.Create(filepath.Join(p.folder, name)); err != nil {
+		return err
 	}
-	cpu, err := os.Create(filepath.Join(folder, "cpu.pprof"))
+	p.begun++
+	return pprof.StartCPUProfile(p.cpu)
+}
+
+func (p *profiles) end() error {
+	pprof.StopCPUProfile()
+	return p.cpu.Close()
+}
+
+// heap is of what there is while all is still there.
+func (p *profiles) heap() error {
+	f, err := os.Create(filepath.Join(p.folder, "heap.pprof"))
 	if err != nil {
-		return nil, err
+		return err
 	}
-	if err := pprof.StartCPUProfile(cpu); err != nil {
-		return nil, errors.Join(err, cpu.Close())
-	}
-	return func() error {
-		pprof.StopCPUProfile()
-		heap, err := os.Create(filepath.Join(folder, "heap.pprof"))
-		if err != nil {
-			return errors.Join(err, cpu.Close())
-		}
-		runtime.GC()
-		return errors.Join(pprof.WriteHeapProfile(heap), heap.Close(), cpu.Close())
-	}, nil
+	runtime.GC()
+	return errors.Join(pprof.WriteHeapProfile(f), f.Close())
 }

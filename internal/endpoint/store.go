@@ -46,6 +46,7 @@ type Store struct {
 	mu      sync.Mutex // may be taken with a cursor's held, not the other way around
 	records map[ID]Record
 	ids     map[interfaceOf]ID // of those records
+	given   map[ID]bool        // those with an address that was not drawn on this node
 	cursors map[CursorKey]*cursor
 }
 
@@ -71,6 +72,7 @@ func OpenStore(c StoreConfig) (*Store, error) {
 		now:     c.Now,
 		records: map[ID]Record{},
 		ids:     map[interfaceOf]ID{},
+		given:   map[ID]bool{},
 		cursors: map[CursorKey]*cursor{},
 	}
 	if s.now == nil {
@@ -172,6 +174,9 @@ func (s *Store) loadRecord(name, suffix string, inUse map[string]ID) error {
 func (s *Store) keep(r Record) {
 	s.records[r.ID] = r
 	s.ids[interfaceOf{r.ContainerID, r.Interface}] = r.ID
+	if delete(s.given, r.ID); slices.ContainsFunc(r.Attachments, func(a Attachment) bool { _, _, drawn := r.Drawn(a); return !drawn }) {
+		s.given[r.ID] = true
+	}
 }
 
 const (
@@ -230,6 +235,7 @@ func (s *Store) Delete(id ID) error {
 	defer s.mu.Unlock()
 	r := s.records[id]
 	delete(s.records, id)
+	delete(s.given, id)
 	if of := (interfaceOf{r.ContainerID, r.Interface}); s.ids[of] == id {
 		delete(s.ids, of)
 	}
@@ -255,10 +261,8 @@ func (s *Store) List() []Record {
 func (s *Store) WithGiven() (some []Record) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, r := range s.records {
-		if slices.ContainsFunc(r.Attachments, func(a Attachment) bool { _, _, drawn := r.Drawn(a); return !drawn }) {
-			some = append(some, r)
-		}
+	for id := range s.given {
+		some = append(some, s.records[id])
 	}
 	slices.SortFunc(some, func(a, b Record) int { return cmp.Compare(a.ID, b.ID) })
 	return some

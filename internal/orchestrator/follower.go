@@ -44,6 +44,7 @@ func (m *model) follow(n pki.Node, session store.Session, first *pilasterv1.Foll
 	}
 	m.followers[n.Name] = f
 	m.hear(f, set(first.HostedTenants), set(first.CarriedTenants))
+	f.noted = m.alreadyNoted(f, first)
 	if missed, ok := m.missed(f, first); ok {
 		for _, r := range missed {
 			m.queue(f, r) // never more than fit; see missed
@@ -193,6 +194,19 @@ func (m *model) rehost(f *follower, req *pilasterv1.FollowRequest) (add []*pilas
 	return add, remove
 }
 
+// alreadyNoted is what the store has of what a stream says at its beginning. The model knows it: it has heard of the stream's session, and nobody
+// else has noted anything of the node since that was written. Of a tenant that changes its ids, and of what a later message said, the store judges.
+func (m *model) alreadyNoted(f *follower, first *pilasterv1.FollowRequest) map[string]*pilasterv1.Hosting {
+	noted := map[string]*pilasterv1.Hosting{}
+	for _, name := range first.HostedTenants {
+		t, h := m.tenants[name], m.hosting[name][f.node.Name]
+		if t != nil && h != nil && len(t.Ids) == 1 && t.Leaving == "" && h.Sequence <= first.Sequence {
+			noted[name] = &pilasterv1.Hosting{Tenant: name, Accepts: h.Accepts, Holds: h.Holds, Moving: h.Moving}
+		}
+	}
+	return noted
+}
+
 // saidOf is what a node says of each tenant it hosts.
 func saidOf(req *pilasterv1.FollowRequest) map[string]*pilasterv1.Hosting {
 	said := map[string]*pilasterv1.Hosting{}
@@ -243,6 +257,7 @@ func (m *model) queue(f *follower, r *pilasterv1.FollowResponse) {
 		m.endOne(f, connect.CodeResourceExhausted, "slow", fmt.Sprintf("the node reads too slowly: %d changes wait; follow again", maxQueue))
 		return
 	}
+	r.SpreadMs = m.spread()
 	f.queue = append(f.queue, r)
 	f.signal()
 }
@@ -274,20 +289,23 @@ func (f *follower) signal() {
 }
 
 func (m *model) heartbeatEvery() time.Duration {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	m.mu.RLock()
+	defer m.mu.RUnlock()
 	return max(heartbeatEvery, time.Duration(len(m.followers))*time.Second/heartbeatRate)
 }
 
 // heartbeat carries the revision up to which the stream has told everything, if it has.
 func (m *model) heartbeat(f *follower) *pilasterv1.FollowResponse {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	m.mu.RLock()
+	defer m.mu.RUnlock()
 	if len(f.queue) > 0 {
 		return nil
 	}
-	return &pilasterv1.FollowResponse{Revision: m.revision, Event: &pilasterv1.FollowResponse_Heartbeat{Heartbeat: &pilasterv1.Heartbeat{}}}
+	return &pilasterv1.FollowResponse{Revision: m.revision, SpreadMs: m.spread(), Event: &pilasterv1.FollowResponse_Heartbeat{Heartbeat: &pilasterv1.Heartbeat{}}}
 }
+
+// spread is how long all nodes together take to follow anew, in milliseconds: so far apart they are asked to come.
+func (m *model) spread() uint32 { return uint32(len(m.nodes) * 1000 / reconnectRate) }
 
 // endOne ends a stream with a reason for the node, and one word of it for the counter.
 func (m *model) endOne(f *follower, code connect.Code, word, reason string) {
@@ -359,8 +377,8 @@ func (m *model) endStopping(f *follower) {
 }
 
 func (m *model) stopped() bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	m.mu.RLock()
+	defer m.mu.RUnlock()
 	return m.stopping
 }
 

@@ -8,7 +8,9 @@ import (
 	"net/http"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"syscall"
+	"time"
 
 	"connectrpc.com/connect"
 
@@ -75,6 +77,14 @@ var allowances = map[string]allowance{
 	pilasterv1connect.NodeServiceListMappingsProcedure: {16, 64 << 10, 500},
 }
 
+// Streams begin by a change of the store each. So many do at once, which is enough to keep the store busy: with thousands, what the store itself
+// runs would wait behind them for a processor. The others wait for their turn, but not so long that their callers give up, nor all that could come.
+const (
+	beginningAtOnce = 256
+	maxBeginning    = 1 << 14
+	beginWait       = 5 * time.Second
+)
+
 // messageRate is how many messages of its streams a node is heard a second, ten times as many in a burst; the rest waits.
 const messageRate = 100
 
@@ -90,15 +100,19 @@ const (
 	limitAnswer          = "answer-size"
 	limitCompressed      = "compressed"
 	limitLists           = "list-rate"
+	limitBeginning       = "beginning"
 )
 
-var limitWords = []string{limitConnections, limitStrangers, limitNodeConnections, limitAtOnce, limitJoins, limitRate, limitRequest, limitAnswer, limitCompressed, limitLists}
+var limitWords = []string{limitConnections, limitStrangers, limitNodeConnections, limitAtOnce, limitJoins, limitRate, limitRequest, limitAnswer, limitCompressed, limitLists, limitBeginning}
 
 // guard refuses calls for which their caller has no allowance left, before anything of them is read.
 type guard struct {
 	rates    map[string]*rates[client] // by procedure
 	messages *rates[client]
 	refused  func(limit string)
+
+	beginning chan struct{} // has a place for each stream that begins
+	due       atomic.Int64  // streams that wait for one
 
 	mu    sync.Mutex
 	going map[call]int
@@ -132,7 +146,7 @@ func lists(l Limits) *rates[string] {
 }
 
 func newGuard(l Limits, refused func(string)) *guard {
-	g := &guard{rates: map[string]*rates[client]{}, messages: newRates[client](messageRate, 10*messageRate), refused: refused, going: map[call]int{}}
+	g := &guard{rates: map[string]*rates[client]{}, messages: newRates[client](messageRate, 10*messageRate), refused: refused, beginning: make(chan struct{}, beginningAtOnce), going: map[call]int{}}
 	for procedure, may := range allowances {
 		g.rates[procedure] = newRates[client](cmp.Or(may.rate, l.Joins), 10*cmp.Or(may.rate, l.Joins))
 	}
@@ -163,6 +177,23 @@ func (g *guard) admit(r *http.Request, by client) (done func(), err error) {
 	}
 	g.going[c]++
 	return func() { g.end(c) }, nil
+}
+
+// begin waits for a place for a stream that begins, and has it until it has begun.
+func (g *guard) begin(ctx context.Context) (begun func(), err error) {
+	defer g.due.Add(-1)
+	if n := g.due.Add(1); n <= maxBeginning {
+		timer := time.NewTimer(beginWait)
+		defer timer.Stop()
+		select {
+		case g.beginning <- struct{}{}:
+			return func() { <-g.beginning }, nil
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-timer.C:
+		}
+	}
+	return nil, g.refuse(limitBeginning, connect.CodeUnavailable, "too many nodes begin to follow at this moment; nothing was changed: try again")
 }
 
 // often refuses who calls too often.

@@ -97,9 +97,9 @@ func (s *nodeService) changedMappings(ctx context.Context, node pki.Node, req *p
 
 // changed is what of a tenant's mappings is another since a revision, or false when that is not remembered. Of each prefix the last counts.
 func (m *model) changed(node, tenant string, after int64) (*pilasterv1.ListMappingsResponse, bool) {
-	m.mu.Lock()
+	m.mu.RLock()
 	past, revision, ok := m.since(after)
-	m.mu.Unlock()
+	m.mu.RUnlock()
 	if !ok {
 		return nil, false
 	}
@@ -173,8 +173,8 @@ func (g given) remove(m *pilasterv1.Mapping) {
 
 // room refuses a node that would have more than it can have endpoints for.
 func (m *model) room(node string, more int) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	m.mu.RLock()
+	defer m.mu.RUnlock()
 	has := m.given.byNode[node]
 	if has+more <= maxMappings {
 		return nil
@@ -184,8 +184,8 @@ func (m *model) room(node string, more int) error {
 
 // claims is how much of what a node says that it holds would be new.
 func (m *model) claims(node string, held []*pilasterv1.Mapping) (n int) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	m.mu.RLock()
+	defer m.mu.RUnlock()
 	for _, h := range held {
 		if m.given.to[h.Tenant][h.To] != node {
 			n++

@@ -83,6 +83,9 @@ func (m *metrics) observe(model *model, s *store.Store) {
 	gauge("tenants", "Tenants.", func(s size) int64 { return int64(s.tenants) })
 	gauge("apps", "Apps of all tenants.", func(s size) int64 { return int64(s.apps) })
 	gauge("revision", "Revision of the store that this orchestrator has seen.", func(s size) int64 { return s.revision })
+	m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "pilaster_orchestrator_changes_waiting", Help: "Changes that wait for the store.",
+	}, func() float64 { return float64(s.Waiting()) }))
 	m.registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{
 		Name: "pilaster_orchestrator_store_conflicts_total", Help: "Changes decided anew because another orchestrator was first.",
 	}, func() float64 { return float64(s.Conflicts()) }))

@@ -21,7 +21,7 @@ const maxPast = 4096
 // model is the store's state in memory, and the streams fed from it. Records in it are shared
 // and never written to.
 type model struct {
-	mu        sync.Mutex
+	mu        sync.RWMutex        // thousands look at once when all nodes come back; what the store tells must not wait behind them
 	waiting   map[string]*waiting // by node, and for anything
 	revision  int64               // 0 until the store has been read
 	nodes     map[string]*pilasterv1.Node
@@ -235,9 +235,9 @@ func (m *model) knows(n pki.Node) bool {
 
 // node returns a copy that says whether the node is connected, or nil.
 func (m *model) node(name string) *pilasterv1.Node {
-	m.mu.Lock()
+	m.mu.RLock()
 	record, connected := m.nodes[name], m.connected(name)
-	m.mu.Unlock()
+	m.mu.RUnlock()
 	if record == nil {
 		return nil
 	}
@@ -256,13 +256,13 @@ func (m *model) isElsewhere(s store.Session) bool { return !s.None() && s.Orches
 // copies are of records that the model has, each of a node, and say whether it is connected; by the nodes' names. There may be so many that others
 // must not wait for the copying.
 func copies[R proto.Message](m *model, has func() []R, node func(R) string, say func(r R, connected bool)) []R {
-	m.mu.Lock()
+	m.mu.RLock()
 	all := has()
 	connected := make([]bool, len(all))
 	for i, r := range all {
 		connected[i] = m.connected(node(r))
 	}
-	m.mu.Unlock()
+	m.mu.RUnlock()
 	for i, r := range all {
 		all[i] = proto.CloneOf(r)
 		say(all[i], connected[i])
@@ -279,8 +279,8 @@ func (m *model) allNodes() []*pilasterv1.Node {
 
 // tenantsOf lists the tenants a node hosts.
 func (m *model) tenantsOf(node string) []string {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	m.mu.RLock()
+	defer m.mu.RUnlock()
 	return slices.Sorted(maps.Keys(m.hostedBy[node]))
 }
 
@@ -299,8 +299,8 @@ func (m *model) hostingOf(tenant string) []*pilasterv1.Hosting {
 
 // allTenants is sorted by name.
 func (m *model) allTenants() []*pilasterv1.Tenant {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	m.mu.RLock()
+	defer m.mu.RUnlock()
 	var all []*pilasterv1.Tenant
 	for _, name := range slices.Sorted(maps.Keys(m.tenants)) {
 		all = append(all, m.given.counted(m.tenants[name]))
@@ -323,8 +323,8 @@ type size struct {
 }
 
 func (m *model) size() size {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	m.mu.RLock()
+	defer m.mu.RUnlock()
 	s := size{revision: m.revision, nodes: len(m.nodes), connected: len(m.followers) + m.others, streams: len(m.followers), tenants: len(m.tenants)}
 	for _, apps := range m.apps {
 		s.apps += len(apps)

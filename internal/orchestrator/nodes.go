@@ -31,6 +31,9 @@ const (
 	heartbeatRate  = 2000
 )
 
+// reconnectRate is how many nodes a second can follow anew. After a restart all do: they are asked to come no faster.
+const reconnectRate = 3000
+
 // What a node says of itself and its tenants is kept in the store.
 const (
 	maxVersion = 256 // bytes
@@ -109,6 +112,9 @@ func (s *nodeService) Register(ctx context.Context, req *connect.Request[pilaste
 	r, err := registration(ctx, req.Msg)
 	if err != nil {
 		return nil, connect.NewError(connect.CodeInvalidArgument, err)
+	}
+	if node := s.model.registered(r); node != nil {
+		return connect.NewResponse(&pilasterv1.RegisterResponse{Node: node, Plan: plan(cluster.Plan), ClusterUuid: cluster.UUID}), nil
 	}
 	if n := s.model.claims(r.Node.Name, r.Mappings); n > 0 {
 		if err := s.model.room(r.Node.Name, n); err != nil {
@@ -224,13 +230,19 @@ func (s *nodeService) Follow(ctx context.Context, stream *connect.BidiStream[pil
 	ctx, end := context.WithCancelCause(ctx)
 	defer end(nil)
 	node, _ := caller(ctx)
+	begun, err := s.guard.begin(ctx)
+	if err != nil {
+		return err
+	}
 	session := store.Session{Orchestrator: s.model.self, Instance: instance(ctx), Stream: join.NewUUID()}
 	defer func() {
 		if !s.model.stopped() { // then all sessions end at once
 			s.later(func(ctx context.Context) { s.disconnect(ctx, node, session) })
 		}
 	}()
-	if err := s.connect(ctx, node, session); err != nil {
+	err = s.connect(ctx, node, session)
+	begun()
+	if err != nil {
 		return err
 	}
 	f := s.model.follow(node, session, first, end)

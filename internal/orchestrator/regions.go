@@ -83,16 +83,16 @@ func overlaid(t *pilasterv1.Tenant) bool { return len(t.GetOverlays()) > 0 }
 
 // told is a tenant, read from the store, as nodes are told of it.
 func (m *model) told(t *pilasterv1.Tenant) *pilasterv1.Tenant {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	m.mu.RLock()
+	defer m.mu.RUnlock()
 	t.Regions = m.elsewhere(t)
 	return t
 }
 
 // region is this one: with an edge where there is an Edge Switch.
 func (m *model) region(name string, base string) *pilasterv1.Region {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	m.mu.RLock()
+	defer m.mu.RUnlock()
 	r := &pilasterv1.Region{Name: name, BasePrefix: base, Edge: m.nodes[m.edge].GetPrefix()}
 	for _, name := range slices.Sorted(maps.Keys(m.tenants)) {
 		t := m.tenants[name]
@@ -110,8 +110,8 @@ func (m *model) region(name string, base string) *pilasterv1.Region {
 
 // otherRegions is sorted by name.
 func (m *model) otherRegions() (all []*pilasterv1.Region) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	m.mu.RLock()
+	defer m.mu.RUnlock()
 	for _, name := range slices.Sorted(maps.Keys(m.regions)) {
 		all = append(all, m.regions[name].Region)
 	}

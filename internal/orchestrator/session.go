@@ -16,8 +16,8 @@ import (
 const maxLag = 5 * time.Second
 
 func (m *model) session(node string) store.Session {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	m.mu.RLock()
+	defer m.mu.RUnlock()
 	return m.sessions[node]
 }
 

@@ -23,8 +23,14 @@ func (m *model) await(ctx context.Context, condition func() bool) error {
 // awaitNode is await for a condition that changes only with what is known of a node: many wait at once, each for its own.
 func (m *model) awaitNode(ctx context.Context, node string, condition func() bool) error {
 	for {
+		m.mu.RLock()
+		holds := condition()
+		m.mu.RUnlock()
+		if holds {
+			return nil
+		}
 		m.mu.Lock()
-		if condition() {
+		if condition() { // by now
 			m.mu.Unlock()
 			return nil
 		}

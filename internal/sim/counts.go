@@ -4,6 +4,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
@@ -34,14 +35,50 @@ const (
 	changesAsked = "ListMappings out changes"
 )
 
-// countsOf reads the counters that Prometheus is shown.
-func countsOf(s *orchestrator.Server) (Counts, error) {
+// live is the orchestrator that there is, whatever stops and starts it, and what those before it have counted.
+type live struct {
+	mu      sync.Mutex
+	server  *orchestrator.Server // nil for none; written by who plays events
+	earlier Counts
+}
+
+// set has another one be it; before is what the last one has counted.
+func (l *live) set(s *orchestrator.Server, before Counts) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.server, l.earlier = s, l.earlier.plus(before)
+}
+
+// read is what this one says of itself, with what all have counted.
+func (l *live) read() (r said, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.server != nil {
+		r, err = saidBy(l.server)
+	}
+	r.counts = l.earlier.plus(r.counts)
+	return r, err
+}
+
+// said is what Prometheus is shown of an orchestrator.
+type said struct {
+	counts           Counts
+	streams, waiting int64
+}
+
+func saidBy(s *orchestrator.Server) (r said, err error) {
 	families, err := s.Gatherer().Gather()
 	if err != nil {
-		return nil, err
+		return r, err
 	}
 	c := Counts{}
 	for _, f := range families {
+		switch f.GetName() {
+		case "pilaster_orchestrator_nodes_connected":
+			r.streams = int64(f.GetMetric()[0].GetGauge().GetValue())
+		case "pilaster_orchestrator_changes_waiting":
+			r.waiting = int64(f.GetMetric()[0].GetGauge().GetValue())
+		}
 		for _, m := range f.GetMetric() {
 			if f.GetName() == "pilaster_orchestrator_refused_total" && m.GetLabel()[0].GetValue() == "list-rate" {
 				c[throttled] = Count{Messages: int64(m.GetCounter().GetValue())}
@@ -62,7 +99,8 @@ func countsOf(s *orchestrator.Server) (Counts, error) {
 			c[kind] = of
 		}
 	}
-	return c, nil
+	r.counts = c
+	return r, nil
 }
 
 func kindOf(m *dto.Metric) (string, bool) {

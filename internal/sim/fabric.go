@@ -12,6 +12,7 @@ import (
 	"net/url"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"pilaster.io/pilaster/internal/join"
@@ -26,6 +27,8 @@ type fabric struct {
 	handler http.Handler    // nil while there is no orchestrator
 	whole   context.Context // of all calls under way
 	cut     context.CancelFunc
+	calls   atomic.Int64 // all that there were
+	missed  atomic.Int64 // of those that found nobody
 }
 
 var (
@@ -77,7 +80,9 @@ func (f *fabric) Do(req *http.Request) (*http.Response, error) {
 	f.mu.RLock()
 	handler, whole := f.handler, f.whole
 	f.mu.RUnlock()
+	f.calls.Add(1)
 	if handler == nil {
+		f.missed.Add(1)
 		return nil, errNobody
 	}
 	ctx, cancel := context.WithCancel(whole)

@@ -46,6 +46,7 @@ type Stage struct {
 	Store      int64     `json:"storeBytes"`   // etcd's file
 	Syncs      int64     `json:"syncs"`        // of etcd's log
 	Written    int64     `json:"filesWritten"` // by agents, to their disks in memory
+	Samples    []Sample  `json:"samples"`      // of the time that it took
 }
 
 // Quantiles of durations, in milliseconds.

@@ -21,11 +21,11 @@ import (
 type Options struct {
 	Dir      string // an empty folder for the orchestrator's etcd and socket, which is removed
 	Log      *slog.Logger
-	Progress func(Progress) // nil for none
-	Every    time.Duration  // how often
-	Before   func(string)   // called before each event, with its words; nil for none
-	Settled  func() error   // called when all has happened and everything is still there; nil for none
-	Patience time.Duration  // how long the orchestrator may take to hear what agents have done last; 0 means 30 s
+	Progress func(Progress)     // nil for none
+	Every    time.Duration      // how often
+	Before   func(string) error // called before each event, with its words; nil for none
+	Settled  func() error       // called when all has happened and everything is still there; nil for none
+	Patience time.Duration      // how long the orchestrator may take to hear what agents have done last; 0 means 30 s
 
 	Guest     Guest // nil for none; with one, nobody looks at what must hold: it is of the simulated nodes alone
 	Followers int   // nodes that follow the orchestrator; agents of the others end when they have their containers; 0 means all follow
@@ -40,7 +40,9 @@ func Run(ctx context.Context, s Scenario, o Options) (r *Result, err error) {
 		defer cancel()
 	}
 	if s.Limits.Memory > 0 {
-		defer debug.SetMemoryLimit(debug.SetMemoryLimit(int64(s.Limits.Memory) * 15 / 16)) // of the runtime; etcd's file is beside it
+		// All that may be had is used before garbage is looked for: to look costs more where there is more that lives. Beside it is etcd's file.
+		defer debug.SetMemoryLimit(debug.SetMemoryLimit(int64(s.Limits.Memory) * 15 / 16))
+		defer debug.SetGCPercent(debug.SetGCPercent(1000))
 	}
 	w := newWorld(s, o.Dir, o.Log)
 	w.patience, w.followers = cmp.Or(o.Patience, settleTime), o.Followers
@@ -84,17 +86,21 @@ func (w *world) playAll(ctx context.Context, r *Result, o Options) error {
 	setup := step{Event: Event{Do: Grow, By: Amount{N: w.scenario.Nodes}, ListFirst: w.scenario.asks()}, nodes: make([]int, w.scenario.Nodes), setUp: true}
 	for i, s := range append([]step{setup}, steps...) {
 		if i > 0 && o.Before != nil {
-			o.Before(s.String())
+			if err := o.Before(s.String()); err != nil {
+				return err
+			}
 		}
 		runtime.GC() // what is garbage now is not of this event
 		w.stage = w.beginStage()
+		sampled := w.sample(ctx)
 		err := w.play(ctx, s)
 		w.stage.over()
+		samples := sampled()
 		if err == nil {
 			err = w.quiet(ctx)
 		}
 		stage, failed := w.stage.end(w)
-		stage.Event, stage.About = s.String(), len(s.nodes)
+		stage.Event, stage.About, stage.Samples = s.String(), len(s.nodes), samples
 		if i == 0 {
 			stage.Event = "set up"
 		}

@@ -60,6 +60,20 @@ events:
 			t.Errorf("after %s there are %d nodes, %d containers and came %+v; want %+v", s.Event, s.Nodes, s.Containers, s.Counts, want)
 		}
 	}
+	// How it went is noted: after a restart everybody came back, once.
+	restart := r.Stages[5].Samples
+	if first, last := restart[0], restart[len(restart)-1]; first.Streams != 22 || last.Streams != 22 || last.Registered != 22 || last.Snapshots != 22 || last.Calls < 44 || last.Calls-last.Missed > 2*22 {
+		t.Errorf("of the restart it is noted %+v", restart)
+	}
+	var page strings.Builder
+	if err := r.Page(&page, time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range r.Stages {
+		if !strings.Contains(page.String(), "<h2>"+s.Event+"</h2>") {
+			t.Errorf("the page lacks %s", s.Event)
+		}
+	}
 	r.Entries = slices.DeleteFunc(r.Entries, func(e Entries) bool { return strings.HasPrefix(e.Table, "nimitz") })
 	want := []Entries{{"locals", 3, 3, 3}, {"sources", 3, 3, 3}, {"tenants", 2, 2, 2}, {"keys", 2, 2, 2}}
 	for i := range r.Entries {

@@ -34,8 +34,7 @@ type world struct {
 	fabric   *fabric
 	clients  pilasterv1connect.NodeServiceClient
 	operator pilasterv1connect.OperatorServiceClient
-	server   *orchestrator.Server
-	earlier  Counts // of orchestrators that have ended
+	live     live // the orchestrator
 	log      *slog.Logger
 	agentLog *slog.Logger
 	warnings *warnings
@@ -91,7 +90,7 @@ func (w *world) open(ctx context.Context) error {
 }
 
 func (w *world) cluster() Cluster {
-	return Cluster{Orchestrator: w.server, Socket: orchestrator.Socket(w.dir), Token: filepath.Join(w.dir, "data", "join-token"), Tenants: w.tenants, Labels: w.labels}
+	return Cluster{Orchestrator: w.live.server, Socket: orchestrator.Socket(w.dir), Token: filepath.Join(w.dir, "data", "join-token"), Tenants: w.tenants, Labels: w.labels}
 }
 
 func (s Scenario) tenant(name string) *pilasterv1.CreateTenantRequest {
@@ -114,7 +113,7 @@ func (w *world) startOrchestrator(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("start the orchestrator: %w", err)
 	}
-	w.server = s
+	w.live.set(s, nil)
 	w.fabric.plug(s)
 	return nil
 }
@@ -122,17 +121,17 @@ func (w *world) startOrchestrator(ctx context.Context) error {
 // stopOrchestrator ends it as a service manager does.
 func (w *world) stopOrchestrator() error {
 	w.fabric.unplug()
-	w.server.Close()
-	counts, err := countsOf(w.server)
-	w.earlier = w.earlier.plus(counts)
-	w.server = nil
+	s := w.live.server
+	s.Close()
+	last, err := saidBy(s)
+	w.live.set(nil, last.counts)
 	return err
 }
 
 // counts is what all orchestrators have counted.
 func (w *world) counts() (Counts, error) {
-	now, err := countsOf(w.server)
-	return w.earlier.plus(now), err
+	now, err := w.live.read()
+	return now.counts, err
 }
 
 // close ends everything. Agents first: the orchestrator need not tell each of them why.
@@ -148,8 +147,8 @@ func (w *world) close() error {
 			<-n.done
 		}
 	}
-	if w.server != nil {
-		w.server.Close()
+	if s := w.live.server; s != nil {
+		s.Close()
 	}
 	return os.RemoveAll(w.dir)
 }
@@ -236,26 +235,28 @@ func eachOf(ctx context.Context, nodes []*node, atOnce int, do func(context.Cont
 func (w *world) await(ctx context.Context, nodes []*node, since time.Time) error {
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
-	for waiting := nodes; ; {
-		var still []*node
-		for _, n := range waiting {
-			if n.link == nil { // it has been there and does not follow
-				continue
-			}
-			if s := n.link.Status(); !s.Connected || s.Since.Before(since) {
-				still = append(still, n)
-			}
+	for i := 0; ; {
+		for i < len(nodes) && nodes[i].follows(since) { // one after the other: to look at all each time takes a processor that they need
+			i++
 		}
-		if len(still) == 0 {
+		if i == len(nodes) {
 			return nil
 		}
-		waiting = still
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			return fmt.Errorf("%d of %d nodes do not follow the orchestrator, such as %s: %s: %w", len(still), len(nodes), still[0].name, still[0].link.Status().LastError, ctx.Err())
+			return fmt.Errorf("not all of %d nodes follow the orchestrator, such as %s: %s: %w", len(nodes), nodes[i].name, nodes[i].link.Status().LastError, ctx.Err())
 		}
 	}
+}
+
+// follows tells whether the node's agent follows the orchestrator by a stream begun since, if it is to.
+func (n *node) follows(since time.Time) bool {
+	if n.link == nil { // it has been there and does not follow
+		return true
+	}
+	s := n.link.Status()
+	return s.Connected && !s.Since.Before(since)
 }
 
 // warnings counts what agents warn of, and why.

@@ -995,8 +995,11 @@ type FollowResponse struct {
 	//	*FollowResponse_Snapshot
 	//	*FollowResponse_Delta
 	//	*FollowResponse_Heartbeat
-	Event         isFollowResponse_Event `protobuf_oneof:"event"`
-	Revision      int64                  `protobuf:"varint,4,opt,name=revision,proto3" json:"revision,omitempty"` // of the store after this event
+	Event    isFollowResponse_Event `protobuf_oneof:"event"`
+	Revision int64                  `protobuf:"varint,4,opt,name=revision,proto3" json:"revision,omitempty"` // of the store after this event
+	// When the stream breaks, the node waits a random part of this before it calls again: so long the orchestrator needs to
+	// hear every node of the cluster once.
+	SpreadMs      uint32 `protobuf:"varint,5,opt,name=spread_ms,json=spreadMs,proto3" json:"spread_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1068,6 +1071,13 @@ func (x *FollowResponse) GetHeartbeat() *Heartbeat {
 func (x *FollowResponse) GetRevision() int64 {
 	if x != nil {
 		return x.Revision
+	}
+	return 0
+}
+
+func (x *FollowResponse) GetSpreadMs() uint32 {
+	if x != nil {
+		return x.SpreadMs
 	}
 	return 0
 }
@@ -3425,12 +3435,13 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\x11resolving_tenants\x18\x05 \x03(\tR\x10resolvingTenants\x12\x1a\n" +
 	"\bsequence\x18\x06 \x01(\x04R\bsequence\x12'\n" +
 	"\x0fcarried_tenants\x18\a \x03(\tR\x0ecarriedTenants\x12)\n" +
-	"\x10without_mappings\x18\b \x01(\bR\x0fwithoutMappings\"\xce\x01\n" +
+	"\x10without_mappings\x18\b \x01(\bR\x0fwithoutMappings\"\xeb\x01\n" +
 	"\x0eFollowResponse\x123\n" +
 	"\bsnapshot\x18\x01 \x01(\v2\x15.pilaster.v1.SnapshotH\x00R\bsnapshot\x12*\n" +
 	"\x05delta\x18\x02 \x01(\v2\x12.pilaster.v1.DeltaH\x00R\x05delta\x126\n" +
 	"\theartbeat\x18\x03 \x01(\v2\x16.pilaster.v1.HeartbeatH\x00R\theartbeat\x12\x1a\n" +
-	"\brevision\x18\x04 \x01(\x03R\brevisionB\a\n" +
+	"\brevision\x18\x04 \x01(\x03R\brevision\x12\x1b\n" +
+	"\tspread_ms\x18\x05 \x01(\rR\bspreadMsB\a\n" +
 	"\x05event\"\x86\x01\n" +
 	"\bSnapshot\x12%\n" +
 	"\x04node\x18\x01 \x01(\v2\x11.pilaster.v1.NodeR\x04node\x12-\n" +

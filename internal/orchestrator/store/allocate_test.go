@@ -26,7 +26,7 @@ func TestStore(t *testing.T) {
 		"watch": testWatch, "sleeper": store.SleeperTest, "compacted": store.CompactedTest,
 		"hosted meanwhile": store.HostedMeanwhileTest, "deleted meanwhile": store.DeletedMeanwhileTest, "large change": store.LargeChangeTest, "others between": store.OthersBetweenTest,
 		"crash": store.CrashTest, "half a deletion": store.HalfDeletionTest,
-		"together": store.TogetherTest, "refused in vain": store.RefusedInVainTest, "another is first": store.OtherFirstTest, "refused on what is old": store.RefusedOnOldTest, "after a sweep": store.AfterSweepTest, "large in company": store.LargeInCompanyTest, "given up": store.GivenUpTest, "panic in company": store.PanicInCompanyTest, "forgotten lease": store.ForgottenLeaseTest,
+		"together": store.TogetherTest, "too many wait": store.TooManyWaitTest, "refused in vain": store.RefusedInVainTest, "another is first": store.OtherFirstTest, "refused on what is old": store.RefusedOnOldTest, "after a sweep": store.AfterSweepTest, "large in company": store.LargeInCompanyTest, "given up": store.GivenUpTest, "panic in company": store.PanicInCompanyTest, "forgotten lease": store.ForgottenLeaseTest,
 		"subnets": testSubnets, "addresses": testAddresses, "rest": testRest, "mappings recalled": testRecallMappings, "pages": testPages, "hardly anything free": testHardlyAnythingFree, "families amid each other": testFamiliesAmidEachOther, "given by two": testGivenByTwo, "the gateway's id": testGatewayID,
 		"regions": testRegions, "many regions": testManyRegions,
 		"services": testServices, "publications": testPublications, "many publications": testManyPublications, "publications recalled": testRecallPublications, "publications of earlier builds": testEarlierPublications,

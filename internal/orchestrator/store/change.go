@@ -20,9 +20,11 @@ import (
 
 // changes are those that wait.
 type changes struct {
-	mu      sync.Mutex
-	waiting []*request
-	going   bool // makeAll runs
+	mu       sync.Mutex
+	waiting  []*request
+	most     int  // how many may
+	together int  // writes, and comparisons, that are made by one transaction
+	going    bool // makeAll runs
 }
 
 // request is a change that waits for its turn.
@@ -82,15 +84,29 @@ func (s *Store) make(r *request) error {
 	}
 }
 
+// maxWaiting is how many changes may wait: more than can be made within the time that their callers have.
+const maxWaiting = 1 << 15
+
 func (s *Store) enter(r *request) {
 	q := &s.changes
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	if len(q.waiting) >= q.most {
+		r.answer <- refuse(Unavailable, "%d changes wait for the store already; nothing was changed: try again", len(q.waiting))
+		return
+	}
 	q.waiting = append(q.waiting, r)
 	if !q.going {
 		q.going = true
 		go s.makeAll() // whoever waits waits for it
 	}
+}
+
+// Waiting is how many changes wait for the store.
+func (s *Store) Waiting() int {
+	s.changes.mu.Lock()
+	defer s.changes.mu.Unlock()
+	return len(s.changes.waiting)
 }
 
 // has tells whether a change still waits.
@@ -118,7 +134,7 @@ func (q *changes) take() (some []*request) {
 	var all weight
 	for ; len(q.waiting) > 0; q.waiting = q.waiting[1:] {
 		r := q.waiting[0]
-		if all = all.and(r.weight); len(some) > 0 && !all.fits() || len(some) == maxOps {
+		if all = all.and(r.weight); len(some) > 0 && !all.fits(q.together) || len(some) == q.together {
 			break
 		}
 		r.taken = true
@@ -159,6 +175,9 @@ func (s *Store) makeSome(some []*request) (later []*request) {
 		some = d.anew
 		if len(g.writes) == 0 {
 			continue
+		}
+		if len(d.decided) > 1 {
+			g.most = s.changes.together
 		}
 		made, err := g.commit(ctx)
 		switch {
@@ -285,7 +304,7 @@ func (s *Store) decideAll(g *txn, some []*request) (d decisions) {
 			// It slept so long that the revision it reads is gone.
 			*g = *newTxn(g.ctx, g.etcd)
 			return decisions{anew: append(d.requests(), some[i:]...)}
-		case errors.Is(err, errLater), commits && len(g.writes) > 0 && (t.sweeps || !g.weight().and(t.weight()).fits()):
+		case errors.Is(err, errLater), commits && len(g.writes) > 0 && (t.sweeps || !g.weight().and(t.weight()).fits(s.changes.together)):
 			d.later = some[i:]
 			return d
 		case commits:

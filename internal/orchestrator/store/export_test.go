@@ -28,6 +28,7 @@ var (
 	HalfDeletionTest     = testHalfDeletion
 	EmbedWith            = embedWith
 	TogetherTest         = testTogether
+	TooManyWaitTest      = testTooManyWait
 	RefusedInVainTest    = testRefusedInVain
 	OtherFirstTest       = testOtherFirst
 	RefusedOnOldTest     = testRefusedOnOld

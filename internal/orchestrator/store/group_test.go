@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -87,10 +88,7 @@ func openGated(t *testing.T, etcd *clientv3.Client) (s *Store, g *gated, togethe
 func waits(t *testing.T, s *Store, n int) {
 	t.Helper()
 	for {
-		s.changes.mu.Lock()
-		has := len(s.changes.waiting)
-		s.changes.mu.Unlock()
-		if has == n {
+		if s.Waiting() == n {
 			return
 		}
 		select {
@@ -157,6 +155,37 @@ func testTogether(t *testing.T, etcd *clientv3.Client) {
 	if g.made != 2 || s.Revision() != before+2 {
 		t.Errorf("%d transactions, %d revisions", g.made, s.Revision()-before)
 	}
+}
+
+// One that would have to wait behind too many is refused at once, and those that wait are made.
+func testTooManyWait(t *testing.T, etcd *clientv3.Client) {
+	s, g, _ := openGated(t, etcd)
+	s.changes.most = 2
+	put := func(key string) error {
+		return s.change(t.Context(), func(t *txn) error { t.put(root+"test/"+key, "x"); return nil })
+	}
+	var work sync.WaitGroup
+	errs := make([]error, 3)
+	for i := range errs {
+		work.Go(func() { errs[i] = put(fmt.Sprint(i)) })
+		if i == 0 {
+			<-g.at
+		} else {
+			waits(t, s, i)
+		}
+	}
+	if err := put("3"); reasonOf(err) != Unavailable || !strings.Contains(err.Error(), "nothing was changed") {
+		t.Errorf("the third that would wait: %v", err)
+	}
+	for range cap(g.gate) {
+		g.gate <- struct{}{}
+	}
+	work.Wait()
+	if err := errors.Join(errs...); err != nil {
+		t.Error(err)
+	}
+	g.gate = nil
+	testMade(t, s, map[string]string{"0": "x", "1": "x", "2": "x", "3": ""})
 }
 
 // What is refused because of a change that is then not made is not refused.

@@ -125,12 +125,11 @@ func (s *Store) Register(ctx context.Context, r Registration) (*pilasterv1.Node,
 		}
 		return s.recall(t, node, r)
 	}
-	var err error
-	if r.Prefix.IsValid() { // it is back, like many others perhaps
-		err = s.changeInTurn(ctx, decide, weight{}, keys...)
-	} else {
-		err = s.change(ctx, decide)
+	probably := weight{} // it is back, like many others perhaps
+	if !r.Prefix.IsValid() {
+		probably = weight{writes: 4, compares: 6, bytes: 1024} // like many others it is new: its record, its UUID, its prefix and the mark
 	}
+	err := s.changeInTurn(ctx, decide, probably, keys...)
 	return node, err
 }
 

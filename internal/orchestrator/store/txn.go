@@ -29,6 +29,7 @@ type txn struct {
 	listed   map[string]bool // directories into which nothing must have come then
 	sweeps   bool            // whole directories are among what it deletes: it has a transaction to itself
 	leans    bool            // on what those before it wrote
+	most     int             // writes, and comparisons, that etcd takes
 }
 
 // reading is what a key has, and since which revision; both are zero when it is not there.
@@ -38,7 +39,7 @@ type reading struct {
 }
 
 func newTxn(ctx context.Context, etcd *clientv3.Client) *txn {
-	return &txn{ctx: ctx, etcd: etcd, at: map[string]int{}, readings: map[string]reading{}, compared: map[string]bool{}, listed: map[string]bool{}}
+	return &txn{ctx: ctx, etcd: etcd, most: maxOps, at: map[string]int{}, readings: map[string]reading{}, compared: map[string]bool{}, listed: map[string]bool{}}
 }
 
 // next is a change that is decided after those that the group has.
@@ -64,6 +65,17 @@ func (g *txn) join(t *txn) {
 // maxOps is what etcd takes in one transaction unless its operator allows more.
 const maxOps = 128
 
+// maxTogether is what our own etcd takes. So many changes together are made with one write to the disk.
+const maxTogether = 1024
+
+// mostTogether is what an etcd takes of changes that are made together.
+func mostTogether(etcd *clientv3.Client) int {
+	if len(etcd.Endpoints()) == 0 { // it is in this process
+		return maxTogether
+	}
+	return maxOps
+}
+
 // weight is what a change takes of a transaction.
 type weight struct{ writes, compares, bytes int }
 
@@ -80,14 +92,16 @@ func (w weight) and(v weight) weight {
 }
 
 // fits tells whether changes go into one transaction together; etcd takes 1.5 MiB in a request.
-func (w weight) fits() bool { return w.writes < maxOps && w.compares <= maxOps && w.bytes <= 1<<20 }
+func (w weight) fits(most int) bool {
+	return w.writes < most && w.compares <= most && w.bytes <= 1<<20
+}
 
 // commit makes the first writes, as many as a transaction takes, and none if what they were decided on has changed.
 func (t *txn) commit(ctx context.Context) (made int, err error) {
-	writes := t.writes[:min(len(t.writes), maxOps)]
+	writes := t.writes[:min(len(t.writes), t.most)]
 	ops := writes
 	if slices.ContainsFunc(writes, clientv3.Op.IsDelete) {
-		writes = writes[:min(len(writes), maxOps-1)]
+		writes = writes[:min(len(writes), t.most-1)]
 		ops = append([]clientv3.Op{clientv3.OpPut(keyDeletions, "")}, writes...)
 	}
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
@@ -104,7 +118,7 @@ func (t *txn) compares() (all []clientv3.Cmp) {
 	unchanged := func(dir string) clientv3.Cmp {
 		return clientv3.Compare(clientv3.ModRevision(dir), "<", t.revision+1).WithPrefix()
 	}
-	if t.weight().compares > maxOps {
+	if t.weight().compares > t.most {
 		// More than can be named: then nothing at all may have come, changed or gone.
 		return []clientv3.Cmp{unchanged(root)}
 	}
