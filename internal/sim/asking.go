@@ -174,7 +174,7 @@ func (n *node) list(ctx context.Context, name string) (list []network.Mapping, r
 // query waits as long as the orchestrator wants it to, as agents do.
 func (n *node) query(ctx context.Context, req *pilasterv1.ListMappingsRequest) (*pilasterv1.ListMappingsResponse, error) {
 	for {
-		resp, err := n.calls.ListMappings(ctx, connect.NewRequest(req))
+		resp, err := n.clients.ListMappings(n.as(ctx), connect.NewRequest(req))
 		if err == nil {
 			return resp.Msg, nil
 		}

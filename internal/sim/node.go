@@ -33,14 +33,15 @@ type node struct {
 	made     int   // containers, since the beginning
 	running  []container
 
-	who   *agent.Node
-	calls pilasterv1connect.NodeServiceClient
-	told  *nimitzNetwork
-	store *endpoint.Store
-	link  *agent.Link
-	core  *agent.Core
-	stop  context.CancelFunc // of the agent; nil while none runs
-	done  chan struct{}      // closed when its link has ended
+	who     *agent.Node
+	clients pilasterv1connect.NodeServiceClient // every node's
+	caller  *caller
+	told    *nimitzNetwork
+	store   *endpoint.Store
+	link    *agent.Link
+	core    *agent.Core
+	stop    context.CancelFunc // of the agent; nil while none runs
+	done    chan struct{}      // closed when its link has ended
 }
 
 // container is one that the node's runtime has.
@@ -106,12 +107,13 @@ func (n *node) open(ctx context.Context, w *world) error {
 	if n.store, err = endpoint.OpenStore(endpoint.StoreConfig{Dir: stateDir, Disk: n.disk}); err != nil {
 		return err
 	}
-	n.calls = client{w.clients, newCaller(pki.Node{Name: n.name, UUID: n.who.UUID()}, n.instance, time.Now())}
+	n.clients, n.caller = w.clients, newCaller(pki.Node{Name: n.name, UUID: n.who.UUID()}, n.instance, time.Now())
+	ctx = n.as(ctx)
 	n.link = agent.NewLink(agent.LinkConfig{
 		URL: w.url, Version: w.version, Node: n.who, Tenants: tenants, Endpoints: n.store.WithGiven,
 		UplinkAddresses: func() ([]netip.Addr, error) { return w.uplink, nil },
 		WithoutMappings: n.asks,
-		Dial:            func(context.Context) (pilasterv1connect.NodeServiceClient, error) { return n.calls, nil },
+		Dial:            func(context.Context) (pilasterv1connect.NodeServiceClient, error) { return n.clients, nil },
 		Log:             w.agentLog,
 	})
 	if _, ok := n.who.Membership(); !ok {
@@ -145,7 +147,7 @@ func (n *node) networks(w *world, m agent.Membership) (map[string]agent.Network,
 }
 
 func (n *node) follow() {
-	ctx, stop := context.WithCancel(context.Background())
+	ctx, stop := context.WithCancel(n.as(context.Background()))
 	done, link, core := make(chan struct{}), n.link, n.core
 	n.stop, n.done = stop, done
 	go func() {
@@ -184,7 +186,7 @@ const againAfter = time.Second
 func (n *node) add(ctx context.Context, w *world, tenant string) error {
 	id, began := n.containerID(), time.Now()
 	for {
-		_, err := n.core.Add(ctx, agent.AddRequest{
+		_, err := n.core.Add(n.as(ctx), agent.AddRequest{
 			ContainerID: id, Interface: containerInterface, Netns: w.netns, Tenant: tenant, Labels: w.labels, CNINetwork: "pilaster",
 		})
 		if err == nil {
@@ -213,7 +215,7 @@ func (n *node) containerID() string {
 // remove has the agent remove the oldest container.
 func (n *node) remove(ctx context.Context) error {
 	c := n.running[0]
-	if err := n.core.Delete(ctx, c.id, containerInterface); err != nil {
+	if err := n.core.Delete(n.as(ctx), c.id, containerInterface); err != nil {
 		return fmt.Errorf("node %s: %w", n.name, err)
 	}
 	n.running = n.running[1:]
