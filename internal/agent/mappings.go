@@ -84,10 +84,6 @@ func (m *mapped) hear(ctx context.Context, n news) error {
 
 // tell tells a list of one revision, and then what came while it was read and told: what is older is in it.
 func (m *mapped) tell(ctx context.Context, list []network.Mapping, revision int64) error {
-	all := map[netip.Prefix]network.Mapping{}
-	for _, has := range list {
-		all[has.To] = has
-	}
 	first := true
 	for {
 		waiting, listed := m.take(first, revision)
@@ -96,10 +92,7 @@ func (m *mapped) tell(ctx context.Context, list []network.Mapping, revision int6
 			return nil
 		}
 		if first {
-			for _, n := range waiting {
-				n.into(all)
-			}
-			if err := m.to.Replace(ctx, m.tenant, slices.Collect(maps.Values(all))); err != nil {
+			if err := m.to.Replace(ctx, m.tenant, with(list, waiting)); err != nil {
 				return err
 			}
 			first = false
@@ -120,6 +113,21 @@ func (m *mapped) take(first bool, revision int64) (waiting []news, listed bool) 
 	waiting, m.waiting = m.waiting, nil
 	m.listed, m.revision = !first && len(waiting) == 0, revision
 	return waiting, m.listed
+}
+
+// with is a list after changes.
+func with(list []network.Mapping, changes []news) []network.Mapping {
+	if len(changes) == 0 {
+		return list
+	}
+	all := make(map[netip.Prefix]network.Mapping, len(list))
+	for _, has := range list {
+		all[has.To] = has
+	}
+	for _, n := range changes {
+		n.into(all)
+	}
+	return slices.Collect(maps.Values(all))
 }
 
 func (n news) into(all map[netip.Prefix]network.Mapping) {

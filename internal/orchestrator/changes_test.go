@@ -160,3 +160,45 @@ func TestChanged(t *testing.T) {
 		t.Errorf("%d mappings, %v", len(r.GetMappings()), ok)
 	}
 }
+
+// A page comes from memory as long as nothing of its tenant has changed since the first, and what this orchestrator knows is as new.
+func TestPagesFromMemory(t *testing.T) {
+	m, _ := newTestModel()
+	has := func(revision int64, tenant string, numbers ...int) {
+		b := store.Batch{Revision: revision}
+		for _, i := range numbers {
+			b.Events = append(b.Events, store.Event{Mapping: &pilasterv1.Mapping{Tenant: tenant, To: fmt.Sprintf("10.0.%d.%d/32", i/256, i%256), Name: "n1"}})
+		}
+		m.apply(b)
+	}
+	var many []int
+	for i := range store.MappingsPage + 2 {
+		many = append(many, i)
+	}
+	has(11, "green", many...)
+	token := func(revision int64, after int) string { return fmt.Sprintf("%d:0a00%04x/32", revision, after) }
+	want := func(what, tenant, token string, from, to int) {
+		t.Helper()
+		page, ok := m.page(tenant, token)
+		if ok != (to > from) || len(page.Mappings) != to-from {
+			t.Errorf("%s: %d mappings, %v; want %d", what, len(page.Mappings), ok, to-from)
+			return
+		}
+		if ok && (page.Mappings[0].To != fmt.Sprintf("10.0.%d.%d/32", from/256, from%256) || page.Next != "") {
+			t.Errorf("%s: begins with %v and goes on at %q", what, page.Mappings[0], page.Next)
+		}
+	}
+	want("a page", "green", token(11, 499), 500, 502)
+	has(12, "lime", 1)
+	want("after a change of another tenant", "green", token(11, 499), 500, 502)
+	want("of a later revision", "green", token(12, 499), 500, 502)
+	want("of one that is not read yet", "green", token(13, 499), 0, 0)
+	want("the first", "green", "", 0, 0)
+	want("no tenant", "red", token(12, 499), 0, 0)
+	has(13, "green", 502)
+	want("after a change", "green", token(12, 499), 0, 0)
+	want("after it", "green", token(13, 499), 500, 503)
+	m.apply(store.Batch{Revision: 14, Events: []store.Event{{EndedMapping: &pilasterv1.Mapping{Tenant: "green", To: "10.0.1.246/32"}}}})
+	want("after one that ended", "green", token(13, 499), 0, 0)
+	want("without it", "green", token(14, 499), 500, 502)
+}

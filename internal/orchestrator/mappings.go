@@ -5,12 +5,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
 	"time"
 
 	"connectrpc.com/connect"
-	"google.golang.org/protobuf/proto"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/orchestrator/pki"
@@ -69,9 +67,11 @@ func (s *nodeService) ListMappings(ctx context.Context, req *connect.Request[pil
 	if req.Msg.AfterRevision != 0 {
 		return s.changedMappings(ctx, node, req.Msg)
 	}
-	page, err := s.store.ListMappings(ctx, name, req.Msg.PageToken)
-	if err != nil {
-		return nil, err
+	page, ok := s.model.page(name, req.Msg.PageToken)
+	if !ok {
+		if page, err = s.store.ListMappings(ctx, name, req.Msg.PageToken); err != nil {
+			return nil, err
+		}
 	}
 	for i, m := range page.Mappings {
 		page.Mappings[i] = visible(m, node.Name)
@@ -138,75 +138,4 @@ func (s *nodeService) hosting(ctx context.Context, n pki.Node, tenant string) er
 		return connect.NewError(connect.CodePermissionDenied, fmt.Errorf("node %s does not host tenant %s, and is told of it when it does", n.Name, tenant))
 	}
 	return nil
-}
-
-// given keeps count of what nodes have of tenants' overlays.
-type given struct {
-	to     map[string]map[string]string // the node's name, by tenant and prefix
-	byNode map[string]int
-}
-
-func newGiven() given { return given{to: map[string]map[string]string{}, byNode: map[string]int{}} }
-
-func (g given) add(m *pilasterv1.Mapping) {
-	g.remove(m)
-	of := g.to[m.Tenant]
-	if of == nil {
-		of = map[string]string{}
-		g.to[m.Tenant] = of
-	}
-	of[m.To] = m.Name
-	g.byNode[m.Name]++
-}
-
-func (g given) remove(m *pilasterv1.Mapping) {
-	of := g.to[m.Tenant]
-	node, ok := of[m.To]
-	if !ok {
-		return
-	}
-	less(g.byNode, node)
-	if delete(of, m.To); len(of) == 0 {
-		delete(g.to, m.Tenant)
-	}
-}
-
-// room refuses a node that would have more than it can have endpoints for.
-func (m *model) room(node string, more int) error {
-	m.mu.RLock()
-	defer m.mu.RUnlock()
-	has := m.given.byNode[node]
-	if has+more <= maxMappings {
-		return nil
-	}
-	return connect.NewError(connect.CodeResourceExhausted, fmt.Errorf("node %s has %d addresses and subnets of tenants, and its endpoints can use %d; nothing more was given or taken in: remove containers from it, or see what it runs", node, has, maxMappings))
-}
-
-// claims is how much of what a node says that it holds would be new.
-func (m *model) claims(node string, held []*pilasterv1.Mapping) (n int) {
-	m.mu.RLock()
-	defer m.mu.RUnlock()
-	for _, h := range held {
-		if m.given.to[h.Tenant][h.To] != node {
-			n++
-		}
-	}
-	return n
-}
-
-// counted is a tenant with how much of its overlays is given; one without overlays as it is.
-func (g given) counted(t *pilasterv1.Tenant) *pilasterv1.Tenant {
-	if t == nil || len(t.Overlays) == 0 {
-		return t
-	}
-	t = proto.CloneOf(t)
-	for to := range g.to[t.Name] {
-		prefix, err := netip.ParsePrefix(to)
-		for _, o := range t.Overlays {
-			if cidr, wrong := netip.ParsePrefix(o.Cidr); err == nil && wrong == nil && cidr.Contains(prefix.Addr()) {
-				o.Given++
-			}
-		}
-	}
-	return t
 }

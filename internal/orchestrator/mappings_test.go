@@ -196,9 +196,9 @@ func TestGivenByNode(t *testing.T) {
 	} {
 		m := &pilasterv1.Mapping{Tenant: "green", To: c.to, Name: c.node}
 		if c.node == "" {
-			g.remove(m)
+			g.remove(m, int64(i))
 		} else {
-			g.add(m)
+			g.add(m, int64(i))
 		}
 		if got := fmt.Sprint(g.byNode); got != c.want {
 			t.Errorf("step %d: %s, want %s", i, got, c.want)

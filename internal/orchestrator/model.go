@@ -75,7 +75,7 @@ func (m *model) apply(b store.Batch) {
 	}
 	edge := m.nodes[m.edge]
 	for _, e := range b.Events {
-		m.take(e)
+		m.take(e, b.Revision)
 	}
 	b.Events = m.derive(b.Events, edge != m.nodes[m.edge])
 	for _, e := range b.Events { // now that all of it is known
@@ -146,7 +146,7 @@ func newsOf(e store.Event) string {
 	return ""
 }
 
-func (m *model) take(e store.Event) {
+func (m *model) take(e store.Event, revision int64) {
 	switch {
 	case e.Node != nil:
 		m.nodes[e.Node.Name] = e.Node
@@ -191,9 +191,9 @@ func (m *model) take(e store.Event) {
 		remove(m.hostedBy, e.EndedHosting.Node, e.EndedHosting.Tenant)
 		m.unsettle(e.EndedHosting.Tenant)
 	case e.Mapping != nil:
-		m.given.add(e.Mapping)
+		m.given.add(e.Mapping, revision)
 	case e.EndedMapping != nil:
-		m.given.remove(e.EndedMapping)
+		m.given.remove(e.EndedMapping, revision)
 	case e.Region != nil:
 		m.regions[e.Region.Name] = newRegion(e.Region)
 	case e.DeletedRegion != "":

@@ -179,7 +179,7 @@ func (s *Server) serve() error {
 		s.config.Log.Warn("this process may not open files enough for --max-connections; raise its limit (LimitNOFILE of the unit)", "wanted", want, "connections", limits.Connections)
 	}
 	s.door = newDoor(limits, s.metrics.countRefused, s.config.Log)
-	options := connect.WithHandlerOptions(connect.WithInterceptors(calls{s.metrics.countCall, s.metrics.countMessage}), connect.WithCompressMinBytes(minCompressed))
+	options := connect.WithHandlerOptions(connect.WithInterceptors(calls{s.metrics.countCall, s.metrics.countMessage}), connect.WithCompressMinBytes(minCompressed), fastGzip())
 	health := func(mux *http.ServeMux) {
 		mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 		mux.HandleFunc("/readyz", s.pinged.serve)

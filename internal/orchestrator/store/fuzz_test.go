@@ -175,8 +175,8 @@ func FuzzPageToken(f *testing.F) {
 		f.Add(token)
 	}
 	f.Fuzz(func(t *testing.T, token string) {
-		if revision, after, err := parsePageToken(token); err == nil && revision != 0 && !form.MatchString(token) {
-			t.Fatalf("%q is taken for revision %d after %q", token, revision, after)
+		if after, err := ParsePageToken(token); err == nil && after.Revision != 0 && !form.MatchString(token) {
+			t.Fatalf("%q is taken for %+v", token, after)
 		}
 	})
 }

@@ -3,6 +3,7 @@ package store_test
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"strings"
@@ -11,6 +12,7 @@ import (
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/protobuf/proto"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
@@ -310,6 +312,7 @@ func testPages(t *testing.T, etcd *clientv3.Client) {
 	if all != want || len(page.Mappings) != 2 || page.Mappings[1].To != last {
 		t.Errorf("%d mappings of %d, and on the last page %v", all, want, page.Mappings)
 	}
+	sameFromMemory(t, s)
 	if _, err := etcd.Compact(ctx, s.Revision()-s.Cluster().From); err != nil {
 		t.Fatal(err)
 	}
@@ -321,6 +324,33 @@ func testPages(t *testing.T, etcd *clientv3.Client) {
 	refused(t, err, store.Invalid, "page token")
 	if got := mapped(t, s, "nobody"); got != nil {
 		t.Errorf("a tenant that there is none of has %v", got)
+	}
+}
+
+// sameFromMemory wants a listing of all pages, in any order, to give each after the first as the store does.
+func sameFromMemory(t *testing.T, s *store.Store) {
+	t.Helper()
+	var pages []store.Page
+	var all []*pilasterv1.Mapping
+	for next := ""; len(pages) == 0 || next != ""; next = pages[len(pages)-1].Next {
+		page, err := s.ListMappings(t.Context(), "green", next)
+		if err != nil {
+			t.Fatal(err)
+		}
+		pages = append(pages, page)
+		all = append(all, page.Mappings...)
+	}
+	rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+	listing := store.NewListing(all)
+	for i, want := range pages[1:] {
+		token, err := store.ParsePageToken(pages[i].Next)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := listing.Page(token)
+		if got.Revision != want.Revision || got.Next != want.Next || !slices.EqualFunc(got.Mappings, want.Mappings, func(a, b *pilasterv1.Mapping) bool { return proto.Equal(a, b) }) {
+			t.Errorf("page %d from memory has %d mappings and goes on at %q; from the store %d, %q", i+1, len(got.Mappings), got.Next, len(want.Mappings), want.Next)
+		}
 	}
 }
 

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
+	"sort"
 	"strconv"
 	"strings"
 
@@ -34,14 +36,14 @@ func (s *Store) ListMappings(ctx context.Context, name, token string) (Page, err
 	dir := dirMappings + name + "/"
 	from := dir
 	if token != "" {
-		revision, after, err := parsePageToken(token)
+		after, err := ParsePageToken(token)
 		if err != nil {
 			return Page{}, refuse(Invalid, "%v", err)
 		}
-		if t.revision = revision - s.cluster.From; t.revision <= 0 {
+		if t.revision = after.Revision - s.cluster.From; t.revision <= 0 {
 			return Page{}, stale()
 		}
-		from = dir + after + "\x00"
+		from = dir + after.after + "\x00"
 	}
 	resp, err := t.read(from, clientv3.WithRange(clientv3.GetPrefixRangeEnd(dir)), clientv3.WithLimit(MappingsPage))
 	if errors.Is(err, rpctypes.ErrCompacted) || errors.Is(err, rpctypes.ErrFutureRev) {
@@ -59,27 +61,73 @@ func (s *Store) ListMappings(ctx context.Context, name, token string) (Page, err
 		page.Mappings = append(page.Mappings, m)
 	}
 	if resp.More {
-		page.Next = pageToken(page.Revision, string(resp.Kvs[len(resp.Kvs)-1].Key)[len(dir):])
+		page.Next = PageToken{page.Revision, string(resp.Kvs[len(resp.Kvs)-1].Key)[len(dir):]}.String()
 	}
 	return page, nil
+}
+
+// Listing is a tenant's mappings in the order of the store, which gives the pages after the first as the store would.
+type Listing struct {
+	names    []string // in keys
+	mappings []*pilasterv1.Mapping
+}
+
+// NewListing sorts them.
+func NewListing(all []*pilasterv1.Mapping) *Listing {
+	l := &Listing{make([]string, len(all)), all}
+	for i, m := range all {
+		to, _ := netip.ParsePrefix(m.To)
+		l.names[i] = prefixName(to)
+	}
+	sort.Sort(l)
+	return l
+}
+
+func (l *Listing) Len() int           { return len(l.names) }
+func (l *Listing) Less(i, j int) bool { return l.names[i] < l.names[j] }
+func (l *Listing) Swap(i, j int) {
+	l.names[i], l.names[j] = l.names[j], l.names[i]
+	l.mappings[i], l.mappings[j] = l.mappings[j], l.mappings[i]
+}
+
+// Page is the one that a token names. Its mappings are the caller's to replace, but not to write to.
+func (l *Listing) Page(token PageToken) Page {
+	from, found := slices.BinarySearch(l.names, token.after)
+	if found {
+		from++
+	}
+	to := min(from+MappingsPage, len(l.names))
+	page := Page{Mappings: slices.Clone(l.mappings[from:to]), Revision: token.Revision}
+	if to < len(l.names) {
+		page.Next = PageToken{token.Revision, l.names[to-1]}.String()
+	}
+	return page
 }
 
 func stale() error {
 	return refuse(Stale, "the store no longer has the revision that the pages before are of; begin with the first again")
 }
 
-func pageToken(revision int64, after string) string { return fmt.Sprintf("%d:%s", revision, after) }
+// PageToken says where a list goes on, and at which revision.
+type PageToken struct {
+	Revision int64
+	after    string // the last prefix of the page before, as in keys
+}
 
-func parsePageToken(token string) (revision int64, after string, err error) {
+func (t PageToken) String() string { return fmt.Sprintf("%d:%s", t.Revision, t.after) }
+
+// ParsePageToken reads one that String wrote.
+func ParsePageToken(token string) (t PageToken, err error) {
 	number, after, _ := strings.Cut(token, ":")
-	revision, err = strconv.ParseInt(number, 10, 64)
+	t.after = after
+	t.Revision, err = strconv.ParseInt(number, 10, 64)
 	if err == nil {
 		_, err = parsePrefixName(after)
 	}
-	if err != nil || pageToken(revision, after) != token {
-		return 0, "", fmt.Errorf("page token %.100q is none of this orchestrator", token)
+	if err != nil || t.String() != token {
+		return PageToken{}, fmt.Errorf("page token %.100q is none of this orchestrator", token)
 	}
-	return revision, after, nil
+	return t, nil
 }
 
 // prefixName is a prefix in keys, which are sorted by its number.
