@@ -27,6 +27,7 @@ const (
 	heartbeats = "Follow out heartbeat"    // they follow the clock and not what happens
 	snapshots  = "Follow out snapshot"     // what a stream may begin with: all that its node has to know
 	throttled  = "ListMappings over limit" // queries for mappings that were refused as too many: they are in "ListMappings in", too
+	registered = "Register out"
 )
 
 // Answers to queries for mappings.

@@ -2,9 +2,8 @@ package sim
 
 import (
 	"context"
-	"time"
-
 	"runtime/metrics"
+	"time"
 )
 
 // Sample is how things stand while an event happens. What is counted is counted from the event's beginning.
@@ -51,9 +50,3 @@ func (w *world) sample(ctx context.Context) (end func() []Sample) {
 	}()
 	return func() []Sample { stop(); return <-noted }
 }
-
-// Kinds of messages that are looked at by themselves.
-const (
-	registered = "Register out"
-	snapshots  = "Follow out snapshot"
-)
