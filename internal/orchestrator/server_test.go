@@ -121,7 +121,7 @@ func TestNodeThatReadsNothing(t *testing.T) {
 	defer func() { stop(); <-watching }()
 	mux := http.NewServeMux()
 	mux.Handle(pilasterv1connect.NewNodeServiceHandler(&nodeService{
-		store: s.store, model: m, timeout: time.Second, log: s.config.Log, later: func(func(context.Context)) {},
+		store: s.store, model: m, timeout: time.Second, log: s.config.Log, guard: newGuard(DefaultLimits, func(string) {}), later: func(func(context.Context)) {},
 	}))
 	returned := make(chan struct{})
 	path := filepath.Join(t.TempDir(), "s")

@@ -41,8 +41,8 @@ func (w *world) sample(ctx context.Context) (end func() []Sample) {
 			Registered: said[registered].Messages, Snapshots: said[snapshots].Messages,
 		}
 	}
+	all := []Sample{look()}
 	go func() {
-		all := []Sample{look()}
 		for pause(ctx, sampleEvery) == nil {
 			all = append(all, look())
 		}

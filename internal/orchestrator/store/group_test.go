@@ -55,6 +55,7 @@ func openGated(t *testing.T, etcd *clientv3.Client) (s *Store, g *gated, togethe
 	c.KV, c.Lease = g, etcd.Lease
 	s, err := Open(t.Context(), c, noPlan, discard)
 	must(t, err)
+	s.changes.together = mostTogether(etcd)
 	g.gate = make(chan struct{}, 100)
 	return s, g, func(calls ...func() error) []error {
 		t.Helper()

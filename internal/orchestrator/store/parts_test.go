@@ -38,6 +38,7 @@ func openCrashing(t *testing.T, etcd *clientv3.Client, transactions int) *Store 
 	c.KV, c.Lease = &crashing{etcd.KV, transactions}, etcd.Lease
 	s, err := Open(t.Context(), c, noPlan, discard)
 	must(t, err)
+	s.changes.together = mostTogether(etcd)
 	return s
 }
 
