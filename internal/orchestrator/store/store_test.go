@@ -228,7 +228,7 @@ func testOthersBetween(t *testing.T, etcd *clientv3.Client) {
 			return err
 		default:
 		}
-		for i := range maxOps + 1 {
+		for i := range s.changes.together + 1 { // more than is made together with another
 			txn.put(fmt.Sprint(root, "test/", tries%2, "/", i), "x")
 		}
 		if tries == most {
