@@ -47,7 +47,7 @@ func TestMain(m *testing.M) {
 }
 
 // testConfig is an orchestrator in folders of its own, on the loopback device.
-func testConfig(t *testing.T) Config {
+func testConfig(t testing.TB) Config {
 	dir := t.TempDir()
 	return Config{
 		DataDir: filepath.Join(dir, "data"),

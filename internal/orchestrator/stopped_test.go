@@ -37,10 +37,10 @@ type process struct {
 }
 
 // startProcess returns when it says that it is ready.
-func startProcess(t *testing.T, etcd store.External) *process {
+func startProcess(t testing.TB, etcd store.External, limits Limits) *process {
 	t.Helper()
 	p := &process{Config: testConfig(t)}
-	p.Etcd, p.Log = etcd, nil
+	p.Etcd, p.Limits, p.Log = etcd, limits, nil
 	text, err := json.Marshal(p.Config)
 	if err != nil {
 		t.Fatal(err)
@@ -70,7 +70,7 @@ func startProcess(t *testing.T, etcd store.External) *process {
 }
 
 // notifySocket plays the supervisor; ready waits until the process says it is.
-func notifySocket(t *testing.T) (ready func(), path string) {
+func notifySocket(t testing.TB) (ready func(), path string) {
 	path = filepath.Join(t.TempDir(), "notify")
 	c, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
 	if err != nil {
@@ -113,7 +113,7 @@ const (
 func TestTwoOrchestratorsOneStopped(t *testing.T) {
 	t.Parallel()
 	etcd := storetest.Debian(t)
-	c := &crowd{t: t, both: []*process{startProcess(t, etcd), startProcess(t, etcd)},
+	c := &crowd{t: t, both: []*process{startProcess(t, etcd, Limits{}), startProcess(t, etcd, Limits{})},
 		prefixes: map[string]string{}, tenants: map[uint32]string{}, apps: map[uint32]string{}}
 	token, err := os.ReadFile(filepath.Join(c.both[0].DataDir, "join-token"))
 	if err != nil {
@@ -167,7 +167,7 @@ func TestTwoOrchestratorsOneStopped(t *testing.T) {
 }
 
 // metric reads one from the operator's socket.
-func metric(t *testing.T, runDir, name string) int {
+func metric(t testing.TB, runDir, name string) int {
 	t.Helper()
 	resp, err := local.Client(Socket(runDir)).Get(local.URL + "/metrics")
 	if err != nil {
@@ -176,11 +176,11 @@ func metric(t *testing.T, runDir, name string) int {
 	defer resp.Body.Close()
 	for lines := bufio.NewScanner(resp.Body); lines.Scan(); {
 		if value, ok := strings.CutPrefix(lines.Text(), name+" "); ok {
-			n, err := strconv.Atoi(value)
+			n, err := strconv.ParseFloat(value, 64) // large ones have an exponent
 			if err != nil {
 				t.Fatal(err)
 			}
-			return n
+			return int(n)
 		}
 	}
 	t.Fatalf("there is no metric %s", name)
