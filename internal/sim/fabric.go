@@ -93,6 +93,10 @@ func inTime(next connect.UnaryFunc) connect.UnaryFunc {
 	}
 }
 
+// places are calls that are answered at once. The others wait as they would on wires: agents have no processors of their own here, and with thousands that
+// want one the orchestrator's own work would not get its turn.
+var places = make(chan struct{}, 64)
+
 // Do makes a call. One that is no stream is answered in the goroutine of who makes it.
 func (f *fabric) Do(req *http.Request) (*http.Response, error) {
 	who := req.Context().Value(callerKey{}).(*caller)
@@ -114,6 +118,12 @@ func (f *fabric) Do(req *http.Request) (*http.Response, error) {
 	end := func() { stop(); cancel() }
 	if req.ContentLength >= 0 {
 		defer end()
+		select {
+		case places <- struct{}{}:
+			defer func() { <-places }()
+		case <-req.Context().Done():
+			return nil, req.Context().Err()
+		}
 		var a answer
 		handler.ServeHTTP(&a, r)
 		return a.response(req, io.NopCloser(&a.body)), nil
