@@ -42,7 +42,7 @@ func TestSimRun(t *testing.T) {
 	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
 		t.Errorf("it leaves %v, %v", left, err)
 	}
-	for _, name := range []string{"cpu.pprof", "heap.pprof"} {
+	for _, name := range []string{"cpu-0-set-up.pprof", "cpu-1-grow-2.pprof", "heap.pprof"} {
 		if about, err := os.Stat(filepath.Join(profile, name)); err != nil || about.Size() == 0 {
 			t.Errorf("profile %s: %v", name, err)
 		}
