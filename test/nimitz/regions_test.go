@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -60,11 +61,7 @@ func TestRegions(t *testing.T) {
 			vnis(t, l)
 			eastWest(t, l)
 			transfers(t, l, [][2]string{{"green-w1", "green-e1"}, {"green-e1", "green-w2"}, {"gold-e1", "gold-w1"}})
-			spare := 0
-			if on.edges == lab.OVS {
-				spare = spareOVS
-			}
-			unkept(t, l, spare)
+			unkept(t, l)
 			apartAndJoined(t, l)
 		})
 	}
@@ -138,13 +135,18 @@ func echoed(t *testing.T, l *lab.Lab, from, to string, at netip.Addr) error {
 	return err
 }
 
-// spareOVS is how many of 200 echoes an Open vSwitch in user space may lose while its agent starts again: one was lost in one of some twenty runs, of two senders
-// at the same moment, for a reason that is not known. Behind our own programs none may be.
-const spareOVS = 1
+// spare is how many echoes may be lost while agents start again: behind our own programs none, and one where there is an Open vSwitch in user space, which
+// lost one in some runs, for a reason that is not known yet.
+func spare(t *testing.T) int {
+	if strings.Contains(t.Name(), lab.OVS) {
+		return 1
+	}
+	return 0
+}
 
 // unkept kills agents, of the Edge Switches too, while there is no orchestrator. Who sends meanwhile loses no more than may be spared; and what they find is
 // as it was.
-func unkept(t *testing.T, l *lab.Lab, spare int) {
+func unkept(t *testing.T, l *lab.Lab) {
 	ctx := labtest.Context(t)
 	for _, region := range []string{"west", "east"} {
 		must(t, l.Slay(ctx, lab.OrchestratorOf(region)))
@@ -166,9 +168,9 @@ func unkept(t *testing.T, l *lab.Lab, spare int) {
 	for range senders {
 		r := <-results
 		if r.Received != r.Sent {
-			t.Logf("%d of %d arrived while agents were killed, without orchestrators; %d may be lost", r.Received, r.Sent, spare)
+			t.Logf("%d of %d arrived while agents were killed, without orchestrators; %d may be lost", r.Received, r.Sent, spare(t))
 		}
-		if r.Sent != pings || r.Received < r.Sent-spare {
+		if r.Sent != pings || r.Received < r.Sent-spare(t) {
 			t.Errorf("%d of %d arrived while agents were killed, without orchestrators", r.Received, r.Sent)
 		}
 	}
