@@ -114,7 +114,7 @@ func (in *inside) attach(attachments []endpoint.Attachment, container netlink.Li
 func (in *inside) detach(attachments, stay []endpoint.Attachment, container netlink.Link) (steps []func() error) {
 	for _, a := range attachments {
 		for _, route := range containerRoutes(container, a) {
-			steps = append(steps, func() error { return in.RouteDel(&route) })
+			steps = append(steps, func() error { return netns.DeleteRoute(in.Handle, &route) })
 		}
 		steps = append(steps, func() error { return in.AddrDel(container, containerAddress(a)) })
 		if !slices.ContainsFunc(stay, func(o endpoint.Attachment) bool { return o.Gateway == a.Gateway }) {

@@ -237,7 +237,7 @@ func leftAddress(lo netlink.Link, a *netlink.Addr) agent.Leftover {
 
 func leftRoute(prefix netip.Prefix) agent.Leftover {
 	return agent.Leftover{Kind: "route", Name: fmt.Sprintf("unreachable %v", prefix), Remove: func() error {
-		return gone(netns.Retry(func() error { return netlink.RouteDel(guardRoute(prefix)) }))
+		return gone(netns.DeleteRoute(&netlink.Handle{}, guardRoute(prefix)))
 	}}
 }
 

@@ -134,7 +134,7 @@ func (d *Datapath) addNodeRoutes(r endpoint.Record) error {
 }
 
 func (d *Datapath) deleteNodeRoute(dst *net.IPNet) error {
-	err := netns.Retry(func() error { return d.netlink.RouteDel(&netlink.Route{LinkIndex: d.nodeNear, Dst: dst}) })
+	err := netns.DeleteRoute(d.netlink, &netlink.Route{LinkIndex: d.nodeNear, Dst: dst})
 	if gone(err) != nil {
 		return fmt.Errorf("remove the route %v by %s: %w", dst, nodeDevice, err)
 	}

@@ -43,3 +43,23 @@ func TestPutRoute(t *testing.T) {
 		t.Errorf("wrote %v too", (<-changes).Route)
 	}
 }
+
+// DeleteRoute believes that there is no route when it is told so again.
+func TestDeleteRoute(t *testing.T) {
+	for _, c := range []struct {
+		answers []error
+		want    error
+	}{
+		{[]error{nil}, nil},
+		{[]error{unix.ESRCH, nil}, nil},
+		{[]error{unix.ESRCH, unix.EINTR, unix.ESRCH, nil}, nil},
+		{[]error{unix.ESRCH, unix.ESRCH, unix.ESRCH}, unix.ESRCH},
+		{[]error{unix.EPERM}, unix.EPERM},
+	} {
+		asked := 0
+		err := netns.Deleted(func() error { asked++; return c.answers[asked-1] })
+		if err != c.want || asked != len(c.answers) {
+			t.Errorf("%v: asked %d times, told %v", c.answers, asked, err)
+		}
+	}
+}

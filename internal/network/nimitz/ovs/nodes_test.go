@@ -17,6 +17,7 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 	"pilaster.io/pilaster/internal/network/nimitz/packettest"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
+	"pilaster.io/pilaster/internal/packet"
 )
 
 // container of tenant 7, port 2 of its node.
@@ -83,6 +84,40 @@ func TestTwoNodes(t *testing.T) {
 		must(t, err)
 	}
 	transfer(t, a, b, b.addresses[0])
+}
+
+// TestOpenedAgain has a switch opened again and again, as each start of an agent does, while containers of two nodes send each other one packet after another:
+// none is lost.
+func TestOpenedAgain(t *testing.T) {
+	one, two := newNode(t, packettest.Here), newNode(t, packettest.There)
+	join(t, "eth0", one.node, two.node, uplinkMAC, fabricMAC)
+	one.routes(t, fabricMAC, packettest.There)
+	two.routes(t, uplinkMAC, packettest.Here)
+	one.start(t)
+	two.start(t)
+	a, b := one.contain(t, netip.MustParseAddr("fd10:0:0:1::2")), two.contain(t, netip.MustParseAddr("fd10:0:0:2::2"))
+	must(t, one.s.Apply(limit(t), nil, a.entries(b, packettest.There)))
+	must(t, two.s.Apply(limit(t), nil, b.entries(a, packettest.Here)))
+	sent := make(chan packet.PingResult)
+	go func() {
+		r, err := packet.Ping(limit(t), a.ns, b.addresses[0], packet.PingOptions{Count: 5000, Interval: 500 * time.Microsecond})
+		if err != nil {
+			t.Error(err)
+		}
+		sent <- r
+	}()
+	for opened := 0; ; opened++ {
+		select {
+		case r := <-sent:
+			t.Logf("opened %d times", opened)
+			if opened == 0 || r.Sent == 0 || r.Received != r.Sent {
+				t.Errorf("%d of %d came back while the switch was opened %d times", r.Received, r.Sent, opened)
+			}
+			return
+		default:
+			one.open(t)
+		}
+	}
 }
 
 // transfer has one send to the other, who sends it back.

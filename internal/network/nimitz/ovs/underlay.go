@@ -172,7 +172,7 @@ func (s *Switch) address(ctx context.Context, h *netlink.Handle) error {
 			if u.Type != unix.RTM_NEWROUTE || u.LinkIndex != tap.Attrs().Index || u.Route.Type != unix.RTN_LOCAL || !u.Dst.IP.Equal(own.IP) {
 				continue
 			}
-			return h.RouteDel(&u.Route)
+			return netns.DeleteRoute(h, &u.Route)
 		}
 	}
 }
@@ -203,33 +203,47 @@ func (s *Switch) routes(ctx context.Context) error {
 	if s.config.Datapath == Kernel {
 		return nil // the stack knows
 	}
-	// Asked once before, ovs-vswitchd has heard by then what the kernel told of routes before.
-	if _, err := s.control(ctx, "ovs/route/show"); err != nil {
+	takes, err := s.takesTunnels(ctx)
+	if err == nil && !takes { // a route of an earlier bridge knows another device of the name
+		err = s.route(ctx, s.config.Region, false)
+	}
+	if err == nil {
+		err = s.route(ctx, s.config.Region, true)
+	}
+	if err == nil {
+		_, err = s.control(ctx, "tnl/neigh/set", underlayName, s.hostAddress().String(), hostMAC.String())
+	}
+	if err != nil || takes {
 		return err
 	}
-	if err := s.route(ctx, s.config.Region, true); err != nil {
-		return err
-	}
-	if _, err := s.control(ctx, "tnl/neigh/set", underlayName, s.hostAddress().String(), hostMAC.String()); err != nil {
-		return err
-	}
-	ports, err := s.control(ctx, "tnl/ports/show", "-v")
-	if err == nil && !strings.Contains(ports, fmt.Sprintf("ipv6(dst=%v,", pipeline.VTEP(s.config.Node))) {
-		err = fmt.Errorf("ovs-vswitchd takes no tunnels at %v: %s", pipeline.VTEP(s.config.Node), ports)
+	if takes, err = s.takesTunnels(ctx); err == nil && !takes {
+		err = fmt.Errorf("ovs-vswitchd takes no tunnels at %v, as tnl/ports/show says", pipeline.VTEP(s.config.Node))
 	}
 	return err
 }
 
-// route leads Open vSwitch to VTEPs in a prefix, which its own look at the node's routes cannot: those name the uplink, which is no bridge's.
+func (s *Switch) takesTunnels(ctx context.Context) (bool, error) {
+	ports, err := s.control(ctx, "tnl/ports/show", "-v")
+	return strings.Contains(ports, fmt.Sprintf("ipv6(dst=%v,", pipeline.VTEP(s.config.Node))), err
+}
+
+// route leads Open vSwitch to VTEPs in a prefix, which its own look at the node's routes cannot: those name the uplink, which is no bridge's. One that is
+// as it should be is left alone: until it is there again, tunnels would be lost.
 func (s *Switch) route(ctx context.Context, to netip.Prefix, there bool) error {
 	p := to.Masked().String()
-	if _, err := s.control(ctx, "ovs/route/del", p); err != nil && !errors.As(err, new(refusal)) {
+	if !there {
+		_, err := s.control(ctx, "ovs/route/del", p)
+		if errors.As(err, new(refusal)) {
+			return nil // it was gone
+		}
 		return err
 	}
-	if !there {
-		return nil
+	// Asked before, ovs-vswitchd has heard by then what the kernel told of routes before.
+	all, err := s.control(ctx, "ovs/route/show")
+	if err != nil || strings.Contains(all, fmt.Sprintf("User: %s dev %s GW %v SRC %v\n", p, underlayName, s.hostAddress(), pipeline.VTEP(s.config.Node))) {
+		return err
 	}
-	_, err := s.control(ctx, "ovs/route/add", p, underlayName, s.hostAddress().String())
+	_, err = s.control(ctx, "ovs/route/add", p, underlayName, s.hostAddress().String())
 	return err
 }
 
