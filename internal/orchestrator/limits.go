@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"net/netip"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -78,11 +77,11 @@ var allowances = map[string]allowance{
 }
 
 // Streams begin by a change of the store each. So many do at once, which is enough to keep the store busy: with thousands, what the store itself
-// runs would wait behind them for a processor. The others wait for their turn, but not so long that their callers give up, nor all that could come.
+// runs would wait behind them for a processor. The others wait for their turn, in the order in which they came: one that waits costs what it will cost
+// once it has begun, and one that is sent away costs a registration and a stream more.
 const (
 	beginningAtOnce = 256
-	maxBeginning    = 1 << 14
-	beginWait       = 5 * time.Second
+	beginWait       = 30 * time.Second
 )
 
 // messageRate is how many messages of its streams a node is heard a second, ten times as many in a burst; the rest waits.
@@ -112,7 +111,6 @@ type guard struct {
 	refused  func(limit string)
 
 	beginning chan struct{} // has a place for each stream that begins
-	due       atomic.Int64  // streams that wait for one
 
 	mu    sync.Mutex
 	going map[call]int
@@ -181,19 +179,16 @@ func (g *guard) admit(r *http.Request, by client) (done func(), err error) {
 
 // begin waits for a place for a stream that begins, and has it until it has begun.
 func (g *guard) begin(ctx context.Context) (begun func(), err error) {
-	defer g.due.Add(-1)
-	if n := g.due.Add(1); n <= maxBeginning {
-		timer := time.NewTimer(beginWait)
-		defer timer.Stop()
-		select {
-		case g.beginning <- struct{}{}:
-			return func() { <-g.beginning }, nil
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		case <-timer.C:
-		}
+	timer := time.NewTimer(beginWait)
+	defer timer.Stop()
+	select {
+	case g.beginning <- struct{}{}:
+		return func() { <-g.beginning }, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	case <-timer.C:
+		return nil, g.refuse(limitBeginning, connect.CodeUnavailable, "too many nodes begin to follow at this moment; nothing was changed: try again")
 	}
-	return nil, g.refuse(limitBeginning, connect.CodeUnavailable, "too many nodes begin to follow at this moment; nothing was changed: try again")
 }
 
 // often refuses who calls too often.

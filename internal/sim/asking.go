@@ -171,7 +171,7 @@ func (n *node) list(ctx context.Context, name string) (list []network.Mapping, r
 	}
 }
 
-// query waits as long as the orchestrator wants it to, as agents do.
+// query waits as long as the orchestrator wants it to, as agents do, and asks again where it did not answer. What it answered too late counts as asked, too.
 func (n *node) query(ctx context.Context, req *pilasterv1.ListMappingsRequest) (*pilasterv1.ListMappingsResponse, error) {
 	for {
 		resp, err := n.clients.ListMappings(n.as(ctx), connect.NewRequest(req))
@@ -179,6 +179,9 @@ func (n *node) query(ctx context.Context, req *pilasterv1.ListMappingsRequest) (
 			return resp.Msg, nil
 		}
 		long, ok := agent.RetryAfter(err)
+		if code := connect.CodeOf(err); code == connect.CodeDeadlineExceeded || code == connect.CodeUnavailable {
+			long, ok = againAfter, ctx.Err() == nil
+		}
 		if !ok {
 			return nil, err
 		}

@@ -124,6 +124,9 @@ func embedWith(ctx context.Context, dir string, quota int64, log *slog.Logger) (
 	c.MaxTxnOps = maxTogether
 	c.AutoCompactionMode, c.AutoCompactionRetention = embed.CompactorModePeriodic, "1h"
 	c.TickMs, c.ElectionMs = 50, 250 // alone it need not wait for others' votes
+	// It keeps what it has committed since its last snapshot in memory, for members that come late, and reads it all when it starts: alone it needs none, and a
+	// commit may be a thousand changes. So do its oldest files.
+	c.SnapshotCount, c.SnapshotCatchUpEntries, c.MaxWalFiles = 500, 1, 2
 	c.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.New(slogCore{log, &e.quiet}))
 	if e.etcd, err = embed.StartEtcd(c); err != nil {
 		return nil, fmt.Errorf("embedded etcd in %s: %w", c.Dir, err)

@@ -3,12 +3,14 @@ package store
 import (
 	"context"
 	"errors"
+	"runtime"
 	"strings"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"golang.org/x/sync/errgroup"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 )
@@ -112,11 +114,33 @@ func (s *Store) watch(ctx context.Context, revision *int64, apply func(Batch)) e
 	}
 }
 
+// whole reads everything and then decodes it with all processors: a restart of an orchestrator with 100,000 nodes is mostly that.
 func (s *Store) whole(ctx context.Context) (b Batch, err error) {
 	b.Whole = true
+	var all []*mvccpb.KeyValue
 	b.Revision, err = each(ctx, s.etcd, func(kv *mvccpb.KeyValue) error {
-		return b.add(&clientv3.Event{Type: mvccpb.PUT, Kv: kv})
+		all = append(all, kv)
+		return nil
 	})
+	if err != nil {
+		return b, err
+	}
+	parts := make([]Batch, runtime.GOMAXPROCS(0))
+	var g errgroup.Group
+	for i := range parts {
+		g.Go(func() error {
+			for _, kv := range all[len(all)*i/len(parts) : len(all)*(i+1)/len(parts)] {
+				if err := parts[i].add(&clientv3.Event{Type: mvccpb.PUT, Kv: kv}); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	err = g.Wait()
+	for _, part := range parts {
+		b.Events, b.Cluster = append(b.Events, part.Events...), b.Cluster || part.Cluster
+	}
 	return b, err
 }
 
