@@ -291,7 +291,7 @@ func (f *follower) signal() {
 func (m *model) heartbeatEvery() time.Duration {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
-	return max(heartbeatEvery, time.Duration(len(m.followers))*time.Second/heartbeatRate)
+	return max(heartbeatEvery, time.Duration(len(m.nodes))*time.Second/heartbeatRate) // after a restart they all are about to follow
 }
 
 // heartbeat carries the revision up to which the stream has told everything, if it has.

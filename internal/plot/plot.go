@@ -11,7 +11,7 @@ import (
 //go:embed plot.html
 var own embed.FS
 
-// Pages are a package's, which may use "style", "bars", "lines" and "sections".
+// Pages are a package's, which may use "head", "foot", "bars", "lines" and "sections".
 func Pages(of fs.FS) *template.Template {
 	return template.Must(template.Must(template.ParseFS(own, "*.html")).ParseFS(of, "*.html"))
 }

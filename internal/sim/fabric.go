@@ -25,6 +25,10 @@ import (
 // fabric carries calls of nodes to the orchestrator's handler: the requests and answers of HTTP with all that is in them, but no bytes of
 // HTTP/2, TLS or TCP. Who calls is in the call's context, and stands where a verified handshake would have put it.
 type fabric struct {
+	// A call takes a place until it is answered. The others wait as they would on wires: agents have no processors of their own here, and with thousands that
+	// want one the orchestrator's own work would not get its turn.
+	places chan struct{}
+
 	mu      sync.RWMutex
 	handler http.Handler    // nil while there is no orchestrator
 	whole   context.Context // of all calls under way
@@ -37,6 +41,8 @@ var (
 	errNobody = errors.New("connection refused: no orchestrator is there")
 	errCut    = errors.New("connection reset")
 )
+
+func newFabric() *fabric { return &fabric{places: make(chan struct{}, 64)} }
 
 // plug has calls reach an orchestrator.
 func (f *fabric) plug(s *orchestrator.Server) {
@@ -93,10 +99,6 @@ func inTime(next connect.UnaryFunc) connect.UnaryFunc {
 	}
 }
 
-// places are calls that are answered at once. The others wait as they would on wires: agents have no processors of their own here, and with thousands that
-// want one the orchestrator's own work would not get its turn.
-var places = make(chan struct{}, 64)
-
 // Do makes a call. One that is no stream is answered in the goroutine of who makes it.
 func (f *fabric) Do(req *http.Request) (*http.Response, error) {
 	who := req.Context().Value(callerKey{}).(*caller)
@@ -119,8 +121,8 @@ func (f *fabric) Do(req *http.Request) (*http.Response, error) {
 	if req.ContentLength >= 0 {
 		defer end()
 		select {
-		case places <- struct{}{}:
-			defer func() { <-places }()
+		case f.places <- struct{}{}:
+			defer func() { <-f.places }()
 		case <-req.Context().Done():
 			return nil, req.Context().Err()
 		}

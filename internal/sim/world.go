@@ -62,7 +62,7 @@ type world struct {
 }
 
 func newWorld(s Scenario, dir string, log *slog.Logger) *world {
-	f := new(fabric)
+	f := newFabric()
 	w := &world{
 		scenario: s, dir: dir, url: "https://orchestrator.sim", version: "sim", fabric: f, log: log, warnings: newWarnings(), written: new(written),
 		uplink: []netip.Addr{netip.MustParseAddr("2001:db8::2")}, netns: "/run/netns/sim", labels: map[string]string{"app": "job"},
