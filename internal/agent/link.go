@@ -193,7 +193,11 @@ func (l *Link) Run(ctx context.Context, core *Core) {
 			n = 0
 		}
 		l.lost(err, n)
-		if l.config.Wait(ctx, n, l.spread()) != nil {
+		spread := l.spread()
+		if connect.CodeOf(err) == connect.CodeResourceExhausted { // so ends the stream of one node that is too slow, and the others' go on
+			spread = 0
+		}
+		if l.config.Wait(ctx, n, spread) != nil {
 			return
 		}
 	}

@@ -291,7 +291,7 @@ func (f *follower) signal() {
 func (m *model) heartbeatEvery() time.Duration {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
-	return max(heartbeatEvery, time.Duration(len(m.nodes))*time.Second/heartbeatRate) // after a restart they all are about to follow
+	return max(heartbeatEvery, time.Duration(m.share())*time.Second/heartbeatRate)
 }
 
 // heartbeat carries the revision up to which the stream has told everything, if it has.
@@ -304,8 +304,17 @@ func (m *model) heartbeat(f *follower) *pilasterv1.FollowResponse {
 	return &pilasterv1.FollowResponse{Revision: m.revision, SpreadMs: m.spread(), Event: &pilasterv1.FollowResponse_Heartbeat{Heartbeat: &pilasterv1.Heartbeat{}}}
 }
 
-// spread is how long all nodes together take to follow anew, in milliseconds: so far apart they are asked to come.
-func (m *model) spread() uint32 { return uint32(len(m.nodes) * 1000 / reconnectRate) }
+// spread is how long all that follow here together take to follow anew, in milliseconds: so far apart they are asked to come.
+func (m *model) spread() uint32 { return uint32(m.share() * 1000 / reconnectRate) }
+
+// share is how many nodes follow here, or are about to after a restart: where several orchestrators have streams, each has its part of all.
+func (m *model) share() int {
+	orchestrators := len(m.serving)
+	if m.serving[m.self] == 0 {
+		orchestrators++
+	}
+	return (len(m.nodes) + orchestrators - 1) / orchestrators
+}
 
 // endOne ends a stream with a reason for the node, and one word of it for the counter.
 func (m *model) endOne(f *follower, code connect.Code, word, reason string) {
@@ -362,6 +371,8 @@ func (m *model) restart() {
 	m.endAll(connect.CodeAborted, "restart", storeForgot)
 }
 
+const isStopping = "the orchestrator is stopping"
+
 // stop ends all streams, also those that are about to begin.
 func (m *model) stop() {
 	m.mu.Lock()
@@ -373,7 +384,7 @@ func (m *model) stop() {
 }
 
 func (m *model) endStopping(f *follower) {
-	m.endOne(f, connect.CodeUnavailable, "stop", "the orchestrator is stopping")
+	m.endOne(f, connect.CodeUnavailable, "stop", isStopping)
 }
 
 func (m *model) stopped() bool {

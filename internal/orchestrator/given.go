@@ -52,12 +52,12 @@ func (g given) remove(m *pilasterv1.Mapping, revision int64) {
 	}
 }
 
-// nodeOf is the name of the node that has something, empty where nobody has.
-func (g given) nodeOf(m *pilasterv1.Mapping) string {
+// find is what is known of a prefix, nil where nobody has it.
+func (g given) find(m *pilasterv1.Mapping) *pilasterv1.Mapping {
 	if of := g.to[m.Tenant]; of != nil {
-		return of.mappings[m.To].GetName()
+		return of.mappings[m.To]
 	}
-	return ""
+	return nil
 }
 
 // page is a page after the first, as long as nothing of the tenant's has changed since that; false where it has to be read from the store. Many nodes
@@ -67,18 +67,49 @@ func (m *model) page(tenant, token string) (store.Page, bool) {
 	if err != nil {
 		return store.Page{}, false
 	}
-	m.mu.Lock()
-	of := m.given.to[tenant]
-	if of == nil || of.changed > after.Revision || m.revision < after.Revision {
-		m.mu.Unlock()
+	listing, ok := m.listed(tenant, after.Revision)
+	if ok && listing == nil {
+		m.listing.Lock() // one makes it, and the others find it then
+		defer m.listing.Unlock()
+		if listing, ok = m.listed(tenant, after.Revision); ok && listing == nil {
+			listing = m.list(tenant)
+		}
+	}
+	if !ok || listing == nil {
 		return store.Page{}, false
 	}
-	if of.listing == nil {
-		of.listing = store.NewListing(slices.Collect(maps.Values(of.mappings)))
-	}
-	listing := of.listing
-	m.mu.Unlock()
 	return listing.Page(after), true
+}
+
+// listed is all that is given of a tenant's, nil where nobody has made it yet; or false where it was given after a revision.
+func (m *model) listed(tenant string, revision int64) (*store.Listing, bool) {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	of := m.given.to[tenant]
+	if of == nil || of.changed > revision || m.revision < revision {
+		return nil, false
+	}
+	return of.listing, true
+}
+
+// list makes it, sorted, while the model does other things: nil where it has changed meanwhile.
+func (m *model) list(tenant string) *store.Listing {
+	m.mu.RLock()
+	of := m.given.to[tenant]
+	if of == nil {
+		m.mu.RUnlock()
+		return nil
+	}
+	all, changed := slices.Collect(maps.Values(of.mappings)), of.changed
+	m.mu.RUnlock()
+	listing := store.NewListing(all)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if of.changed != changed {
+		return nil
+	}
+	of.listing = listing
+	return listing
 }
 
 // room refuses a node that would have more than it can have endpoints for.
@@ -97,7 +128,7 @@ func (m *model) claims(node string, held []*pilasterv1.Mapping) (n int) {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
 	for _, h := range held {
-		if m.given.nodeOf(h) != node {
+		if m.given.find(h).GetName() != node {
 			n++
 		}
 	}

@@ -3,6 +3,7 @@ package orchestrator
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -111,6 +112,8 @@ type guard struct {
 	refused  func(limit string)
 
 	beginning chan struct{} // has a place for each stream that begins
+	stopping  chan struct{} // closed when none begins any more
+	stopOnce  sync.Once
 
 	mu    sync.Mutex
 	going map[call]int
@@ -144,7 +147,7 @@ func lists(l Limits) *rates[string] {
 }
 
 func newGuard(l Limits, refused func(string)) *guard {
-	g := &guard{rates: map[string]*rates[client]{}, messages: newRates[client](messageRate, 10*messageRate), refused: refused, beginning: make(chan struct{}, beginningAtOnce), going: map[call]int{}}
+	g := &guard{rates: map[string]*rates[client]{}, messages: newRates[client](messageRate, 10*messageRate), refused: refused, beginning: make(chan struct{}, beginningAtOnce), stopping: make(chan struct{}), going: map[call]int{}}
 	for procedure, may := range allowances {
 		g.rates[procedure] = newRates[client](cmp.Or(may.rate, l.Joins), 10*cmp.Or(may.rate, l.Joins))
 	}
@@ -177,13 +180,18 @@ func (g *guard) admit(r *http.Request, by client) (done func(), err error) {
 	return func() { g.end(c) }, nil
 }
 
+// stop has no stream begin any more.
+func (g *guard) stop() { g.stopOnce.Do(func() { close(g.stopping) }) }
+
 // begin waits for a place for a stream that begins, and has it until it has begun.
 func (g *guard) begin(ctx context.Context) (begun func(), err error) {
 	timer := time.NewTimer(beginWait)
 	defer timer.Stop()
 	select {
 	case g.beginning <- struct{}{}:
-		return func() { <-g.beginning }, nil
+		return sync.OnceFunc(func() { <-g.beginning }), nil
+	case <-g.stopping:
+		return nil, connect.NewError(connect.CodeUnavailable, errors.New(isStopping))
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	case <-timer.C:

@@ -90,7 +90,7 @@ func (s *nodeService) changedMappings(ctx context.Context, node pki.Node, req *p
 	}
 	resp, ok := s.model.changed(node.Name, req.Tenant, req.AfterRevision)
 	if !ok {
-		return nil, connect.NewError(connect.CodeAborted, fmt.Errorf("what changed of tenant %s after revision %d is not known here, where only the last %d changes are; begin with the first page of its mappings", req.Tenant, req.AfterRevision, maxPast))
+		return nil, connect.NewError(connect.CodeAborted, fmt.Errorf("what changed of tenant %s after revision %d is not known here, where the last %d changes are, of at most %d records; begin with the first page of its mappings", req.Tenant, req.AfterRevision, maxPast, maxPastEvents))
 	}
 	return connect.NewResponse(resp), nil
 }

@@ -15,8 +15,11 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/store"
 )
 
-// maxPast is how many changes a stream may have missed and still be resumed.
-const maxPast = 4096
+// What a stream may have missed and still be resumed: so many changes, of so many records together.
+const (
+	maxPast       = 4096
+	maxPastEvents = 1 << 16
+)
 
 // model is the store's state in memory, and the streams fed from it. Records in it are shared
 // and never written to.
@@ -36,18 +39,21 @@ type model struct {
 	carrying  map[string]map[string]bool // node, tenant: see carriers
 	renewed   map[string]bool            // nodes of which that or the record may have changed in the batch at hand
 	sessions  map[string]store.Session   // by node, of all orchestrators
-	others    int                        // how many of those others have
+	serving   map[string]int             // how many each orchestrator has
 	self      string                     // this orchestrator in a session
 	lag       time.Duration              // maxLag
 
-	past      []store.Batch // all news after the revision forgotten, oldest first
-	forgotten int64
+	past       []store.Batch // all news after the revision forgotten, oldest first
+	pastEvents int           // in them
+	forgotten  int64
 
 	stopping  bool
 	followers map[string]*follower          // by node
 	hearing   map[string]map[*follower]bool // by tenant: who has news of it
 	mapping   map[string]map[*follower]bool // and who of these also of its mappings
 	dropped   func(reason string)           // counts streams ended by us
+
+	listing sync.Mutex // of who sorts what is given of a tenant
 }
 
 func newModel(self string, dropped func(reason string)) *model {
@@ -68,8 +74,8 @@ func (m *model) apply(b store.Batch) {
 		m.carrying = map[string]map[string]bool{}
 		m.given = newGiven()
 		m.regions, m.edge = map[string]region{}, ""
-		m.sessions, m.others = map[string]store.Session{}, 0
-		m.past, m.forgotten = nil, b.Revision
+		m.sessions, m.serving = map[string]store.Session{}, map[string]int{}
+		m.past, m.pastEvents, m.forgotten = nil, 0, b.Revision
 		// What happened in between is not known, so each stream starts over.
 		m.endAll(connect.CodeAborted, "restart", "the orchestrator has read the store anew; follow again")
 	}
@@ -96,9 +102,9 @@ func (m *model) apply(b store.Batch) {
 func (m *model) tell(news store.Batch) {
 	if len(news.Events) > 0 {
 		m.past = append(m.past, news)
-		if len(m.past) > maxPast {
+		for m.pastEvents += len(news.Events); len(m.past) > maxPast || m.pastEvents > maxPastEvents; m.past = m.past[1:] {
 			m.forgotten = m.past[0].Revision
-			m.past = m.past[1:]
+			m.pastEvents -= len(m.past[0].Events)
 		}
 	}
 	to := map[*follower]bool{}
@@ -199,16 +205,13 @@ func (m *model) take(e store.Event, revision int64) {
 	case e.DeletedRegion != "":
 		delete(m.regions, e.DeletedRegion)
 	case e.Session != nil:
-		if m.isElsewhere(m.sessions[e.Session.Node]) {
-			m.others--
-		}
-		if e.Session.None() {
+		if had, ok := m.sessions[e.Session.Node]; ok {
+			less(m.serving, had.Orchestrator)
 			delete(m.sessions, e.Session.Node)
-		} else {
-			m.sessions[e.Session.Node] = e.Session.Session
 		}
-		if m.isElsewhere(e.Session.Session) {
-			m.others++
+		if !e.Session.None() {
+			m.sessions[e.Session.Node] = e.Session.Session
+			m.serving[e.Session.Orchestrator]++
 		}
 	}
 }
@@ -325,7 +328,7 @@ type size struct {
 func (m *model) size() size {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
-	s := size{revision: m.revision, nodes: len(m.nodes), connected: len(m.followers) + m.others, streams: len(m.followers), tenants: len(m.tenants)}
+	s := size{revision: m.revision, nodes: len(m.nodes), connected: len(m.followers) + len(m.sessions) - m.serving[m.self], streams: len(m.followers), tenants: len(m.tenants)}
 	for _, apps := range m.apps {
 		s.apps += len(apps)
 	}

@@ -3,6 +3,7 @@ package orchestrator
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -92,6 +93,44 @@ func TestResumeAfterTooMuch(t *testing.T) {
 	}
 	if f, _ := testFollow(m, 11, "red"); f.next().GetSnapshot() == nil {
 		t.Error("more was missed than a queue holds, yet no snapshot came")
+	}
+}
+
+// Changes of very many records are remembered as long as those are not too many together.
+func TestResumeAfterManyRecords(t *testing.T) {
+	m, _ := newTestModel()
+	const each = 1 << 10
+	for i := range int64(maxPastEvents/each + 1) {
+		m.apply(store.Batch{Revision: 11 + i, Events: slices.Repeat([]store.Event{{App: &pilasterv1.App{Tenant: "red", Id: 1}}}, each)})
+	}
+	if f, _ := testFollow(m, 10, "blue"); f.next().GetSnapshot() == nil {
+		t.Error("one change is forgotten, yet no snapshot came")
+	}
+	if f, _ := testFollow(m, 11, "blue"); f.next().GetDelta() == nil {
+		t.Error("everything since is remembered, yet a snapshot came")
+	}
+}
+
+// Nodes are asked to come back as slowly as those take that follow the same orchestrator.
+func TestShare(t *testing.T) {
+	m, _ := newTestModel()
+	var events []store.Event
+	for i := range 6 * reconnectRate {
+		events = append(events, store.Event{Node: &pilasterv1.Node{Name: fmt.Sprint("n", i)}})
+	}
+	m.apply(store.Batch{Revision: 20, Whole: true, Events: events})
+	for i, c := range []struct {
+		node, orchestrator string
+		seconds            uint32
+	}{{"n1", "self", 6}, {"n2", "b", 3}, {"n3", "c", 2}, {"n4", "c", 2}, {"n3", "", 2}, {"n4", "b", 3}, {"n1", "b", 3}, {"n2", "self", 3}, {"n1", "", 3}, {"n4", "", 6}} {
+		s := store.NodeSession{Node: c.node}
+		if c.orchestrator != "" {
+			s.Session = store.Session{Orchestrator: c.orchestrator, Instance: "i", Stream: "s"}
+		}
+		m.apply(store.Batch{Revision: 21 + int64(i), Events: []store.Event{{Session: &s}}})
+		if got := m.spread(); got != c.seconds*1000 {
+			t.Errorf("%v: asked to come within %d ms, want %d s", c, got, c.seconds)
+		}
 	}
 }
 

@@ -230,19 +230,19 @@ func (s *nodeService) Follow(ctx context.Context, stream *connect.BidiStream[pil
 	ctx, end := context.WithCancelCause(ctx)
 	defer end(nil)
 	node, _ := caller(ctx)
+	s.awaitPredecessor(ctx, node, instance(ctx))
 	begun, err := s.guard.begin(ctx)
 	if err != nil {
 		return err
 	}
+	defer begun()
 	session := store.Session{Orchestrator: s.model.self, Instance: instance(ctx), Stream: join.NewUUID()}
 	defer func() {
 		if !s.model.stopped() { // then all sessions end at once
 			s.later(func(ctx context.Context) { s.disconnect(ctx, node, session) })
 		}
 	}()
-	err = s.connect(ctx, node, session)
-	begun()
-	if err != nil {
+	if err := s.connect(ctx, node, session, begun); err != nil {
 		return err
 	}
 	f := s.model.follow(node, session, first, end)

@@ -38,7 +38,7 @@ func (m *model) registered(r store.Registration) *pilasterv1.Node {
 		}
 	}
 	for _, held := range r.Mappings {
-		if held.Key != "" || m.given.nodeOf(held) != n.Name { // whose endpoint has an address only the store knows
+		if known := m.given.find(held); held.Key != "" || known.GetKey() != "" || known.GetName() != n.Name { // whose endpoint has an address only the store knows
 			return nil
 		}
 	}

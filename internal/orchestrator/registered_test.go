@@ -22,6 +22,7 @@ func TestRegisteredByTheModel(t *testing.T) {
 		{App: &pilasterv1.App{Tenant: "blue", Id: 40, Labels: map[string]string{"app": "db"}}},
 		{Mapping: &pilasterv1.Mapping{Tenant: "green", To: "10.0.1.0/24", Name: is.Name}},
 		{Mapping: &pilasterv1.Mapping{Tenant: "green", To: "10.0.2.0/24", Name: "n2"}},
+		{Mapping: &pilasterv1.Mapping{Tenant: "green", To: "10.0.4.1/32", Name: is.Name, Key: "c1/eth0"}},
 		{Session: &store.NodeSession{Node: is.Name, Session: store.Session{Orchestrator: "other", Instance: "a", Stream: "s"}}},
 	}})
 	for name, c := range map[string]struct {
@@ -53,12 +54,13 @@ func TestRegisteredByTheModel(t *testing.T) {
 		"other addresses": {func(_ *store.Registration, held *pilasterv1.Tenant) {
 			held.Addressing = pilasterv1.Addressing_ADDRESSING_CLEAR
 		}, true},
-		"an unknown id":          {func(_ *store.Registration, held *pilasterv1.Tenant) { held.Ids[1].Id = 9 }, true},
-		"an unknown app":         {func(r *store.Registration, _ *pilasterv1.Tenant) { r.Apps[0].Id = 41 }, true},
-		"an app of other labels": {func(r *store.Registration, _ *pilasterv1.Tenant) { r.Apps[0].Labels = nil }, true},
-		"an unknown subnet":      {func(r *store.Registration, _ *pilasterv1.Tenant) { r.Mappings[0].To = "10.0.3.0/24" }, true},
-		"another node's subnet":  {func(r *store.Registration, _ *pilasterv1.Tenant) { r.Mappings[0].To = "10.0.2.0/24" }, true},
-		"an endpoint's address":  {func(r *store.Registration, _ *pilasterv1.Tenant) { r.Mappings[0].Key = "c1/eth0" }, true},
+		"an unknown id":                     {func(_ *store.Registration, held *pilasterv1.Tenant) { held.Ids[1].Id = 9 }, true},
+		"an unknown app":                    {func(r *store.Registration, _ *pilasterv1.Tenant) { r.Apps[0].Id = 41 }, true},
+		"an app of other labels":            {func(r *store.Registration, _ *pilasterv1.Tenant) { r.Apps[0].Labels = nil }, true},
+		"an unknown subnet":                 {func(r *store.Registration, _ *pilasterv1.Tenant) { r.Mappings[0].To = "10.0.3.0/24" }, true},
+		"another node's subnet":             {func(r *store.Registration, _ *pilasterv1.Tenant) { r.Mappings[0].To = "10.0.2.0/24" }, true},
+		"an endpoint's address as a subnet": {func(r *store.Registration, _ *pilasterv1.Tenant) { r.Mappings[0].To = "10.0.4.1/32" }, true},
+		"an endpoint's address":             {func(r *store.Registration, _ *pilasterv1.Tenant) { r.Mappings[0].Key = "c1/eth0" }, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			held := &pilasterv1.Tenant{Name: "blue", Network: "netpila", Created: made, Changes: 3, Ids: []*pilasterv1.TenantId{{Id: 1}, {Id: 2}}}

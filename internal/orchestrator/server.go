@@ -300,6 +300,9 @@ func (s *Server) apply(b store.Batch) {
 // Close ends all streams with a reason, serving, and then the store.
 func (s *Server) Close() {
 	s.model.stop()
+	if s.guard != nil {
+		s.guard.stop()
+	}
 	for _, h := range s.servers {
 		if inTime(h.Shutdown) != nil {
 			h.Close()

@@ -34,13 +34,14 @@ func (s *nodeService) awaitPredecessor(ctx context.Context, n pki.Node, instance
 	s.model.awaitSession(ctx, n.Name, func(is store.Session) bool { return is.None() || is.Instance == instance })
 }
 
-// connect notes the caller's new stream in the store, and returns when the model knows of it: whatever
+// connect notes the caller's new stream in the store, after which its place may be another's, and returns when the model knows of it: whatever
 // session it hears of afterwards has replaced this one.
-func (s *nodeService) connect(ctx context.Context, n pki.Node, session store.Session) error {
-	s.awaitPredecessor(ctx, n, session.Instance)
+func (s *nodeService) connect(ctx context.Context, n pki.Node, session store.Session, begun func()) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	if err := s.store.Connect(ctx, n, session); err != nil {
+	err := s.store.Connect(ctx, n, session)
+	begun()
+	if err != nil {
 		return err
 	}
 	if s.model.awaitSession(ctx, n.Name, func(is store.Session) bool { return is == session }) != nil {

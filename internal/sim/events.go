@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
-	"runtime"
 	"slices"
 	"time"
 
@@ -101,7 +100,6 @@ func (w *world) play(ctx context.Context, s step) error {
 		nodes = w.nodes
 		since = time.Now()
 		if err = w.stopOrchestrator(); err == nil {
-			go runtime.GC() // of all machines' memory, which is not the orchestrator's: while there is none, a processor has nothing to do
 			err = w.startOrchestrator(ctx)
 		}
 	}

@@ -129,8 +129,8 @@ func (t *txn) hostingOf(name string) ([]*pilasterv1.Hosting, error) {
 	return all, nil
 }
 
-// hostedBy is the tenants that a node hosts, whose records are then read. Each tenant is asked for: to list what all nodes host would take the
-// longer the more nodes there are.
+// hostedBy is the tenants that a node hosts that is shut out, so that none comes any more; their records are then read. Each tenant is asked for: to list
+// what all nodes host would take the longer the more nodes there are.
 func (t *txn) hostedBy(node string) (hosted []string, err error) {
 	tenants, err := t.names(dirTenants)
 	if err != nil {
@@ -145,9 +145,7 @@ func (t *txn) hostedBy(node string) (hosted []string, err error) {
 	}
 	keys = nil
 	for _, name := range tenants {
-		if is, err := t.get(hostingKey(name, node)); err != nil {
-			return nil, err
-		} else if is != "" {
+		if t.readings[hostingKey(name, node)].value != "" {
 			hosted, keys = append(hosted, name), append(keys, dirTenants+name)
 		}
 	}

@@ -241,36 +241,49 @@ func (t *txn) setMark(key string, n uint64) { t.put(key, strconv.FormatUint(n, 1
 // DeleteNode forgets a node. Its prefix stays claimed and its UUID may not come back. One that is connected is
 // refused, unless by force: who has its key may keep a stream open to prevent it.
 func (s *Store) DeleteNode(ctx context.Context, name string, force bool) error {
+	// The machine is shut out at first: nothing of it comes any more that would have to be looked out for. Until the name goes, last, the deletion can
+	// be asked for again.
+	err := s.change(ctx, func(t *txn) error {
+		_, err := t.shutOut(name, force)
+		return err
+	})
+	if err != nil {
+		return err
+	}
 	return s.change(ctx, func(t *txn) error { return s.deleteNode(t, name, force) })
 }
 
-// deleteNode may take several transactions: first the machine is shut out, and until the name goes, last, the
-// deletion can be asked for again.
-func (s *Store) deleteNode(t *txn, name string, force bool) error {
+// shutOut refuses a node, or its deletion.
+func (t *txn) shutOut(name string, force bool) (*pilasterv1.Node, error) {
 	node := new(pilasterv1.Node)
 	if found, err := t.load(dirNodes+name, node); err != nil {
-		return err
+		return nil, err
 	} else if !found {
-		return refuse(NotFound, "there is no node %q; `pilaster node list` shows those there are", name)
+		return nil, refuse(NotFound, "there is no node %q; `pilaster node list` shows those there are", name)
 	}
 	if session, err := t.get(dirSessions + name); err != nil {
-		return err
+		return nil, err
 	} else if session != "" && !force {
-		return refuse(Refused, "node %s is connected; it was left as it was: stop its agent first, or take --force when that is not in your power", name)
-	} else if session != "" {
-		t.delete(dirSessions + name)
+		return nil, refuse(Refused, "node %s is connected; it was left as it was: stop its agent first, or take --force when that is not in your power", name)
 	}
 	if err := t.leaveEdge(name, force); err != nil {
+		return nil, err
+	}
+	t.put(dirDeleted+node.Uuid, name)
+	return node, t.endPublished(name, force)
+}
+
+// deleteNode forgets one that is shut out. It may take several transactions.
+func (s *Store) deleteNode(t *txn, name string, force bool) error {
+	node, err := t.shutOut(name, force)
+	if err != nil {
 		return err
 	}
 	hosted, err := t.hostedBy(name)
 	if err != nil {
 		return err
 	}
-	t.put(dirDeleted+node.Uuid, name)
-	if err := t.endPublished(name, force); err != nil {
-		return err
-	}
+	t.delete(dirSessions + name) // its stream ends with the record
 	for _, tenant := range hosted {
 		if err := s.releaseAll(t, pki.Node{Name: name, UUID: node.Uuid}, tenant); err != nil {
 			return err
