@@ -129,27 +129,39 @@ func (l *Link) setUnfreed(name, key string, is bool) {
 		return
 	}
 	l.unfreed[allocation{name, key}] = true
-	l.moreLate.signal()
+	l.freeSoon()
+}
+
+// whileLinked says how to run what gives back late, until there is no stream any more, and nil then. A node has nothing to give back but after a fault:
+// nobody waits for that.
+func (l *Link) whileLinked(run func()) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.run = run; run != nil && len(l.unfreed) > 0 {
+		l.freeSoon()
+	}
+}
+
+// freeSoon needs the lock.
+func (l *Link) freeSoon() {
+	if l.run != nil && !l.freeing {
+		l.freeing = true
+		l.run()
+	}
 }
 
 // freesAtOnce is how many are given back at the same time.
 const freesAtOnce = 4
 
-// freeLate gives back what could not be before, until ctx ends.
+// freeLate gives back what could not be before, until nothing is left or ctx ends.
 func (l *Link) freeLate(ctx context.Context, core *Core) {
 	for n := 0; ; n++ {
-		late := l.late()
+		late := l.late(ctx)
 		if len(late) == 0 {
-			select {
-			case <-l.moreLate:
-			case <-ctx.Done():
-				return
-			}
-			n = -1
-			continue
+			return
 		}
 		if l.config.Wait(ctx, n, 0) != nil {
-			return
+			continue // ctx has ended
 		}
 		places := make(chan struct{}, freesAtOnce)
 		var frees sync.WaitGroup
@@ -164,8 +176,13 @@ func (l *Link) freeLate(ctx context.Context, core *Core) {
 	}
 }
 
-func (l *Link) late() []allocation {
+// late is what is to be given back; nothing once ctx has ended. Whoever is told of nothing is done.
+func (l *Link) late(ctx context.Context) (late []allocation) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return slices.Collect(maps.Keys(l.unfreed))
+	if ctx.Err() == nil {
+		late = slices.Collect(maps.Keys(l.unfreed))
+	}
+	l.freeing = len(late) > 0
+	return late
 }

@@ -32,8 +32,8 @@ type Link struct {
 	status  LinkStatus
 	apart   time.Duration       // see spread
 	unfreed map[allocation]bool // what could not be given back yet, or may have been given
-
-	moreLate signal // of that
+	run     func()              // begins to; nil while there is no stream
+	freeing bool                // it goes on
 }
 
 // LinkConfig is what a Link is made of.
@@ -70,7 +70,7 @@ func NewLink(c LinkConfig) *Link {
 	if c.Wait == nil {
 		c.Wait = backoff
 	}
-	return &Link{config: c, unfreed: map[allocation]bool{}, moreLate: newSignal(), status: LinkStatus{Since: time.Now(), LastError: "not connected yet"}}
+	return &Link{config: c, unfreed: map[allocation]bool{}, status: LinkStatus{Since: time.Now(), LastError: "not connected yet"}}
 }
 
 func (l *Link) Status() LinkStatus {
@@ -222,6 +222,7 @@ func (l *Link) follow(ctx context.Context, core *Core, lists *lists) (heard bool
 	}
 	defer func() {
 		end(nil)
+		l.whileLinked(nil)
 		reports.Wait()
 		stream.CloseResponse()
 	}()
@@ -244,7 +245,7 @@ func (l *Link) follow(ctx context.Context, core *Core, lists *lists) (heard bool
 		reader.hear(ctx, event, changed)
 		if !heard {
 			heard = true
-			reports.Go(func() { l.freeLate(ctx, core) })
+			l.whileLinked(func() { reports.Go(func() { l.freeLate(ctx, core) }) })
 			l.config.Log.Info("connected to the orchestrator", "url", l.config.URL, "revision", event.Revision)
 		}
 	}

@@ -275,7 +275,7 @@ func TestRegisterSaysWhatIsThen(t *testing.T) {
 	if len(said) != heldPage+1 || said["c1/eth0"] || said[fmt.Sprintf("c%d/eth0", heldPage+2)] || !said["c3/eth0"] {
 		t.Errorf("said %d: c1 %v, c3 %v, the last %v", len(said), said["c1/eth0"], said["c3/eth0"], said[fmt.Sprintf("c%d/eth0", heldPage+2)])
 	}
-	if late := b.link.late(); !slices.Equal(late, []allocation{{"green", "c3/eth0"}}) {
+	if late := b.link.late(t.Context()); !slices.Equal(late, []allocation{{"green", "c3/eth0"}}) {
 		t.Errorf("%v is given back", late)
 	}
 }

@@ -504,8 +504,8 @@ func TestFreeThatIsRefused(t *testing.T) {
 		if err := b.link.Free(t.Context(), "green", key); err != nil {
 			t.Fatal(err)
 		}
-		if slices.Contains(b.link.late(), allocation{"green", key}) != again {
-			t.Errorf("%v: %v waits", code, b.link.late())
+		if slices.Contains(b.link.late(t.Context()), allocation{"green", key}) != again {
+			t.Errorf("%v: %v waits", code, b.link.late(t.Context()))
 		}
 	}
 }
@@ -516,7 +516,7 @@ func TestFreeOfNobodys(t *testing.T) {
 	var freed []string
 	b.cluster.free = func(req *pilasterv1.FreeRequest) error { freed = append(freed, req.Key); return nil }
 	b.link.freeUnused(t.Context(), core.Core, "green", "nobodys")
-	if late := b.link.late(); !slices.Equal(freed, []string{"nobodys"}) || len(late) > 0 {
+	if late := b.link.late(t.Context()); !slices.Equal(freed, []string{"nobodys"}) || len(late) > 0 {
 		t.Errorf("freed %q, and %v waits", freed, late)
 	}
 }
