@@ -28,7 +28,7 @@ func ParseSpec(file string, b []byte) (Spec, error) {
 		s.Name = strings.TrimSuffix(filepath.Base(file), filepath.Ext(file))
 	}
 	err = s.Validate()
-	if err == nil && s.Device == "" && f.Has("device") {
+	if err == nil && s.Device == "" && f.Has("$.device") {
 		err = &specfile.Error{Path: "$.device", Text: fmt.Sprintf("device is empty: say %s, or leave it out", strings.Join(datapath.Choices(), ", "))}
 	}
 	if err != nil {

@@ -2,6 +2,7 @@ package sim
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"net/netip"
 	"path/filepath"
@@ -82,7 +83,7 @@ type Amount struct {
 func (a *Amount) UnmarshalText(text []byte) (err error) {
 	digits, percent := strings.CutSuffix(string(text), "%")
 	if a.N, err = strconv.Atoi(digits); err != nil || a.N < 1 || percent && a.N > 1000 {
-		return fmt.Errorf("%q is no number of nodes: write it as 100, or as 10%% of those there are", text)
+		return errors.New("write a number of nodes: 100, or 10% of those there are")
 	}
 	a.Percent = percent
 	return nil
@@ -123,7 +124,7 @@ func (s *Size) UnmarshalText(text []byte) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("%q is no size: write it as 16GiB or 512MiB", text)
+	return errors.New("write a size: 16GiB, or 512MiB")
 }
 
 func (s Size) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
@@ -165,11 +166,30 @@ func Parse(file string, b []byte) (Scenario, error) {
 	if err != nil {
 		return Scenario{}, err
 	}
+	// Of these, what is left out is filled in or has no limit. Who writes 0 means something else.
+	for path, zero := range s.zeros() {
+		if zero && f.Has(path) {
+			key := path[strings.LastIndexByte(path, '.')+1:]
+			return Scenario{}, f.Wrong(&specfile.Error{Path: path, Text: key + ": say more than 0, or leave it out"})
+		}
+	}
 	s = s.Filled(strings.TrimSuffix(filepath.Base(file), filepath.Ext(file)))
 	if err := s.Validate(); err != nil {
 		return Scenario{}, f.Wrong(err)
 	}
 	return s, nil
+}
+
+// zeros are the paths of what is more than 0 where it is written, and whether it is 0.
+func (s Scenario) zeros() map[string]bool {
+	all := map[string]bool{
+		"$.tenants": s.Tenants == 0, "$.atOnce": s.AtOnce == 0,
+		"$.limits.time": s.Limits.Time == 0, "$.limits.memory": s.Limits.Memory == 0, "$.limits.messages": s.Limits.Messages == 0,
+	}
+	for i, e := range s.Events {
+		all[fmt.Sprintf("$.events[%d].within", i)] = e.Within == 0
+	}
+	return all
 }
 
 // Filled has what was left out.
@@ -204,17 +224,30 @@ func (s Scenario) Validate() error {
 		}
 		return nil
 	}
+	positive := func(path string, limit time.Duration) error {
+		if limit < 0 {
+			return wrong(path, "%s %v: say more than 0, or leave it out", path[strings.LastIndexByte(path, '.')+1:], limit)
+		}
+		return nil
+	}
 	if err := cmp.Or(
 		between("nodes", s.Nodes, 1, maxNodes),
 		between("containersPerNode", s.ContainersPerNode, 0, agent.DefaultMaxEndpoints),
 		between("tenants", s.Tenants, 1, maxTenants),
 		between("atOnce", s.AtOnce, 1, maxNodes),
 		between("listRate", s.ListRate, 0, maxNodes),
+		positive("$.limits.time", s.Limits.Time),
 	); err != nil {
 		return err
 	}
+	if s.Limits.Messages < 0 {
+		return wrong("$.limits.messages", "messages %d: say more than 0, or leave it out", s.Limits.Messages)
+	}
 	switch s.Network {
 	case tenant.Netpila:
+		if s.ListRate != 0 {
+			return wrong("$.listRate", "listRate is for network %s; on %s nodes ask for no mappings", tenant.Nimitz, tenant.Netpila)
+		}
 		if s.Addressing != tenant.Encrypted && s.Addressing != tenant.Clear {
 			return wrong("$.addressing", "addressing %q: say %s or %s", s.Addressing, tenant.Encrypted, tenant.Clear)
 		}
@@ -251,19 +284,22 @@ func (s Scenario) Validate() error {
 		case e.ListFirst && (e.Do != Grow || s.NodeBits == 0):
 			return wrong(at+".listFirst", "listFirst is for event %s on network %s, with subnets of nodes", Grow, tenant.Nimitz)
 		case needs && e.By.of(nodes) < 1:
-			return wrong(at+".by", "%v of %d nodes is none", e.By, nodes)
+			return wrong(at+".by", "event %v: %v of %d nodes is none", e, e.By, nodes)
+		}
+		if err := positive(at+".within", e.Within); err != nil {
+			return err
 		}
 		switch n := e.By.of(nodes); {
 		case e.Do == Grow && nodes+n > maxNodes:
-			return wrong(at+".by", "%d nodes and %d more: %d are the most", nodes, n, maxNodes)
+			return wrong(at+".by", "event %v: %d nodes and %d more: %d are the most", e, nodes, n, maxNodes)
 		case e.Do == Grow:
 			nodes += n
 		case e.Do == Shrink && n >= nodes:
-			return wrong(at+".by", "%d of %d nodes: one must be left", n, nodes)
+			return wrong(at+".by", "event %v: %d of %d nodes: one must be left", e, n, nodes)
 		case e.Do == Shrink:
 			nodes -= n
 		case needs && n > nodes:
-			return wrong(at+".by", "%d of %d nodes", n, nodes)
+			return wrong(at+".by", "event %v: %d of %d nodes: there are not so many", e, n, nodes)
 		}
 	}
 	return nil

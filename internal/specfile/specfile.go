@@ -39,6 +39,9 @@ func Parse[T any](name string, b []byte) (spec T, f File, err error) {
 		}
 	}()
 	if f.tree, err = parser.ParseBytes(b, 0); err == nil {
+		if err := f.once(reflect.TypeFor[T]()); err != nil {
+			return spec, f, err
+		}
 		err = yaml.UnmarshalWithOptions(b, &spec, yaml.Strict())
 	}
 	var at yaml.Error
@@ -49,6 +52,24 @@ func Parse[T any](name string, b []byte) (spec T, f File, err error) {
 		return spec, f, fmt.Errorf("%s: %w", name, err)
 	}
 	return spec, f, nil
+}
+
+// once makes sure that there is one document, of which no word is other than its type has it. The library reads the first one alone.
+func (f File) once(t reflect.Type) error {
+	read := false
+	for _, d := range f.tree.Docs {
+		if d.Body == nil {
+			continue
+		}
+		if read {
+			return fmt.Errorf("%s:%d: a second document begins here: write one for each file", f.name, d.Body.GetToken().Position.Line)
+		}
+		read = true
+		if where, what := misread("", d.Body, t); where != nil {
+			return fmt.Errorf("%s:%d: %s", f.name, where.GetToken().Position.Line, what)
+		}
+	}
+	return nil
 }
 
 // Read is the content of a file, what it is said in errors.
@@ -111,14 +132,13 @@ func keysBeside(node ast.Node, t reflect.Type, offset int) []string {
 		if t.Kind() != reflect.Struct {
 			return nil
 		}
-		var keys []string
-		types := map[string]reflect.Type{}
-		for i := range t.NumField() {
-			key := t.Field(i).Tag.Get("yaml")
-			keys, types[key] = append(keys, key), t.Field(i).Type
-		}
+		types := fields(t)
 		for _, v := range node.Values {
 			if v.Key.GetToken().Position.Offset == offset {
+				var keys []string
+				for i := range t.NumField() {
+					keys = append(keys, t.Field(i).Tag.Get("yaml"))
+				}
 				return keys
 			}
 			if inside, ok := types[v.Key.GetToken().Value]; ok {
@@ -142,18 +162,14 @@ func shape(t reflect.Type) string {
 	return "a single word"
 }
 
-// Has tells whether the file has a key at its top.
-func (f File) Has(key string) bool {
-	for _, d := range f.tree.Docs {
-		if top, ok := d.Body.(*ast.MappingNode); ok {
-			for _, v := range top.Values {
-				if v.Key.GetToken().Value == key {
-					return true
-				}
-			}
-		}
+// Has tells whether something is written at a path, such as $.limits.time.
+func (f File) Has(path string) bool {
+	p, err := yaml.PathString(path)
+	if err != nil {
+		return false
 	}
-	return false
+	node, err := p.FilterFile(f.tree)
+	return err == nil && node != nil
 }
 
 // lineOf finds the line of a path, or of what should contain it where it is left out; 0 for the

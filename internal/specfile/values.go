@@ -1,0 +1,89 @@
+package specfile
+
+import (
+	"encoding"
+	"fmt"
+	"net/netip"
+	"reflect"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/goccy/go-yaml/ast"
+)
+
+// misread finds the first word in a node that is no value of what is read as a type: which key has it, where, and what to say instead. The library
+// says neither key nor line of most of these, and cuts 20.5 down to 20.
+func misread(key string, node ast.Node, t reflect.Type) (where ast.Node, what string) {
+	switch node := node.(type) {
+	case *ast.SequenceNode:
+		for _, v := range node.Values {
+			if t.Kind() != reflect.Slice {
+				return nil, ""
+			}
+			if where, what := misread(key, v, t.Elem()); where != nil {
+				return where, what
+			}
+		}
+	case *ast.MappingNode:
+		types := fields(t)
+		for _, v := range node.Values {
+			key := v.Key.GetToken().Value
+			if t, ok := types[key]; ok {
+				if where, what := misread(key, v.Value, t); where != nil {
+					return where, what
+				}
+			}
+		}
+	case *ast.StringNode, *ast.IntegerNode, *ast.FloatNode, *ast.BoolNode:
+		text := node.GetToken().Value
+		if instead := notOf(t, text); instead != "" {
+			return node, fmt.Sprintf("%s %s: %s", key, text, instead)
+		}
+	}
+	return nil, ""
+}
+
+// fields are the types of a struct's keys.
+func fields(t reflect.Type) map[string]reflect.Type {
+	types := map[string]reflect.Type{}
+	if t.Kind() == reflect.Struct {
+		for i := range t.NumField() {
+			types[t.Field(i).Tag.Get("yaml")] = t.Field(i).Type
+		}
+	}
+	return types
+}
+
+// notOf says what to write where a text is no value of a type, and nothing where it is one.
+func notOf(t reflect.Type, text string) string {
+	value := reflect.New(t).Interface()
+	switch value := value.(type) {
+	case *time.Duration:
+		if _, err := time.ParseDuration(text); err == nil {
+			return ""
+		}
+		such := "30s"
+		if _, err := strconv.ParseFloat(text, 64); err == nil {
+			such = text + "s"
+		}
+		return "say a time with its unit, such as " + such
+	case *netip.Prefix:
+		if _, err := netip.ParsePrefix(text); err != nil {
+			return "say a range of addresses, such as 10.0.0.0/16 or fd10::/48"
+		}
+	case encoding.TextUnmarshaler:
+		if err := value.UnmarshalText([]byte(text)); err != nil {
+			return err.Error()
+		}
+	default:
+		digits := strings.ReplaceAll(text, "_", "")
+		if _, err := strconv.ParseInt(digits, 0, 64); err != nil && reflect.Zero(t).CanInt() {
+			return "say a whole number"
+		}
+		if _, err := strconv.ParseUint(digits, 0, 64); err != nil && reflect.Zero(t).CanUint() {
+			return "say a whole number, 0 or more"
+		}
+	}
+	return ""
+}
