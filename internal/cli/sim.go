@@ -54,10 +54,15 @@ exceeded. It needs no root. Run it on a machine that does nothing else.`,
 			}
 			options := sim.Options{Progress: func(p sim.Progress) { fmt.Fprintln(env.Stderr, p) }, Every: 2 * time.Second}
 			if step {
+				in := bufio.NewReader(env.Stdin)
 				options.Before = func(event string) error {
 					fmt.Fprintf(env.Stderr, "next is: %s; press Enter\n", event)
-					_, _ = bufio.NewReader(env.Stdin).ReadString('\n')
-					return nil
+					return entered(c.Context(), in)
+				}
+			}
+			if plot != "" {
+				if err := writable(plot); err != nil {
+					return usage("--plot: %w; nothing was simulated", err)
 				}
 			}
 			r, err := runSim(c.Context(), env, s, options, dir, profile)
@@ -65,6 +70,9 @@ exceeded. It needs no root. Run it on a machine that does nothing else.`,
 				if failed := errors.Join(o.print(env.Stdout, r, r.Text), drawn(r, plot)); failed != nil {
 					return failed
 				}
+			}
+			if r != nil && err != nil {
+				return &exitError{ExitFailed, err} // of a node's call too, to whom an orchestrator may be unreachable
 			}
 			if err != nil {
 				return err
@@ -84,6 +92,29 @@ exceeded. It needs no root. Run it on a machine that does nothing else.`,
 	_ = c.MarkFlagDirname("data-dir")
 	_ = c.MarkFlagDirname("profile")
 	return c
+}
+
+// entered waits for a line, or for an interrupt; then who reads it ends with the process.
+func entered(ctx context.Context, in *bufio.Reader) error {
+	line := make(chan struct{})
+	go func() {
+		defer close(line)
+		_, _ = in.ReadString('\n') // at the end of all input the rest is played
+	}()
+	select {
+	case <-line:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// checkDataDir refuses what is no folder before anything else is done.
+func checkDataDir(dir string) error {
+	if about, err := os.Stat(dir); err != nil || !about.IsDir() {
+		return usage("--data-dir %s is no folder; nothing was simulated", dir)
+	}
+	return nil
 }
 
 // drawn writes the page, if there is to be one.

@@ -42,6 +42,9 @@ docs/simulation.md says what is real.`,
 					return usage("--networks %q: say %s; nothing was simulated", name, strings.Join(simNetworks, ", "))
 				}
 			}
+			if err := checkDataDir(o.Dir); err != nil {
+				return err
+			}
 			if os.Geteuid() != 0 {
 				return fmt.Errorf("pilaster sim agent needs root: the agent is real, with network namespaces and eBPF programs; nothing was simulated")
 			}

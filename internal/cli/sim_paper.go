@@ -57,8 +57,8 @@ figure that fails does not stop the others; it is named, and the exit status is 
 					return usage("--only: there is no figure %q; say some of %s", id, strings.Join(paper.IDs(), ", "))
 				}
 			}
-			if about, err := os.Stat(dir); err != nil || !about.IsDir() {
-				return usage("--data-dir %s is no folder; nothing was run", dir)
+			if err := checkDataDir(dir); err != nil {
+				return err
 			}
 			if err := paper.Lacks(only, os.Geteuid() == 0, bench.OVSMissing()); err != nil {
 				return err

@@ -15,7 +15,7 @@ func TestSimPaperMistakes(t *testing.T) {
 		"--quick --full":                      "none of the others can be",
 		"--only fig12 -o csv":                 "say text, json or a folder",
 		"--only fig12 -o /dev/null/x":         "not a directory; nothing was measured",
-		"--only fig9 --data-dir /nonexistent": "--data-dir /nonexistent is no folder; nothing was run",
+		"--only fig9 --data-dir /nonexistent": "--data-dir /nonexistent is no folder; nothing was simulated",
 		"x":                                   "do not fit",
 	} {
 		code, out, errs := run(t, "", append([]string{"sim", "paper"}, strings.Fields(line)...)...)

@@ -1,6 +1,8 @@
 package cli
 
 import (
+	"bytes"
+	"context"
 	"encoding/json"
 	"os"
 	"path/filepath"
@@ -61,13 +63,40 @@ func TestSimMistakes(t *testing.T) {
 		{"sim run /nonexistent.yaml", ExitUsage, "", "read the scenario: open /nonexistent.yaml: no such file or directory; nothing was simulated"},
 		{"sim run " + scenario(t, "nodes: 0"), ExitUsage, "", "small.yaml:1: nodes 0: say 1 to 1000000; nothing was simulated"},
 		{"sim run " + small + " --data-dir /nonexistent", ExitUsage, "", "--data-dir: "},
-		{"sim run " + small, ExitFailed, " messages, and 3 are the limit", ""},
+		{"sim run " + small + " --plot /nonexistent/page.html", ExitUsage, "", "--plot: open /nonexistent/page.html: no such file or directory; nothing was simulated"},
+		{"sim run " + small + " --plot /tmp", ExitUsage, "", "--plot: open /tmp: is a directory; nothing was simulated"},
+		{"sim run " + small, ExitFailed, " messages, and 3 are the limit\n", ""},
 	} {
 		code, out, errs := run(t, "", strings.Fields(c.line)...)
 		if code != c.code || !strings.Contains(out, c.out) || !strings.Contains(errs, c.errs) {
 			t.Errorf("pilaster %s: exit %d, stdout %q, stderr %q", c.line, code, out, errs)
 		}
 	}
+}
+
+// TestSimInterrupted: what was done until then is shown and marked.
+func TestSimInterrupted(t *testing.T) {
+	t.Parallel()
+	ctx, interrupt := context.WithCancel(t.Context())
+	var out, errs bytes.Buffer
+	file := scenario(t, "{nodes: 2, containersPerNode: 1, events: [{do: grow, by: 1}]}")
+	env := Env{Args: []string{"sim", "run", file, "--step", "-o", "json"}, Stdin: endless{interrupt}, Stdout: &out, Stderr: &errs}
+	code := Run(ctx, env)
+	var r sim.Result
+	if err := json.Unmarshal(out.Bytes(), &r); err != nil || code != ExitFailed || r.Error != `interrupted after "set up"` || len(r.Stages) != 1 || r.Stages[0].Unfinished {
+		t.Errorf("exit %d, %v, result %s", code, err, out.String())
+	}
+	if want := `error: interrupted after "set up"` + "\n"; !strings.HasSuffix(errs.String(), want) {
+		t.Errorf("it says %q", errs.String())
+	}
+}
+
+// endless is an input on which nobody presses Enter, but control-C.
+type endless struct{ interrupt func() }
+
+func (e endless) Read([]byte) (int, error) {
+	e.interrupt()
+	select {}
 }
 
 func TestSimAgentMistakes(t *testing.T) {
@@ -78,6 +107,7 @@ func TestSimAgentMistakes(t *testing.T) {
 		{"sim agent --sizes 0,1000", "nodes 0: say 1 to 1000000"},
 		{"sim agent --containers 0", "0 containers of the agent: say 1 or more"},
 		{"sim agent --followers=-1", "-1 followers: say 0 or more"},
+		{"sim agent --data-dir /nonexistent", "--data-dir /nonexistent is no folder"},
 		{"sim agent --networks vxlan", `--networks "vxlan": say netpila, nimitz`},
 	} {
 		code, out, errs := run(t, "", strings.Fields(c.line)...)

@@ -48,9 +48,13 @@ func (s Stage) section() plot.Section {
 	over := func(title, y string, lines ...plot.Line) *plot.Lines {
 		return plot.NewLines("", plot.Plot{Title: title, X: "seconds", Y: y, Lines: lines})
 	}
+	about := fmt.Sprintf("%s afterwards. Everything was done after %.1f s, and every node followed after %.1f s.", numeral.Of(s.Nodes, "node", "nodes"), s.Acted, s.Ready)
+	if s.Unfinished {
+		about = fmt.Sprintf("%s by then. The run ended during it, after %.1f s.", numeral.Of(s.Nodes, "node", "nodes"), s.Ready)
+	}
 	return plot.Section{
-		Title: s.Event,
-		About: fmt.Sprintf("%s afterwards. Everything was done after %.1f s, and every node followed after %.1f s.", numeral.Of(s.Nodes, "node", "nodes"), s.Acted, s.Ready),
+		Title: s.title(),
+		About: about,
 		Lines: []*plot.Lines{
 			over("nodes that follow the orchestrator", "streams", line("streams", func(s Sample) float64 { return float64(s.Streams) })),
 			over("what nodes ask", "a second",

@@ -3,12 +3,18 @@ package sim
 import (
 	"fmt"
 	"io"
+	"maps"
+	"slices"
+	"strings"
 	"time"
+
+	"pilaster.io/pilaster/internal/tenant"
 )
 
 // Result is what a run came to.
 type Result struct {
 	Scenario   Scenario       `json:"scenario"`
+	Error      string         `json:"error,omitempty"` // why it ended before all had happened
 	CPUs       int            `json:"cpus"`
 	InMemory   bool           `json:"storeInMemory"` // etcd's files are on a tmpfs: its waits for a disk took no time
 	Stages     []Stage        `json:"stages"`        // setting it up, then each event
@@ -22,15 +28,16 @@ type Result struct {
 	NotReal    []string       `json:"notReal"`
 }
 
-// Pass tells whether all held that always must, within the scenario's limits.
-func (r *Result) Pass() bool { return len(r.Violations)+len(r.Exceeded) == 0 }
+// Pass tells whether all happened and all held that always must, within the scenario's limits.
+func (r *Result) Pass() bool { return r.Error == "" && len(r.Violations)+len(r.Exceeded) == 0 }
 
 // Stage is one event and what it cost.
 type Stage struct {
 	Event      string    `json:"event"`
-	Nodes      int       `json:"nodes"`      // afterwards
-	Containers int       `json:"containers"` // afterwards
-	About      int       `json:"about"`      // nodes that it was about
+	Unfinished bool      `json:"unfinished,omitempty"` // the run ended during it; what follows is of the part that was done
+	Nodes      int       `json:"nodes"`                // afterwards
+	Containers int       `json:"containers"`           // afterwards
+	About      int       `json:"about"`                // nodes that it was about
 	Acted      float64   `json:"actedSeconds"`
 	Ready      float64   `json:"readySeconds"` // until every node follows the orchestrator, too
 	CPU        float64   `json:"cpuSeconds"`
@@ -64,6 +71,14 @@ type Entries struct {
 	Most  int     `json:"most"`
 }
 
+// title is the event as people read of it.
+func (s Stage) title() string {
+	if s.Unfinished {
+		return s.Event + " (unfinished)"
+	}
+	return s.Event
+}
+
 func (e Event) String() string {
 	if counted[e.Do] {
 		return fmt.Sprintf("%s %v", e.Do, e.By)
@@ -77,33 +92,75 @@ func (r *Result) Text(w io.Writer) {
 	if r.InMemory {
 		fmt.Fprint(w, "etcd's files are on a tmpfs, in memory: it never waited for a disk, and with one changes take longer; use --data-dir\n\n")
 	}
+	if r.Error != "" {
+		fmt.Fprintf(w, "%s; what follows is of the part that was done\n\n", r.Error)
+	}
 	fmt.Fprintln(w, "EVENT\tNODES\tCONTAINERS\tSECONDS\tREADY\tCPU\tMESSAGES\tBYTES\tADD P50\tP99\tMEMORY")
 	for _, s := range r.Stages {
-		fmt.Fprintf(w, "%s\t%d\t%d\t%.2f\t%.2f\t%.1f\t%d\t%d\t%.2f ms\t%.2f ms\t%d MiB\n", s.Event, s.Nodes, s.Containers, s.Acted, s.Ready, s.CPU,
-			s.Total.Messages, s.Total.Bytes, s.Adds.Median, s.Adds.P99, s.Resident>>20)
+		fmt.Fprintf(w, "%s\t%d\t%d\t%.2f\t%.2f\t%.1f\t%d\t%d\t%s\t%s\t%d MiB\n", s.title(), s.Nodes, s.Containers, s.Acted, s.Ready, s.CPU,
+			s.Total.Messages, s.Total.Bytes, s.Adds.text(s.Adds.Median), s.Adds.text(s.Adds.P99), s.Resident>>20)
 	}
 	for _, s := range r.Stages {
-		fmt.Fprintf(w, "\n%s, by kind:\n", s.Event)
-		if q := s.Queries; q != nil {
-			fmt.Fprintf(w, "  queries for mappings answered: %d (%d pages, %d for changes), %.0f a second; refused and asked again: %d\n", q.Pages+q.Changes, q.Pages, q.Changes, q.PerSecond, q.Refused)
-		}
-		for _, kind := range s.Counts.kinds() {
-			fmt.Fprintf(w, "  %s\t%d\t%d bytes\n", kind, s.Counts[kind].Messages, s.Counts[kind].Bytes)
-		}
+		s.kinds(w)
+	}
+	r.tables(w)
+	for _, what := range slices.Sorted(maps.Keys(r.Warnings)) {
+		fmt.Fprintf(w, "\nagents warned %d times: %s\n", r.Warnings[what], what)
+	}
+	r.verdict(w)
+}
+
+// kinds says what an event cost, if it cost anything.
+func (s Stage) kinds(w io.Writer) {
+	if s.Queries == nil && len(s.Counts) == 0 {
+		return
+	}
+	fmt.Fprintf(w, "\n%s, by kind:\n", s.title())
+	if q := s.Queries; q != nil {
+		fmt.Fprintf(w, "  queries for mappings answered: %d (%d pages, %d for changes), %.0f a second; refused and asked again: %d\n", q.Pages+q.Changes, q.Pages, q.Changes, q.PerSecond, q.Refused)
+	}
+	for _, kind := range s.Counts.kinds() {
+		fmt.Fprintf(w, "  %s\t%d\t%d bytes\n", kind, s.Counts[kind].Messages, s.Counts[kind].Bytes)
+	}
+}
+
+// tables are those of the scenario's network: agents have others' too.
+func (r *Result) tables(w io.Writer) {
+	used := slices.DeleteFunc(slices.Clone(r.Entries), func(e Entries) bool {
+		return strings.HasPrefix(e.Table, tenant.Nimitz+"-") != (r.Scenario.Network == tenant.Nimitz)
+	})
+	if len(used) == 0 {
+		return
 	}
 	fmt.Fprintln(w, "\nTABLE\tLEAST\tMEAN\tMOST\tof a node")
-	for _, e := range r.Entries {
+	for _, e := range used {
 		fmt.Fprintf(w, "%s\t%d\t%.1f\t%d\n", e.Table, e.Least, e.Mean, e.Most)
 	}
-	for what, n := range r.Warnings {
-		fmt.Fprintf(w, "\nagents warned %d times: %s\n", n, what)
-	}
+}
+
+// verdict is how it came out, in the last lines.
+func (r *Result) verdict(w io.Writer) {
+	fmt.Fprintln(w)
 	for _, v := range r.Violations {
-		fmt.Fprintln(w, "\nviolated:", v)
+		fmt.Fprintln(w, "violated:", v)
 	}
 	for _, v := range r.Exceeded {
-		fmt.Fprintln(w, "\nexceeded:", v)
+		fmt.Fprintln(w, "exceeded:", v)
 	}
+	switch {
+	case r.Pass():
+		fmt.Fprintln(w, "all held, within the limits")
+	case r.Error != "" && len(r.Exceeded) == 0:
+		fmt.Fprintln(w, "not all was done:", r.Error)
+	}
+}
+
+// text is one of them, where there are any.
+func (q Quantiles) text(of float64) string {
+	if q.N == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%.2f ms", of)
 }
 
 func seconds(d time.Duration) float64 { return float64(d.Milliseconds()) / 1000 }

@@ -36,7 +36,7 @@ type Options struct {
 func Run(ctx context.Context, s Scenario, o Options) (r *Result, err error) {
 	if s.Limits.Time > 0 {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeoutCause(ctx, s.Limits.Time, fmt.Errorf("the scenario's limit of %v is over", s.Limits.Time))
+		ctx, cancel = context.WithTimeoutCause(ctx, s.Limits.Time, errOverTime)
 		defer cancel()
 	}
 	if s.Limits.Memory > 0 {
@@ -47,8 +47,8 @@ func Run(ctx context.Context, s Scenario, o Options) (r *Result, err error) {
 	w := newWorld(s, o.Dir, o.Log)
 	w.patience, w.followers = cmp.Or(o.Patience, settleTime), o.Followers
 	defer func() {
-		if closed := w.close(); err == nil {
-			err = closed
+		if closed := w.close(); err == nil && closed != nil {
+			err, r.Error = closed, closed.Error()
 		}
 	}()
 	if o.Progress != nil {
@@ -56,7 +56,7 @@ func Run(ctx context.Context, s Scenario, o Options) (r *Result, err error) {
 		defer stop()
 		go w.progress.tell(telling, o.Every, o.Progress)
 	}
-	r = &Result{Scenario: s, CPUs: runtime.GOMAXPROCS(0), InMemory: inMemory(o.Dir), Violations: []string{}, Exceeded: []string{}, Real: isReal, NotReal: isNotReal}
+	r = &Result{Scenario: s, CPUs: runtime.GOMAXPROCS(0), InMemory: inMemory(o.Dir), Stages: []Stage{}, Entries: []Entries{}, Violations: []string{}, Exceeded: []string{}, Real: isReal, NotReal: isNotReal}
 	err = w.playAll(ctx, r, o)
 	if err == nil && o.Guest == nil {
 		r.Addresses = w.sum
@@ -68,8 +68,34 @@ func Run(ctx context.Context, s Scenario, o Options) (r *Result, err error) {
 	r.Warnings, r.PeakBytes = w.warnings.m, status("VmHWM")
 	if err == nil {
 		r.judge(w)
+		return r, nil
 	}
-	return r, err
+	return r, r.ended(ctx, err)
+}
+
+// errOverTime is why a run ends whose scenario has a limit of its time.
+var errOverTime = errors.New("the scenario's limit of its time is over")
+
+// ended notes why a run ended before all of it had happened. Whatever a call says that was cut short, it is the limit, or who interrupted it. That a
+// limit was exceeded is no error of the run.
+func (r *Result) ended(ctx context.Context, err error) error {
+	where := "while the orchestrator started"
+	if n := len(r.Stages); n > 0 {
+		where = fmt.Sprintf("after %q", r.Stages[n-1].Event)
+		if r.Stages[n-1].Unfinished {
+			where = fmt.Sprintf("during %q", r.Stages[n-1].Event)
+		}
+	}
+	switch {
+	case context.Cause(ctx) == errOverTime:
+		r.Error = fmt.Sprintf("the scenario's limit of %v was over %s", r.Scenario.Limits.Time, where)
+		r.Exceeded = append(r.Exceeded, r.Error)
+		return nil
+	case ctx.Err() != nil:
+		err = fmt.Errorf("interrupted %s", where)
+	}
+	r.Error = err.Error()
+	return err
 }
 
 func (w *world) playAll(ctx context.Context, r *Result, o Options) error {
@@ -104,6 +130,7 @@ func (w *world) playAll(ctx context.Context, r *Result, o Options) error {
 		if i == 0 {
 			stage.Event = "set up"
 		}
+		stage.Unfinished = err != nil
 		r.Stages = append(r.Stages, stage)
 		if err != nil {
 			return fmt.Errorf("%s: %w", stage.Event, err)

@@ -96,6 +96,21 @@ func TestNotFlat(t *testing.T) {
 			t.Errorf("it says %q, want %q", told, c.want)
 		}
 	}
+	for _, c := range []struct {
+		line Line
+		want string
+	}{
+		{Line{Network: tenant.Netpila, Points: series(func(*Point) {})}, "\nflat\n"},
+		{Line{Network: tenant.Netpila, Points: series(func(*Point) {}), NotFlat: []string{"one"}}, "\nnot flat: one\n"},
+		{Line{Network: tenant.Netpila, Points: series(func(*Point) {})[:2]}, ""}, // it ended before
+		{Line{Network: tenant.Nimitz, Points: series(func(*Point) {})}, ""},
+	} {
+		var table bytes.Buffer
+		(&Report{Sizes: []int{1000, 10_000, 100_000}, Lines: []Line{c.line}}).Table(&table)
+		if !strings.HasSuffix(table.String(), c.want) || c.want == "" && strings.Contains(table.String(), "flat") {
+			t.Errorf("of %+v it says %q", c.line, table.String())
+		}
+	}
 	growing := series(func(*Point) {}) // a little in each step is as much in the end
 	for i := range growing {
 		growing[i].Memory.Heap += int64(30_000 * i)

@@ -12,6 +12,7 @@ import (
 	"pilaster.io/pilaster/internal/observe"
 	"pilaster.io/pilaster/internal/plot"
 	"pilaster.io/pilaster/internal/sim"
+	"pilaster.io/pilaster/internal/tenant"
 )
 
 // Report is what Run found.
@@ -119,6 +120,9 @@ func (r *Report) Table(w io.Writer) {
 		}
 		for _, not := range l.NotFlat {
 			fmt.Fprintln(w, "not flat:", not)
+		}
+		if l.Network == tenant.Netpila && len(l.Points) == len(r.Sizes) && len(l.NotFlat) == 0 {
+			fmt.Fprintln(w, "flat")
 		}
 	}
 }
