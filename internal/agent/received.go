@@ -16,6 +16,7 @@ const (
 	eventSnapshot  = "snapshot"
 	eventDelta     = "delta"
 	eventHeartbeat = "heartbeat"
+	eventOther     = "other" // of a newer orchestrator
 )
 
 func newReceived() received {
@@ -40,8 +41,10 @@ func (r received) count(procedure string, message any) {
 			event = eventSnapshot
 		case *pilasterv1.FollowResponse_Delta:
 			event = eventDelta
-		default:
+		case *pilasterv1.FollowResponse_Heartbeat:
 			event = eventHeartbeat
+		default:
+			event = eventOther
 		}
 	}
 	r.messages.WithLabelValues(procedure, event).Inc()

@@ -216,7 +216,7 @@ func (r *run) fig9(ctx context.Context, f *Figure) error {
 			{Name: "all, §4.1", Of: arithmetic, Where: "§4.1", Points: sums(all, 1)},
 			read("§4.1", "150k queries", at(paperQueries)),
 		}},
-		{Title: "time until all new nodes are ready", X: "nodes before", Y: "s", Log: true, Series: []Series{
+		{Title: "time until all queries are answered", X: "nodes before", Y: "s", Log: true, Series: []Series{
 			{Name: "NIMITZ", Of: ours, Points: over(all, grown.seconds)},
 			{Name: "queries at 200/s, §4.1", Of: arithmetic, Where: "§4.1", Points: sums(all, listRate)},
 			read("§4.1", "12 min at least", at(paperLeast)),

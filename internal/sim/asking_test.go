@@ -8,9 +8,6 @@ func TestWarmUp(t *testing.T) {
 	t.Parallel()
 	const rate = 200
 	r := play(t, "{network: nimitz, mappingsBy: query, nodes: 520, containersPerNode: 1, listRate: 200, events: [{do: grow, by: 10%, listFirst: true}]}")
-	if !r.Pass() {
-		t.Fatalf("violations %q", r.Violations)
-	}
 	for i, want := range []Queries{{Pages: 520 + 2}, {Pages: 52 * 2, Changes: 520}} {
 		s := r.Stages[i]
 		q := *s.Queries
@@ -36,9 +33,6 @@ func TestAsking(t *testing.T) {
 	t.Parallel()
 	r := play(t, `{network: nimitz, mappingsBy: query, nodes: 10, containersPerNode: 3, tenants: 4, events: [
 		{do: grow, by: 2}, {do: restart-job, by: 5}, {do: crash, by: 3}, {do: shrink, by: 3}, {do: reconnect}, {do: restart-orchestrator}, {do: grow, by: 2}]}`)
-	if !r.Pass() {
-		t.Errorf("violations %q", r.Violations)
-	}
 	for _, s := range r.Stages[1:] {
 		if s.Queries == nil || s.Queries.Changes == 0 && s.Event != RestartOrchestrator {
 			t.Errorf("%s: queries are %+v", s.Event, s.Queries)

@@ -60,15 +60,9 @@ func (g *gate) enter(ctx context.Context) error {
 	}
 }
 
-// leave gives a place away; who was interrupted at the gate has none.
-func (g *gate) leave() {
-	select {
-	case <-g.places:
-	default:
-	}
-}
+func (g *gate) leave() { <-g.places }
 
-// pass waits until the gate is open. A node gives its place away when it has listed, and has one again afterwards.
+// pass waits until the gate is open. A node gives its place away when it has listed, and has one again afterwards, also when it was interrupted.
 func (g *gate) pass(ctx context.Context, n *node) error {
 	done := g.done[n]
 	if done == nil || closed(g.open) {
@@ -80,12 +74,14 @@ func (g *gate) pass(ctx context.Context, n *node) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
+	var err error
 	select {
 	case <-g.open:
-		return g.enter(ctx)
 	case <-ctx.Done():
-		return ctx.Err()
+		err = ctx.Err()
 	}
+	g.places <- struct{}{}
+	return err
 }
 
 // gated is the cluster as a node's network nimitz sees it, behind the gate where there is one.

@@ -47,16 +47,23 @@ type request struct {
 func (s *Store) change(ctx context.Context, decide func(*txn) error) error {
 	t, watched := newTxn(ctx, s.etcd), s.watched.Load()
 	err := decide(t)
-	if t.revision != 0 && t.revision < watched { // reads are linearised: it cannot be a member that lags
-		select {
-		case s.rewound <- struct{}{}:
-		default:
-		}
-	}
+	s.noticeRewound(t.revision, watched)
 	if !errors.Is(err, rpctypes.ErrCompacted) && (err != nil || len(t.writes) == 0) {
 		return err // most calls find everything as it should be, and need not wait for a turn
 	}
 	return s.make(&request{ctx: ctx, decide: decide, reads: slices.Collect(maps.Keys(t.readings)), weight: t.weight()})
+}
+
+// noticeRewound has everything read anew where a revision was read that is older than what was heard of before: reads are linearised, so that it cannot be a
+// member that lags.
+func (s *Store) noticeRewound(read, watched int64) {
+	if read == 0 || read >= watched {
+		return
+	}
+	select {
+	case s.rewound <- struct{}{}:
+	default:
+	}
 }
 
 // changeInTurn is change without the first decision, where it is judged by few keys. It is for what many nodes ask at once and mostly has
@@ -279,6 +286,8 @@ func (s *Store) decideAll(g *txn, some []*request) (d decisions) {
 	for _, r := range some {
 		reads = append(reads, r.reads...)
 	}
+	watched := s.watched.Load()
+	defer func() { s.noticeRewound(g.revision, watched) }()
 	if err := g.fetch(reads...); errors.Is(err, rpctypes.ErrCompacted) {
 		return decisions{anew: some}
 	} else if err != nil {
