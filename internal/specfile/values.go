@@ -35,7 +35,9 @@ func misread(key string, node ast.Node, t reflect.Type) (where ast.Node, what st
 				}
 			}
 		}
-	case *ast.StringNode, *ast.IntegerNode, *ast.FloatNode, *ast.BoolNode:
+	case *ast.AnchorNode:
+		return misread(key, node.Value, t)
+	case *ast.StringNode, *ast.IntegerNode, *ast.FloatNode, *ast.InfinityNode, *ast.NanNode, *ast.BoolNode:
 		text := node.GetToken().Value
 		if instead := notOf(t, text); instead != "" {
 			return node, fmt.Sprintf("%s %s: %s", key, text, instead)
@@ -60,14 +62,13 @@ func notOf(t reflect.Type, text string) string {
 	value := reflect.New(t).Interface()
 	switch value := value.(type) {
 	case *time.Duration:
-		if _, err := time.ParseDuration(text); err == nil {
-			return ""
+		number, err := strconv.ParseFloat(text, 64)
+		if err == nil && number > 0 {
+			return fmt.Sprintf("say a time with its unit, such as %ss", text)
 		}
-		such := "30s"
-		if _, err := strconv.ParseFloat(text, 64); err == nil {
-			such = text + "s"
+		if _, wrong := time.ParseDuration(text); wrong != nil || err == nil {
+			return "say a time with its unit, such as 30s"
 		}
-		return "say a time with its unit, such as " + such
 	case *netip.Prefix:
 		if _, err := netip.ParsePrefix(text); err != nil {
 			return "say a range of addresses, such as 10.0.0.0/16 or fd10::/48"
@@ -83,6 +84,9 @@ func notOf(t reflect.Type, text string) string {
 		}
 		if _, err := strconv.ParseUint(digits, 0, 64); err != nil && reflect.Zero(t).CanUint() {
 			return "say a whole number, 0 or more"
+		}
+		if lower := strings.ToLower(text); t.Kind() == reflect.Bool && lower != "true" && lower != "false" {
+			return "say true or false"
 		}
 	}
 	return ""
