@@ -62,15 +62,22 @@ func (c container) entries(other container, node netip.Prefix) []pipeline.Entry 
 	return all
 }
 
-// TestTwoNodes has containers of two nodes, each with an Open vSwitch, talk by their own kernels' TCP, also after Open vSwitch has
-// forgotten the node's MAC.
-func TestTwoNodes(t *testing.T) {
-	one, two := newNode(t, packettest.Here), newNode(t, packettest.There)
+// twoNodes are joined by their uplinks, each with an Open vSwitch.
+func twoNodes(t *testing.T) (one, two *bed) {
+	t.Helper()
+	one, two = newNode(t, packettest.Here), newNode(t, packettest.There)
 	join(t, "eth0", one.node, two.node, uplinkMAC, fabricMAC)
 	one.routes(t, fabricMAC, packettest.There)
 	two.routes(t, uplinkMAC, packettest.Here)
 	one.start(t)
 	two.start(t)
+	return one, two
+}
+
+// TestTwoNodes has containers of two nodes, each with an Open vSwitch, talk by their own kernels' TCP, also after Open vSwitch has
+// forgotten the node's MAC.
+func TestTwoNodes(t *testing.T) {
+	one, two := twoNodes(t)
 	a := one.contain(t, netip.MustParseAddr("10.0.1.2"), netip.MustParseAddr("fd10:0:0:1::2"))
 	b := two.contain(t, netip.MustParseAddr("10.0.2.2"), netip.MustParseAddr("fd10:0:0:2::2"))
 	must(t, one.s.Apply(limit(t), nil, a.entries(b, packettest.There)))
@@ -89,12 +96,7 @@ func TestTwoNodes(t *testing.T) {
 // TestOpenedAgain has a switch opened again and again, as each start of an agent does, while containers of two nodes send each other one packet after another:
 // none is lost.
 func TestOpenedAgain(t *testing.T) {
-	one, two := newNode(t, packettest.Here), newNode(t, packettest.There)
-	join(t, "eth0", one.node, two.node, uplinkMAC, fabricMAC)
-	one.routes(t, fabricMAC, packettest.There)
-	two.routes(t, uplinkMAC, packettest.Here)
-	one.start(t)
-	two.start(t)
+	one, two := twoNodes(t)
 	a, b := one.contain(t, netip.MustParseAddr("fd10:0:0:1::2")), two.contain(t, netip.MustParseAddr("fd10:0:0:2::2"))
 	must(t, one.s.Apply(limit(t), nil, a.entries(b, packettest.There)))
 	must(t, two.s.Apply(limit(t), nil, b.entries(a, packettest.Here)))
