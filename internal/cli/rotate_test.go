@@ -24,12 +24,17 @@ func rotate(t *testing.T, stream *connect.BidiStreamForClient[pilasterv1.FollowR
 	for v := ask[tenantView](t, "tenant", "get", "blue"); len(v.IDs[0].Lacking) > 0; v = ask[tenantView](t, "tenant", "get", "blue") {
 	}
 	refused(t, ExitFailed, "no tenant \"none\"", "tenant", "rotate-key", "none")
+	done := make(chan tenantView)
+	go func() {
+		defer close(done) // also where ask fails
+		done <- ask[tenantView](t, "tenant", "rotate-key", "blue", "--wait", "1m")
+	}()
+	for len(ask[tenantView](t, "tenant", "get", "blue").IDs) < 2 {
+	}
 	refused(t, ExitFailed, "id 3 of tenant blue is accepted, but not yet by n1", "tenant", "rotate-key", "blue", "--wait", "0s")
 	if r := command(t, "tenant", "get", "blue"); !strings.Contains(r.stdout, "3   accepted, not yet by n1\n") || !strings.Contains(r.stdout, "1   current, held by n1\n") {
 		t.Errorf("tenant get: %s", r.stdout)
 	}
-	done := make(chan tenantView)
-	go func() { done <- ask[tenantView](t, "tenant", "rotate-key", "blue", "--wait", "1m") }()
 	says(2, []uint32{1, 3}, []uint32{1})
 	says(3, []uint32{1, 3}, []uint32{1, 3})
 	if v := <-done; len(v.IDs) != 2 || v.IDs[1].ID != 3 || v.IDs[1].State != "current" || v.IDs[0].State != "retiring" || v.IDs[0].HeldBy[0] != "n1" {
