@@ -242,7 +242,9 @@ func (s *nodeService) Follow(ctx context.Context, stream *connect.BidiStream[pil
 			s.later(func(ctx context.Context) { s.disconnect(ctx, node, session) })
 		}
 	}()
-	if err := s.connect(ctx, node, session, begun); err != nil {
+	err = s.connect(ctx, node, session)
+	begun() // only now: were the next to begin before the model had heard of this one, the model would lag behind for longer than streams wait for it
+	if err != nil {
 		return err
 	}
 	f := s.model.follow(node, session, first, end)

@@ -34,14 +34,12 @@ func (s *nodeService) awaitPredecessor(ctx context.Context, n pki.Node, instance
 	s.model.awaitSession(ctx, n.Name, func(is store.Session) bool { return is.None() || is.Instance == instance })
 }
 
-// connect notes the caller's new stream in the store, after which its place may be another's, and returns when the model knows of it: whatever
-// session it hears of afterwards has replaced this one.
-func (s *nodeService) connect(ctx context.Context, n pki.Node, session store.Session, begun func()) error {
+// connect notes the caller's new stream in the store, and returns when the model knows of it: whatever session it hears of afterwards has replaced
+// this one.
+func (s *nodeService) connect(ctx context.Context, n pki.Node, session store.Session) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	err := s.store.Connect(ctx, n, session)
-	begun()
-	if err != nil {
+	if err := s.store.Connect(ctx, n, session); err != nil {
 		return err
 	}
 	if s.model.awaitSession(ctx, n.Name, func(is store.Session) bool { return is == session }) != nil {

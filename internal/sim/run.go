@@ -9,6 +9,7 @@ import (
 	"os"
 	"runtime"
 	"runtime/debug"
+	"runtime/metrics"
 	"strconv"
 	"strings"
 	"syscall"
@@ -41,8 +42,11 @@ func Run(ctx context.Context, s Scenario, o Options) (r *Result, err error) {
 	}
 	if s.Limits.Memory > 0 {
 		// All that may be had is used before garbage is looked for: to look costs more where there is more that lives. Beside it is etcd's file.
-		defer debug.SetMemoryLimit(debug.SetMemoryLimit(int64(s.Limits.Memory) * 15 / 16))
+		defer debug.SetMemoryLimit(debug.SetMemoryLimit(int64(s.Limits.Memory) / 32 * 31))
 		defer debug.SetGCPercent(debug.SetGCPercent(1000))
+		collecting, stop := context.WithCancel(ctx)
+		defer stop()
+		go collectEarly(collecting, uint64(s.Limits.Memory))
 	}
 	w := newWorld(s, o.Dir, o.Log)
 	w.patience, w.followers = cmp.Or(o.Patience, settleTime), o.Followers
@@ -287,3 +291,22 @@ var (
 		"time and processors of many machines: all agents and the orchestrator share one clock and the processors of this machine",
 	}
 )
+
+// collectEarly has garbage looked for while there is room left. By itself the runtime begins as late as what was made in quieter times lets it, and then has
+// whoever makes more look for garbage first: all machines of the simulation would stand still for ten seconds because one process has one heap.
+func collectEarly(ctx context.Context, limit uint64) {
+	used := []metrics.Sample{{Name: "/memory/classes/heap/objects:bytes"}, {Name: "/memory/classes/heap/stacks:bytes"}}
+	read := func() uint64 {
+		metrics.Read(used)
+		return used[0].Value.Uint64() + used[1].Value.Uint64()
+	}
+	for left := uint64(0); ; {
+		if now := read(); now > limit/8*5 && now > left+limit/4 {
+			runtime.GC()
+			left = read()
+		}
+		if pause(ctx, 250*time.Millisecond) != nil {
+			return
+		}
+	}
+}
