@@ -25,7 +25,7 @@ func TestStore(t *testing.T) {
 		"recall": testRecall, "recall refuses": testRecallRefuses, "recall is whole": testRecallIsWhole, "many in few requests": testManyInFewRequests, "hosting": testHosting, "rotation": testRotation, "recall of ids": testRecallOfIds, "recall of nonsense": testRecallOfNonsense, "two stores": testTwoStores,
 		"watch": testWatch, "sleeper": store.SleeperTest, "compacted": store.CompactedTest,
 		"hosted meanwhile": store.HostedMeanwhileTest, "deleted meanwhile": store.DeletedMeanwhileTest, "large change": store.LargeChangeTest, "others between": store.OthersBetweenTest,
-		"crash": store.CrashTest, "half a deletion": store.HalfDeletionTest,
+		"crash": store.CrashTest, "half a deletion": store.HalfDeletionTest, "deletion among changes": store.DeletionAmongChangesTest,
 		"together": store.TogetherTest, "too many wait": store.TooManyWaitTest, "refused in vain": store.RefusedInVainTest, "another is first": store.OtherFirstTest, "refused on what is old": store.RefusedOnOldTest, "after a sweep": store.AfterSweepTest, "large in company": store.LargeInCompanyTest, "given up": store.GivenUpTest, "panic in company": store.PanicInCompanyTest, "forgotten lease": store.ForgottenLeaseTest,
 		"subnets": testSubnets, "addresses": testAddresses, "rest": testRest, "mappings recalled": testRecallMappings, "pages": testPages, "hardly anything free": testHardlyAnythingFree, "families amid each other": testFamiliesAmidEachOther, "given by two": testGivenByTwo, "the gateway's id": testGatewayID,
 		"regions": testRegions, "many regions": testManyRegions,

@@ -18,25 +18,26 @@ var (
 
 // Tests that need the inside of a change, and servers that only the outside can start.
 var (
-	SleeperTest          = testSleeper
-	CompactedTest        = testCompacted
-	HostedMeanwhileTest  = testHostedMeanwhile
-	DeletedMeanwhileTest = testDeletedMeanwhile
-	LargeChangeTest      = testLargeChange
-	OthersBetweenTest    = testOthersBetween
-	CrashTest            = testCrash
-	HalfDeletionTest     = testHalfDeletion
-	EmbedWith            = embedWith
-	TogetherTest         = testTogether
-	TooManyWaitTest      = testTooManyWait
-	RefusedInVainTest    = testRefusedInVain
-	OtherFirstTest       = testOtherFirst
-	RefusedOnOldTest     = testRefusedOnOld
-	AfterSweepTest       = testAfterSweep
-	LargeInCompanyTest   = testLargeInCompany
-	GivenUpTest          = testGivenUp
-	PanicInCompanyTest   = testPanicInCompany
-	ForgottenLeaseTest   = testForgottenLease
+	SleeperTest              = testSleeper
+	CompactedTest            = testCompacted
+	HostedMeanwhileTest      = testHostedMeanwhile
+	DeletedMeanwhileTest     = testDeletedMeanwhile
+	LargeChangeTest          = testLargeChange
+	OthersBetweenTest        = testOthersBetween
+	CrashTest                = testCrash
+	HalfDeletionTest         = testHalfDeletion
+	DeletionAmongChangesTest = testDeletionAmongChanges
+	EmbedWith                = embedWith
+	TogetherTest             = testTogether
+	TooManyWaitTest          = testTooManyWait
+	RefusedInVainTest        = testRefusedInVain
+	OtherFirstTest           = testOtherFirst
+	RefusedOnOldTest         = testRefusedOnOld
+	AfterSweepTest           = testAfterSweep
+	LargeInCompanyTest       = testLargeInCompany
+	GivenUpTest              = testGivenUp
+	PanicInCompanyTest       = testPanicInCompany
+	ForgottenLeaseTest       = testForgottenLease
 )
 
 func must(t *testing.T, err error) {

@@ -129,9 +129,9 @@ func (t *txn) hostingOf(name string) ([]*pilasterv1.Hosting, error) {
 	return all, nil
 }
 
-// hostedBy is the tenants that a node hosts that is shut out, so that none comes any more; their records are then read. Each tenant is asked for: to list
+// hostedBy is the tenants that a node hosts, whose records are then read. To one that was shut out none comes any more. Each tenant is asked for: to list
 // what all nodes host would take the longer the more nodes there are.
-func (t *txn) hostedBy(node string) (hosted []string, err error) {
+func (t *txn) hostedBy(node string, shutOut bool) (hosted []string, err error) {
 	tenants, err := t.names(dirTenants)
 	if err != nil {
 		return nil, err
@@ -145,7 +145,11 @@ func (t *txn) hostedBy(node string) (hosted []string, err error) {
 	}
 	keys = nil
 	for _, name := range tenants {
-		if t.readings[hostingKey(name, node)].value != "" {
+		key := hostingKey(name, node)
+		if !shutOut {
+			t.compared[key] = true
+		}
+		if t.readings[key].value != "" {
 			hosted, keys = append(hosted, name), append(keys, dirTenants+name)
 		}
 	}

@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"errors"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -238,13 +239,28 @@ func (t *txn) mark(key string) (uint64, error) {
 
 func (t *txn) setMark(key string, n uint64) { t.put(key, strconv.FormatUint(n, 10)) }
 
+// errParts is that of a change which is to be made in one transaction, or not at all, and is too much for one.
+var errParts = errors.New("this takes more than one transaction")
+
 // DeleteNode forgets a node. Its prefix stays claimed and its UUID may not come back. One that is connected is
 // refused, unless by force: who has its key may keep a stream open to prevent it.
 func (s *Store) DeleteNode(ctx context.Context, name string, force bool) error {
+	err := s.change(ctx, func(t *txn) error {
+		if err := s.deleteNode(t, name, force); err != nil {
+			return err
+		}
+		if !t.weight().fits(t.most) {
+			return errParts
+		}
+		return nil
+	})
+	if !errors.Is(err, errParts) {
+		return err
+	}
 	// The machine is shut out at first: nothing of it comes any more that would have to be looked out for. Until the name goes, last, the deletion can
 	// be asked for again.
-	err := s.change(ctx, func(t *txn) error {
-		_, err := t.shutOut(name, force)
+	err = s.change(ctx, func(t *txn) error {
+		_, _, err := t.shutOut(name, force)
 		return err
 	})
 	if err != nil {
@@ -253,33 +269,37 @@ func (s *Store) DeleteNode(ctx context.Context, name string, force bool) error {
 	return s.change(ctx, func(t *txn) error { return s.deleteNode(t, name, force) })
 }
 
-// shutOut refuses a node, or its deletion.
-func (t *txn) shutOut(name string, force bool) (*pilasterv1.Node, error) {
-	node := new(pilasterv1.Node)
+// shutOut refuses a node, or its deletion. It reports whether the node was shut out before.
+func (t *txn) shutOut(name string, force bool) (node *pilasterv1.Node, before bool, err error) {
+	node = new(pilasterv1.Node)
 	if found, err := t.load(dirNodes+name, node); err != nil {
-		return nil, err
+		return nil, false, err
 	} else if !found {
-		return nil, refuse(NotFound, "there is no node %q; `pilaster node list` shows those there are", name)
+		return nil, false, refuse(NotFound, "there is no node %q; `pilaster node list` shows those there are", name)
 	}
 	if session, err := t.get(dirSessions + name); err != nil {
-		return nil, err
+		return nil, false, err
 	} else if session != "" && !force {
-		return nil, refuse(Refused, "node %s is connected; it was left as it was: stop its agent first, or take --force when that is not in your power", name)
+		return nil, false, refuse(Refused, "node %s is connected; it was left as it was: stop its agent first, or take --force when that is not in your power", name)
 	}
 	if err := t.leaveEdge(name, force); err != nil {
-		return nil, err
+		return nil, false, err
+	}
+	was, err := t.get(dirDeleted + node.Uuid)
+	if err != nil {
+		return nil, false, err
 	}
 	t.put(dirDeleted+node.Uuid, name)
-	return node, t.endPublished(name, force)
+	return node, was != "", t.endPublished(name, force)
 }
 
-// deleteNode forgets one that is shut out. It may take several transactions.
+// deleteNode forgets one. It may take several transactions once the node is shut out.
 func (s *Store) deleteNode(t *txn, name string, force bool) error {
-	node, err := t.shutOut(name, force)
+	node, before, err := t.shutOut(name, force)
 	if err != nil {
 		return err
 	}
-	hosted, err := t.hostedBy(name)
+	hosted, err := t.hostedBy(name, before)
 	if err != nil {
 		return err
 	}

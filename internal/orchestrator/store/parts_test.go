@@ -136,3 +136,44 @@ func testHalfDeletion(t *testing.T, etcd *clientv3.Client) {
 		t.Errorf("%d tries, %v: wrote %v", tries, err, made)
 	}
 }
+
+// meddling changes something between each decision and its transaction.
+type meddling struct {
+	clientv3.KV
+	t     *testing.T
+	times int
+}
+
+func (m *meddling) Txn(ctx context.Context) clientv3.Txn {
+	m.times++
+	if _, err := m.Put(ctx, root+"test", fmt.Sprint(m.times)); err != nil {
+		m.t.Error(err)
+	}
+	return m.KV.Txn(ctx)
+}
+
+// Among more tenants than can be compared, too, a node is deleted while others change what has nothing to do with it.
+func testDeletionAmongChanges(t *testing.T, etcd *clientv3.Client) {
+	ctx := within(t, 20*time.Second)
+	s := opened(t, etcd)
+	for i, tenants := range [][]string{{"t0"}, manyNames(maxOps)} {
+		n := pki.Node{Name: fmt.Sprint("n", i), UUID: fmt.Sprintf("00000000-0000-4000-8000-%012d", i)}
+		hostsMany(t, s, n, tenants...)
+		if _, err := s.Hosts(ctx, n, 1, nil, tenants[1:]); err != nil {
+			t.Fatal(err)
+		}
+		between := &meddling{KV: etcd.KV, t: t}
+		c := clientv3.NewCtxClient(t.Context())
+		c.KV, c.Lease = between, etcd.Lease
+		meddled, err := Open(ctx, c, noPlan, discard)
+		must(t, err)
+		meddled.changes.together = mostTogether(etcd)
+		between.times = 0
+		if err := meddled.DeleteNode(ctx, n.Name, false); err != nil {
+			t.Errorf("one of %d tenants hosted: %v", len(tenants), err)
+		}
+		if want := 1 + i; between.times != want {
+			t.Errorf("one of %d tenants hosted: %d transactions, want %d", len(tenants), between.times, want)
+		}
+	}
+}
