@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -14,7 +15,8 @@ import (
 var (
 	keptPrefixes = []string{
 		"app.kubernetes.io",
-		"io.kubernetes.pod.namespace",
+		NamespaceKey, // and the labels of the namespace, which begin so
+		portPrefix,
 	}
 	leftOutPrefixes = []string{
 		"annotation",
@@ -34,18 +36,79 @@ var (
 	}
 )
 
+// An identity says all of a container that policy selects by, also what Kubernetes has in other places than the pod's labels.
+const (
+	// NamespaceKey is the label with the name of a container's namespace.
+	NamespaceKey = "io.kubernetes.pod.namespace"
+	// DefaultNamespace is where a container without that label is.
+	DefaultNamespace = "default"
+	// namespaceNameKey is a label that each namespace has: its name.
+	namespaceNameKey     = "kubernetes.io/metadata.name"
+	namespaceLabelPrefix = NamespaceKey + ".labels."
+	portPrefix           = "io.kubernetes.pod.port."
+)
+
+// NamespaceLabelKey is the key in an identity of a label of the container's namespace.
+func NamespaceLabelKey(key string) string { return namespaceLabelPrefix + key }
+
+// NamedPort is the label in an identity that a container calls a port so: 80-TCP.
+func NamedPort(name string, port uint16, protocol string) (key, value string) {
+	return portPrefix + name, fmt.Sprintf("%d-%s", port, protocol)
+}
+
+// Port is a port of a container that has a name; the protocol is as Kubernetes writes it: TCP, UDP, SCTP.
+type Port struct {
+	Number   uint16
+	Protocol string
+}
+
+// Identity is what the labels of an identity say, by what has them.
+type Identity struct {
+	Pod             map[string]string // its own labels
+	Namespace       string
+	NamespaceLabels map[string]string // with that of its name
+	Ports           map[string]Port   // by name
+}
+
+// ReadIdentity takes the labels of an identity apart. A port that cannot be read has no name.
+func ReadIdentity(labels map[string]string) Identity {
+	id := Identity{Pod: map[string]string{}, Namespace: DefaultNamespace, NamespaceLabels: map[string]string{}, Ports: map[string]Port{}}
+	for k, v := range labels {
+		if k == NamespaceKey {
+			id.Namespace = v
+		} else if key, ok := strings.CutPrefix(k, namespaceLabelPrefix); ok {
+			id.NamespaceLabels[key] = v
+		} else if name, ok := strings.CutPrefix(k, portPrefix); ok {
+			number, protocol, _ := strings.Cut(v, "-")
+			if n, err := strconv.ParseUint(number, 10, 16); err == nil && n > 0 {
+				id.Ports[name] = Port{uint16(n), protocol}
+			}
+		} else {
+			id.Pod[k] = v
+		}
+	}
+	id.NamespaceLabels[namespaceNameKey] = id.Namespace
+	return id
+}
+
+// IsPodLabel tells whether policy may select pods by a key: not those by which an identity says something else.
+func IsPodLabel(key string) bool {
+	return IsIdentity(key) && !strings.HasPrefix(key, NamespaceKey) && !strings.HasPrefix(key, portPrefix)
+}
+
 // IdentityLabels are the labels that make a container's app.
 func IdentityLabels(labels map[string]string) map[string]string {
 	identity := make(map[string]string, len(labels))
 	for k, v := range labels {
-		if isIdentity(k) {
+		if IsIdentity(k) {
 			identity[k] = v
 		}
 	}
 	return identity
 }
 
-func isIdentity(key string) bool {
+// IsIdentity tells whether labels of a key make a container's app, so that policy can select by them.
+func IsIdentity(key string) bool {
 	hasPrefix := func(p string) bool { return strings.HasPrefix(key, p) }
 	if slices.ContainsFunc(keptPrefixes, hasPrefix) {
 		return true
@@ -67,10 +130,10 @@ func Canonical(labels map[string]string) string {
 	return b.String()
 }
 
-// Limits of what a label set may hold; those of Kubernetes for one label.
+// Limits of what a label set may hold; those of Kubernetes for one label, behind the longest prefix that says whose it is.
 const (
 	maxLabels     = 64
-	maxLabelKey   = 253 + 1 + 63 // DNS subdomain, "/", name
+	maxLabelKey   = len(namespaceLabelPrefix) + 253 + 1 + 63 // DNS subdomain, "/", name
 	maxLabelValue = 63
 )
 

@@ -2,36 +2,79 @@ package tenant
 
 import (
 	"maps"
+	"reflect"
+	"strings"
 	"testing"
 )
 
 func TestIdentityLabelsLeaveOutWhatTellsPodsApart(t *testing.T) {
 	for key, kept := range map[string]bool{
-		"app":                                      true,
-		"tier":                                     true,
-		"app.kubernetes.io/name":                   true,
-		"io.kubernetes.pod.namespace":              true,
-		"example.org/team":                         true,
-		"io.kubernetes.pod.name":                   false,
-		"io.kubernetes.pod.uid":                    false,
-		"pod-template-hash":                        false,
-		"pod-template-generation":                  false,
-		"controller-revision-hash":                 false,
-		"controller-uid":                           false,
-		"batch.kubernetes.io/controller-uid":       false,
-		"batch.kubernetes.io/job-completion-index": false,
-		"apps.kubernetes.io/pod-index":             false,
-		"statefulset.kubernetes.io/pod-name":       false,
-		"kubernetes.io/hostname":                   false,
-		"k8s.io/cluster-service":                   false,
-		"beta.kubernetes.io/arch":                  false,
-		"node.beta.kubernetes.io/x":                false,
-		"annotation.kubectl":                       false,
-		"etcd_node":                                false,
+		"app":                         true,
+		"tier":                        true,
+		"app.kubernetes.io/name":      true,
+		"io.kubernetes.pod.namespace": true,
+		"example.org/team":            true,
+		"io.kubernetes.pod.namespace.labels.kubernetes.io/metadata.name": true,
+		"io.kubernetes.pod.namespace.labels.team":                        true,
+		"io.kubernetes.pod.port.http":                                    true,
+		"io.kubernetes.pod.name":                                         false,
+		"io.kubernetes.pod.uid":                                          false,
+		"pod-template-hash":                                              false,
+		"pod-template-generation":                                        false,
+		"controller-revision-hash":                                       false,
+		"controller-uid":                                                 false,
+		"batch.kubernetes.io/controller-uid":                             false,
+		"batch.kubernetes.io/job-completion-index":                       false,
+		"apps.kubernetes.io/pod-index":                                   false,
+		"statefulset.kubernetes.io/pod-name":                             false,
+		"kubernetes.io/hostname":                                         false,
+		"k8s.io/cluster-service":                                         false,
+		"beta.kubernetes.io/arch":                                        false,
+		"node.beta.kubernetes.io/x":                                      false,
+		"annotation.kubectl":                                             false,
+		"etcd_node":                                                      false,
 	} {
 		_, got := IdentityLabels(map[string]string{key: "x"})[key]
 		if got != kept {
 			t.Errorf("%s: in the identity %v, want %v", key, got, kept)
+		}
+	}
+}
+
+func TestReadIdentity(t *testing.T) {
+	port, value := NamedPort("http", 80, "TCP")
+	got := ReadIdentity(map[string]string{
+		"app": "web", NamespaceKey: "shop", NamespaceLabelKey("team"): "a", NamespaceLabelKey("kubernetes.io/metadata.name"): "a lie",
+		port: value, "io.kubernetes.pod.port.none": "0-TCP", "io.kubernetes.pod.port.much": "65536-TCP",
+	})
+	want := Identity{
+		Pod: map[string]string{"app": "web"}, Namespace: "shop",
+		NamespaceLabels: map[string]string{"team": "a", "kubernetes.io/metadata.name": "shop"},
+		Ports:           map[string]Port{"http": {80, "TCP"}},
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("read as %+v, want %+v", got, want)
+	}
+	if alone := ReadIdentity(nil); alone.Namespace != "default" || alone.NamespaceLabels["kubernetes.io/metadata.name"] != "default" {
+		t.Errorf("without labels: %+v, want namespace default", alone)
+	}
+}
+
+// The longest label that a namespace may have in Kubernetes fits behind its prefix.
+func TestCheckLabelsTakesTheLongestOfANamespace(t *testing.T) {
+	key := NamespaceLabelKey(strings.Repeat("d", 253) + "/" + strings.Repeat("n", 63))
+	if err := CheckLabels(map[string]string{key: "x"}); err != nil {
+		t.Error(err)
+	}
+	if err := CheckLabels(map[string]string{key + "n": "x"}); err == nil {
+		t.Error("a key that is one too long is taken")
+	}
+}
+
+func TestIsPodLabel(t *testing.T) {
+	for key, want := range map[string]bool{"app": true, "pod-template-hash": false, NamespaceKey: false, NamespaceLabelKey("team"): false, "io.kubernetes.pod.port.http": false} {
+		if got := IsPodLabel(key); got != want {
+			t.Errorf("%s: %v, want %v", key, got, want)
 		}
 	}
 }
