@@ -74,6 +74,7 @@ func bugs() []planted {
 		{"FuzzRefusal", "internal/plugin/text.go", "case r < ' ':", "case r < 31:"},
 		{"FuzzReadMatrix", "internal/nic/matrix.go", "err != nil || packets == 0 {", "err != nil {"},
 		{"FuzzMountinfo", "internal/datapath/bpffs.go", "kind[1] != mountSource", "!strings.HasPrefix(kind[1], mountSource)"},
+		{"FuzzPolicies", "internal/policy/networkpolicy.go", "last < p.Port.IntVal {", "last < p.Port.IntVal-1 {"},
 	}
 }
 

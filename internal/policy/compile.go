@@ -1,0 +1,217 @@
+package policy
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"slices"
+
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/numeral"
+)
+
+// Limits of what one tenant may have.
+const (
+	MaxPolicies = 100_000
+	maxRank     = math.MaxUint16
+	maxEntries  = 1 << 20 // of a map, on one node
+)
+
+// Compile makes the tables of the subjects: the apps on this node, which are among the apps that it knows, with their
+// identity labels. The same arguments give the same tables.
+func Compile(tenant string, policies []Policy, apps map[address.AppID]map[string]string, subjects []address.AppID) (Tables, error) {
+	c, err := newCompiler(tenant, policies, apps)
+	if err != nil || len(policies) == 0 {
+		return Tables{}, err
+	}
+	places := []int{c.index.unknown()}
+	for _, app := range subjects {
+		at, known := slices.BinarySearch(c.index.apps, app)
+		if !known {
+			return Tables{}, fmt.Errorf("app %d of tenant %s is on this node and its labels are not known", app, tenant)
+		}
+		places = append(places, at)
+	}
+	selecting := make([]selection, len(places))
+	for i, p := range c.policies {
+		subject := c.index.selected(p.Subject)
+		for j, at := range places {
+			if subject.has(at) {
+				selecting[j].add(i, p)
+			}
+		}
+	}
+	for i, at := range places {
+		s, err := c.subject(at, selecting[i])
+		if err != nil {
+			return Tables{}, fmt.Errorf("policies of tenant %s: %w", tenant, err)
+		}
+		c.tables.Subjects[c.appAt(at)] = s
+	}
+	c.tables.Peers = make(map[PeerKey]Peer, len(c.rows))
+	for _, r := range c.rows {
+		c.tables.Peers[r.key] = r.peer
+	}
+	return c.tables, nil
+}
+
+// compiler is one run of Compile.
+type compiler struct {
+	tenant   string
+	policies []*Policy // in the order of evaluation
+	index    *index
+	numbers  numbers
+	peers    map[place]appSet // whom rules match by labels, of those asked for so far
+	tables   Tables
+	rows     []peerRow     // what is to be in the map of peers, which is the largest
+	sets     map[string]ID // by what they are made of
+	ports    map[string]ID
+	key      []byte          // of the table that is asked for
+	sums     map[ID][32]byte // the whole hashes of those in use
+}
+
+func newCompiler(tenant string, policies []Policy, apps map[address.AppID]map[string]string) (*compiler, error) {
+	if len(policies) > MaxPolicies {
+		return nil, fmt.Errorf("tenant %s has %s, more than %s", tenant, numeral.Of(len(policies), "policy", "policies"), numeral.Grouped(MaxPolicies))
+	}
+	for app := range apps {
+		if app == Outside || app >= address.FirstReservedApp {
+			return nil, fmt.Errorf("tenant %s: %d is not the number of an app", tenant, app)
+		}
+	}
+	c := &compiler{
+		tenant: tenant, index: newIndex(apps), peers: map[place]appSet{},
+		sets: map[string]ID{}, ports: map[string]ID{}, sums: map[ID][32]byte{},
+		tables: Tables{
+			Subjects: map[address.AppID]Subject{}, Blocks: map[BlockKey]ID{},
+			Ports: map[PortKey]PortEntry{}, Ranges: map[RangeKey]Verdict{}, Names: map[uint32]RuleName{},
+		},
+	}
+	for i := range policies {
+		c.policies = append(c.policies, &policies[i])
+	}
+	slices.SortStableFunc(c.policies, func(a, b *Policy) int {
+		return cmp.Or(cmp.Compare(a.Tier, b.Tier), cmp.Compare(a.Priority, b.Priority), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	})
+	called := make(map[string]bool, len(policies))
+	for _, p := range c.policies {
+		name := p.String()
+		if called[name] {
+			return nil, fmt.Errorf("tenant %s has %s twice", tenant, name)
+		}
+		called[name] = true
+	}
+	c.numbers = number(tenant, c.policies)
+	return c, nil
+}
+
+func (c *compiler) appAt(i int) address.AppID {
+	switch i {
+	case c.index.unknown():
+		return AnyApp
+	case c.index.outside():
+		return Outside
+	}
+	return c.index.apps[i]
+}
+
+type peerRow struct {
+	key  PeerKey
+	peer Peer
+}
+
+// selection is the policies that select one subject and have a say in a direction.
+type selection [2]struct{ enforced, all []int }
+
+func (s *selection) add(i int, p *Policy) {
+	for _, d := range directions {
+		if p.touches(d) {
+			s[d].all = append(s[d].all, i)
+			if !p.Audit {
+				s[d].enforced = append(s[d].enforced, i)
+			}
+		}
+	}
+}
+
+func (c *compiler) subject(at int, selecting selection) (s Subject, err error) {
+	for _, d := range directions {
+		enforced, all := selecting[d].enforced, selecting[d].all
+		if s.Sets[d], err = c.set(d, enforced, at); err != nil {
+			return s, err
+		}
+		if len(all) == len(enforced) {
+			continue
+		}
+		if s.Audit[d], err = c.set(d, all, at); err != nil {
+			return s, err
+		}
+		if s.Audit[d] == s.Sets[d] {
+			s.Audit[d] = 0
+		}
+	}
+	return s, nil
+}
+
+// setMatches is what a set is made of.
+type setMatches struct {
+	pods     []podMatch
+	blocks   []blockMatch
+	isolated uint32 // what the tier of NetworkPolicies says where none accepts
+}
+
+// collect gathers the matches of policies for one subject.
+func (c *compiler) collect(d Direction, policies []int, at int) (m setMatches, err error) {
+	var ranks [3]int
+	for _, i := range policies {
+		p := c.policies[i]
+		if p.Isolates[d] && m.isolated == 0 {
+			m.isolated = step(Deny, c.number(place{i, d, Isolation}))
+		}
+		for j := range p.Rules[d] {
+			rule, where := &p.Rules[d][j], place{i, d, j}
+			rank := ranks[p.Tier]
+			if ranks[p.Tier]++; rank > maxRank {
+				return m, fmt.Errorf("more than %s of ClusterNetworkPolicies select one app in %s: select fewer apps by them", numeral.Of(maxRank+1, "rule", "rules"), d)
+			}
+			var v Verdict
+			v.Tiers[p.Tier] = step(rule.Action, c.number(where))
+			if p.Tier != NetworkPolicy {
+				v.Rank[rankOf(p.Tier)] = uint16(rank)
+			}
+			pods, blocks := c.index.matches(rule, d, v, c.matched(rule, where), at)
+			m.pods, m.blocks = append(m.pods, pods...), append(m.blocks, blocks...)
+		}
+	}
+	return m, nil
+}
+
+// matched are the apps that a rule's peers select, whatever the port.
+func (c *compiler) matched(r *Rule, where place) appSet {
+	if r.Everyone {
+		return c.index.everyone
+	}
+	those, ok := c.peers[where]
+	if !ok {
+		those = c.index.empty()
+		for _, p := range r.Pods {
+			those.or(c.index.selected(p))
+		}
+		c.peers[where] = those
+	}
+	return those
+}
+
+// number is that of a rule, which gets its name into the tables.
+func (c *compiler) number(at place) uint32 {
+	n := c.numbers.at(at)
+	if _, named := c.tables.Names[n]; !named {
+		p := c.policies[at.policy]
+		name := RuleName{Policy: p.String(), Direction: at.direction, Rule: at.rule, Audit: p.Audit}
+		if at.rule != Isolation {
+			name.Name = p.Rules[at.direction][at.rule].Name
+		}
+		c.tables.Names[n] = name
+	}
+	return n
+}

@@ -1,0 +1,208 @@
+package policy
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/apimachinery/pkg/util/yaml"
+	kjson "sigs.k8s.io/json"
+	convert "sigs.k8s.io/yaml"
+)
+
+// maxWrong is how many faults of a document an error lists.
+const maxWrong = 10
+
+// What a document may be, and a list of such.
+const (
+	networkPolicyKind = "NetworkPolicy"
+	clusterPolicyKind = "ClusterNetworkPolicy"
+	networkingV1      = "networking.k8s.io/v1"
+	clusterV1alpha2   = "policy.networking.k8s.io/v1alpha2"
+)
+
+// Parse reads documents in YAML or JSON, divided by lines with ---; one may be a List. What it would not do exactly as
+// written it refuses, and says which document, policy and field that is.
+func Parse(text []byte) ([]Policy, error) {
+	var policies []Policy
+	in := map[string]string{} // by policy: the document
+	r := yaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(text)))
+	for n := 1; ; {
+		where := fmt.Sprintf("document %d", n)
+		doc, err := r.Read()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", where, err)
+		}
+		text, err := toJSON(where, doc)
+		if err != nil {
+			return nil, err
+		}
+		if string(bytes.TrimSpace(text)) == "null" {
+			continue // comments at most
+		}
+		n++
+		found, err := parseDocument(where, text)
+		if err != nil {
+			return nil, err
+		}
+		for _, f := range found {
+			name := f.policy.String()
+			if before, twice := in[name]; twice {
+				return nil, fmt.Errorf("%s: %s is also in %s: leave one of them out", f.where, name, before)
+			}
+			in[name] = f.where
+			policies = append(policies, f.policy)
+		}
+	}
+	if len(policies) == 0 {
+		return nil, fmt.Errorf("no policy in it: write documents of kind %s or %s", networkPolicyKind, clusterPolicyKind)
+	}
+	return policies, nil
+}
+
+// found is a policy and the document that it is in.
+type found struct {
+	policy Policy
+	where  string
+}
+
+func toJSON(where string, doc []byte) ([]byte, error) {
+	for line := range bytes.Lines(doc) {
+		if string(bytes.TrimRight(line, " \t\n")) == "..." {
+			return nil, fmt.Errorf("%s: the line ... ends it, and what follows would not be read: divide documents by ---", where)
+		}
+	}
+	if json.Valid(doc) {
+		return doc, nil
+	}
+	text, err := convert.YAMLToJSONStrict(doc)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %s", where, oneLine(err))
+	}
+	return text, nil
+}
+
+func parseDocument(where string, text []byte) ([]found, error) {
+	var h head
+	if err := decodeSome(text, &h); err != nil {
+		return nil, fmt.Errorf("%s: %w", where, err)
+	}
+	if strings.HasSuffix(h.Kind, "List") {
+		return parseList(where, h, text)
+	}
+	f, err := parseObject(where, h, text)
+	return []found{f}, err
+}
+
+// head is what tells the kinds of documents apart, and policies from each other.
+type head struct {
+	APIVersion string `json:"apiVersion"`
+	Kind       string `json:"kind"`
+	Metadata   struct {
+		Namespace string `json:"namespace"`
+		Name      string `json:"name"`
+	} `json:"metadata"`
+}
+
+func (h head) is(apiVersion, kind string) bool { return h.APIVersion == apiVersion && h.Kind == kind }
+
+func parseObject(where string, h head, text []byte) (found, error) {
+	switch {
+	case h.is(networkingV1, networkPolicyKind):
+		return one(where, h, text, fromNetworkPolicy)
+	case h.is(clusterV1alpha2, clusterPolicyKind):
+		return one(where, h, text, fromClusterPolicy)
+	}
+	return found{}, fmt.Errorf("%s: kind %q of apiVersion %q: write kind %s of %s, kind %s of %s, or a List of these",
+		where, h.Kind, h.APIVersion, networkPolicyKind, networkingV1, clusterPolicyKind, clusterV1alpha2)
+}
+
+func parseList(where string, h head, text []byte) (all []found, err error) {
+	if !h.is("v1", "List") && !h.is(networkingV1, networkPolicyKind+"List") && !h.is(clusterV1alpha2, clusterPolicyKind+"List") {
+		return nil, fmt.Errorf("%s: kind %q of apiVersion %q: write a List of v1", where, h.Kind, h.APIVersion)
+	}
+	var list struct {
+		metav1.TypeMeta `json:",inline"`
+		metav1.ListMeta `json:"metadata"`
+		Items           []json.RawMessage `json:"items"`
+	}
+	if err := decode(text, &list); err != nil {
+		return nil, fmt.Errorf("%s: %s: %w", where, h.Kind, err)
+	}
+	for i, item := range list.Items {
+		where := fmt.Sprintf("%s, item %d", where, i+1)
+		var h head
+		if err := decodeSome(item, &h); err != nil {
+			return nil, fmt.Errorf("%s: %w", where, err)
+		}
+		f, err := parseObject(where, h, item)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, f)
+	}
+	return all, nil
+}
+
+// one reads the policy of a document by the kind that it is.
+func one[T any](where string, h head, text []byte, from func(*T) (Policy, field.ErrorList)) (found, error) {
+	called := fmt.Sprintf("%s: %s %s", where, h.Kind, strings.TrimPrefix(h.Metadata.Namespace+"/"+h.Metadata.Name, "/"))
+	object := new(T)
+	if err := decode(text, object); err != nil {
+		return found{}, fmt.Errorf("%s: %w", called, err)
+	}
+	policy, wrong := from(object)
+	if len(wrong) > 0 {
+		return found{}, fmt.Errorf("%s: %w", called, errorOf(wrong))
+	}
+	return found{policy, where}, nil
+}
+
+// decode takes no field that the type does not have, and none twice.
+func decode(text []byte, into any) error {
+	strict, err := kjson.UnmarshalStrict(text, into)
+	if err == nil {
+		err = errors.Join(strict...)
+	}
+	return inWords(err)
+}
+
+// decodeSome takes the fields that the type has.
+func decodeSome(text []byte, into any) error {
+	return inWords(kjson.UnmarshalCaseSensitivePreserveInts(text, into))
+}
+
+// inWords says it without those that are about Go.
+func inWords(err error) error {
+	var wrong *json.UnmarshalTypeError
+	if errors.As(err, &wrong) {
+		return fmt.Errorf("%s: a %s is not what belongs there", strings.TrimLeft(wrong.Field, "."), wrong.Value)
+	}
+	if err != nil {
+		return errors.New(oneLine(err))
+	}
+	return nil
+}
+
+func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
+
+func errorOf(wrong field.ErrorList) error {
+	var texts []string
+	for _, e := range wrong {
+		texts = append(texts, e.Error())
+	}
+	if more := len(texts) - maxWrong; more > 0 {
+		texts = append(slices.Clip(texts[:maxWrong]), fmt.Sprintf("and %d more", more))
+	}
+	return errors.New(strings.Join(texts, "; "))
+}

@@ -1,0 +1,136 @@
+package policy
+
+import (
+	"maps"
+	"math/bits"
+	"slices"
+)
+
+// portTable is what is to be in the maps of ports and ranges for one table, in order.
+type portTable struct {
+	ports  []portRow
+	ranges []rangeRow
+}
+
+type portRow struct {
+	key   PortKey // without the table
+	entry PortEntry
+}
+
+type rangeRow struct {
+	key     RangeKey // without the table
+	verdict Verdict
+}
+
+// flatten puts matches together so that one entry says all that matches. isolated is what the tier of NetworkPolicies
+// says where none of them accepts; 0 if it says nothing.
+func flatten(matches []*match, isolated uint32) (t portTable) {
+	end := func(v Verdict) Verdict {
+		if v.Action(NetworkPolicy) == None {
+			v.Tiers[NetworkPolicy] = isolated
+		}
+		return v
+	}
+	var always Verdict
+	of := map[uint8]*protocolPorts{}
+	for _, m := range matches {
+		if len(m.ports) == 0 {
+			always = always.with(m.verdict)
+		}
+		for _, r := range m.ports {
+			if of[r.protocol] == nil {
+				of[r.protocol] = &protocolPorts{exact: map[uint16]Verdict{}}
+			}
+			of[r.protocol].add(r, m.verdict)
+		}
+	}
+	t.ports = append(t.ports, portRow{PortKey{Scope: OtherProtocols}, PortEntry{Verdict: end(always)}})
+	for _, protocol := range slices.Sorted(maps.Keys(of)) {
+		p := of[protocol]
+		p.others = p.others.with(always)
+		ranges := p.intervals(end)
+		t.ports = append(t.ports, portRow{PortKey{Protocol: protocol, Scope: OtherPorts}, PortEntry{end(p.others), len(ranges) > 0}})
+		for _, port := range slices.Sorted(maps.Keys(p.exact)) {
+			v := end(p.exact[port].with(p.at(port)))
+			t.ports = append(t.ports, portRow{PortKey{Protocol: protocol, Port: port}, PortEntry{Verdict: v}})
+		}
+		for _, r := range ranges {
+			for _, key := range prefixes(r.first, r.last) {
+				key.Protocol = protocol
+				t.ranges = append(t.ranges, rangeRow{key, r.verdict})
+			}
+		}
+	}
+	return t
+}
+
+// protocolPorts are the matches of one protocol.
+type protocolPorts struct {
+	others Verdict // of all ports
+	exact  map[uint16]Verdict
+	ranges []interval
+}
+
+type interval struct {
+	first, last uint16
+	verdict     Verdict
+}
+
+func (p *protocolPorts) add(r portRange, v Verdict) {
+	switch {
+	case r.all():
+		p.others = p.others.with(v)
+	case r.first == r.last:
+		p.exact[r.first] = p.exact[r.first].with(v)
+	default:
+		p.ranges = append(p.ranges, interval{r.first, r.last, v})
+	}
+}
+
+// at is the verdict for a port that is not asked for alone.
+func (p *protocolPorts) at(port uint16) Verdict {
+	v := p.others
+	for _, r := range p.ranges {
+		if r.first <= port && port <= r.last {
+			v = v.with(r.verdict)
+		}
+	}
+	return v
+}
+
+// intervals are ranges that no longer overlap, without those where the verdict is that of other ports.
+func (p *protocolPorts) intervals(end func(Verdict) Verdict) (out []interval) {
+	var starts []uint16
+	for _, r := range p.ranges {
+		starts = append(starts, r.first)
+		if r.last < maxPort {
+			starts = append(starts, r.last+1)
+		}
+	}
+	slices.Sort(starts)
+	starts = slices.Compact(starts)
+	for i, first := range starts {
+		last := uint16(maxPort)
+		if i+1 < len(starts) {
+			last = starts[i+1] - 1
+		}
+		v := end(p.at(first))
+		if n := len(out); n > 0 && out[n-1].last == first-1 && out[n-1].verdict == v {
+			out[n-1].last = last
+		} else if v != end(p.others) {
+			out = append(out, interval{first, last, v})
+		}
+	}
+	return out
+}
+
+// prefixes are the fewest that ports from first to last are made of.
+func prefixes(first, last uint16) (keys []RangeKey) {
+	for from, past := uint32(first), uint32(last)+1; from < past; {
+		size := bits.TrailingZeros32(from | 1<<16)
+		size = min(size, bits.Len32(past-from)-1)
+		keys = append(keys, RangeKey{Bits: uint8(16 - size), Port: uint16(from)})
+		from += 1 << size
+	}
+	return keys
+}
