@@ -1,9 +1,15 @@
 package policy
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
+
+	"pilaster.io/pilaster/internal/numeral"
 )
+
+// maxWithin is how often one block of a set may lie in another: a thousand with as many exceptions come to a million.
+const maxWithin = 1 << 22
 
 // mappedIPv4 is where IPv4 is in IPv6. A block of IPv6 around it means IPv6 alone.
 var mappedIPv4 = netip.MustParsePrefix("::ffff:0:0/96")
@@ -16,7 +22,7 @@ type blockRow struct {
 }
 
 // flattenBlocks is the matches of each prefix, whether a block has it or excepts it, in order.
-func flattenBlocks(all []blockMatch) (rows []blockRow) {
+func flattenBlocks(all []blockMatch) (rows []blockRow, err error) {
 	type change struct{ open, shut []int } // blocks by their number
 	at, matchOf := map[netip.Prefix]*change{}, []int(nil)
 	changes := func(p netip.Prefix) *change {
@@ -44,7 +50,7 @@ func flattenBlocks(all []blockMatch) (rows []blockRow) {
 		}
 	}
 	slices.SortFunc(rows, func(a, b blockRow) int { return a.prefix.Compare(b.prefix) })
-	open := make([][]int, len(rows))
+	open, within := make([][]int, len(rows)), 0
 	for i := range rows {
 		row := &rows[i]
 		// In this order the row before is around this one, or what is around this one is around that too.
@@ -57,11 +63,14 @@ func flattenBlocks(all []blockMatch) (rows []blockRow) {
 		c := at[row.prefix]
 		open[i] = append(open[i], c.open...)
 		open[i] = slices.DeleteFunc(open[i], func(block int) bool { return slices.Contains(c.shut, block) })
+		if within += len(open[i]); within > maxWithin {
+			return nil, fmt.Errorf("blocks lie within each other more than %s times: put the exceptions of several policies into one", numeral.Grouped(maxWithin))
+		}
 		for _, block := range open[i] {
 			row.matches = append(row.matches, matchOf[block])
 		}
 		slices.Sort(row.matches)
 		row.matches = slices.Compact(row.matches)
 	}
-	return rows
+	return rows, nil
 }

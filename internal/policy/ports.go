@@ -1,10 +1,16 @@
 package policy
 
 import (
+	"fmt"
 	"maps"
 	"math/bits"
 	"slices"
+
+	"pilaster.io/pilaster/internal/numeral"
 )
+
+// maxRanges is how many different ones may overlap: each is compared with each.
+const maxRanges = 4096
 
 // portTable is what is to be in the maps of ports and ranges for one table, in order.
 type portTable struct {
@@ -24,7 +30,7 @@ type rangeRow struct {
 
 // flatten puts matches together so that one entry says all that matches. isolated is what the tier of NetworkPolicies
 // says where none of them accepts; 0 if it says nothing.
-func flatten(matches []*match, isolated uint32) (t portTable) {
+func flatten(matches []*match, isolated uint32) (t portTable, err error) {
 	end := func(v Verdict) Verdict {
 		if v.Action(NetworkPolicy) == None {
 			v.Tiers[NetworkPolicy] = isolated
@@ -39,7 +45,7 @@ func flatten(matches []*match, isolated uint32) (t portTable) {
 		}
 		for _, r := range m.ports {
 			if of[r.protocol] == nil {
-				of[r.protocol] = &protocolPorts{exact: map[uint16]Verdict{}}
+				of[r.protocol] = &protocolPorts{exact: map[uint16]Verdict{}, known: map[portRange]int{}}
 			}
 			of[r.protocol].add(r, m.verdict)
 		}
@@ -47,6 +53,9 @@ func flatten(matches []*match, isolated uint32) (t portTable) {
 	t.ports = append(t.ports, portRow{PortKey{Scope: OtherProtocols}, PortEntry{Verdict: end(always)}})
 	for _, protocol := range slices.Sorted(maps.Keys(of)) {
 		p := of[protocol]
+		if len(p.ranges) > maxRanges {
+			return t, fmt.Errorf("%s of ports of one protocol match one peer, more than %s: write fewer", numeral.Of(len(p.ranges), "range", "ranges"), numeral.Grouped(maxRanges))
+		}
 		p.others = p.others.with(always)
 		ranges := p.intervals(end)
 		t.ports = append(t.ports, portRow{PortKey{Protocol: protocol, Scope: OtherPorts}, PortEntry{end(p.others), len(ranges) > 0}})
@@ -61,14 +70,15 @@ func flatten(matches []*match, isolated uint32) (t portTable) {
 			}
 		}
 	}
-	return t
+	return t, nil
 }
 
 // protocolPorts are the matches of one protocol.
 type protocolPorts struct {
 	others Verdict // of all ports
 	exact  map[uint16]Verdict
-	ranges []interval
+	ranges []interval        // no two are the same
+	known  map[portRange]int // which of ranges that is
 }
 
 type interval struct {
@@ -83,7 +93,12 @@ func (p *protocolPorts) add(r portRange, v Verdict) {
 	case r.first == r.last:
 		p.exact[r.first] = p.exact[r.first].with(v)
 	default:
-		p.ranges = append(p.ranges, interval{r.first, r.last, v})
+		i, known := p.known[r]
+		if !known {
+			i = len(p.ranges)
+			p.ranges, p.known[r] = append(p.ranges, interval{first: r.first, last: r.last}), i
+		}
+		p.ranges[i].verdict = p.ranges[i].verdict.with(v)
 	}
 }
 

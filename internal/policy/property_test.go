@@ -16,7 +16,7 @@ import (
 // TestDecideIsEvaluate: what the tables say of a packet is what the policies say, rule by rule: all tiers, audit, apps that
 // are not known, peers outside. Where NetworkPolicies accept, several rules may, and any of them may be named.
 func TestDecideIsEvaluate(t *testing.T) {
-	const sets, packets = 2_000, 60
+	const sets, packets = 800, 80
 	var answers [2]int
 	decided, drops := map[policy.Tier]int{}, 0
 	for seed := range uint64(sets) {

@@ -136,7 +136,10 @@ type blockEntry struct {
 
 // blocksOf are the entries of blocks, without those that say what the next shorter prefix says.
 func (c *compiler) blocksOf(m setMatches) (entries []blockEntry, err error) {
-	rows := flattenBlocks(m.blocks)
+	rows, err := flattenBlocks(m.blocks)
+	if err != nil {
+		return nil, err
+	}
 	tables := make([]ID, len(rows))
 	for i, row := range rows {
 		var those []*match
@@ -162,7 +165,10 @@ func (c *compiler) table(matches []*match, isolated uint32) (ID, error) {
 	if id, ok := c.ports[string(c.key)]; ok {
 		return id, nil
 	}
-	t := flatten(matches, isolated)
+	t, err := flatten(matches, isolated)
+	if err != nil {
+		return 0, err
+	}
 	var b []byte
 	for _, r := range t.ports {
 		b = append(b, r.key.Protocol, byte(r.key.Scope), byte(r.key.Port>>8), byte(r.key.Port), flag(r.entry.Ranges))
