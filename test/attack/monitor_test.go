@@ -21,8 +21,12 @@ type monitor struct {
 	lines chan string
 }
 
-// tryAgain is how often a monitor is given something to show until it does.
-const tryAgain = 100 * time.Millisecond
+const (
+	// tryAgain is how often a monitor is given something to show until it does.
+	tryAgain = 100 * time.Millisecond
+	// patience is for what comes late.
+	patience = 10 * time.Second
+)
 
 // startMonitors runs one that prints JSON on n1 and one that prints text on n2, and returns when
 // both have shown something.
