@@ -117,7 +117,7 @@ func (m *model) missed(f *follower, first *pilasterv1.FollowRequest) ([]*pilaste
 	}
 	for tenant, is := range whole {
 		if is {
-			m.addWhole(rest, tenant)
+			m.addWhole(rest, tenant, f.hosted[tenant])
 		}
 	}
 	missed = append(missed, response(m.revision, rest)) // also tells that it is all
@@ -130,21 +130,25 @@ func (m *model) snapshot(f *follower) *pilasterv1.FollowResponse {
 	whole := set(m.carry(f))
 	maps.Copy(whole, f.hosted)
 	for tenant := range whole {
-		m.addWhole(&d, tenant)
+		m.addWhole(&d, tenant, f.hosted[tenant])
 	}
 	return &pilasterv1.FollowResponse{
 		Revision: m.revision,
 		Event: &pilasterv1.FollowResponse_Snapshot{Snapshot: &pilasterv1.Snapshot{
-			Node: m.own(f), Tenants: d.Tenants, Apps: d.Apps,
+			Node: m.own(f), Tenants: d.Tenants, Apps: d.Apps, Policies: d.Policies, Overrides: d.Overrides, WholePolicies: d.WholePolicies,
 		}},
 	}
 }
 
-func (m *model) addWhole(d *pilasterv1.Delta, tenant string) {
+// addWhole adds all of a tenant; of one that is only carried, without what its containers may do.
+func (m *model) addWhole(d *pilasterv1.Delta, tenant string, hosted bool) {
 	if t := m.tenants[tenant]; t != nil {
 		d.Tenants = append(d.Tenants, t)
 		d.Apps = append(d.Apps, m.appsOf(tenant)...)
 		d.WholeTenants = append(d.WholeTenants, tenant)
+		if hosted {
+			m.policies.addWhole(d, tenant)
+		}
 	}
 }
 
@@ -162,12 +166,12 @@ func (m *model) rehost(f *follower, req *pilasterv1.FollowRequest) (add []*pilas
 			add = append(add, said[tenant])
 		}
 		if !f.hosted[tenant] || incomplete[tenant] {
-			m.addWhole(&d, tenant)
+			m.addWhole(&d, tenant, true)
 		}
 	}
 	for tenant := range incomplete {
 		if f.carried[tenant] && !now[tenant] {
-			m.addWhole(&d, tenant)
+			m.addWhole(&d, tenant, false)
 		}
 	}
 	hosts := m.hostedBy[f.node.Name]
@@ -201,7 +205,7 @@ func (m *model) alreadyNoted(f *follower, first *pilasterv1.FollowRequest) map[s
 	for _, name := range first.HostedTenants {
 		t, h := m.tenants[name], m.hosting[name][f.node.Name]
 		if t != nil && h != nil && len(t.Ids) == 1 && t.Leaving == "" && h.Sequence <= first.Sequence {
-			noted[name] = &pilasterv1.Hosting{Tenant: name, Accepts: h.Accepts, Holds: h.Holds, Moving: h.Moving}
+			noted[name] = &pilasterv1.Hosting{Tenant: name, Accepts: h.Accepts, Holds: h.Holds, Moving: h.Moving, Overrides: h.Overrides}
 		}
 	}
 	return noted
@@ -244,7 +248,7 @@ func (m *model) feed(f *follower, b store.Batch) {
 	if m.renewed[f.node.Name] {
 		d.Node, found = m.own(f), true
 		for _, tenant := range m.carry(f) {
-			m.addWhole(d, tenant)
+			m.addWhole(d, tenant, f.hosted[tenant])
 		}
 	}
 	if found {
@@ -412,7 +416,9 @@ func (f *follower) delta(b store.Batch) (d *pilasterv1.Delta, found bool) {
 		case e.EndedMapping != nil && f.has(e.EndedMapping.Tenant) && !f.asking:
 			d.EndedMappings = append(d.EndedMappings, e.EndedMapping)
 		default:
-			continue
+			if !f.policy(d, e) {
+				continue
+			}
 		}
 		found = true
 	}

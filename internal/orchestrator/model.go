@@ -34,6 +34,7 @@ type model struct {
 	hostedBy  map[string]map[string]bool                // node, tenant
 	unsettled map[string]bool                           // tenants whose ids may be due for a step
 	given     given
+	policies  policies
 	regions   map[string]region          // the others
 	edge      string                     // the node that is the Edge Switch
 	carrying  map[string]map[string]bool // node, tenant: see carriers
@@ -44,7 +45,7 @@ type model struct {
 	lag       time.Duration              // maxLag
 
 	past       []store.Batch // all news after the revision forgotten, oldest first
-	pastEvents int           // in them
+	pastEvents int           // in them; see burden
 	forgotten  int64
 
 	stopping  bool
@@ -72,7 +73,7 @@ func (m *model) apply(b store.Batch) {
 		m.hosting = map[string]map[string]*pilasterv1.Hosting{}
 		m.hostedBy = map[string]map[string]bool{}
 		m.carrying = map[string]map[string]bool{}
-		m.given = newGiven()
+		m.given, m.policies = newGiven(), newPolicies()
 		m.regions, m.edge = map[string]region{}, ""
 		m.sessions, m.serving = map[string]store.Session{}, map[string]int{}
 		m.past, m.pastEvents, m.forgotten = nil, 0, b.Revision
@@ -83,7 +84,7 @@ func (m *model) apply(b store.Batch) {
 	for _, e := range b.Events {
 		m.take(e, b.Revision)
 	}
-	b.Events = m.derive(b.Events, edge != m.nodes[m.edge])
+	b.Events = append(m.derive(b.Events, edge != m.nodes[m.edge]), m.policies.news()...)
 	for _, e := range b.Events { // now that all of it is known
 		m.judge(m.followers[e.DeletedNode])
 		if e.Session != nil {
@@ -102,9 +103,9 @@ func (m *model) apply(b store.Batch) {
 func (m *model) tell(news store.Batch) {
 	if len(news.Events) > 0 {
 		m.past = append(m.past, news)
-		for m.pastEvents += len(news.Events); len(m.past) > maxPast || m.pastEvents > maxPastEvents; m.past = m.past[1:] {
+		for m.pastEvents += burden(news.Events); len(m.past) > maxPast || m.pastEvents > maxPastEvents; m.past = m.past[1:] {
 			m.forgotten = m.past[0].Revision
-			m.pastEvents -= len(m.past[0].Events)
+			m.pastEvents -= burden(m.past[0].Events)
 		}
 	}
 	to := map[*follower]bool{}
@@ -149,7 +150,7 @@ func newsOf(e store.Event) string {
 	case e.EndedMapping != nil:
 		return e.EndedMapping.Tenant
 	}
-	return ""
+	return newsOfPolicy(e)
 }
 
 func (m *model) take(e store.Event, revision int64) {
@@ -173,6 +174,7 @@ func (m *model) take(e store.Event, revision int64) {
 		m.recarry(m.tenants[e.DeletedTenant], nil)
 		delete(m.tenants, e.DeletedTenant)
 		delete(m.apps, e.DeletedTenant)
+		delete(m.policies.of, e.DeletedTenant)
 	case e.App != nil:
 		apps := m.apps[e.App.Tenant]
 		if apps == nil {
@@ -186,11 +188,13 @@ func (m *model) take(e store.Event, revision int64) {
 			nodes = map[string]*pilasterv1.Hosting{}
 			m.hosting[e.Hosting.Tenant] = nodes
 		}
+		m.policies.override(nodes[e.Hosting.Node], e.Hosting)
 		nodes[e.Hosting.Node] = e.Hosting
 		add(m.hostedBy, e.Hosting.Node, e.Hosting.Tenant)
 		m.unsettle(e.Hosting.Tenant)
 	case e.EndedHosting != nil:
 		nodes := m.hosting[e.EndedHosting.Tenant]
+		m.policies.override(nodes[e.EndedHosting.Node], e.EndedHosting)
 		if delete(nodes, e.EndedHosting.Node); len(nodes) == 0 {
 			delete(m.hosting, e.EndedHosting.Tenant)
 		}
@@ -200,6 +204,10 @@ func (m *model) take(e store.Event, revision int64) {
 		m.given.add(e.Mapping, revision)
 	case e.EndedMapping != nil:
 		m.given.remove(e.EndedMapping, revision)
+	case e.Policy != nil:
+		m.policies.add(e.Policy)
+	case e.EndedPolicy != nil:
+		m.policies.remove(e.EndedPolicy)
 	case e.Region != nil:
 		m.regions[e.Region.Name] = newRegion(e.Region)
 	case e.DeletedRegion != "":

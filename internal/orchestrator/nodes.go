@@ -42,6 +42,8 @@ const (
 	maxTenants = 65_535  // as ids in a packet path
 	maxApps    = 1 << 18 // of all its tenants
 
+	maxOverrides = 4096 // of containers of all its tenants
+
 	maxMappings = 2 * maxTenants // two of each tenant, or of each endpoint
 )
 
@@ -272,7 +274,6 @@ func (s *nodeService) Follow(ctx context.Context, stream *connect.BidiStream[pil
 
 // tell writes the stream until it ends, and says why it did.
 func (s *nodeService) tell(ctx context.Context, f *follower, stream *connect.BidiStream[pilasterv1.FollowRequest, pilasterv1.FollowResponse], requests <-chan *pilasterv1.FollowRequest) error {
-	deadlines := controller(ctx)
 	heartbeat := time.NewTimer(s.model.heartbeatEvery())
 	defer heartbeat.Stop()
 	for {
@@ -297,21 +298,30 @@ func (s *nodeService) tell(ctx context.Context, f *follower, stream *connect.Bid
 		if next == nil {
 			continue
 		}
-		if size := proto.Size(next); size > maxAnswer {
-			return s.guard.refuse(limitAnswer, connect.CodeResourceExhausted, "what the tenants of this node have makes a message of %d bytes, and %d are the most; nothing was changed on this node: have it host fewer tenants", size, maxAnswer)
-		}
-		began := time.Now()
-		deadlines.SetWriteDeadline(began.Add(s.timeout))
-		if err := stream.Send(next); err != nil {
-			if time.Since(began) >= s.timeout {
-				s.model.stalled(f, s.timeout)
-				s.log.Warn("a node reads nothing; its stream is ended, and begins with what it missed when it follows again", "node", f.node.Name)
-				return context.Cause(ctx)
+		for _, part := range parts(next) {
+			if err := s.send(ctx, f, stream, part); err != nil {
+				return err
 			}
-			return err
 		}
-		deadlines.SetWriteDeadline(time.Time{})
 	}
+}
+
+func (s *nodeService) send(ctx context.Context, f *follower, stream *connect.BidiStream[pilasterv1.FollowRequest, pilasterv1.FollowResponse], r *pilasterv1.FollowResponse) error {
+	if size := proto.Size(r); size > maxAnswer {
+		return s.guard.refuse(limitAnswer, connect.CodeResourceExhausted, "what the tenants of this node have makes a message of %d bytes, and %d are the most; nothing was changed on this node: have it host fewer tenants", size, maxAnswer)
+	}
+	deadlines, began := controller(ctx), time.Now()
+	deadlines.SetWriteDeadline(began.Add(s.timeout))
+	if err := stream.Send(r); err != nil {
+		if time.Since(began) >= s.timeout {
+			s.model.stalled(f, s.timeout)
+			s.log.Warn("a node reads nothing; its stream is ended, and begins with what it missed when it follows again", "node", f.node.Name)
+			return context.Cause(ctx)
+		}
+		return err
+	}
+	deadlines.SetWriteDeadline(time.Time{})
+	return nil
 }
 
 // host makes the stream carry these tenants, and notes in the store what the node says of them.
@@ -350,7 +360,9 @@ func checkHosted(req *pilasterv1.FollowRequest) error {
 			return connect.NewError(connect.CodeInvalidArgument, err)
 		}
 	}
+	overrides := 0
 	for _, h := range req.Hosting {
+		overrides += len(h.Overrides)
 		if n := len(h.GetMoving().GetProblem()); n > maxProblem {
 			return connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("a problem of %d bytes, and %d are kept; nothing was changed", n, maxProblem))
 		}
@@ -358,6 +370,9 @@ func checkHosted(req *pilasterv1.FollowRequest) error {
 			return connect.NewError(connect.CodeInvalidArgument,
 				fmt.Errorf("the node accepts %d ids of a tenant and holds %d, and a tenant has %d at most; nothing was changed", len(h.Accepts), len(h.Holds), tenant.MaxIDs))
 		}
+	}
+	if overrides > maxOverrides {
+		return connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("%d containers of the node are of another app than their addresses say, and a node may have %d; nothing was changed: start those anew whose labels have changed", overrides, maxOverrides))
 	}
 	return nil
 }

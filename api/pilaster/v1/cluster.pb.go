@@ -895,6 +895,7 @@ type Hosting struct {
 	Sequence      uint64                 `protobuf:"varint,5,opt,name=sequence,proto3" json:"sequence,omitempty"`      // in the store: of the node's message that said so
 	Connected     bool                   `protobuf:"varint,6,opt,name=connected,proto3" json:"connected,omitempty"`    // the node; memory only, never stored
 	Moving        *Moving                `protobuf:"bytes,7,opt,name=moving,proto3" json:"moving,omitempty"`           // of a tenant that leaves a network, since the node knows; and until its containers have
+	Overrides     []*Override            `protobuf:"bytes,8,rep,name=overrides,proto3" json:"overrides,omitempty"`     // of its containers, without the tenant
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -974,6 +975,13 @@ func (x *Hosting) GetConnected() bool {
 func (x *Hosting) GetMoving() *Moving {
 	if x != nil {
 		return x.Moving
+	}
+	return nil
+}
+
+func (x *Hosting) GetOverrides() []*Override {
+	if x != nil {
+		return x.Overrides
 	}
 	return nil
 }
@@ -1100,6 +1108,177 @@ func (x *App) GetLabels() map[string]string {
 	return nil
 }
 
+// Override says that a container whose identity labels have changed since it has its address is of another app than that says. It
+// lasts until the container ends.
+type Override struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Address       string                 `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"` // plaintext: "fd70:696c:6100:1:0:100:500:7"
+	App           uint32                 `protobuf:"varint,3,opt,name=app,proto3" json:"app,omitempty"`        // 1..0xfeff
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Override) Reset() {
+	*x = Override{}
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Override) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Override) ProtoMessage() {}
+
+func (x *Override) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Override.ProtoReflect.Descriptor instead.
+func (*Override) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *Override) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *Override) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *Override) GetApp() uint32 {
+	if x != nil {
+		return x.App
+	}
+	return 0
+}
+
+// Policy is a document that a person wrote, of one tenant.
+type Policy struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Kind          string                 `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"`           // "NetworkPolicy", "ClusterNetworkPolicy"
+	Namespace     string                 `protobuf:"bytes,3,opt,name=namespace,proto3" json:"namespace,omitempty"` // empty where its kind has none
+	Name          string                 `protobuf:"bytes,4,opt,name=name,proto3" json:"name,omitempty"`
+	Document      string                 `protobuf:"bytes,5,opt,name=document,proto3" json:"document,omitempty"` // JSON; empty in lists
+	Audit         bool                   `protobuf:"varint,6,opt,name=audit,proto3" json:"audit,omitempty"`      // what it would drop is counted, and nothing is dropped
+	Rules         uint32                 `protobuf:"varint,7,opt,name=rules,proto3" json:"rules,omitempty"`
+	Changed       *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=changed,proto3" json:"changed,omitempty"`
+	Revision      int64                  `protobuf:"varint,9,opt,name=revision,proto3" json:"revision,omitempty"` // of the store, at that change: of two documents the one with the higher is newer; not stored
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Policy) Reset() {
+	*x = Policy{}
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Policy) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Policy) ProtoMessage() {}
+
+func (x *Policy) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Policy.ProtoReflect.Descriptor instead.
+func (*Policy) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *Policy) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *Policy) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *Policy) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *Policy) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Policy) GetDocument() string {
+	if x != nil {
+		return x.Document
+	}
+	return ""
+}
+
+func (x *Policy) GetAudit() bool {
+	if x != nil {
+		return x.Audit
+	}
+	return false
+}
+
+func (x *Policy) GetRules() uint32 {
+	if x != nil {
+		return x.Rules
+	}
+	return 0
+}
+
+func (x *Policy) GetChanged() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Changed
+	}
+	return nil
+}
+
+func (x *Policy) GetRevision() int64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
 type Region_Tenant struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Name    string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -1114,7 +1293,7 @@ type Region_Tenant struct {
 
 func (x *Region_Tenant) Reset() {
 	*x = Region_Tenant{}
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[13]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1126,7 +1305,7 @@ func (x *Region_Tenant) String() string {
 func (*Region_Tenant) ProtoMessage() {}
 
 func (x *Region_Tenant) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[13]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1259,7 +1438,7 @@ const file_pilaster_v1_cluster_proto_rawDesc = "" +
 	"\x02to\x18\x02 \x01(\tR\x02to\x12\x12\n" +
 	"\x04node\x18\x03 \x01(\tR\x04node\x12\x12\n" +
 	"\x04name\x18\x04 \x01(\tR\x04name\x12\x10\n" +
-	"\x03key\x18\x05 \x01(\tR\x03key\"\xcc\x01\n" +
+	"\x03key\x18\x05 \x01(\tR\x03key\"\x81\x02\n" +
 	"\aHosting\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12\x18\n" +
@@ -1267,7 +1446,8 @@ const file_pilaster_v1_cluster_proto_rawDesc = "" +
 	"\x05holds\x18\x04 \x03(\rR\x05holds\x12\x1a\n" +
 	"\bsequence\x18\x05 \x01(\x04R\bsequence\x12\x1c\n" +
 	"\tconnected\x18\x06 \x01(\bR\tconnected\x12+\n" +
-	"\x06moving\x18\a \x01(\v2\x13.pilaster.v1.MovingR\x06moving\"V\n" +
+	"\x06moving\x18\a \x01(\v2\x13.pilaster.v1.MovingR\x06moving\x123\n" +
+	"\toverrides\x18\b \x03(\v2\x15.pilaster.v1.OverrideR\toverrides\"V\n" +
 	"\x06Moving\x12\x1c\n" +
 	"\tendpoints\x18\x01 \x01(\rR\tendpoints\x12\x14\n" +
 	"\x05moved\x18\x02 \x01(\rR\x05moved\x12\x18\n" +
@@ -1278,7 +1458,21 @@ const file_pilaster_v1_cluster_proto_rawDesc = "" +
 	"\x06labels\x18\x03 \x03(\v2\x1c.pilaster.v1.App.LabelsEntryR\x06labels\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01*l\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"N\n" +
+	"\bOverride\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x18\n" +
+	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x10\n" +
+	"\x03app\x18\x03 \x01(\rR\x03app\"\x80\x02\n" +
+	"\x06Policy\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x12\n" +
+	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x1c\n" +
+	"\tnamespace\x18\x03 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x04 \x01(\tR\x04name\x12\x1a\n" +
+	"\bdocument\x18\x05 \x01(\tR\bdocument\x12\x14\n" +
+	"\x05audit\x18\x06 \x01(\bR\x05audit\x12\x14\n" +
+	"\x05rules\x18\a \x01(\rR\x05rules\x124\n" +
+	"\achanged\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\achanged\x12\x1a\n" +
+	"\brevision\x18\t \x01(\x03R\brevision*l\n" +
 	"\n" +
 	"Addressing\x12\x1a\n" +
 	"\x16ADDRESSING_UNSPECIFIED\x10\x00\x12\x18\n" +
@@ -1299,7 +1493,7 @@ func file_pilaster_v1_cluster_proto_rawDescGZIP() []byte {
 }
 
 var file_pilaster_v1_cluster_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_pilaster_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
+var file_pilaster_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
 var file_pilaster_v1_cluster_proto_goTypes = []any{
 	(Addressing)(0),               // 0: pilaster.v1.Addressing
 	(*Plan)(nil),                  // 1: pilaster.v1.Plan
@@ -1315,29 +1509,33 @@ var file_pilaster_v1_cluster_proto_goTypes = []any{
 	(*Hosting)(nil),               // 11: pilaster.v1.Hosting
 	(*Moving)(nil),                // 12: pilaster.v1.Moving
 	(*App)(nil),                   // 13: pilaster.v1.App
-	(*Region_Tenant)(nil),         // 14: pilaster.v1.Region.Tenant
-	nil,                           // 15: pilaster.v1.App.LabelsEntry
-	(*timestamppb.Timestamp)(nil), // 16: google.protobuf.Timestamp
+	(*Override)(nil),              // 14: pilaster.v1.Override
+	(*Policy)(nil),                // 15: pilaster.v1.Policy
+	(*Region_Tenant)(nil),         // 16: pilaster.v1.Region.Tenant
+	nil,                           // 17: pilaster.v1.App.LabelsEntry
+	(*timestamppb.Timestamp)(nil), // 18: google.protobuf.Timestamp
 }
 var file_pilaster_v1_cluster_proto_depIdxs = []int32{
-	16, // 0: pilaster.v1.Node.registered:type_name -> google.protobuf.Timestamp
+	18, // 0: pilaster.v1.Node.registered:type_name -> google.protobuf.Timestamp
 	0,  // 1: pilaster.v1.Tenant.addressing:type_name -> pilaster.v1.Addressing
 	3,  // 2: pilaster.v1.Tenant.ids:type_name -> pilaster.v1.TenantId
-	16, // 3: pilaster.v1.Tenant.created:type_name -> google.protobuf.Timestamp
+	18, // 3: pilaster.v1.Tenant.created:type_name -> google.protobuf.Timestamp
 	9,  // 4: pilaster.v1.Tenant.overlays:type_name -> pilaster.v1.Overlay
 	7,  // 5: pilaster.v1.Tenant.services:type_name -> pilaster.v1.Service
 	8,  // 6: pilaster.v1.Tenant.publications:type_name -> pilaster.v1.Publication
 	5,  // 7: pilaster.v1.Tenant.regions:type_name -> pilaster.v1.TenantRegion
-	14, // 8: pilaster.v1.Region.tenants:type_name -> pilaster.v1.Region.Tenant
+	16, // 8: pilaster.v1.Region.tenants:type_name -> pilaster.v1.Region.Tenant
 	12, // 9: pilaster.v1.Hosting.moving:type_name -> pilaster.v1.Moving
-	15, // 10: pilaster.v1.App.labels:type_name -> pilaster.v1.App.LabelsEntry
-	16, // 11: pilaster.v1.Region.Tenant.created:type_name -> google.protobuf.Timestamp
-	16, // 12: pilaster.v1.Region.Tenant.joined:type_name -> google.protobuf.Timestamp
-	13, // [13:13] is the sub-list for method output_type
-	13, // [13:13] is the sub-list for method input_type
-	13, // [13:13] is the sub-list for extension type_name
-	13, // [13:13] is the sub-list for extension extendee
-	0,  // [0:13] is the sub-list for field type_name
+	14, // 10: pilaster.v1.Hosting.overrides:type_name -> pilaster.v1.Override
+	17, // 11: pilaster.v1.App.labels:type_name -> pilaster.v1.App.LabelsEntry
+	18, // 12: pilaster.v1.Policy.changed:type_name -> google.protobuf.Timestamp
+	18, // 13: pilaster.v1.Region.Tenant.created:type_name -> google.protobuf.Timestamp
+	18, // 14: pilaster.v1.Region.Tenant.joined:type_name -> google.protobuf.Timestamp
+	15, // [15:15] is the sub-list for method output_type
+	15, // [15:15] is the sub-list for method input_type
+	15, // [15:15] is the sub-list for extension type_name
+	15, // [15:15] is the sub-list for extension extendee
+	0,  // [0:15] is the sub-list for field type_name
 }
 
 func init() { file_pilaster_v1_cluster_proto_init() }
@@ -1351,7 +1549,7 @@ func file_pilaster_v1_cluster_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pilaster_v1_cluster_proto_rawDesc), len(file_pilaster_v1_cluster_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   15,
+			NumMessages:   17,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -22,6 +22,58 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+type PolicyChange int32
+
+const (
+	PolicyChange_POLICY_CHANGE_UNSPECIFIED PolicyChange = 0
+	PolicyChange_POLICY_CHANGE_CREATED     PolicyChange = 1
+	PolicyChange_POLICY_CHANGE_CONFIGURED  PolicyChange = 2
+	PolicyChange_POLICY_CHANGE_UNCHANGED   PolicyChange = 3
+)
+
+// Enum value maps for PolicyChange.
+var (
+	PolicyChange_name = map[int32]string{
+		0: "POLICY_CHANGE_UNSPECIFIED",
+		1: "POLICY_CHANGE_CREATED",
+		2: "POLICY_CHANGE_CONFIGURED",
+		3: "POLICY_CHANGE_UNCHANGED",
+	}
+	PolicyChange_value = map[string]int32{
+		"POLICY_CHANGE_UNSPECIFIED": 0,
+		"POLICY_CHANGE_CREATED":     1,
+		"POLICY_CHANGE_CONFIGURED":  2,
+		"POLICY_CHANGE_UNCHANGED":   3,
+	}
+)
+
+func (x PolicyChange) Enum() *PolicyChange {
+	p := new(PolicyChange)
+	*p = x
+	return p
+}
+
+func (x PolicyChange) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (PolicyChange) Descriptor() protoreflect.EnumDescriptor {
+	return file_pilaster_v1_orchestrator_proto_enumTypes[0].Descriptor()
+}
+
+func (PolicyChange) Type() protoreflect.EnumType {
+	return &file_pilaster_v1_orchestrator_proto_enumTypes[0]
+}
+
+func (x PolicyChange) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use PolicyChange.Descriptor instead.
+func (PolicyChange) EnumDescriptor() ([]byte, []int) {
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{0}
+}
+
 type AllocateRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
@@ -999,7 +1051,10 @@ type FollowResponse struct {
 	Revision int64                  `protobuf:"varint,4,opt,name=revision,proto3" json:"revision,omitempty"` // of the store after this event
 	// When the stream breaks, the node waits a random part of this before it calls again: so long the orchestrator needs to
 	// hear every node of the cluster once.
-	SpreadMs      uint32 `protobuf:"varint,5,opt,name=spread_ms,json=spreadMs,proto3" json:"spread_ms,omitempty"`
+	SpreadMs uint32 `protobuf:"varint,5,opt,name=spread_ms,json=spreadMs,proto3" json:"spread_ms,omitempty"`
+	// The event goes on in the next message, a delta: it is all of these together, and what they replace is replaced when the last has come. That
+	// one alone has the revision.
+	More          bool `protobuf:"varint,6,opt,name=more,proto3" json:"more,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1082,6 +1137,13 @@ func (x *FollowResponse) GetSpreadMs() uint32 {
 	return 0
 }
 
+func (x *FollowResponse) GetMore() bool {
+	if x != nil {
+		return x.More
+	}
+	return false
+}
+
 type isFollowResponse_Event interface {
 	isFollowResponse_Event()
 }
@@ -1109,6 +1171,9 @@ type Snapshot struct {
 	Node          *Node                  `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
 	Tenants       []*Tenant              `protobuf:"bytes,2,rep,name=tenants,proto3" json:"tenants,omitempty"`
 	Apps          []*App                 `protobuf:"bytes,3,rep,name=apps,proto3" json:"apps,omitempty"`
+	Policies      []*Policy              `protobuf:"bytes,4,rep,name=policies,proto3" json:"policies,omitempty"`                                // of tenants that the node hosts
+	Overrides     []*Override            `protobuf:"bytes,5,rep,name=overrides,proto3" json:"overrides,omitempty"`                              // of these, of all nodes
+	WholePolicies []string               `protobuf:"bytes,6,rep,name=whole_policies,json=wholePolicies,proto3" json:"whole_policies,omitempty"` // tenants of which these are all policies and overrides
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1164,6 +1229,27 @@ func (x *Snapshot) GetApps() []*App {
 	return nil
 }
 
+func (x *Snapshot) GetPolicies() []*Policy {
+	if x != nil {
+		return x.Policies
+	}
+	return nil
+}
+
+func (x *Snapshot) GetOverrides() []*Override {
+	if x != nil {
+		return x.Overrides
+	}
+	return nil
+}
+
+func (x *Snapshot) GetWholePolicies() []string {
+	if x != nil {
+		return x.WholePolicies
+	}
+	return nil
+}
+
 type Delta struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
 	Node           *Node                  `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`       // set when the node's own record changed, or what it carries
@@ -1173,8 +1259,16 @@ type Delta struct {
 	WholeTenants   []string               `protobuf:"bytes,5,rep,name=whole_tenants,json=wholeTenants,proto3" json:"whole_tenants,omitempty"` // those of tenants above that come with all their apps
 	Mappings       []*Mapping             `protobuf:"bytes,6,rep,name=mappings,proto3" json:"mappings,omitempty"`                             // new ones
 	EndedMappings  []*Mapping             `protobuf:"bytes,7,rep,name=ended_mappings,json=endedMappings,proto3" json:"ended_mappings,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	Policies       []*Policy              `protobuf:"bytes,8,rep,name=policies,proto3" json:"policies,omitempty"`                                // new or changed ones, of tenants that the node hosts
+	EndedPolicies  []*Policy              `protobuf:"bytes,9,rep,name=ended_policies,json=endedPolicies,proto3" json:"ended_policies,omitempty"` // with tenant, kind, namespace and name only
+	Overrides      []*Override            `protobuf:"bytes,10,rep,name=overrides,proto3" json:"overrides,omitempty"`                             // new or changed ones of these tenants
+	EndedOverrides []*Override            `protobuf:"bytes,11,rep,name=ended_overrides,json=endedOverrides,proto3" json:"ended_overrides,omitempty"`
+	// Tenants of which the above are all policies and overrides, so that what the node has beside them has ended. A whole tenant that is not
+	// among these is only carried, or told by an orchestrator that knows of no policies: then the node keeps what it has, and names the tenant as
+	// incomplete at the next stream.
+	WholePolicies []string `protobuf:"bytes,12,rep,name=whole_policies,json=wholePolicies,proto3" json:"whole_policies,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Delta) Reset() {
@@ -1252,6 +1346,41 @@ func (x *Delta) GetMappings() []*Mapping {
 func (x *Delta) GetEndedMappings() []*Mapping {
 	if x != nil {
 		return x.EndedMappings
+	}
+	return nil
+}
+
+func (x *Delta) GetPolicies() []*Policy {
+	if x != nil {
+		return x.Policies
+	}
+	return nil
+}
+
+func (x *Delta) GetEndedPolicies() []*Policy {
+	if x != nil {
+		return x.EndedPolicies
+	}
+	return nil
+}
+
+func (x *Delta) GetOverrides() []*Override {
+	if x != nil {
+		return x.Overrides
+	}
+	return nil
+}
+
+func (x *Delta) GetEndedOverrides() []*Override {
+	if x != nil {
+		return x.EndedOverrides
+	}
+	return nil
+}
+
+func (x *Delta) GetWholePolicies() []string {
+	if x != nil {
+		return x.WholePolicies
 	}
 	return nil
 }
@@ -2948,6 +3077,442 @@ func (*DeletePublicationResponse) Descriptor() ([]byte, []int) {
 	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{55}
 }
 
+type ApplyPoliciesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Documents     []string               `protobuf:"bytes,2,rep,name=documents,proto3" json:"documents,omitempty"`          // YAML or JSON, one each
+	DryRun        bool                   `protobuf:"varint,3,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"` // say what would change
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ApplyPoliciesRequest) Reset() {
+	*x = ApplyPoliciesRequest{}
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[56]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ApplyPoliciesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ApplyPoliciesRequest) ProtoMessage() {}
+
+func (x *ApplyPoliciesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[56]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ApplyPoliciesRequest.ProtoReflect.Descriptor instead.
+func (*ApplyPoliciesRequest) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{56}
+}
+
+func (x *ApplyPoliciesRequest) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *ApplyPoliciesRequest) GetDocuments() []string {
+	if x != nil {
+		return x.Documents
+	}
+	return nil
+}
+
+func (x *ApplyPoliciesRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+type ApplyPoliciesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Policies      []*AppliedPolicy       `protobuf:"bytes,1,rep,name=policies,proto3" json:"policies,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ApplyPoliciesResponse) Reset() {
+	*x = ApplyPoliciesResponse{}
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[57]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ApplyPoliciesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ApplyPoliciesResponse) ProtoMessage() {}
+
+func (x *ApplyPoliciesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[57]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ApplyPoliciesResponse.ProtoReflect.Descriptor instead.
+func (*ApplyPoliciesResponse) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{57}
+}
+
+func (x *ApplyPoliciesResponse) GetPolicies() []*AppliedPolicy {
+	if x != nil {
+		return x.Policies
+	}
+	return nil
+}
+
+type AppliedPolicy struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Policy        *Policy                `protobuf:"bytes,1,opt,name=policy,proto3" json:"policy,omitempty"` // without its document
+	Change        PolicyChange           `protobuf:"varint,2,opt,name=change,proto3,enum=pilaster.v1.PolicyChange" json:"change,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AppliedPolicy) Reset() {
+	*x = AppliedPolicy{}
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[58]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AppliedPolicy) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AppliedPolicy) ProtoMessage() {}
+
+func (x *AppliedPolicy) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[58]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AppliedPolicy.ProtoReflect.Descriptor instead.
+func (*AppliedPolicy) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{58}
+}
+
+func (x *AppliedPolicy) GetPolicy() *Policy {
+	if x != nil {
+		return x.Policy
+	}
+	return nil
+}
+
+func (x *AppliedPolicy) GetChange() PolicyChange {
+	if x != nil {
+		return x.Change
+	}
+	return PolicyChange_POLICY_CHANGE_UNSPECIFIED
+}
+
+type ListPoliciesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListPoliciesRequest) Reset() {
+	*x = ListPoliciesRequest{}
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[59]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListPoliciesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListPoliciesRequest) ProtoMessage() {}
+
+func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[59]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListPoliciesRequest.ProtoReflect.Descriptor instead.
+func (*ListPoliciesRequest) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{59}
+}
+
+func (x *ListPoliciesRequest) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+type ListPoliciesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Policies      []*Policy              `protobuf:"bytes,1,rep,name=policies,proto3" json:"policies,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListPoliciesResponse) Reset() {
+	*x = ListPoliciesResponse{}
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[60]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListPoliciesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListPoliciesResponse) ProtoMessage() {}
+
+func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[60]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListPoliciesResponse.ProtoReflect.Descriptor instead.
+func (*ListPoliciesResponse) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{60}
+}
+
+func (x *ListPoliciesResponse) GetPolicies() []*Policy {
+	if x != nil {
+		return x.Policies
+	}
+	return nil
+}
+
+type GetPolicyRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Policy        *Policy                `protobuf:"bytes,1,opt,name=policy,proto3" json:"policy,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetPolicyRequest) Reset() {
+	*x = GetPolicyRequest{}
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[61]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetPolicyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetPolicyRequest) ProtoMessage() {}
+
+func (x *GetPolicyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[61]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetPolicyRequest.ProtoReflect.Descriptor instead.
+func (*GetPolicyRequest) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{61}
+}
+
+func (x *GetPolicyRequest) GetPolicy() *Policy {
+	if x != nil {
+		return x.Policy
+	}
+	return nil
+}
+
+type GetPolicyResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Policy        *Policy                `protobuf:"bytes,1,opt,name=policy,proto3" json:"policy,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetPolicyResponse) Reset() {
+	*x = GetPolicyResponse{}
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[62]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetPolicyResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetPolicyResponse) ProtoMessage() {}
+
+func (x *GetPolicyResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[62]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetPolicyResponse.ProtoReflect.Descriptor instead.
+func (*GetPolicyResponse) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{62}
+}
+
+func (x *GetPolicyResponse) GetPolicy() *Policy {
+	if x != nil {
+		return x.Policy
+	}
+	return nil
+}
+
+type DeletePoliciesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Policies      []*Policy              `protobuf:"bytes,2,rep,name=policies,proto3" json:"policies,omitempty"`   // kind, namespace and name
+	Documents     []string               `protobuf:"bytes,3,rep,name=documents,proto3" json:"documents,omitempty"` // or as they were applied
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeletePoliciesRequest) Reset() {
+	*x = DeletePoliciesRequest{}
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[63]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeletePoliciesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeletePoliciesRequest) ProtoMessage() {}
+
+func (x *DeletePoliciesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[63]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeletePoliciesRequest.ProtoReflect.Descriptor instead.
+func (*DeletePoliciesRequest) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{63}
+}
+
+func (x *DeletePoliciesRequest) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *DeletePoliciesRequest) GetPolicies() []*Policy {
+	if x != nil {
+		return x.Policies
+	}
+	return nil
+}
+
+func (x *DeletePoliciesRequest) GetDocuments() []string {
+	if x != nil {
+		return x.Documents
+	}
+	return nil
+}
+
+type DeletePoliciesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Policies      []*Policy              `protobuf:"bytes,1,rep,name=policies,proto3" json:"policies,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeletePoliciesResponse) Reset() {
+	*x = DeletePoliciesResponse{}
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[64]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeletePoliciesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeletePoliciesResponse) ProtoMessage() {}
+
+func (x *DeletePoliciesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[64]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeletePoliciesResponse.ProtoReflect.Descriptor instead.
+func (*DeletePoliciesResponse) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{64}
+}
+
+func (x *DeletePoliciesResponse) GetPolicies() []*Policy {
+	if x != nil {
+		return x.Policies
+	}
+	return nil
+}
+
 type GetNodeRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -2957,7 +3522,7 @@ type GetNodeRequest struct {
 
 func (x *GetNodeRequest) Reset() {
 	*x = GetNodeRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[56]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2969,7 +3534,7 @@ func (x *GetNodeRequest) String() string {
 func (*GetNodeRequest) ProtoMessage() {}
 
 func (x *GetNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[56]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2982,7 +3547,7 @@ func (x *GetNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeRequest.ProtoReflect.Descriptor instead.
 func (*GetNodeRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{56}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *GetNodeRequest) GetName() string {
@@ -3002,7 +3567,7 @@ type GetNodeResponse struct {
 
 func (x *GetNodeResponse) Reset() {
 	*x = GetNodeResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[57]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3014,7 +3579,7 @@ func (x *GetNodeResponse) String() string {
 func (*GetNodeResponse) ProtoMessage() {}
 
 func (x *GetNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[57]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3027,7 +3592,7 @@ func (x *GetNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeResponse.ProtoReflect.Descriptor instead.
 func (*GetNodeResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{57}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *GetNodeResponse) GetNode() *Node {
@@ -3052,7 +3617,7 @@ type ListNodesRequest struct {
 
 func (x *ListNodesRequest) Reset() {
 	*x = ListNodesRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[58]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3064,7 +3629,7 @@ func (x *ListNodesRequest) String() string {
 func (*ListNodesRequest) ProtoMessage() {}
 
 func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[58]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3077,7 +3642,7 @@ func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesRequest.ProtoReflect.Descriptor instead.
 func (*ListNodesRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{58}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{67}
 }
 
 type ListNodesResponse struct {
@@ -3089,7 +3654,7 @@ type ListNodesResponse struct {
 
 func (x *ListNodesResponse) Reset() {
 	*x = ListNodesResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[59]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3101,7 +3666,7 @@ func (x *ListNodesResponse) String() string {
 func (*ListNodesResponse) ProtoMessage() {}
 
 func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[59]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3114,7 +3679,7 @@ func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesResponse.ProtoReflect.Descriptor instead.
 func (*ListNodesResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{59}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *ListNodesResponse) GetNodes() []*Node {
@@ -3134,7 +3699,7 @@ type DeleteNodeRequest struct {
 
 func (x *DeleteNodeRequest) Reset() {
 	*x = DeleteNodeRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[60]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3146,7 +3711,7 @@ func (x *DeleteNodeRequest) String() string {
 func (*DeleteNodeRequest) ProtoMessage() {}
 
 func (x *DeleteNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[60]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3159,7 +3724,7 @@ func (x *DeleteNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNodeRequest.ProtoReflect.Descriptor instead.
 func (*DeleteNodeRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{60}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *DeleteNodeRequest) GetName() string {
@@ -3184,7 +3749,7 @@ type DeleteNodeResponse struct {
 
 func (x *DeleteNodeResponse) Reset() {
 	*x = DeleteNodeResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[61]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3196,7 +3761,7 @@ func (x *DeleteNodeResponse) String() string {
 func (*DeleteNodeResponse) ProtoMessage() {}
 
 func (x *DeleteNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[61]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3209,7 +3774,7 @@ func (x *DeleteNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNodeResponse.ProtoReflect.Descriptor instead.
 func (*DeleteNodeResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{61}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{70}
 }
 
 type ClusterStatusRequest struct {
@@ -3220,7 +3785,7 @@ type ClusterStatusRequest struct {
 
 func (x *ClusterStatusRequest) Reset() {
 	*x = ClusterStatusRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[62]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3232,7 +3797,7 @@ func (x *ClusterStatusRequest) String() string {
 func (*ClusterStatusRequest) ProtoMessage() {}
 
 func (x *ClusterStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[62]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3245,7 +3810,7 @@ func (x *ClusterStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterStatusRequest.ProtoReflect.Descriptor instead.
 func (*ClusterStatusRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{62}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{71}
 }
 
 type ClusterStatusResponse struct {
@@ -3266,7 +3831,7 @@ type ClusterStatusResponse struct {
 
 func (x *ClusterStatusResponse) Reset() {
 	*x = ClusterStatusResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[63]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3278,7 +3843,7 @@ func (x *ClusterStatusResponse) String() string {
 func (*ClusterStatusResponse) ProtoMessage() {}
 
 func (x *ClusterStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[63]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3291,7 +3856,7 @@ func (x *ClusterStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterStatusResponse.ProtoReflect.Descriptor instead.
 func (*ClusterStatusResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{63}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *ClusterStatusResponse) GetClusterUuid() string {
@@ -3435,18 +4000,22 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\x11resolving_tenants\x18\x05 \x03(\tR\x10resolvingTenants\x12\x1a\n" +
 	"\bsequence\x18\x06 \x01(\x04R\bsequence\x12'\n" +
 	"\x0fcarried_tenants\x18\a \x03(\tR\x0ecarriedTenants\x12)\n" +
-	"\x10without_mappings\x18\b \x01(\bR\x0fwithoutMappings\"\xeb\x01\n" +
+	"\x10without_mappings\x18\b \x01(\bR\x0fwithoutMappings\"\xff\x01\n" +
 	"\x0eFollowResponse\x123\n" +
 	"\bsnapshot\x18\x01 \x01(\v2\x15.pilaster.v1.SnapshotH\x00R\bsnapshot\x12*\n" +
 	"\x05delta\x18\x02 \x01(\v2\x12.pilaster.v1.DeltaH\x00R\x05delta\x126\n" +
 	"\theartbeat\x18\x03 \x01(\v2\x16.pilaster.v1.HeartbeatH\x00R\theartbeat\x12\x1a\n" +
 	"\brevision\x18\x04 \x01(\x03R\brevision\x12\x1b\n" +
-	"\tspread_ms\x18\x05 \x01(\rR\bspreadMsB\a\n" +
-	"\x05event\"\x86\x01\n" +
+	"\tspread_ms\x18\x05 \x01(\rR\bspreadMs\x12\x12\n" +
+	"\x04more\x18\x06 \x01(\bR\x04moreB\a\n" +
+	"\x05event\"\x93\x02\n" +
 	"\bSnapshot\x12%\n" +
 	"\x04node\x18\x01 \x01(\v2\x11.pilaster.v1.NodeR\x04node\x12-\n" +
 	"\atenants\x18\x02 \x03(\v2\x13.pilaster.v1.TenantR\atenants\x12$\n" +
-	"\x04apps\x18\x03 \x03(\v2\x10.pilaster.v1.AppR\x04apps\"\xc0\x02\n" +
+	"\x04apps\x18\x03 \x03(\v2\x10.pilaster.v1.AppR\x04apps\x12/\n" +
+	"\bpolicies\x18\x04 \x03(\v2\x13.pilaster.v1.PolicyR\bpolicies\x123\n" +
+	"\toverrides\x18\x05 \x03(\v2\x15.pilaster.v1.OverrideR\toverrides\x12%\n" +
+	"\x0ewhole_policies\x18\x06 \x03(\tR\rwholePolicies\"\xc9\x04\n" +
 	"\x05Delta\x12%\n" +
 	"\x04node\x18\x01 \x01(\v2\x11.pilaster.v1.NodeR\x04node\x12-\n" +
 	"\atenants\x18\x02 \x03(\v2\x13.pilaster.v1.TenantR\atenants\x12$\n" +
@@ -3454,7 +4023,13 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\x0fdeleted_tenants\x18\x04 \x03(\tR\x0edeletedTenants\x12#\n" +
 	"\rwhole_tenants\x18\x05 \x03(\tR\fwholeTenants\x120\n" +
 	"\bmappings\x18\x06 \x03(\v2\x14.pilaster.v1.MappingR\bmappings\x12;\n" +
-	"\x0eended_mappings\x18\a \x03(\v2\x14.pilaster.v1.MappingR\rendedMappings\"\v\n" +
+	"\x0eended_mappings\x18\a \x03(\v2\x14.pilaster.v1.MappingR\rendedMappings\x12/\n" +
+	"\bpolicies\x18\b \x03(\v2\x13.pilaster.v1.PolicyR\bpolicies\x12:\n" +
+	"\x0eended_policies\x18\t \x03(\v2\x13.pilaster.v1.PolicyR\rendedPolicies\x123\n" +
+	"\toverrides\x18\n" +
+	" \x03(\v2\x15.pilaster.v1.OverrideR\toverrides\x12>\n" +
+	"\x0fended_overrides\x18\v \x03(\v2\x15.pilaster.v1.OverrideR\x0eendedOverrides\x12%\n" +
+	"\x0ewhole_policies\x18\f \x03(\tR\rwholePolicies\"\v\n" +
 	"\tHeartbeat\"\x15\n" +
 	"\x13ExportRegionRequest\"C\n" +
 	"\x14ExportRegionResponse\x12+\n" +
@@ -3540,7 +4115,30 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\x18DeletePublicationRequest\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\"\x1b\n" +
-	"\x19DeletePublicationResponse\"$\n" +
+	"\x19DeletePublicationResponse\"e\n" +
+	"\x14ApplyPoliciesRequest\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x1c\n" +
+	"\tdocuments\x18\x02 \x03(\tR\tdocuments\x12\x17\n" +
+	"\adry_run\x18\x03 \x01(\bR\x06dryRun\"O\n" +
+	"\x15ApplyPoliciesResponse\x126\n" +
+	"\bpolicies\x18\x01 \x03(\v2\x1a.pilaster.v1.AppliedPolicyR\bpolicies\"o\n" +
+	"\rAppliedPolicy\x12+\n" +
+	"\x06policy\x18\x01 \x01(\v2\x13.pilaster.v1.PolicyR\x06policy\x121\n" +
+	"\x06change\x18\x02 \x01(\x0e2\x19.pilaster.v1.PolicyChangeR\x06change\"-\n" +
+	"\x13ListPoliciesRequest\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\"G\n" +
+	"\x14ListPoliciesResponse\x12/\n" +
+	"\bpolicies\x18\x01 \x03(\v2\x13.pilaster.v1.PolicyR\bpolicies\"?\n" +
+	"\x10GetPolicyRequest\x12+\n" +
+	"\x06policy\x18\x01 \x01(\v2\x13.pilaster.v1.PolicyR\x06policy\"@\n" +
+	"\x11GetPolicyResponse\x12+\n" +
+	"\x06policy\x18\x01 \x01(\v2\x13.pilaster.v1.PolicyR\x06policy\"~\n" +
+	"\x15DeletePoliciesRequest\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12/\n" +
+	"\bpolicies\x18\x02 \x03(\v2\x13.pilaster.v1.PolicyR\bpolicies\x12\x1c\n" +
+	"\tdocuments\x18\x03 \x03(\tR\tdocuments\"I\n" +
+	"\x16DeletePoliciesResponse\x12/\n" +
+	"\bpolicies\x18\x01 \x03(\v2\x13.pilaster.v1.PolicyR\bpolicies\"$\n" +
 	"\x0eGetNodeRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"R\n" +
 	"\x0fGetNodeResponse\x12%\n" +
@@ -3565,7 +4163,12 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\astarted\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\astarted\x12\x14\n" +
 	"\x05store\x18\t \x01(\tR\x05store\x12\x16\n" +
 	"\x06listen\x18\n" +
-	" \x01(\tR\x06listen2\xbb\x04\n" +
+	" \x01(\tR\x06listen*\x83\x01\n" +
+	"\fPolicyChange\x12\x1d\n" +
+	"\x19POLICY_CHANGE_UNSPECIFIED\x10\x00\x12\x19\n" +
+	"\x15POLICY_CHANGE_CREATED\x10\x01\x12\x1c\n" +
+	"\x18POLICY_CHANGE_CONFIGURED\x10\x02\x12\x1b\n" +
+	"\x17POLICY_CHANGE_UNCHANGED\x10\x032\xbb\x04\n" +
 	"\vNodeService\x12;\n" +
 	"\x04Join\x12\x18.pilaster.v1.JoinRequest\x1a\x19.pilaster.v1.JoinResponse\x12>\n" +
 	"\x05Renew\x12\x19.pilaster.v1.RenewRequest\x1a\x1a.pilaster.v1.RenewResponse\x12G\n" +
@@ -3574,7 +4177,7 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\x06Follow\x12\x1a.pilaster.v1.FollowRequest\x1a\x1b.pilaster.v1.FollowResponse(\x010\x01\x12G\n" +
 	"\bAllocate\x12\x1c.pilaster.v1.AllocateRequest\x1a\x1d.pilaster.v1.AllocateResponse\x12;\n" +
 	"\x04Free\x12\x18.pilaster.v1.FreeRequest\x1a\x19.pilaster.v1.FreeResponse\x12S\n" +
-	"\fListMappings\x12 .pilaster.v1.ListMappingsRequest\x1a!.pilaster.v1.ListMappingsResponse2\xd0\x0e\n" +
+	"\fListMappings\x12 .pilaster.v1.ListMappingsRequest\x1a!.pilaster.v1.ListMappingsResponse2\xa4\x11\n" +
 	"\x0fOperatorService\x12S\n" +
 	"\fCreateTenant\x12 .pilaster.v1.CreateTenantRequest\x1a!.pilaster.v1.CreateTenantResponse\x12J\n" +
 	"\tGetTenant\x12\x1d.pilaster.v1.GetTenantRequest\x1a\x1e.pilaster.v1.GetTenantResponse\x12P\n" +
@@ -3587,7 +4190,11 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\rDeleteService\x12!.pilaster.v1.DeleteServiceRequest\x1a\".pilaster.v1.DeleteServiceResponse\x12b\n" +
 	"\x11CreatePublication\x12%.pilaster.v1.CreatePublicationRequest\x1a&.pilaster.v1.CreatePublicationResponse\x12_\n" +
 	"\x10ListPublications\x12$.pilaster.v1.ListPublicationsRequest\x1a%.pilaster.v1.ListPublicationsResponse\x12b\n" +
-	"\x11DeletePublication\x12%.pilaster.v1.DeletePublicationRequest\x1a&.pilaster.v1.DeletePublicationResponse\x12D\n" +
+	"\x11DeletePublication\x12%.pilaster.v1.DeletePublicationRequest\x1a&.pilaster.v1.DeletePublicationResponse\x12V\n" +
+	"\rApplyPolicies\x12!.pilaster.v1.ApplyPoliciesRequest\x1a\".pilaster.v1.ApplyPoliciesResponse\x12S\n" +
+	"\fListPolicies\x12 .pilaster.v1.ListPoliciesRequest\x1a!.pilaster.v1.ListPoliciesResponse\x12J\n" +
+	"\tGetPolicy\x12\x1d.pilaster.v1.GetPolicyRequest\x1a\x1e.pilaster.v1.GetPolicyResponse\x12Y\n" +
+	"\x0eDeletePolicies\x12\".pilaster.v1.DeletePoliciesRequest\x1a#.pilaster.v1.DeletePoliciesResponse\x12D\n" +
 	"\aGetNode\x12\x1b.pilaster.v1.GetNodeRequest\x1a\x1c.pilaster.v1.GetNodeResponse\x12J\n" +
 	"\tListNodes\x12\x1d.pilaster.v1.ListNodesRequest\x1a\x1e.pilaster.v1.ListNodesResponse\x12M\n" +
 	"\n" +
@@ -3612,201 +4219,236 @@ func file_pilaster_v1_orchestrator_proto_rawDescGZIP() []byte {
 	return file_pilaster_v1_orchestrator_proto_rawDescData
 }
 
-var file_pilaster_v1_orchestrator_proto_msgTypes = make([]protoimpl.MessageInfo, 65)
+var file_pilaster_v1_orchestrator_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
+var file_pilaster_v1_orchestrator_proto_msgTypes = make([]protoimpl.MessageInfo, 74)
 var file_pilaster_v1_orchestrator_proto_goTypes = []any{
-	(*AllocateRequest)(nil),           // 0: pilaster.v1.AllocateRequest
-	(*AllocateResponse)(nil),          // 1: pilaster.v1.AllocateResponse
-	(*FreeRequest)(nil),               // 2: pilaster.v1.FreeRequest
-	(*FreeResponse)(nil),              // 3: pilaster.v1.FreeResponse
-	(*ListMappingsRequest)(nil),       // 4: pilaster.v1.ListMappingsRequest
-	(*ListMappingsResponse)(nil),      // 5: pilaster.v1.ListMappingsResponse
-	(*JoinRequest)(nil),               // 6: pilaster.v1.JoinRequest
-	(*JoinResponse)(nil),              // 7: pilaster.v1.JoinResponse
-	(*RenewRequest)(nil),              // 8: pilaster.v1.RenewRequest
-	(*RenewResponse)(nil),             // 9: pilaster.v1.RenewResponse
-	(*RegisterRequest)(nil),           // 10: pilaster.v1.RegisterRequest
-	(*Held)(nil),                      // 11: pilaster.v1.Held
-	(*RegisterResponse)(nil),          // 12: pilaster.v1.RegisterResponse
-	(*ResolveRequest)(nil),            // 13: pilaster.v1.ResolveRequest
-	(*ResolveResponse)(nil),           // 14: pilaster.v1.ResolveResponse
-	(*FollowRequest)(nil),             // 15: pilaster.v1.FollowRequest
-	(*FollowResponse)(nil),            // 16: pilaster.v1.FollowResponse
-	(*Snapshot)(nil),                  // 17: pilaster.v1.Snapshot
-	(*Delta)(nil),                     // 18: pilaster.v1.Delta
-	(*Heartbeat)(nil),                 // 19: pilaster.v1.Heartbeat
-	(*ExportRegionRequest)(nil),       // 20: pilaster.v1.ExportRegionRequest
-	(*ExportRegionResponse)(nil),      // 21: pilaster.v1.ExportRegionResponse
-	(*ImportRegionRequest)(nil),       // 22: pilaster.v1.ImportRegionRequest
-	(*ImportRegionResponse)(nil),      // 23: pilaster.v1.ImportRegionResponse
-	(*ListRegionsRequest)(nil),        // 24: pilaster.v1.ListRegionsRequest
-	(*ListRegionsResponse)(nil),       // 25: pilaster.v1.ListRegionsResponse
-	(*DeleteRegionRequest)(nil),       // 26: pilaster.v1.DeleteRegionRequest
-	(*DeleteRegionResponse)(nil),      // 27: pilaster.v1.DeleteRegionResponse
-	(*GetTokenRequest)(nil),           // 28: pilaster.v1.GetTokenRequest
-	(*GetTokenResponse)(nil),          // 29: pilaster.v1.GetTokenResponse
-	(*RotateTokenRequest)(nil),        // 30: pilaster.v1.RotateTokenRequest
-	(*RotateTokenResponse)(nil),       // 31: pilaster.v1.RotateTokenResponse
-	(*CreateTenantRequest)(nil),       // 32: pilaster.v1.CreateTenantRequest
-	(*CreateTenantResponse)(nil),      // 33: pilaster.v1.CreateTenantResponse
-	(*GetTenantRequest)(nil),          // 34: pilaster.v1.GetTenantRequest
-	(*GetTenantResponse)(nil),         // 35: pilaster.v1.GetTenantResponse
-	(*ListTenantsRequest)(nil),        // 36: pilaster.v1.ListTenantsRequest
-	(*ListTenantsResponse)(nil),       // 37: pilaster.v1.ListTenantsResponse
-	(*MigrateTenantRequest)(nil),      // 38: pilaster.v1.MigrateTenantRequest
-	(*MigrateTenantResponse)(nil),     // 39: pilaster.v1.MigrateTenantResponse
-	(*DeleteTenantRequest)(nil),       // 40: pilaster.v1.DeleteTenantRequest
-	(*DeleteTenantResponse)(nil),      // 41: pilaster.v1.DeleteTenantResponse
-	(*RotateKeyRequest)(nil),          // 42: pilaster.v1.RotateKeyRequest
-	(*RotateKeyResponse)(nil),         // 43: pilaster.v1.RotateKeyResponse
-	(*CreateServiceRequest)(nil),      // 44: pilaster.v1.CreateServiceRequest
-	(*CreateServiceResponse)(nil),     // 45: pilaster.v1.CreateServiceResponse
-	(*ListServicesRequest)(nil),       // 46: pilaster.v1.ListServicesRequest
-	(*ListServicesResponse)(nil),      // 47: pilaster.v1.ListServicesResponse
-	(*DeleteServiceRequest)(nil),      // 48: pilaster.v1.DeleteServiceRequest
-	(*DeleteServiceResponse)(nil),     // 49: pilaster.v1.DeleteServiceResponse
-	(*CreatePublicationRequest)(nil),  // 50: pilaster.v1.CreatePublicationRequest
-	(*CreatePublicationResponse)(nil), // 51: pilaster.v1.CreatePublicationResponse
-	(*ListPublicationsRequest)(nil),   // 52: pilaster.v1.ListPublicationsRequest
-	(*ListPublicationsResponse)(nil),  // 53: pilaster.v1.ListPublicationsResponse
-	(*DeletePublicationRequest)(nil),  // 54: pilaster.v1.DeletePublicationRequest
-	(*DeletePublicationResponse)(nil), // 55: pilaster.v1.DeletePublicationResponse
-	(*GetNodeRequest)(nil),            // 56: pilaster.v1.GetNodeRequest
-	(*GetNodeResponse)(nil),           // 57: pilaster.v1.GetNodeResponse
-	(*ListNodesRequest)(nil),          // 58: pilaster.v1.ListNodesRequest
-	(*ListNodesResponse)(nil),         // 59: pilaster.v1.ListNodesResponse
-	(*DeleteNodeRequest)(nil),         // 60: pilaster.v1.DeleteNodeRequest
-	(*DeleteNodeResponse)(nil),        // 61: pilaster.v1.DeleteNodeResponse
-	(*ClusterStatusRequest)(nil),      // 62: pilaster.v1.ClusterStatusRequest
-	(*ClusterStatusResponse)(nil),     // 63: pilaster.v1.ClusterStatusResponse
-	nil,                               // 64: pilaster.v1.ResolveRequest.LabelsEntry
-	(*Mapping)(nil),                   // 65: pilaster.v1.Mapping
-	(*Tenant)(nil),                    // 66: pilaster.v1.Tenant
-	(*App)(nil),                       // 67: pilaster.v1.App
-	(*Node)(nil),                      // 68: pilaster.v1.Node
-	(*Plan)(nil),                      // 69: pilaster.v1.Plan
-	(*Hosting)(nil),                   // 70: pilaster.v1.Hosting
-	(*Region)(nil),                    // 71: pilaster.v1.Region
-	(Addressing)(0),                   // 72: pilaster.v1.Addressing
-	(*Overlay)(nil),                   // 73: pilaster.v1.Overlay
-	(*Service)(nil),                   // 74: pilaster.v1.Service
-	(*Publication)(nil),               // 75: pilaster.v1.Publication
-	(*timestamppb.Timestamp)(nil),     // 76: google.protobuf.Timestamp
+	(PolicyChange)(0),                 // 0: pilaster.v1.PolicyChange
+	(*AllocateRequest)(nil),           // 1: pilaster.v1.AllocateRequest
+	(*AllocateResponse)(nil),          // 2: pilaster.v1.AllocateResponse
+	(*FreeRequest)(nil),               // 3: pilaster.v1.FreeRequest
+	(*FreeResponse)(nil),              // 4: pilaster.v1.FreeResponse
+	(*ListMappingsRequest)(nil),       // 5: pilaster.v1.ListMappingsRequest
+	(*ListMappingsResponse)(nil),      // 6: pilaster.v1.ListMappingsResponse
+	(*JoinRequest)(nil),               // 7: pilaster.v1.JoinRequest
+	(*JoinResponse)(nil),              // 8: pilaster.v1.JoinResponse
+	(*RenewRequest)(nil),              // 9: pilaster.v1.RenewRequest
+	(*RenewResponse)(nil),             // 10: pilaster.v1.RenewResponse
+	(*RegisterRequest)(nil),           // 11: pilaster.v1.RegisterRequest
+	(*Held)(nil),                      // 12: pilaster.v1.Held
+	(*RegisterResponse)(nil),          // 13: pilaster.v1.RegisterResponse
+	(*ResolveRequest)(nil),            // 14: pilaster.v1.ResolveRequest
+	(*ResolveResponse)(nil),           // 15: pilaster.v1.ResolveResponse
+	(*FollowRequest)(nil),             // 16: pilaster.v1.FollowRequest
+	(*FollowResponse)(nil),            // 17: pilaster.v1.FollowResponse
+	(*Snapshot)(nil),                  // 18: pilaster.v1.Snapshot
+	(*Delta)(nil),                     // 19: pilaster.v1.Delta
+	(*Heartbeat)(nil),                 // 20: pilaster.v1.Heartbeat
+	(*ExportRegionRequest)(nil),       // 21: pilaster.v1.ExportRegionRequest
+	(*ExportRegionResponse)(nil),      // 22: pilaster.v1.ExportRegionResponse
+	(*ImportRegionRequest)(nil),       // 23: pilaster.v1.ImportRegionRequest
+	(*ImportRegionResponse)(nil),      // 24: pilaster.v1.ImportRegionResponse
+	(*ListRegionsRequest)(nil),        // 25: pilaster.v1.ListRegionsRequest
+	(*ListRegionsResponse)(nil),       // 26: pilaster.v1.ListRegionsResponse
+	(*DeleteRegionRequest)(nil),       // 27: pilaster.v1.DeleteRegionRequest
+	(*DeleteRegionResponse)(nil),      // 28: pilaster.v1.DeleteRegionResponse
+	(*GetTokenRequest)(nil),           // 29: pilaster.v1.GetTokenRequest
+	(*GetTokenResponse)(nil),          // 30: pilaster.v1.GetTokenResponse
+	(*RotateTokenRequest)(nil),        // 31: pilaster.v1.RotateTokenRequest
+	(*RotateTokenResponse)(nil),       // 32: pilaster.v1.RotateTokenResponse
+	(*CreateTenantRequest)(nil),       // 33: pilaster.v1.CreateTenantRequest
+	(*CreateTenantResponse)(nil),      // 34: pilaster.v1.CreateTenantResponse
+	(*GetTenantRequest)(nil),          // 35: pilaster.v1.GetTenantRequest
+	(*GetTenantResponse)(nil),         // 36: pilaster.v1.GetTenantResponse
+	(*ListTenantsRequest)(nil),        // 37: pilaster.v1.ListTenantsRequest
+	(*ListTenantsResponse)(nil),       // 38: pilaster.v1.ListTenantsResponse
+	(*MigrateTenantRequest)(nil),      // 39: pilaster.v1.MigrateTenantRequest
+	(*MigrateTenantResponse)(nil),     // 40: pilaster.v1.MigrateTenantResponse
+	(*DeleteTenantRequest)(nil),       // 41: pilaster.v1.DeleteTenantRequest
+	(*DeleteTenantResponse)(nil),      // 42: pilaster.v1.DeleteTenantResponse
+	(*RotateKeyRequest)(nil),          // 43: pilaster.v1.RotateKeyRequest
+	(*RotateKeyResponse)(nil),         // 44: pilaster.v1.RotateKeyResponse
+	(*CreateServiceRequest)(nil),      // 45: pilaster.v1.CreateServiceRequest
+	(*CreateServiceResponse)(nil),     // 46: pilaster.v1.CreateServiceResponse
+	(*ListServicesRequest)(nil),       // 47: pilaster.v1.ListServicesRequest
+	(*ListServicesResponse)(nil),      // 48: pilaster.v1.ListServicesResponse
+	(*DeleteServiceRequest)(nil),      // 49: pilaster.v1.DeleteServiceRequest
+	(*DeleteServiceResponse)(nil),     // 50: pilaster.v1.DeleteServiceResponse
+	(*CreatePublicationRequest)(nil),  // 51: pilaster.v1.CreatePublicationRequest
+	(*CreatePublicationResponse)(nil), // 52: pilaster.v1.CreatePublicationResponse
+	(*ListPublicationsRequest)(nil),   // 53: pilaster.v1.ListPublicationsRequest
+	(*ListPublicationsResponse)(nil),  // 54: pilaster.v1.ListPublicationsResponse
+	(*DeletePublicationRequest)(nil),  // 55: pilaster.v1.DeletePublicationRequest
+	(*DeletePublicationResponse)(nil), // 56: pilaster.v1.DeletePublicationResponse
+	(*ApplyPoliciesRequest)(nil),      // 57: pilaster.v1.ApplyPoliciesRequest
+	(*ApplyPoliciesResponse)(nil),     // 58: pilaster.v1.ApplyPoliciesResponse
+	(*AppliedPolicy)(nil),             // 59: pilaster.v1.AppliedPolicy
+	(*ListPoliciesRequest)(nil),       // 60: pilaster.v1.ListPoliciesRequest
+	(*ListPoliciesResponse)(nil),      // 61: pilaster.v1.ListPoliciesResponse
+	(*GetPolicyRequest)(nil),          // 62: pilaster.v1.GetPolicyRequest
+	(*GetPolicyResponse)(nil),         // 63: pilaster.v1.GetPolicyResponse
+	(*DeletePoliciesRequest)(nil),     // 64: pilaster.v1.DeletePoliciesRequest
+	(*DeletePoliciesResponse)(nil),    // 65: pilaster.v1.DeletePoliciesResponse
+	(*GetNodeRequest)(nil),            // 66: pilaster.v1.GetNodeRequest
+	(*GetNodeResponse)(nil),           // 67: pilaster.v1.GetNodeResponse
+	(*ListNodesRequest)(nil),          // 68: pilaster.v1.ListNodesRequest
+	(*ListNodesResponse)(nil),         // 69: pilaster.v1.ListNodesResponse
+	(*DeleteNodeRequest)(nil),         // 70: pilaster.v1.DeleteNodeRequest
+	(*DeleteNodeResponse)(nil),        // 71: pilaster.v1.DeleteNodeResponse
+	(*ClusterStatusRequest)(nil),      // 72: pilaster.v1.ClusterStatusRequest
+	(*ClusterStatusResponse)(nil),     // 73: pilaster.v1.ClusterStatusResponse
+	nil,                               // 74: pilaster.v1.ResolveRequest.LabelsEntry
+	(*Mapping)(nil),                   // 75: pilaster.v1.Mapping
+	(*Tenant)(nil),                    // 76: pilaster.v1.Tenant
+	(*App)(nil),                       // 77: pilaster.v1.App
+	(*Node)(nil),                      // 78: pilaster.v1.Node
+	(*Plan)(nil),                      // 79: pilaster.v1.Plan
+	(*Hosting)(nil),                   // 80: pilaster.v1.Hosting
+	(*Policy)(nil),                    // 81: pilaster.v1.Policy
+	(*Override)(nil),                  // 82: pilaster.v1.Override
+	(*Region)(nil),                    // 83: pilaster.v1.Region
+	(Addressing)(0),                   // 84: pilaster.v1.Addressing
+	(*Overlay)(nil),                   // 85: pilaster.v1.Overlay
+	(*Service)(nil),                   // 86: pilaster.v1.Service
+	(*Publication)(nil),               // 87: pilaster.v1.Publication
+	(*timestamppb.Timestamp)(nil),     // 88: google.protobuf.Timestamp
 }
 var file_pilaster_v1_orchestrator_proto_depIdxs = []int32{
-	65, // 0: pilaster.v1.ListMappingsResponse.mappings:type_name -> pilaster.v1.Mapping
-	65, // 1: pilaster.v1.ListMappingsResponse.ended_mappings:type_name -> pilaster.v1.Mapping
-	11, // 2: pilaster.v1.RegisterRequest.held:type_name -> pilaster.v1.Held
-	66, // 3: pilaster.v1.Held.tenants:type_name -> pilaster.v1.Tenant
-	67, // 4: pilaster.v1.Held.apps:type_name -> pilaster.v1.App
-	65, // 5: pilaster.v1.Held.mappings:type_name -> pilaster.v1.Mapping
-	68, // 6: pilaster.v1.RegisterResponse.node:type_name -> pilaster.v1.Node
-	69, // 7: pilaster.v1.RegisterResponse.plan:type_name -> pilaster.v1.Plan
-	64, // 8: pilaster.v1.ResolveRequest.labels:type_name -> pilaster.v1.ResolveRequest.LabelsEntry
-	66, // 9: pilaster.v1.ResolveResponse.tenant:type_name -> pilaster.v1.Tenant
-	67, // 10: pilaster.v1.ResolveResponse.app:type_name -> pilaster.v1.App
-	70, // 11: pilaster.v1.FollowRequest.hosting:type_name -> pilaster.v1.Hosting
-	17, // 12: pilaster.v1.FollowResponse.snapshot:type_name -> pilaster.v1.Snapshot
-	18, // 13: pilaster.v1.FollowResponse.delta:type_name -> pilaster.v1.Delta
-	19, // 14: pilaster.v1.FollowResponse.heartbeat:type_name -> pilaster.v1.Heartbeat
-	68, // 15: pilaster.v1.Snapshot.node:type_name -> pilaster.v1.Node
-	66, // 16: pilaster.v1.Snapshot.tenants:type_name -> pilaster.v1.Tenant
-	67, // 17: pilaster.v1.Snapshot.apps:type_name -> pilaster.v1.App
-	68, // 18: pilaster.v1.Delta.node:type_name -> pilaster.v1.Node
-	66, // 19: pilaster.v1.Delta.tenants:type_name -> pilaster.v1.Tenant
-	67, // 20: pilaster.v1.Delta.apps:type_name -> pilaster.v1.App
-	65, // 21: pilaster.v1.Delta.mappings:type_name -> pilaster.v1.Mapping
-	65, // 22: pilaster.v1.Delta.ended_mappings:type_name -> pilaster.v1.Mapping
-	71, // 23: pilaster.v1.ExportRegionResponse.region:type_name -> pilaster.v1.Region
-	71, // 24: pilaster.v1.ImportRegionRequest.region:type_name -> pilaster.v1.Region
-	71, // 25: pilaster.v1.ImportRegionResponse.region:type_name -> pilaster.v1.Region
-	71, // 26: pilaster.v1.ListRegionsResponse.own:type_name -> pilaster.v1.Region
-	71, // 27: pilaster.v1.ListRegionsResponse.regions:type_name -> pilaster.v1.Region
-	72, // 28: pilaster.v1.CreateTenantRequest.addressing:type_name -> pilaster.v1.Addressing
-	73, // 29: pilaster.v1.CreateTenantRequest.overlays:type_name -> pilaster.v1.Overlay
-	66, // 30: pilaster.v1.CreateTenantResponse.tenant:type_name -> pilaster.v1.Tenant
-	66, // 31: pilaster.v1.GetTenantResponse.tenant:type_name -> pilaster.v1.Tenant
-	67, // 32: pilaster.v1.GetTenantResponse.apps:type_name -> pilaster.v1.App
-	70, // 33: pilaster.v1.GetTenantResponse.hosting:type_name -> pilaster.v1.Hosting
-	66, // 34: pilaster.v1.ListTenantsResponse.tenants:type_name -> pilaster.v1.Tenant
-	70, // 35: pilaster.v1.ListTenantsResponse.hosting:type_name -> pilaster.v1.Hosting
-	72, // 36: pilaster.v1.MigrateTenantRequest.addressing:type_name -> pilaster.v1.Addressing
-	66, // 37: pilaster.v1.MigrateTenantResponse.tenant:type_name -> pilaster.v1.Tenant
-	66, // 38: pilaster.v1.RotateKeyResponse.tenant:type_name -> pilaster.v1.Tenant
-	74, // 39: pilaster.v1.CreateServiceRequest.service:type_name -> pilaster.v1.Service
-	74, // 40: pilaster.v1.CreateServiceResponse.service:type_name -> pilaster.v1.Service
-	74, // 41: pilaster.v1.ListServicesResponse.services:type_name -> pilaster.v1.Service
-	75, // 42: pilaster.v1.CreatePublicationRequest.publication:type_name -> pilaster.v1.Publication
-	75, // 43: pilaster.v1.CreatePublicationResponse.publication:type_name -> pilaster.v1.Publication
-	75, // 44: pilaster.v1.ListPublicationsResponse.publications:type_name -> pilaster.v1.Publication
-	68, // 45: pilaster.v1.GetNodeResponse.node:type_name -> pilaster.v1.Node
-	68, // 46: pilaster.v1.ListNodesResponse.nodes:type_name -> pilaster.v1.Node
-	69, // 47: pilaster.v1.ClusterStatusResponse.plan:type_name -> pilaster.v1.Plan
-	76, // 48: pilaster.v1.ClusterStatusResponse.started:type_name -> google.protobuf.Timestamp
-	6,  // 49: pilaster.v1.NodeService.Join:input_type -> pilaster.v1.JoinRequest
-	8,  // 50: pilaster.v1.NodeService.Renew:input_type -> pilaster.v1.RenewRequest
-	10, // 51: pilaster.v1.NodeService.Register:input_type -> pilaster.v1.RegisterRequest
-	13, // 52: pilaster.v1.NodeService.Resolve:input_type -> pilaster.v1.ResolveRequest
-	15, // 53: pilaster.v1.NodeService.Follow:input_type -> pilaster.v1.FollowRequest
-	0,  // 54: pilaster.v1.NodeService.Allocate:input_type -> pilaster.v1.AllocateRequest
-	2,  // 55: pilaster.v1.NodeService.Free:input_type -> pilaster.v1.FreeRequest
-	4,  // 56: pilaster.v1.NodeService.ListMappings:input_type -> pilaster.v1.ListMappingsRequest
-	32, // 57: pilaster.v1.OperatorService.CreateTenant:input_type -> pilaster.v1.CreateTenantRequest
-	34, // 58: pilaster.v1.OperatorService.GetTenant:input_type -> pilaster.v1.GetTenantRequest
-	36, // 59: pilaster.v1.OperatorService.ListTenants:input_type -> pilaster.v1.ListTenantsRequest
-	40, // 60: pilaster.v1.OperatorService.DeleteTenant:input_type -> pilaster.v1.DeleteTenantRequest
-	42, // 61: pilaster.v1.OperatorService.RotateKey:input_type -> pilaster.v1.RotateKeyRequest
-	38, // 62: pilaster.v1.OperatorService.MigrateTenant:input_type -> pilaster.v1.MigrateTenantRequest
-	44, // 63: pilaster.v1.OperatorService.CreateService:input_type -> pilaster.v1.CreateServiceRequest
-	46, // 64: pilaster.v1.OperatorService.ListServices:input_type -> pilaster.v1.ListServicesRequest
-	48, // 65: pilaster.v1.OperatorService.DeleteService:input_type -> pilaster.v1.DeleteServiceRequest
-	50, // 66: pilaster.v1.OperatorService.CreatePublication:input_type -> pilaster.v1.CreatePublicationRequest
-	52, // 67: pilaster.v1.OperatorService.ListPublications:input_type -> pilaster.v1.ListPublicationsRequest
-	54, // 68: pilaster.v1.OperatorService.DeletePublication:input_type -> pilaster.v1.DeletePublicationRequest
-	56, // 69: pilaster.v1.OperatorService.GetNode:input_type -> pilaster.v1.GetNodeRequest
-	58, // 70: pilaster.v1.OperatorService.ListNodes:input_type -> pilaster.v1.ListNodesRequest
-	60, // 71: pilaster.v1.OperatorService.DeleteNode:input_type -> pilaster.v1.DeleteNodeRequest
-	62, // 72: pilaster.v1.OperatorService.ClusterStatus:input_type -> pilaster.v1.ClusterStatusRequest
-	28, // 73: pilaster.v1.OperatorService.GetToken:input_type -> pilaster.v1.GetTokenRequest
-	30, // 74: pilaster.v1.OperatorService.RotateToken:input_type -> pilaster.v1.RotateTokenRequest
-	20, // 75: pilaster.v1.OperatorService.ExportRegion:input_type -> pilaster.v1.ExportRegionRequest
-	22, // 76: pilaster.v1.OperatorService.ImportRegion:input_type -> pilaster.v1.ImportRegionRequest
-	24, // 77: pilaster.v1.OperatorService.ListRegions:input_type -> pilaster.v1.ListRegionsRequest
-	26, // 78: pilaster.v1.OperatorService.DeleteRegion:input_type -> pilaster.v1.DeleteRegionRequest
-	7,  // 79: pilaster.v1.NodeService.Join:output_type -> pilaster.v1.JoinResponse
-	9,  // 80: pilaster.v1.NodeService.Renew:output_type -> pilaster.v1.RenewResponse
-	12, // 81: pilaster.v1.NodeService.Register:output_type -> pilaster.v1.RegisterResponse
-	14, // 82: pilaster.v1.NodeService.Resolve:output_type -> pilaster.v1.ResolveResponse
-	16, // 83: pilaster.v1.NodeService.Follow:output_type -> pilaster.v1.FollowResponse
-	1,  // 84: pilaster.v1.NodeService.Allocate:output_type -> pilaster.v1.AllocateResponse
-	3,  // 85: pilaster.v1.NodeService.Free:output_type -> pilaster.v1.FreeResponse
-	5,  // 86: pilaster.v1.NodeService.ListMappings:output_type -> pilaster.v1.ListMappingsResponse
-	33, // 87: pilaster.v1.OperatorService.CreateTenant:output_type -> pilaster.v1.CreateTenantResponse
-	35, // 88: pilaster.v1.OperatorService.GetTenant:output_type -> pilaster.v1.GetTenantResponse
-	37, // 89: pilaster.v1.OperatorService.ListTenants:output_type -> pilaster.v1.ListTenantsResponse
-	41, // 90: pilaster.v1.OperatorService.DeleteTenant:output_type -> pilaster.v1.DeleteTenantResponse
-	43, // 91: pilaster.v1.OperatorService.RotateKey:output_type -> pilaster.v1.RotateKeyResponse
-	39, // 92: pilaster.v1.OperatorService.MigrateTenant:output_type -> pilaster.v1.MigrateTenantResponse
-	45, // 93: pilaster.v1.OperatorService.CreateService:output_type -> pilaster.v1.CreateServiceResponse
-	47, // 94: pilaster.v1.OperatorService.ListServices:output_type -> pilaster.v1.ListServicesResponse
-	49, // 95: pilaster.v1.OperatorService.DeleteService:output_type -> pilaster.v1.DeleteServiceResponse
-	51, // 96: pilaster.v1.OperatorService.CreatePublication:output_type -> pilaster.v1.CreatePublicationResponse
-	53, // 97: pilaster.v1.OperatorService.ListPublications:output_type -> pilaster.v1.ListPublicationsResponse
-	55, // 98: pilaster.v1.OperatorService.DeletePublication:output_type -> pilaster.v1.DeletePublicationResponse
-	57, // 99: pilaster.v1.OperatorService.GetNode:output_type -> pilaster.v1.GetNodeResponse
-	59, // 100: pilaster.v1.OperatorService.ListNodes:output_type -> pilaster.v1.ListNodesResponse
-	61, // 101: pilaster.v1.OperatorService.DeleteNode:output_type -> pilaster.v1.DeleteNodeResponse
-	63, // 102: pilaster.v1.OperatorService.ClusterStatus:output_type -> pilaster.v1.ClusterStatusResponse
-	29, // 103: pilaster.v1.OperatorService.GetToken:output_type -> pilaster.v1.GetTokenResponse
-	31, // 104: pilaster.v1.OperatorService.RotateToken:output_type -> pilaster.v1.RotateTokenResponse
-	21, // 105: pilaster.v1.OperatorService.ExportRegion:output_type -> pilaster.v1.ExportRegionResponse
-	23, // 106: pilaster.v1.OperatorService.ImportRegion:output_type -> pilaster.v1.ImportRegionResponse
-	25, // 107: pilaster.v1.OperatorService.ListRegions:output_type -> pilaster.v1.ListRegionsResponse
-	27, // 108: pilaster.v1.OperatorService.DeleteRegion:output_type -> pilaster.v1.DeleteRegionResponse
-	79, // [79:109] is the sub-list for method output_type
-	49, // [49:79] is the sub-list for method input_type
-	49, // [49:49] is the sub-list for extension type_name
-	49, // [49:49] is the sub-list for extension extendee
-	0,  // [0:49] is the sub-list for field type_name
+	75, // 0: pilaster.v1.ListMappingsResponse.mappings:type_name -> pilaster.v1.Mapping
+	75, // 1: pilaster.v1.ListMappingsResponse.ended_mappings:type_name -> pilaster.v1.Mapping
+	12, // 2: pilaster.v1.RegisterRequest.held:type_name -> pilaster.v1.Held
+	76, // 3: pilaster.v1.Held.tenants:type_name -> pilaster.v1.Tenant
+	77, // 4: pilaster.v1.Held.apps:type_name -> pilaster.v1.App
+	75, // 5: pilaster.v1.Held.mappings:type_name -> pilaster.v1.Mapping
+	78, // 6: pilaster.v1.RegisterResponse.node:type_name -> pilaster.v1.Node
+	79, // 7: pilaster.v1.RegisterResponse.plan:type_name -> pilaster.v1.Plan
+	74, // 8: pilaster.v1.ResolveRequest.labels:type_name -> pilaster.v1.ResolveRequest.LabelsEntry
+	76, // 9: pilaster.v1.ResolveResponse.tenant:type_name -> pilaster.v1.Tenant
+	77, // 10: pilaster.v1.ResolveResponse.app:type_name -> pilaster.v1.App
+	80, // 11: pilaster.v1.FollowRequest.hosting:type_name -> pilaster.v1.Hosting
+	18, // 12: pilaster.v1.FollowResponse.snapshot:type_name -> pilaster.v1.Snapshot
+	19, // 13: pilaster.v1.FollowResponse.delta:type_name -> pilaster.v1.Delta
+	20, // 14: pilaster.v1.FollowResponse.heartbeat:type_name -> pilaster.v1.Heartbeat
+	78, // 15: pilaster.v1.Snapshot.node:type_name -> pilaster.v1.Node
+	76, // 16: pilaster.v1.Snapshot.tenants:type_name -> pilaster.v1.Tenant
+	77, // 17: pilaster.v1.Snapshot.apps:type_name -> pilaster.v1.App
+	81, // 18: pilaster.v1.Snapshot.policies:type_name -> pilaster.v1.Policy
+	82, // 19: pilaster.v1.Snapshot.overrides:type_name -> pilaster.v1.Override
+	78, // 20: pilaster.v1.Delta.node:type_name -> pilaster.v1.Node
+	76, // 21: pilaster.v1.Delta.tenants:type_name -> pilaster.v1.Tenant
+	77, // 22: pilaster.v1.Delta.apps:type_name -> pilaster.v1.App
+	75, // 23: pilaster.v1.Delta.mappings:type_name -> pilaster.v1.Mapping
+	75, // 24: pilaster.v1.Delta.ended_mappings:type_name -> pilaster.v1.Mapping
+	81, // 25: pilaster.v1.Delta.policies:type_name -> pilaster.v1.Policy
+	81, // 26: pilaster.v1.Delta.ended_policies:type_name -> pilaster.v1.Policy
+	82, // 27: pilaster.v1.Delta.overrides:type_name -> pilaster.v1.Override
+	82, // 28: pilaster.v1.Delta.ended_overrides:type_name -> pilaster.v1.Override
+	83, // 29: pilaster.v1.ExportRegionResponse.region:type_name -> pilaster.v1.Region
+	83, // 30: pilaster.v1.ImportRegionRequest.region:type_name -> pilaster.v1.Region
+	83, // 31: pilaster.v1.ImportRegionResponse.region:type_name -> pilaster.v1.Region
+	83, // 32: pilaster.v1.ListRegionsResponse.own:type_name -> pilaster.v1.Region
+	83, // 33: pilaster.v1.ListRegionsResponse.regions:type_name -> pilaster.v1.Region
+	84, // 34: pilaster.v1.CreateTenantRequest.addressing:type_name -> pilaster.v1.Addressing
+	85, // 35: pilaster.v1.CreateTenantRequest.overlays:type_name -> pilaster.v1.Overlay
+	76, // 36: pilaster.v1.CreateTenantResponse.tenant:type_name -> pilaster.v1.Tenant
+	76, // 37: pilaster.v1.GetTenantResponse.tenant:type_name -> pilaster.v1.Tenant
+	77, // 38: pilaster.v1.GetTenantResponse.apps:type_name -> pilaster.v1.App
+	80, // 39: pilaster.v1.GetTenantResponse.hosting:type_name -> pilaster.v1.Hosting
+	76, // 40: pilaster.v1.ListTenantsResponse.tenants:type_name -> pilaster.v1.Tenant
+	80, // 41: pilaster.v1.ListTenantsResponse.hosting:type_name -> pilaster.v1.Hosting
+	84, // 42: pilaster.v1.MigrateTenantRequest.addressing:type_name -> pilaster.v1.Addressing
+	76, // 43: pilaster.v1.MigrateTenantResponse.tenant:type_name -> pilaster.v1.Tenant
+	76, // 44: pilaster.v1.RotateKeyResponse.tenant:type_name -> pilaster.v1.Tenant
+	86, // 45: pilaster.v1.CreateServiceRequest.service:type_name -> pilaster.v1.Service
+	86, // 46: pilaster.v1.CreateServiceResponse.service:type_name -> pilaster.v1.Service
+	86, // 47: pilaster.v1.ListServicesResponse.services:type_name -> pilaster.v1.Service
+	87, // 48: pilaster.v1.CreatePublicationRequest.publication:type_name -> pilaster.v1.Publication
+	87, // 49: pilaster.v1.CreatePublicationResponse.publication:type_name -> pilaster.v1.Publication
+	87, // 50: pilaster.v1.ListPublicationsResponse.publications:type_name -> pilaster.v1.Publication
+	59, // 51: pilaster.v1.ApplyPoliciesResponse.policies:type_name -> pilaster.v1.AppliedPolicy
+	81, // 52: pilaster.v1.AppliedPolicy.policy:type_name -> pilaster.v1.Policy
+	0,  // 53: pilaster.v1.AppliedPolicy.change:type_name -> pilaster.v1.PolicyChange
+	81, // 54: pilaster.v1.ListPoliciesResponse.policies:type_name -> pilaster.v1.Policy
+	81, // 55: pilaster.v1.GetPolicyRequest.policy:type_name -> pilaster.v1.Policy
+	81, // 56: pilaster.v1.GetPolicyResponse.policy:type_name -> pilaster.v1.Policy
+	81, // 57: pilaster.v1.DeletePoliciesRequest.policies:type_name -> pilaster.v1.Policy
+	81, // 58: pilaster.v1.DeletePoliciesResponse.policies:type_name -> pilaster.v1.Policy
+	78, // 59: pilaster.v1.GetNodeResponse.node:type_name -> pilaster.v1.Node
+	78, // 60: pilaster.v1.ListNodesResponse.nodes:type_name -> pilaster.v1.Node
+	79, // 61: pilaster.v1.ClusterStatusResponse.plan:type_name -> pilaster.v1.Plan
+	88, // 62: pilaster.v1.ClusterStatusResponse.started:type_name -> google.protobuf.Timestamp
+	7,  // 63: pilaster.v1.NodeService.Join:input_type -> pilaster.v1.JoinRequest
+	9,  // 64: pilaster.v1.NodeService.Renew:input_type -> pilaster.v1.RenewRequest
+	11, // 65: pilaster.v1.NodeService.Register:input_type -> pilaster.v1.RegisterRequest
+	14, // 66: pilaster.v1.NodeService.Resolve:input_type -> pilaster.v1.ResolveRequest
+	16, // 67: pilaster.v1.NodeService.Follow:input_type -> pilaster.v1.FollowRequest
+	1,  // 68: pilaster.v1.NodeService.Allocate:input_type -> pilaster.v1.AllocateRequest
+	3,  // 69: pilaster.v1.NodeService.Free:input_type -> pilaster.v1.FreeRequest
+	5,  // 70: pilaster.v1.NodeService.ListMappings:input_type -> pilaster.v1.ListMappingsRequest
+	33, // 71: pilaster.v1.OperatorService.CreateTenant:input_type -> pilaster.v1.CreateTenantRequest
+	35, // 72: pilaster.v1.OperatorService.GetTenant:input_type -> pilaster.v1.GetTenantRequest
+	37, // 73: pilaster.v1.OperatorService.ListTenants:input_type -> pilaster.v1.ListTenantsRequest
+	41, // 74: pilaster.v1.OperatorService.DeleteTenant:input_type -> pilaster.v1.DeleteTenantRequest
+	43, // 75: pilaster.v1.OperatorService.RotateKey:input_type -> pilaster.v1.RotateKeyRequest
+	39, // 76: pilaster.v1.OperatorService.MigrateTenant:input_type -> pilaster.v1.MigrateTenantRequest
+	45, // 77: pilaster.v1.OperatorService.CreateService:input_type -> pilaster.v1.CreateServiceRequest
+	47, // 78: pilaster.v1.OperatorService.ListServices:input_type -> pilaster.v1.ListServicesRequest
+	49, // 79: pilaster.v1.OperatorService.DeleteService:input_type -> pilaster.v1.DeleteServiceRequest
+	51, // 80: pilaster.v1.OperatorService.CreatePublication:input_type -> pilaster.v1.CreatePublicationRequest
+	53, // 81: pilaster.v1.OperatorService.ListPublications:input_type -> pilaster.v1.ListPublicationsRequest
+	55, // 82: pilaster.v1.OperatorService.DeletePublication:input_type -> pilaster.v1.DeletePublicationRequest
+	57, // 83: pilaster.v1.OperatorService.ApplyPolicies:input_type -> pilaster.v1.ApplyPoliciesRequest
+	60, // 84: pilaster.v1.OperatorService.ListPolicies:input_type -> pilaster.v1.ListPoliciesRequest
+	62, // 85: pilaster.v1.OperatorService.GetPolicy:input_type -> pilaster.v1.GetPolicyRequest
+	64, // 86: pilaster.v1.OperatorService.DeletePolicies:input_type -> pilaster.v1.DeletePoliciesRequest
+	66, // 87: pilaster.v1.OperatorService.GetNode:input_type -> pilaster.v1.GetNodeRequest
+	68, // 88: pilaster.v1.OperatorService.ListNodes:input_type -> pilaster.v1.ListNodesRequest
+	70, // 89: pilaster.v1.OperatorService.DeleteNode:input_type -> pilaster.v1.DeleteNodeRequest
+	72, // 90: pilaster.v1.OperatorService.ClusterStatus:input_type -> pilaster.v1.ClusterStatusRequest
+	29, // 91: pilaster.v1.OperatorService.GetToken:input_type -> pilaster.v1.GetTokenRequest
+	31, // 92: pilaster.v1.OperatorService.RotateToken:input_type -> pilaster.v1.RotateTokenRequest
+	21, // 93: pilaster.v1.OperatorService.ExportRegion:input_type -> pilaster.v1.ExportRegionRequest
+	23, // 94: pilaster.v1.OperatorService.ImportRegion:input_type -> pilaster.v1.ImportRegionRequest
+	25, // 95: pilaster.v1.OperatorService.ListRegions:input_type -> pilaster.v1.ListRegionsRequest
+	27, // 96: pilaster.v1.OperatorService.DeleteRegion:input_type -> pilaster.v1.DeleteRegionRequest
+	8,  // 97: pilaster.v1.NodeService.Join:output_type -> pilaster.v1.JoinResponse
+	10, // 98: pilaster.v1.NodeService.Renew:output_type -> pilaster.v1.RenewResponse
+	13, // 99: pilaster.v1.NodeService.Register:output_type -> pilaster.v1.RegisterResponse
+	15, // 100: pilaster.v1.NodeService.Resolve:output_type -> pilaster.v1.ResolveResponse
+	17, // 101: pilaster.v1.NodeService.Follow:output_type -> pilaster.v1.FollowResponse
+	2,  // 102: pilaster.v1.NodeService.Allocate:output_type -> pilaster.v1.AllocateResponse
+	4,  // 103: pilaster.v1.NodeService.Free:output_type -> pilaster.v1.FreeResponse
+	6,  // 104: pilaster.v1.NodeService.ListMappings:output_type -> pilaster.v1.ListMappingsResponse
+	34, // 105: pilaster.v1.OperatorService.CreateTenant:output_type -> pilaster.v1.CreateTenantResponse
+	36, // 106: pilaster.v1.OperatorService.GetTenant:output_type -> pilaster.v1.GetTenantResponse
+	38, // 107: pilaster.v1.OperatorService.ListTenants:output_type -> pilaster.v1.ListTenantsResponse
+	42, // 108: pilaster.v1.OperatorService.DeleteTenant:output_type -> pilaster.v1.DeleteTenantResponse
+	44, // 109: pilaster.v1.OperatorService.RotateKey:output_type -> pilaster.v1.RotateKeyResponse
+	40, // 110: pilaster.v1.OperatorService.MigrateTenant:output_type -> pilaster.v1.MigrateTenantResponse
+	46, // 111: pilaster.v1.OperatorService.CreateService:output_type -> pilaster.v1.CreateServiceResponse
+	48, // 112: pilaster.v1.OperatorService.ListServices:output_type -> pilaster.v1.ListServicesResponse
+	50, // 113: pilaster.v1.OperatorService.DeleteService:output_type -> pilaster.v1.DeleteServiceResponse
+	52, // 114: pilaster.v1.OperatorService.CreatePublication:output_type -> pilaster.v1.CreatePublicationResponse
+	54, // 115: pilaster.v1.OperatorService.ListPublications:output_type -> pilaster.v1.ListPublicationsResponse
+	56, // 116: pilaster.v1.OperatorService.DeletePublication:output_type -> pilaster.v1.DeletePublicationResponse
+	58, // 117: pilaster.v1.OperatorService.ApplyPolicies:output_type -> pilaster.v1.ApplyPoliciesResponse
+	61, // 118: pilaster.v1.OperatorService.ListPolicies:output_type -> pilaster.v1.ListPoliciesResponse
+	63, // 119: pilaster.v1.OperatorService.GetPolicy:output_type -> pilaster.v1.GetPolicyResponse
+	65, // 120: pilaster.v1.OperatorService.DeletePolicies:output_type -> pilaster.v1.DeletePoliciesResponse
+	67, // 121: pilaster.v1.OperatorService.GetNode:output_type -> pilaster.v1.GetNodeResponse
+	69, // 122: pilaster.v1.OperatorService.ListNodes:output_type -> pilaster.v1.ListNodesResponse
+	71, // 123: pilaster.v1.OperatorService.DeleteNode:output_type -> pilaster.v1.DeleteNodeResponse
+	73, // 124: pilaster.v1.OperatorService.ClusterStatus:output_type -> pilaster.v1.ClusterStatusResponse
+	30, // 125: pilaster.v1.OperatorService.GetToken:output_type -> pilaster.v1.GetTokenResponse
+	32, // 126: pilaster.v1.OperatorService.RotateToken:output_type -> pilaster.v1.RotateTokenResponse
+	22, // 127: pilaster.v1.OperatorService.ExportRegion:output_type -> pilaster.v1.ExportRegionResponse
+	24, // 128: pilaster.v1.OperatorService.ImportRegion:output_type -> pilaster.v1.ImportRegionResponse
+	26, // 129: pilaster.v1.OperatorService.ListRegions:output_type -> pilaster.v1.ListRegionsResponse
+	28, // 130: pilaster.v1.OperatorService.DeleteRegion:output_type -> pilaster.v1.DeleteRegionResponse
+	97, // [97:131] is the sub-list for method output_type
+	63, // [63:97] is the sub-list for method input_type
+	63, // [63:63] is the sub-list for extension type_name
+	63, // [63:63] is the sub-list for extension extendee
+	0,  // [0:63] is the sub-list for field type_name
 }
 
 func init() { file_pilaster_v1_orchestrator_proto_init() }
@@ -3825,13 +4467,14 @@ func file_pilaster_v1_orchestrator_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pilaster_v1_orchestrator_proto_rawDesc), len(file_pilaster_v1_orchestrator_proto_rawDesc)),
-			NumEnums:      0,
-			NumMessages:   65,
+			NumEnums:      1,
+			NumMessages:   74,
 			NumExtensions: 0,
 			NumServices:   2,
 		},
 		GoTypes:           file_pilaster_v1_orchestrator_proto_goTypes,
 		DependencyIndexes: file_pilaster_v1_orchestrator_proto_depIdxs,
+		EnumInfos:         file_pilaster_v1_orchestrator_proto_enumTypes,
 		MessageInfos:      file_pilaster_v1_orchestrator_proto_msgTypes,
 	}.Build()
 	File_pilaster_v1_orchestrator_proto = out.File

@@ -102,3 +102,48 @@ func someBackup(t *testing.T) string {
 	}
 	return string(text)
 }
+
+// TestRestoreOfPolicies: what is restored has every policy, also where they have more together than a transaction takes.
+func TestRestoreOfPolicies(t *testing.T) {
+	log, dir := slog.New(slog.DiscardHandler), t.TempDir()
+	from, file, to := filepath.Join(dir, "from"), filepath.Join(dir, "backup"), filepath.Join(dir, "to")
+	records := func(data string, work func(*store.Store)) map[string]int64 {
+		e, err := store.Embed(t.Context(), data, log)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer e.Close()
+		work(open(t, e.Client, address.Plan{}))
+		return kept(t, e.Client, "policies/")
+	}
+	was := records(from, func(s *store.Store) {
+		for _, name := range []string{"red", "blue"} {
+			if _, err := s.CreateTenant(t.Context(), name, 0); err != nil {
+				t.Fatal(err)
+			}
+			for i := range 4 {
+				var names []string
+				for j := range 15 {
+					names = append(names, fmt.Sprintf("p%d-%d", i, j))
+				}
+				applied(t, s, name, policies(strings.Repeat("x", 64<<10), names...), false)
+			}
+		}
+	})
+	if _, err := store.Backup(t.Context(), from, file, log); err != nil {
+		t.Fatal(err)
+	}
+	r, err := store.Restore(t.Context(), file, to, 1, log)
+	if err != nil || fmt.Sprint(r.Ruled) != "[blue red]" {
+		t.Fatalf("restored is %+v, %v", r, err)
+	}
+	is := records(to, func(*store.Store) {})
+	for key := range was {
+		if is[key] == 0 {
+			t.Errorf("%s is missing", key)
+		}
+	}
+	if len(was) != 120 || len(is) != len(was) {
+		t.Errorf("of %d policies %d are restored", len(was), len(is))
+	}
+}

@@ -183,7 +183,7 @@ func (s *Store) makeSome(some []*request) (later []*request) {
 		if len(g.writes) == 0 {
 			continue
 		}
-		if len(d.decided) > 1 {
+		if len(d.decided) > 1 || g.atOnce {
 			g.most = s.changes.together
 		}
 		made, err := g.commit(ctx)

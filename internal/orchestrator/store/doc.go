@@ -24,12 +24,15 @@
 //	tenant-ids/ID            name of the tenant that has or had it
 //	apps/TENANT/HASH         App
 //	app-ids/TENANT/ID        HASH of the app's labels
-//	hosting/TENANT/NODE      Hosting: which of the tenant's ids the node accepts and holds
+//	hosting/TENANT/NODE      Hosting: which of the tenant's ids the node accepts and holds, and which of its containers are of another
+//	                         app than their address says
 //	mappings/TENANT/PREFIX   Mapping: which node a subnet or an address of a nimitz tenant is given to
 //	given/TENANT/NODE/KEY    what an endpoint of the node has of the tenant, or with KEY "node" the node
 //	resting/TENANT/PREFIX    who had it a moment ago; with a lease
 //	edge                     name of the node that is the Edge Switch
 //	regions/NAME             Region: another one, as it exported itself
+//	policies/TENANT/KIND/NAMESPACE/NAME
+//	                         Policy: the document a person wrote, as JSON
 //	sessions/NODE            the node's stream: process of the orchestrator, of the agent, stream; with a lease
 //	deletions                written in each transaction that deletes: a range compare sees what came, not what went
 //	marks/…                  the lowest number never handed out: of prefixes, tenant ids, a tenant's apps, and with

@@ -31,6 +31,8 @@ func FuzzEvent(f *testing.F) {
 		dirMappings + "blue/0a000005/32": `{"node":"fd70:696c:6100:1::/64","name":"n1","key":"c/eth0"}`,
 		dirNodes + "n2":                  `{"registered":"never"}`,
 		dirHosting + "red/n1":            `{"accepts":[1,2],"holds":[2]}`,
+		dirPolicies + "blue/Kind/shop/w": `{"document":"{}","audit":true,"rules":2}`,
+		dirPolicies + "blue/Kind//web":   `{"document":"{}"}`,
 		root + "something-else":          `x`,
 	} {
 		f.Add(key, []byte(value), spoil.Nothing, false)
@@ -44,7 +46,7 @@ func FuzzEvent(f *testing.F) {
 		}
 		var b Batch
 		if err := b.add(raw); err != nil {
-			if !strings.HasPrefix(key, dirNodes) && !strings.HasPrefix(key, dirTenants) && !strings.HasPrefix(key, dirApps) && !strings.HasPrefix(key, dirHosting) && !strings.HasPrefix(key, dirMappings) {
+			if !strings.HasPrefix(key, dirNodes) && !strings.HasPrefix(key, dirTenants) && !strings.HasPrefix(key, dirApps) && !strings.HasPrefix(key, dirHosting) && !strings.HasPrefix(key, dirMappings) && !strings.HasPrefix(key, dirPolicies) {
 				t.Fatalf("%q is of no interest, and stops all: %v", key, err)
 			}
 			return
@@ -58,6 +60,7 @@ func FuzzEvent(f *testing.F) {
 		for name, is := range map[string]bool{
 			dirNodes: e.Node != nil || e.DeletedNode != "", dirTenants: e.Tenant != nil || e.DeletedTenant != "",
 			dirApps: e.App != nil, dirHosting: e.Hosting != nil, dirSessions: e.Session != nil, dirMappings: e.Mapping != nil || e.EndedMapping != nil,
+			dirPolicies: e.Policy != nil || e.EndedPolicy != nil,
 		} {
 			if is {
 				said++
@@ -85,6 +88,11 @@ func FuzzEvent(f *testing.F) {
 			m := cmp.Or(e.Mapping, e.EndedMapping)
 			if to, err := netip.ParsePrefix(m.To); err != nil || strings.Contains(m.Tenant, "/") || mappingKey(m.Tenant, to) != key {
 				t.Fatalf("%q is a mapping of %q to %q", key, m.Tenant, m.To)
+			}
+			return
+		case e.Policy != nil, e.EndedPolicy != nil:
+			if p := cmp.Or(e.Policy, e.EndedPolicy); policyKey(p.Tenant, p) != key {
+				t.Fatalf("%q is policy %v", key, p)
 			}
 			return
 		default:

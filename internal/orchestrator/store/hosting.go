@@ -2,12 +2,14 @@ package store
 
 import (
 	"context"
+	"net/netip"
 	"slices"
 	"strings"
 
 	"google.golang.org/protobuf/proto"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/orchestrator/pki"
 )
 
@@ -36,7 +38,8 @@ func (s *Store) Hosts(ctx context.Context, n pki.Node, sequence uint64, add []*p
 }
 
 func (s *Store) hosts(t *txn, n pki.Node, sequence uint64, add []*pilasterv1.Hosting, remove []string) (overtaken []string, err error) {
-	if _, err := t.member(n); err != nil {
+	record, err := t.member(n)
+	if err != nil {
 		return nil, err
 	}
 	for _, said := range add {
@@ -55,11 +58,15 @@ func (s *Store) hosts(t *txn, n pki.Node, sequence uint64, add []*pilasterv1.Hos
 			continue
 		}
 		// Of a single id nothing can be said that is soon no longer so: that needs no later sequence.
-		same := slices.Equal(noted.Accepts, said.Accepts) && slices.Equal(noted.Holds, said.Holds) && proto.Equal(noted.Moving, said.Moving)
+		same := slices.Equal(noted.Accepts, said.Accepts) && slices.Equal(noted.Holds, said.Holds) && proto.Equal(noted.Moving, said.Moving) &&
+			slices.EqualFunc(noted.Overrides, said.Overrides, func(a, b *pilasterv1.Override) bool { return proto.Equal(a, b) })
 		if exists && (len(found.Ids) == 1 && found.Leaving == "" || noted.Sequence == sequence) && same {
 			continue
 		}
-		if err := t.save(hostingKey(said.Tenant, n.Name), &pilasterv1.Hosting{Accepts: said.Accepts, Holds: said.Holds, Moving: said.Moving, Sequence: sequence}); err != nil {
+		if err := checkOverrides(record, found, said.Overrides); err != nil {
+			return nil, err
+		}
+		if err := t.save(hostingKey(said.Tenant, n.Name), &pilasterv1.Hosting{Accepts: said.Accepts, Holds: said.Holds, Moving: said.Moving, Overrides: said.Overrides, Sequence: sequence}); err != nil {
 			return nil, err
 		}
 	}
@@ -79,6 +86,27 @@ func (s *Store) hosts(t *txn, n pki.Node, sequence uint64, add []*pilasterv1.Hos
 	return overtaken, nil
 }
 
+// checkOverrides refuses what a node says of other containers than its own.
+func checkOverrides(n *pilasterv1.Node, of *pilasterv1.Tenant, overrides []*pilasterv1.Override) error {
+	said := map[string]bool{}
+	for _, o := range overrides {
+		a, err := netip.ParseAddr(o.Address)
+		if err != nil || !a.Is6() || a.Zone() != "" || a.String() != o.Address || o.Tenant != "" {
+			return refuse(Invalid, "node %s says that %.50q of tenant %s is of another app, and that is no address as the cluster writes it; nothing was noted", n.Name, o.Address, of.Name)
+		}
+		at := address.Split(a)
+		has := func(id *pilasterv1.TenantId) bool { return id.Id == uint32(at.Tenant) }
+		switch {
+		case at.Node.String() != n.Prefix || !slices.ContainsFunc(of.Ids, has) || at.App >= address.FirstReservedApp:
+			return refuse(Refused, "node %s says that %v of tenant %s is of another app, and that is not the address of a container that it can have of this tenant; nothing was noted", n.Name, a, of.Name)
+		case o.App == 0 || o.App >= uint32(address.FirstReservedApp) || said[o.Address]:
+			return refuse(Invalid, "node %s says that %v of tenant %s is of app %d, which is none, or says it twice; nothing was noted", n.Name, a, of.Name, o.App)
+		}
+		said[o.Address] = true
+	}
+	return nil
+}
+
 // expect makes a node one that hosts a tenant: it is about to accept all ids, before it draws from the
 // current one. What is noted of a node that hosts it already stays, and messages older than this no longer count.
 func (t *txn) expect(n pki.Node, sequence uint64, found *pilasterv1.Tenant) error {
@@ -89,7 +117,7 @@ func (t *txn) expect(n pki.Node, sequence uint64, found *pilasterv1.Tenant) erro
 	if err != nil || exists && noted.Sequence >= sequence {
 		return err
 	}
-	said := &pilasterv1.Hosting{Accepts: noted.Accepts, Holds: noted.Holds, Moving: noted.Moving, Sequence: sequence}
+	said := &pilasterv1.Hosting{Accepts: noted.Accepts, Holds: noted.Holds, Moving: noted.Moving, Overrides: noted.Overrides, Sequence: sequence}
 	if !exists {
 		for _, id := range found.Ids {
 			said.Accepts = append(said.Accepts, id.Id)

@@ -30,11 +30,12 @@ const DefaultSkip = 1024
 // unfinished is the folder in a data directory in which a restore works. It never counts.
 const unfinished = ".restoring"
 
-// Restored is what a restored cluster believes of regions until somebody says otherwise.
+// Restored is what a restored cluster believes of regions and policies until somebody says otherwise.
 type Restored struct {
 	BackupHeader
 	Regions []string // the others, as they were
 	Edge    string   // the node that was the Edge Switch; empty for none
+	Ruled   []string // tenants with policies
 }
 
 // Restore makes the embedded etcd of a new data directory out of a backup.
@@ -53,7 +54,12 @@ func Restore(ctx context.Context, file, dataDir string, skip uint64, log *slog.L
 		if name, ok := strings.CutPrefix(key, dirRegions); ok {
 			is.Regions = append(is.Regions, name)
 		}
+		if name, ok := strings.CutPrefix(key, dirPolicies); ok {
+			name, _, _ = strings.Cut(name, "/")
+			is.Ruled = append(is.Ruled, name)
+		}
 	}
+	is.Ruled = slices.Compact(is.Ruled)
 	if err := skipAhead(records, skip, revisionsFrom(header)); err != nil {
 		return is, fmt.Errorf("%w\n  nothing was changed", err)
 	}
@@ -96,9 +102,14 @@ func fill(ctx context.Context, dir string, records map[string]string, log *slog.
 		return err
 	}
 	defer e.Close()
-	for keys := range slices.Chunk(slices.Sorted(maps.Keys(records)), maxOps) {
+	keys := slices.Sorted(maps.Keys(records))
+	for len(keys) > 0 {
 		var puts []clientv3.Op
-		for _, key := range keys {
+		for bytes := 0; len(keys) > 0 && len(puts) < maxOps; keys = keys[1:] {
+			key := keys[0]
+			if bytes += len(key) + len(records[key]); bytes > maxBytes && len(puts) > 0 {
+				break
+			}
 			puts = append(puts, clientv3.OpPut(key, records[key]))
 		}
 		once, cancel := context.WithTimeout(ctx, requestTimeout)

@@ -32,6 +32,7 @@ const (
 	dirResting      = root + "resting/"
 	keyEdge         = root + "edge"
 	dirRegions      = root + "regions/"
+	dirPolicies     = root + "policies/"
 	keyDeletions    = root + "deletions"
 	keyPrefixMark   = root + "marks/prefix"
 	keyTenantMark   = root + "marks/tenant"

@@ -127,7 +127,7 @@ func (t *txn) deleteTenant(name string) error {
 	t.deleteAll(dirApps + name + "/")
 	t.deleteAll(dirAppIDs + name + "/")
 	t.delete(dirAppMarks + name)
-	for _, dir := range []string{dirMappings, dirGiven, dirResting, dirOverlayMarks} {
+	for _, dir := range []string{dirPolicies, dirMappings, dirGiven, dirResting, dirOverlayMarks} {
 		t.deleteAll(dir + name + "/")
 	}
 	return nil

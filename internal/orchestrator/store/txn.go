@@ -28,6 +28,7 @@ type txn struct {
 	compared map[string]bool // keys that must not have changed at the commit
 	listed   map[string]bool // directories into which nothing must have come then
 	sweeps   bool            // whole directories are among what it deletes: it has a transaction to itself
+	atOnce   bool            // it fits into one transaction, and is not made in parts
 	leans    bool            // on what those before it wrote
 	most     int             // writes, and comparisons, that etcd takes
 }
@@ -53,6 +54,7 @@ func (g *txn) next(ctx context.Context) *txn {
 func (g *txn) join(t *txn) {
 	maps.Copy(g.compared, t.compared)
 	maps.Copy(g.listed, t.listed)
+	g.atOnce = g.atOnce || t.atOnce
 	for _, op := range t.writes {
 		if op.RangeBytes() != nil {
 			g.writes = append(g.writes, op)
@@ -91,9 +93,12 @@ func (w weight) and(v weight) weight {
 	return weight{w.writes + v.writes, w.compares + v.compares, w.bytes + v.bytes}
 }
 
-// fits tells whether changes go into one transaction together; etcd takes 1.5 MiB in a request.
+// maxBytes is what goes into one transaction; etcd takes 1.5 MiB in a request.
+const maxBytes = 1 << 20
+
+// fits tells whether changes go into one transaction together.
 func (w weight) fits(most int) bool {
-	return w.writes < most && w.compares <= most && w.bytes <= 1<<20
+	return w.writes < most && w.compares <= most && w.bytes <= maxBytes
 }
 
 // commit makes the first writes, as many as a transaction takes, and none if what they were decided on has changed.

@@ -37,6 +37,12 @@ type Event struct {
 	EndedMapping  *pilasterv1.Mapping // with tenant and prefix only
 	Region        *pilasterv1.Region
 	DeletedRegion string
+	Policy        *pilasterv1.Policy
+	EndedPolicy   *pilasterv1.Policy // with tenant, kind, namespace and name only
+
+	// Of what a node's Hosting has of it; Watch tells that alone.
+	Override      *pilasterv1.Override
+	EndedOverride *pilasterv1.Override
 }
 
 // NodeSession says which session a node has, or that it has none.
@@ -83,7 +89,7 @@ func (s *Store) watch(ctx context.Context, revision *int64, apply func(Batch)) e
 		case <-s.rewound: // that was noticed more than once
 		default:
 		}
-		whole.Revision += s.cluster.From
+		whole.countFrom(s.cluster.From)
 		apply(whole)
 	}
 	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
@@ -104,7 +110,7 @@ func (s *Store) watch(ctx context.Context, revision *int64, apply func(Batch)) e
 			}
 			for _, b := range batches {
 				*revision = b.Revision
-				b.Revision += s.cluster.From
+				b.countFrom(s.cluster.From)
 				apply(b)
 				s.watched.Store(*revision)
 			}
@@ -158,6 +164,16 @@ func split(events []*clientv3.Event) ([]Batch, error) {
 	return batches, nil
 }
 
+// countFrom makes revisions of etcd those of the store.
+func (b *Batch) countFrom(from int64) {
+	b.Revision += from
+	for _, e := range b.Events {
+		if e.Policy != nil {
+			e.Policy.Revision += from
+		}
+	}
+}
+
 // add decodes an event; keys that only allocation needs are none.
 func (b *Batch) add(raw *clientv3.Event) (err error) {
 	key, gone := string(raw.Kv.Key), raw.Type == clientv3.EventTypeDelete
@@ -198,6 +214,12 @@ func (b *Batch) add(raw *clientv3.Event) (err error) {
 			e.Region = new(pilasterv1.Region)
 			err = decode(key, raw.Kv.Value, e.Region)
 		}
+	} else if strings.HasPrefix(key, dirPolicies) {
+		to := &e.Policy
+		if gone {
+			to = &e.EndedPolicy
+		}
+		*to, err = decodePolicy(key, raw.Kv.Value, raw.Kv.ModRevision)
 	} else if name, ok := strings.CutPrefix(key, dirSessions); ok {
 		e.Session = &NodeSession{name, parseSession(string(raw.Kv.Value))}
 	} else {

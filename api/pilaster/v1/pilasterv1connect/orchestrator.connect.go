@@ -88,6 +88,18 @@ const (
 	// OperatorServiceDeletePublicationProcedure is the fully-qualified name of the OperatorService's
 	// DeletePublication RPC.
 	OperatorServiceDeletePublicationProcedure = "/pilaster.v1.OperatorService/DeletePublication"
+	// OperatorServiceApplyPoliciesProcedure is the fully-qualified name of the OperatorService's
+	// ApplyPolicies RPC.
+	OperatorServiceApplyPoliciesProcedure = "/pilaster.v1.OperatorService/ApplyPolicies"
+	// OperatorServiceListPoliciesProcedure is the fully-qualified name of the OperatorService's
+	// ListPolicies RPC.
+	OperatorServiceListPoliciesProcedure = "/pilaster.v1.OperatorService/ListPolicies"
+	// OperatorServiceGetPolicyProcedure is the fully-qualified name of the OperatorService's GetPolicy
+	// RPC.
+	OperatorServiceGetPolicyProcedure = "/pilaster.v1.OperatorService/GetPolicy"
+	// OperatorServiceDeletePoliciesProcedure is the fully-qualified name of the OperatorService's
+	// DeletePolicies RPC.
+	OperatorServiceDeletePoliciesProcedure = "/pilaster.v1.OperatorService/DeletePolicies"
 	// OperatorServiceGetNodeProcedure is the fully-qualified name of the OperatorService's GetNode RPC.
 	OperatorServiceGetNodeProcedure = "/pilaster.v1.OperatorService/GetNode"
 	// OperatorServiceListNodesProcedure is the fully-qualified name of the OperatorService's ListNodes
@@ -415,6 +427,12 @@ type OperatorServiceClient interface {
 	ListPublications(context.Context, *connect.Request[v1.ListPublicationsRequest]) (*connect.Response[v1.ListPublicationsResponse], error)
 	// DeletePublication ends it; nobody gets its address for some minutes.
 	DeletePublication(context.Context, *connect.Request[v1.DeletePublicationRequest]) (*connect.Response[v1.DeletePublicationResponse], error)
+	// ApplyPolicies makes or changes policies of a tenant: those of all documents, or none.
+	ApplyPolicies(context.Context, *connect.Request[v1.ApplyPoliciesRequest]) (*connect.Response[v1.ApplyPoliciesResponse], error)
+	ListPolicies(context.Context, *connect.Request[v1.ListPoliciesRequest]) (*connect.Response[v1.ListPoliciesResponse], error)
+	GetPolicy(context.Context, *connect.Request[v1.GetPolicyRequest]) (*connect.Response[v1.GetPolicyResponse], error)
+	// DeletePolicies ends policies of a tenant: all that are named, or none.
+	DeletePolicies(context.Context, *connect.Request[v1.DeletePoliciesRequest]) (*connect.Response[v1.DeletePoliciesResponse], error)
 	GetNode(context.Context, *connect.Request[v1.GetNodeRequest]) (*connect.Response[v1.GetNodeResponse], error)
 	ListNodes(context.Context, *connect.Request[v1.ListNodesRequest]) (*connect.Response[v1.ListNodesResponse], error)
 	DeleteNode(context.Context, *connect.Request[v1.DeleteNodeRequest]) (*connect.Response[v1.DeleteNodeResponse], error)
@@ -514,6 +532,30 @@ func NewOperatorServiceClient(httpClient connect.HTTPClient, baseURL string, opt
 			connect.WithSchema(operatorServiceMethods.ByName("DeletePublication")),
 			connect.WithClientOptions(opts...),
 		),
+		applyPolicies: connect.NewClient[v1.ApplyPoliciesRequest, v1.ApplyPoliciesResponse](
+			httpClient,
+			baseURL+OperatorServiceApplyPoliciesProcedure,
+			connect.WithSchema(operatorServiceMethods.ByName("ApplyPolicies")),
+			connect.WithClientOptions(opts...),
+		),
+		listPolicies: connect.NewClient[v1.ListPoliciesRequest, v1.ListPoliciesResponse](
+			httpClient,
+			baseURL+OperatorServiceListPoliciesProcedure,
+			connect.WithSchema(operatorServiceMethods.ByName("ListPolicies")),
+			connect.WithClientOptions(opts...),
+		),
+		getPolicy: connect.NewClient[v1.GetPolicyRequest, v1.GetPolicyResponse](
+			httpClient,
+			baseURL+OperatorServiceGetPolicyProcedure,
+			connect.WithSchema(operatorServiceMethods.ByName("GetPolicy")),
+			connect.WithClientOptions(opts...),
+		),
+		deletePolicies: connect.NewClient[v1.DeletePoliciesRequest, v1.DeletePoliciesResponse](
+			httpClient,
+			baseURL+OperatorServiceDeletePoliciesProcedure,
+			connect.WithSchema(operatorServiceMethods.ByName("DeletePolicies")),
+			connect.WithClientOptions(opts...),
+		),
 		getNode: connect.NewClient[v1.GetNodeRequest, v1.GetNodeResponse](
 			httpClient,
 			baseURL+OperatorServiceGetNodeProcedure,
@@ -591,6 +633,10 @@ type operatorServiceClient struct {
 	createPublication *connect.Client[v1.CreatePublicationRequest, v1.CreatePublicationResponse]
 	listPublications  *connect.Client[v1.ListPublicationsRequest, v1.ListPublicationsResponse]
 	deletePublication *connect.Client[v1.DeletePublicationRequest, v1.DeletePublicationResponse]
+	applyPolicies     *connect.Client[v1.ApplyPoliciesRequest, v1.ApplyPoliciesResponse]
+	listPolicies      *connect.Client[v1.ListPoliciesRequest, v1.ListPoliciesResponse]
+	getPolicy         *connect.Client[v1.GetPolicyRequest, v1.GetPolicyResponse]
+	deletePolicies    *connect.Client[v1.DeletePoliciesRequest, v1.DeletePoliciesResponse]
 	getNode           *connect.Client[v1.GetNodeRequest, v1.GetNodeResponse]
 	listNodes         *connect.Client[v1.ListNodesRequest, v1.ListNodesResponse]
 	deleteNode        *connect.Client[v1.DeleteNodeRequest, v1.DeleteNodeResponse]
@@ -663,6 +709,26 @@ func (c *operatorServiceClient) DeletePublication(ctx context.Context, req *conn
 	return c.deletePublication.CallUnary(ctx, req)
 }
 
+// ApplyPolicies calls pilaster.v1.OperatorService.ApplyPolicies.
+func (c *operatorServiceClient) ApplyPolicies(ctx context.Context, req *connect.Request[v1.ApplyPoliciesRequest]) (*connect.Response[v1.ApplyPoliciesResponse], error) {
+	return c.applyPolicies.CallUnary(ctx, req)
+}
+
+// ListPolicies calls pilaster.v1.OperatorService.ListPolicies.
+func (c *operatorServiceClient) ListPolicies(ctx context.Context, req *connect.Request[v1.ListPoliciesRequest]) (*connect.Response[v1.ListPoliciesResponse], error) {
+	return c.listPolicies.CallUnary(ctx, req)
+}
+
+// GetPolicy calls pilaster.v1.OperatorService.GetPolicy.
+func (c *operatorServiceClient) GetPolicy(ctx context.Context, req *connect.Request[v1.GetPolicyRequest]) (*connect.Response[v1.GetPolicyResponse], error) {
+	return c.getPolicy.CallUnary(ctx, req)
+}
+
+// DeletePolicies calls pilaster.v1.OperatorService.DeletePolicies.
+func (c *operatorServiceClient) DeletePolicies(ctx context.Context, req *connect.Request[v1.DeletePoliciesRequest]) (*connect.Response[v1.DeletePoliciesResponse], error) {
+	return c.deletePolicies.CallUnary(ctx, req)
+}
+
 // GetNode calls pilaster.v1.OperatorService.GetNode.
 func (c *operatorServiceClient) GetNode(ctx context.Context, req *connect.Request[v1.GetNodeRequest]) (*connect.Response[v1.GetNodeResponse], error) {
 	return c.getNode.CallUnary(ctx, req)
@@ -733,6 +799,12 @@ type OperatorServiceHandler interface {
 	ListPublications(context.Context, *connect.Request[v1.ListPublicationsRequest]) (*connect.Response[v1.ListPublicationsResponse], error)
 	// DeletePublication ends it; nobody gets its address for some minutes.
 	DeletePublication(context.Context, *connect.Request[v1.DeletePublicationRequest]) (*connect.Response[v1.DeletePublicationResponse], error)
+	// ApplyPolicies makes or changes policies of a tenant: those of all documents, or none.
+	ApplyPolicies(context.Context, *connect.Request[v1.ApplyPoliciesRequest]) (*connect.Response[v1.ApplyPoliciesResponse], error)
+	ListPolicies(context.Context, *connect.Request[v1.ListPoliciesRequest]) (*connect.Response[v1.ListPoliciesResponse], error)
+	GetPolicy(context.Context, *connect.Request[v1.GetPolicyRequest]) (*connect.Response[v1.GetPolicyResponse], error)
+	// DeletePolicies ends policies of a tenant: all that are named, or none.
+	DeletePolicies(context.Context, *connect.Request[v1.DeletePoliciesRequest]) (*connect.Response[v1.DeletePoliciesResponse], error)
 	GetNode(context.Context, *connect.Request[v1.GetNodeRequest]) (*connect.Response[v1.GetNodeResponse], error)
 	ListNodes(context.Context, *connect.Request[v1.ListNodesRequest]) (*connect.Response[v1.ListNodesResponse], error)
 	DeleteNode(context.Context, *connect.Request[v1.DeleteNodeRequest]) (*connect.Response[v1.DeleteNodeResponse], error)
@@ -828,6 +900,30 @@ func NewOperatorServiceHandler(svc OperatorServiceHandler, opts ...connect.Handl
 		connect.WithSchema(operatorServiceMethods.ByName("DeletePublication")),
 		connect.WithHandlerOptions(opts...),
 	)
+	operatorServiceApplyPoliciesHandler := connect.NewUnaryHandler(
+		OperatorServiceApplyPoliciesProcedure,
+		svc.ApplyPolicies,
+		connect.WithSchema(operatorServiceMethods.ByName("ApplyPolicies")),
+		connect.WithHandlerOptions(opts...),
+	)
+	operatorServiceListPoliciesHandler := connect.NewUnaryHandler(
+		OperatorServiceListPoliciesProcedure,
+		svc.ListPolicies,
+		connect.WithSchema(operatorServiceMethods.ByName("ListPolicies")),
+		connect.WithHandlerOptions(opts...),
+	)
+	operatorServiceGetPolicyHandler := connect.NewUnaryHandler(
+		OperatorServiceGetPolicyProcedure,
+		svc.GetPolicy,
+		connect.WithSchema(operatorServiceMethods.ByName("GetPolicy")),
+		connect.WithHandlerOptions(opts...),
+	)
+	operatorServiceDeletePoliciesHandler := connect.NewUnaryHandler(
+		OperatorServiceDeletePoliciesProcedure,
+		svc.DeletePolicies,
+		connect.WithSchema(operatorServiceMethods.ByName("DeletePolicies")),
+		connect.WithHandlerOptions(opts...),
+	)
 	operatorServiceGetNodeHandler := connect.NewUnaryHandler(
 		OperatorServiceGetNodeProcedure,
 		svc.GetNode,
@@ -914,6 +1010,14 @@ func NewOperatorServiceHandler(svc OperatorServiceHandler, opts ...connect.Handl
 			operatorServiceListPublicationsHandler.ServeHTTP(w, r)
 		case OperatorServiceDeletePublicationProcedure:
 			operatorServiceDeletePublicationHandler.ServeHTTP(w, r)
+		case OperatorServiceApplyPoliciesProcedure:
+			operatorServiceApplyPoliciesHandler.ServeHTTP(w, r)
+		case OperatorServiceListPoliciesProcedure:
+			operatorServiceListPoliciesHandler.ServeHTTP(w, r)
+		case OperatorServiceGetPolicyProcedure:
+			operatorServiceGetPolicyHandler.ServeHTTP(w, r)
+		case OperatorServiceDeletePoliciesProcedure:
+			operatorServiceDeletePoliciesHandler.ServeHTTP(w, r)
 		case OperatorServiceGetNodeProcedure:
 			operatorServiceGetNodeHandler.ServeHTTP(w, r)
 		case OperatorServiceListNodesProcedure:
@@ -989,6 +1093,22 @@ func (UnimplementedOperatorServiceHandler) ListPublications(context.Context, *co
 
 func (UnimplementedOperatorServiceHandler) DeletePublication(context.Context, *connect.Request[v1.DeletePublicationRequest]) (*connect.Response[v1.DeletePublicationResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.OperatorService.DeletePublication is not implemented"))
+}
+
+func (UnimplementedOperatorServiceHandler) ApplyPolicies(context.Context, *connect.Request[v1.ApplyPoliciesRequest]) (*connect.Response[v1.ApplyPoliciesResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.OperatorService.ApplyPolicies is not implemented"))
+}
+
+func (UnimplementedOperatorServiceHandler) ListPolicies(context.Context, *connect.Request[v1.ListPoliciesRequest]) (*connect.Response[v1.ListPoliciesResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.OperatorService.ListPolicies is not implemented"))
+}
+
+func (UnimplementedOperatorServiceHandler) GetPolicy(context.Context, *connect.Request[v1.GetPolicyRequest]) (*connect.Response[v1.GetPolicyResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.OperatorService.GetPolicy is not implemented"))
+}
+
+func (UnimplementedOperatorServiceHandler) DeletePolicies(context.Context, *connect.Request[v1.DeletePoliciesRequest]) (*connect.Response[v1.DeletePoliciesResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.OperatorService.DeletePolicies is not implemented"))
 }
 
 func (UnimplementedOperatorServiceHandler) GetNode(context.Context, *connect.Request[v1.GetNodeRequest]) (*connect.Response[v1.GetNodeResponse], error) {

@@ -1,0 +1,100 @@
+package orchestrator
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+
+	"connectrpc.com/connect"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/orchestrator/store"
+)
+
+func (s *operatorService) ApplyPolicies(ctx context.Context, req *connect.Request[pilasterv1.ApplyPoliciesRequest]) (*connect.Response[pilasterv1.ApplyPoliciesResponse], error) {
+	policies, err := readPolicies(req.Msg.Documents)
+	if err != nil {
+		return nil, connect.NewError(connect.CodeInvalidArgument, err)
+	}
+	changes, err := s.store.ApplyPolicies(ctx, req.Msg.Tenant, policies, req.Msg.DryRun)
+	if err != nil {
+		return nil, err
+	}
+	s.await(ctx)
+	var resp pilasterv1.ApplyPoliciesResponse
+	for i, change := range changes {
+		p := brief(policies[i])
+		p.Tenant = req.Msg.Tenant
+		resp.Policies = append(resp.Policies, &pilasterv1.AppliedPolicy{Policy: p, Change: change})
+	}
+	return connect.NewResponse(&resp), nil
+}
+
+// brief is a policy without its document.
+func brief(p *pilasterv1.Policy) *pilasterv1.Policy {
+	return &pilasterv1.Policy{Tenant: p.Tenant, Kind: p.Kind, Namespace: p.Namespace, Name: p.Name, Audit: p.Audit, Rules: p.Rules, Changed: p.Changed, Revision: p.Revision}
+}
+
+func (s *operatorService) ListPolicies(_ context.Context, req *connect.Request[pilasterv1.ListPoliciesRequest]) (*connect.Response[pilasterv1.ListPoliciesResponse], error) {
+	tenants, err := s.asked(req.Msg.Tenant)
+	if err != nil {
+		return nil, err
+	}
+	var resp pilasterv1.ListPoliciesResponse
+	for _, t := range tenants {
+		for _, p := range s.model.policiesOf(t.Name) {
+			resp.Policies = append(resp.Policies, brief(p))
+		}
+	}
+	return connect.NewResponse(&resp), nil
+}
+
+// policiesOf is sorted by kind, namespace and name.
+func (m *model) policiesOf(tenant string) (all []*pilasterv1.Policy) {
+	m.mu.RLock()
+	for _, p := range m.policies.of[tenant] {
+		all = append(all, p)
+	}
+	m.mu.RUnlock()
+	slices.SortFunc(all, func(a, b *pilasterv1.Policy) int {
+		return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	})
+	return all
+}
+
+func (s *operatorService) GetPolicy(_ context.Context, req *connect.Request[pilasterv1.GetPolicyRequest]) (*connect.Response[pilasterv1.GetPolicyResponse], error) {
+	wanted := req.Msg.GetPolicy()
+	if _, _, _, err := s.known(wanted.GetTenant()); err != nil {
+		return nil, err
+	}
+	s.model.mu.RLock()
+	found := s.model.policies.of[wanted.Tenant][nameOf(wanted)]
+	s.model.mu.RUnlock()
+	if found == nil {
+		return nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("tenant %s has no policy %.300s; `pilaster policy list --tenant %s` shows those it has", wanted.Tenant, store.PolicyName(wanted), wanted.Tenant))
+	}
+	return connect.NewResponse(&pilasterv1.GetPolicyResponse{Policy: found}), nil
+}
+
+func (s *operatorService) DeletePolicies(ctx context.Context, req *connect.Request[pilasterv1.DeletePoliciesRequest]) (*connect.Response[pilasterv1.DeletePoliciesResponse], error) {
+	wanted := req.Msg.Policies
+	switch {
+	case (len(wanted) > 0) == (len(req.Msg.Documents) > 0):
+		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("say which policies, either by name or by documents; nothing was changed"))
+	case len(wanted) == 0:
+		var err error
+		if wanted, err = readPolicies(req.Msg.Documents); err != nil {
+			return nil, connect.NewError(connect.CodeInvalidArgument, err)
+		}
+	}
+	if err := s.store.DeletePolicies(ctx, req.Msg.Tenant, wanted); err != nil {
+		return nil, err
+	}
+	s.await(ctx)
+	var resp pilasterv1.DeletePoliciesResponse
+	for _, p := range wanted {
+		resp.Policies = append(resp.Policies, &pilasterv1.Policy{Tenant: req.Msg.Tenant, Kind: p.Kind, Namespace: p.Namespace, Name: p.Name})
+	}
+	return connect.NewResponse(&resp), nil
+}

@@ -1,0 +1,233 @@
+package orchestrator
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/orchestrator/store"
+)
+
+// netpol is a NetworkPolicy as people write it.
+func netpol(name, more string) string {
+	return "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: " + name + ", namespace: shop}\nspec:\n  podSelector: {}\n" + more
+}
+
+func apply(t *testing.T, s *Server, tenant string, documents ...string) string {
+	t.Helper()
+	resp, err := operator(s.config.RunDir).ApplyPolicies(t.Context(), connect.NewRequest(&pilasterv1.ApplyPoliciesRequest{Tenant: tenant, Documents: documents}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var said []string
+	for _, p := range resp.Msg.Policies {
+		said = append(said, p.Policy.Name+" "+strings.ToLower(strings.TrimPrefix(p.Change.String(), "POLICY_CHANGE_")))
+	}
+	return strings.Join(said, ", ")
+}
+
+// TestApplyPolicies: what a person writes reaches nodes that host the tenant, on their streams.
+func TestApplyPolicies(t *testing.T) {
+	t.Parallel()
+	s := start(t, testConfig(t))
+	op := operator(s.config.RunDir)
+	createTenant(t, s, "blue")
+	createTenant(t, s, "red")
+	n1, n2 := registered(t, s, testNode(1)), registered(t, s, testNode(2))
+	resolve(t, n1, "blue", "web")
+	f1, f2 := follow(t, n1, hosting("blue")), follow(t, n2, hosting("red"))
+	f1.next(t)
+	f2.next(t)
+
+	if got := apply(t, s, "blue", netpol("a", "  ingress: [{}, {}]\n"), netpol("b", "")); got != "a created, b created" {
+		t.Errorf("applied: %s", got)
+	}
+	first := f1.next(t)
+	if d := first.GetDelta(); len(d.GetPolicies()) != 2 || d.Policies[0].Tenant != "blue" || d.Policies[0].Revision != first.Revision || !strings.Contains(d.Policies[0].Document, `"podSelector":{}`) || d.Policies[0].Rules != 2 {
+		t.Errorf("n1 heard %v", first)
+	}
+	if got := apply(t, s, "blue", netpol("a", "  ingress: [{}, {}]\n")+"# as it was\n", netpol("c", "  egress: [{}]\n")); got != "a unchanged, c created" {
+		t.Errorf("applied: %s", got)
+	}
+	if d := f1.next(t).GetDelta(); len(d.GetPolicies()) != 1 || d.Policies[0].Name != "c" {
+		t.Errorf("n1 heard %v", d)
+	}
+	if got := apply(t, s, "blue", netpol("a", "  ingress: [{}, {}]\n")); got != "a unchanged" {
+		t.Errorf("applied: %s", got)
+	}
+
+	ref := &pilasterv1.Policy{Tenant: "blue", Kind: "NetworkPolicy", Namespace: "shop", Name: "a"}
+	got, err := op.GetPolicy(t.Context(), connect.NewRequest(&pilasterv1.GetPolicyRequest{Policy: ref}))
+	if err != nil || !proto.Equal(got.Msg.Policy, first.GetDelta().Policies[0]) {
+		t.Errorf("asked for it is %v, %v", got, err)
+	}
+	listed, err := op.ListPolicies(t.Context(), connect.NewRequest(&pilasterv1.ListPoliciesRequest{}))
+	if err != nil || len(listed.Msg.Policies) != 3 || listed.Msg.Policies[0].Document != "" || listed.Msg.Policies[0].Changed == nil {
+		t.Errorf("listed are %v, %v", listed, err)
+	}
+	deleted, err := op.DeletePolicies(t.Context(), connect.NewRequest(&pilasterv1.DeletePoliciesRequest{Tenant: "blue", Policies: []*pilasterv1.Policy{ref}}))
+	if err != nil || len(deleted.Msg.Policies) != 1 {
+		t.Errorf("deleted are %v, %v", deleted, err)
+	}
+	if d := f1.next(t).GetDelta(); len(d.GetEndedPolicies()) != 1 || d.EndedPolicies[0].Name != "a" || len(d.Policies) != 0 {
+		t.Errorf("n1 heard %v", d)
+	}
+	if _, err := op.DeletePolicies(t.Context(), connect.NewRequest(&pilasterv1.DeletePoliciesRequest{Tenant: "blue", Documents: []string{netpol("b", "  ingress: []\n")}})); err != nil {
+		t.Errorf("by its document: %v", err)
+	}
+	f1.next(t)
+	_, err = op.GetPolicy(t.Context(), connect.NewRequest(&pilasterv1.GetPolicyRequest{Policy: ref}))
+	wantCode(t, err, connect.CodeNotFound)
+	_, err = op.DeletePolicies(t.Context(), connect.NewRequest(&pilasterv1.DeletePoliciesRequest{Tenant: "blue"}))
+	wantCode(t, err, connect.CodeInvalidArgument)
+
+	// Another node, later, and the one that comes back.
+	resolve(t, n2, "blue", "web")
+	f2.send(t, hosting("red", "blue"))
+	if d := f2.next(t).GetDelta(); len(d.GetTenants()) != 1 || len(d.Policies) != 1 || d.Policies[0].Name != "c" || len(d.WholePolicies) != 1 {
+		t.Errorf("the first that n2 heard is %v", d)
+	}
+	if r := follow(t, n1, &pilasterv1.FollowRequest{HostedTenants: []string{"blue"}}).next(t).GetSnapshot(); len(r.GetPolicies()) != 1 || len(r.WholePolicies) != 1 {
+		t.Errorf("back, n1 heard %v", r)
+	}
+}
+
+// TestLongPoliciesAreFollowed: what is longer than one message comes in several, over a real connection.
+func TestLongPoliciesAreFollowed(t *testing.T) {
+	t.Parallel()
+	s := start(t, testConfig(t))
+	createTenant(t, s, "blue")
+	long := "  ingress: [{from: [{ipBlock: {cidr: " + strings.Repeat("x", maxDocument*9/10) + "}}]}]\n"
+	const each, times = 15, 10
+	for i := range times {
+		var documents []string
+		for j := range each {
+			documents = append(documents, netpol(fmt.Sprintf("p%d-%d", i, j), long))
+		}
+		apply(t, s, "blue", documents...)
+	}
+	f := follow(t, registered(t, s, testNode(1)), hosting("blue"))
+	r := f.next(t)
+	if r.GetSnapshot() == nil || len(r.GetSnapshot().WholePolicies) != 1 {
+		t.Fatalf("first it heard %.300v", r)
+	}
+	got, messages := map[string]bool{}, 1
+	for r.More {
+		if r.Revision != 0 {
+			t.Errorf("message %d has a revision, and there are more", messages)
+		}
+		r = f.next(t)
+		messages++
+		for _, p := range r.GetDelta().GetPolicies() {
+			got[p.Name] = true
+		}
+	}
+	if len(got) != each*times || messages < 3 || r.Revision == 0 {
+		t.Errorf("%d policies came in %d messages, the last at revision %d; want %d in 3 or more", len(got), messages, r.Revision, each*times)
+	}
+}
+
+// TestOverrides: a node says of its own containers which app they are of, and others that host the tenant hear of it; not of another's.
+func TestOverrides(t *testing.T) {
+	t.Parallel()
+	s := start(t, testConfig(t))
+	createTenant(t, s, "blue")
+	n1, n2 := registered(t, s, testNode(1)), registered(t, s, testNode(2))
+	resolve(t, n1, "blue", "web")
+	resolve(t, n2, "blue", "web")
+	f1, f2 := follow(t, n1, hosting("blue")), follow(t, n2, hosting("blue"))
+	f1.next(t)
+	f2.next(t)
+	const own = "fd70:696c:6100:1:0:100:500:7"
+	say := func(sequence uint64, overrides ...*pilasterv1.Override) *pilasterv1.FollowRequest {
+		return &pilasterv1.FollowRequest{HostedTenants: []string{"blue"}, Sequence: sequence, Hosting: []*pilasterv1.Hosting{{Tenant: "blue", Accepts: []uint32{1}, Holds: []uint32{1}, Overrides: overrides}}}
+	}
+	f1.send(t, say(10, &pilasterv1.Override{Address: own, App: 9}))
+	if d := f2.next(t).GetDelta(); len(d.GetOverrides()) != 1 || d.Overrides[0].Tenant != "blue" || d.Overrides[0].Address != own || d.Overrides[0].App != 9 {
+		t.Errorf("n2 heard %v", d)
+	}
+	f1.send(t, say(11))
+	if d := f2.next(t).GetDelta(); len(d.GetEndedOverrides()) != 1 || d.EndedOverrides[0].Address != own {
+		t.Errorf("then n2 heard %v", d)
+	}
+	f2.send(t, say(12, &pilasterv1.Override{Address: own, App: 9}))
+	f2.ended(t, connect.CodeFailedPrecondition)
+
+	var many []*pilasterv1.Override
+	for range maxOverrides + 1 {
+		many = append(many, &pilasterv1.Override{Address: own, App: 9})
+	}
+	f1.send(t, say(13, many...))
+	f1.ended(t, connect.CodeInvalidArgument)
+}
+
+func TestDocumentsAreRead(t *testing.T) {
+	const cluster = "apiVersion: policy.networking.k8s.io/v1alpha2\nkind: ClusterNetworkPolicy\nmetadata:\n  name: base\n"
+	for name, c := range map[string]struct {
+		documents []string
+		want      string // the policies, or the words of a refusal
+	}{
+		"YAML":         {[]string{netpol("a", "")}, "networkpolicy/shop/a"},
+		"JSON":         {[]string{`{"apiVersion":"networking.k8s.io/v1","kind":"NetworkPolicy","metadata":{"name":"a"},"spec":{}}`}, "networkpolicy/default/a"},
+		"cluster-wide": {[]string{cluster}, "clusternetworkpolicy/base"},
+		"several":      {[]string{netpol("a", ""), cluster}, "networkpolicy/shop/a clusternetworkpolicy/base"},
+		"a list":       {[]string{"apiVersion: v1\nkind: List\nitems:\n- {apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: a}}\n- {apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: b}}"}, "networkpolicy/default/a networkpolicy/default/b"},
+		"in audit":     {[]string{strings.Replace(netpol("a", ""), "namespace", `annotations: {pilaster.io/audit: "true"}, namespace`, 1)}, "networkpolicy/shop/a(audit)"},
+
+		"nothing":              {nil, "no document"},
+		"no YAML":              {[]string{"a: ["}, "document 1: "},
+		"no object":            {[]string{netpol("a", ""), "[]"}, "document 2: it is no object"},
+		"another kind":         {[]string{"apiVersion: v1\nkind: Pod"}, `document 1: apiVersion "v1", kind "Pod": say networking.k8s.io/v1`},
+		"another version":      {[]string{"apiVersion: policy.networking.k8s.io/v1alpha1\nkind: ClusterNetworkPolicy"}, "say networking.k8s.io/v1"},
+		"no name":              {[]string{netpol(`""`, "")}, "metadata.name"},
+		"no name to have":      {[]string{netpol("A/b", "")}, "metadata.name"},
+		"in no namespace":      {[]string{strings.Replace(netpol("a", ""), "shop", "a/b", 1)}, "metadata.namespace"},
+		"in a namespace":       {[]string{cluster + "  namespace: shop\n"}, "leave it out"},
+		"twice":                {[]string{netpol("a", ""), netpol("b", ""), netpol("a", "")}, "document 3: networkpolicy/shop/a is there twice, first in document 1"},
+		"an audit of nothing":  {[]string{strings.Replace(netpol("a", ""), "namespace", `annotations: {pilaster.io/audit: "yes"}, namespace`, 1)}, `say "true" or "false"`},
+		"a number as a name":   {[]string{netpol("7", "")}, "document 1: metadata.name: it is a number"},
+		"metadata in capitals": {[]string{`{"apiVersion":"networking.k8s.io/v1","kind":"NetworkPolicy","Metadata":{"name":"a"}}`}, "metadata"},
+		"too many rules":       {[]string{netpol("a", "  ingress: ["+strings.Repeat("{},", maxRules)+"{}]\n")}, "1001 rules"},
+		"too long":             {[]string{netpol("a", "  x: "+strings.Repeat("x", maxDocument)+"\n")}, "a policy may have 65536"},
+		"in a list":            {[]string{"apiVersion: v1\nkind: List\nitems: [{kind: Pod}]"}, "document 1: items[0]: "},
+	} {
+		t.Run(name, func(t *testing.T) {
+			all, err := readPolicies(c.documents)
+			var words []string
+			for _, p := range all {
+				audit := ""
+				if p.Audit {
+					audit = "(audit)"
+				}
+				words = append(words, store.PolicyName(p)+audit)
+			}
+			if err != nil {
+				if words = []string{err.Error()}; !strings.Contains(err.Error(), "nothing was changed") {
+					t.Errorf("%v: it does not say what was changed", err)
+				}
+			}
+			if got := strings.Join(words, " "); err == nil && got != c.want || !strings.Contains(got, c.want) {
+				t.Errorf("read as %.500s, want %s", got, c.want)
+			}
+		})
+	}
+}
+
+// TestDocumentsAreCanonical: a document is kept in one way, however it is written, and without what a cluster of Kubernetes has added to it.
+func TestDocumentsAreCanonical(t *testing.T) {
+	const want = `{"apiVersion":"networking.k8s.io/v1","kind":"NetworkPolicy","metadata":{"labels":{"a":"b"},"name":"a","namespace":"default"},"spec":{"egress":[{"ports":[{"endPort":12345678901234567,"port":80}]}]}}`
+	for _, text := range []string{
+		want,
+		"kind: NetworkPolicy\napiVersion: networking.k8s.io/v1\nspec: {egress: [{ports: [{port: 80, endPort: 12345678901234567}]}]}\nmetadata: {name: a, labels: {a: b}} # a comment\n",
+		strings.Replace(strings.Replace(want, `"name":"a"`, `"name":"a","uid":"u","resourceVersion":"7","generation":1,"creationTimestamp":null,"managedFields":[{}],"annotations":{"kubectl.kubernetes.io/last-applied-configuration":"{}"}`, 1), `"spec"`, `"status":{},"spec"`, 1),
+	} {
+		all, err := readPolicies([]string{text})
+		if err != nil || len(all) != 1 || all[0].Document != want {
+			t.Errorf("%s\nis kept as\n%v, %v", text, all, err)
+		}
+	}
+}

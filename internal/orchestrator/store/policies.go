@@ -1,0 +1,144 @@
+package store
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+)
+
+// Policies are kept as they were written, one a key. What they mean is not the store's business: who applies them has read them.
+
+// maxPolicies is how many a tenant may have.
+const maxPolicies = 10_000
+
+// ApplyPolicies makes or changes policies of a tenant, all of them or none, and says of each what became of it. One that is as it was changes
+// nothing. A dry run only says so.
+func (s *Store) ApplyPolicies(ctx context.Context, name string, policies []*pilasterv1.Policy, dryRun bool) (changes []pilasterv1.PolicyChange, err error) {
+	err = s.changePolicies(ctx, name, policies, dryRun, func(t *txn) (err error) {
+		changes, err = t.applyPolicies(name, policies)
+		return err
+	})
+	return changes, err
+}
+
+func (t *txn) applyPolicies(name string, policies []*pilasterv1.Policy) (changes []pilasterv1.PolicyChange, err error) {
+	created := 0
+	for _, p := range policies {
+		was := new(pilasterv1.Policy)
+		exists, err := t.load(policyKey(name, p), was)
+		if err != nil {
+			return nil, err
+		}
+		switch {
+		case exists && was.Document == p.Document:
+			changes = append(changes, pilasterv1.PolicyChange_POLICY_CHANGE_UNCHANGED)
+			continue
+		case exists:
+			changes = append(changes, pilasterv1.PolicyChange_POLICY_CHANGE_CONFIGURED)
+		default:
+			created++
+			changes = append(changes, pilasterv1.PolicyChange_POLICY_CHANGE_CREATED)
+		}
+		record := &pilasterv1.Policy{Document: p.Document, Audit: p.Audit, Rules: p.Rules, Changed: timestamppb.New(time.Now())}
+		if err := t.save(policyKey(name, p), record); err != nil {
+			return nil, err
+		}
+	}
+	if created > 0 {
+		has, err := t.names(dirPolicies + name + "/")
+		if err != nil {
+			return nil, err
+		}
+		if len(has)+created > maxPolicies {
+			return nil, refuse(Full, "tenant %s has %d policies, %d more are new, and a tenant has %d at most; nothing was changed: delete some first, or put rules of several into one",
+				name, len(has), created, maxPolicies)
+		}
+	}
+	return changes, nil
+}
+
+// DeletePolicies ends policies of a tenant, all of them or none.
+func (s *Store) DeletePolicies(ctx context.Context, name string, policies []*pilasterv1.Policy) error {
+	return s.changePolicies(ctx, name, policies, false, func(t *txn) error {
+		for _, p := range policies {
+			key := policyKey(name, p)
+			if value, err := t.get(key); err != nil {
+				return err
+			} else if value == "" {
+				return refuse(NotFound, "tenant %s has no policy %s; nothing was changed: `pilaster policy list --tenant %s` shows those it has", name, PolicyName(p), name)
+			}
+			t.delete(key)
+		}
+		return nil
+	})
+}
+
+// changePolicies makes a change of some policies in one transaction, or not at all.
+func (s *Store) changePolicies(ctx context.Context, name string, policies []*pilasterv1.Policy, dryRun bool, decide func(*txn) error) error {
+	if err := checkTenant(name); err != nil {
+		return err
+	}
+	// Each is compared, beside the tenant and what else is in its directory.
+	if most := s.changes.together - 2; len(policies) > most {
+		return refuse(Full, "%d policies, and the store changes %d at once; nothing was changed: do it in several files, in an order in which each step is right by itself", len(policies), most)
+	}
+	keys := []string{dirTenants + name}
+	for _, p := range policies {
+		if len(policyKey(name, p)) > maxAsked {
+			return refuse(Invalid, "policy %.100q has a longer name than a policy can have; nothing was changed", p.Name)
+		}
+		keys = append(keys, policyKey(name, p))
+	}
+	return s.change(ctx, func(t *txn) error {
+		if err := t.fetch(keys...); err != nil {
+			return err
+		}
+		if err := t.loadTenant(name, new(pilasterv1.Tenant)); err != nil {
+			return err
+		}
+		if err := decide(t); err != nil {
+			return err
+		}
+		t.atOnce = true
+		if w := t.weight(); !w.fits(s.changes.together) {
+			return refuse(Full, "the policies have %d KiB together, and the store changes %d KiB at once; nothing was changed: do it in several files, in an order in which each step is right by itself", w.bytes>>10, maxBytes>>10)
+		}
+		if dryRun {
+			t.writes, t.at = nil, map[string]int{}
+		}
+		return nil
+	})
+}
+
+// PolicyName is a policy as people name it: "networkpolicy/shop/web", "clusternetworkpolicy/base".
+func PolicyName(p *pilasterv1.Policy) string {
+	words := []string{strings.ToLower(p.Kind), p.Namespace, p.Name}
+	return strings.Join(slices.DeleteFunc(words, func(word string) bool { return word == "" }), "/")
+}
+
+func policyKey(tenant string, p *pilasterv1.Policy) string {
+	return dirPolicies + strings.Join([]string{tenant, p.Kind, p.Namespace, p.Name}, "/")
+}
+
+// decodePolicy also takes the key alone, of one that is gone. The revision is etcd's.
+func decodePolicy(key string, value []byte, revision int64) (*pilasterv1.Policy, error) {
+	p := new(pilasterv1.Policy)
+	if len(value) > 0 {
+		if err := decode(key, value, p); err != nil {
+			return nil, err
+		}
+		p.Revision = revision
+	}
+	words := strings.Split(strings.TrimPrefix(key, dirPolicies), "/")
+	if len(words) != 4 {
+		return nil, fmt.Errorf("the store's %s is not readable: it names no policy", key)
+	}
+	p.Tenant, p.Kind, p.Namespace, p.Name = words[0], words[1], words[2], words[3]
+	return p, nil
+}
