@@ -22,7 +22,8 @@ type backupView struct {
 	DataDir  string    `json:"dataDir"`
 	Skip     *uint64   `json:"skip,omitempty"` // of restore, as what follows
 	Regions  []string  `json:"regions,omitempty"`
-	Edge     string    `json:"edge,omitempty"` // the node that is the Edge Switch again
+	Edge     string    `json:"edge,omitempty"`     // the node that is the Edge Switch again
+	Ruled    []string  `json:"policies,omitempty"` // tenants with policies
 }
 
 func viewBackup(file, dataDir string, h store.BackupHeader) backupView {
@@ -82,12 +83,15 @@ that was restored from the same file before.`,
 				return err
 			}
 			v := viewBackup(args[0], dataDir, is.BackupHeader)
-			v.Skip, v.Regions, v.Edge = &skip, is.Regions, is.Edge
+			v.Skip, v.Regions, v.Edge, v.Ruled = &skip, is.Regions, is.Edge, is.Ruled
 			return out.print(env.Stdout, v, func(w io.Writer) {
 				fmt.Fprintf(w, "cluster %s is in %s as it was at %s: %d records\n", v.Cluster, v.DataDir, moment(v.Made), v.Records)
 				fmt.Fprintf(w, "The next %d node prefixes, tenant ids, and apps of each tenant are left out: a node that has one brings it along.\n", skip)
 				if len(v.Regions) > 0 {
 					fmt.Fprintf(w, "It is joined again to %s, as it was: delete with `pilaster region delete` what was deleted since.\n", strings.Join(v.Regions, ", "))
+				}
+				if len(v.Ruled) > 0 {
+					fmt.Fprintf(w, "Policies of %s are as they were: apply with `pilaster policy apply` what was changed since, and delete what was deleted.\n", strings.Join(v.Ruled, ", "))
 				}
 				if v.Edge != "" {
 					fmt.Fprintf(w, "Node %s is its Edge Switch: if another has taken its place since, that one is refused until `pilaster node delete %s --force`.\n", v.Edge, v.Edge)

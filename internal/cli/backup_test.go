@@ -4,6 +4,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -20,6 +21,11 @@ func TestOrchestratorBackupRestore(t *testing.T) {
 	}
 	t.Cleanup(s.Close)
 
+	t.Setenv("PILASTER_ORCHESTRATOR_SOCKET", orchestrator.Socket(dir))
+	command(t, "tenant", "create", "blue")
+	if code, _, err := run(t, webPolicy+"---\n"+basePolicy, "policy", "apply", "-f", "-", "--tenant", "blue"); code != ExitDone {
+		t.Fatal(err)
+	}
 	made := ask[backupView](t, "orchestrator", "backup", file, "--data-dir", data)
 	if made.File != file || made.DataDir != data || made.Records == 0 || made.Cluster == "" || made.Revision == 0 || made.Skip != nil {
 		t.Errorf("backup: %+v", made)
@@ -36,13 +42,13 @@ func TestOrchestratorBackupRestore(t *testing.T) {
 	refused(t, ExitFailed, "is not empty", "orchestrator", "restore", file, "--data-dir", data)
 	refused(t, ExitFailed, "no such file", "orchestrator", "restore", file+"3", "--data-dir", other)
 	back := ask[backupView](t, "orchestrator", "restore", file, "--data-dir", other, "--skip", "7")
-	if back.Skip == nil || *back.Skip != 7 || back.Cluster != made.Cluster || back.DataDir != other || !back.Made.Equal(made.Made) {
+	if back.Skip == nil || *back.Skip != 7 || !slices.Equal(back.Ruled, []string{"blue"}) || back.Cluster != made.Cluster || back.DataDir != other || !back.Made.Equal(made.Made) {
 		t.Errorf("restore: %+v", back)
 	}
 	if err := os.RemoveAll(other); err != nil {
 		t.Fatal(err)
 	}
-	if r := command(t, "orchestrator", "restore", file, "--data-dir", other); r.code != ExitDone || !strings.Contains(r.stdout, "The next 1024 node prefixes") || !strings.Contains(r.stdout, " as it was at "+moment(made.Made)+":") {
+	if r := command(t, "orchestrator", "restore", file, "--data-dir", other); r.code != ExitDone || !strings.Contains(r.stdout, "The next 1024 node prefixes") || !strings.Contains(r.stdout, "Policies of blue are as they were") || !strings.Contains(r.stdout, " as it was at "+moment(made.Made)+":") {
 		t.Errorf("restore: %+v", r)
 	}
 	for _, sub := range []string{"backup", "restore"} {

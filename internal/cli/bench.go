@@ -348,13 +348,13 @@ func writable(path string) error {
 func writeReport(stdout io.Writer, r benchReport, place reportPlace) error {
 	to := string(place)
 	if !place.isFolder() {
-		return (&output{to}).print(stdout, r, r.Table)
+		return (&output{format: to}).print(stdout, r, r.Table)
 	}
-	if err := (&output{"text"}).print(stdout, r, r.Table); err != nil {
+	if err := (&output{format: "text"}).print(stdout, r, r.Table); err != nil {
 		return err
 	}
 	for name, write := range map[string]func(io.Writer) error{
-		"report.json": func(w io.Writer) error { return (&output{"json"}).print(w, r, nil) },
+		"report.json": func(w io.Writer) error { return (&output{format: "json"}).print(w, r, nil) },
 		"report.html": r.Page,
 	} {
 		var b bytes.Buffer

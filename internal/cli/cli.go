@@ -8,6 +8,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -106,22 +108,27 @@ func moment(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
 // output is the -o flag of a command that shows something. It refuses what it does not know while
 // flags are read, before the command does anything.
-type output struct{ format string }
+type output struct {
+	format string
+	also   []string // formats of this command beside text and json
+}
 
 func (o *output) String() string { return o.format }
 func (o *output) Type() string   { return "string" }
 func (o *output) Set(format string) error {
-	if format != "text" && format != "json" {
-		return errors.New("say text or json")
+	if !slices.Contains(o.formats(), format) {
+		return fmt.Errorf("say %s", strings.Join(o.formats(), " or "))
 	}
 	o.format = format
 	return nil
 }
 
-func (o *output) bind(c *cobra.Command) {
-	o.format = "text"
-	c.Flags().VarP(o, "output", "o", "text or json")
-	_ = c.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"text", "json"}, cobra.ShellCompDirectiveNoFileComp))
+func (o *output) formats() []string { return append([]string{"text", "json"}, o.also...) }
+
+func (o *output) bind(c *cobra.Command, also ...string) {
+	o.format, o.also = "text", also
+	c.Flags().VarP(o, "output", "o", strings.Join(o.formats(), " or "))
+	_ = c.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(o.formats(), cobra.ShellCompDirectiveNoFileComp))
 }
 
 // print writes v as JSON, or calls text with a writer that aligns tab-separated columns.

@@ -14,6 +14,7 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
 	"pilaster.io/pilaster/internal/local"
+	"pilaster.io/pilaster/internal/orchestrator/store"
 )
 
 // daemonSocket is the flag of a command that asks a daemon of this machine.
@@ -106,6 +107,16 @@ func (s *orchestratorSocket) publications(ctx context.Context, tenant string) (a
 	if err == nil {
 		for _, p := range resp.Msg.Publications {
 			all = append(all, p.Name)
+		}
+	}
+	return all, err
+}
+
+func (s *orchestratorSocket) policies(ctx context.Context, tenant string) (all []string, err error) {
+	resp, err := s.client().ListPolicies(ctx, connect.NewRequest(&pilasterv1.ListPoliciesRequest{Tenant: tenant}))
+	if err == nil {
+		for _, p := range resp.Msg.Policies {
+			all = append(all, store.PolicyName(p))
 		}
 	}
 	return all, err

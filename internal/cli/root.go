@@ -37,6 +37,7 @@ wrongly and nothing was done, and 3 when the agent or orchestrator does not answ
 	root.AddCommand(newExplainCommand(env))
 	root.AddCommand(newOrchestratorCommand(env))
 	root.AddCommand(newTenantCommand(env))
+	root.AddCommand(newPolicyCommand(env))
 	root.AddCommand(newRegionCommand(env))
 	root.AddCommand(newServiceCommand(env))
 	root.AddCommand(newPublicationCommand(env))

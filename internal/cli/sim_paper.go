@@ -101,7 +101,7 @@ func drawPaper(ctx context.Context, env Env, form paper.Form, only []string, dir
 	if !to.isFolder() {
 		format = to.String()
 	}
-	printed := (&output{format}).print(env.Stdout, drawn, func(w io.Writer) {
+	printed := (&output{format: format}).print(env.Stdout, drawn, func(w io.Writer) {
 		for _, f := range drawn {
 			f.Table(w)
 		}

@@ -131,6 +131,7 @@ func (c Config) orchestrator() []Part {
 			}
 			return all, nil
 		}),
+		answer("orchestrator/policies.json", client.ListPolicies),
 		page("orchestrator/metrics.txt", c.OrchestratorSocket, "/metrics"),
 		page("orchestrator/goroutines.txt", c.OrchestratorSocket, "/debug/goroutines"),
 	}

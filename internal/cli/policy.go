@@ -1,0 +1,335 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/goccy/go-yaml"
+	"github.com/spf13/cobra"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/orchestrator/store"
+)
+
+// policyView is a policy as JSON.
+type policyView struct {
+	Tenant    string     `json:"tenant"`
+	Kind      string     `json:"kind"`
+	Namespace string     `json:"namespace,omitempty"`
+	Name      string     `json:"name"`
+	Audit     bool       `json:"audit"`
+	Rules     uint32     `json:"rules"`
+	Changed   *time.Time `json:"changed,omitempty"`
+	Revision  int64      `json:"revision,omitempty"` // of the store, when it changed
+	Change    string     `json:"change,omitempty"`   // of policy apply: created, configured, unchanged
+	DryRun    bool       `json:"dryRun,omitempty"`
+}
+
+func viewPolicy(p *pilasterv1.Policy) policyView {
+	v := policyView{Tenant: p.GetTenant(), Kind: p.GetKind(), Namespace: p.GetNamespace(), Name: p.GetName(), Audit: p.GetAudit(), Rules: p.GetRules(), Revision: p.GetRevision()}
+	if p.GetChanged() != nil {
+		changed := p.Changed.AsTime()
+		v.Changed = &changed
+	}
+	return v
+}
+
+// policyKinds are what a policy's kind may be called; the first is its own name in lower case.
+var policyKinds = []struct {
+	kind       string
+	words      []string
+	namespaced bool
+}{
+	{"NetworkPolicy", []string{"networkpolicy", "netpol"}, true},
+	{"ClusterNetworkPolicy", []string{"clusternetworkpolicy", "cnp"}, false},
+}
+
+// policyNamed reads a name of a policy, as lists and errors have it.
+func policyNamed(text string) (*pilasterv1.Policy, error) {
+	words := strings.Split(text, "/")
+	for _, k := range policyKinds {
+		switch is := slices.Contains(k.words, words[0]); {
+		case is && len(words) == 2 && k.namespaced:
+			return &pilasterv1.Policy{Kind: k.kind, Namespace: "default", Name: words[1]}, nil
+		case is && len(words) == 2:
+			return &pilasterv1.Policy{Kind: k.kind, Name: words[1]}, nil
+		case is && len(words) == 3 && k.namespaced:
+			return &pilasterv1.Policy{Kind: k.kind, Namespace: words[1], Name: words[2]}, nil
+		}
+	}
+	return nil, usage("%.100q names no policy: say networkpolicy/NAMESPACE/NAME, networkpolicy/NAME of namespace default, or clusternetworkpolicy/NAME", text)
+}
+
+func newPolicyCommand(env Env) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "policy",
+		Short: "Say which containers of a tenant may speak with whom",
+		Long: `Say which containers of a tenant may speak with whom, by documents as Kubernetes has them: NetworkPolicy of networking.k8s.io/v1 and
+ClusterNetworkPolicy of policy.networking.k8s.io/v1alpha2. The annotation pilaster.io/audit: "true" puts a policy in audit: what it
+would drop is counted, and nothing is dropped.`,
+		Example: "  pilaster policy apply -f web.yaml --tenant blue\n  pilaster policy list",
+		Args:    cobra.NoArgs,
+	}
+	cmd.AddCommand(newPolicyApply(env), newPolicyList(env), newPolicyGet(env), newPolicyDelete(env))
+	return cmd
+}
+
+// documentFiles is the flag of commands that read documents.
+type documentFiles []string
+
+func (f *documentFiles) bind(cmd *cobra.Command, usage string) {
+	cmd.Flags().StringArrayVarP((*[]string)(f), "filename", "f", nil, usage)
+}
+
+// read is the documents of all files, in their order.
+func (f documentFiles) read(env Env) (documents []string, err error) {
+	for _, file := range f {
+		var text []byte
+		if file == "-" {
+			text, err = io.ReadAll(env.Stdin)
+		} else {
+			text, err = os.ReadFile(file)
+		}
+		if err != nil {
+			return nil, usage("%w; nothing was changed", err)
+		}
+		documents = append(documents, splitDocuments(string(text))...)
+	}
+	if len(documents) == 0 {
+		return nil, usage("there is no document in what was read; nothing was changed")
+	}
+	return documents, nil
+}
+
+// splitDocuments parts YAML at its lines "---", and leaves out what has comments alone.
+func splitDocuments(text string) (documents []string) {
+	var document strings.Builder
+	says := false
+	end := func() {
+		if says {
+			documents = append(documents, document.String())
+		}
+		document.Reset()
+		says = false
+	}
+	for line := range strings.Lines(text) {
+		if rest, ok := strings.CutPrefix(line, "---"); ok && strings.TrimLeft(rest, " \t\r\n") != rest || line == "---" {
+			end()
+			line = rest
+		}
+		document.WriteString(line)
+		trimmed := strings.TrimSpace(line)
+		says = says || trimmed != "" && trimmed[0] != '#'
+	}
+	end()
+	return documents
+}
+
+func newPolicyApply(env Env) *cobra.Command {
+	var socket orchestratorSocket
+	var out output
+	var files documentFiles
+	var tenant string
+	var dryRun bool
+	cmd := &cobra.Command{
+		Use:   "apply",
+		Short: "Make or change policies, all that are given or none",
+		Long: `Make or change policies, all that are given or none: where one is wrong, or there is no room, nothing is changed. One that is as it was
+stays so, and no node hears of it. A policy that is not given stays too: delete it when it is to end.`,
+		Example: "  pilaster policy apply -f web.yaml --tenant blue\n  pilaster policy apply -f web.yaml -f db.yaml --tenant blue --dry-run\n  kubectl get networkpolicy -A -o yaml | pilaster policy apply -f - --tenant blue",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			documents, err := files.read(env)
+			if err != nil {
+				return err
+			}
+			resp, err := socket.client().ApplyPolicies(cmd.Context(), connect.NewRequest(&pilasterv1.ApplyPoliciesRequest{Tenant: tenant, Documents: documents, DryRun: dryRun}))
+			if err != nil {
+				return err
+			}
+			views := []policyView{}
+			for _, p := range resp.Msg.Policies {
+				v := viewPolicy(p.Policy)
+				v.Change, v.DryRun = strings.ToLower(strings.TrimPrefix(p.Change.String(), "POLICY_CHANGE_")), dryRun
+				views = append(views, v)
+			}
+			return out.print(env.Stdout, views, func(w io.Writer) {
+				for i, v := range views {
+					said := v.Change
+					if dryRun {
+						said += " (dry run)"
+					}
+					fmt.Fprintf(w, "%s %s\n", store.PolicyName(resp.Msg.Policies[i].Policy), said)
+				}
+			})
+		},
+	}
+	socket.bind(cmd)
+	out.bind(cmd)
+	files.bind(cmd, "file with policies in YAML or JSON, several with lines \"---\" between them; - is standard input; may be repeated")
+	_ = cmd.MarkFlagRequired("filename")
+	namedFlag(cmd, &tenant, "tenant", "whose they are", socket.tenants)
+	_ = cmd.MarkFlagRequired("tenant")
+	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "say what would change, and change nothing")
+	return cmd
+}
+
+// policyMode is what a policy in audit, or another, does.
+func policyMode(audit bool) string {
+	if audit {
+		return "audit"
+	}
+	return "enforce"
+}
+
+func newPolicyList(env Env) *cobra.Command {
+	var socket orchestratorSocket
+	var out output
+	var tenant string
+	cmd := &cobra.Command{
+		Use:     "list",
+		Short:   "Show policies",
+		Example: "  pilaster policy list\n  pilaster policy list --tenant blue -o json",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			resp, err := socket.client().ListPolicies(cmd.Context(), connect.NewRequest(&pilasterv1.ListPoliciesRequest{Tenant: tenant}))
+			if err != nil {
+				return err
+			}
+			views := []policyView{}
+			for _, p := range resp.Msg.Policies {
+				views = append(views, viewPolicy(p))
+			}
+			return out.print(env.Stdout, views, func(w io.Writer) {
+				fmt.Fprintln(w, "TENANT\tNAME\tMODE\tRULES\tCHANGED")
+				for i, v := range views {
+					fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%s\n", v.Tenant, store.PolicyName(resp.Msg.Policies[i]), policyMode(v.Audit), v.Rules, moment(*v.Changed))
+				}
+			})
+		},
+	}
+	socket.bind(cmd)
+	out.bind(cmd)
+	namedFlag(cmd, &tenant, "tenant", "of this tenant alone", socket.tenants)
+	return cmd
+}
+
+func newPolicyGet(env Env) *cobra.Command {
+	var socket orchestratorSocket
+	var out output
+	var tenant string
+	cmd := &cobra.Command{
+		Use:   "get NAME",
+		Short: "Show a policy",
+		Long: `Show a policy. With -o yaml or json it is the document, which can be applied again.
+
+NAME is as lists have it: networkpolicy/NAMESPACE/NAME, networkpolicy/NAME of namespace default, or clusternetworkpolicy/NAME; netpol and
+cnp are short for these.`,
+		Example: "  pilaster policy get networkpolicy/shop/web --tenant blue\n  pilaster policy get netpol/shop/web --tenant blue -o yaml",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			wanted, err := policyNamed(args[0])
+			if err != nil {
+				return err
+			}
+			wanted.Tenant = tenant
+			resp, err := socket.client().GetPolicy(cmd.Context(), connect.NewRequest(&pilasterv1.GetPolicyRequest{Policy: wanted}))
+			if err != nil {
+				return err
+			}
+			p := resp.Msg.Policy
+			document, err := yaml.JSONToYAML([]byte(p.Document))
+			if err != nil {
+				return fmt.Errorf("the document of %s is not readable: %w", args[0], err)
+			}
+			if out.format == "yaml" {
+				_, err := env.Stdout.Write(document)
+				return err
+			}
+			return out.print(env.Stdout, json.RawMessage(p.Document), func(w io.Writer) {
+				v := viewPolicy(p)
+				fmt.Fprintf(w, "tenant\t%s\nkind\t%s\nnamespace\t%s\nname\t%s\nmode\t%s\nrules\t%d\nchanged\t%s\nrevision\t%d\n\n%s", v.Tenant, v.Kind, cmp.Or(v.Namespace, "-"), v.Name, policyMode(v.Audit), v.Rules, moment(*v.Changed), v.Revision, document)
+			})
+		},
+	}
+	socket.bind(cmd)
+	out.bind(cmd, "yaml")
+	namedFlag(cmd, &tenant, "tenant", "whose it is", socket.tenants)
+	_ = cmd.MarkFlagRequired("tenant")
+	cmd.ValidArgsFunction = names(func(ctx context.Context) ([]string, error) { return socket.policies(ctx, tenant) })
+	return cmd
+}
+
+func newPolicyDelete(env Env) *cobra.Command {
+	var socket orchestratorSocket
+	var out output
+	var files documentFiles
+	var tenant string
+	cmd := &cobra.Command{
+		Use:   "delete [NAME...]",
+		Short: "End policies, all that are named or none",
+		Long: `End policies, all that are named or none. A container that no policy selects any more may speak with everybody again.
+
+NAME is as for policy get. With -f it is the policies that the files have, whatever else stands in them.`,
+		Example: "  pilaster policy delete networkpolicy/shop/web clusternetworkpolicy/base --tenant blue\n  pilaster policy delete -f web.yaml --tenant blue",
+		Args:    cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if (len(args) > 0) == (len(files) > 0) {
+				return usage("say which policies: by name, or with -f by the files that they were applied from; nothing was changed")
+			}
+			req := &pilasterv1.DeletePoliciesRequest{Tenant: tenant}
+			for _, arg := range args {
+				p, err := policyNamed(arg)
+				if err != nil {
+					return err
+				}
+				req.Policies = append(req.Policies, p)
+			}
+			if len(files) > 0 {
+				var err error
+				if req.Documents, err = files.read(env); err != nil {
+					return err
+				}
+			}
+			resp, err := socket.client().DeletePolicies(cmd.Context(), connect.NewRequest(req))
+			if err != nil {
+				return err
+			}
+			gone := []goneView{}
+			for _, p := range resp.Msg.Policies {
+				gone = append(gone, goneView{p.Tenant, p.Kind, p.Namespace, p.Name})
+			}
+			return out.print(env.Stdout, gone, func(w io.Writer) {
+				for _, p := range resp.Msg.Policies {
+					fmt.Fprintf(w, "%s deleted\n", store.PolicyName(p))
+				}
+			})
+		},
+	}
+	socket.bind(cmd)
+	out.bind(cmd)
+	files.bind(cmd, "file with the policies to delete, as for policy apply")
+	namedFlag(cmd, &tenant, "tenant", "whose they are", socket.tenants)
+	_ = cmd.MarkFlagRequired("tenant")
+	cmd.ValidArgsFunction = func(c *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
+		all, directive := names(func(ctx context.Context) ([]string, error) { return socket.policies(ctx, tenant) })(c, nil, typed)
+		return slices.DeleteFunc(all, func(name string) bool { return slices.Contains(args, name) }), directive
+	}
+	return cmd
+}
+
+// goneView is a policy that was deleted, as JSON.
+type goneView struct {
+	Tenant    string `json:"tenant"`
+	Kind      string `json:"kind"`
+	Namespace string `json:"namespace,omitempty"`
+	Name      string `json:"name"`
+}

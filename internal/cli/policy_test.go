@@ -1,0 +1,167 @@
+package cli
+
+import (
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+)
+
+const webPolicy = `# of the shop
+---
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata:
+  name: web
+  namespace: shop
+spec:
+  podSelector:
+    matchLabels: {app: web}
+  ingress:
+  - from: [{podSelector: {}}]
+`
+
+const basePolicy = `apiVersion: policy.networking.k8s.io/v1alpha2
+kind: ClusterNetworkPolicy
+metadata:
+  name: base
+  annotations: {pilaster.io/audit: "true"}
+spec: {tier: Baseline, priority: 1, subject: {namespaces: {}}}
+`
+
+func TestSplitDocuments(t *testing.T) {
+	for _, c := range []struct {
+		text string
+		want []string
+	}{
+		{"", nil},
+		{"a: 1", []string{"a: 1"}},
+		{"---\na: 1\n---\n", []string{"\na: 1\n"}},
+		{"# a\n\n---\r\nb: 1\n--- # c\nd: 1\n---", []string{"\r\nb: 1\n", " # c\nd: 1\n"}},
+		{"a: |\n  ---\n---x: 1\n---\nb: 1\n", []string{"a: |\n  ---\n---x: 1\n", "\nb: 1\n"}},
+		{"--- {a: 1}\n--- {b: 1}", []string{" {a: 1}\n", " {b: 1}"}},
+	} {
+		if got := splitDocuments(c.text); !reflect.DeepEqual(got, c.want) {
+			t.Errorf("%q is %q, want %q", c.text, got, c.want)
+		}
+	}
+}
+
+func TestPolicyCommands(t *testing.T) {
+	startOrchestrator(t)
+	command(t, "tenant", "create", "blue")
+	command(t, "tenant", "create", "red")
+	dir := t.TempDir()
+	file := func(name, text string) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	web, base := file("web.yaml", webPolicy), file("base.yaml", basePolicy)
+
+	const dry = "networkpolicy/shop/web created (dry run)\nclusternetworkpolicy/base created (dry run)\n"
+	if r := command(t, "policy", "apply", "-f", web, "-f", base, "--tenant", "blue", "--dry-run"); r.stdout != dry {
+		t.Errorf("tried %+v", r)
+	}
+	if v := ask[[]policyView](t, "policy", "list"); len(v) != 0 {
+		t.Errorf("after a dry run there are %+v", v)
+	}
+	if r := command(t, "policy", "apply", "-f", web, "--tenant", "blue"); r.stdout != "networkpolicy/shop/web created\n" {
+		t.Errorf("applied %+v", r)
+	}
+	if code, out, err := run(t, strings.Replace(webPolicy, "podSelector: {}", "namespaceSelector: {}", 1)+"---\n"+basePolicy, "policy", "apply", "-f", "-", "--tenant", "blue"); code != ExitDone || out != "networkpolicy/shop/web configured\nclusternetworkpolicy/base created\n" {
+		t.Errorf("applied: %d, %s%s", code, out, err)
+	}
+	if v := ask[[]policyView](t, "policy", "apply", "-f", base, "--tenant", "blue"); len(v) != 1 || v[0].Change != "unchanged" || v[0].Tenant != "blue" || !v[0].Audit || v[0].DryRun {
+		t.Errorf("applied %+v", v)
+	}
+
+	for _, c := range []struct {
+		code       int
+		says, args string
+	}{
+		{ExitUsage, "required flag", "policy apply -f " + web},
+		{ExitUsage, "required flag", "policy apply --tenant blue"},
+		{ExitUsage, "nothing was changed", "policy apply --tenant blue -f " + dir + "/none"},
+		{ExitUsage, "no document", "policy apply --tenant blue -f " + file("empty.yaml", "# nothing\n---\n")},
+		{ExitUsage, "document 2: ", "policy apply --tenant blue -f " + web + " -f " + file("pod.yaml", "kind: Pod")},
+		{ExitUsage, "is there twice", "policy apply --tenant blue -f " + web + " -f " + web},
+		{ExitUsage, "tenant name", "policy apply --tenant Blue -f " + web},
+		{ExitUsage, "it is empty", "policy apply --tenant= -f " + web},
+		{ExitFailed, `no tenant "green"`, "policy apply --tenant green -f " + web},
+		{ExitFailed, `no tenant "green"`, "policy list --tenant green"},
+		{ExitUsage, "say text or json", "policy list -o yaml"},
+		{ExitUsage, "say text or json or yaml", "policy get netpol/shop/web --tenant blue -o xml"},
+		{ExitUsage, "names no policy", "policy get web --tenant blue"},
+		{ExitUsage, "names no policy", "policy get cnp/shop/base --tenant blue"},
+		{ExitUsage, "required flag", "policy get netpol/shop/web"},
+		{ExitUsage, "do not fit", "policy get --tenant blue"},
+		{ExitFailed, "no policy networkpolicy/default/web", "policy get netpol/web --tenant blue"},
+		{ExitFailed, "no policy", "policy get netpol/shop/web --tenant red"},
+		{ExitUsage, "say which policies", "policy delete --tenant blue"},
+		{ExitUsage, "say which policies", "policy delete cnp/base --tenant blue -f " + web},
+		{ExitUsage, "names no policy", "policy delete base --tenant blue"},
+		{ExitFailed, "no policy clusternetworkpolicy/none; nothing was changed", "policy delete cnp/base cnp/none --tenant blue"},
+	} {
+		refused(t, c.code, c.says, strings.Fields(c.args)...)
+	}
+
+	listed := ask[[]policyView](t, "policy", "list", "--tenant", "blue")
+	if len(listed) != 2 || listed[0].Name != "base" || listed[1].Namespace != "shop" || listed[1].Rules != 1 || listed[1].Changed == nil || listed[1].Revision <= 0 {
+		t.Fatalf("listed %+v", listed)
+	}
+	want := "TENANT   NAME                        MODE      RULES   CHANGED\n" +
+		"blue     clusternetworkpolicy/base   audit     0       " + moment(*listed[0].Changed) + "\n" +
+		"blue     networkpolicy/shop/web      enforce   1       " + moment(*listed[1].Changed) + "\n"
+	if r := command(t, "policy", "list"); r.stdout != want {
+		t.Errorf("listed\n%swant\n%s", r.stdout, want)
+	}
+	if r := command(t, "policy", "get", "netpol/shop/web", "--tenant", "blue"); !strings.HasPrefix(r.stdout, "tenant      blue\nkind        NetworkPolicy\nnamespace   shop\nname        web\nmode        enforce\n") || !strings.Contains(r.stdout, "\n\napiVersion: networking.k8s.io/v1\n") {
+		t.Errorf("got %+v", r)
+	}
+	for _, format := range []string{"yaml", "json"} { // what is shown can be applied again, elsewhere too
+		r := command(t, "policy", "get", "networkpolicy/shop/web", "--tenant", "blue", "-o", format)
+		if !strings.Contains(r.stdout, "namespaceSelector") {
+			t.Errorf("as %s it is %s", format, r.stdout)
+		}
+		for tenant, change := range map[string]string{"blue": "unchanged", "red": "created (dry run)"} {
+			args := []string{"policy", "apply", "-f", "-", "--tenant", tenant}
+			if tenant == "red" {
+				args = append(args, "--dry-run")
+			}
+			if code, out, err := run(t, r.stdout, args...); code != ExitDone || out != "networkpolicy/shop/web "+change+"\n" {
+				t.Errorf("%s applied again to %s: %d, %s%s", format, tenant, code, out, err)
+			}
+		}
+	}
+	for line, says := range map[string]string{
+		"policy get --tenant blue":                             "clusternetworkpolicy/base\nnetworkpolicy/shop/web\n:",
+		"policy delete --tenant blue networkpolicy/shop/web":   "clusternetworkpolicy/base\n:",
+		"policy apply --tenant":                                "blue\nred\n",
+		"policy get netpol/shop/web --tenant blue -o":          "text\njson\nyaml\n",
+		"policy get clusternetworkpolicy/base --tenant blue":   ":",
+		"policy list --tenant":                                 "blue\nred\n",
+		"policy apply --tenant blue -f web.yaml nothing-fits ": ":",
+	} {
+		if r := command(t, append(append([]string{"__complete"}, strings.Fields(line)...), "")...); !strings.HasPrefix(r.stdout, says) {
+			t.Errorf("%s completes to %q", line, r.stdout)
+		}
+	}
+
+	if r := command(t, "policy", "delete", "-f", web, "--tenant", "blue"); r.stdout != "networkpolicy/shop/web deleted\n" {
+		t.Errorf("deleted %+v", r)
+	}
+	if v := ask[[]goneView](t, "policy", "delete", "cnp/base", "--tenant", "blue"); len(v) != 1 || v[0] != (goneView{"blue", "ClusterNetworkPolicy", "", "base"}) {
+		t.Errorf("deleted %+v", v)
+	}
+	if v := ask[[]policyView](t, "policy", "list"); len(v) != 0 {
+		t.Errorf("left are %+v", v)
+	}
+	t.Setenv("PILASTER_ORCHESTRATOR_SOCKET", "/nonexistent")
+	for _, line := range []string{"policy list", "policy apply --tenant blue -f " + web, "policy get netpol/shop/web --tenant blue", "policy delete netpol/shop/web --tenant blue"} {
+		refused(t, ExitUnreachable, "/nonexistent", strings.Fields(line)...)
+	}
+}
