@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"fmt"
 	"net/http"
 	"strings"
 	"testing"
@@ -86,4 +87,40 @@ func TestEarlierOrchestratorIsNamed(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "nothing was changed; try again") {
 		t.Errorf("said is %v", err)
 	}
+}
+
+// An orchestrator tells of policies in more messages than one, of which the last alone has the revision. An agent that knows of none goes on.
+func TestPoliciesArePassedOver(t *testing.T) {
+	c := newCluster(t)
+	c.createTenant("blue")
+	dir, driver := t.TempDir(), newFakeDriver()
+	n1 := c.boot(dir, "n1", driver)
+	n1.until(connected)
+	n1.add("c1")
+	apply := func(i int) {
+		t.Helper()
+		req := &pilasterv1.ApplyPoliciesRequest{Tenant: "blue"}
+		for j := range 15 {
+			req.Documents = append(req.Documents, fmt.Sprintf("{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: p%d-%d, labels: {x: %s}}}", i, j, strings.Repeat("x", 60<<10)))
+		}
+		if _, err := c.op.ApplyPolicies(t.Context(), connect.NewRequest(req)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	hearsAll := func() {
+		t.Helper()
+		said, err := c.op.ClusterStatus(t.Context(), connect.NewRequest(&pilasterv1.ClusterStatusRequest{}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		n1.until(func(s LinkStatus) bool { return s.Connected && s.LastError == "" && s.Revision >= said.Msg.Revision })
+	}
+	for i := range 5 { // more than a message has
+		apply(i)
+	}
+	hearsAll()
+	n1.stop()
+	n1 = c.boot(dir, "n1", driver)
+	hearsAll()
+	n1.add("c2")
 }

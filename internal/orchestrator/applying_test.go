@@ -42,6 +42,14 @@ func TestApplyPolicies(t *testing.T) {
 	f1, f2 := follow(t, n1, hosting("blue")), follow(t, n2, hosting("red"))
 	f1.next(t)
 	f2.next(t)
+	ruled := func(want bool) {
+		t.Helper()
+		resp, err := n2.Resolve(t.Context(), connect.NewRequest(&pilasterv1.ResolveRequest{Tenant: "blue", Labels: map[string]string{"app": "web"}}))
+		if err != nil || resp.Msg.HasPolicies != want {
+			t.Errorf("who resolves hears %v, %v", resp, err)
+		}
+	}
+	ruled(false)
 
 	if got := apply(t, s, "blue", netpol("a", "  ingress: [{}, {}]\n"), netpol("b", "")); got != "a created, b created" {
 		t.Errorf("applied: %s", got)
@@ -66,7 +74,7 @@ func TestApplyPolicies(t *testing.T) {
 		t.Errorf("asked for it is %v, %v", got, err)
 	}
 	listed, err := op.ListPolicies(t.Context(), connect.NewRequest(&pilasterv1.ListPoliciesRequest{}))
-	if err != nil || len(listed.Msg.Policies) != 3 || listed.Msg.Policies[0].Document != "" || listed.Msg.Policies[0].Changed == nil {
+	if err != nil || len(listed.Msg.Policies) != 3 || metric(t, s.config.RunDir, "pilaster_orchestrator_policies") != 3 || listed.Msg.Policies[0].Document != "" || listed.Msg.Policies[0].Changed == nil {
 		t.Errorf("listed are %v, %v", listed, err)
 	}
 	deleted, err := op.DeletePolicies(t.Context(), connect.NewRequest(&pilasterv1.DeletePoliciesRequest{Tenant: "blue", Policies: []*pilasterv1.Policy{ref}}))
@@ -86,7 +94,7 @@ func TestApplyPolicies(t *testing.T) {
 	wantCode(t, err, connect.CodeInvalidArgument)
 
 	// Another node, later, and the one that comes back.
-	resolve(t, n2, "blue", "web")
+	ruled(true)
 	f2.send(t, hosting("red", "blue"))
 	if d := f2.next(t).GetDelta(); len(d.GetTenants()) != 1 || len(d.Policies) != 1 || d.Policies[0].Name != "c" || len(d.WholePolicies) != 1 {
 		t.Errorf("the first that n2 heard is %v", d)

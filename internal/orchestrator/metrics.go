@@ -82,6 +82,7 @@ func (m *metrics) observe(model *model, s *store.Store) {
 	gauge("nodes_connected", "Nodes with a stream to this orchestrator.", func(s size) int64 { return int64(s.streams) })
 	gauge("tenants", "Tenants.", func(s size) int64 { return int64(s.tenants) })
 	gauge("apps", "Apps of all tenants.", func(s size) int64 { return int64(s.apps) })
+	gauge("policies", "Policies of all tenants.", func(s size) int64 { return int64(s.policies) })
 	gauge("revision", "Revision of the store that this orchestrator has seen.", func(s size) int64 { return s.revision })
 	m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "pilaster_orchestrator_changes_waiting", Help: "Changes that wait for the store.",

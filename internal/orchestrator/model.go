@@ -331,6 +331,7 @@ func (m *model) appsOf(tenant string) []*pilasterv1.App {
 type size struct {
 	revision                                 int64
 	nodes, connected, streams, tenants, apps int
+	policies                                 int
 }
 
 func (m *model) size() size {
@@ -339,6 +340,9 @@ func (m *model) size() size {
 	s := size{revision: m.revision, nodes: len(m.nodes), connected: len(m.followers) + len(m.sessions) - m.serving[m.self], streams: len(m.followers), tenants: len(m.tenants)}
 	for _, apps := range m.apps {
 		s.apps += len(apps)
+	}
+	for _, policies := range m.policies.of {
+		s.policies += len(policies)
 	}
 	return s
 }

@@ -883,6 +883,7 @@ type ResolveResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Tenant        *Tenant                `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"` // with keys
 	App           *App                   `protobuf:"bytes,2,opt,name=app,proto3" json:"app,omitempty"`
+	HasPolicies   bool                   `protobuf:"varint,3,opt,name=has_policies,json=hasPolicies,proto3" json:"has_policies,omitempty"` // the tenant has policies or overrides; the stream tells them when the node says that it hosts the tenant
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -929,6 +930,13 @@ func (x *ResolveResponse) GetApp() *App {
 		return x.App
 	}
 	return nil
+}
+
+func (x *ResolveResponse) GetHasPolicies() bool {
+	if x != nil {
+		return x.HasPolicies
+	}
+	return false
 }
 
 type FollowRequest struct {
@@ -3988,10 +3996,11 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\bsequence\x18\x03 \x01(\x04R\bsequence\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"b\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x85\x01\n" +
 	"\x0fResolveResponse\x12+\n" +
 	"\x06tenant\x18\x01 \x01(\v2\x13.pilaster.v1.TenantR\x06tenant\x12\"\n" +
-	"\x03app\x18\x02 \x01(\v2\x10.pilaster.v1.AppR\x03app\"\xdb\x02\n" +
+	"\x03app\x18\x02 \x01(\v2\x10.pilaster.v1.AppR\x03app\x12!\n" +
+	"\fhas_policies\x18\x03 \x01(\bR\vhasPolicies\"\xdb\x02\n" +
 	"\rFollowRequest\x12%\n" +
 	"\x0ehosted_tenants\x18\x01 \x03(\tR\rhostedTenants\x12'\n" +
 	"\x0fresume_revision\x18\x02 \x01(\x03R\x0eresumeRevision\x12-\n" +
