@@ -49,6 +49,8 @@ const (
 	resolve  = "resolve labels"
 	publish  = "publish a container"
 	withdraw = "end a publication"
+	rule     = "apply policies"
+	unrule   = "delete policies"
 )
 
 // Outcomes of a call. A refusal changed nothing; what came of a call without an answer nobody knows.
@@ -78,6 +80,7 @@ type entry struct {
 	App     uint32 `json:",omitempty"`
 
 	Underlay string `json:",omitempty"` // of a publication
+	Change   string `json:",omitempty"` // of policies
 }
 
 const (
@@ -201,7 +204,13 @@ func (c *client) step() {
 		ask = func(place int) string { return c.operate(create, fmt.Sprint("k", n), place).Outcome }
 	case dice < 76:
 		ask = func(place int) string { return c.operate(rotate, fmt.Sprint("k", n), place).Outcome }
-	case dice < 90: // all at one node's gateway
+	case dice < 84: // policies that are applied together have one value
+		do, value := []string{create, rule, rule, rule, unrule, destroy}[c.random.IntN(6)], ""
+		if do == rule {
+			value = fmt.Sprint(c.random.IntN(values))
+		}
+		ask = func(place int) string { return c.operateOn(do, fmt.Sprint("r", n), value, place).Outcome }
+	case dice < 92: // all at one node's gateway
 		do := []string{create, publish, publish, withdraw, destroy}[c.random.IntN(5)]
 		ask = func(place int) string { return c.operate(do, fmt.Sprint("p", n), place).Outcome }
 	default: // a tenant of an odd number is deleted no more once a node has resolved labels in it
@@ -312,8 +321,12 @@ func (c *client) resolve(name, label string, place int) entry {
 
 // operate makes a call of a person.
 func (c *client) operate(ask, name string, place int) entry {
+	return c.operateOn(ask, name, "", place)
+}
+
+func (c *client) operateOn(ask, name, label string, place int) entry {
 	people := c.people[place]
-	return c.record(entry{Ask: ask, Name: name, Place: place}, func(ctx context.Context, e *entry) error {
+	return c.record(entry{Ask: ask, Name: name, Label: label, Place: place}, func(ctx context.Context, e *entry) error {
 		var err error
 		switch ask {
 		case create:
@@ -340,6 +353,13 @@ func (c *client) operate(ask, name string, place int) entry {
 			}
 		case withdraw:
 			_, err = people.DeletePublication(ctx, connect.NewRequest(&pilasterv1.DeletePublicationRequest{Tenant: name, Name: "web"}))
+		case rule:
+			var resp *connect.Response[pilasterv1.ApplyPoliciesResponse]
+			if resp, err = people.ApplyPolicies(ctx, connect.NewRequest(&pilasterv1.ApplyPoliciesRequest{Tenant: name, Documents: ruledBy(label)})); err == nil {
+				e.Change = changesOf(resp.Msg.Policies)
+			}
+		case unrule:
+			_, err = people.DeletePolicies(ctx, connect.NewRequest(&pilasterv1.DeletePoliciesRequest{Tenant: name, Documents: ruledBy("")}))
 		case remove:
 			_, err = people.DeleteNode(ctx, connect.NewRequest(&pilasterv1.DeleteNodeRequest{Name: name}))
 		}

@@ -1,5 +1,5 @@
 // Package registrations_test kills, stops and cuts off orchestrators and the etcd cluster behind
-// them, at random, while clients join nodes, make and delete tenants, rotate keys, publish containers and resolve labels. Each
+// them, at random, while clients join nodes, make and delete tenants, rotate keys, publish containers, apply policies and resolve labels. Each
 // client writes down what it asked and what it was answered. Afterwards these logs are
 // held against what etcd has: nothing was handed out twice, and nothing that was answered is lost.
 //

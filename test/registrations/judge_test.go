@@ -22,6 +22,7 @@ type final struct {
 	prefixes  map[string]string            // prefix: UUID
 	tenantIDs map[uint32]string            // id: tenant
 	hosted    map[string]bool              // tenant
+	policies  map[string]map[string]string // tenant, name: value
 }
 
 // judge says everything that the logs and the store disagree on, or that should not be.
@@ -40,6 +41,8 @@ func judge(log []entry, f final) (wrong []string) {
 			j.keyHistory(name, calls)
 		case 'p':
 			j.publishedHistory(name, calls)
+		case 'r':
+			j.ruledHistory(name, calls)
 		default:
 			j.nodeHistory(name, calls)
 		}
@@ -314,6 +317,9 @@ func history(log []entry) (text string) {
 			map[bool]string{true: fmt.Sprint(" as machine ", e.Of)}[e.Ask == register], e.Outcome, e.Error)
 		if e.ID != 0 {
 			text += fmt.Sprintf("id %d", e.ID)
+		}
+		if e.Ask == rule {
+			text += fmt.Sprintf("%s, of value %s", e.Change, e.Label)
 		}
 	}
 	return text

@@ -68,6 +68,17 @@ func storedPublished(others ...string) final {
 	return f
 }
 
+func ruled(tenant, value, change string) entry {
+	return entry{Ask: rule, Name: tenant, Label: value, Outcome: done, Change: change}
+}
+
+// storedRuled has tenant r1 with policies of these values.
+func storedRuled(db, web string) final {
+	f := stored(map[string]uint32{"r1": 1}, nil)
+	f.policies = map[string]map[string]string{"r1": {"db": db, "web": web}}
+	return f
+}
+
 // What the judge must see, and what it must let pass.
 func TestJudge(t *testing.T) {
 	type ids = map[string]uint32
@@ -105,6 +116,14 @@ func TestJudge(t *testing.T) {
 		{"publication lost", log(made("p2", 2), shown("p2", "u2")), stored(ids{"p2": 2}, nil), "no order"},
 		{"address given again", log(made("p1", 1), shown("p1", "u2"), made("p2", 2), shown("p2", "u2"), gone("p2")), storedPublished(), "address u2 was given"},
 		{"address of two", log(made("p1", 1), made("p2", 2), shown("p1", "u2"), lost(publish, "p2")), storedPublished("p2"), "address u2 was given"},
+		{"ruled", log(made("r1", 1), ruled("r1", "0", "created"), ruled("r1", "0", "unchanged"), ruled("r1", "1", "configured")), storedRuled("1", "1"), ""},
+		{"ruled, ended, ruled", log(made("r1", 1), ruled("r1", "0", "created"), entry{Ask: unrule, Name: "r1", Outcome: done}, no(unrule, "r1", "not_found"), ruled("r1", "0", "created")), storedRuled("0", "0"), ""},
+		{"rules of an answer that nobody heard", log(made("r1", 1), entry{Ask: rule, Name: "r1", Label: "2", Outcome: unknown}, ruled("r1", "1", "configured")), storedRuled("1", "1"), ""},
+		{"rules in half", log(made("r1", 1), ruled("r1", "0", "created"), ruled("r1", "1", "configured")), storedRuled("0", "1"), "applied together are"},
+		{"rules lost", log(made("r1", 1), ruled("r1", "0", "created"), ruled("r1", "1", "configured")), storedRuled("0", "0"), "no order"},
+		{"rules there again", log(made("r1", 1), ruled("r1", "0", "created"), entry{Ask: unrule, Name: "r1", Outcome: done}), storedRuled("0", "0"), "no order"},
+		{"rules changed that were not", log(made("r1", 1), ruled("r1", "0", "created"), ruled("r1", "0", "configured")), storedRuled("0", "0"), "no order"},
+		{"rules outlast their tenant", log(made("r1", 1), ruled("r1", "0", "created"), gone("r1"), made("r1", 2), ruled("r1", "1", "configured")), storedRuled("1", "1"), "no order"},
 		{"node", log(node(0, "n1", "p"), node(0, "n1", "p")), storedNode("p"), ""},
 		{"prefix given twice", log(node(0, "n1", "p"), node(0, "n2", "p")), storedNode("p"), "prefix p was given"},
 		{"prefix changed", log(node(0, "n1", "q"), node(0, "n1", "p")), storedNode("p"), "more than one prefix"},

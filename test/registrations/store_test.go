@@ -81,7 +81,7 @@ func readFinal(t *testing.T, etcd *clientv3.Client) final {
 		t.Fatal(err)
 	}
 	f := final{nodes: map[string]*pilasterv1.Node{}, tenants: map[string]*pilasterv1.Tenant{}, apps: map[string]map[string]uint32{},
-		uuids: map[string]string{}, deleted: map[string]string{}, prefixes: map[string]string{}, tenantIDs: map[uint32]string{}, hosted: map[string]bool{}}
+		uuids: map[string]string{}, deleted: map[string]string{}, prefixes: map[string]string{}, tenantIDs: map[uint32]string{}, hosted: map[string]bool{}, policies: map[string]map[string]string{}}
 	for _, kv := range resp.Kvs {
 		if err := f.add(string(kv.Key), kv.Value); err != nil {
 			t.Errorf("%s: %v", kv.Key, err)
@@ -126,6 +126,17 @@ func (f *final) add(key string, value []byte) error {
 	case "hosting":
 		tenant, _, _ := strings.Cut(name, "/")
 		f.hosted[tenant] = true
+	case "policies":
+		words, p := strings.Split(name, "/"), new(pilasterv1.Policy)
+		if err := protojson.Unmarshal(value, p); err != nil || len(words) != 4 || words[1] != "NetworkPolicy" || words[2] != "default" {
+			return fmt.Errorf("is no policy that anybody applied: %v, %v", p, err)
+		}
+		if f.policies[words[0]] == nil {
+			f.policies[words[0]] = map[string]string{}
+		}
+		as, err := ruledAs(p)
+		f.policies[words[0]][words[3]] = as
+		return err
 	case "cluster", "marks", "app-ids", "deletions":
 	default:
 		return fmt.Errorf("is unknown to this test, which then cannot judge it")
@@ -166,6 +177,22 @@ func compare(t *testing.T, p place, f final) {
 		if known := f.tenants[shown.Name]; known == nil || last(known) != last(shown) {
 			t.Errorf("orchestrator %s shows %v, and the store has %v", p.URL, shown, known)
 		}
+	}
+	policies, err := people(p).ListPolicies(t.Context(), connect.NewRequest(&pilasterv1.ListPoliciesRequest{}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	has := 0
+	for _, of := range f.policies {
+		has += len(of)
+	}
+	for _, shown := range policies.Msg.Policies {
+		if has--; f.policies[shown.Tenant][shown.Name] == "" {
+			t.Errorf("orchestrator %s shows policy %v, which the store does not have", p.URL, shown)
+		}
+	}
+	if has != 0 {
+		t.Errorf("orchestrator %s shows %d policies, and the store has %d more", p.URL, len(policies.Msg.Policies), has)
 	}
 	if len(nodes.Msg.Nodes) != len(f.nodes) || len(tenants.Msg.Tenants) != len(f.tenants) {
 		t.Errorf("orchestrator %s shows %d nodes and %d tenants, and the store has %d and %d", p.URL, len(nodes.Msg.Nodes), len(tenants.Msg.Tenants), len(f.nodes), len(f.tenants))
