@@ -101,7 +101,7 @@ func TestPoliciesArePassedOver(t *testing.T) {
 		t.Helper()
 		req := &pilasterv1.ApplyPoliciesRequest{Tenant: "blue"}
 		for j := range 15 {
-			req.Documents = append(req.Documents, fmt.Sprintf("{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: p%d-%d, labels: {x: %s}}}", i, j, strings.Repeat("x", 60<<10)))
+			req.Documents = append(req.Documents, fmt.Sprintf("{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: p%d-%d, annotations: {x: %s}}, spec: {podSelector: {}}}", i, j, strings.Repeat("x", 60<<10)))
 		}
 		if _, err := c.op.ApplyPolicies(t.Context(), connect.NewRequest(req)); err != nil {
 			t.Fatal(err)
