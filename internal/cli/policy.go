@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/orchestrator"
 	"pilaster.io/pilaster/internal/orchestrator/store"
 )
 
@@ -101,36 +102,12 @@ func (f documentFiles) read(env Env) (documents []string, err error) {
 		if err != nil {
 			return nil, usage("%w; nothing was changed", err)
 		}
-		documents = append(documents, splitDocuments(string(text))...)
+		documents = append(documents, orchestrator.SplitDocuments(string(text))...)
 	}
 	if len(documents) == 0 {
 		return nil, usage("there is no document in what was read; nothing was changed")
 	}
 	return documents, nil
-}
-
-// splitDocuments parts YAML at its lines "---", and leaves out what has comments alone.
-func splitDocuments(text string) (documents []string) {
-	var document strings.Builder
-	says := false
-	end := func() {
-		if says {
-			documents = append(documents, document.String())
-		}
-		document.Reset()
-		says = false
-	}
-	for line := range strings.Lines(text) {
-		if rest, ok := strings.CutPrefix(line, "---"); ok && strings.TrimLeft(rest, " \t\r\n") != rest || line == "---" {
-			end()
-			line = rest
-		}
-		document.WriteString(line)
-		trimmed := strings.TrimSpace(line)
-		says = says || trimmed != "" && trimmed[0] != '#'
-	}
-	end()
-	return documents
 }
 
 func newPolicyApply(env Env) *cobra.Command {

@@ -3,7 +3,6 @@ package cli
 import (
 	"os"
 	"path/filepath"
-	"reflect"
 	"strings"
 	"testing"
 )
@@ -29,24 +28,6 @@ metadata:
   annotations: {pilaster.io/audit: "true"}
 spec: {tier: Baseline, priority: 1, subject: {namespaces: {}}}
 `
-
-func TestSplitDocuments(t *testing.T) {
-	for _, c := range []struct {
-		text string
-		want []string
-	}{
-		{"", nil},
-		{"a: 1", []string{"a: 1"}},
-		{"---\na: 1\n---\n", []string{"\na: 1\n"}},
-		{"# a\n\n---\r\nb: 1\n--- # c\nd: 1\n---", []string{"\r\nb: 1\n", " # c\nd: 1\n"}},
-		{"a: |\n  ---\n---x: 1\n---\nb: 1\n", []string{"a: |\n  ---\n---x: 1\n", "\nb: 1\n"}},
-		{"--- {a: 1}\n--- {b: 1}", []string{" {a: 1}\n", " {b: 1}"}},
-	} {
-		if got := splitDocuments(c.text); !reflect.DeepEqual(got, c.want) {
-			t.Errorf("%q is %q, want %q", c.text, got, c.want)
-		}
-	}
-}
 
 func TestPolicyCommands(t *testing.T) {
 	startOrchestrator(t)

@@ -2,6 +2,7 @@ package orchestrator
 
 import (
 	"fmt"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -173,6 +174,24 @@ func TestOverrides(t *testing.T) {
 	f1.ended(t, connect.CodeInvalidArgument)
 }
 
+func TestSplitDocuments(t *testing.T) {
+	for _, c := range []struct {
+		text string
+		want []string
+	}{
+		{"", nil},
+		{"a: 1", []string{"a: 1"}},
+		{"---\na: 1\n---\n", []string{"\na: 1\n"}},
+		{"# a\n\n---\r\nb: 1\n--- # c\nd: 1\n---", []string{"\r\nb: 1\n", " # c\nd: 1\n"}},
+		{"a: |\n  ---\n---x: 1\n---\nb: 1\n", []string{"a: |\n  ---\n---x: 1\n", "\nb: 1\n"}},
+		{"--- {a: 1}\n--- {b: 1}", []string{" {a: 1}\n", " {b: 1}"}},
+	} {
+		if got := SplitDocuments(c.text); !reflect.DeepEqual(got, c.want) {
+			t.Errorf("%q is %q, want %q", c.text, got, c.want)
+		}
+	}
+}
+
 func TestDocumentsAreRead(t *testing.T) {
 	const cluster = "apiVersion: policy.networking.k8s.io/v1alpha2\nkind: ClusterNetworkPolicy\nspec: {tier: Baseline, priority: 1, subject: {namespaces: {}}}\nmetadata:\n  name: base\n"
 	for name, c := range map[string]struct {
@@ -201,6 +220,9 @@ func TestDocumentsAreRead(t *testing.T) {
 		"metadata in capitals": {[]string{`{"apiVersion":"networking.k8s.io/v1","kind":"NetworkPolicy","Metadata":{"name":"a"}}`}, "metadata"},
 		"too many rules":       {[]string{netpol("a", "  ingress: ["+strings.Repeat("{},", maxRules)+"{}]\n")}, "1001 rules"},
 		"too long":             {[]string{strings.Replace(netpol("a", ""), "namespace", "annotations: {x: "+strings.Repeat("x", maxDocument)+"}, namespace", 1)}, "a policy may have 65536"},
+		"several in one":       {[]string{netpol("a", "") + "---\n" + netpol("b", "")}, "document 1: it is 2 documents"},
+		"nothing in one":       {[]string{netpol("a", ""), "# nothing\n"}, "document 2: nothing is in it"},
+		"an end":               {[]string{netpol("a", "") + "... \nkind: Pod\n"}, "document 1: its line ... ends it"},
 		"in a list":            {[]string{"apiVersion: v1\nkind: List\nitems: [{kind: Pod}]"}, "document 1: items[0]: "},
 	} {
 		t.Run(name, func(t *testing.T) {

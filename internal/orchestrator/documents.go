@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"strings"
 
 	"github.com/goccy/go-yaml"
 
@@ -59,6 +60,46 @@ type object struct {
 	Items []json.RawMessage `json:"items"`
 }
 
+// SplitDocuments parts YAML at its lines "---", and leaves out what has comments alone.
+func SplitDocuments(text string) (documents []string) {
+	var document strings.Builder
+	says := false
+	end := func() {
+		if says {
+			documents = append(documents, document.String())
+		}
+		document.Reset()
+		says = false
+	}
+	for line := range strings.Lines(text) {
+		if rest, ok := strings.CutPrefix(line, "---"); ok && strings.TrimLeft(rest, " \t\r\n") != rest || line == "---" {
+			end()
+			line = rest
+		}
+		document.WriteString(line)
+		trimmed := strings.TrimSpace(line)
+		says = says || trimmed != "" && trimmed[0] != '#'
+	}
+	end()
+	return documents
+}
+
+// whole refuses text of which only the beginning would be read.
+func whole(text string) error {
+	switch n := len(SplitDocuments(text)); {
+	case n == 0:
+		return errors.New("nothing is in it")
+	case n > 1:
+		return fmt.Errorf("it is %d documents, and each comes by itself", n)
+	}
+	for line := range strings.Lines(text) {
+		if strings.TrimRight(line, " \t\r\n") == "..." {
+			return errors.New("its line ... ends it, and what follows would not be read: divide documents by lines ---")
+		}
+	}
+	return nil
+}
+
 // readPolicies reads documents as people write them, which may be lists. An error names the document by its number.
 func readPolicies(documents []string) (all []*pilasterv1.Policy, err error) {
 	seen := map[policyName]int{}
@@ -82,6 +123,9 @@ func readPolicies(documents []string) (all []*pilasterv1.Policy, err error) {
 }
 
 func readDocument(text string) ([]*pilasterv1.Policy, error) {
+	if err := whole(text); err != nil {
+		return nil, err
+	}
 	asJSON, err := toJSON(text)
 	if err != nil {
 		return nil, err
@@ -171,12 +215,12 @@ func readPolicy(asJSON []byte, o object) (*pilasterv1.Policy, error) {
 func canonical(asJSON []byte, namespace string) ([]byte, error) {
 	decoder := json.NewDecoder(bytes.NewReader(asJSON))
 	decoder.UseNumber()
-	var whole map[string]any
-	if err := decoder.Decode(&whole); err != nil {
+	var document map[string]any
+	if err := decoder.Decode(&document); err != nil {
 		return nil, err
 	}
-	delete(whole, "status")
-	metadata, ok := whole["metadata"].(map[string]any)
+	delete(document, "status")
+	metadata, ok := document["metadata"].(map[string]any)
 	if !ok {
 		return nil, errors.New("metadata: its name belongs there")
 	}
@@ -192,5 +236,5 @@ func canonical(asJSON []byte, namespace string) ([]byte, error) {
 	if namespace != "" {
 		metadata["namespace"] = namespace
 	}
-	return json.Marshal(whole)
+	return json.Marshal(document)
 }
