@@ -223,6 +223,7 @@ func TestDocumentsAreRead(t *testing.T) {
 		"several in one":       {[]string{netpol("a", "") + "---\n" + netpol("b", "")}, "document 1: it is 2 documents"},
 		"nothing in one":       {[]string{netpol("a", ""), "# nothing\n"}, "document 2: nothing is in it"},
 		"an end":               {[]string{netpol("a", "") + "... \nkind: Pod\n"}, "document 1: its line ... ends it"},
+		"a list in a list":     {[]string{"apiVersion: v1\nkind: List\nitems: [{apiVersion: v1, kind: List, items: [{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: a}}]}]"}, "document 1: "},
 		"in a list":            {[]string{"apiVersion: v1\nkind: List\nitems: [{kind: Pod}]"}, "document 1: items[0]: "},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -234,6 +235,9 @@ func TestDocumentsAreRead(t *testing.T) {
 					audit = "(audit)"
 				}
 				words = append(words, store.PolicyName(p)+audit)
+				if again, err := readPolicies([]string{p.Document}); err != nil || len(again) != 1 || !proto.Equal(again[0], p) {
+					t.Errorf("%v, as it is kept, is read as %v, %v", p, again, err)
+				}
 			}
 			if err != nil {
 				if words = []string{err.Error()}; !strings.Contains(err.Error(), "nothing was changed") {
