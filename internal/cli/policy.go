@@ -18,6 +18,7 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/orchestrator"
 	"pilaster.io/pilaster/internal/orchestrator/store"
+	"pilaster.io/pilaster/internal/tenant"
 )
 
 // policyView is a policy as JSON.
@@ -59,7 +60,7 @@ func policyNamed(text string) (*pilasterv1.Policy, error) {
 	for _, k := range policyKinds {
 		switch is := slices.Contains(k.words, words[0]); {
 		case is && len(words) == 2 && k.namespaced:
-			return &pilasterv1.Policy{Kind: k.kind, Namespace: "default", Name: words[1]}, nil
+			return &pilasterv1.Policy{Kind: k.kind, Namespace: tenant.DefaultNamespace, Name: words[1]}, nil
 		case is && len(words) == 2:
 			return &pilasterv1.Policy{Kind: k.kind, Name: words[1]}, nil
 		case is && len(words) == 3 && k.namespaced:

@@ -5,13 +5,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"regexp"
 	"strings"
 
-	"github.com/goccy/go-yaml"
+	"sigs.k8s.io/yaml"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/orchestrator/store"
+	"pilaster.io/pilaster/internal/policy"
 )
 
 // What a policy may have.
@@ -20,45 +20,8 @@ const (
 	maxRules    = 1000
 )
 
-// Annotations of a policy.
-const (
-	auditAnnotation   = "pilaster.io/audit"
-	appliedAnnotation = "kubectl.kubernetes.io/last-applied-configuration"
-)
-
-// defaultNamespace is where a policy is that names none, as in Kubernetes.
-const defaultNamespace = "default"
-
-// kinds are those of policies, by what they call themselves.
-var kinds = map[string]struct {
-	version    string
-	namespaced bool
-}{
-	"NetworkPolicy":        {"networking.k8s.io/v1", true},
-	"ClusterNetworkPolicy": {"policy.networking.k8s.io/v1alpha2", false},
-}
-
-// names of namespaces and of policies.
-var (
-	namespaceForm = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
-	policyForm    = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$`)
-)
-
-// object is as much of a document as says which it is.
-type object struct {
-	APIVersion string `json:"apiVersion"`
-	Kind       string `json:"kind"`
-	Metadata   struct {
-		Name        string            `json:"name"`
-		Namespace   string            `json:"namespace"`
-		Annotations map[string]string `json:"annotations"`
-	} `json:"metadata"`
-	Spec struct {
-		Ingress []json.RawMessage `json:"ingress"`
-		Egress  []json.RawMessage `json:"egress"`
-	} `json:"spec"`
-	Items []json.RawMessage `json:"items"`
-}
+// appliedAnnotation is kubectl's copy of what was applied.
+const appliedAnnotation = "kubectl.kubernetes.io/last-applied-configuration"
 
 // SplitDocuments parts YAML at its lines "---", and leaves out what has comments alone.
 func SplitDocuments(text string) (documents []string) {
@@ -126,104 +89,68 @@ func readDocument(text string) ([]*pilasterv1.Policy, error) {
 	if err := whole(text); err != nil {
 		return nil, err
 	}
-	asJSON, err := toJSON(text)
+	asJSON, err := yaml.YAMLToJSONStrict([]byte(text))
 	if err != nil {
-		return nil, err
+		return nil, errors.New(strings.ReplaceAll(err.Error(), "\n", "; "))
 	}
-	var o object
-	if err := json.Unmarshal(asJSON, &o); err != nil {
-		return nil, wrongType(err)
+	var is struct {
+		Kind  string            `json:"kind"`
+		Items []json.RawMessage `json:"items"`
 	}
-	if o.APIVersion != "v1" || o.Kind != "List" {
-		p, err := readPolicy(asJSON, o)
+	if json.Unmarshal(asJSON, &is) != nil || !strings.HasSuffix(is.Kind, "List") {
+		p, err := readPolicy(asJSON)
 		return []*pilasterv1.Policy{p}, err
 	}
 	var all []*pilasterv1.Policy
-	for i, item := range o.Items {
-		var o object
-		if err := json.Unmarshal(item, &o); err != nil {
-			return nil, fmt.Errorf("items[%d]: %w", i, wrongType(err))
-		}
-		p, err := readPolicy(item, o)
+	for i, item := range is.Items {
+		p, err := readPolicy(item)
 		if err != nil {
-			return nil, fmt.Errorf("items[%d]: %w", i, err)
+			return nil, fmt.Errorf("item %d: %w", i+1, err)
 		}
 		all = append(all, p)
 	}
 	return all, nil
 }
 
-// toJSON reads YAML, or JSON, which is YAML too.
-func toJSON(text string) (_ []byte, err error) {
-	defer func() {
-		// The library panics over some malformed tags and anchors.
-		if p := recover(); p != nil {
-			err = fmt.Errorf("not understood as YAML: %v", p)
-		}
-	}()
-	asJSON, err := yaml.YAMLToJSON([]byte(text))
+// readPolicy reads one document. What is kept of it is what was read: JSON with sorted keys, with its namespace, and without what a cluster of
+// Kubernetes has added to it.
+func readPolicy(asJSON []byte) (*pilasterv1.Policy, error) {
+	var document map[string]any
+	decoder := json.NewDecoder(bytes.NewReader(asJSON))
+	decoder.UseNumber()
+	if err := decoder.Decode(&document); err != nil {
+		return nil, errors.New("it is no object with apiVersion, kind, metadata and spec")
+	}
+	if kind, _ := document["kind"].(string); strings.HasSuffix(kind, "List") {
+		return nil, errors.New("a list without items, or within a list: write its items by themselves")
+	}
+	metadata := clean(document)
+	text, err := json.Marshal(document)
 	if err != nil {
-		return nil, errors.New(yaml.FormatError(err, false, false))
+		return nil, err
 	}
-	return asJSON, nil
-}
-
-// wrongType says it in the words of who writes documents.
-func wrongType(err error) error {
-	if at, ok := errors.AsType[*json.UnmarshalTypeError](err); ok && at.Field != "" {
-		return fmt.Errorf("%s: it is a %s, and something else is to be there", at.Field, at.Value)
-	}
-	return errors.New("it is no object with apiVersion, kind, metadata and spec")
-}
-
-// readPolicy reads one document.
-func readPolicy(asJSON []byte, o object) (*pilasterv1.Policy, error) {
-	kind, known := kinds[o.Kind]
-	if !known || kind.version != o.APIVersion {
-		return nil, fmt.Errorf("apiVersion %.80q, kind %.80q: say networking.k8s.io/v1 and NetworkPolicy, or policy.networking.k8s.io/v1alpha2 and ClusterNetworkPolicy", o.APIVersion, o.Kind)
-	}
-	p := &pilasterv1.Policy{Kind: o.Kind, Namespace: o.Metadata.Namespace, Name: o.Metadata.Name, Rules: uint32(len(o.Spec.Ingress) + len(o.Spec.Egress))}
-	switch {
-	case !policyForm.MatchString(p.Name):
-		return nil, fmt.Errorf("%s: metadata.name %.80q: 1 to 253 lower-case letters, digits, - or ., and at both ends a letter or digit", o.Kind, p.Name)
-	case !kind.namespaced && p.Namespace != "":
-		return nil, fmt.Errorf("%s %s: metadata.namespace: policies of this kind are of the whole tenant; leave it out", o.Kind, p.Name)
-	case kind.namespaced && p.Namespace == "":
-		p.Namespace = defaultNamespace
-	}
-	if kind.namespaced && !namespaceForm.MatchString(p.Namespace) {
-		return nil, fmt.Errorf("%s %s: metadata.namespace %.80q: 1 to 63 lower-case letters, digits or -, not - at either end", o.Kind, p.Name, p.Namespace)
-	}
-	switch audit := o.Metadata.Annotations[auditAnnotation]; audit {
-	case "true":
-		p.Audit = true
-	case "", "false":
-	default:
-		return nil, fmt.Errorf("%s: annotation %s is %.20q: say \"true\" or \"false\"", store.PolicyName(p), auditAnnotation, audit)
-	}
-	document, err := canonical(asJSON, p.Namespace)
+	read, err := policy.Parse(text)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", store.PolicyName(p), err)
+		return nil, errors.New(strings.TrimPrefix(err.Error(), "document 1: "))
 	}
-	if p.Document = string(document); len(document) > maxDocument || p.Rules > maxRules {
-		return nil, fmt.Errorf("%s: it has %d bytes as JSON and %d rules, and a policy may have %d and %d: make several of it, of which each selects the same", store.PolicyName(p), len(document), p.Rules, maxDocument, maxRules)
+	is := read[0]
+	p := &pilasterv1.Policy{Kind: document["kind"].(string), Namespace: is.Namespace, Name: is.Name, Audit: is.Audit, Rules: uint32(len(is.Rules[policy.Ingress]) + len(is.Rules[policy.Egress]))}
+	if p.Namespace != "" {
+		metadata["namespace"] = p.Namespace
+	}
+	if text, err = json.Marshal(document); err != nil {
+		return nil, err
+	}
+	if p.Document = string(text); len(text) > maxDocument || p.Rules > maxRules {
+		return nil, fmt.Errorf("%s: it has %d bytes as JSON and %d rules, and a policy may have %d and %d: make several of it, of which each selects the same", store.PolicyName(p), len(text), p.Rules, maxDocument, maxRules)
 	}
 	return p, nil
 }
 
-// canonical is a document as it is kept: JSON with sorted keys, with its namespace, and without what a cluster of Kubernetes has added to it.
-func canonical(asJSON []byte, namespace string) ([]byte, error) {
-	decoder := json.NewDecoder(bytes.NewReader(asJSON))
-	decoder.UseNumber()
-	var document map[string]any
-	if err := decoder.Decode(&document); err != nil {
-		return nil, err
-	}
+// clean takes away what a cluster of Kubernetes adds to a document, and returns its metadata.
+func clean(document map[string]any) map[string]any {
 	delete(document, "status")
-	metadata, ok := document["metadata"].(map[string]any)
-	if !ok {
-		return nil, errors.New("metadata: its name belongs there")
-	}
+	metadata, _ := document["metadata"].(map[string]any)
 	for _, added := range []string{"creationTimestamp", "generation", "managedFields", "resourceVersion", "selfLink", "uid"} {
 		delete(metadata, added)
 	}
@@ -233,8 +160,5 @@ func canonical(asJSON []byte, namespace string) ([]byte, error) {
 			delete(metadata, "annotations")
 		}
 	}
-	if namespace != "" {
-		metadata["namespace"] = namespace
-	}
-	return json.Marshal(document)
+	return metadata
 }
