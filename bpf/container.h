@@ -138,6 +138,10 @@ static __always_inline int from_container_slow(struct __sk_buff *skb, struct fra
 
 	f->way = 0; /* the slot holds nothing until all of it is written */
 	f->key = *key;
+	f->src = from->plain;
+	f->dst = wanted;
+	f->policed[TX] = has_policies(from->tenant_id) ? from->endpoint : 0;
+	f->policed[RX] = 0;
 	if (wanted.hi == own_node) {
 		struct local *to = bpf_map_lookup_elem(&pil_locals_v1, &wanted.lo);
 
@@ -145,11 +149,11 @@ static __always_inline int from_container_slow(struct __sk_buff *skb, struct fra
 			return drop(skb, REASON_NO_ENDPOINT, HOOK_CONTAINER);
 		/* Both addresses read the same to every container of the tenant: nothing to translate. */
 		f->translate = 0;
+		if (f->policed[TX])
+			f->policed[RX] = to->endpoint;
 		send_to(f, to->ifindex);
 		way = f->way = WAY_LOCAL;
 	} else {
-		f->src = from->plain;
-		f->dst = wanted;
 		f->translate = !same_addr(&f->src, &f->key.src);
 		f->checksum = add_checksums(from->checksum, address_difference(&f->key.dst, &f->dst));
 		why = find_next_hop(skb, p, f, &next_hop);

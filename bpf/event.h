@@ -28,8 +28,10 @@ struct drop_event {
 	__u8 proto;
 	__u8 version; /* of IP: 6, 4, or 0 where there are no addresses */
 	__u8 zero[2];
+	__u32 rule; /* of a policy that decided it, or 0 */
+	__u32 zeros;
 };
-_Static_assert(sizeof(struct drop_event) == 80, "no implicit padding");
+_Static_assert(sizeof(struct drop_event) == 88, "no implicit padding");
 /* bpf2go makes Go's type from BTF, which keeps only what is referred to. */
 const struct drop_event *unused_drop_event __attribute__((unused));
 
@@ -50,7 +52,7 @@ struct {
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 256 * 1024);
-} pil_events_v1 SEC(".maps");
+} pil_events_v2 SEC(".maps");
 
 /* Each reason and CPU may report EVENT_BURST drops one by one; a flood is one event in 10 ms, which says
  * how many packets it stands for. */
@@ -83,7 +85,7 @@ static __always_inline void describe(struct __sk_buff *skb, struct drop_event *e
 		bpf_skb_load_bytes(skb, l4, &event->sport, 2 * sizeof(event->sport));
 }
 
-SELDOM int drop(struct __sk_buff *skb, __u32 reason, __u32 hook)
+SELDOM int drop_by(struct __sk_buff *skb, __u32 reason, __u32 hook, __u32 rule)
 {
 	struct drop_state *state = bpf_map_lookup_elem(&pil_drops_v1, &reason);
 	__u64 now = bpf_ktime_get_ns();
@@ -99,7 +101,7 @@ SELDOM int drop(struct __sk_buff *skb, __u32 reason, __u32 hook)
 	if (state->pace - now > EVENT_BURST * EVENT_INTERVAL)
 		return TC_ACT_SHOT;
 
-	event = bpf_ringbuf_reserve(&pil_events_v1, sizeof(*event), 0);
+	event = bpf_ringbuf_reserve(&pil_events_v2, sizeof(*event), 0);
 	if (!event) {
 		state->lost++;
 		return TC_ACT_SHOT;
@@ -110,6 +112,7 @@ SELDOM int drop(struct __sk_buff *skb, __u32 reason, __u32 hook)
 	event->lost = state->lost;
 	event->reason = reason;
 	event->hook = hook;
+	event->rule = rule;
 	event->ifindex = hook == HOOK_CONTAINER ? device_of(skb) : skb->ifindex;
 	event->length = skb->len - at;
 	describe(skb, event, at);
@@ -117,4 +120,9 @@ SELDOM int drop(struct __sk_buff *skb, __u32 reason, __u32 hook)
 	state->pace += EVENT_INTERVAL;
 	state->pending = 0;
 	return TC_ACT_SHOT;
+}
+
+static __always_inline int drop(struct __sk_buff *skb, __u32 reason, __u32 hook)
+{
+	return drop_by(skb, reason, hook, 0);
 }

@@ -27,11 +27,12 @@ struct flow {
 	__u8 way;
 	__u8 translate;	      /* 0: the addresses stay */
 	__u16 mtu;	      /* longest packet that goes there, from the IPv6 header on; not for WAY_LOCAL */
-	struct addr src, dst; /* as the packet goes */
+	struct addr src, dst; /* as the packet goes; plaintext where it goes as it came */
 	__u64 expires;	      /* jiffies; only WAY_UPLINK */
 	__u32 checksum;	      /* difference of both addresses */
 	__u32 ifindex;	      /* where it goes */
-	__u64 zero[2];
+	__u32 policed[2];     /* endpoints here whose tenant has policies: of the source and of the destination, or 0 */
+	__u64 zero;
 };
 _Static_assert(sizeof(struct flow_key) == 48, "no padding in a key");
 _Static_assert(sizeof(struct flow) == 128, "two lines of the data cache");

@@ -2,6 +2,7 @@
 /* Sending a packet on its way once it is known where it goes. */
 #pragma once
 #include "answer.h"
+#include "police.h"
 
 #define AF_INET6 10
 
@@ -148,6 +149,14 @@ static __always_inline int forward(struct __sk_buff *skb, struct frame *h, const
 {
 	bool out = way != WAY_LOCAL && way != WAY_DEVICE;
 
+	if (hook != HOOK_NODE && f->policed[TX] | f->policed[RX]) {
+		/* What goes between two containers of the node passes for each. */
+		if ((f->policed[TX] && police(skb, p, f, TX, hook)) || (f->policed[RX] && police(skb, p, f, RX, hook)))
+			return TC_ACT_SHOT;
+		h = frame_of(skb);
+		if (!h)
+			return drop(skb, REASON_MALFORMED, hook);
+	}
 	if (is_error(p)) {
 		int why = check_quote(skb, p, f);
 

@@ -8,7 +8,6 @@
 /* Leads to the node's stack. */
 volatile const __u32 node_ifindex;
 
-#define TCP_FLAGS     13 /* offset in its header */
 #define FLAG_SYN      0x02
 #define FLAG_ACK      0x10
 #define ICMPV6_REPLY  129
@@ -66,6 +65,7 @@ static __always_inline int to_node(struct __sk_buff *skb, struct frame *h, const
 	f->src = key->src;
 	f->dst = node_address();
 	f->translate = 1;
+	f->policed[TX] = f->policed[RX] = 0; /* what a node and its own containers say to each other always passes */
 	f->checksum = address_difference(&f->key.dst, &f->dst);
 	send_to(f, node_ifindex);
 	return forward(skb, h, p, f, WAY_DEVICE, NULL, HOOK_CONTAINER);
@@ -91,6 +91,7 @@ static __always_inline int from_node_slow(struct __sk_buff *skb, struct frame *h
 	f->src = its->gateway;
 	f->dst = key->dst;
 	f->translate = 1;
+	f->policed[TX] = f->policed[RX] = 0;
 	f->checksum = address_difference(&f->key.src, &f->src);
 	send_to(f, to->ifindex);
 	f->way = WAY_DEVICE;

@@ -109,6 +109,8 @@ struct packet {
 	__u32 pending; /* offset from which a device is still to sum up a checksum; 0 if none is */
 	__u8 proto;
 	__u8 icmp_type; /* if proto is ICMPv6 */
+	__u8 zero[2];
+	__u32 fragment; /* identification of the packet it is a part of; 0 if it is whole, or is called so */
 };
 
 static __always_inline bool has_ethernet(struct __sk_buff *skb)
@@ -264,6 +266,7 @@ SELDOM int find_transport(struct __sk_buff *skb, struct packet *p)
 			return REASON_MALFORMED;
 		if (kind == NEXTHDR_FRAGMENT) {
 			length = 8;
+			__builtin_memcpy(&p->fragment, header + 4, sizeof(p->fragment));
 			if (((header[2] << 8 | header[3]) & 0xfff8) != 0) {
 				p->l4 = 0; /* its transport header is in the first fragment */
 				p->proto = header[0];

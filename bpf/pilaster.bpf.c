@@ -127,6 +127,45 @@ int pil_set_key(struct key_request *request)
 	return 0;
 }
 
+/* What rules say of a session that does not have to exist; asked by people, never by a packet. The question is behind
+ * an Ethernet header, as a program that may use all tables wants one, and the answer in its place. */
+struct why_request {
+	struct ends ends; /* with the apps that the addresses say */
+	struct pre_actions pre;
+};
+const struct why_request *unused_why_request __attribute__((unused)); /* for BTF */
+
+SEC("tc")
+int pil_why(struct __sk_buff *skb)
+{
+	struct why_request r;
+
+	if (bpf_skb_load_bytes(skb, ETH_HLEN, &r, sizeof(r)))
+		return -1;
+	r.ends.local_app = app_of(&r.ends.local, r.ends.local_app);
+	r.ends.remote_app = app_of(&r.ends.remote, r.ends.remote_app);
+	return consult_rules(&r.ends, &r.pre) || bpf_skb_store_bytes(skb, ETH_HLEN, &r, sizeof(r), 0);
+}
+
+/* The decision alone, for tests. */
+struct action_request {
+	struct moment moment;
+	struct session_state state;
+	struct pre_actions pre;
+	struct outcome outcome;
+};
+
+SEC("syscall")
+int pil_try_action(struct action_request *request)
+{
+	struct session_state state = request->state;
+	struct pre_actions pre = request->pre;
+	struct moment moment = request->moment;
+
+	request->outcome = action(&moment, &pre, &state);
+	return 0;
+}
+
 SEC("tc")
 int pil_try_cipher(struct __sk_buff *skb)
 {

@@ -55,6 +55,8 @@ static __always_inline int from_fabric_slow(struct __sk_buff *skb, struct frame 
 	f->src = source;
 	f->dst = local->address;
 	f->translate = !to->clear;
+	f->policed[TX] = 0;
+	f->policed[RX] = has_policies(to_id) ? local->endpoint : 0;
 	f->checksum = add_checksums(local->checksum, address_difference(&f->key.src, &f->src));
 	send_to(f, local->ifindex);
 	f->way = WAY_LOCAL;

@@ -29,6 +29,8 @@ type Config struct {
 	MaxEndpoints int    // 1..65535
 	MaxTenantIDs int    // of all tenants of the node; 1..65535, 0 means agent.DefaultMaxTenantIDs
 	MaxMappings  int    // of the second network: forwarding entries, and each of its tables of translations; 0 means nimitz.DefaultMaxMappings
+	MaxRules     int    // entries of each table of policies; 0 means DefaultMaxRules
+	MaxSessions  int    // of containers whose tenants have policies; 0 means DefaultMaxSessions
 	MTUReserve   int    // bytes the containers' MTU stays below the uplink's
 	Device       string // how new containers are joined to the node: one of Choices; "" means the first
 	NoCache      bool   // for measuring only: every packet is a first one
@@ -49,6 +51,9 @@ type Datapath struct {
 
 	// generation orders changes: tables first, then the count that voids the caches.
 	generation sync.Mutex
+
+	policies sync.Mutex
+	policed  *rulings // what the tables of policies hold; nil: not known
 
 	devices  sync.Mutex // held by alone
 	removals *together.Rounds[removal]
@@ -110,6 +115,8 @@ func stand(c Config) (_ *Datapath, err error) {
 	}
 	c.MaxTenantIDs = cmp.Or(c.MaxTenantIDs, agent.DefaultMaxTenantIDs)
 	c.MaxMappings = cmp.Or(c.MaxMappings, nimitz.DefaultMaxMappings)
+	c.MaxRules = cmp.Or(c.MaxRules, DefaultMaxRules)
+	c.MaxSessions = cmp.Or(c.MaxSessions, DefaultMaxSessions)
 	d := &Datapath{log: c.Log}
 	c.Device, d.why = Choose(c.Device)
 	d.config = c
@@ -192,11 +199,16 @@ func (d *Datapath) Close() error {
 func (d *Datapath) Void() error {
 	d.generation.Lock()
 	defer d.generation.Unlock()
+	return d.countUp(d.objects.PilGenerationV1)
+}
+
+// countUp is for a map that holds how often others have changed.
+func (d *Datapath) countUp(m *ebpf.Map) error {
 	var count uint32
-	if err := d.objects.PilGenerationV1.Lookup(uint32(0), &count); err != nil {
+	if err := m.Lookup(uint32(0), &count); err != nil {
 		return fmt.Errorf("read the generation: %w", err)
 	}
-	if err := d.objects.PilGenerationV1.Put(uint32(0), count+1); err != nil {
+	if err := m.Put(uint32(0), count+1); err != nil {
 		return fmt.Errorf("count the generation: %w", err)
 	}
 	return nil

@@ -22,7 +22,7 @@ var hooks = map[uint32]string{1: "container", 2: "uplink-in", 3: "uplink-out", 4
 
 // Events delivers drops as the programs report them. One reader at a time: a ring has one end.
 func (d *Datapath) Events(ctx context.Context) (<-chan agent.Event, error) {
-	reader, err := ringbuf.NewReader(d.objects.PilEventsV1)
+	reader, err := ringbuf.NewReader(d.objects.PilEventsV2)
 	if err != nil {
 		return nil, fmt.Errorf("read the events: %w", err)
 	}

@@ -24,7 +24,7 @@ type eventBench struct {
 func newEventBench(t *testing.T) eventBench {
 	b := newProgBench(t)
 	keepOrder(t)
-	ring, err := ringbuf.NewReader(b.datapath.objects.PilEventsV1)
+	ring, err := ringbuf.NewReader(b.datapath.objects.PilEventsV2)
 	must(t, err)
 	t.Cleanup(func() { ring.Close() })
 	return eventBench{b, ring}

@@ -61,7 +61,18 @@ func (d *Datapath) tables() []table {
 		{pilasterMapNimForwardV1, d.config.MaxMappings},
 		{pilasterMapPilGenerationV1, 0},
 		{pilasterMapPilDropsV1, 0},
-		{pilasterMapPilEventsV1, 0},
+		{pilasterMapPilEventsV2, 0},
+		{pilasterMapPolSubjectsV1, d.config.MaxRules},
+		{pilasterMapPolAppsV1, d.config.MaxRules},
+		{pilasterMapPolBlocksV1, d.config.MaxRules},
+		{pilasterMapPolPortsV1, d.config.MaxRules},
+		{pilasterMapPolRangesV1, d.config.MaxRules},
+		{pilasterMapPolOverridesV1, d.config.MaxRules},
+		{pilasterMapPolHitsV1, d.config.MaxRules},
+		{pilasterMapPolGenerationV1, 0},
+		{pilasterMapPilSessionsV1, d.sessionBuckets()},
+		{pilasterMapPilSessionCountsV1, 0},
+		{pilasterMapPilFragmentsV1, 0},
 	}
 }
 
@@ -90,6 +101,7 @@ func (d *Datapath) load() error {
 		return err
 	}
 	spec.Maps[pilasterMapPilFlows].MaxEntries *= uint32(cpus)
+	spec.Maps[pilasterMapPilVerdicts].MaxEntries *= uint32(cpus)
 	if err := os.MkdirAll(d.mapsDir(), 0o700); err != nil {
 		return fmt.Errorf("make the folder for maps: %w", err)
 	}
@@ -171,12 +183,13 @@ func (d *Datapath) setConstants(spec *ebpf.CollectionSpec, mark uint32, cookie u
 		pilasterVarNodeIfindex:   uint32(d.nodeFar),
 		pilasterVarNoFlowCache:   d.config.NoCache,
 		// Programs of two loads run side by side during an upgrade, so they must agree on the mark.
-		pilasterVarPacketMark: uint32(sum[0])<<24 | uint32(sum[1])<<16 | uint32(sum[2])<<8 | 1,
-		pilasterVarJudgedMark: mark,
-		pilasterVarTunnelMark: tunnelMark(mark),
-		pilasterVarTunnelBits: uint32(pipeline.MarkBits),
-		pilasterVarMacvlan:    d.config.Device == Macvlan,
-		pilasterVarNodeCookie: cookie,
+		pilasterVarPacketMark:     uint32(sum[0])<<24 | uint32(sum[1])<<16 | uint32(sum[2])<<8 | 1,
+		pilasterVarJudgedMark:     mark,
+		pilasterVarTunnelMark:     tunnelMark(mark),
+		pilasterVarTunnelBits:     uint32(pipeline.MarkBits),
+		pilasterVarMacvlan:        d.config.Device == Macvlan,
+		pilasterVarNodeCookie:     cookie,
+		pilasterVarSessionBuckets: uint32(d.sessionBuckets()),
 	} {
 		if err := spec.Variables[name].Set(value); err != nil {
 			return fmt.Errorf("set %s: %w", name, err)

@@ -13,10 +13,46 @@ import (
 	"github.com/cilium/ebpf"
 )
 
+type pilasterActionRequest struct {
+	_       structs.HostLayout
+	Moment  pilasterMoment
+	State   pilasterSessionState
+	Pre     pilasterPreActions
+	Outcome pilasterOutcome
+}
+
 type pilasterAddr struct {
 	_  structs.HostLayout
 	Hi uint64
 	Lo uint64
+}
+
+type pilasterAppKey struct {
+	_    structs.HostLayout
+	Set  uint64
+	App  uint32
+	Zero uint32
+}
+
+type pilasterAppRules struct {
+	_      structs.HostLayout
+	Table  uint64
+	Blocks uint32
+	Zero   uint32
+}
+
+type pilasterBlockKey struct {
+	_       structs.HostLayout
+	Bits    uint32
+	Set     uint64
+	Address pilasterAddr
+}
+
+type pilasterBlockRules struct {
+	_     structs.HostLayout
+	Bits  uint32
+	Zero  uint32
+	Table uint64
 }
 
 type pilasterDropEvent struct {
@@ -35,6 +71,8 @@ type pilasterDropEvent struct {
 	Proto   uint8
 	Version uint8
 	Zero    [2]uint8
+	Rule    uint32
+	Zeros   uint32
 }
 
 type pilasterDropState struct {
@@ -43,6 +81,19 @@ type pilasterDropState struct {
 	Pace    uint64
 	Pending uint64
 	Lost    uint64
+}
+
+type pilasterEnds struct {
+	_          structs.HostLayout
+	Local      pilasterAddr
+	Remote     pilasterAddr
+	Tenant     uint32
+	LocalApp   uint32
+	RemoteApp  uint32
+	LocalPort  uint16
+	RemotePort uint16
+	Proto      uint8
+	Zero       [7]uint8
 }
 
 type pilasterFlow struct {
@@ -58,7 +109,8 @@ type pilasterFlow struct {
 	Expires   uint64
 	Checksum  uint32
 	Ifindex   uint32
-	Zero      [2]uint64
+	Policed   [2]uint32
+	Zero      uint64
 }
 
 type pilasterFlowKey struct {
@@ -85,6 +137,16 @@ type pilasterForeignKey struct {
 	Source pilasterAddr
 }
 
+type pilasterFragmentKey struct {
+	_        structs.HostLayout
+	Local    pilasterAddr
+	Remote   pilasterAddr
+	Id       uint32
+	Endpoint uint32
+	Way      uint32
+	Zero     uint32
+}
+
 type pilasterKeyRequest struct {
 	_        structs.HostLayout
 	TenantId uint32
@@ -101,12 +163,29 @@ type pilasterLocal struct {
 	Zero     uint32
 }
 
+type pilasterMoment struct {
+	_     structs.HostLayout
+	Way   uint8
+	Proto uint8
+	Flags uint8
+	Error uint8
+}
+
 type pilasterNimitzNode struct {
 	_        structs.HostLayout
 	Vxlan    uint32
 	Gateway  uint32
 	Zero     uint32
 	Underlay uint32
+}
+
+type pilasterOutcome struct {
+	_       structs.HostLayout
+	State   pilasterSessionState
+	Verdict uint8
+	Way     uint8
+	Changed uint8
+	Zero    uint8
 }
 
 type pilasterPeerKey struct {
@@ -121,6 +200,45 @@ type pilasterPlug struct {
 	Network uint32
 }
 
+type pilasterPortKey struct {
+	_     structs.HostLayout
+	Table uint64
+	Port  uint16
+	Proto uint8
+	Scope uint8
+	Zero  uint32
+}
+
+type pilasterPortRules struct {
+	_      structs.HostLayout
+	Ruling pilasterRuling
+	Ranges uint32
+	Zero   uint32
+}
+
+type pilasterPreActions struct {
+	_        structs.HostLayout
+	Version  uint8
+	Verdicts [2]uint8
+	Zero     uint8
+	Rules    [2]uint32
+	Audits   [2]uint32
+}
+
+type pilasterRangeKey struct {
+	_     structs.HostLayout
+	Bits  uint32
+	Table uint64
+	Proto uint8
+	Port  uint16
+}
+
+type pilasterRangeRules struct {
+	_      structs.HostLayout
+	Bits   uint32
+	Ruling pilasterRuling
+}
+
 type pilasterRoute struct {
 	_       structs.HostLayout
 	Bits    uint32
@@ -128,6 +246,12 @@ type pilasterRoute struct {
 	Ifindex uint32
 	Zero    uint32
 	Vtep    pilasterAddr
+}
+
+type pilasterRuling struct {
+	_     structs.HostLayout
+	Rules [3]uint32
+	Ranks [2]uint16
 }
 
 type pilasterScopedAddr struct {
@@ -157,6 +281,53 @@ type pilasterSenderKey struct {
 	Scope  uint32
 }
 
+type pilasterSession struct {
+	_     structs.HostLayout
+	Key   pilasterSessionKey
+	State pilasterSessionState
+	Until uint64
+}
+
+type pilasterSessionBucket struct {
+	_    structs.HostLayout
+	Lock struct {
+		_   structs.HostLayout
+		Val uint32
+	}
+	Tags   [7]uint32
+	Zero   [4]uint64
+	Places [7]pilasterSession
+}
+
+type pilasterSessionCounts struct {
+	_       structs.HostLayout
+	Begun   uint64
+	Evicted uint64
+	Refused uint64
+	Zero    uint64
+}
+
+type pilasterSessionKey struct {
+	_          structs.HostLayout
+	Local      pilasterAddr
+	Remote     pilasterAddr
+	LocalPort  uint16
+	RemotePort uint16
+	Endpoint   uint32
+	Tenant     uint32
+	Proto      uint8
+	Zero       [3]uint8
+}
+
+type pilasterSessionState struct {
+	_       structs.HostLayout
+	Version uint8
+	First   uint8
+	Seen    uint8
+	Proto   uint8
+	Zero    uint32
+}
+
 type pilasterSource struct {
 	_        structs.HostLayout
 	Plain    pilasterAddr
@@ -164,6 +335,18 @@ type pilasterSource struct {
 	Endpoint uint32
 	TenantId uint32
 	Checksum uint32
+}
+
+type pilasterSubject struct {
+	_      structs.HostLayout
+	Sets   [2]uint64
+	Audits [2]uint64
+}
+
+type pilasterSubjectKey struct {
+	_      structs.HostLayout
+	Tenant uint32
+	App    uint32
 }
 
 type pilasterTenant struct {
@@ -181,61 +364,112 @@ type pilasterTranslation struct {
 	Zero    uint32
 }
 
+type pilasterTurn struct {
+	_        structs.HostLayout
+	Key      pilasterSessionKey
+	Position struct {
+		_      structs.HostLayout
+		First  uint32
+		Second uint32
+		Tag    uint32
+	}
+	Moment  pilasterMoment
+	Outcome pilasterOutcome
+	_       [4]byte
+	Now     uint64
+	Place   uint32
+	Zero    uint32
+}
+
+type pilasterVerdict struct {
+	_          structs.HostLayout
+	Key        pilasterSessionKey
+	Generation uint32
+	Zero       uint32
+	Until      uint64
+	Pre        pilasterPreActions
+	Rest       [44]uint8
+}
+
+type pilasterWhyRequest struct {
+	_    structs.HostLayout
+	Ends pilasterEnds
+	Pre  pilasterPreActions
+	_    [4]byte
+}
+
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	pilasterMapNimDnatV1       = "nim_dnat_v1"
-	pilasterMapNimForeignV1    = "nim_foreign_v1"
-	pilasterMapNimForwardV1    = "nim_forward_v1"
-	pilasterMapNimNodeV1       = "nim_node_v1"
-	pilasterMapNimOutsideV1    = "nim_outside_v1"
-	pilasterMapNimPeersV1      = "nim_peers_v1"
-	pilasterMapNimSendersV1    = "nim_senders_v1"
-	pilasterMapNimSnatV1       = "nim_snat_v1"
-	pilasterMapPilAnswers      = "pil_answers"
-	pilasterMapPilBlock        = "pil_block"
-	pilasterMapPilDropsV1      = "pil_drops_v1"
-	pilasterMapPilEventsV1     = "pil_events_v1"
-	pilasterMapPilFlows        = "pil_flows"
-	pilasterMapPilGenerationV1 = "pil_generation_v1"
-	pilasterMapPilKeysV1       = "pil_keys_v1"
-	pilasterMapPilLocalsV1     = "pil_locals_v1"
-	pilasterMapPilNetworksV1   = "pil_networks_v1"
-	pilasterMapPilPortsV1      = "pil_ports_v1"
-	pilasterMapPilSourcesV2    = "pil_sources_v2"
-	pilasterMapPilTenantsV2    = "pil_tenants_v2"
-	pilasterProgPilContainer   = "pil_container"
-	pilasterProgPilEdgeIn      = "pil_edge_in"
-	pilasterProgPilEdgeOut     = "pil_edge_out"
-	pilasterProgPilGatewayIn   = "pil_gateway_in"
-	pilasterProgPilGuardIn     = "pil_guard_in"
-	pilasterProgPilGuardOut    = "pil_guard_out"
-	pilasterProgPilNimitz      = "pil_nimitz"
-	pilasterProgPilNode        = "pil_node"
-	pilasterProgPilPortIn      = "pil_port_in"
-	pilasterProgPilSetKey      = "pil_set_key"
-	pilasterProgPilTapped      = "pil_tapped"
-	pilasterProgPilTryCipher   = "pil_try_cipher"
-	pilasterProgPilTunnelIn    = "pil_tunnel_in"
-	pilasterProgPilUnderlayIn  = "pil_underlay_in"
-	pilasterProgPilUplinkIn    = "pil_uplink_in"
-	pilasterProgPilUplinkOut   = "pil_uplink_out"
-	pilasterVarBaseMask        = "base_mask"
-	pilasterVarBasePrefix      = "base_prefix"
-	pilasterVarJudgedMark      = "judged_mark"
-	pilasterVarMacvlan         = "macvlan"
-	pilasterVarNoFlowCache     = "no_flow_cache"
-	pilasterVarNodeCookie      = "node_cookie"
-	pilasterVarNodeIfindex     = "node_ifindex"
-	pilasterVarOwnNode         = "own_node"
-	pilasterVarPacketMark      = "packet_mark"
-	pilasterVarPrivateMask     = "private_mask"
-	pilasterVarPrivatePrefix   = "private_prefix"
-	pilasterVarTunnelBits      = "tunnel_bits"
-	pilasterVarTunnelMark      = "tunnel_mark"
-	pilasterVarUnusedDropEvent = "unused_drop_event"
-	pilasterVarUplinkIfindex   = "uplink_ifindex"
+	pilasterMapNimDnatV1          = "nim_dnat_v1"
+	pilasterMapNimForeignV1       = "nim_foreign_v1"
+	pilasterMapNimForwardV1       = "nim_forward_v1"
+	pilasterMapNimNodeV1          = "nim_node_v1"
+	pilasterMapNimOutsideV1       = "nim_outside_v1"
+	pilasterMapNimPeersV1         = "nim_peers_v1"
+	pilasterMapNimSendersV1       = "nim_senders_v1"
+	pilasterMapNimSnatV1          = "nim_snat_v1"
+	pilasterMapPilAnswers         = "pil_answers"
+	pilasterMapPilBlock           = "pil_block"
+	pilasterMapPilDesk            = "pil_desk"
+	pilasterMapPilDropsV1         = "pil_drops_v1"
+	pilasterMapPilEventsV2        = "pil_events_v2"
+	pilasterMapPilFlows           = "pil_flows"
+	pilasterMapPilFragmentsV1     = "pil_fragments_v1"
+	pilasterMapPilGenerationV1    = "pil_generation_v1"
+	pilasterMapPilKeysV1          = "pil_keys_v1"
+	pilasterMapPilLocalsV1        = "pil_locals_v1"
+	pilasterMapPilNetworksV1      = "pil_networks_v1"
+	pilasterMapPilPortsV1         = "pil_ports_v1"
+	pilasterMapPilSessionCountsV1 = "pil_session_counts_v1"
+	pilasterMapPilSessionsV1      = "pil_sessions_v1"
+	pilasterMapPilSourcesV2       = "pil_sources_v2"
+	pilasterMapPilTenantsV2       = "pil_tenants_v2"
+	pilasterMapPilVerdicts        = "pil_verdicts"
+	pilasterMapPolAppsV1          = "pol_apps_v1"
+	pilasterMapPolBlocksV1        = "pol_blocks_v1"
+	pilasterMapPolGenerationV1    = "pol_generation_v1"
+	pilasterMapPolHitsV1          = "pol_hits_v1"
+	pilasterMapPolOverridesV1     = "pol_overrides_v1"
+	pilasterMapPolPortsV1         = "pol_ports_v1"
+	pilasterMapPolRangesV1        = "pol_ranges_v1"
+	pilasterMapPolSubjectsV1      = "pol_subjects_v1"
+	pilasterProgPilContainer      = "pil_container"
+	pilasterProgPilEdgeIn         = "pil_edge_in"
+	pilasterProgPilEdgeOut        = "pil_edge_out"
+	pilasterProgPilGatewayIn      = "pil_gateway_in"
+	pilasterProgPilGuardIn        = "pil_guard_in"
+	pilasterProgPilGuardOut       = "pil_guard_out"
+	pilasterProgPilNimitz         = "pil_nimitz"
+	pilasterProgPilNode           = "pil_node"
+	pilasterProgPilPortIn         = "pil_port_in"
+	pilasterProgPilSetKey         = "pil_set_key"
+	pilasterProgPilTapped         = "pil_tapped"
+	pilasterProgPilTryAction      = "pil_try_action"
+	pilasterProgPilTryCipher      = "pil_try_cipher"
+	pilasterProgPilTunnelIn       = "pil_tunnel_in"
+	pilasterProgPilUnderlayIn     = "pil_underlay_in"
+	pilasterProgPilUplinkIn       = "pil_uplink_in"
+	pilasterProgPilUplinkOut      = "pil_uplink_out"
+	pilasterProgPilWhy            = "pil_why"
+	pilasterVarBaseMask           = "base_mask"
+	pilasterVarBasePrefix         = "base_prefix"
+	pilasterVarJudgedMark         = "judged_mark"
+	pilasterVarMacvlan            = "macvlan"
+	pilasterVarNoFlowCache        = "no_flow_cache"
+	pilasterVarNodeCookie         = "node_cookie"
+	pilasterVarNodeIfindex        = "node_ifindex"
+	pilasterVarOwnNode            = "own_node"
+	pilasterVarPacketMark         = "packet_mark"
+	pilasterVarPrivateMask        = "private_mask"
+	pilasterVarPrivatePrefix      = "private_prefix"
+	pilasterVarSessionBuckets     = "session_buckets"
+	pilasterVarTunnelBits         = "tunnel_bits"
+	pilasterVarTunnelMark         = "tunnel_mark"
+	pilasterVarUnusedDropEvent    = "unused_drop_event"
+	pilasterVarUnusedWhyRequest   = "unused_why_request"
+	pilasterVarUplinkIfindex      = "uplink_ifindex"
 )
 
 // loadPilaster returns the embedded CollectionSpec for pilaster.
@@ -291,58 +525,75 @@ type pilasterProgramSpecs struct {
 	PilPortIn     *ebpf.ProgramSpec `ebpf:"pil_port_in"`
 	PilSetKey     *ebpf.ProgramSpec `ebpf:"pil_set_key"`
 	PilTapped     *ebpf.ProgramSpec `ebpf:"pil_tapped"`
+	PilTryAction  *ebpf.ProgramSpec `ebpf:"pil_try_action"`
 	PilTryCipher  *ebpf.ProgramSpec `ebpf:"pil_try_cipher"`
 	PilTunnelIn   *ebpf.ProgramSpec `ebpf:"pil_tunnel_in"`
 	PilUnderlayIn *ebpf.ProgramSpec `ebpf:"pil_underlay_in"`
 	PilUplinkIn   *ebpf.ProgramSpec `ebpf:"pil_uplink_in"`
 	PilUplinkOut  *ebpf.ProgramSpec `ebpf:"pil_uplink_out"`
+	PilWhy        *ebpf.ProgramSpec `ebpf:"pil_why"`
 }
 
 // pilasterMapSpecs contains maps before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type pilasterMapSpecs struct {
-	NimDnatV1       *ebpf.MapSpec `ebpf:"nim_dnat_v1"`
-	NimForeignV1    *ebpf.MapSpec `ebpf:"nim_foreign_v1"`
-	NimForwardV1    *ebpf.MapSpec `ebpf:"nim_forward_v1"`
-	NimNodeV1       *ebpf.MapSpec `ebpf:"nim_node_v1"`
-	NimOutsideV1    *ebpf.MapSpec `ebpf:"nim_outside_v1"`
-	NimPeersV1      *ebpf.MapSpec `ebpf:"nim_peers_v1"`
-	NimSendersV1    *ebpf.MapSpec `ebpf:"nim_senders_v1"`
-	NimSnatV1       *ebpf.MapSpec `ebpf:"nim_snat_v1"`
-	PilAnswers      *ebpf.MapSpec `ebpf:"pil_answers"`
-	PilBlock        *ebpf.MapSpec `ebpf:"pil_block"`
-	PilDropsV1      *ebpf.MapSpec `ebpf:"pil_drops_v1"`
-	PilEventsV1     *ebpf.MapSpec `ebpf:"pil_events_v1"`
-	PilFlows        *ebpf.MapSpec `ebpf:"pil_flows"`
-	PilGenerationV1 *ebpf.MapSpec `ebpf:"pil_generation_v1"`
-	PilKeysV1       *ebpf.MapSpec `ebpf:"pil_keys_v1"`
-	PilLocalsV1     *ebpf.MapSpec `ebpf:"pil_locals_v1"`
-	PilNetworksV1   *ebpf.MapSpec `ebpf:"pil_networks_v1"`
-	PilPortsV1      *ebpf.MapSpec `ebpf:"pil_ports_v1"`
-	PilSourcesV2    *ebpf.MapSpec `ebpf:"pil_sources_v2"`
-	PilTenantsV2    *ebpf.MapSpec `ebpf:"pil_tenants_v2"`
+	NimDnatV1          *ebpf.MapSpec `ebpf:"nim_dnat_v1"`
+	NimForeignV1       *ebpf.MapSpec `ebpf:"nim_foreign_v1"`
+	NimForwardV1       *ebpf.MapSpec `ebpf:"nim_forward_v1"`
+	NimNodeV1          *ebpf.MapSpec `ebpf:"nim_node_v1"`
+	NimOutsideV1       *ebpf.MapSpec `ebpf:"nim_outside_v1"`
+	NimPeersV1         *ebpf.MapSpec `ebpf:"nim_peers_v1"`
+	NimSendersV1       *ebpf.MapSpec `ebpf:"nim_senders_v1"`
+	NimSnatV1          *ebpf.MapSpec `ebpf:"nim_snat_v1"`
+	PilAnswers         *ebpf.MapSpec `ebpf:"pil_answers"`
+	PilBlock           *ebpf.MapSpec `ebpf:"pil_block"`
+	PilDesk            *ebpf.MapSpec `ebpf:"pil_desk"`
+	PilDropsV1         *ebpf.MapSpec `ebpf:"pil_drops_v1"`
+	PilEventsV2        *ebpf.MapSpec `ebpf:"pil_events_v2"`
+	PilFlows           *ebpf.MapSpec `ebpf:"pil_flows"`
+	PilFragmentsV1     *ebpf.MapSpec `ebpf:"pil_fragments_v1"`
+	PilGenerationV1    *ebpf.MapSpec `ebpf:"pil_generation_v1"`
+	PilKeysV1          *ebpf.MapSpec `ebpf:"pil_keys_v1"`
+	PilLocalsV1        *ebpf.MapSpec `ebpf:"pil_locals_v1"`
+	PilNetworksV1      *ebpf.MapSpec `ebpf:"pil_networks_v1"`
+	PilPortsV1         *ebpf.MapSpec `ebpf:"pil_ports_v1"`
+	PilSessionCountsV1 *ebpf.MapSpec `ebpf:"pil_session_counts_v1"`
+	PilSessionsV1      *ebpf.MapSpec `ebpf:"pil_sessions_v1"`
+	PilSourcesV2       *ebpf.MapSpec `ebpf:"pil_sources_v2"`
+	PilTenantsV2       *ebpf.MapSpec `ebpf:"pil_tenants_v2"`
+	PilVerdicts        *ebpf.MapSpec `ebpf:"pil_verdicts"`
+	PolAppsV1          *ebpf.MapSpec `ebpf:"pol_apps_v1"`
+	PolBlocksV1        *ebpf.MapSpec `ebpf:"pol_blocks_v1"`
+	PolGenerationV1    *ebpf.MapSpec `ebpf:"pol_generation_v1"`
+	PolHitsV1          *ebpf.MapSpec `ebpf:"pol_hits_v1"`
+	PolOverridesV1     *ebpf.MapSpec `ebpf:"pol_overrides_v1"`
+	PolPortsV1         *ebpf.MapSpec `ebpf:"pol_ports_v1"`
+	PolRangesV1        *ebpf.MapSpec `ebpf:"pol_ranges_v1"`
+	PolSubjectsV1      *ebpf.MapSpec `ebpf:"pol_subjects_v1"`
 }
 
 // pilasterVariableSpecs contains global variables before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type pilasterVariableSpecs struct {
-	BaseMask        *ebpf.VariableSpec `ebpf:"base_mask"`
-	BasePrefix      *ebpf.VariableSpec `ebpf:"base_prefix"`
-	JudgedMark      *ebpf.VariableSpec `ebpf:"judged_mark"`
-	Macvlan         *ebpf.VariableSpec `ebpf:"macvlan"`
-	NoFlowCache     *ebpf.VariableSpec `ebpf:"no_flow_cache"`
-	NodeCookie      *ebpf.VariableSpec `ebpf:"node_cookie"`
-	NodeIfindex     *ebpf.VariableSpec `ebpf:"node_ifindex"`
-	OwnNode         *ebpf.VariableSpec `ebpf:"own_node"`
-	PacketMark      *ebpf.VariableSpec `ebpf:"packet_mark"`
-	PrivateMask     *ebpf.VariableSpec `ebpf:"private_mask"`
-	PrivatePrefix   *ebpf.VariableSpec `ebpf:"private_prefix"`
-	TunnelBits      *ebpf.VariableSpec `ebpf:"tunnel_bits"`
-	TunnelMark      *ebpf.VariableSpec `ebpf:"tunnel_mark"`
-	UnusedDropEvent *ebpf.VariableSpec `ebpf:"unused_drop_event"`
-	UplinkIfindex   *ebpf.VariableSpec `ebpf:"uplink_ifindex"`
+	BaseMask         *ebpf.VariableSpec `ebpf:"base_mask"`
+	BasePrefix       *ebpf.VariableSpec `ebpf:"base_prefix"`
+	JudgedMark       *ebpf.VariableSpec `ebpf:"judged_mark"`
+	Macvlan          *ebpf.VariableSpec `ebpf:"macvlan"`
+	NoFlowCache      *ebpf.VariableSpec `ebpf:"no_flow_cache"`
+	NodeCookie       *ebpf.VariableSpec `ebpf:"node_cookie"`
+	NodeIfindex      *ebpf.VariableSpec `ebpf:"node_ifindex"`
+	OwnNode          *ebpf.VariableSpec `ebpf:"own_node"`
+	PacketMark       *ebpf.VariableSpec `ebpf:"packet_mark"`
+	PrivateMask      *ebpf.VariableSpec `ebpf:"private_mask"`
+	PrivatePrefix    *ebpf.VariableSpec `ebpf:"private_prefix"`
+	SessionBuckets   *ebpf.VariableSpec `ebpf:"session_buckets"`
+	TunnelBits       *ebpf.VariableSpec `ebpf:"tunnel_bits"`
+	TunnelMark       *ebpf.VariableSpec `ebpf:"tunnel_mark"`
+	UnusedDropEvent  *ebpf.VariableSpec `ebpf:"unused_drop_event"`
+	UnusedWhyRequest *ebpf.VariableSpec `ebpf:"unused_why_request"`
+	UplinkIfindex    *ebpf.VariableSpec `ebpf:"uplink_ifindex"`
 }
 
 // pilasterObjects contains all objects after they have been loaded into the kernel.
@@ -365,26 +616,39 @@ func (o *pilasterObjects) Close() error {
 //
 // It can be passed to loadPilasterObjects or ebpf.CollectionSpec.LoadAndAssign.
 type pilasterMaps struct {
-	NimDnatV1       *ebpf.Map `ebpf:"nim_dnat_v1"`
-	NimForeignV1    *ebpf.Map `ebpf:"nim_foreign_v1"`
-	NimForwardV1    *ebpf.Map `ebpf:"nim_forward_v1"`
-	NimNodeV1       *ebpf.Map `ebpf:"nim_node_v1"`
-	NimOutsideV1    *ebpf.Map `ebpf:"nim_outside_v1"`
-	NimPeersV1      *ebpf.Map `ebpf:"nim_peers_v1"`
-	NimSendersV1    *ebpf.Map `ebpf:"nim_senders_v1"`
-	NimSnatV1       *ebpf.Map `ebpf:"nim_snat_v1"`
-	PilAnswers      *ebpf.Map `ebpf:"pil_answers"`
-	PilBlock        *ebpf.Map `ebpf:"pil_block"`
-	PilDropsV1      *ebpf.Map `ebpf:"pil_drops_v1"`
-	PilEventsV1     *ebpf.Map `ebpf:"pil_events_v1"`
-	PilFlows        *ebpf.Map `ebpf:"pil_flows"`
-	PilGenerationV1 *ebpf.Map `ebpf:"pil_generation_v1"`
-	PilKeysV1       *ebpf.Map `ebpf:"pil_keys_v1"`
-	PilLocalsV1     *ebpf.Map `ebpf:"pil_locals_v1"`
-	PilNetworksV1   *ebpf.Map `ebpf:"pil_networks_v1"`
-	PilPortsV1      *ebpf.Map `ebpf:"pil_ports_v1"`
-	PilSourcesV2    *ebpf.Map `ebpf:"pil_sources_v2"`
-	PilTenantsV2    *ebpf.Map `ebpf:"pil_tenants_v2"`
+	NimDnatV1          *ebpf.Map `ebpf:"nim_dnat_v1"`
+	NimForeignV1       *ebpf.Map `ebpf:"nim_foreign_v1"`
+	NimForwardV1       *ebpf.Map `ebpf:"nim_forward_v1"`
+	NimNodeV1          *ebpf.Map `ebpf:"nim_node_v1"`
+	NimOutsideV1       *ebpf.Map `ebpf:"nim_outside_v1"`
+	NimPeersV1         *ebpf.Map `ebpf:"nim_peers_v1"`
+	NimSendersV1       *ebpf.Map `ebpf:"nim_senders_v1"`
+	NimSnatV1          *ebpf.Map `ebpf:"nim_snat_v1"`
+	PilAnswers         *ebpf.Map `ebpf:"pil_answers"`
+	PilBlock           *ebpf.Map `ebpf:"pil_block"`
+	PilDesk            *ebpf.Map `ebpf:"pil_desk"`
+	PilDropsV1         *ebpf.Map `ebpf:"pil_drops_v1"`
+	PilEventsV2        *ebpf.Map `ebpf:"pil_events_v2"`
+	PilFlows           *ebpf.Map `ebpf:"pil_flows"`
+	PilFragmentsV1     *ebpf.Map `ebpf:"pil_fragments_v1"`
+	PilGenerationV1    *ebpf.Map `ebpf:"pil_generation_v1"`
+	PilKeysV1          *ebpf.Map `ebpf:"pil_keys_v1"`
+	PilLocalsV1        *ebpf.Map `ebpf:"pil_locals_v1"`
+	PilNetworksV1      *ebpf.Map `ebpf:"pil_networks_v1"`
+	PilPortsV1         *ebpf.Map `ebpf:"pil_ports_v1"`
+	PilSessionCountsV1 *ebpf.Map `ebpf:"pil_session_counts_v1"`
+	PilSessionsV1      *ebpf.Map `ebpf:"pil_sessions_v1"`
+	PilSourcesV2       *ebpf.Map `ebpf:"pil_sources_v2"`
+	PilTenantsV2       *ebpf.Map `ebpf:"pil_tenants_v2"`
+	PilVerdicts        *ebpf.Map `ebpf:"pil_verdicts"`
+	PolAppsV1          *ebpf.Map `ebpf:"pol_apps_v1"`
+	PolBlocksV1        *ebpf.Map `ebpf:"pol_blocks_v1"`
+	PolGenerationV1    *ebpf.Map `ebpf:"pol_generation_v1"`
+	PolHitsV1          *ebpf.Map `ebpf:"pol_hits_v1"`
+	PolOverridesV1     *ebpf.Map `ebpf:"pol_overrides_v1"`
+	PolPortsV1         *ebpf.Map `ebpf:"pol_ports_v1"`
+	PolRangesV1        *ebpf.Map `ebpf:"pol_ranges_v1"`
+	PolSubjectsV1      *ebpf.Map `ebpf:"pol_subjects_v1"`
 }
 
 func (m *pilasterMaps) Close() error {
@@ -399,16 +663,29 @@ func (m *pilasterMaps) Close() error {
 		m.NimSnatV1,
 		m.PilAnswers,
 		m.PilBlock,
+		m.PilDesk,
 		m.PilDropsV1,
-		m.PilEventsV1,
+		m.PilEventsV2,
 		m.PilFlows,
+		m.PilFragmentsV1,
 		m.PilGenerationV1,
 		m.PilKeysV1,
 		m.PilLocalsV1,
 		m.PilNetworksV1,
 		m.PilPortsV1,
+		m.PilSessionCountsV1,
+		m.PilSessionsV1,
 		m.PilSourcesV2,
 		m.PilTenantsV2,
+		m.PilVerdicts,
+		m.PolAppsV1,
+		m.PolBlocksV1,
+		m.PolGenerationV1,
+		m.PolHitsV1,
+		m.PolOverridesV1,
+		m.PolPortsV1,
+		m.PolRangesV1,
+		m.PolSubjectsV1,
 	)
 }
 
@@ -416,21 +693,23 @@ func (m *pilasterMaps) Close() error {
 //
 // It can be passed to loadPilasterObjects or ebpf.CollectionSpec.LoadAndAssign.
 type pilasterVariables struct {
-	BaseMask        *ebpf.Variable `ebpf:"base_mask"`
-	BasePrefix      *ebpf.Variable `ebpf:"base_prefix"`
-	JudgedMark      *ebpf.Variable `ebpf:"judged_mark"`
-	Macvlan         *ebpf.Variable `ebpf:"macvlan"`
-	NoFlowCache     *ebpf.Variable `ebpf:"no_flow_cache"`
-	NodeCookie      *ebpf.Variable `ebpf:"node_cookie"`
-	NodeIfindex     *ebpf.Variable `ebpf:"node_ifindex"`
-	OwnNode         *ebpf.Variable `ebpf:"own_node"`
-	PacketMark      *ebpf.Variable `ebpf:"packet_mark"`
-	PrivateMask     *ebpf.Variable `ebpf:"private_mask"`
-	PrivatePrefix   *ebpf.Variable `ebpf:"private_prefix"`
-	TunnelBits      *ebpf.Variable `ebpf:"tunnel_bits"`
-	TunnelMark      *ebpf.Variable `ebpf:"tunnel_mark"`
-	UnusedDropEvent *ebpf.Variable `ebpf:"unused_drop_event"`
-	UplinkIfindex   *ebpf.Variable `ebpf:"uplink_ifindex"`
+	BaseMask         *ebpf.Variable `ebpf:"base_mask"`
+	BasePrefix       *ebpf.Variable `ebpf:"base_prefix"`
+	JudgedMark       *ebpf.Variable `ebpf:"judged_mark"`
+	Macvlan          *ebpf.Variable `ebpf:"macvlan"`
+	NoFlowCache      *ebpf.Variable `ebpf:"no_flow_cache"`
+	NodeCookie       *ebpf.Variable `ebpf:"node_cookie"`
+	NodeIfindex      *ebpf.Variable `ebpf:"node_ifindex"`
+	OwnNode          *ebpf.Variable `ebpf:"own_node"`
+	PacketMark       *ebpf.Variable `ebpf:"packet_mark"`
+	PrivateMask      *ebpf.Variable `ebpf:"private_mask"`
+	PrivatePrefix    *ebpf.Variable `ebpf:"private_prefix"`
+	SessionBuckets   *ebpf.Variable `ebpf:"session_buckets"`
+	TunnelBits       *ebpf.Variable `ebpf:"tunnel_bits"`
+	TunnelMark       *ebpf.Variable `ebpf:"tunnel_mark"`
+	UnusedDropEvent  *ebpf.Variable `ebpf:"unused_drop_event"`
+	UnusedWhyRequest *ebpf.Variable `ebpf:"unused_why_request"`
+	UplinkIfindex    *ebpf.Variable `ebpf:"uplink_ifindex"`
 }
 
 // pilasterPrograms contains all programs after they have been loaded into the kernel.
@@ -448,11 +727,13 @@ type pilasterPrograms struct {
 	PilPortIn     *ebpf.Program `ebpf:"pil_port_in"`
 	PilSetKey     *ebpf.Program `ebpf:"pil_set_key"`
 	PilTapped     *ebpf.Program `ebpf:"pil_tapped"`
+	PilTryAction  *ebpf.Program `ebpf:"pil_try_action"`
 	PilTryCipher  *ebpf.Program `ebpf:"pil_try_cipher"`
 	PilTunnelIn   *ebpf.Program `ebpf:"pil_tunnel_in"`
 	PilUnderlayIn *ebpf.Program `ebpf:"pil_underlay_in"`
 	PilUplinkIn   *ebpf.Program `ebpf:"pil_uplink_in"`
 	PilUplinkOut  *ebpf.Program `ebpf:"pil_uplink_out"`
+	PilWhy        *ebpf.Program `ebpf:"pil_why"`
 }
 
 func (p *pilasterPrograms) Close() error {
@@ -468,11 +749,13 @@ func (p *pilasterPrograms) Close() error {
 		p.PilPortIn,
 		p.PilSetKey,
 		p.PilTapped,
+		p.PilTryAction,
 		p.PilTryCipher,
 		p.PilTunnelIn,
 		p.PilUnderlayIn,
 		p.PilUplinkIn,
 		p.PilUplinkOut,
+		p.PilWhy,
 	)
 }
 

@@ -34,6 +34,9 @@ const (
 	Untranslated     Reason = 29
 	ForeignUnknown   Reason = 30
 	ConnectionLimit  Reason = 31
+	PolicyDenied     Reason = 32
+	FragmentUnknown  Reason = 33
+	SessionLimit     Reason = 34
 )
 
 var reasons = [...]struct{ name, text string }{
@@ -68,4 +71,7 @@ var reasons = [...]struct{ name, text string }{
 	29: {"untranslated", "A packet for the underlay has a source that only containers and their node know. Of a container: it has no virtual address at that gateway, for it has no service there and is not published. Of the gateway itself: its table of translations is missing, or was changed by somebody; restart the agent."},
 	30: {"foreign-unknown", "A VXLAN packet from another region's Edge Switch has a VNI, or a source, of no tenant that both regions share. Import that region again if its tenants have changed; else it forges."},
 	31: {"connection-limit", "A container has as many connections to services as its node's gateway keeps for one (4,096 at once); new ones are dropped until others end. Let it end connections, or use one for more."},
+	32: {"policy-denied", "A policy lets no such packet out of its source, or none into its destination. The event names the policy and its rule; `pilaster why` says what holds."},
+	33: {"fragment-unknown", "A later fragment came without the first, before it, or half a minute after it, so that nothing says what connection it is of; the container's tenant has policies. Let the sender make smaller packets."},
+	34: {"session-limit", "The node has as many established sessions of containers under policies as it keeps; it gave away those half open first. See `pilaster status` for whose they are; start the agent with a higher --max-sessions."},
 }

@@ -1,0 +1,161 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* What is remembered of conversations, and what that makes of a packet: action = f(packet, pre-actions, state) (Nezha
+ * §2.1, §3.1). Rules say pre-actions, without knowing who began; state says who began, and knows no rule. Both are
+ * apart, of fixed form and with a version, because they are to travel in packets (§3.2). */
+#pragma once
+#include "address.h"
+#include <bpf/bpf_helpers.h>
+
+/* Ways of a packet, as the endpoint sees them. */
+enum way_of {
+	TX = 0,
+	RX = 1,
+};
+
+enum pre_verdict {
+	DENY = 0,
+	ACCEPT = 1,
+};
+
+#define PRE_ACTIONS_VERSION 1
+#define STATE_VERSION	    1
+
+/* What rules say of a session that the endpoint begins (TX), and of one that its peer does (RX). Numbers of rules are
+ * in network byte order. */
+struct pre_actions {
+	__u8 version;
+	__u8 verdicts[2];
+	__u8 zero;
+	__be32 rules[2];  /* that decided; 0 where none did */
+	__be32 audits[2]; /* that would have denied, if it were not in audit */
+};
+_Static_assert(sizeof(struct pre_actions) == 20, "it travels in packets");
+
+enum seen {
+	SEEN_BEGINNER = 1 << 0, /* packets of who began the session */
+	SEEN_PEER = 1 << 1,	/* and of the other */
+	ESTABLISHED = 1 << 2,	/* both have heard of each other */
+	FIN_BEGINNER = 1 << 3,
+	FIN_PEER = 1 << 4,
+	RESET = 1 << 5,
+};
+
+struct session_state {
+	__u8 version; /* 0: there is none */
+	__u8 first;   /* way of the packet that began it */
+	__u8 seen;
+	__u8 proto;
+	__u32 zero;
+};
+_Static_assert(sizeof(struct session_state) == 8, "it travels in packets (Nezha §7.1: most need no more)");
+
+/* As much of a packet as the decision needs. */
+struct moment {
+	__u8 way;
+	__u8 proto;
+	__u8 flags; /* of TCP */
+	__u8 error; /* 1: it is ICMP's, about a packet of the session */
+};
+
+struct outcome {
+	struct session_state state; /* as it is from now on; of version 0 where nothing is to be remembered */
+	__u8 verdict;
+	__u8 way; /* whose pre-action decided */
+	__u8 changed;
+	__u8 zero;
+};
+
+#define TCP_FIN	     0x01
+#define TCP_SYN	     0x02
+#define TCP_RST	     0x04
+#define TCP_ACK	     0x10
+
+#define IPPROTO_TCP_ 6
+
+static __always_inline bool is_over(const struct session_state *s)
+{
+	return s->seen & RESET || (s->seen & FIN_BEGINNER && s->seen & FIN_PEER);
+}
+
+/* begins tells of a packet that opens a connection: it is judged for itself, whatever was before. */
+static __always_inline bool begins(const struct moment *m)
+{
+	return m->proto == IPPROTO_TCP_ && (m->flags & (TCP_SYN | TCP_ACK | TCP_RST)) == TCP_SYN;
+}
+
+static __always_inline __u8 advance(__u8 seen, const struct moment *m, bool beginner)
+{
+	if (m->proto != IPPROTO_TCP_) {
+		seen |= beginner ? SEEN_BEGINNER : SEEN_PEER;
+		return seen & SEEN_PEER ? seen | ESTABLISHED : seen;
+	}
+	if (m->flags & TCP_RST)
+		return seen | RESET;
+	if (m->flags & TCP_FIN)
+		seen |= beginner ? FIN_BEGINNER : FIN_PEER;
+	/* A handshake is whole when who began it answers the answer: one that only says what it wants is half open,
+	 * however often it does. */
+	if (beginner && m->flags & TCP_ACK && !(m->flags & TCP_SYN) && seen & SEEN_PEER)
+		seen |= ESTABLISHED;
+	return seen | (beginner ? SEEN_BEGINNER : SEEN_PEER);
+}
+
+/* said_of is the pre-action for who began. The verifier takes no address that depends on it. */
+static __always_inline __u8 said_of(const struct pre_actions *pre, __u8 way)
+{
+	__u32 tx = pre->verdicts[TX], rx = pre->verdicts[RX];
+
+	asm volatile("" : "+r"(tx), "+r"(rx));
+	return way == TX ? tx : rx;
+}
+
+/* action is the one decision about a packet of an endpoint: that of the pre-action for whoever began the session. It
+ * reads nothing but what it is given. */
+static __always_inline struct outcome action(const struct moment *m, const struct pre_actions *pre,
+					     const struct session_state *state)
+{
+	bool known = state->version == STATE_VERSION, fresh;
+	struct outcome o = {.way = m->way};
+
+	/* An error belongs to the session that it is about, and changes nothing. */
+	if (m->error) {
+		o.way = known ? state->first : m->way;
+		o.verdict = said_of(pre, o.way);
+		return o;
+	}
+	/* A new connection between the ports of one that lives is not it, and does not end it either. */
+	fresh = !known || (begins(m) && (is_over(state) || m->way != state->first));
+	if (!fresh)
+		o.way = state->first;
+	o.verdict = said_of(pre, o.way);
+	if (o.verdict != ACCEPT || (fresh && known && !is_over(state)))
+		return o;
+	/* What ends nothing that is known begins nothing either. */
+	if (fresh && m->proto == IPPROTO_TCP_ && m->flags & (TCP_RST | TCP_FIN))
+		return o;
+	if (!fresh)
+		o.state = *state;
+	o.state.version = STATE_VERSION;
+	o.state.first = o.way;
+	o.state.proto = m->proto;
+	o.state.seen = advance(o.state.seen, m, m->way == o.way);
+	o.changed = fresh || o.state.seen != state->seen;
+	return o;
+}
+
+/* How long a session is remembered after its last packet, in seconds. A connection of TCP at rest as RFC 5382 (REQ-5)
+ * asks, datagrams as RFC 4787 (REQ-5); what is half open ages fast (Nezha §7.3). */
+#define LIFE_HALF_OPEN 10
+#define LIFE_ONE_WAY   30
+#define LIFE_DATAGRAMS 180
+#define LIFE_TCP       7440
+#define LIFE_OVER      10
+
+static __always_inline __u32 life(const struct session_state *s)
+{
+	if (is_over(s))
+		return LIFE_OVER;
+	if (s->proto == IPPROTO_TCP_)
+		return s->seen & ESTABLISHED ? LIFE_TCP : LIFE_HALF_OPEN;
+	return s->seen & ESTABLISHED ? LIFE_DATAGRAMS : LIFE_ONE_WAY;
+}

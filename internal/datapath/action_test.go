@@ -1,0 +1,112 @@
+package datapath
+
+import (
+	"testing"
+
+	"github.com/cilium/ebpf"
+
+	"pilaster.io/pilaster/internal/packet"
+)
+
+// Of bpf/session.h.
+const (
+	wayTX, wayRX = 0, 1
+
+	seenBeginner = 1 << (iota - 1)
+	seenPeer
+	established
+	finBeginner
+	finPeer
+	reset
+)
+
+// arrival is a packet of a session and what is to become of it.
+type arrival struct {
+	way    uint8
+	flags  packet.TCPFlags
+	error  bool
+	passes bool
+	by     uint8 // whose pre-action decides
+	seen   uint8 // of the session afterwards; 0: nothing is remembered, or nothing new
+}
+
+// TestAction holds the one decision, action = f(packet, pre-actions, state), against Nezha's cases (NZ8, §5.1) and the
+// life of connections.
+func TestAction(t *testing.T) {
+	b := newProgBench(t)
+	const (
+		tcp, udp = packet.ProtocolTCP, packet.ProtocolUDP
+		syn, ack = packet.SYN, packet.ACK
+		fin, rst = packet.FIN, packet.RST
+	)
+	handshake := []arrival{
+		{wayTX, syn, false, true, wayTX, seenBeginner},
+		{wayRX, syn | ack, false, true, wayTX, seenBeginner | seenPeer},
+		{wayTX, ack, false, true, wayTX, seenBeginner | seenPeer | established},
+	}
+	const lives = seenBeginner | seenPeer | established
+	after := func(more ...arrival) []arrival { return append(handshake[:len(handshake):len(handshake)], more...) }
+	for _, c := range []struct {
+		name     string
+		proto    uint8
+		out, in  bool // what rules accept
+		arrivals []arrival
+	}{
+		{"begun here, answered although nothing may begin there (§5.1)", tcp, true, false, after(arrival{wayRX, ack, false, true, wayTX, lives})},
+		{"begun there where nothing may (§5.1)", tcp, true, false, []arrival{{wayRX, syn, false, false, wayRX, 0}}},
+		{"begun there, answered although nothing may begin here", tcp, false, true, []arrival{
+			{wayRX, syn, false, true, wayRX, seenBeginner}, {wayTX, syn | ack, false, true, wayRX, seenBeginner | seenPeer},
+			{wayRX, ack, false, true, wayRX, lives}, {wayTX, ack, false, true, wayRX, lives}}},
+		{"begun here where nothing may", tcp, false, true, []arrival{{wayTX, syn, false, false, wayTX, 0}}},
+		{"nothing may either way", udp, false, false, []arrival{{wayTX, 0, false, false, wayTX, 0}, {wayRX, 0, false, false, wayRX, 0}}},
+		{"datagrams", udp, true, false, []arrival{{wayTX, 0, false, true, wayTX, seenBeginner}, {wayTX, 0, false, true, wayTX, seenBeginner},
+			{wayRX, 0, false, true, wayTX, lives}, {wayTX, 0, false, true, wayTX, lives}}},
+		{"a flood of SYN, answered, stays half open", tcp, false, true, []arrival{{wayRX, syn, false, true, wayRX, seenBeginner},
+			{wayTX, syn | ack, false, true, wayRX, seenBeginner | seenPeer}, {wayRX, syn, false, true, wayRX, seenBeginner | seenPeer}, {wayTX, syn | ack, false, true, wayRX, seenBeginner | seenPeer}}},
+		{"of the middle, by its own way", tcp, true, false, []arrival{{wayRX, ack, false, false, wayRX, 0}, {wayTX, ack, false, true, wayTX, seenBeginner},
+			{wayRX, ack, false, true, wayTX, seenBeginner | seenPeer}, {wayTX, ack, false, true, wayTX, lives}}},
+		{"an end of nothing begins nothing", tcp, true, true, []arrival{{wayTX, rst, false, true, wayTX, 0}, {wayTX, fin | ack, false, true, wayTX, 0}, {wayRX, rst | ack, false, true, wayRX, 0}}},
+		{"both end", tcp, true, false, after(arrival{wayTX, fin | ack, false, true, wayTX, lives | finBeginner}, arrival{wayRX, ack, false, true, wayTX, lives | finBeginner},
+			arrival{wayRX, fin | ack, false, true, wayTX, lives | finBeginner | finPeer}, arrival{wayTX, ack, false, true, wayTX, lives | finBeginner | finPeer})},
+		{"its ports are used again from here", tcp, true, false, after(arrival{wayTX, rst, false, true, wayTX, lives | reset}, arrival{wayTX, syn, false, true, wayTX, seenBeginner})},
+		{"its ports are used again from there, which may not", tcp, true, false, after(arrival{wayTX, rst, false, true, wayTX, lives | reset}, arrival{wayRX, syn, false, false, wayRX, 0})},
+		{"its ports are used again from there, which may", tcp, true, true, after(arrival{wayRX, rst, false, true, wayTX, lives | reset}, arrival{wayRX, syn, false, true, wayRX, seenBeginner})},
+		{"another SYN from there ends nothing", tcp, true, true, after(arrival{wayRX, syn, false, true, wayRX, 0}, arrival{wayRX, ack, false, true, wayTX, lives})},
+		{"another SYN from there, which may not, ends nothing", tcp, true, false, after(arrival{wayRX, syn, false, false, wayRX, 0}, arrival{wayRX, ack, false, true, wayTX, lives})},
+		{"an error about it", tcp, true, false, after(arrival{wayRX, 0, true, true, wayTX, 0}, arrival{wayRX, ack, false, true, wayTX, lives})},
+		{"an error about nothing", tcp, true, false, []arrival{{wayRX, 0, true, false, wayRX, 0}}},
+	} {
+		request := pilasterActionRequest{}
+		request.Pre.Version = 1
+		request.Pre.Verdicts = [2]uint8{flag(c.out), flag(c.in)}
+		for i, a := range c.arrivals {
+			request.Moment = pilasterMoment{Way: a.way, Proto: c.proto, Flags: uint8(a.flags), Error: flag(a.error)}
+			b.ask(t, b.datapath.objects.PilTryAction, &request)
+			o := request.Outcome
+			if passes := o.Verdict == 1; passes != a.passes || o.Way != a.by {
+				t.Errorf("%s, packet %d: passes %v by what way %d may begin; want %v by %d", c.name, i, passes, o.Way, a.passes, a.by)
+			}
+			if remembered := o.State.Version != 0; remembered != (a.seen != 0) || remembered && (o.State.Seen != a.seen || o.State.First != a.by) {
+				t.Errorf("%s, packet %d: remembers %+v, want %#x begun by way %d", c.name, i, o.State, a.seen, a.by)
+			}
+			if o.State.Version != 0 {
+				request.State = o.State
+			}
+		}
+	}
+}
+
+func flag(is bool) uint8 {
+	if is {
+		return 1
+	}
+	return 0
+}
+
+// ask has a program that no packet meets work on a request.
+func (b *progBench) ask(t *testing.T, program *ebpf.Program, request any) {
+	t.Helper()
+	if result, err := program.Run(&ebpf.RunOptions{Context: request, ContextOut: request}); err != nil || result != 0 {
+		t.Fatalf("%v: result %d, %v", program, result, err)
+	}
+}

@@ -1,0 +1,228 @@
+package datapath
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"testing"
+
+	"github.com/cilium/ebpf"
+
+	"pilaster.io/pilaster/internal/packet"
+)
+
+// Numbers of rules in these tests, and the actions of bpf/rules.h above them.
+const (
+	ruleWeb = iota + 1
+	ruleNothing
+	ruleAudited
+
+	accepts = 1 << 30
+	denies  = 2 << 30
+	appAny  = 0xffff
+)
+
+// policed gives blue's tenant policies: for apps 1 and 2, b1's and b2's, as given; others are free.
+func policed(t *testing.T, b *progBench, own pilasterSubject) {
+	t.Helper()
+	o := &b.datapath.objects
+	for app := range uint32(2) {
+		must(t, o.PolSubjectsV1.Put(pilasterSubjectKey{Tenant: 1, App: 1 + app}, own))
+	}
+	must(t, o.PolSubjectsV1.Put(pilasterSubjectKey{Tenant: 1, App: appAny}, pilasterSubject{}))
+	b.generation(t)
+}
+
+// generation voids what was decided, as a change of policy does.
+func (b *progBench) generation(t *testing.T) {
+	t.Helper()
+	must(t, b.datapath.Void())
+	b.voidVerdicts(t)
+}
+
+// says has a set say one thing of all peers, but for a port of TCP.
+func (b *progBench) says(t *testing.T, set uint64, tier int, rule uint32, port uint16, other uint32) {
+	t.Helper()
+	o := &b.datapath.objects
+	must(t, o.PolAppsV1.Put(pilasterAppKey{Set: set, App: appAny}, pilasterAppRules{Table: set}))
+	all, one := pilasterPortRules{}, pilasterPortRules{}
+	all.Ruling.Rules[tier], one.Ruling.Rules[tier] = rule, other
+	must(t, o.PolPortsV1.Put(pilasterPortKey{Table: set, Scope: 2}, all))
+	if port != 0 {
+		must(t, o.PolPortsV1.Put(pilasterPortKey{Table: set, Port: bigEndian(port), Proto: packet.ProtocolTCP}, one))
+	}
+}
+
+func bigEndian(port uint16) uint16 {
+	return binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, port))
+}
+
+// policedPacket is a packet and what becomes of it.
+type policedPacket struct {
+	name   string
+	in     bool // from the fabric; else from b1
+	body   packet.Body
+	parts  []packet.Extension
+	reason string
+}
+
+// fromEither is a packet of b3 from the fabric, or of b1 to b3, and the program it meets.
+func (b *progBench) fromEither(in bool, body packet.Body, parts ...packet.Extension) (*ebpf.Program, skb, []byte) {
+	if in {
+		p := packet.Packet{Source: b.b3.Addr(), Destination: b.b1.plain(), Body: body, Extensions: parts}
+		return b.datapath.objects.PilUplinkIn, skb{Ifindex: b.uplinkIfindex()}, p.Frame(b.uplinkMAC, containerMAC)
+	}
+	return b.datapath.objects.PilContainer, skb{Ifindex: b.b1.ifindex()}, b.frame(b.sent(sees(b.b3.Addr()), body, parts...))
+}
+
+func (b *progBench) policePackets(t *testing.T, steps ...policedPacket) {
+	t.Helper()
+	for _, s := range steps {
+		program, ctx, frame := b.fromEither(s.in, s.body, s.parts...)
+		verdict, _, reasons := b.run(t, program, frame, ctx)
+		if s.reason == "" && (verdict != verdictRedirect || len(reasons) != 0) {
+			t.Errorf("%s: verdict %d, drops %v; want it sent", s.name, verdict, reasons)
+		}
+		if s.reason != "" && (verdict != verdictDrop || reasons[s.reason] != 1) {
+			t.Errorf("%s: verdict %d, drops %v; want a drop for %s", s.name, verdict, reasons, s.reason)
+		}
+	}
+}
+
+func tcp(from, to uint16, flags packet.TCPFlags) packet.TCP {
+	return packet.TCP{SourcePort: from, DestinationPort: to, Flags: flags}
+}
+
+func udp(from, to uint16) packet.UDP {
+	return packet.UDP{SourcePort: from, DestinationPort: to, Payload: []byte("1234567")}
+}
+
+const synAck = packet.SYN | packet.ACK
+
+// TestPolice: a container whose policies let nothing in gets answers, errors and fragments of what it began, and nothing else.
+func TestPolice(t *testing.T) {
+	b := newProgBench(t)
+	far := sees(b.b3.Addr())
+	b.policePackets(t, policedPacket{name: "without policies", in: true, body: tcp(7, 80, packet.SYN)})
+	if c := b.sessions(t); c.Begun != 0 {
+		t.Errorf("a tenant without policies has %d sessions", c.Begun)
+	}
+	b.says(t, 10, 1, denies|ruleNothing, 80, accepts|ruleWeb) // in: TCP to 80 alone
+	b.says(t, 20, 1, accepts|ruleWeb, 25, denies|ruleNothing) // out: all but TCP to 25
+	policed(t, b, pilasterSubject{Sets: [2]uint64{20, 10}})
+
+	quoted := func(source, destination netip.Addr, body packet.Body) packet.ICMP {
+		return packet.ICMP{Type: packet.DestinationUnreachable, Code: 4, Payload: packet.Packet{Source: source, Destination: destination, Body: body}.Marshal()}
+	}
+	more := func(offset uint16, more bool, id uint32) []packet.Extension {
+		return []packet.Extension{packet.Fragment(offset, more, id)}
+	}
+	tail := packet.Raw{Proto: packet.ProtocolUDP, Data: []byte("12345678")}
+	const denied = "policy-denied"
+	b.policePackets(t,
+		policedPacket{name: "to the open port", in: true, body: tcp(7, 80, packet.SYN)},
+		policedPacket{name: "its answer", body: tcp(80, 7, synAck)},
+		policedPacket{name: "the answer's answer", in: true, body: tcp(7, 80, packet.ACK)},
+		policedPacket{name: "established", in: true, body: tcp(7, 80, packet.ACK)},
+		policedPacket{name: "from the cache", body: tcp(80, 7, packet.ACK)},
+		policedPacket{name: "another session of it", in: true, body: tcp(8, 80, packet.SYN)},
+		policedPacket{name: "to another port", in: true, body: tcp(7, 81, packet.SYN), reason: denied},
+		policedPacket{name: "of the middle of nothing", in: true, body: tcp(7, 81, packet.ACK), reason: denied},
+		policedPacket{name: "datagram", in: true, body: udp(9, 53), reason: denied},
+		policedPacket{name: "echo", in: true, body: echo, reason: denied},
+
+		policedPacket{name: "asked from here", body: udp(53, 9)},
+		policedPacket{name: "answered from there", in: true, body: udp(9, 53)},
+		policedPacket{name: "from another port", in: true, body: udp(10, 53), reason: denied},
+		policedPacket{name: "echo from here", body: echo},
+		policedPacket{name: "echoed", in: true, body: packet.ICMP{Type: packet.EchoReply, Rest: echo.Rest, Payload: echo.Payload}},
+		policedPacket{name: "another echo's answer", in: true, body: packet.ICMP{Type: packet.EchoReply, Rest: packet.Echo(2, 1), Payload: echo.Payload}, reason: denied},
+		policedPacket{name: "mail", body: tcp(9, 25, packet.SYN), reason: denied},
+
+		policedPacket{name: "an error about what was asked", in: true, body: quoted(b.b1.plain(), b.b3.Addr(), udp(53, 9))},
+		policedPacket{name: "an error about what was not", in: true, body: quoted(b.b1.plain(), b.b3.Addr(), udp(53, 11)), reason: denied},
+		policedPacket{name: "an error of ours", body: quoted(far, b.b1.seen(), udp(9, 53))},
+
+		policedPacket{name: "a later fragment before the first", in: true, body: tail, parts: more(64, false, 5), reason: "fragment-unknown"},
+		policedPacket{name: "a first fragment", in: true, body: udp(9, 53), parts: more(0, true, 5)},
+		policedPacket{name: "a later fragment", in: true, body: tail, parts: more(64, false, 5)},
+		policedPacket{name: "of another packet", in: true, body: tail, parts: more(64, false, 6), reason: "fragment-unknown"},
+		policedPacket{name: "a first fragment that may not", in: true, body: udp(10, 53), parts: more(0, true, 7), reason: denied},
+		policedPacket{name: "what follows it", in: true, body: tail, parts: more(64, false, 7), reason: "fragment-unknown"},
+		policedPacket{name: "a fragment of ours", body: udp(53, 9), parts: more(0, true, 5)},
+		policedPacket{name: "its rest", body: tail, parts: more(64, false, 5)},
+	)
+
+	// A change counts from the next packet on, also for what is established; nothing else is lost with it.
+	b.says(t, 11, 1, denies|ruleNothing, 0, 0)
+	policed(t, b, pilasterSubject{Sets: [2]uint64{20, 11}})
+	b.policePackets(t,
+		policedPacket{name: "to the port that was open", in: true, body: tcp(7, 80, packet.ACK), reason: denied},
+		policedPacket{name: "its answer", body: tcp(80, 7, packet.ACK), reason: denied},
+		policedPacket{name: "answered from there as before", in: true, body: udp(9, 53)},
+	)
+}
+
+// TestPoliceBetweenTwo: between containers of one node the sender's rules and the receiver's count.
+func TestPoliceBetweenTwo(t *testing.T) {
+	b := newProgBench(t)
+	b.says(t, 10, 1, denies|ruleNothing, 80, accepts|ruleWeb)
+	policed(t, b, pilasterSubject{Sets: [2]uint64{0, 10}})
+	for _, c := range []struct {
+		from, to *testContainer
+		body     packet.Body
+		reason   string
+	}{
+		{b.b1, b.b2, tcp(7, 81, packet.SYN), "policy-denied"},
+		{b.b1, b.b2, tcp(7, 80, packet.SYN), ""},
+		{b.b2, b.b1, tcp(80, 7, synAck), ""},
+		{b.b2, b.b1, tcp(80, 8, synAck), "policy-denied"},
+	} {
+		verdict, _, reasons := b.run(t, b.datapath.objects.PilContainer, b.frame(packet.Packet{Source: c.from.seen(), Destination: c.to.seen(), Body: c.body}), skb{Ifindex: c.from.ifindex()})
+		if c.reason == "" && verdict != verdictRedirect || c.reason != "" && reasons[c.reason] != 1 {
+			t.Errorf("%+v: verdict %d, drops %v; want %q", c.body, verdict, reasons, c.reason)
+		}
+	}
+}
+
+// TestAudit: what a policy in audit would deny passes, and is counted, each packet.
+func TestAudit(t *testing.T) {
+	b := newProgBench(t)
+	b.says(t, 10, 1, denies|ruleAudited, 80, accepts|ruleWeb)
+	must(t, b.datapath.objects.PolHitsV1.Put(uint32(ruleAudited), make([]uint64, len(b.hits(t, 0)))))
+	policed(t, b, pilasterSubject{Audits: [2]uint64{0, 10}})
+	for range 3 {
+		b.policePackets(t, policedPacket{name: "what would be denied", in: true, body: udp(9, 53)}, policedPacket{name: "answered", body: udp(53, 9)},
+			policedPacket{name: "what would not", in: true, body: tcp(7, 80, packet.SYN)})
+	}
+	var sum uint64
+	for _, n := range b.hits(t, ruleAudited) {
+		sum += n
+	}
+	if sum != 6 {
+		t.Errorf("%d would-be drops were counted, want 6", sum)
+	}
+}
+
+func (b *progBench) hits(t *testing.T, rule uint32) []uint64 {
+	t.Helper()
+	var all []uint64
+	if rule == 0 {
+		return make([]uint64, len(b.counts(t)))
+	}
+	must(t, b.datapath.objects.PolHitsV1.Lookup(rule, &all))
+	return all
+}
+
+func (b *progBench) counts(t *testing.T) (all []pilasterSessionCounts) {
+	t.Helper()
+	must(t, b.datapath.objects.PilSessionCountsV1.Lookup(uint32(0), &all))
+	return all
+}
+
+func (b *progBench) sessions(t *testing.T) (sum pilasterSessionCounts) {
+	t.Helper()
+	for _, c := range b.counts(t) {
+		sum.Begun, sum.Evicted, sum.Refused = sum.Begun+c.Begun, sum.Evicted+c.Evicted, sum.Refused+c.Refused
+	}
+	return sum
+}

@@ -1,0 +1,153 @@
+package datapath
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/bits"
+	"net/netip"
+
+	"github.com/cilium/ebpf"
+
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/policy"
+)
+
+// Limits of policies and sessions, unless the configuration says others.
+const (
+	DefaultMaxRules    = 1 << 18
+	DefaultMaxSessions = placesPerBucket << 15 // 16 MiB
+)
+
+// placesPerBucket is bpf/sessions.h's BUCKET_PLACES.
+const placesPerBucket = len(pilasterSessionBucket{}.Places)
+
+// sessionBuckets is a power of 2, for the programs to find one by a mask.
+func (d *Datapath) sessionBuckets() int {
+	return 1 << bits.Len(uint((d.config.MaxSessions-1)/placesPerBucket))
+}
+
+// TenantPolicies is what a tenant's containers are policed by.
+type TenantPolicies struct {
+	IDs       []address.TenantID // all that belong to it
+	Tables    policy.Tables
+	Overrides map[netip.Addr]address.AppID // canonical addresses whose app is another one now
+}
+
+// SetPolicies has containers policed by what these tenants' policies say, and by nothing else; or it is refused, and all is as it was. What sets
+// and tables hold never changes under their names, so they come first; then containers are led to them one by one, and what nobody is led to any
+// more goes. Established sessions that the new rules let pass are not touched.
+func (d *Datapath) SetPolicies(tenants []TenantPolicies) error {
+	d.policies.Lock()
+	defer d.policies.Unlock()
+	had, err := d.rulings()
+	if err != nil {
+		return err
+	}
+	want := noRulings()
+	for _, t := range tenants {
+		want.add(t)
+	}
+	if err := want.fit(had, d.config.MaxRules); err != nil {
+		return err
+	}
+	o := &d.objects
+	d.policed = nil // until all is done nobody knows what they hold
+	err = errors.Join(putAll(o.PolPortsV1, had.ports, want.ports), putAll(o.PolRangesV1, had.ranges, want.ranges), putAll(o.PolBlocksV1, had.blocks, want.blocks),
+		putAll(o.PolAppsV1, had.apps, want.apps), d.countHits(had.hits, want.hits))
+	if err != nil {
+		return fmt.Errorf("write policies: %w; those from before hold", err)
+	}
+	err = errors.Join(putAll(o.PolOverridesV1, had.overrides, want.overrides), putAll(o.PolSubjectsV1, had.subjects, want.subjects),
+		removeOld(o.PolSubjectsV1, had.subjects, want.subjects), removeOld(o.PolOverridesV1, had.overrides, want.overrides))
+	if err == nil {
+		err = d.countUp(o.PolGenerationV1)
+	}
+	if err == nil && !sameMarks(had.subjects, want.subjects) {
+		err = d.Void() // flows say whether their tenants have policies
+	}
+	if err != nil {
+		return fmt.Errorf("lead containers to their policies: %w; some are under the new ones, the others under those from before", err)
+	}
+	err = errors.Join(removeOld(o.PolAppsV1, had.apps, want.apps), removeOld(o.PolBlocksV1, had.blocks, want.blocks), removeOld(o.PolPortsV1, had.ports, want.ports),
+		removeOld(o.PolRangesV1, had.ranges, want.ranges), removeOld(o.PolHitsV1, had.hits, want.hits))
+	if err != nil {
+		return fmt.Errorf("remove policies that nobody needs any more: %w; the new ones hold", err)
+	}
+	d.policed = want
+	return nil
+}
+
+func (d *Datapath) countHits(had, want map[uint32]struct{}) error {
+	cpus, err := ebpf.PossibleCPU()
+	if err != nil {
+		return err
+	}
+	for rule := range want {
+		if _, counted := had[rule]; counted {
+			continue
+		}
+		if err := d.objects.PolHitsV1.Update(rule, make([]uint64, cpus), ebpf.UpdateNoExist); err != nil && !errors.Is(err, ebpf.ErrKeyExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+// RuleHits is how many packets a rule has denied, or would have if its policy were not in audit.
+func (d *Datapath) RuleHits() (map[uint32]uint64, error) {
+	hits := map[uint32]uint64{}
+	var rule uint32
+	var each []uint64
+	all := d.objects.PolHitsV1.Iterate()
+	for all.Next(&rule, &each) {
+		for _, n := range each {
+			hits[rule] += n
+		}
+	}
+	return hits, all.Err()
+}
+
+// Question is about a session that may not exist: one that either end begins.
+type Question struct {
+	Tenant              address.TenantID
+	Local, Remote       netip.Addr    // canonical
+	LocalApp, RemoteApp address.AppID // as the addresses say
+	Protocol            uint8
+	LocalPort           uint16
+	RemotePort          uint16
+}
+
+// Answer is what the kernel's own tables say of it.
+type Answer struct {
+	LocalApp, RemoteApp address.AppID // as they are now
+	Allowed             [2]bool       // by policy.Direction, seen from the local end
+	Rules, Audits       [2]uint32     // that decided, and that would have denied; 0 where none did
+}
+
+// Why asks the program that packets meet.
+func (d *Datapath) Why(q Question) (Answer, error) {
+	r := pilasterWhyRequest{Ends: pilasterEnds{Local: words(q.Local), Remote: words(q.Remote), Tenant: uint32(q.Tenant), LocalApp: uint32(q.LocalApp), RemoteApp: uint32(q.RemoteApp),
+		LocalPort: networkOrder(q.LocalPort), RemotePort: networkOrder(q.RemotePort), Proto: q.Protocol}}
+	// The question and its answer pass as a packet, behind an Ethernet header.
+	frame, err := binary.Append(make([]byte, ethernetHeader), binary.NativeEndian, r)
+	if err != nil {
+		return Answer{}, err
+	}
+	out := make([]byte, len(frame))
+	result, err := d.objects.PilWhy.Run(&ebpf.RunOptions{Data: frame, DataOut: out})
+	if err != nil || result != 0 {
+		return Answer{}, fmt.Errorf("ask the packet path about a session (result %d): %w", int32(result), err)
+	}
+	if _, err := binary.Decode(out[ethernetHeader:], binary.NativeEndian, &r); err != nil {
+		return Answer{}, err
+	}
+	a := Answer{LocalApp: address.AppID(r.Ends.LocalApp), RemoteApp: address.AppID(r.Ends.RemoteApp)}
+	for way, direction := range [2]policy.Direction{policy.Egress, policy.Ingress} {
+		a.Allowed[direction] = r.Pre.Verdicts[way] == 1
+		a.Rules[direction], a.Audits[direction] = bits.ReverseBytes32(r.Pre.Rules[way]), bits.ReverseBytes32(r.Pre.Audits[way])
+	}
+	return a, nil
+}
+
+const ethernetHeader = 14

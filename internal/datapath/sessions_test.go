@@ -1,0 +1,153 @@
+package datapath
+
+import (
+	"testing"
+
+	"github.com/cilium/ebpf"
+
+	"pilaster.io/pilaster/internal/packet"
+)
+
+// newSessionBench is a bench whose node keeps few sessions, and whose b1 may begin all and is begun nothing to.
+func newSessionBench(t *testing.T, sessions int) *progBench {
+	b := newProgBench(t)
+	config := b.datapath.config
+	config.MaxSessions = sessions
+	b.reopen(t, config)
+	b.restore(t, b.b1, b.b2, b.r1)
+	b.says(t, 10, 1, denies|ruleNothing, 0, 0)
+	policed(t, b, pilasterSubject{Sets: [2]uint64{0, 10}})
+	return b
+}
+
+// begin has b1 begin a connection from a port, answered and answered again if it is to stand.
+func (b *progBench) begin(t *testing.T, from uint16, stands bool) (refused bool) {
+	t.Helper()
+	refuses := func(in bool, body packet.Body) bool {
+		program, ctx, frame := b.fromEither(in, body)
+		verdict, _, reasons := b.run(t, program, frame, ctx)
+		if verdict == verdictDrop && reasons["session-limit"] != 1 {
+			t.Fatalf("port %d: dropped for %v", from, reasons)
+		}
+		return verdict == verdictDrop
+	}
+	if refuses(false, tcp(from, 80, packet.SYN)) {
+		return true
+	}
+	return stands && (refuses(true, tcp(80, from, synAck)) || refuses(false, tcp(from, 80, packet.ACK)))
+}
+
+// knows tells whether a connection that b1 began is remembered: else nothing comes in.
+func (b *progBench) knows(t *testing.T, from uint16) bool {
+	t.Helper()
+	program, ctx, frame := b.fromEither(true, tcp(80, from, packet.ACK))
+	verdict, _, _ := b.run(t, program, frame, ctx)
+	return verdict == verdictRedirect
+}
+
+func ports(first uint16, n int) (all []uint16) {
+	for i := range n {
+		all = append(all, first+uint16(i))
+	}
+	return all
+}
+
+// TestHalfOpenGoFirst: a flood of half-open connections takes no place from what is established (NZ11, §7.3).
+func TestHalfOpenGoFirst(t *testing.T) {
+	const room, stand, flood = 4 * placesPerBucket, 16, 4000
+	b := newSessionBench(t, room)
+	standing := ports(1000, stand)
+	for _, port := range standing {
+		if b.begin(t, port, true) {
+			t.Fatalf("refused with %d of %d", port-1000, room)
+		}
+	}
+	for _, port := range ports(10000, flood) {
+		program, ctx, frame := b.fromEither(false, tcp(port, 80, packet.SYN))
+		must(t, b.ns.Do(func() error {
+			verdict, err := program.Run(&ebpf.RunOptions{Data: frame, Context: ctx})
+			if verdict != verdictRedirect {
+				t.Fatalf("port %d: verdict %d", port, verdict)
+			}
+			return err
+		}))
+	}
+	b.voidVerdicts(t) // what is remembered counts, not what is cached
+	for _, port := range standing {
+		if !b.knows(t, port) {
+			t.Errorf("the connection from port %d was forgotten", port)
+		}
+	}
+	c := b.sessions(t)
+	t.Logf("%d begun, %d evicted, %d refused", c.Begun, c.Evicted, c.Refused)
+	if c.Begun != uint64(stand+flood) || c.Evicted < uint64(flood-room) || c.Refused != 0 {
+		t.Errorf("%+v; want %d begun, all but a few of %d evicted, none refused", c, stand+flood, flood)
+	}
+}
+
+// TestEstablishedStay: a full table refuses, and gives nothing away that stands; before, it is almost full.
+func TestEstablishedStay(t *testing.T) {
+	const room = 16 * placesPerBucket
+	b := newSessionBench(t, room)
+	var standing []uint16
+	refused := 0
+	for _, port := range ports(1000, 2*room) {
+		if b.begin(t, port, true) {
+			refused++
+		} else {
+			standing = append(standing, port)
+		}
+	}
+	b.voidVerdicts(t)
+	for _, port := range standing {
+		if !b.knows(t, port) {
+			t.Errorf("the connection from port %d was forgotten", port)
+		}
+	}
+	t.Logf("%d connections stand of %d that there is room for", len(standing), room)
+	if c := b.sessions(t); len(standing) < room*9/10 || refused == 0 || c.Refused == 0 {
+		t.Errorf("%d connections stand of %d that there is room for, %d were refused, %+v", len(standing), room, refused, c)
+	}
+}
+
+// TestSessionsAge: a session's place is free when its time is over, and nobody has to do anything for that.
+func TestSessionsAge(t *testing.T) {
+	b := newSessionBench(t, placesPerBucket)
+	for _, port := range ports(1000, placesPerBucket) {
+		if b.begin(t, port, true) {
+			t.Fatalf("port %d was refused", port)
+		}
+	}
+	if !b.begin(t, 2000, true) {
+		t.Fatal("nothing is refused when all is full")
+	}
+	b.overAll(t)
+	if b.knows(t, 1000) {
+		t.Error("a session is remembered when its time is over")
+	}
+	if b.begin(t, 2000, true) {
+		t.Error("refused although all others' time is over")
+	}
+}
+
+// overAll ends the time of all sessions.
+func (b *progBench) overAll(t *testing.T) {
+	t.Helper()
+	m := b.datapath.objects.PilSessionsV1
+	for i := range m.MaxEntries() {
+		var bucket pilasterSessionBucket
+		must(t, m.LookupWithFlags(i, &bucket, ebpf.LookupLock))
+		for j := range bucket.Places {
+			bucket.Places[j].Until = 1
+		}
+		must(t, m.Update(i, &bucket, ebpf.UpdateLock))
+	}
+	b.voidVerdicts(t)
+}
+
+func (b *progBench) voidVerdicts(t *testing.T) {
+	t.Helper()
+	var n uint32
+	must(t, b.datapath.objects.PolGenerationV1.Lookup(uint32(0), &n))
+	must(t, b.datapath.objects.PolGenerationV1.Put(uint32(0), n+1))
+}
