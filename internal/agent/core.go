@@ -30,7 +30,14 @@ const removeTimeout = 30 * time.Second
 // Resolver asks the cluster for what this node does not know: a tenant, or the app of a label
 // set. Its errors are refusals of kind ErrNotFound, ErrExhausted, ErrInvalid, ErrUnavailable or ErrNever.
 type Resolver interface {
-	Resolve(ctx context.Context, name string, identity map[string]string) (tenant.Tenant, address.AppID, error)
+	Resolve(ctx context.Context, name string, identity map[string]string) (Resolved, error)
+}
+
+// Resolved is what the cluster answers.
+type Resolved struct {
+	Tenant   tenant.Tenant
+	App      address.AppID
+	Policies bool // the tenant has some, and the stream tells them
 }
 
 // Core is the agent without sockets, streams and kernel: what it decides it writes to the store
@@ -39,6 +46,7 @@ type Resolver interface {
 type Core struct {
 	store    *endpoint.Store
 	tenants  *Tenants
+	policies *policies
 	networks map[string]Network
 	driver   Driver
 	resolver Resolver
@@ -79,7 +87,7 @@ type Config struct {
 // New is a core that knows what store and tenants hold. Start must come before anything else.
 func New(c Config) (*Core, error) {
 	core := &Core{
-		store: c.Store, tenants: c.Tenants, networks: c.Networks, absent: c.Absent, driver: c.Driver, resolver: c.Resolver,
+		store: c.Store, tenants: c.Tenants, policies: c.Tenants.policies, networks: c.Networks, absent: c.Absent, driver: c.Driver, resolver: c.Resolver,
 		plan: c.Plan, edge: c.Edge, max: cmp.Or(c.MaxEndpoints, DefaultMaxEndpoints), now: c.Now, log: c.Log,
 		ids: map[endpoint.ID]bool{}, lastID: c.Store.LastID(), moved: map[endpoint.ID]bool{}, due: newSignal(),
 	}
@@ -217,6 +225,9 @@ func (c *Core) build(ctx context.Context, r *endpoint.Record, q AddRequest) erro
 		return err
 	}
 	*r = active
+	if err := c.police(active); err != nil {
+		return err
+	}
 	if err := c.driver.Attach(active); err != nil {
 		return err
 	}

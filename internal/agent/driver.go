@@ -56,6 +56,10 @@ type Driver interface {
 	// and not on their way to a device that is not there.
 	Lose(endpoint.Record) error
 
+	// SetPolicies has containers policed by these tenants' policies and nothing else, or is refused and leaves all as it was. What flows and is
+	// allowed goes on.
+	SetPolicies([]TenantPolicies) error
+
 	// KeepSettings sets the devices again where somebody has overwritten what they need; it is called every
 	// few seconds.
 	KeepSettings() error

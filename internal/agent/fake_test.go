@@ -31,20 +31,21 @@ var (
 
 // fakeDriver is a kernel that remembers what it was told and fails where it is told to.
 type fakeDriver struct {
-	mu      sync.Mutex
-	tenants map[string]tenant.Tenant
-	devices map[endpoint.ID]endpoint.Record
-	active  map[endpoint.ID]endpoint.Record
-	calls   []string
-	fail    map[string]error // by the name of a call
-	lost    map[string]error // what Restore says of containers
-	during  func(call string, r endpoint.Record)
-	looked  func([]endpoint.Record) // for their devices
-	status  Status
-	entries []Entries
-	mtu     int
-	events  chan Event
-	vxlan   *fakeSwitch // its part of network nimitz
+	mu       sync.Mutex
+	tenants  map[string]tenant.Tenant
+	devices  map[endpoint.ID]endpoint.Record
+	active   map[endpoint.ID]endpoint.Record
+	calls    []string
+	fail     map[string]error // by the name of a call
+	lost     map[string]error // what Restore says of containers
+	during   func(call string, r endpoint.Record)
+	looked   func([]endpoint.Record) // for their devices
+	status   Status
+	entries  []Entries
+	mtu      int
+	events   chan Event
+	vxlan    *fakeSwitch // its part of network nimitz
+	policies map[string]TenantPolicies
 }
 
 func newFakeDriver() *fakeDriver {
@@ -244,6 +245,19 @@ func (d *fakeDriver) Lost(records []endpoint.Record) (map[endpoint.ID]error, err
 
 func (d *fakeDriver) Lose(r endpoint.Record) error { return d.call("Lose", r) }
 
+func (d *fakeDriver) SetPolicies(all []TenantPolicies) error {
+	if err := d.call("SetPolicies", endpoint.Record{}); err != nil {
+		return err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.policies = map[string]TenantPolicies{}
+	for _, t := range all {
+		d.policies[t.Tenant] = t
+	}
+	return nil
+}
+
 func (d *fakeDriver) KeepSettings() error { return d.call("KeepSettings", endpoint.Record{}) }
 
 func (d *fakeDriver) GuardEdge(netlink.Link) error { return d.call("GuardEdge", endpoint.Record{}) }
@@ -278,11 +292,12 @@ func (d *fakeDriver) empty() error {
 
 // fakeOrchestrator knows tenants and gives each label set an app.
 type fakeOrchestrator struct {
-	mu      sync.Mutex
-	tenants map[string]tenant.Tenant
-	apps    map[string]address.AppID
-	calls   int
-	err     error
+	mu       sync.Mutex
+	tenants  map[string]tenant.Tenant
+	apps     map[string]address.AppID
+	calls    int
+	err      error
+	policies map[string]bool // tenants that have some
 }
 
 func newFakeOrchestrator() *fakeOrchestrator {
@@ -291,26 +306,26 @@ func newFakeOrchestrator() *fakeOrchestrator {
 			"blue": {Name: "blue", Addressing: tenant.Encrypted, IDs: []tenant.ID{{ID: 1, Key: blueKey}}},
 			"red":  {Name: "red", Addressing: tenant.Clear, IDs: []tenant.ID{{ID: 2, Key: address.Key{2}}}},
 		},
-		apps: map[string]address.AppID{},
+		apps: map[string]address.AppID{}, policies: map[string]bool{},
 	}
 }
 
-func (o *fakeOrchestrator) Resolve(_ context.Context, name string, identity map[string]string) (tenant.Tenant, address.AppID, error) {
+func (o *fakeOrchestrator) Resolve(_ context.Context, name string, identity map[string]string) (Resolved, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.calls++
 	if o.err != nil {
-		return tenant.Tenant{}, 0, o.err
+		return Resolved{}, o.err
 	}
 	t, ok := o.tenants[name]
 	if !ok {
-		return tenant.Tenant{}, 0, refuse(ErrNotFound, "tenant %s does not exist", name)
+		return Resolved{}, refuse(ErrNotFound, "tenant %s does not exist", name)
 	}
 	set := name + " " + tenant.Canonical(identity)
 	if o.apps[set] == 0 {
 		o.apps[set] = address.AppID(len(o.apps) + 1)
 	}
-	return t, o.apps[set], nil
+	return Resolved{t, o.apps[set], o.policies[name]}, nil
 }
 
 // bed is a core between a fake kernel and a fake orchestrator, on a disk that outlives it.

@@ -24,15 +24,21 @@ func (c *Core) acquire(ctx context.Context, name string, identity map[string]str
 		return tenant.Tenant{}, 0, err
 	}
 	defer c.tenants.resolve(name)()
-	t, app, err = c.resolver.Resolve(ctx, name, identity)
+	answer, err := c.resolver.Resolve(ctx, name, identity)
 	if err != nil {
 		return tenant.Tenant{}, 0, err
 	}
-	if err := checkResolved(t, app, name); err != nil {
+	if err := checkResolved(answer.Tenant, answer.App, name); err != nil {
 		return tenant.Tenant{}, 0, err
 	}
-	learnt := Known{Tenant: t, Apps: []App{{app, maps.Clone(identity)}}}
+	learnt := Known{Tenant: answer.Tenant, Apps: []App{{answer.App, maps.Clone(identity)}}}
 	t, app, ok, err = c.hold(ctx, name, identity, &learnt)
+	if ok && answer.Policies {
+		if err := c.awaitPolicies(ctx, name); err != nil {
+			c.release(ctx, name, t.Current().ID)
+			return tenant.Tenant{}, 0, err
+		}
+	}
 	if err == nil && !ok {
 		err = fmt.Errorf("the orchestrator gave tenant %s app %d for labels %q, but this node knows that app by others", name, learnt.Apps[0].ID, tenant.Canonical(identity))
 	}
@@ -156,6 +162,9 @@ func (c *Core) forget(ctx context.Context, name string) error {
 	c.tenants.setPut(name, tenant.Tenant{}, nil)
 	err := c.deleteTenant(ctx, known.Tenant)
 	if err == nil {
+		err = c.forgetPolicies(name)
+	}
+	if err == nil {
 		err = c.tenants.forget(name)
 	}
 	if err != nil {
@@ -211,6 +220,9 @@ func (c *Core) applyOne(ctx context.Context, k Known) error {
 			c.tenants.refuse(k.Tenant.Name, err)
 		}
 		return err
+	}
+	if err := c.renewPolicies(k.Tenant.Name); err != nil {
+		c.log.Error("policies are not in force for all that is known", "error", err)
 	}
 	if after, _, _ := c.tenants.get(k.Tenant.Name); after.Tenant.Network != before.Tenant.Network || after.Tenant.Leaving != before.Tenant.Leaving {
 		c.due.signal()

@@ -227,6 +227,7 @@ func (l *Link) follow(ctx context.Context, core *Core, lists *lists) (heard bool
 		stream.CloseResponse()
 	}()
 	reader := &reader{lists: lists, client: client, running: &reports, end: end}
+	var begun *pilasterv1.FollowResponse // an event that comes in several messages, as far as it has
 	for {
 		event, err := stream.Receive()
 		if cause := context.Cause(ctx); cause != nil {
@@ -234,6 +235,9 @@ func (l *Link) follow(ctx context.Context, core *Core, lists *lists) (heard bool
 		}
 		if err != nil {
 			return heard, fmt.Errorf("following the orchestrator: %w", err)
+		}
+		if event, begun = joined(begun, event); event == nil {
+			continue
 		}
 		changed, err := newsOf(event)
 		if err != nil {
@@ -313,8 +317,17 @@ func (l *Link) apply(ctx context.Context, core *Core, event *pilasterv1.FollowRe
 	if own != nil {
 		err = core.Carry(ctx, own.Carries)
 	}
+	policies, err2 := policiesFromProto(event)
+	if err2 != nil {
+		return fmt.Errorf("an event of the orchestrator cannot be used: %w", err2)
+	}
 	if err := errors.Join(err, core.Apply(ctx, news, deleted)); err != nil {
 		return err // the next stream tells all of it again
+	}
+	for _, p := range policies {
+		if err := core.ApplyPolicies(ctx, p); err != nil {
+			return err
+		}
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -463,7 +463,7 @@ func TestResolveSaysWhatIsMissing(t *testing.T) {
 	} {
 		b := newLinkBed(t)
 		b.cluster.resolve = func(*pilasterv1.ResolveRequest) (*pilasterv1.ResolveResponse, error) { return nil, c.err }
-		_, _, err := b.link.Resolve(t.Context(), "blue", map[string]string{"app": "web"})
+		_, err := b.link.Resolve(t.Context(), "blue", map[string]string{"app": "web"})
 		if !errors.Is(err, c.kind) {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -479,7 +479,7 @@ func TestResolveSaysWhatIsMissing(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.server.Close()
-	_, _, err := b.link.Resolve(t.Context(), "blue", map[string]string{"app": "web"})
+	_, err := b.link.Resolve(t.Context(), "blue", map[string]string{"app": "web"})
 	if !errors.Is(err, ErrUnavailable) || !strings.Contains(err.Error(), `labels "app=web" in tenant blue`) {
 		t.Errorf("known tenant, unknown labels: %v", err)
 	}
@@ -498,7 +498,7 @@ func TestUnusableAnswersAreRefused(t *testing.T) {
 	} {
 		b := newLinkBed(t)
 		b.cluster.resolve = func(*pilasterv1.ResolveRequest) (*pilasterv1.ResolveResponse, error) { return r, nil }
-		if _, _, err := b.link.Resolve(t.Context(), "blue", nil); err == nil {
+		if _, err := b.link.Resolve(t.Context(), "blue", nil); err == nil {
 			t.Errorf("%s was taken", name)
 		}
 	}

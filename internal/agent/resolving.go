@@ -9,7 +9,6 @@ import (
 	"connectrpc.com/connect"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
-	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/local"
 	"pilaster.io/pilaster/internal/tenant"
 )
@@ -18,7 +17,7 @@ import (
 const resolveTimeout = 5 * time.Second
 
 // Resolve implements Resolver by one call.
-func (l *Link) Resolve(ctx context.Context, name string, identity map[string]string) (tenant.Tenant, address.AppID, error) {
+func (l *Link) Resolve(ctx context.Context, name string, identity map[string]string) (Resolved, error) {
 	ctx, cancel := context.WithTimeout(ctx, resolveTimeout)
 	defer cancel()
 	client, err := l.dial(ctx)
@@ -29,7 +28,7 @@ func (l *Link) Resolve(ctx context.Context, name string, identity map[string]str
 			return resolved(resp.Msg)
 		}
 	}
-	return tenant.Tenant{}, 0, l.unhelpful(err, l.missing(name, identity))
+	return Resolved{}, l.unhelpful(err, l.missing(name, identity))
 }
 
 // unhelpful is what an ADD says of an error of the orchestrator, without which it lacks something.
@@ -56,14 +55,14 @@ func (l *Link) missing(name string, identity map[string]string) string {
 	return fmt.Sprintf("this node does not know tenant %s", name)
 }
 
-func resolved(r *pilasterv1.ResolveResponse) (tenant.Tenant, address.AppID, error) {
+func resolved(r *pilasterv1.ResolveResponse) (Resolved, error) {
 	t, err := tenantFromProto(r.GetTenant())
 	if err != nil {
-		return t, 0, fmt.Errorf("the orchestrator's answer cannot be used: %w", err)
+		return Resolved{}, fmt.Errorf("the orchestrator's answer cannot be used: %w", err)
 	}
 	a, err := appFromProto(r.GetApp())
 	if err != nil {
-		return t, 0, fmt.Errorf("the orchestrator's answer cannot be used: %w", err)
+		return Resolved{}, fmt.Errorf("the orchestrator's answer cannot be used: %w", err)
 	}
-	return t, a.ID, nil
+	return Resolved{t, a.ID, r.HasPolicies}, nil
 }

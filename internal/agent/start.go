@@ -33,6 +33,9 @@ func (c *Core) Start(ctx context.Context) error {
 	if err := c.putTenants(ctx); err != nil {
 		return err
 	}
+	if err := c.startPolicies(); err != nil {
+		return err
+	}
 	records := c.store.List()
 	lost, err := c.driver.Restore(ctx, records, func(found []endpoint.Record) error { return c.repair(ctx, records, found) })
 	if err != nil {

@@ -57,6 +57,7 @@ func (s *Service) status(ctx context.Context) *pilasterv1.StatusResponse {
 	_ = core.eachGateway(func(n network.Outward) error { addGateway(r, n.Gateway()); return nil })
 	r.Problems = append(r.Problems, core.tenants.refusals()...)
 	r.Problems = append(r.Problems, core.uncarried()...)
+	r.Problems = append(r.Problems, core.unenforced()...)
 	r.Problems = append(r.Problems, core.tenants.unmoved()...)
 	if lost := core.lost(); lost != "" {
 		r.Problems = append(r.Problems, lost)

@@ -22,10 +22,11 @@ import (
 // that endpoints are added with the orchestrator away. Its methods are for the Core, which
 // holds the tenant's lock around what belongs together.
 type Tenants struct {
-	disk    durable.Disk
-	dir     string
-	changed chan struct{}
-	maxIDs  int
+	disk     durable.Disk
+	dir      string
+	changed  chan struct{}
+	maxIDs   int
+	policies *policies
 
 	mu        sync.Mutex
 	m         map[string]*hosted
@@ -130,6 +131,10 @@ func OpenTenants(dir string) (*Tenants, error) { return OpenTenantsOn(durable.Di
 func OpenTenantsOn(disk durable.Disk, dir string) (*Tenants, error) {
 	t := &Tenants{disk: disk, dir: filepath.Join(dir, tenantsFolder), changed: make(chan struct{}, 1), maxIDs: DefaultMaxTenantIDs, m: map[string]*hosted{}, carries: map[string]bool{}, resolving: map[string]int{}}
 	if err := disk.MakeFolder(t.dir); err != nil {
+		return nil, err
+	}
+	var err error
+	if t.policies, err = openPolicies(disk, dir); err != nil {
 		return nil, err
 	}
 	names, err := disk.Names(t.dir, ".json")

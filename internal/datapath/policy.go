@@ -10,6 +10,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/agent"
 	"pilaster.io/pilaster/internal/policy"
 )
 
@@ -27,17 +28,10 @@ func (d *Datapath) sessionBuckets() int {
 	return 1 << bits.Len(uint((d.config.MaxSessions-1)/placesPerBucket))
 }
 
-// TenantPolicies is what a tenant's containers are policed by.
-type TenantPolicies struct {
-	IDs       []address.TenantID // all that belong to it
-	Tables    policy.Tables
-	Overrides map[netip.Addr]address.AppID // canonical addresses whose app is another one now
-}
-
 // SetPolicies has containers policed by what these tenants' policies say, and by nothing else; or it is refused, and all is as it was. What sets
 // and tables hold never changes under their names, so they come first; then containers are led to them one by one, and what nobody is led to any
 // more goes. Established sessions that the new rules let pass are not touched.
-func (d *Datapath) SetPolicies(tenants []TenantPolicies) error {
+func (d *Datapath) SetPolicies(tenants []agent.TenantPolicies) error {
 	d.policies.Lock()
 	defer d.policies.Unlock()
 	had, err := d.rulings()

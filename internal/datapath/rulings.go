@@ -6,6 +6,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"pilaster.io/pilaster/internal/agent"
 	"pilaster.io/pilaster/internal/policy"
 )
 
@@ -26,7 +27,7 @@ func noRulings() *rulings {
 }
 
 // add renders a tenant's policies.
-func (r *rulings) add(of TenantPolicies) {
+func (r *rulings) add(of agent.TenantPolicies) {
 	for app, s := range of.Tables.Subjects {
 		for _, id := range of.IDs {
 			r.subjects[pilasterSubjectKey{Tenant: uint32(id), App: uint32(app)}] = pilasterSubject{Sets: byWay(s.Sets), Audits: byWay(s.Audit)}

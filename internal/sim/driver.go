@@ -87,6 +87,7 @@ func (d *driver) SetMTU(endpoint.Record, int) error                             
 func (d *driver) Check(context.Context, endpoint.Record) error                      { return nil }
 func (d *driver) Lost([]endpoint.Record) (map[endpoint.ID]error, error)             { return nil, nil }
 func (d *driver) Lose(endpoint.Record) error                                        { return nil }
+func (d *driver) SetPolicies([]agent.TenantPolicies) error                          { return nil }
 func (d *driver) KeepSettings() error                                               { return nil }
 func (d *driver) GuardEdge(netlink.Link) error                                      { return nil }
 func (d *driver) Status() (agent.Status, error)                                     { return agent.Status{Healthy: true}, nil }

@@ -1,0 +1,86 @@
+package agent
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"google.golang.org/protobuf/proto"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/address"
+)
+
+// joined puts an event together that comes in several messages: the first may be a snapshot, the others are deltas, and the last has the revision. whole
+// is nil as long as more is to come.
+func joined(begun, next *pilasterv1.FollowResponse) (whole, rest *pilasterv1.FollowResponse) {
+	if begun == nil {
+		if next.More {
+			return nil, next
+		}
+		return next, nil
+	}
+	switch e := begun.Event.(type) {
+	case *pilasterv1.FollowResponse_Delta:
+		proto.Merge(e.Delta, next.GetDelta())
+	case *pilasterv1.FollowResponse_Snapshot:
+		d := next.GetDelta()
+		e.Snapshot.Tenants = append(e.Snapshot.Tenants, d.GetTenants()...)
+		e.Snapshot.Apps = append(e.Snapshot.Apps, d.GetApps()...)
+		e.Snapshot.Policies = append(e.Snapshot.Policies, d.GetPolicies()...)
+		e.Snapshot.Overrides = append(e.Snapshot.Overrides, d.GetOverrides()...)
+		e.Snapshot.WholePolicies = append(e.Snapshot.WholePolicies, d.GetWholePolicies()...)
+	}
+	begun.Revision, begun.SpreadMs = next.Revision, next.SpreadMs
+	if next.More {
+		return nil, begun
+	}
+	return begun, nil
+}
+
+// policiesFromProto is what an event says of policies, by tenant.
+func policiesFromProto(event *pilasterv1.FollowResponse) ([]PolicyNews, error) {
+	d := event.GetDelta()
+	if s := event.GetSnapshot(); s != nil {
+		d = &pilasterv1.Delta{Policies: s.Policies, Overrides: s.Overrides, WholePolicies: s.WholePolicies}
+	}
+	by := map[string]*PolicyNews{}
+	of := func(tenant string) *PolicyNews {
+		if by[tenant] == nil {
+			by[tenant] = &PolicyNews{Tenant: tenant, Overrides: map[netip.Addr]address.AppID{}}
+		}
+		return by[tenant]
+	}
+	for _, name := range d.GetWholePolicies() {
+		of(name).Whole = true
+	}
+	for _, p := range d.GetPolicies() {
+		n := of(p.Tenant)
+		n.Documents = append(n.Documents, Document{p.Kind, p.Namespace, p.Name, p.Document})
+	}
+	for _, p := range d.GetEndedPolicies() {
+		n := of(p.Tenant)
+		n.Ended = append(n.Ended, Document{Kind: p.Kind, Namespace: p.Namespace, Name: p.Name})
+	}
+	for _, o := range d.GetOverrides() {
+		a, err := netip.ParseAddr(o.Address)
+		if err != nil || o.App == 0 || o.App >= uint32(address.FirstReservedApp) {
+			return nil, fmt.Errorf("an override of %q by app %#x", o.Address, o.App)
+		}
+		of(o.Tenant).Overrides[a] = address.AppID(o.App)
+	}
+	for _, o := range d.GetEndedOverrides() {
+		a, err := netip.ParseAddr(o.Address)
+		if err != nil {
+			return nil, fmt.Errorf("an override of %q ends", o.Address)
+		}
+		of(o.Tenant).Back = append(of(o.Tenant).Back, a)
+	}
+	all := make([]PolicyNews, 0, len(by))
+	for _, n := range by {
+		all = append(all, *n)
+	}
+	slices.SortFunc(all, func(a, b PolicyNews) int { return cmp.Compare(a.Tenant, b.Tenant) })
+	return all, nil
+}

@@ -1,0 +1,146 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/policy"
+)
+
+const denyAll = `{"apiVersion":"networking.k8s.io/v1","kind":"NetworkPolicy","metadata":{"name":"deny"},"spec":{"podSelector":{},"policyTypes":["Ingress"]}}`
+
+const webFromDB = `{"apiVersion":"networking.k8s.io/v1","kind":"NetworkPolicy","metadata":{"name":"web"},"spec":{"podSelector":{"matchLabels":{"app":"web"}},
+	"ingress":[{"from":[{"podSelector":{"matchLabels":{"app":"db"}}}]}]}}`
+
+func document(name, text string) Document {
+	return Document{Kind: "NetworkPolicy", Namespace: "default", Name: name, Text: text}
+}
+
+func (b *bed) hear(n PolicyNews) {
+	b.t.Helper()
+	if err := b.ApplyPolicies(b.t.Context(), n); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// lets tells whether what the packet path was given lets TCP to port 80 of an app in from another.
+func (b *bed) lets(from, to address.AppID) bool {
+	b.driver.mu.Lock()
+	defer b.driver.mu.Unlock()
+	return b.driver.policies["blue"].Tables.Decide(to, policy.Ingress, from, netip.IPv6Unspecified(), policy.TCP, 80).Allowed
+}
+
+func TestPoliciesAreInForce(t *testing.T) {
+	b := newBed(t)
+	b.hear(PolicyNews{Tenant: "blue", Whole: true, Documents: []Document{document("deny", denyAll)}})
+	if b.driver.policies["blue"].Tables.Subjects != nil {
+		t.Error("policies of a tenant that does not live here came in force")
+	}
+	b.add("c1")
+	if !b.lets(1, 1) {
+		t.Error("a tenant without policies is policed")
+	}
+	b.hear(PolicyNews{Tenant: "blue", Whole: true, Documents: []Document{document("deny", denyAll)}})
+	if b.lets(1, 1) {
+		t.Error("a policy is not in force")
+	}
+	b.hear(PolicyNews{Tenant: "blue", Documents: []Document{document("web", webFromDB)}})
+	if b.lets(2, 1) {
+		t.Error("an app that is not known matches a selector")
+	}
+	if err := b.Apply(t.Context(), []Known{{Tenant: b.orchestrator.tenants["blue"], Apps: []App{{2, map[string]string{"app": "db"}}}}}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if !b.lets(2, 1) || b.lets(1, 1) {
+		t.Error("an app that has become known is not in force")
+	}
+
+	b.reopen()
+	if !b.lets(2, 1) || b.lets(1, 1) {
+		t.Error("policies are not in force after a start")
+	}
+
+	b.hear(PolicyNews{Tenant: "blue", Overrides: map[netip.Addr]address.AppID{netip.MustParseAddr("fd70:696c:6100:2:0:100:100:7"): 2}})
+	if b.driver.policies["blue"].Overrides[netip.MustParseAddr("fd70:696c:6100:2:0:100:100:7")] != 2 {
+		t.Error("an override is not in force")
+	}
+	b.hear(PolicyNews{Tenant: "blue", Ended: []Document{document("deny", ""), document("web", "")}, Back: []netip.Addr{netip.MustParseAddr("fd70:696c:6100:2:0:100:100:7")}})
+	if !b.lets(1, 1) || len(b.driver.policies["blue"].Overrides) != 0 {
+		t.Error("policies that have ended are in force")
+	}
+
+	b.hear(PolicyNews{Tenant: "blue", Documents: []Document{document("deny", denyAll)}})
+	if err := b.Delete(t.Context(), "c1", "eth0"); err != nil {
+		t.Fatal(err)
+	}
+	b.reopen()
+	if len(b.driver.policies) != 0 {
+		t.Errorf("policies of a tenant that has left: %v", b.driver.policies)
+	}
+}
+
+// What cannot be enforced leaves what was, is told, and keeps containers away that would not be policed as they should.
+func TestPoliciesThatAreRefused(t *testing.T) {
+	b := newBed(t)
+	b.add("c1")
+	b.hear(PolicyNews{Tenant: "blue", Whole: true, Documents: []Document{document("deny", denyAll)}})
+	for _, c := range []struct {
+		name string
+		news PolicyNews
+		fail error
+	}{
+		{"of a newer kind", PolicyNews{Tenant: "blue", Documents: []Document{{Kind: "Firewall", Name: "f", Text: `{"kind":"Firewall"}`}}}, nil},
+		{"too many", PolicyNews{Tenant: "blue", Documents: []Document{document("web", webFromDB)}}, errors.New("no room")},
+	} {
+		b.driver.fail["SetPolicies"] = c.fail
+		b.hear(c.news)
+		if b.lets(1, 1) {
+			t.Errorf("%s: what was before is not in force", c.name)
+		}
+		if problems := b.unenforced(); len(problems) != 1 || !strings.Contains(problems[0], "tenant blue") {
+			t.Errorf("%s: problems %q", c.name, problems)
+		}
+		if _, err := b.Add(t.Context(), b.request("c2")); !errors.Is(err, ErrUnavailable) {
+			t.Errorf("%s: an endpoint was added: %v", c.name, err)
+		}
+		b.driver.fail["SetPolicies"] = nil
+		b.hear(PolicyNews{Tenant: "blue", Whole: true, Documents: []Document{document("deny", denyAll)}})
+		if problems := b.unenforced(); len(problems) != 0 {
+			t.Errorf("%s: problems when all is well again: %q", c.name, problems)
+		}
+	}
+	b.add("c2")
+}
+
+// The first container of a tenant with policies waits for these.
+func TestFirstContainerWaitsForPolicies(t *testing.T) {
+	b := newBed(t)
+	b.orchestrator.policies["blue"] = true
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := b.Add(ctx, b.request("c1")); !errors.Is(err, context.Canceled) {
+		t.Fatalf("it did not wait: %v", err)
+	}
+	if len(b.Endpoints()) != 0 || len(b.tenants.Names()) != 0 {
+		t.Fatalf("it left something behind: %v, %v", b.Endpoints(), b.tenants.Names())
+	}
+	added := make(chan error, 1)
+	go func() { _, err := b.Add(t.Context(), b.request("c1")); added <- err }()
+	eventually(t, func() error {
+		if !b.tenants.isHosted("blue") {
+			return errors.New("the tenant is not hosted yet")
+		}
+		return nil
+	})
+	b.hear(PolicyNews{Tenant: "blue", Whole: true, Documents: []Document{document("deny", denyAll)}})
+	if err := <-added; err != nil {
+		t.Fatal(err)
+	}
+	if b.lets(1, 1) {
+		t.Error("it was added before its policies were in force")
+	}
+}

@@ -1,0 +1,68 @@
+package agent
+
+import (
+	"fmt"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/durable"
+)
+
+const policiesFolder = "policies"
+
+// policyFile is what is known of a tenant's policies, as it lies on disk.
+type policyFile struct {
+	Version   int                          `json:"version"`
+	Documents []Document                   `json:"documents"`
+	Overrides map[netip.Addr]address.AppID `json:"overrides,omitempty"`
+}
+
+// openPolicies reads what is known from <dir>/policies.
+func openPolicies(disk durable.Disk, dir string) (*policies, error) {
+	p := &policies{disk: disk, dir: filepath.Join(dir, policiesFolder), m: map[string]*policed{}}
+	if err := disk.MakeFolder(p.dir); err != nil {
+		return nil, err
+	}
+	names, err := disk.Names(p.dir, ".json")
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range names {
+		var f policyFile
+		if err := disk.Read(p.path(name), stateVersion, &f); err != nil {
+			return nil, err
+		}
+		told, err := newPoliced().hear(PolicyNews{Tenant: name, Whole: true, Documents: f.Documents, Overrides: f.Overrides})
+		if err != nil {
+			return nil, &durable.CorruptError{Path: p.path(name), Err: err}
+		}
+		close(told.told)
+		p.m[name] = told
+	}
+	return p, nil
+}
+
+func (p *policies) path(name string) string { return filepath.Join(p.dir, name+".json") }
+
+// write keeps what was heard. That a tenant has no policies is not kept: nothing that is on disk says the same.
+func (p *policies) write(name string, of *policed) error {
+	if len(of.documents) == 0 && len(of.overrides) == 0 {
+		return p.remove(name)
+	}
+	f := policyFile{Version: stateVersion, Overrides: of.overrides}
+	for _, d := range of.documents {
+		f.Documents = append(f.Documents, d)
+	}
+	slices.SortFunc(f.Documents, func(a, b Document) int {
+		return strings.Compare(a.Kind+"/"+a.Namespace+"/"+a.Name, b.Kind+"/"+b.Namespace+"/"+b.Name)
+	})
+	if err := p.disk.Write(p.path(name), f, 0o600); err != nil {
+		return fmt.Errorf("writing policies of tenant %s: %w", name, err)
+	}
+	return nil
+}
+
+func (p *policies) remove(name string) error { return p.disk.Remove(p.path(name)) }
