@@ -1,0 +1,69 @@
+package attack_test
+
+import (
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/packet"
+	"pilaster.io/pilaster/internal/reason"
+)
+
+// forbidden is a port that blue's containers may send nothing to.
+const forbidden = 4242
+
+const forbid = `
+apiVersion: policy.networking.k8s.io/v1alpha2
+kind: ClusterNetworkPolicy
+metadata: {name: forbid}
+spec:
+  tier: Admin
+  priority: 0
+  subject: {namespaces: {}}
+  egress:
+  - {action: Deny, to: [{namespaces: {}}], protocols: [{udp: {destinationPort: {number: 4242}}}]}
+`
+
+// policies are packets that a policy forbids, and parts of packets that do not say what they are.
+func (b *bed) policies(t *testing.T) {
+	if _, err := b.Operator().ApplyPolicies(b.ctx, connect.NewRequest(&pilasterv1.ApplyPoliciesRequest{Tenant: "blue", Documents: []string{forbid}})); err != nil {
+		t.Fatal(err)
+	}
+	self, far, near := b.container(t, "mallory").Address, b.container(t, "b2").Address, b.container(t, "b1").Address
+	datagrams := []packet.Packet{datagram(self, far), datagram(self, near)}
+	for i := range datagrams {
+		datagrams[i].Body = packet.UDP{SourcePort: 7, DestinationPort: forbidden, Payload: []byte("nobody must see this")}
+	}
+	b.untilHeard(t, "n1")
+	b.try(t, from("what a policy forbids", "mallory", reason.PolicyDenied, "n1", 0, datagrams...))
+
+	var parts []packet.Packet
+	for _, p := range datagrams {
+		p.Body, p.Extensions = packet.Raw{Proto: packet.ProtocolUDP, Data: []byte("nobody must see this....")}, []packet.Extension{packet.Fragment(64, false, 9)}
+		parts = append(parts, p)
+	}
+	b.try(t, from("a part of nothing", "mallory", reason.FragmentUnknown, "n1", 0, parts...))
+}
+
+// untilHeard waits until a node has heard of all policies.
+func (b *bed) untilHeard(t *testing.T, node string) {
+	t.Helper()
+	list, err := b.Operator().ListPolicies(b.ctx, connect.NewRequest(&pilasterv1.ListPoliciesRequest{Tenant: "blue"}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range list.Msg.Policies {
+		for {
+			status, err := b.Agent(node).Status(b.ctx, connect.NewRequest(&pilasterv1.StatusRequest{}))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if status.Msg.GetOrchestrator().GetRevision() >= p.Revision {
+				break
+			}
+			time.Sleep(tryAgain)
+		}
+	}
+}
