@@ -21,6 +21,7 @@ func Networks() []string { return []string{Netpila, Nimitz} }
 type Traits struct {
 	Addressings []Addressing // what containers may see; the first unless another is chosen
 	Overlays    bool         // ranges of addresses of their own, beside which there may be services, publications and other regions
+	Policed     bool         // the packet path enforces policies
 	To          string       // the network that they may move to; mostly empty
 }
 
@@ -28,7 +29,7 @@ type Traits struct {
 func TraitsOf(network string) (Traits, bool) {
 	switch cmp.Or(network, Netpila) {
 	case Netpila:
-		return Traits{Addressings: []Addressing{Encrypted, Clear}}, true
+		return Traits{Addressings: []Addressing{Encrypted, Clear}, Policed: true}, true
 	case Nimitz:
 		return Traits{Addressings: []Addressing{Own}, Overlays: true, To: Netpila}, true
 	}

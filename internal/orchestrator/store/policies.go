@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/tenant"
 )
 
 // Policies are kept as they were written, one a key. What they mean is not the store's business: who applies them has read them.
@@ -20,7 +21,12 @@ const maxPolicies = 10_000
 // ApplyPolicies makes or changes policies of a tenant, all of them or none, and says of each what became of it. One that is as it was changes
 // nothing. A dry run only says so.
 func (s *Store) ApplyPolicies(ctx context.Context, name string, policies []*pilasterv1.Policy, dryRun bool) (changes []pilasterv1.PolicyChange, err error) {
-	err = s.changePolicies(ctx, name, policies, dryRun, func(t *txn) (err error) {
+	err = s.changePolicies(ctx, name, policies, dryRun, func(of *pilasterv1.Tenant, t *txn) (err error) {
+		for _, network := range []string{of.Network, of.Leaving} {
+			if on, known := tenant.TraitsOf(network); known && !on.Policed && network != "" {
+				return refuse(Refused, "tenant %s is on network %s, where nothing enforces policies yet; nothing was changed: let it move to network %s first, if it can (`pilaster tenant migrate`)", name, network, tenant.Netpila)
+			}
+		}
 		changes, err = t.applyPolicies(name, policies)
 		return err
 	})
@@ -65,7 +71,7 @@ func (t *txn) applyPolicies(name string, policies []*pilasterv1.Policy) (changes
 
 // DeletePolicies ends policies of a tenant, all of them or none.
 func (s *Store) DeletePolicies(ctx context.Context, name string, policies []*pilasterv1.Policy) error {
-	return s.changePolicies(ctx, name, policies, false, func(t *txn) error {
+	return s.changePolicies(ctx, name, policies, false, func(_ *pilasterv1.Tenant, t *txn) error {
 		for _, p := range policies {
 			key := policyKey(name, p)
 			if value, err := t.get(key); err != nil {
@@ -80,7 +86,7 @@ func (s *Store) DeletePolicies(ctx context.Context, name string, policies []*pil
 }
 
 // changePolicies makes a change of some policies in one transaction, or not at all.
-func (s *Store) changePolicies(ctx context.Context, name string, policies []*pilasterv1.Policy, dryRun bool, decide func(*txn) error) error {
+func (s *Store) changePolicies(ctx context.Context, name string, policies []*pilasterv1.Policy, dryRun bool, decide func(*pilasterv1.Tenant, *txn) error) error {
 	if err := checkTenant(name); err != nil {
 		return err
 	}
@@ -99,10 +105,11 @@ func (s *Store) changePolicies(ctx context.Context, name string, policies []*pil
 		if err := t.fetch(keys...); err != nil {
 			return err
 		}
-		if err := t.loadTenant(name, new(pilasterv1.Tenant)); err != nil {
+		of := new(pilasterv1.Tenant)
+		if err := t.loadTenant(name, of); err != nil {
 			return err
 		}
-		if err := decide(t); err != nil {
+		if err := decide(of, t); err != nil {
 			return err
 		}
 		t.atOnce = true
