@@ -60,6 +60,9 @@ type Driver interface {
 	// allowed goes on.
 	SetPolicies([]TenantPolicies) error
 
+	// Why asks the tables that packets are judged by.
+	Why(Question) (Answer, error)
+
 	// KeepSettings sets the devices again where somebody has overwritten what they need; it is called every
 	// few seconds.
 	KeepSettings() error

@@ -258,6 +258,8 @@ func (d *fakeDriver) SetPolicies(all []TenantPolicies) error {
 	return nil
 }
 
+func (d *fakeDriver) Why(Question) (Answer, error) { return Answer{}, d.call("Why", endpoint.Record{}) }
+
 func (d *fakeDriver) KeepSettings() error { return d.call("KeepSettings", endpoint.Record{}) }
 
 func (d *fakeDriver) GuardEdge(netlink.Link) error { return d.call("GuardEdge", endpoint.Record{}) }

@@ -35,6 +35,7 @@ wrongly and nothing was done, and 3 when the agent or orchestrator does not answ
 	root.AddCommand(newBenchCommand(env))
 	root.AddCommand(newSimCommand(env))
 	root.AddCommand(newExplainCommand(env))
+	root.AddCommand(newWhyCommand(env))
 	root.AddCommand(newOrchestratorCommand(env))
 	root.AddCommand(newTenantCommand(env))
 	root.AddCommand(newPolicyCommand(env))

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/bits"
-	"net/netip"
 
 	"github.com/cilium/ebpf"
 
@@ -102,41 +101,24 @@ func (d *Datapath) RuleHits() (map[uint32]uint64, error) {
 	return hits, all.Err()
 }
 
-// Question is about a session that may not exist: one that either end begins.
-type Question struct {
-	Tenant              address.TenantID
-	Local, Remote       netip.Addr    // canonical
-	LocalApp, RemoteApp address.AppID // as the addresses say
-	Protocol            uint8
-	LocalPort           uint16
-	RemotePort          uint16
-}
-
-// Answer is what the kernel's own tables say of it.
-type Answer struct {
-	LocalApp, RemoteApp address.AppID // as they are now
-	Allowed             [2]bool       // by policy.Direction, seen from the local end
-	Rules, Audits       [2]uint32     // that decided, and that would have denied; 0 where none did
-}
-
 // Why asks the program that packets meet.
-func (d *Datapath) Why(q Question) (Answer, error) {
+func (d *Datapath) Why(q agent.Question) (agent.Answer, error) {
 	r := pilasterWhyRequest{Ends: pilasterEnds{Local: words(q.Local), Remote: words(q.Remote), Tenant: uint32(q.Tenant), LocalApp: uint32(q.LocalApp), RemoteApp: uint32(q.RemoteApp),
 		LocalPort: networkOrder(q.LocalPort), RemotePort: networkOrder(q.RemotePort), Proto: q.Protocol}}
 	// The question and its answer pass as a packet, behind an Ethernet header.
 	frame, err := binary.Append(make([]byte, ethernetHeader), binary.NativeEndian, r)
 	if err != nil {
-		return Answer{}, err
+		return agent.Answer{}, err
 	}
 	out := make([]byte, len(frame))
 	result, err := d.objects.PilWhy.Run(&ebpf.RunOptions{Data: frame, DataOut: out})
 	if err != nil || result != 0 {
-		return Answer{}, fmt.Errorf("ask the packet path about a session (result %d): %w", int32(result), err)
+		return agent.Answer{}, fmt.Errorf("ask the packet path about a session (result %d): %w", int32(result), err)
 	}
 	if _, err := binary.Decode(out[ethernetHeader:], binary.NativeEndian, &r); err != nil {
-		return Answer{}, err
+		return agent.Answer{}, err
 	}
-	a := Answer{LocalApp: address.AppID(r.Ends.LocalApp), RemoteApp: address.AppID(r.Ends.RemoteApp)}
+	a := agent.Answer{LocalApp: address.AppID(r.Ends.LocalApp), RemoteApp: address.AppID(r.Ends.RemoteApp)}
 	for way, direction := range [2]policy.Direction{policy.Egress, policy.Ingress} {
 		a.Allowed[direction] = r.Pre.Verdicts[way] == 1
 		a.Rules[direction], a.Audits[direction] = bits.ReverseBytes32(r.Pre.Rules[way]), bits.ReverseBytes32(r.Pre.Audits[way])

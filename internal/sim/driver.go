@@ -2,6 +2,7 @@ package sim
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"sync"
@@ -88,9 +89,12 @@ func (d *driver) Check(context.Context, endpoint.Record) error                  
 func (d *driver) Lost([]endpoint.Record) (map[endpoint.ID]error, error)             { return nil, nil }
 func (d *driver) Lose(endpoint.Record) error                                        { return nil }
 func (d *driver) SetPolicies([]agent.TenantPolicies) error                          { return nil }
-func (d *driver) KeepSettings() error                                               { return nil }
-func (d *driver) GuardEdge(netlink.Link) error                                      { return nil }
-func (d *driver) Status() (agent.Status, error)                                     { return agent.Status{Healthy: true}, nil }
+func (d *driver) Why(agent.Question) (agent.Answer, error) {
+	return agent.Answer{}, errors.New("this packet path judges nothing")
+}
+func (d *driver) KeepSettings() error           { return nil }
+func (d *driver) GuardEdge(netlink.Link) error  { return nil }
+func (d *driver) Status() (agent.Status, error) { return agent.Status{Healthy: true}, nil }
 func (d *driver) Events(ctx context.Context) (<-chan agent.Event, error) {
 	return nil, fmt.Errorf("this packet path reports nothing")
 }

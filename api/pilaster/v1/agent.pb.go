@@ -1743,6 +1743,287 @@ func (x *Overlaid) GetEndpoint() *Endpoint {
 	return nil
 }
 
+type WhyRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Source        string                 `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"` // as a container sees it, or plaintext
+	Destination   string                 `protobuf:"bytes,2,opt,name=destination,proto3" json:"destination,omitempty"`
+	Protocol      uint32                 `protobuf:"varint,3,opt,name=protocol,proto3" json:"protocol,omitempty"` // of IP: 6 is TCP
+	Port          uint32                 `protobuf:"varint,4,opt,name=port,proto3" json:"port,omitempty"`         // of the destination; 0 where the protocol has none
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WhyRequest) Reset() {
+	*x = WhyRequest{}
+	mi := &file_pilaster_v1_agent_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WhyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WhyRequest) ProtoMessage() {}
+
+func (x *WhyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_agent_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WhyRequest.ProtoReflect.Descriptor instead.
+func (*WhyRequest) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *WhyRequest) GetSource() string {
+	if x != nil {
+		return x.Source
+	}
+	return ""
+}
+
+func (x *WhyRequest) GetDestination() string {
+	if x != nil {
+		return x.Destination
+	}
+	return ""
+}
+
+func (x *WhyRequest) GetProtocol() uint32 {
+	if x != nil {
+		return x.Protocol
+	}
+	return 0
+}
+
+func (x *WhyRequest) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+type WhyResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Reasons       []*Reason              `protobuf:"bytes,1,rep,name=reasons,proto3" json:"reasons,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WhyResponse) Reset() {
+	*x = WhyResponse{}
+	mi := &file_pilaster_v1_agent_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WhyResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WhyResponse) ProtoMessage() {}
+
+func (x *WhyResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_agent_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WhyResponse.ProtoReflect.Descriptor instead.
+func (*WhyResponse) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *WhyResponse) GetReasons() []*Reason {
+	if x != nil {
+		return x.Reasons
+	}
+	return nil
+}
+
+// Reason is what policies say at one end of a connection.
+type Reason struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Direction     string                 `protobuf:"bytes,1,opt,name=direction,proto3" json:"direction,omitempty"` // "egress" of the source, "ingress" of the destination
+	Endpoint      *Endpoint              `protobuf:"bytes,2,opt,name=endpoint,proto3" json:"endpoint,omitempty"`
+	Peer          string                 `protobuf:"bytes,3,opt,name=peer,proto3" json:"peer,omitempty"`        // plaintext
+	Policed       bool                   `protobuf:"varint,4,opt,name=policed,proto3" json:"policed,omitempty"` // the tenant has policies
+	App           uint32                 `protobuf:"varint,5,opt,name=app,proto3" json:"app,omitempty"`         // of the endpoint now
+	PeerApp       uint32                 `protobuf:"varint,6,opt,name=peer_app,json=peerApp,proto3" json:"peer_app,omitempty"`
+	Allowed       bool                   `protobuf:"varint,7,opt,name=allowed,proto3" json:"allowed,omitempty"`
+	Rule          *RuleName              `protobuf:"bytes,8,opt,name=rule,proto3" json:"rule,omitempty"`   // that decided; unset where none did
+	Audit         *RuleName              `protobuf:"bytes,9,opt,name=audit,proto3" json:"audit,omitempty"` // that would have denied if its policy were not in audit
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Reason) Reset() {
+	*x = Reason{}
+	mi := &file_pilaster_v1_agent_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Reason) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Reason) ProtoMessage() {}
+
+func (x *Reason) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_agent_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Reason.ProtoReflect.Descriptor instead.
+func (*Reason) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *Reason) GetDirection() string {
+	if x != nil {
+		return x.Direction
+	}
+	return ""
+}
+
+func (x *Reason) GetEndpoint() *Endpoint {
+	if x != nil {
+		return x.Endpoint
+	}
+	return nil
+}
+
+func (x *Reason) GetPeer() string {
+	if x != nil {
+		return x.Peer
+	}
+	return ""
+}
+
+func (x *Reason) GetPoliced() bool {
+	if x != nil {
+		return x.Policed
+	}
+	return false
+}
+
+func (x *Reason) GetApp() uint32 {
+	if x != nil {
+		return x.App
+	}
+	return 0
+}
+
+func (x *Reason) GetPeerApp() uint32 {
+	if x != nil {
+		return x.PeerApp
+	}
+	return 0
+}
+
+func (x *Reason) GetAllowed() bool {
+	if x != nil {
+		return x.Allowed
+	}
+	return false
+}
+
+func (x *Reason) GetRule() *RuleName {
+	if x != nil {
+		return x.Rule
+	}
+	return nil
+}
+
+func (x *Reason) GetAudit() *RuleName {
+	if x != nil {
+		return x.Audit
+	}
+	return nil
+}
+
+type RuleName struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Policy        string                 `protobuf:"bytes,1,opt,name=policy,proto3" json:"policy,omitempty"` // "NetworkPolicy shop/web"
+	Rule          string                 `protobuf:"bytes,2,opt,name=rule,proto3" json:"rule,omitempty"`     // "ingress rule 2 (from-db)"
+	Audit         bool                   `protobuf:"varint,3,opt,name=audit,proto3" json:"audit,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RuleName) Reset() {
+	*x = RuleName{}
+	mi := &file_pilaster_v1_agent_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RuleName) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RuleName) ProtoMessage() {}
+
+func (x *RuleName) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_agent_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RuleName.ProtoReflect.Descriptor instead.
+func (*RuleName) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *RuleName) GetPolicy() string {
+	if x != nil {
+		return x.Policy
+	}
+	return ""
+}
+
+func (x *RuleName) GetRule() string {
+	if x != nil {
+		return x.Rule
+	}
+	return ""
+}
+
+func (x *RuleName) GetAudit() bool {
+	if x != nil {
+		return x.Audit
+	}
+	return false
+}
+
 type RecentEventsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -1751,7 +2032,7 @@ type RecentEventsRequest struct {
 
 func (x *RecentEventsRequest) Reset() {
 	*x = RecentEventsRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[25]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1763,7 +2044,7 @@ func (x *RecentEventsRequest) String() string {
 func (*RecentEventsRequest) ProtoMessage() {}
 
 func (x *RecentEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[25]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1776,7 +2057,7 @@ func (x *RecentEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecentEventsRequest.ProtoReflect.Descriptor instead.
 func (*RecentEventsRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{25}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{29}
 }
 
 type RecentEventsResponse struct {
@@ -1788,7 +2069,7 @@ type RecentEventsResponse struct {
 
 func (x *RecentEventsResponse) Reset() {
 	*x = RecentEventsResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[26]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1800,7 +2081,7 @@ func (x *RecentEventsResponse) String() string {
 func (*RecentEventsResponse) ProtoMessage() {}
 
 func (x *RecentEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[26]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1813,7 +2094,7 @@ func (x *RecentEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecentEventsResponse.ProtoReflect.Descriptor instead.
 func (*RecentEventsResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{26}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *RecentEventsResponse) GetEvents() []*MonitorResponse {
@@ -1832,7 +2113,7 @@ type MonitorRequest struct {
 
 func (x *MonitorRequest) Reset() {
 	*x = MonitorRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[27]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1844,7 +2125,7 @@ func (x *MonitorRequest) String() string {
 func (*MonitorRequest) ProtoMessage() {}
 
 func (x *MonitorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[27]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1857,7 +2138,7 @@ func (x *MonitorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MonitorRequest.ProtoReflect.Descriptor instead.
 func (*MonitorRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{27}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *MonitorRequest) GetTypes() []string {
@@ -1890,7 +2171,7 @@ type MonitorResponse struct {
 
 func (x *MonitorResponse) Reset() {
 	*x = MonitorResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[28]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1902,7 +2183,7 @@ func (x *MonitorResponse) String() string {
 func (*MonitorResponse) ProtoMessage() {}
 
 func (x *MonitorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[28]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1915,7 +2196,7 @@ func (x *MonitorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MonitorResponse.ProtoReflect.Descriptor instead.
 func (*MonitorResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{28}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *MonitorResponse) GetTime() *timestamppb.Timestamp {
@@ -2033,7 +2314,7 @@ type CollectGarbageRequest_Valid struct {
 
 func (x *CollectGarbageRequest_Valid) Reset() {
 	*x = CollectGarbageRequest_Valid{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[31]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2045,7 +2326,7 @@ func (x *CollectGarbageRequest_Valid) String() string {
 func (*CollectGarbageRequest_Valid) ProtoMessage() {}
 
 func (x *CollectGarbageRequest_Valid) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[31]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2231,7 +2512,29 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x12\n" +
 	"\x04cidr\x18\x02 \x01(\tR\x04cidr\x12\x16\n" +
 	"\x06region\x18\x03 \x01(\tR\x06region\x121\n" +
-	"\bendpoint\x18\x04 \x01(\v2\x15.pilaster.v1.EndpointR\bendpoint\"\x15\n" +
+	"\bendpoint\x18\x04 \x01(\v2\x15.pilaster.v1.EndpointR\bendpoint\"v\n" +
+	"\n" +
+	"WhyRequest\x12\x16\n" +
+	"\x06source\x18\x01 \x01(\tR\x06source\x12 \n" +
+	"\vdestination\x18\x02 \x01(\tR\vdestination\x12\x1a\n" +
+	"\bprotocol\x18\x03 \x01(\rR\bprotocol\x12\x12\n" +
+	"\x04port\x18\x04 \x01(\rR\x04port\"<\n" +
+	"\vWhyResponse\x12-\n" +
+	"\areasons\x18\x01 \x03(\v2\x13.pilaster.v1.ReasonR\areasons\"\xa6\x02\n" +
+	"\x06Reason\x12\x1c\n" +
+	"\tdirection\x18\x01 \x01(\tR\tdirection\x121\n" +
+	"\bendpoint\x18\x02 \x01(\v2\x15.pilaster.v1.EndpointR\bendpoint\x12\x12\n" +
+	"\x04peer\x18\x03 \x01(\tR\x04peer\x12\x18\n" +
+	"\apoliced\x18\x04 \x01(\bR\apoliced\x12\x10\n" +
+	"\x03app\x18\x05 \x01(\rR\x03app\x12\x19\n" +
+	"\bpeer_app\x18\x06 \x01(\rR\apeerApp\x12\x18\n" +
+	"\aallowed\x18\a \x01(\bR\aallowed\x12)\n" +
+	"\x04rule\x18\b \x01(\v2\x15.pilaster.v1.RuleNameR\x04rule\x12+\n" +
+	"\x05audit\x18\t \x01(\v2\x15.pilaster.v1.RuleNameR\x05audit\"L\n" +
+	"\bRuleName\x12\x16\n" +
+	"\x06policy\x18\x01 \x01(\tR\x06policy\x12\x12\n" +
+	"\x04rule\x18\x02 \x01(\tR\x04rule\x12\x14\n" +
+	"\x05audit\x18\x03 \x01(\bR\x05audit\"\x15\n" +
 	"\x13RecentEventsRequest\"L\n" +
 	"\x14RecentEventsResponse\x124\n" +
 	"\x06events\x18\x01 \x03(\v2\x1c.pilaster.v1.MonitorResponseR\x06events\"&\n" +
@@ -2256,7 +2559,7 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\bendpoint\x18\r \x01(\tR\bendpoint\x12\x18\n" +
 	"\aifindex\x18\x0e \x01(\rR\aifindex\x12\x1f\n" +
 	"\vlost_events\x18\x0f \x01(\x04R\n" +
-	"lostEvents2\xbe\x06\n" +
+	"lostEvents2\xf8\x06\n" +
 	"\fAgentService\x12P\n" +
 	"\vAddEndpoint\x12\x1f.pilaster.v1.AddEndpointRequest\x1a .pilaster.v1.AddEndpointResponse\x12Y\n" +
 	"\x0eDeleteEndpoint\x12\".pilaster.v1.DeleteEndpointRequest\x1a#.pilaster.v1.DeleteEndpointResponse\x12V\n" +
@@ -2265,7 +2568,8 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\rListEndpoints\x12!.pilaster.v1.ListEndpointsRequest\x1a\".pilaster.v1.ListEndpointsResponse\x12P\n" +
 	"\vGetEndpoint\x12\x1f.pilaster.v1.GetEndpointRequest\x1a .pilaster.v1.GetEndpointResponse\x12A\n" +
 	"\x06Status\x12\x1a.pilaster.v1.StatusRequest\x1a\x1b.pilaster.v1.StatusResponse\x12D\n" +
-	"\aExplain\x12\x1b.pilaster.v1.ExplainRequest\x1a\x1c.pilaster.v1.ExplainResponse\x12F\n" +
+	"\aExplain\x12\x1b.pilaster.v1.ExplainRequest\x1a\x1c.pilaster.v1.ExplainResponse\x128\n" +
+	"\x03Why\x12\x17.pilaster.v1.WhyRequest\x1a\x18.pilaster.v1.WhyResponse\x12F\n" +
 	"\aMonitor\x12\x1b.pilaster.v1.MonitorRequest\x1a\x1c.pilaster.v1.MonitorResponse0\x01\x12S\n" +
 	"\fRecentEvents\x12 .pilaster.v1.RecentEventsRequest\x1a!.pilaster.v1.RecentEventsResponseB1Z/pilaster.io/pilaster/api/pilaster/v1;pilasterv1b\x06proto3"
 
@@ -2281,7 +2585,7 @@ func file_pilaster_v1_agent_proto_rawDescGZIP() []byte {
 	return file_pilaster_v1_agent_proto_rawDescData
 }
 
-var file_pilaster_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 33)
+var file_pilaster_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 37)
 var file_pilaster_v1_agent_proto_goTypes = []any{
 	(*AddEndpointRequest)(nil),          // 0: pilaster.v1.AddEndpointRequest
 	(*AddEndpointResponse)(nil),         // 1: pilaster.v1.AddEndpointResponse
@@ -2308,72 +2612,82 @@ var file_pilaster_v1_agent_proto_goTypes = []any{
 	(*ExplainRequest)(nil),              // 22: pilaster.v1.ExplainRequest
 	(*ExplainResponse)(nil),             // 23: pilaster.v1.ExplainResponse
 	(*Overlaid)(nil),                    // 24: pilaster.v1.Overlaid
-	(*RecentEventsRequest)(nil),         // 25: pilaster.v1.RecentEventsRequest
-	(*RecentEventsResponse)(nil),        // 26: pilaster.v1.RecentEventsResponse
-	(*MonitorRequest)(nil),              // 27: pilaster.v1.MonitorRequest
-	(*MonitorResponse)(nil),             // 28: pilaster.v1.MonitorResponse
-	nil,                                 // 29: pilaster.v1.AddEndpointRequest.LabelsEntry
-	nil,                                 // 30: pilaster.v1.Endpoint.LabelsEntry
-	(*CollectGarbageRequest_Valid)(nil), // 31: pilaster.v1.CollectGarbageRequest.Valid
-	nil,                                 // 32: pilaster.v1.DatapathStatus.SwitchesEntry
-	(*timestamppb.Timestamp)(nil),       // 33: google.protobuf.Timestamp
-	(*Node)(nil),                        // 34: pilaster.v1.Node
-	(*Plan)(nil),                        // 35: pilaster.v1.Plan
-	(*App)(nil),                         // 36: pilaster.v1.App
-	(*Service)(nil),                     // 37: pilaster.v1.Service
+	(*WhyRequest)(nil),                  // 25: pilaster.v1.WhyRequest
+	(*WhyResponse)(nil),                 // 26: pilaster.v1.WhyResponse
+	(*Reason)(nil),                      // 27: pilaster.v1.Reason
+	(*RuleName)(nil),                    // 28: pilaster.v1.RuleName
+	(*RecentEventsRequest)(nil),         // 29: pilaster.v1.RecentEventsRequest
+	(*RecentEventsResponse)(nil),        // 30: pilaster.v1.RecentEventsResponse
+	(*MonitorRequest)(nil),              // 31: pilaster.v1.MonitorRequest
+	(*MonitorResponse)(nil),             // 32: pilaster.v1.MonitorResponse
+	nil,                                 // 33: pilaster.v1.AddEndpointRequest.LabelsEntry
+	nil,                                 // 34: pilaster.v1.Endpoint.LabelsEntry
+	(*CollectGarbageRequest_Valid)(nil), // 35: pilaster.v1.CollectGarbageRequest.Valid
+	nil,                                 // 36: pilaster.v1.DatapathStatus.SwitchesEntry
+	(*timestamppb.Timestamp)(nil),       // 37: google.protobuf.Timestamp
+	(*Node)(nil),                        // 38: pilaster.v1.Node
+	(*Plan)(nil),                        // 39: pilaster.v1.Plan
+	(*App)(nil),                         // 40: pilaster.v1.App
+	(*Service)(nil),                     // 41: pilaster.v1.Service
 }
 var file_pilaster_v1_agent_proto_depIdxs = []int32{
-	29, // 0: pilaster.v1.AddEndpointRequest.labels:type_name -> pilaster.v1.AddEndpointRequest.LabelsEntry
+	33, // 0: pilaster.v1.AddEndpointRequest.labels:type_name -> pilaster.v1.AddEndpointRequest.LabelsEntry
 	2,  // 1: pilaster.v1.AddEndpointResponse.endpoint:type_name -> pilaster.v1.Endpoint
-	30, // 2: pilaster.v1.Endpoint.labels:type_name -> pilaster.v1.Endpoint.LabelsEntry
+	34, // 2: pilaster.v1.Endpoint.labels:type_name -> pilaster.v1.Endpoint.LabelsEntry
 	3,  // 3: pilaster.v1.Endpoint.attachments:type_name -> pilaster.v1.Attachment
-	33, // 4: pilaster.v1.Endpoint.created:type_name -> google.protobuf.Timestamp
-	31, // 5: pilaster.v1.CollectGarbageRequest.valid:type_name -> pilaster.v1.CollectGarbageRequest.Valid
+	37, // 4: pilaster.v1.Endpoint.created:type_name -> google.protobuf.Timestamp
+	35, // 5: pilaster.v1.CollectGarbageRequest.valid:type_name -> pilaster.v1.CollectGarbageRequest.Valid
 	2,  // 6: pilaster.v1.CollectGarbageResponse.removed:type_name -> pilaster.v1.Endpoint
 	2,  // 7: pilaster.v1.ListEndpointsResponse.endpoints:type_name -> pilaster.v1.Endpoint
 	2,  // 8: pilaster.v1.GetEndpointResponse.endpoint:type_name -> pilaster.v1.Endpoint
-	34, // 9: pilaster.v1.StatusResponse.node:type_name -> pilaster.v1.Node
-	35, // 10: pilaster.v1.StatusResponse.plan:type_name -> pilaster.v1.Plan
+	38, // 9: pilaster.v1.StatusResponse.node:type_name -> pilaster.v1.Node
+	39, // 10: pilaster.v1.StatusResponse.plan:type_name -> pilaster.v1.Plan
 	18, // 11: pilaster.v1.StatusResponse.orchestrator:type_name -> pilaster.v1.OrchestratorLink
 	19, // 12: pilaster.v1.StatusResponse.datapath:type_name -> pilaster.v1.DatapathStatus
 	21, // 13: pilaster.v1.StatusResponse.drops:type_name -> pilaster.v1.DropCount
 	17, // 14: pilaster.v1.StatusResponse.limits:type_name -> pilaster.v1.Limit
 	16, // 15: pilaster.v1.StatusResponse.gateway:type_name -> pilaster.v1.Gateway
-	33, // 16: pilaster.v1.OrchestratorLink.since:type_name -> google.protobuf.Timestamp
+	37, // 16: pilaster.v1.OrchestratorLink.since:type_name -> google.protobuf.Timestamp
 	20, // 17: pilaster.v1.DatapathStatus.entries:type_name -> pilaster.v1.Entries
-	32, // 18: pilaster.v1.DatapathStatus.switches:type_name -> pilaster.v1.DatapathStatus.SwitchesEntry
-	36, // 19: pilaster.v1.ExplainResponse.app:type_name -> pilaster.v1.App
+	36, // 18: pilaster.v1.DatapathStatus.switches:type_name -> pilaster.v1.DatapathStatus.SwitchesEntry
+	40, // 19: pilaster.v1.ExplainResponse.app:type_name -> pilaster.v1.App
 	2,  // 20: pilaster.v1.ExplainResponse.endpoint:type_name -> pilaster.v1.Endpoint
 	24, // 21: pilaster.v1.ExplainResponse.overlaid:type_name -> pilaster.v1.Overlaid
-	37, // 22: pilaster.v1.ExplainResponse.services:type_name -> pilaster.v1.Service
+	41, // 22: pilaster.v1.ExplainResponse.services:type_name -> pilaster.v1.Service
 	2,  // 23: pilaster.v1.Overlaid.endpoint:type_name -> pilaster.v1.Endpoint
-	28, // 24: pilaster.v1.RecentEventsResponse.events:type_name -> pilaster.v1.MonitorResponse
-	33, // 25: pilaster.v1.MonitorResponse.time:type_name -> google.protobuf.Timestamp
-	0,  // 26: pilaster.v1.AgentService.AddEndpoint:input_type -> pilaster.v1.AddEndpointRequest
-	4,  // 27: pilaster.v1.AgentService.DeleteEndpoint:input_type -> pilaster.v1.DeleteEndpointRequest
-	6,  // 28: pilaster.v1.AgentService.CheckEndpoint:input_type -> pilaster.v1.CheckEndpointRequest
-	8,  // 29: pilaster.v1.AgentService.CollectGarbage:input_type -> pilaster.v1.CollectGarbageRequest
-	10, // 30: pilaster.v1.AgentService.ListEndpoints:input_type -> pilaster.v1.ListEndpointsRequest
-	12, // 31: pilaster.v1.AgentService.GetEndpoint:input_type -> pilaster.v1.GetEndpointRequest
-	14, // 32: pilaster.v1.AgentService.Status:input_type -> pilaster.v1.StatusRequest
-	22, // 33: pilaster.v1.AgentService.Explain:input_type -> pilaster.v1.ExplainRequest
-	27, // 34: pilaster.v1.AgentService.Monitor:input_type -> pilaster.v1.MonitorRequest
-	25, // 35: pilaster.v1.AgentService.RecentEvents:input_type -> pilaster.v1.RecentEventsRequest
-	1,  // 36: pilaster.v1.AgentService.AddEndpoint:output_type -> pilaster.v1.AddEndpointResponse
-	5,  // 37: pilaster.v1.AgentService.DeleteEndpoint:output_type -> pilaster.v1.DeleteEndpointResponse
-	7,  // 38: pilaster.v1.AgentService.CheckEndpoint:output_type -> pilaster.v1.CheckEndpointResponse
-	9,  // 39: pilaster.v1.AgentService.CollectGarbage:output_type -> pilaster.v1.CollectGarbageResponse
-	11, // 40: pilaster.v1.AgentService.ListEndpoints:output_type -> pilaster.v1.ListEndpointsResponse
-	13, // 41: pilaster.v1.AgentService.GetEndpoint:output_type -> pilaster.v1.GetEndpointResponse
-	15, // 42: pilaster.v1.AgentService.Status:output_type -> pilaster.v1.StatusResponse
-	23, // 43: pilaster.v1.AgentService.Explain:output_type -> pilaster.v1.ExplainResponse
-	28, // 44: pilaster.v1.AgentService.Monitor:output_type -> pilaster.v1.MonitorResponse
-	26, // 45: pilaster.v1.AgentService.RecentEvents:output_type -> pilaster.v1.RecentEventsResponse
-	36, // [36:46] is the sub-list for method output_type
-	26, // [26:36] is the sub-list for method input_type
-	26, // [26:26] is the sub-list for extension type_name
-	26, // [26:26] is the sub-list for extension extendee
-	0,  // [0:26] is the sub-list for field type_name
+	27, // 24: pilaster.v1.WhyResponse.reasons:type_name -> pilaster.v1.Reason
+	2,  // 25: pilaster.v1.Reason.endpoint:type_name -> pilaster.v1.Endpoint
+	28, // 26: pilaster.v1.Reason.rule:type_name -> pilaster.v1.RuleName
+	28, // 27: pilaster.v1.Reason.audit:type_name -> pilaster.v1.RuleName
+	32, // 28: pilaster.v1.RecentEventsResponse.events:type_name -> pilaster.v1.MonitorResponse
+	37, // 29: pilaster.v1.MonitorResponse.time:type_name -> google.protobuf.Timestamp
+	0,  // 30: pilaster.v1.AgentService.AddEndpoint:input_type -> pilaster.v1.AddEndpointRequest
+	4,  // 31: pilaster.v1.AgentService.DeleteEndpoint:input_type -> pilaster.v1.DeleteEndpointRequest
+	6,  // 32: pilaster.v1.AgentService.CheckEndpoint:input_type -> pilaster.v1.CheckEndpointRequest
+	8,  // 33: pilaster.v1.AgentService.CollectGarbage:input_type -> pilaster.v1.CollectGarbageRequest
+	10, // 34: pilaster.v1.AgentService.ListEndpoints:input_type -> pilaster.v1.ListEndpointsRequest
+	12, // 35: pilaster.v1.AgentService.GetEndpoint:input_type -> pilaster.v1.GetEndpointRequest
+	14, // 36: pilaster.v1.AgentService.Status:input_type -> pilaster.v1.StatusRequest
+	22, // 37: pilaster.v1.AgentService.Explain:input_type -> pilaster.v1.ExplainRequest
+	25, // 38: pilaster.v1.AgentService.Why:input_type -> pilaster.v1.WhyRequest
+	31, // 39: pilaster.v1.AgentService.Monitor:input_type -> pilaster.v1.MonitorRequest
+	29, // 40: pilaster.v1.AgentService.RecentEvents:input_type -> pilaster.v1.RecentEventsRequest
+	1,  // 41: pilaster.v1.AgentService.AddEndpoint:output_type -> pilaster.v1.AddEndpointResponse
+	5,  // 42: pilaster.v1.AgentService.DeleteEndpoint:output_type -> pilaster.v1.DeleteEndpointResponse
+	7,  // 43: pilaster.v1.AgentService.CheckEndpoint:output_type -> pilaster.v1.CheckEndpointResponse
+	9,  // 44: pilaster.v1.AgentService.CollectGarbage:output_type -> pilaster.v1.CollectGarbageResponse
+	11, // 45: pilaster.v1.AgentService.ListEndpoints:output_type -> pilaster.v1.ListEndpointsResponse
+	13, // 46: pilaster.v1.AgentService.GetEndpoint:output_type -> pilaster.v1.GetEndpointResponse
+	15, // 47: pilaster.v1.AgentService.Status:output_type -> pilaster.v1.StatusResponse
+	23, // 48: pilaster.v1.AgentService.Explain:output_type -> pilaster.v1.ExplainResponse
+	26, // 49: pilaster.v1.AgentService.Why:output_type -> pilaster.v1.WhyResponse
+	32, // 50: pilaster.v1.AgentService.Monitor:output_type -> pilaster.v1.MonitorResponse
+	30, // 51: pilaster.v1.AgentService.RecentEvents:output_type -> pilaster.v1.RecentEventsResponse
+	41, // [41:52] is the sub-list for method output_type
+	30, // [30:41] is the sub-list for method input_type
+	30, // [30:30] is the sub-list for extension type_name
+	30, // [30:30] is the sub-list for extension extendee
+	0,  // [0:30] is the sub-list for field type_name
 }
 
 func init() { file_pilaster_v1_agent_proto_init() }
@@ -2388,7 +2702,7 @@ func file_pilaster_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pilaster_v1_agent_proto_rawDesc), len(file_pilaster_v1_agent_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   33,
+			NumMessages:   37,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -55,6 +55,8 @@ const (
 	AgentServiceStatusProcedure = "/pilaster.v1.AgentService/Status"
 	// AgentServiceExplainProcedure is the fully-qualified name of the AgentService's Explain RPC.
 	AgentServiceExplainProcedure = "/pilaster.v1.AgentService/Explain"
+	// AgentServiceWhyProcedure is the fully-qualified name of the AgentService's Why RPC.
+	AgentServiceWhyProcedure = "/pilaster.v1.AgentService/Why"
 	// AgentServiceMonitorProcedure is the fully-qualified name of the AgentService's Monitor RPC.
 	AgentServiceMonitorProcedure = "/pilaster.v1.AgentService/Monitor"
 	// AgentServiceRecentEventsProcedure is the fully-qualified name of the AgentService's RecentEvents
@@ -73,6 +75,8 @@ type AgentServiceClient interface {
 	GetEndpoint(context.Context, *connect.Request[v1.GetEndpointRequest]) (*connect.Response[v1.GetEndpointResponse], error)
 	Status(context.Context, *connect.Request[v1.StatusRequest]) (*connect.Response[v1.StatusResponse], error)
 	Explain(context.Context, *connect.Request[v1.ExplainRequest]) (*connect.Response[v1.ExplainResponse], error)
+	// Why asks the tables that packets are judged by what becomes of a connection at those of its ends that are here.
+	Why(context.Context, *connect.Request[v1.WhyRequest]) (*connect.Response[v1.WhyResponse], error)
 	Monitor(context.Context, *connect.Request[v1.MonitorRequest]) (*connect.ServerStreamForClient[v1.MonitorResponse], error)
 	// RecentEvents are the last that Monitor would have shown, oldest first.
 	RecentEvents(context.Context, *connect.Request[v1.RecentEventsRequest]) (*connect.Response[v1.RecentEventsResponse], error)
@@ -137,6 +141,12 @@ func NewAgentServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 			connect.WithSchema(agentServiceMethods.ByName("Explain")),
 			connect.WithClientOptions(opts...),
 		),
+		why: connect.NewClient[v1.WhyRequest, v1.WhyResponse](
+			httpClient,
+			baseURL+AgentServiceWhyProcedure,
+			connect.WithSchema(agentServiceMethods.ByName("Why")),
+			connect.WithClientOptions(opts...),
+		),
 		monitor: connect.NewClient[v1.MonitorRequest, v1.MonitorResponse](
 			httpClient,
 			baseURL+AgentServiceMonitorProcedure,
@@ -162,6 +172,7 @@ type agentServiceClient struct {
 	getEndpoint    *connect.Client[v1.GetEndpointRequest, v1.GetEndpointResponse]
 	status         *connect.Client[v1.StatusRequest, v1.StatusResponse]
 	explain        *connect.Client[v1.ExplainRequest, v1.ExplainResponse]
+	why            *connect.Client[v1.WhyRequest, v1.WhyResponse]
 	monitor        *connect.Client[v1.MonitorRequest, v1.MonitorResponse]
 	recentEvents   *connect.Client[v1.RecentEventsRequest, v1.RecentEventsResponse]
 }
@@ -206,6 +217,11 @@ func (c *agentServiceClient) Explain(ctx context.Context, req *connect.Request[v
 	return c.explain.CallUnary(ctx, req)
 }
 
+// Why calls pilaster.v1.AgentService.Why.
+func (c *agentServiceClient) Why(ctx context.Context, req *connect.Request[v1.WhyRequest]) (*connect.Response[v1.WhyResponse], error) {
+	return c.why.CallUnary(ctx, req)
+}
+
 // Monitor calls pilaster.v1.AgentService.Monitor.
 func (c *agentServiceClient) Monitor(ctx context.Context, req *connect.Request[v1.MonitorRequest]) (*connect.ServerStreamForClient[v1.MonitorResponse], error) {
 	return c.monitor.CallServerStream(ctx, req)
@@ -227,6 +243,8 @@ type AgentServiceHandler interface {
 	GetEndpoint(context.Context, *connect.Request[v1.GetEndpointRequest]) (*connect.Response[v1.GetEndpointResponse], error)
 	Status(context.Context, *connect.Request[v1.StatusRequest]) (*connect.Response[v1.StatusResponse], error)
 	Explain(context.Context, *connect.Request[v1.ExplainRequest]) (*connect.Response[v1.ExplainResponse], error)
+	// Why asks the tables that packets are judged by what becomes of a connection at those of its ends that are here.
+	Why(context.Context, *connect.Request[v1.WhyRequest]) (*connect.Response[v1.WhyResponse], error)
 	Monitor(context.Context, *connect.Request[v1.MonitorRequest], *connect.ServerStream[v1.MonitorResponse]) error
 	// RecentEvents are the last that Monitor would have shown, oldest first.
 	RecentEvents(context.Context, *connect.Request[v1.RecentEventsRequest]) (*connect.Response[v1.RecentEventsResponse], error)
@@ -287,6 +305,12 @@ func NewAgentServiceHandler(svc AgentServiceHandler, opts ...connect.HandlerOpti
 		connect.WithSchema(agentServiceMethods.ByName("Explain")),
 		connect.WithHandlerOptions(opts...),
 	)
+	agentServiceWhyHandler := connect.NewUnaryHandler(
+		AgentServiceWhyProcedure,
+		svc.Why,
+		connect.WithSchema(agentServiceMethods.ByName("Why")),
+		connect.WithHandlerOptions(opts...),
+	)
 	agentServiceMonitorHandler := connect.NewServerStreamHandler(
 		AgentServiceMonitorProcedure,
 		svc.Monitor,
@@ -317,6 +341,8 @@ func NewAgentServiceHandler(svc AgentServiceHandler, opts ...connect.HandlerOpti
 			agentServiceStatusHandler.ServeHTTP(w, r)
 		case AgentServiceExplainProcedure:
 			agentServiceExplainHandler.ServeHTTP(w, r)
+		case AgentServiceWhyProcedure:
+			agentServiceWhyHandler.ServeHTTP(w, r)
 		case AgentServiceMonitorProcedure:
 			agentServiceMonitorHandler.ServeHTTP(w, r)
 		case AgentServiceRecentEventsProcedure:
@@ -360,6 +386,10 @@ func (UnimplementedAgentServiceHandler) Status(context.Context, *connect.Request
 
 func (UnimplementedAgentServiceHandler) Explain(context.Context, *connect.Request[v1.ExplainRequest]) (*connect.Response[v1.ExplainResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.AgentService.Explain is not implemented"))
+}
+
+func (UnimplementedAgentServiceHandler) Why(context.Context, *connect.Request[v1.WhyRequest]) (*connect.Response[v1.WhyResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.AgentService.Why is not implemented"))
 }
 
 func (UnimplementedAgentServiceHandler) Monitor(context.Context, *connect.Request[v1.MonitorRequest], *connect.ServerStream[v1.MonitorResponse]) error {

@@ -1,0 +1,149 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/netip"
+	"strconv"
+	"strings"
+
+	"connectrpc.com/connect"
+	"github.com/spf13/cobra"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/address"
+)
+
+// reasonView is what policies say at one end of a connection, as JSON.
+type reasonView struct {
+	Direction string `json:"direction"`
+	Endpoint  uint32 `json:"endpoint"`
+	Pod       string `json:"pod,omitempty"`
+	Tenant    string `json:"tenant"`
+	App       uint32 `json:"app"`
+	Peer      string `json:"peer"`
+	PeerApp   uint32 `json:"peerApp"`
+	Policed   bool   `json:"policed"` // the tenant has policies
+	Allowed   bool   `json:"allowed"`
+	Policy    string `json:"policy,omitempty"` // that decided
+	Rule      string `json:"rule,omitempty"`
+	Audit     string `json:"audit,omitempty"` // the rule that would have denied if its policy were not in audit
+}
+
+type whyView struct {
+	Source      netip.Addr   `json:"source"`
+	Destination netip.Addr   `json:"destination"`
+	Protocol    uint8        `json:"protocol"`
+	Port        uint16       `json:"port"`
+	Reasons     []reasonView `json:"reasons"` // at those ends that are on this node
+}
+
+// protocolNumbers are those that have ports, and those without that people ask about.
+var protocolNumbers = map[string]uint8{"tcp": 6, "udp": 17, "sctp": 132, "icmp": 1, "icmpv6": 58}
+
+func newWhyCommand(env Env) *cobra.Command {
+	var out output
+	var socket agentSocket
+	c := &cobra.Command{
+		Use:   "why SOURCE DESTINATION PROTOCOL[/PORT]",
+		Short: "Say whether policies allow a connection, and which rule decides",
+		Long: `Say whether policies allow a connection from one container to another, and which rule decides. This node's agent
+asks the tables that packets are judged by, in the kernel, for those ends of it that are here: the source's egress, the
+destination's ingress. A connection needs both; what is not here the other end's node knows. It ends with 1 where an
+end that is here denies it.`,
+		Example: `  pilaster why fc05:3c9f:712b:239e:df1b:6d97:4bae:9aef fc98:14bc:4974:c7a8:470f:98a:c932:1f42 tcp/80
+  pilaster why $SOURCE $DESTINATION icmpv6 -o json`,
+		Args: cobra.ExactArgs(3),
+		RunE: func(c *cobra.Command, args []string) error {
+			view, err := askWhy(args)
+			if err != nil {
+				return err
+			}
+			if err := socket.why(c.Context(), &view); err != nil {
+				return err
+			}
+			if err := out.print(env.Stdout, view, view.text); err != nil {
+				return err
+			}
+			for _, r := range view.Reasons {
+				if !r.Allowed {
+					return &exitError{code: ExitFailed}
+				}
+			}
+			return nil
+		},
+	}
+	out.bind(c)
+	socket.bind(c)
+	return c
+}
+
+func askWhy(args []string) (v whyView, err error) {
+	if v.Source, err = address.ParseAny(args[0]); err != nil {
+		return v, usage("%w", err)
+	}
+	if v.Destination, err = address.ParseAny(args[1]); err != nil {
+		return v, usage("%w", err)
+	}
+	name, port, has := strings.Cut(strings.ToLower(args[2]), "/")
+	number, known := protocolNumbers[name]
+	if !known {
+		n, err := strconv.ParseUint(name, 10, 8)
+		if err != nil {
+			return v, usage("%q: say tcp/80, udp/53, sctp/9, icmpv6, icmp, or the number of a protocol", args[2])
+		}
+		number = uint8(n)
+	}
+	v.Protocol = number
+	withPorts := number == 6 || number == 17 || number == 132
+	if has != withPorts {
+		return v, usage("%q: TCP, UDP and SCTP have a port, as in tcp/80, and other protocols none", args[2])
+	}
+	if has {
+		n, err := strconv.ParseUint(port, 10, 16)
+		if err != nil || n == 0 {
+			return v, usage("%q: a port is 1 to 65535", args[2])
+		}
+		v.Port = uint16(n)
+	}
+	return v, nil
+}
+
+func (s *agentSocket) why(ctx context.Context, v *whyView) error {
+	resp, err := s.client().Why(ctx, connect.NewRequest(&pilasterv1.WhyRequest{Source: v.Source.String(), Destination: v.Destination.String(), Protocol: uint32(v.Protocol), Port: uint32(v.Port)}))
+	if err != nil {
+		return err
+	}
+	v.Reasons = []reasonView{}
+	for _, r := range resp.Msg.Reasons {
+		v.Reasons = append(v.Reasons, reasonView{Direction: r.Direction, Endpoint: r.Endpoint.GetId(), Pod: r.Endpoint.GetPod(), Tenant: r.Endpoint.GetTenant(), App: r.App, Peer: r.Peer, PeerApp: r.PeerApp,
+			Policed: r.Policed, Allowed: r.Allowed, Policy: r.Rule.GetPolicy(), Rule: r.Rule.GetRule(), Audit: r.Audit.GetRule()})
+	}
+	return nil
+}
+
+func (v whyView) text(w io.Writer) {
+	if len(v.Reasons) == 0 {
+		fmt.Fprintln(w, "neither end is a container of network netpila on this node; ask on the node of the source, and on that of the destination")
+	}
+	for _, r := range v.Reasons {
+		verdict, because := "allowed", r.Rule
+		if !r.Allowed {
+			verdict = "denied"
+		}
+		switch {
+		case because != "":
+		case !r.Policed:
+			because = "tenant " + r.Tenant + " has no policies"
+		case r.Allowed:
+			because = "no policy restricts it"
+		default:
+			because = "the packet path has no rules for it; see pilaster status"
+		}
+		fmt.Fprintf(w, "%-8s %-8s endpoint %d (tenant %s, app %d), peer %s (app %d): %s\n", r.Direction, verdict, r.Endpoint, r.Tenant, r.App, r.Peer, r.PeerApp, because)
+		if r.Audit != "" {
+			fmt.Fprintf(w, "%-8s %-8s if it were not in audit: %s\n", r.Direction, "denied", r.Audit)
+		}
+	}
+}
