@@ -140,7 +140,21 @@ func (c *Core) ApplyPolicies(ctx context.Context, n PolicyNews) error {
 	if n.Whole && !next.isTold() {
 		close(next.told)
 	}
-	return c.policies.write(n.Tenant, next)
+	return c.keepPolicies(n.Tenant, next)
+}
+
+// keepPolicies writes them. What the tenant's own file says of them is there last, and goes first.
+func (c *Core) keepPolicies(name string, p *policed) error {
+	if len(p.documents) == 0 && len(p.overrides) == 0 {
+		if err := c.tenants.setPoliced(name, false); err != nil {
+			return err
+		}
+		return c.policies.remove(name)
+	}
+	if err := c.policies.write(name, p); err != nil {
+		return err
+	}
+	return c.tenants.setPoliced(name, true)
 }
 
 // of is what is known of a tenant's policies, or that nothing is.
@@ -292,6 +306,11 @@ func (c *Core) startPolicies() error {
 	c.policies.mu.Lock()
 	defer c.policies.mu.Unlock()
 	var all []TenantPolicies
+	for _, name := range c.tenants.Names() {
+		if c.tenants.isPoliced(name) && c.policies.m[name] == nil {
+			return &durable.CorruptError{Path: c.policies.path(name), Err: fmt.Errorf("it is missing, and tenant %s has policies", name)}
+		}
+	}
 	for name, p := range c.policies.m {
 		if _, _, known := c.tenants.get(name); !known {
 			delete(c.policies.m, name)

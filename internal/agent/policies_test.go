@@ -4,10 +4,13 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/durable"
 	"pilaster.io/pilaster/internal/policy"
 )
 
@@ -142,5 +145,42 @@ func TestFirstContainerWaitsForPolicies(t *testing.T) {
 	}
 	if b.lets(1, 1) {
 		t.Error("it was added before its policies were in force")
+	}
+}
+
+// A build that enforces no policies does not start where there are some, and this one not where they were lost.
+func TestPoliciesAreNotLost(t *testing.T) {
+	b := newBed(t)
+	b.add("c1")
+	text := func() string {
+		b.t.Helper()
+		text, err := os.ReadFile(filepath.Join(b.dir, tenantsFolder, "blue.json"))
+		if err != nil {
+			b.t.Fatal(err)
+		}
+		return string(text)
+	}
+	if strings.Contains(text(), "policed") {
+		t.Error("a tenant without policies cannot be read by older builds")
+	}
+	b.hear(PolicyNews{Tenant: "blue", Whole: true, Documents: []Document{document("deny", denyAll)}})
+	if !strings.Contains(text(), `"policed"`) {
+		t.Error("older builds would start and enforce nothing")
+	}
+	file := filepath.Join(b.dir, policiesFolder, "blue.json")
+	if err := os.Rename(file, file+".lost"); err != nil {
+		t.Fatal(err)
+	}
+	var corrupt *durable.CorruptError
+	if err := b.tryReopen(); !errors.As(err, &corrupt) || corrupt.Path != file {
+		t.Errorf("a start without the policies: %v", err)
+	}
+	if err := os.Rename(file+".lost", file); err != nil {
+		t.Fatal(err)
+	}
+	b.reopen()
+	b.hear(PolicyNews{Tenant: "blue", Whole: true})
+	if _, err := os.Stat(file); strings.Contains(text(), "policed") || !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("policies that have ended are still there: %v", err)
 	}
 }

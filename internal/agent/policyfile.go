@@ -47,11 +47,8 @@ func openPolicies(disk durable.Disk, dir string) (*policies, error) {
 
 func (p *policies) path(name string) string { return filepath.Join(p.dir, name+".json") }
 
-// write keeps what was heard. That a tenant has no policies is not kept: nothing that is on disk says the same.
+// write keeps what was heard. That a tenant has no policies is not kept: that nothing is on disk says the same.
 func (p *policies) write(name string, of *policed) error {
-	if len(of.documents) == 0 && len(of.overrides) == 0 {
-		return p.remove(name)
-	}
 	f := policyFile{Version: stateVersion, Overrides: of.overrides}
 	for _, d := range of.documents {
 		f.Documents = append(f.Documents, d)

@@ -65,6 +65,7 @@ const tenantsFolder = "tenants"
 type hosted struct {
 	Known
 	deleted   bool                     // by an operator; endpoints of it still live
+	policed   bool                     // it has policies
 	endpoints map[address.TenantID]int // those being made included
 	put       tenant.Tenant            // what the networks know
 	on        []string                 // which networks do
@@ -93,6 +94,7 @@ type tenantFile struct {
 	Apps       []App             `json:"apps"`
 	Deleted    bool              `json:"deleted,omitempty"`
 	Carried    bool              `json:"carried,omitempty"`
+	Policed    bool              `json:"policed,omitempty"` // so that a build which enforces no policies refuses to start
 
 	Services     []serviceFile     `json:"services,omitempty"`
 	Publications []publicationFile `json:"publications,omitempty"`
@@ -172,7 +174,7 @@ func readTenant(disk durable.Disk, path string) (h *hosted, carried bool, err er
 
 func (f tenantFile) hosted() (*hosted, error) {
 	h := newHosted(Known{Tenant: tenant.Tenant{Name: f.Name, Network: cmp.Or(f.Network, tenant.Netpila), Leaving: f.Leaving, Addressing: f.Addressing, Created: f.Created, Changes: f.Changes}, Apps: f.Apps})
-	h.deleted = f.Deleted
+	h.deleted, h.policed = f.Deleted, f.Policed
 	for _, o := range f.Overlays {
 		h.Tenant.Overlays = append(h.Tenant.Overlays, tenant.Overlay(o))
 	}
@@ -233,7 +235,7 @@ func (t *Tenants) write(h *hosted) error {
 	if h.Tenant.Network != tenant.Netpila {
 		f.Network = h.Tenant.Network
 	}
-	f.Leaving = h.Tenant.Leaving
+	f.Leaving, f.Policed = h.Tenant.Leaving, h.policed
 	for _, o := range h.Tenant.Overlays {
 		f.Overlays = append(f.Overlays, overlayFile(o))
 	}
@@ -351,6 +353,30 @@ func (t *Tenants) markDeleted(name string) error {
 	}
 	t.m[name] = &h
 	return nil
+}
+
+// setPoliced notes whether a tenant has policies.
+func (t *Tenants) setPoliced(name string, policed bool) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	old := t.m[name]
+	if old == nil || old.policed == policed {
+		return nil
+	}
+	h := *old
+	h.policed = policed
+	if err := t.write(&h); err != nil {
+		return err
+	}
+	t.m[name] = &h
+	return nil
+}
+
+func (t *Tenants) isPoliced(name string) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	h := t.m[name]
+	return h != nil && h.policed
 }
 
 func (t *Tenants) forget(name string) error {

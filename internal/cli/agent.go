@@ -24,7 +24,7 @@ func newAgentCommand(env Env) *cobra.Command {
 	var o agent.Options
 	var networks networkFlags
 	var tokenFile, nodePrefix, bpffs, device string
-	var mtuReserve int
+	var mtuReserve, maxRules, maxSessions int
 	c := &cobra.Command{
 		Use:   "agent",
 		Short: "Run this node's agent",
@@ -46,12 +46,15 @@ and refuses to start without, because what it mounts there ends with it.`,
 			if mtuReserve < 0 {
 				return usage("--mtu-reserve %d is negative", mtuReserve)
 			}
+			if maxRules < 1 || maxRules > datapath.MaxMaxRules || maxSessions < 1 || maxSessions > datapath.MaxMaxSessions {
+				return usage("--max-rules %d, --max-sessions %d: choose 1 to %d, and 1 to %d", maxRules, maxSessions, datapath.MaxMaxRules, datapath.MaxMaxSessions)
+			}
 			if err := completeAgent(&o, tokenFile, nodePrefix); err != nil {
 				return err
 			}
 			config := datapath.Config{
 				Uplink: o.Uplink, BPFFS: bpffs, MaxEndpoints: o.MaxEndpoints, MaxTenantIDs: o.MaxTenantIDs, MTUReserve: mtuReserve,
-				MaxMappings: networks.maxMappings, Device: device, Log: o.Log,
+				MaxMappings: networks.maxMappings, MaxRules: maxRules, MaxSessions: maxSessions, Device: device, Log: o.Log,
 			}
 			// Before the node joins: a name and a prefix that were bought for nothing are in the way later.
 			if err := cmp.Or(datapath.CheckBPFFS(bpffs), datapath.CheckUplink(config), networks.ready(c.Context())); err != nil {
@@ -68,6 +71,8 @@ and refuses to start without, because what it mounts there ends with it.`,
 		},
 	}
 	f := c.Flags()
+	f.IntVar(&maxRules, "max-rules", datapath.DefaultMaxRules, "entries of each table of policies that the node takes; memory is used as they come")
+	f.IntVar(&maxSessions, "max-sessions", datapath.DefaultMaxSessions, "sessions of containers under policies that the node remembers, 73 bytes each from the start; a power of 2 of sevens is used")
 	f.StringVar(&o.OrchestratorURL, "orchestrator", "", "URL of the orchestrator, https://host:port")
 	f.StringVar(&tokenFile, "token-file", "", "file with the join token; it may go when the node has joined")
 	f.StringVar(&o.Uplink, "uplink", "", "device to the fabric")

@@ -17,6 +17,9 @@ import (
 const (
 	DefaultMaxRules    = 1 << 18
 	DefaultMaxSessions = placesPerBucket << 15 // 16 MiB
+
+	MaxMaxRules    = 1 << 22
+	MaxMaxSessions = placesPerBucket << 20
 )
 
 // placesPerBucket is bpf/sessions.h's BUCKET_PLACES.
