@@ -4,14 +4,14 @@
 #pragma once
 #include "nimitz_answer.h"
 #include "nimitz_gateway.h"
+#include "nimitz_police.h"
 
-#define TUNNEL_HOPS  64
-#define GBP_IDENTITY 0xffff
+#define TUNNEL_HOPS 64
 
 /* decap takes packets that came by the uplink from the tunnel addresses of nodes, and from nobody else's. The uplink's
  * program marks what is for this node's, but for what claims to be of this node; other interfaces bring none, and the
  * mark stands for them until programs do. */
-static __always_inline int decap(struct __sk_buff *skb, struct journey *j)
+static __noinline int decap(struct __sk_buff *skb, struct journey *j)
 {
 	struct vxlan_metadata policy = {};
 	struct bpf_tunnel_key key = {};
@@ -58,7 +58,7 @@ static __always_inline int register_foreign(struct journey *j)
 }
 
 /* A service's name is outside too: what it becomes is judged after. */
-static __always_inline void nat(struct journey *j)
+static __noinline void nat(struct journey *j)
 {
 	struct scoped_addr key = {.address = j->dst, .scope = scope_of(j->family, j->vni)};
 	struct translation *t = bpf_map_lookup_elem(&nim_dnat_v1, &key);
@@ -142,8 +142,7 @@ static __always_inline int check_way(struct __sk_buff *skb, struct journey *j, _
 }
 
 /* into_tunnel sends a packet to the node of a tunnel address. */
-static __always_inline int into_tunnel(struct __sk_buff *skb, const struct journey *j, const struct addr *vtep,
-				       __u32 device)
+static __noinline int into_tunnel(struct __sk_buff *skb, const struct journey *j, const struct addr *vtep, __u32 device)
 {
 	if (encap(skb, j, vtep))
 		return drop(skb, REASON_MALFORMED, j->hook);
@@ -157,12 +156,13 @@ __noinline int journey_on(struct __sk_buff *skb, const struct packet *p, struct 
 {
 	struct nimitz_node *node;
 	struct addr vtep, from;
-	__u32 zero = 0;
+	__u32 zero = 0, vni;
 	struct route *r;
 
 	if (!p || !j)
 		return TC_ACT_SHOT;
 	from = j->src;
+	vni = j->vni;
 	nat(j);
 	r = find_route(j);
 	node = bpf_map_lookup_elem(&nim_node_v1, &zero);
@@ -177,6 +177,8 @@ __noinline int journey_on(struct __sk_buff *skb, const struct packet *p, struct 
 	/* An address of the overlay means nothing there, or somebody else. */
 	if (r->port == PORT_GATEWAY && !j->translated)
 		return drop(skb, REASON_UNTRANSLATED, j->hook);
+	if (police_journey(skb, p, j, &from, vni, r))
+		return TC_ACT_SHOT;
 	if (r->port == PORT_VXLAN) {
 		j->why = check_way(skb, j, node->vxlan);
 		if (j->why)
@@ -243,16 +245,21 @@ static __always_inline int nimitz_from_tunnel(struct __sk_buff *skb)
 }
 
 /* A router's error speaks for whom the packet it quotes was for: the container hears of no other. */
+static __noinline void find_speaker(struct __sk_buff *skb, const struct packet *p, struct journey *j)
+{
+	struct addr quoted[2] = {};
+
+	read_quote(skb, p, j->family, quoted);
+	j->src = quoted[1];
+}
+
 static __always_inline int nimitz_from_gateway(struct __sk_buff *skb)
 {
 	struct journey j = {.hook = HOOK_GATEWAY, .from = PORT_GATEWAY, .vni = GATEWAY_VNI};
-	struct addr quoted[2] = {};
 	struct packet p = {};
 	int why = look(skb, &j, &p);
 
-	if (!why && is_any_error(&p, j.family)) {
-		read_quote(skb, &p, j.family, quoted);
-		j.src = quoted[1];
-	}
+	if (!why && is_any_error(&p, j.family))
+		find_speaker(skb, &p, &j);
 	return why ? drop(skb, why, HOOK_GATEWAY) : end_of(skb, &j, journey_on(skb, &p, &j));
 }

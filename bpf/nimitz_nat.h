@@ -4,7 +4,6 @@
 #include "forward.h"
 #include "nimitz_tables.h"
 
-#define PROTO_ICMP4	   1
 #define QUOTED_CHECKSUM_4  (ICMPV6_HLEN + 10)
 #define QUOTED_ADDRESSES_4 (ICMPV6_HLEN + 12)
 
@@ -70,6 +69,9 @@ static __always_inline int parse4(struct __sk_buff *skb, const struct frame4 *h,
 	if (p->end > skb->len || p->end < sizeof(*h))
 		return REASON_MALFORMED;
 	p->proto = h->proto;
+	p->ip4 = 1;
+	if (h->fragment & bpf_htons(IP4_MORE_FRAGMENTS | IP4_FRAGMENT_OFFSET))
+		p->fragment = 1 << 31 | p->proto << 16 | h->id;
 	if (!(h->fragment & bpf_htons(IP4_FRAGMENT_OFFSET))) {
 		p->l4 = sizeof(*h);
 		why = p->proto == PROTO_ICMP4	 ? check_icmp4(skb, p)
@@ -79,13 +81,6 @@ static __always_inline int parse4(struct __sk_buff *skb, const struct frame4 *h,
 			return why;
 	}
 	return check_pending(skb, p);
-}
-
-static __always_inline bool is_error4(const struct packet *p)
-{
-	if (p->proto != PROTO_ICMP4 || !p->l4)
-		return false;
-	return p->icmp_type == 3 || p->icmp_type == 4 || p->icmp_type == 11 || p->icmp_type == 12;
 }
 
 /* look finds addresses and transport of a frame of either family, or says why not. */

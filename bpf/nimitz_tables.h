@@ -8,7 +8,8 @@
 #define UDP_VXLAN    4789
 #define VTEP_HOST    bpf_cpu_to_be64(2) /* low half of each node's tunnel address, beside the node's own */
 #define GATEWAY_VNI  0xff		/* of what comes from the gateway */
-#define FIRST_DEVICE 0x10000		/* ports below are endpoints */
+#define GBP_IDENTITY 0xffff
+#define FIRST_DEVICE 0x10000 /* ports below are endpoints */
 
 enum nimitz_port {
 	PORT_NOBODY = 0,

@@ -26,9 +26,11 @@
 #define ARPHRD_ETHER	    1
 #define IPV6_HLEN	    40
 #define IP4_FRAGMENT_OFFSET 0x1fff
+#define IP4_MORE_FRAGMENTS  0x2000
 #define PACKET_HOST	    0
 #define PACKET_OTHERHOST    3
 
+#define PROTO_ICMP4	    1
 #define NEXTHDR_HOP	    0
 #define NEXTHDR_TCP	    6
 #define NEXTHDR_UDP	    17
@@ -108,8 +110,9 @@ struct packet {
 	__u32 end;     /* offset behind the last byte the IPv6 header speaks for */
 	__u32 pending; /* offset from which a device is still to sum up a checksum; 0 if none is */
 	__u8 proto;
-	__u8 icmp_type; /* if proto is ICMPv6 */
-	__u8 zero[2];
+	__u8 icmp_type; /* if proto is ICMPv6, or ICMP in IPv4 */
+	__u8 ip4;	/* 1: it is of IPv4 */
+	__u8 zero;
 	__u32 fragment; /* identification of the packet it is a part of; 0 if it is whole, or is called so */
 };
 
@@ -292,6 +295,13 @@ SELDOM int find_transport(struct __sk_buff *skb, struct packet *p)
 static __always_inline bool is_error(const struct packet *p)
 {
 	return p->proto == NEXTHDR_ICMP && p->l4 && p->icmp_type <= ICMPV6_ERROR_MAX;
+}
+
+static __always_inline bool is_error4(const struct packet *p)
+{
+	if (p->proto != PROTO_ICMP4 || !p->l4)
+		return false;
+	return p->icmp_type == 3 || p->icmp_type == 4 || p->icmp_type == 11 || p->icmp_type == 12;
 }
 
 static __always_inline __u32 add_checksums(__u32 a, __u32 b)

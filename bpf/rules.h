@@ -262,6 +262,13 @@ static __always_inline __u32 judge(const struct ruling *app, const struct ruling
 	return tells(rule) ? rule : RULE_ACCEPT << 30;
 }
 
+static __noinline struct block_rules *block_of(__u64 set, const struct addr *address)
+{
+	struct block_key prefix = {.bits = 64 + 128, .set = set, .address = *address};
+
+	return bpf_map_lookup_elem(&pol_blocks_v1, &prefix);
+}
+
 /* consult asks a set about the peer. A table that is missing denies: it is being changed, or somebody has meddled. */
 static __noinline __u32 consult(__u64 set, const struct ends *e, __be16 port)
 {
@@ -279,8 +286,7 @@ static __noinline __u32 consult(__u64 set, const struct ends *e, __be16 port)
 	if (!app)
 		return RULE_DENY_ALL;
 	if (by_app->blocks) {
-		struct block_key prefix = {.bits = 64 + 128, .set = set, .address = e->remote};
-		struct block_rules *by_block = bpf_map_lookup_elem(&pol_blocks_v1, &prefix);
+		struct block_rules *by_block = block_of(set, &e->remote);
 
 		if (by_block) {
 			block = ruling_of(by_block->table, e->proto, port);

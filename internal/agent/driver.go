@@ -115,4 +115,5 @@ type Event struct {
 	Endpoint            endpoint.ID
 	Ifindex             int
 	Lost                uint64 // events the ring had no room for since the last one
+	Rule                uint32 // of a policy that decided it; 0: none did
 }

@@ -67,7 +67,7 @@ func (d *Datapath) decodeEvent(sample []byte) (agent.Event, error) {
 	event := agent.Event{
 		Time: wallClock(e.Time), Type: "drop", Reason: reason.Reason(e.Reason).String(), Hook: hooks[e.Hook], Count: e.Count,
 		Protocol: e.Proto, SourcePort: swap(e.Sport), DestinationPort: swap(e.Dport),
-		Length: int(e.Length), Endpoint: d.endpointOf(e.Ifindex), Ifindex: int(e.Ifindex), Lost: e.Lost,
+		Length: int(e.Length), Endpoint: d.endpointOf(e.Ifindex), Ifindex: int(e.Ifindex), Lost: e.Lost, Rule: e.Rule,
 	}
 	switch e.Version {
 	case 4:

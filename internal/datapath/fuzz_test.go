@@ -348,18 +348,18 @@ func FuzzToFabric(f *testing.F) {
 
 // FuzzDecodeEvent: a sample of the ring is an event with all that it says, or none.
 func FuzzDecodeEvent(f *testing.F) {
-	sample := make([]byte, 80)
+	sample := make([]byte, 88)
 	for i := range sample {
 		sample[i] = byte(i)
 	}
 	f.Add(sample)
-	f.Add(sample[:79])
+	f.Add(sample[:87])
 	f.Add(append(sample, 0))
-	f.Add(make([]byte, 80))
+	f.Add(make([]byte, 88))
 	d := newFuzzBench(f).datapath
 	f.Fuzz(func(t *testing.T, sample []byte) {
 		e, err := d.decodeEvent(sample)
-		if (err == nil) != (len(sample) >= 80) {
+		if (err == nil) != (len(sample) >= 88) {
 			t.Fatalf("%d bytes: %+v, %v", len(sample), e, err)
 		}
 		if err != nil {
@@ -377,7 +377,7 @@ func FuzzDecodeEvent(f *testing.F) {
 		if e.Count != binary.NativeEndian.Uint64(sample[8:]) || e.Lost != binary.NativeEndian.Uint64(sample[16:]) ||
 			e.Source != source || e.Destination != destination ||
 			e.Reason != reason.Reason(word(sample[56:])).String() || e.Ifindex != int(word(sample[64:])) || e.Length != int(word(sample[68:])) ||
-			e.SourcePort != port(sample[72:]) || e.DestinationPort != port(sample[74:]) || e.Protocol != sample[76] {
+			e.SourcePort != port(sample[72:]) || e.DestinationPort != port(sample[74:]) || e.Protocol != sample[76] || e.Rule != word(sample[80:]) {
 			t.Fatalf("%x became %+v", sample, e)
 		}
 	})

@@ -385,7 +385,7 @@ type pilasterVerdict struct {
 	_          structs.HostLayout
 	Key        pilasterSessionKey
 	Generation uint32
-	Zero       uint32
+	Apps       uint32
 	Until      uint64
 	Pre        pilasterPreActions
 	Rest       [44]uint8

@@ -40,7 +40,7 @@ func (b *progBench) generation(t *testing.T) {
 }
 
 // says has a set say one thing of all peers, but for a port of TCP.
-func (b *progBench) says(t *testing.T, set uint64, tier int, rule uint32, port uint16, other uint32) {
+func (b *testNode) says(t *testing.T, set uint64, tier int, rule uint32, port uint16, other uint32) {
 	t.Helper()
 	o := &b.datapath.objects
 	must(t, o.PolAppsV1.Put(pilasterAppKey{Set: set, App: appAny}, pilasterAppRules{Table: set}))
@@ -213,13 +213,13 @@ func (b *progBench) hits(t *testing.T, rule uint32) []uint64 {
 	return all
 }
 
-func (b *progBench) counts(t *testing.T) (all []pilasterSessionCounts) {
+func (b *testNode) counts(t *testing.T) (all []pilasterSessionCounts) {
 	t.Helper()
 	must(t, b.datapath.objects.PilSessionCountsV1.Lookup(uint32(0), &all))
 	return all
 }
 
-func (b *progBench) sessions(t *testing.T) (sum pilasterSessionCounts) {
+func (b *testNode) sessions(t *testing.T) (sum pilasterSessionCounts) {
 	t.Helper()
 	for _, c := range b.counts(t) {
 		sum.Begun, sum.Evicted, sum.Refused = sum.Begun+c.Begun, sum.Evicted+c.Evicted, sum.Refused+c.Refused

@@ -145,7 +145,7 @@ func (b *progBench) overAll(t *testing.T) {
 	b.voidVerdicts(t)
 }
 
-func (b *progBench) voidVerdicts(t *testing.T) {
+func (b *testNode) voidVerdicts(t *testing.T) {
 	t.Helper()
 	var n uint32
 	must(t, b.datapath.objects.PolGenerationV1.Lookup(uint32(0), &n))

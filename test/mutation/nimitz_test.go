@@ -42,7 +42,7 @@ func nimitz() []mutation {
 			cases: append(both("an error about somebody else's packet", "an error that quotes nothing"),
 				"an error about a packet for somebody else, IPv4"),
 		},
-		{name: "whom routers speak for", old: "j.src = quoted[1];", test: "TestNimitzErrors", cases: both("of a router")},
+		{name: "whom routers speak for", old: "j->src = quoted[1];", test: "TestNimitzErrors", cases: both("of a router")},
 		{
 			name:  "length",
 			old:   "if (fits)\n\t\treturn REASON_TOO_BIG;",
