@@ -8,6 +8,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"pilaster.io/pilaster/internal/packet"
+	"pilaster.io/pilaster/internal/reason"
 )
 
 // Numbers of rules in these tests, and the actions of bpf/rules.h above them.
@@ -113,6 +114,8 @@ func TestPolice(t *testing.T) {
 	quoted := func(source, destination netip.Addr, body packet.Body) packet.ICMP {
 		return packet.ICMP{Type: packet.DestinationUnreachable, Code: 4, Payload: packet.Packet{Source: source, Destination: destination, Body: body}.Marshal()}
 	}
+	astray := quoted(b.b1.plain(), b.b3.Addr(), udp(53, 9))
+	astray.Payload = packet.Packet{Source: b.b1.plain(), Destination: b.b3.Addr(), Body: udp(53, 9), Extensions: []packet.Extension{{Type: packet.Routing, Data: make([]byte, 6)}}}.Marshal()
 	more := func(offset uint16, more bool, id uint32) []packet.Extension {
 		return []packet.Extension{packet.Fragment(offset, more, id)}
 	}
@@ -141,6 +144,8 @@ func TestPolice(t *testing.T) {
 		policedPacket{name: "an error about what was asked", in: true, body: quoted(b.b1.plain(), b.b3.Addr(), udp(53, 9))},
 		policedPacket{name: "an error about what was not", in: true, body: quoted(b.b1.plain(), b.b3.Addr(), udp(53, 11)), reason: denied},
 		policedPacket{name: "an error of ours", body: quoted(far, b.b1.seen(), udp(9, 53))},
+		policedPacket{name: "an error whose quote leads nowhere", in: true, body: astray, reason: "icmp-quote"},
+		policedPacket{name: "half a port", in: true, body: packet.Raw{Proto: 132, Data: []byte{0, 7}}, reason: "malformed"},
 
 		policedPacket{name: "a later fragment before the first", in: true, body: tail, parts: more(64, false, 5), reason: "fragment-unknown"},
 		policedPacket{name: "a first fragment", in: true, body: udp(9, 53), parts: more(0, true, 5)},
@@ -181,6 +186,37 @@ func TestPoliceBetweenTwo(t *testing.T) {
 		if c.reason == "" && verdict != verdictRedirect || c.reason != "" && reasons[c.reason] != 1 {
 			t.Errorf("%+v: verdict %d, drops %v; want %q", c.body, verdict, reasons, c.reason)
 		}
+	}
+}
+
+// TestMissingRulesDeny: what leads nowhere lets nothing pass.
+func TestMissingRulesDeny(t *testing.T) {
+	b := newProgBench(t)
+	o := &b.datapath.objects
+	must(t, o.PolAppsV1.Put(pilasterAppKey{Set: 11, App: appAny}, pilasterAppRules{Table: 11}))
+	b.says(t, 12, 1, accepts|ruleWeb, 0, 0)
+	must(t, o.PolAppsV1.Put(pilasterAppKey{Set: 12, App: appAny}, pilasterAppRules{Table: 12, Blocks: 1}))
+	all := pilasterBlockKey{Bits: 64, Set: 12}
+	must(t, o.PolBlocksV1.Put(all, pilasterBlockRules{Bits: all.Bits, Table: 13}))
+	for set, name := range map[uint64]string{10: "a set", 11: "a table", 12: "a table of blocks"} {
+		policed(t, b, pilasterSubject{Sets: [2]uint64{0, set}})
+		b.policePackets(t, policedPacket{name: name, in: true, body: udp(9, 53), reason: "policy-denied"})
+	}
+}
+
+// TestEventsNameTheRule that dropped a packet, and none where no rule did.
+func TestEventsNameTheRule(t *testing.T) {
+	b := newEventBench(t)
+	b.says(t, 10, 1, denies|ruleNothing, 0, 0)
+	policed(t, b.progBench, pilasterSubject{Sets: [2]uint64{0, 10}})
+	program, ctx, frame := b.fromEither(true, udp(9, 53))
+	b.run(t, program, frame, ctx)
+	if e := b.next(t, reason.PolicyDenied); e.Rule != ruleNothing {
+		t.Errorf("by policy: %+v, want rule %d", e, ruleNothing)
+	}
+	b.drop(t, 1, gram)
+	if e := b.next(t, reason.SrcNotOwn); e.Rule != 0 {
+		t.Errorf("without: %+v, want no rule", e)
 	}
 }
 

@@ -39,7 +39,8 @@ func table() map[string][]mutation {
 		"container.h": container(), "node.h": node(), "uplink.h": uplink(), "edge.h": edge(), "packet.h": packet(),
 		"forward.h": forward(), "flow.h": flow(), "device.h": device(), "guard.h": guard(), "crypto.h": crypto(), "tables.h": tables(),
 		"answer.h": answer(), "event.h": event(), "nimitz.h": nimitz(), "nimitz_nat.h": nimitzNAT(), "nimitz_gateway.h": nimitzGateway(), "nimitz_answer.h": nimitzAnswer(),
-		"nimitz_tapped.h": nimitzTapped(), "tunnel.h": tunnel(),
+		"nimitz_tapped.h": nimitzTapped(), "tunnel.h": tunnel(), "police.h": police(), "rules.h": rules(), "session.h": session(), "sessions.h": sessions(),
+		"nimitz_police.h": nimitzPolice(),
 	}
 }
 

@@ -1,0 +1,65 @@
+package mutation_test
+
+func police() []mutation {
+	const test = "TestPolice"
+	return []mutation{
+		{name: "room", old: "if (!step(&d->turn, &d->pre))\n\t\treturn REASON_SESSION_LIMIT;", new: "step(&d->turn, &d->pre);", test: "TestSessionsAge", cases: []string{"port 2000"}},
+		{
+			name: "what rules deny",
+			old:  "count_rule(*rule);\n\t\treturn REASON_POLICY_DENIED;",
+			new:  "count_rule(*rule);",
+			test: test,
+			cases: []string{"to another port", "of the middle of nothing", "datagram", "echo", "from another port", "another echo's answer", "mail", "an error about what was not",
+				"a first fragment that may not", "what follows it", "to the port that was open", "its answer"},
+		},
+		{name: "quotes that lead nowhere", old: "if (quoted < 0)\n\t\t\treturn REASON_ICMP_QUOTE;", test: test, cases: []string{"an error whose quote leads nowhere"}},
+		{name: "half a port", old: "} else if (read_ports(skb, p->proto, p->l4, ports)) {\n\t\treturn REASON_MALFORMED;\n\t}", new: "} else {\n\t\tread_ports(skb, p->proto, p->l4, ports);\n\t}",
+			test: test, cases: []string{"half a port"}},
+		{name: "fragments", old: "knows_fragment(&d->fragment) ? 0 : REASON_FRAGMENT_UNKNOWN", new: "true ? 0 : REASON_FRAGMENT_UNKNOWN", test: test,
+			cases: []string{"a later fragment before the first", "of another packet", "what follows it"}},
+		{name: "whose fragments", old: "d->fragment.id = p->fragment;", new: "d->fragment.id = 1;", test: test, cases: []string{"of another packet", "what follows it"}},
+		{name: "errors are of their session", old: "m->error = 1;", new: "m->error = 0;", test: test, cases: []string{"an error about what was asked"}},
+		{name: "changes of rules", old: "bool known = v->generation == generation && ", new: "bool known = ", test: test, cases: []string{"to the port that was open", "its answer"}},
+		{name: "counts of audits", old: "if (audit)\n\t\tcount_rule(audit);\n\telse if", new: "if", test: "TestAudit", cases: []string{"0 would-be drops were counted, want 6"}},
+	}
+}
+
+func rules() []mutation {
+	const missing = "TestMissingRulesDeny"
+	return []mutation{
+		{name: "a set that is missing", old: "if (!by_app)\n\t\treturn RULE_DENY_ALL;", new: "if (!by_app)\n\t\treturn RULE_ACCEPT << 30;", test: missing, cases: []string{"a set"}},
+		{name: "a table that is missing", old: "if (!app)\n\t\treturn RULE_DENY_ALL;", new: "if (!app)\n\t\treturn RULE_ACCEPT << 30;", test: missing, cases: []string{"a table"}},
+		{name: "a table of blocks that is missing", old: "if (!block)\n\t\t\t\treturn RULE_DENY_ALL;", test: missing, cases: []string{"a table of blocks"}},
+	}
+}
+
+func session() []mutation {
+	const test = "TestAction"
+	return []mutation{
+		{name: "errors", old: "if (m->error) {", new: "if (0) {", test: test, cases: []string{"an error about it, packet 3"}},
+		{name: "ends begin nothing", old: "if (fresh && m->proto == IPPROTO_TCP_ && m->flags & (TCP_RST | TCP_FIN))\n\t\treturn o;", test: test, cases: []string{"an end of nothing begins nothing, packet 0", "an end of nothing begins nothing, packet 1", "an end of nothing begins nothing, packet 2"}},
+		{name: "who lives", old: " || (fresh && known && !is_over(state))", test: test, cases: []string{"another SYN from there ends nothing, packet 3", "another SYN from there ends nothing, packet 4"}},
+		{name: "answered answers", old: "&& seen & SEEN_PEER)\n\t\tseen |= ESTABLISHED;", new: ")\n\t\tseen |= ESTABLISHED;", test: test, cases: []string{"of the middle, by its own way, packet 1", "of the middle, by its own way, packet 2"}},
+		{name: "ports used again", old: "(is_over(state) || m->way != state->first)", new: "m->way != state->first", test: test, cases: []string{"its ports are used again from here, packet 4"}},
+	}
+}
+
+func sessions() []mutation {
+	return []mutation{
+		{name: "time", old: "b->places[i].until > t->now &&\n\t\t    ", test: "TestSessionsAge", cases: []string{"a session is remembered when its time is over"}},
+		{name: "what stands", old: "return s->state.seen & ESTABLISHED && !is_over(&s->state) ? WORTH_KEEPING : WORTH_LITTLE;", new: "return WORTH_LITTLE;", test: "TestSessionsAge",
+			cases: []string{"nothing is refused when all is full"}},
+	}
+}
+
+func nimitzPolice() []mutation {
+	const test = "TestNimitzPolice"
+	return []mutation{
+		{name: "who comes from outside", old: "if ((arrives || (enters && !begins_here)) && has_policies(j->vni)) {", new: "if (arrives && has_policies(j->vni)) {", test: test,
+			cases: both("its answer outside", "its answer to another region")},
+		{name: "who begins", old: "if ((begins_here || leaves) && has_policies(vni)) {", new: "if (leaves && has_policies(vni)) {", test: test, cases: both("a first fragment", "a later fragment", "an error about what was asked", "answered as before", "answered by who may begin nothing", "answered by who may not be asked",
+			"answered from there", "echoed", "mail's answer")},
+		{name: "who leaves", old: "if ((begins_here || leaves) && has_policies(vni)) {", new: "if (begins_here && !leaves && has_policies(vni)) {", test: test,
+			cases: both("another node's outside", "mail to the service", "the service's answer", "to another region")},
+	}
+}
