@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/agent"
 	"pilaster.io/pilaster/internal/numeral"
 	"pilaster.io/pilaster/internal/policy"
 	"pilaster.io/pilaster/internal/policy/policytest"
@@ -21,11 +22,11 @@ type policyBench struct{ *testNode }
 func newPolicyBench(t *testing.T) policyBench { return policyBench{newWireOf(t, Veth).nodes[0]} }
 
 // compiled is a case's policies for all its apps.
-func compiled(t *testing.T, c policytest.Case) []TenantPolicies {
+func compiled(t *testing.T, c policytest.Case) []agent.TenantPolicies {
 	t.Helper()
 	tables, err := policy.Compile("acme", c.Policies, c.Apps, slices.Sorted(maps.Keys(c.Apps)))
 	must(t, err)
-	return []TenantPolicies{{IDs: []address.TenantID{7}, Tables: tables}}
+	return []agent.TenantPolicies{{IDs: []address.TenantID{7}, Tables: tables}}
 }
 
 // ask has the kernel answer a case's queries, and says how many it allowed and refused.
@@ -34,7 +35,7 @@ func (b policyBench) ask(t *testing.T, c policytest.Case) (verdicts [2]int) {
 	local := netip.MustParseAddr("fd00:2::1")
 	for _, q := range c.Queries {
 		// Both ports, as the session is begun to this one whoever begins it.
-		a, err := b.datapath.Why(Question{Tenant: 7, Local: local, Remote: q.Address, LocalApp: q.Subject, RemoteApp: q.Remote, Protocol: q.Protocol, LocalPort: q.Port, RemotePort: q.Port})
+		a, err := b.datapath.Why(agent.Question{Tenant: 7, Local: local, Remote: q.Address, LocalApp: q.Subject, RemoteApp: q.Remote, Protocol: q.Protocol, LocalPort: q.Port, RemotePort: q.Port})
 		must(t, err)
 		if a.Allowed[q.Direction] != q.Allowed {
 			t.Fatalf("%s: app %d %v: %v of app %d %v (%v), protocol %d port %d: allowed %v by rule %d, cyclonus says %v", c.Name, q.Subject, c.Apps[q.Subject], q.Direction,
@@ -55,7 +56,7 @@ func (b policyBench) kernel(t *testing.T) *rulings {
 }
 
 // differ says where the kernel's tables are not as a tenant's policies are.
-func (r *rulings) differ(tenants []TenantPolicies) string {
+func (r *rulings) differ(tenants []agent.TenantPolicies) string {
 	want := noRulings()
 	for _, p := range tenants {
 		want.add(p)
@@ -107,7 +108,7 @@ func TestPoliciesInKernel(t *testing.T) {
 }
 
 // big makes cases by chance until one's policies are many entries.
-func big(t *testing.T, seed uint64) []TenantPolicies {
+func big(t *testing.T, seed uint64) []agent.TenantPolicies {
 	t.Helper()
 	r := rand.New(rand.NewPCG(seed, 9))
 	for range 1000 {
