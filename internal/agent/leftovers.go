@@ -65,7 +65,7 @@ func FindRemains(stateDir, runDir string, before []Leftover) (_ *Remains, err er
 }
 
 func isState(name string) bool {
-	return slices.Contains(append(endpoint.Folders(), endpoint.LastIDFile, nodeFileName, gatewaysFileName, tenantsFolder, join.MemberFile, durable.LockFile), name) ||
+	return slices.Contains(append(endpoint.Folders(), endpoint.LastIDFile, nodeFileName, gatewaysFileName, tenantsFolder, policiesFolder, join.MemberFile, durable.LockFile), name) ||
 		durable.IsUnfinished(name)
 }
 
