@@ -24,8 +24,12 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// cache is the one map whose content depends on who talks: a fixed number of slots.
-const cache = "pil_flows"
+const (
+	// cache is the one map whose content depends on who talks: a fixed number of slots.
+	cache = "pil_flows"
+	// verdicts is the other cache, in use only where a tenant has policies.
+	verdicts = "pil_verdicts"
+)
 
 // state is what a node's kernel keeps for Pilaster and its traffic, element by element.
 type state struct {
@@ -193,11 +197,17 @@ func (s *state) addUnpinnedMap(id ebpf.MapID) error {
 				}
 			}
 		})
+	case info.Name == verdicts:
+		return eachElement(m, func(slot, value []byte) {
+			if slices.ContainsFunc(value, func(b byte) bool { return b != 0 }) {
+				s.elements[fmt.Sprintf("verdict %x", slot)] = fmt.Sprintf("%x", value)
+			}
+		})
 	case m.MaxEntries() == 1: // constants, and where the cipher works
 		s.elements["size of unpinned map "+info.Name] = fmt.Sprintf("%v of %d bytes", m.Type(), m.ValueSize())
 		return nil
 	}
-	return fmt.Errorf("the program uses map %s of %d entries, which is neither pinned nor the cache", info.Name, m.MaxEntries())
+	return fmt.Errorf("the program uses map %s of %d entries, which is neither pinned nor one of the caches", info.Name, m.MaxEntries())
 }
 
 // addNetwork reads devices, addresses, routes, rules and neighbours.
