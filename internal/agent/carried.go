@@ -43,6 +43,9 @@ func (c *Core) vacate(ctx context.Context, name string) {
 		_ = c.forget(ctx, name) // it is logged, and tried again
 		return
 	}
+	if err := c.forgetPolicies(name); err != nil {
+		c.log.Error("policies of a tenant without endpoints stay", "tenant", name, "error", err)
+	}
 	if err := c.tenants.unhost(name); err != nil {
 		c.log.Error("subnets of a tenant without endpoints stay on disk", "tenant", name, "error", err)
 	}

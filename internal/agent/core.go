@@ -283,6 +283,7 @@ func (c *Core) remove(ctx context.Context, r endpoint.Record) error {
 	}
 	c.giveID(r.ID)
 	c.release(ctx, r.Tenant, r.TenantID)
+	c.unpolice(r.Tenant)
 	c.lookAt(r)
 	return nil
 }

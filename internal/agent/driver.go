@@ -62,6 +62,8 @@ type Driver interface {
 
 	// Why asks the tables that packets are judged by.
 	Why(Question) (Answer, error)
+	// RuleHits is how many packets each rule has denied, or would have if its policy were not in audit; by the numbers in the tables.
+	RuleHits() (map[uint32]uint64, error)
 
 	// KeepSettings sets the devices again where somebody has overwritten what they need; it is called every
 	// few seconds.

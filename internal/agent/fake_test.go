@@ -46,6 +46,7 @@ type fakeDriver struct {
 	events   chan Event
 	vxlan    *fakeSwitch // its part of network nimitz
 	policies map[string]TenantPolicies
+	hits     map[uint32]uint64
 }
 
 func newFakeDriver() *fakeDriver {
@@ -259,6 +260,10 @@ func (d *fakeDriver) SetPolicies(all []TenantPolicies) error {
 }
 
 func (d *fakeDriver) Why(Question) (Answer, error) { return Answer{}, d.call("Why", endpoint.Record{}) }
+
+func (d *fakeDriver) RuleHits() (map[uint32]uint64, error) {
+	return d.hits, d.call("RuleHits", endpoint.Record{})
+}
 
 func (d *fakeDriver) KeepSettings() error { return d.call("KeepSettings", endpoint.Record{}) }
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 
@@ -40,7 +41,7 @@ func joined(begun, next *pilasterv1.FollowResponse) (whole, rest *pilasterv1.Fol
 }
 
 // policiesFromProto is what an event says of policies, by tenant.
-func policiesFromProto(event *pilasterv1.FollowResponse) ([]PolicyNews, error) {
+func policiesFromProto(event *pilasterv1.FollowResponse, heard time.Time) ([]PolicyNews, error) {
 	d := event.GetDelta()
 	if s := event.GetSnapshot(); s != nil {
 		d = &pilasterv1.Delta{Policies: s.Policies, Overrides: s.Overrides, WholePolicies: s.WholePolicies}
@@ -48,7 +49,7 @@ func policiesFromProto(event *pilasterv1.FollowResponse) ([]PolicyNews, error) {
 	by := map[string]*PolicyNews{}
 	of := func(tenant string) *PolicyNews {
 		if by[tenant] == nil {
-			by[tenant] = &PolicyNews{Tenant: tenant, Overrides: map[netip.Addr]address.AppID{}}
+			by[tenant] = &PolicyNews{Tenant: tenant, Heard: heard, Overrides: map[netip.Addr]address.AppID{}}
 		}
 		return by[tenant]
 	}

@@ -298,6 +298,7 @@ func (l *Link) reportUplink(ctx context.Context) error {
 }
 
 func (l *Link) apply(ctx context.Context, core *Core, event *pilasterv1.FollowResponse) error {
+	heard := time.Now()
 	var own *pilasterv1.Node // nil where nothing is new of it
 	var tenants []*pilasterv1.Tenant
 	var apps []*pilasterv1.App
@@ -317,7 +318,7 @@ func (l *Link) apply(ctx context.Context, core *Core, event *pilasterv1.FollowRe
 	if own != nil {
 		err = core.Carry(ctx, own.Carries)
 	}
-	policies, err2 := policiesFromProto(event)
+	policies, err2 := policiesFromProto(event, heard)
 	if err2 != nil {
 		return fmt.Errorf("an event of the orchestrator cannot be used: %w", err2)
 	}

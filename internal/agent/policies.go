@@ -1,12 +1,14 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"pilaster.io/pilaster/internal/address"
@@ -31,6 +33,9 @@ type policies struct {
 
 	mu sync.Mutex // held while they are compiled and given to the packet path: what was heard last wins
 	m  map[string]*policed
+
+	shown atomic.Pointer[map[string]shown] // for those who ask, and do not wait for that
+	times policyTimes
 }
 
 // policyName tells a tenant's policies apart.
@@ -50,8 +55,10 @@ func (d Document) name() policyName { return policyName{d.Kind, d.Namespace, d.N
 type policed struct {
 	documents map[policyName]Document
 	parsed    map[policyName]policy.Policy
+	unread    map[policyName]error // why those of the documents are not among these
 	overrides map[netip.Addr]address.AppID
 	told      chan struct{} // closed once all of it was heard
+	unkept    bool          // the disk has not all of it: what could not be enforced does not go there, for no start would succeed with it
 
 	inForce  TenantPolicies
 	subjects []address.AppID // of containers here, that the tables were made for
@@ -59,8 +66,11 @@ type policed struct {
 }
 
 func newPoliced() *policed {
-	return &policed{documents: map[policyName]Document{}, parsed: map[policyName]policy.Policy{}, overrides: map[netip.Addr]address.AppID{}, told: make(chan struct{})}
+	return &policed{documents: map[policyName]Document{}, parsed: map[policyName]policy.Policy{}, unread: map[policyName]error{}, overrides: map[netip.Addr]address.AppID{}, told: make(chan struct{})}
 }
+
+// isBlank tells that there is nothing to enforce.
+func (p *policed) isBlank() bool { return len(p.documents)+len(p.overrides) == 0 }
 
 func (p *policed) isTold() bool {
 	select {
@@ -74,6 +84,7 @@ func (p *policed) isTold() bool {
 // PolicyNews is what the orchestrator says of policies and of containers whose app is another one now.
 type PolicyNews struct {
 	Tenant    string
+	Heard     time.Time
 	Whole     bool // nothing else holds
 	Documents []Document
 	Ended     []Document // by name
@@ -81,38 +92,53 @@ type PolicyNews struct {
 	Back      []netip.Addr // are of the app again that they say
 }
 
-func (p *policed) hear(n PolicyNews) (*policed, error) {
+// hear is all that has been heard, with the news. What this build cannot read is kept as that: to forget it would let by what it forbids.
+func (p *policed) hear(n PolicyNews) *policed {
 	next := newPoliced()
-	next.told, next.inForce, next.subjects = p.told, p.inForce, p.subjects
+	next.told, next.inForce, next.subjects, next.refused, next.unkept = p.told, p.inForce, p.subjects, p.refused, true
 	if !n.Whole {
-		next.documents, next.parsed, next.overrides = maps.Clone(p.documents), maps.Clone(p.parsed), maps.Clone(p.overrides)
+		next.documents, next.parsed, next.unread, next.overrides = maps.Clone(p.documents), maps.Clone(p.parsed), maps.Clone(p.unread), maps.Clone(p.overrides)
 	}
 	for _, d := range n.Ended {
-		delete(next.documents, d.name())
-		delete(next.parsed, d.name())
+		next.forget(d.name())
 	}
 	for _, d := range n.Documents {
-		if had, same := p.documents[d.name()]; same && had == d {
-			next.documents[d.name()], next.parsed[d.name()] = d, p.parsed[d.name()]
-			continue
+		next.forget(d.name())
+		next.documents[d.name()] = d
+		if parsed, known := p.parsed[d.name()]; known && p.documents[d.name()] == d {
+			next.parsed[d.name()] = parsed
+		} else if parsed, err := d.parse(); err == nil {
+			next.parsed[d.name()] = parsed
+		} else {
+			next.unread[d.name()] = err
 		}
-		parsed, err := policy.Parse([]byte(d.Text))
-		if err == nil && len(parsed) != 1 {
-			err = fmt.Errorf("it has %d policies", len(parsed))
-		}
-		if err != nil {
-			return nil, fmt.Errorf("%s %s/%s: %w", d.Kind, d.Namespace, d.Name, err)
-		}
-		next.documents[d.name()], next.parsed[d.name()] = d, parsed[0]
 	}
 	for _, a := range n.Back {
 		delete(next.overrides, a)
 	}
 	maps.Copy(next.overrides, n.Overrides)
-	return next, nil
+	return next
 }
 
-// ApplyPolicies has what was heard in force, or all as it was: then no container of the tenant is added until something better is heard.
+func (p *policed) forget(name policyName) {
+	delete(p.documents, name)
+	delete(p.parsed, name)
+	delete(p.unread, name)
+}
+
+func (d Document) parse() (policy.Policy, error) {
+	parsed, err := policy.Parse([]byte(d.Text))
+	if err == nil && len(parsed) != 1 {
+		err = fmt.Errorf("it has %d policies", len(parsed))
+	}
+	if err != nil {
+		return policy.Policy{}, fmt.Errorf("%s %s/%s: %w", d.Kind, d.Namespace, d.Name, err)
+	}
+	return parsed[0], nil
+}
+
+// ApplyPolicies has what was heard in force. What cannot be enforced leaves what was, and is tried again with whatever is heard next and
+// for each container of the tenant, which is not added before.
 func (c *Core) ApplyPolicies(ctx context.Context, n PolicyNews) error {
 	unlock, err := c.byTenant.lock(ctx, n.Tenant)
 	if err != nil {
@@ -124,28 +150,25 @@ func (c *Core) ApplyPolicies(ctx context.Context, n PolicyNews) error {
 	}
 	c.policies.mu.Lock()
 	defer c.policies.mu.Unlock()
-	if c.policies.m[n.Tenant] == nil && len(n.Documents) == 0 && len(n.Overrides) == 0 {
-		return nil // as most tenants
-	}
 	had := c.policies.of(n.Tenant)
-	next, err := had.hear(n)
-	if err == nil {
-		err = c.enforce(n.Tenant, next)
+	p := had.hear(n)
+	c.policies.m[n.Tenant] = p
+	if had.isBlank() && p.isBlank() && had.refused == nil && !had.unkept {
+		p.unkept = false // as most tenants
+	} else if err := c.enforce(n.Tenant); err != nil {
+		return err
+	} else if p.refused == nil {
+		c.policies.times.enforced(n.Heard)
 	}
-	if err != nil {
-		had.refused = err
-		c.log.Error("policies are not in force as the cluster has them", "tenant", n.Tenant, "error", err)
-		return nil // to hear the same again would not help
+	if n.Whole && !p.isTold() {
+		close(p.told)
 	}
-	if n.Whole && !next.isTold() {
-		close(next.told)
-	}
-	return c.keepPolicies(n.Tenant, next)
+	return nil
 }
 
 // keepPolicies writes them. What the tenant's own file says of them is there last, and goes first.
 func (c *Core) keepPolicies(name string, p *policed) error {
-	if len(p.documents) == 0 && len(p.overrides) == 0 {
+	if p.isBlank() {
 		if err := c.tenants.setPoliced(name, false); err != nil {
 			return err
 		}
@@ -165,47 +188,56 @@ func (p *policies) of(name string) *policed {
 	return p.m[name]
 }
 
-// enforce compiles a tenant's policies for the containers that are here, and gives them to the packet path with the other tenants'. The caller holds
-// the policies' lock.
-func (c *Core) enforce(name string, p *policed) error {
-	next, err := c.compile(name, *p)
-	if err != nil {
+// enforce compiles what is known of a tenant's policies for the containers that are here, gives it to the packet path with the other tenants', and
+// keeps it. If that is refused, what was before holds, and the error is the disk's alone. The caller holds the policies' lock.
+func (c *Core) enforce(name string) error {
+	p := c.policies.m[name]
+	defer c.policies.show()
+	next, subjects, err := c.compile(name, p)
+	if err == nil {
+		err = c.driver.SetPolicies(c.policies.inForce(next))
+	}
+	if p.refused = err; err != nil {
+		c.log.Error("policies are not in force as the cluster has them", "tenant", name, "error", err)
+		return nil // to hear the same again would not help
+	}
+	p.inForce, p.subjects = next, subjects
+	if !p.unkept {
+		return nil
+	}
+	if err := c.keepPolicies(name, p); err != nil {
 		return err
 	}
-	if err := c.driver.SetPolicies(c.policies.inForce(name, next.inForce)); err != nil {
-		return err
-	}
-	*p = next
-	c.policies.m[name] = p
+	p.unkept = false
 	return nil
 }
 
-func (c *Core) compile(name string, next policed) (policed, error) {
+func (c *Core) compile(name string, p *policed) (next TenantPolicies, subjects []address.AppID, err error) {
 	known, _, ok := c.tenants.get(name)
 	if !ok {
-		return next, fmt.Errorf("tenant %s is not known here", name)
+		return next, nil, fmt.Errorf("tenant %s is not known here", name)
 	}
-	apps, subjects := map[address.AppID]map[string]string{}, []address.AppID{}
+	for _, err := range p.unread {
+		return next, nil, err
+	}
+	defer c.policies.times.compiled(time.Now())
+	apps := map[address.AppID]map[string]string{}
 	for _, a := range known.Apps {
 		apps[a.ID] = a.Labels
 	}
 	for _, r := range c.store.List() {
 		if r.Tenant == name {
-			subjects = append(subjects, appNow(r, next.overrides))
+			subjects = append(subjects, appNow(r, p.overrides))
 		}
 	}
 	slices.Sort(subjects)
 	subjects = slices.Compact(subjects)
-	tables, err := policy.Compile(name, slices.Collect(maps.Values(next.parsed)), apps, subjects)
-	if err != nil {
-		return next, err
-	}
-	next.inForce = TenantPolicies{Tenant: name, Tables: tables, Overrides: next.overrides}
+	next = TenantPolicies{Tenant: name, Overrides: p.overrides}
 	for _, id := range known.Tenant.IDs {
-		next.inForce.IDs = append(next.inForce.IDs, id.ID)
+		next.IDs = append(next.IDs, id.ID)
 	}
-	next.subjects, next.refused = subjects, nil
-	return next, nil
+	next.Tables, err = policy.Compile(name, slices.Collect(maps.Values(p.parsed)), apps, subjects)
+	return next, subjects, err
 }
 
 // appNow is whose rules hold for an endpoint.
@@ -219,50 +251,56 @@ func appNow(r endpoint.Record, overrides map[netip.Addr]address.AppID) address.A
 }
 
 // inForce is what holds for all tenants, with one of them as it is to be.
-func (p *policies) inForce(name string, next TenantPolicies) []TenantPolicies {
+func (p *policies) inForce(next TenantPolicies) []TenantPolicies {
 	all := []TenantPolicies{next}
 	for other, t := range p.m {
-		if other != name && len(t.inForce.Tables.Subjects) > 0 {
+		if other != next.Tenant && t.inForce.polices() {
 			all = append(all, t.inForce)
 		}
 	}
 	return all
 }
 
+func (t TenantPolicies) polices() bool { return len(t.Tables.Subjects) > 0 }
+
 // renewPolicies has a tenant's policies in force for all that is known of the tenant now: ids, apps and containers. One without costs nothing.
 func (c *Core) renewPolicies(name string) error {
 	c.policies.mu.Lock()
 	defer c.policies.mu.Unlock()
 	p := c.policies.m[name]
-	if p == nil || len(p.parsed) == 0 && len(p.overrides) == 0 {
+	if p == nil || p.isBlank() && p.refused == nil {
 		return nil
 	}
-	if err := c.enforce(name, p); err != nil {
-		p.refused = err
-		return fmt.Errorf("policies of tenant %s: %w", name, err)
-	}
-	return nil
+	return cmp.Or(c.enforce(name), p.refused)
 }
 
 // police has a new endpoint's policies in force before anything flows: only the first container of an app needs anything for that.
 func (c *Core) police(r endpoint.Record) error {
 	c.policies.mu.Lock()
+	defer c.policies.mu.Unlock()
 	p := c.policies.m[r.Tenant]
-	var ready bool
-	var refused error
-	if p != nil {
-		_, ready = slices.BinarySearch(p.subjects, r.App)
-		ready = ready || len(p.parsed) == 0
-		refused = p.refused
-	}
-	c.policies.mu.Unlock()
-	switch {
-	case refused != nil:
-		return refuse(ErrUnavailable, "the policies of tenant %s cannot be enforced on this node: %w\n  nothing was changed; mend them, or use another node", r.Tenant, refused)
-	case p == nil || ready:
+	if p == nil {
 		return nil
 	}
-	return c.renewPolicies(r.Tenant)
+	if _, ready := slices.BinarySearch(p.subjects, r.App); p.refused == nil && (ready || len(p.parsed) == 0) {
+		return nil
+	}
+	if err := cmp.Or(c.enforce(r.Tenant), p.refused); err != nil {
+		return refuse(ErrUnavailable, "the policies of tenant %s cannot be enforced on this node: %w\n  nothing was changed; mend them, or use another node", r.Tenant, err)
+	}
+	return nil
+}
+
+// unpolice is for an endpoint that has gone: policies that there was no room for may have it now.
+func (c *Core) unpolice(name string) {
+	c.policies.mu.Lock()
+	defer c.policies.mu.Unlock()
+	if p := c.policies.m[name]; p == nil || p.refused == nil {
+		return
+	}
+	if err := c.enforce(name); err != nil {
+		c.log.Error("policies are not kept on disk", "tenant", name, "error", err)
+	}
 }
 
 // policiesWait is how long an ADD waits for the policies of a tenant that is new to the node.
@@ -283,7 +321,8 @@ func (c *Core) awaitPolicies(ctx context.Context, name string) error {
 	}
 }
 
-// forgetPolicies takes a tenant's away with it.
+// forgetPolicies takes a tenant's away with its last endpoint: of one that lives here no more nothing is heard, and what was heard may be old by the time
+// it comes back.
 func (c *Core) forgetPolicies(name string) error {
 	c.policies.mu.Lock()
 	defer c.policies.mu.Unlock()
@@ -291,13 +330,20 @@ func (c *Core) forgetPolicies(name string) error {
 	if p == nil {
 		return nil
 	}
-	if len(p.inForce.Tables.Subjects) > 0 {
-		if err := c.driver.SetPolicies(c.policies.inForce(name, TenantPolicies{Tenant: name})); err != nil {
+	if p.isTold() {
+		p.told = make(chan struct{})
+	}
+	if p.inForce.polices() {
+		if err := c.driver.SetPolicies(c.policies.inForce(TenantPolicies{Tenant: name})); err != nil {
 			return err
 		}
 	}
+	if err := c.keepPolicies(name, newPoliced()); err != nil {
+		return err
+	}
 	delete(c.policies.m, name)
-	return c.policies.remove(name)
+	c.policies.show()
+	return nil
 }
 
 // startPolicies has those from the disk in force, all at once: until then what the kernel has holds. It comes before endpoints are brought back. Policies
@@ -312,31 +358,19 @@ func (c *Core) startPolicies() error {
 		}
 	}
 	for name, p := range c.policies.m {
-		if _, _, known := c.tenants.get(name); !known {
-			delete(c.policies.m, name)
-			if err := c.policies.remove(name); err != nil {
+		if !c.tenants.isHosted(name) {
+			if err := c.keepPolicies(name, newPoliced()); err != nil {
 				return err
 			}
+			delete(c.policies.m, name)
 			continue
 		}
-		next, err := c.compile(name, *p)
-		if err != nil {
+		var err error
+		if p.inForce, p.subjects, err = c.compile(name, p); err != nil {
 			return fmt.Errorf("policies of tenant %s: %w", name, err)
 		}
-		*p = next
-		all = append(all, next.inForce)
+		all = append(all, p.inForce)
 	}
+	c.policies.show()
 	return c.driver.SetPolicies(all)
-}
-
-// unenforced says of which tenants the policies are not in force as they were heard last.
-func (c *Core) unenforced() (problems []string) {
-	c.policies.mu.Lock()
-	defer c.policies.mu.Unlock()
-	for _, name := range slices.Sorted(maps.Keys(c.policies.m)) {
-		if err := c.policies.m[name].refused; err != nil {
-			problems = append(problems, fmt.Sprintf("the policies of tenant %s are not in force as the cluster has them: %v\n  those from before hold, and no container of it is added here; mend them with `pilaster policy apply`", name, err))
-		}
-	}
-	return problems
 }

@@ -11,6 +11,7 @@ import (
 
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/durable"
+	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/policy"
 )
 
@@ -183,4 +184,98 @@ func TestPoliciesAreNotLost(t *testing.T) {
 	if _, err := os.Stat(file); strings.Contains(text(), "policed") || !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("policies that have ended are still there: %v", err)
 	}
+}
+
+// What could not be enforced is not forgotten: with the next news it is in force, too.
+func TestRefusedPoliciesAreTriedAgain(t *testing.T) {
+	b := newBed(t)
+	b.add("c1")
+	b.hear(PolicyNews{Tenant: "blue", Whole: true, Documents: []Document{document("web", webFromDB)}})
+	b.hear(PolicyNews{Tenant: "blue", Documents: []Document{{Kind: "Firewall", Name: "f", Text: `{"kind":"Firewall"}`}}})
+	b.hear(PolicyNews{Tenant: "blue", Documents: []Document{document("deny", denyAll)}})
+	if err := b.Apply(t.Context(), []Known{{Tenant: b.orchestrator.tenants["blue"], Apps: []App{{2, map[string]string{"app": "db"}}}}}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if problems := b.unenforced(); len(problems) != 1 || !strings.Contains(problems[0], "Firewall") {
+		t.Errorf("what cannot be read is forgotten with the next news: %q", problems)
+	}
+	if _, err := b.Add(t.Context(), b.request("c2")); !errors.Is(err, ErrUnavailable) {
+		t.Errorf("an endpoint was added: %v", err)
+	}
+	b.hear(PolicyNews{Tenant: "blue", Ended: []Document{{Kind: "Firewall", Name: "f"}}})
+	if problems := b.unenforced(); len(problems) != 0 || !b.lets(2, 1) {
+		t.Errorf("it has ended, and the others are not in force: %q", problems)
+	}
+
+	b.driver.fail["SetPolicies"] = errFake
+	b.hear(PolicyNews{Tenant: "blue", Ended: []Document{document("web", "")}})
+	b.driver.fail["SetPolicies"] = nil
+	b.add("c2")
+	if b.lets(2, 1) {
+		t.Error("a container was added under policies from before")
+	}
+	b.reopen()
+	if b.lets(2, 1) {
+		t.Error("what came in force later is not on disk")
+	}
+}
+
+// A container that the node has no room for takes nothing from the others.
+func TestRoomForPolicies(t *testing.T) {
+	b := newBed(t)
+	b.add("c1")
+	b.hear(PolicyNews{Tenant: "blue", Whole: true, Documents: []Document{document("web", webFromDB)}})
+	b.driver.during = func(call string, _ endpoint.Record) {
+		b.driver.fail["SetPolicies"] = nil
+		if len(b.Endpoints()) > 1 {
+			b.driver.fail["SetPolicies"] = errFake
+		}
+	}
+	q := b.request("c2")
+	q.Labels = map[string]string{"app": "other"}
+	if _, err := b.Add(t.Context(), q); !errors.Is(err, ErrUnavailable) || !errors.Is(err, errFake) {
+		t.Fatalf("added: %v", err)
+	}
+	if problems := b.unenforced(); len(problems) != 0 {
+		t.Errorf("problems without that container: %q", problems)
+	}
+}
+
+// Of a tenant that had no policies the first comes alone, and a container waits for no others.
+func TestFirstPolicyOfATenant(t *testing.T) {
+	b := newBed(t)
+	b.add("c1")
+	b.hear(PolicyNews{Tenant: "blue", Whole: true})
+	b.hear(PolicyNews{Tenant: "blue", Documents: []Document{document("deny", denyAll)}})
+	b.orchestrator.policies["blue"] = true
+	ctx, cancel := context.WithTimeout(t.Context(), policiesWait/2)
+	defer cancel()
+	q := b.request("c2")
+	q.Labels = map[string]string{"app": "other"}
+	if _, err := b.Add(ctx, q); err != nil {
+		t.Error(err)
+	}
+}
+
+// Nothing is heard of the policies of a tenant that is carried alone: its next container waits for those of then.
+func TestPoliciesOfACarriedTenant(t *testing.T) {
+	b := newBed(t)
+	b.add("c1")
+	if err := b.Carry(t.Context(), []string{"blue"}); err != nil {
+		t.Fatal(err)
+	}
+	b.hear(PolicyNews{Tenant: "blue", Whole: true, Documents: []Document{document("web", webFromDB)}})
+	if err := b.Delete(t.Context(), "c1", "eth0"); err != nil {
+		t.Fatal(err)
+	}
+	if !b.tenants.needed("blue") {
+		t.Fatal("it is not carried")
+	}
+	b.orchestrator.policies["blue"] = true
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := b.Add(ctx, b.request("c2")); !errors.Is(err, context.Canceled) {
+		t.Errorf("it did not wait: %v", err)
+	}
+	b.reopen()
 }

@@ -22,7 +22,7 @@ type policyFile struct {
 
 // openPolicies reads what is known from <dir>/policies.
 func openPolicies(disk durable.Disk, dir string) (*policies, error) {
-	p := &policies{disk: disk, dir: filepath.Join(dir, policiesFolder), m: map[string]*policed{}}
+	p := &policies{disk: disk, dir: filepath.Join(dir, policiesFolder), m: map[string]*policed{}, times: newPolicyTimes()}
 	if err := disk.MakeFolder(p.dir); err != nil {
 		return nil, err
 	}
@@ -35,10 +35,11 @@ func openPolicies(disk durable.Disk, dir string) (*policies, error) {
 		if err := disk.Read(p.path(name), stateVersion, &f); err != nil {
 			return nil, err
 		}
-		told, err := newPoliced().hear(PolicyNews{Tenant: name, Whole: true, Documents: f.Documents, Overrides: f.Overrides})
-		if err != nil {
+		told := newPoliced().hear(PolicyNews{Tenant: name, Whole: true, Documents: f.Documents, Overrides: f.Overrides})
+		for _, err := range told.unread {
 			return nil, &durable.CorruptError{Path: p.path(name), Err: err}
 		}
+		told.unkept = false
 		close(told.told)
 		p.m[name] = told
 	}

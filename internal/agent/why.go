@@ -48,11 +48,15 @@ func (c *Core) Why(source, destination netip.Addr, protocol uint8, port uint16) 
 		return nil, nil
 	}
 	var all []Reason
-	for direction, at := range map[policy.Direction][2]Explanation{policy.Egress: {from, to}, policy.Ingress: {to, from}} {
-		if at[0].Endpoint == nil {
+	for _, direction := range [2]policy.Direction{policy.Egress, policy.Ingress} {
+		own, far := from, to
+		if direction == policy.Ingress {
+			own, far = to, from
+		}
+		if own.Endpoint == nil {
 			continue
 		}
-		r, err := c.why(direction, *at[0].Endpoint, at[0].Plaintext, at[1].Plaintext, protocol, port)
+		r, err := c.why(direction, *own.Endpoint, own.Plaintext, far.Plaintext, protocol, port)
 		if err != nil {
 			return nil, err
 		}
@@ -74,20 +78,9 @@ func (c *Core) why(direction policy.Direction, own endpoint.Record, local, remot
 		return Reason{}, err
 	}
 	r := Reason{Direction: direction, Endpoint: own, Peer: remote, Own: answer.LocalApp, Far: answer.RemoteApp, Allowed: answer.Allowed[direction]}
-	c.policies.mu.Lock()
-	defer c.policies.mu.Unlock()
-	if p := c.policies.m[own.Tenant]; p != nil {
-		r.Policed = len(p.inForce.Tables.Subjects) > 0
-		r.By, r.Audit = p.ruleName(answer.Rules[direction]), p.ruleName(answer.Audits[direction])
-	}
+	r.Policed = c.policies.inSight()[own.Tenant].polices()
+	r.By, r.Audit = c.ruleName(own.Tenant, answer.Rules[direction]), c.ruleName(own.Tenant, answer.Audits[direction])
 	return r, nil
-}
-
-func (p *policed) ruleName(number uint32) *policy.RuleName {
-	if name, known := p.inForce.Tables.Names[number]; known && number != 0 {
-		return &name
-	}
-	return nil
 }
 
 func (s *Service) Why(_ context.Context, req *connect.Request[pilasterv1.WhyRequest]) (*connect.Response[pilasterv1.WhyResponse], error) {

@@ -92,9 +92,10 @@ func (d *driver) SetPolicies([]agent.TenantPolicies) error                      
 func (d *driver) Why(agent.Question) (agent.Answer, error) {
 	return agent.Answer{}, errors.New("this packet path judges nothing")
 }
-func (d *driver) KeepSettings() error           { return nil }
-func (d *driver) GuardEdge(netlink.Link) error  { return nil }
-func (d *driver) Status() (agent.Status, error) { return agent.Status{Healthy: true}, nil }
+func (d *driver) RuleHits() (map[uint32]uint64, error) { return nil, nil }
+func (d *driver) KeepSettings() error                  { return nil }
+func (d *driver) GuardEdge(netlink.Link) error         { return nil }
+func (d *driver) Status() (agent.Status, error)        { return agent.Status{Healthy: true}, nil }
 func (d *driver) Events(ctx context.Context) (<-chan agent.Event, error) {
 	return nil, fmt.Errorf("this packet path reports nothing")
 }

@@ -1,0 +1,109 @@
+package agent
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"pilaster.io/pilaster/internal/policy"
+)
+
+// shown is what people see of a tenant's policies.
+type shown struct {
+	TenantPolicies
+	refused error
+}
+
+// show has those who ask see what is in force now.
+func (p *policies) show() {
+	all := map[string]shown{}
+	for name, t := range p.m {
+		if t.inForce.polices() || t.refused != nil {
+			all[name] = shown{t.inForce, t.refused}
+		}
+	}
+	p.shown.Store(&all)
+}
+
+// inSight is what show has last shown.
+func (p *policies) inSight() map[string]shown {
+	if all := p.shown.Load(); all != nil {
+		return *all
+	}
+	return nil
+}
+
+// unenforced says of which tenants the policies are not in force as they were heard last.
+func (c *Core) unenforced() (problems []string) {
+	all := c.policies.inSight()
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		if err := all[name].refused; err != nil {
+			problems = append(problems, fmt.Sprintf("the policies of tenant %s are not in force as the cluster has them: %v\n  those from before hold, and no container of it is added here; mend them with `pilaster policy apply`", name, err))
+		}
+	}
+	return problems
+}
+
+// ruleName says what a number of a rule stands for, for an endpoint of a tenant; nil where nothing is known of it any more.
+func (c *Core) ruleName(tenant string, number uint32) *policy.RuleName {
+	if name, known := c.policies.inSight()[tenant].Tables.Names[number]; known && number != 0 {
+		return &name
+	}
+	return nil
+}
+
+// RuleHits is how many packets a rule has denied on this node, or would have if its policy were not in audit.
+type RuleHits struct {
+	Tenant  string
+	Rule    policy.RuleName
+	Packets uint64
+}
+
+// RuleHits are those of the rules that have denied any, in order; of one tenant, or of all where none is named.
+func (c *Core) RuleHits(tenant string) ([]RuleHits, error) {
+	counted, err := c.driver.RuleHits()
+	if err != nil {
+		return nil, err
+	}
+	var all []RuleHits
+	for name, t := range c.policies.inSight() {
+		if tenant != "" && name != tenant {
+			continue
+		}
+		for number, rule := range t.Tables.Names {
+			if n := counted[number]; n > 0 {
+				all = append(all, RuleHits{name, rule, n})
+			}
+		}
+	}
+	slices.SortFunc(all, func(a, b RuleHits) int {
+		return cmp.Or(cmp.Compare(a.Tenant, b.Tenant), cmp.Compare(a.Rule.String(), b.Rule.String()))
+	})
+	return all, nil
+}
+
+// policyTimes is how long it takes to have policies in force.
+type policyTimes struct{ compile, enforce prometheus.Histogram }
+
+func newPolicyTimes() policyTimes {
+	of := func(name, help string) prometheus.Histogram {
+		return prometheus.NewHistogram(prometheus.HistogramOpts{Name: "pilaster_policy_" + name + "_seconds", Help: help,
+			Buckets: []float64{.0005, .001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5}})
+	}
+	return policyTimes{
+		of("compile_duration", "Compiling a tenant's policies for the containers that are here."),
+		of("enforce_duration", "From the orchestrator's message to its policies being in the packet path."),
+	}
+}
+
+func (t policyTimes) compiled(since time.Time) { t.compile.Observe(time.Since(since).Seconds()) }
+
+func (t policyTimes) enforced(heard time.Time) {
+	if !heard.IsZero() {
+		t.enforce.Observe(time.Since(heard).Seconds())
+	}
+}
