@@ -64,6 +64,8 @@ type Driver interface {
 	Why(Question) (Answer, error)
 	// RuleHits is how many packets each rule has denied, or would have if its policy were not in audit; by the numbers in the tables.
 	RuleHits() (map[uint32]uint64, error)
+	// Sessions is how full the table of sessions is. It takes some milliseconds for 100,000 of them.
+	Sessions() (Sessions, error)
 
 	// KeepSettings sets the devices again where somebody has overwritten what they need; it is called every
 	// few seconds.
@@ -95,6 +97,18 @@ type Status struct {
 
 // Entries is how full one table is.
 type Entries = network.Entries
+
+// Sessions is what the packet path remembers of the connections of containers under policies.
+type Sessions struct {
+	Capacity int
+	Used     int // whose time is not over
+	HalfOpen int // of those, such as give way when others need room: not established, or ended
+
+	Begun, Evicted, Refused uint64 // since the table was made; evicted: half open, for another's sake; refused: for want of room
+
+	Largest endpoint.ID // the endpoint that has most; 0: none has any
+	Most    int         // that it has
+}
 
 // Drops counts the packets dropped for one reason since the maps were made.
 type Drops struct {

@@ -41,6 +41,7 @@ type fakeDriver struct {
 	during   func(call string, r endpoint.Record)
 	looked   func([]endpoint.Record) // for their devices
 	status   Status
+	sessions Sessions
 	entries  []Entries
 	mtu      int
 	events   chan Event
@@ -263,6 +264,10 @@ func (d *fakeDriver) Why(Question) (Answer, error) { return Answer{}, d.call("Wh
 
 func (d *fakeDriver) RuleHits() (map[uint32]uint64, error) {
 	return d.hits, d.call("RuleHits", endpoint.Record{})
+}
+
+func (d *fakeDriver) Sessions() (Sessions, error) {
+	return d.sessions, d.call("Sessions", endpoint.Record{})
 }
 
 func (d *fakeDriver) KeepSettings() error { return d.call("KeepSettings", endpoint.Record{}) }

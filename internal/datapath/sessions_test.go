@@ -5,6 +5,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"pilaster.io/pilaster/internal/agent"
 	"pilaster.io/pilaster/internal/packet"
 )
 
@@ -107,6 +108,26 @@ func TestEstablishedStay(t *testing.T) {
 	t.Logf("%d connections stand of %d that there is room for", len(standing), room)
 	if c := b.sessions(t); len(standing) < room*9/10 || refused == 0 || c.Refused == 0 {
 		t.Errorf("%d connections stand of %d that there is room for, %d were refused, %+v", len(standing), room, refused, c)
+	}
+}
+
+// TestSessionsAreCounted: what the table holds is read with who has most of it.
+func TestSessionsAreCounted(t *testing.T) {
+	b := newSessionBench(t, 16*placesPerBucket)
+	for _, port := range ports(1000, 5) {
+		b.begin(t, port, true)
+	}
+	for _, port := range ports(2000, 3) {
+		b.begin(t, port, false)
+	}
+	want := agent.Sessions{Capacity: 16 * placesPerBucket, Used: 8, HalfOpen: 3, Begun: 8, Largest: b.b1.record.ID, Most: 8}
+	if s, err := b.datapath.Sessions(); err != nil || s != want {
+		t.Errorf("%+v, %v; want %+v", s, err, want)
+	}
+	b.overAll(t)
+	want = agent.Sessions{Capacity: want.Capacity, Begun: 8}
+	if s, err := b.datapath.Sessions(); err != nil || s != want {
+		t.Errorf("when all time is over: %+v, %v; want %+v", s, err, want)
 	}
 }
 

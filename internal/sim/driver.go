@@ -93,6 +93,7 @@ func (d *driver) Why(agent.Question) (agent.Answer, error) {
 	return agent.Answer{}, errors.New("this packet path judges nothing")
 }
 func (d *driver) RuleHits() (map[uint32]uint64, error) { return nil, nil }
+func (d *driver) Sessions() (agent.Sessions, error)    { return agent.Sessions{}, nil }
 func (d *driver) KeepSettings() error                  { return nil }
 func (d *driver) GuardEdge(netlink.Link) error         { return nil }
 func (d *driver) Status() (agent.Status, error)        { return agent.Status{Healthy: true}, nil }
