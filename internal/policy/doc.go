@@ -1,5 +1,5 @@
 // Package policy reads network policies and compiles them to the tables by which a node's packet path decides. It is
-// pure: no I/O, no clock, no kernel. Nothing enforces the tables yet.
+// pure: no I/O, no clock, no kernel.
 //
 // Policies are documents of Kubernetes: NetworkPolicy (networking.k8s.io/v1) and ClusterNetworkPolicy
 // (policy.networking.k8s.io/v1alpha2). Parse reads them strictly into the model (model.go), which knows no Kubernetes.
@@ -15,6 +15,9 @@
 //   - NetworkPolicies, if one isolates the subject: Accept if a rule of any of them matches, else Deny;
 //   - the tier Baseline, as Admin;
 //   - else Accept.
+//
+// A peer whose labels are not known yet is selected by what selects everyone, and by nothing else that accepts; what
+// denies, and might select it, does.
 //
 // A connection needs egress of its source and ingress of its destination. That replies pass is the packet path's to know.
 package policy

@@ -49,6 +49,10 @@ func inTier(policies []policy.Policy, tier policy.Tier, p packet, audit bool) (p
 			*isolation = name
 		}
 		for i, rule := range pol.Rules[p.direction] {
+			if mayMatch(rule, tier, p) {
+				name.Rule, name.Name = i, rule.Name
+				return policy.Deny, name
+			}
 			if peerMatches(rule, p) && portMatches(rule, p) {
 				name.Rule, name.Name = i, rule.Name
 				return rule.Action, name
@@ -59,6 +63,24 @@ func inTier(policies []policy.Policy, tier policy.Tier, p packet, audit bool) (p
 		return policy.Deny, *isolation
 	}
 	return policy.None, policy.RuleName{}
+}
+
+// mayMatch tells whether a rule that denies, or passes to who may, would match if what is not known of the peer were so.
+func mayMatch(r policy.Rule, tier policy.Tier, p packet) bool {
+	if p.remote != nil || p.outside || r.Action != policy.Deny && (r.Action != policy.Pass || tier != policy.Admin) {
+		return false
+	}
+	selected := r.Everyone || slices.ContainsFunc(r.Pods, func(s policy.Pods) bool { return selects(s, nil) })
+	if !selected && len(r.Pods) == 0 {
+		return false
+	}
+	if len(r.Ports) == 0 || !selected && portMatches(r, p) {
+		return !selected
+	}
+	return slices.ContainsFunc(r.Ports, func(port policy.Port) bool {
+		hasPorts := p.protocol == policy.TCP || p.protocol == policy.UDP || p.protocol == policy.SCTP
+		return p.direction == policy.Egress && port.Name != "" && (port.Protocol == p.protocol || port.Protocol == 0 && hasPorts)
+	})
 }
 
 func selects(s policy.Pods, id *tenant.Identity) bool {

@@ -42,6 +42,7 @@ type index struct {
 	known      appSet
 	everyone   appSet
 	none       appSet
+	stranger   appSet // who is not known
 	pods       map[string]values
 	namespaces map[string]values // by the labels of namespaces
 	names      values            // by the names of namespaces
@@ -53,7 +54,8 @@ func newIndex(apps map[address.AppID]map[string]string) *index {
 		apps: slices.Sorted(maps.Keys(apps)), words: (len(apps) + 2 + 63) / 64,
 		pods: map[string]values{}, namespaces: map[string]values{}, names: values{}, ports: map[string]map[tenant.Port]appSet{},
 	}
-	ix.known, ix.everyone, ix.none = ix.empty(), ix.empty(), ix.empty()
+	ix.known, ix.everyone, ix.none, ix.stranger = ix.empty(), ix.empty(), ix.empty(), ix.empty()
+	ix.stranger.add(ix.unknown())
 	for i := range len(apps) + 2 {
 		ix.everyone.add(i)
 	}

@@ -2,6 +2,8 @@ package policy
 
 import (
 	"encoding/binary"
+	"maps"
+	"slices"
 
 	"pilaster.io/pilaster/internal/tenant"
 )
@@ -91,6 +93,13 @@ func (ix *index) matches(r *Rule, d Direction, v Verdict, apps appSet, subject i
 			}
 		}
 	}
+	if denied, ok := v.ofStranger(); ok {
+		if possible := possible(r, d, ports, apps.has(ix.unknown())); len(possible) > 0 {
+			pods = append(pods, podMatch{newMatch(denied, possible), ix.stranger})
+		} else if len(r.Ports) == 0 && len(r.Pods) > 0 && !apps.has(ix.unknown()) {
+			pods = append(pods, podMatch{newMatch(denied, nil), ix.stranger})
+		}
+	}
 	if never {
 		return pods, nil
 	}
@@ -99,4 +108,35 @@ func (ix *index) matches(r *Rule, d Direction, v Verdict, apps appSet, subject i
 		blocks = append(blocks, blockMatch{m, r.Blocks})
 	}
 	return append(pods, podMatch{m, apps}), blocks
+}
+
+// ofStranger is the verdict of a rule that may or may not select who is not known yet. One that accepts does not; one
+// that denies does, and so does one that passes a peer to those who may deny it.
+func (v Verdict) ofStranger() (Verdict, bool) {
+	for _, t := range [2]Tier{Admin, Baseline} {
+		if a := v.Action(t); a == Deny || a == Pass && t == Admin {
+			v.Tiers[t] = step(Deny, v.Rule(t))
+			return v, true
+		}
+	}
+	return v, false
+}
+
+// possible are the ports at which a rule may mean who is not known, beside those where it does as it selects everyone:
+// on egress any port may have the name.
+func possible(r *Rule, d Direction, ports []portRange, selected bool) (all []portRange) {
+	if !selected && len(r.Pods) > 0 {
+		all = slices.Clone(ports)
+	}
+	if d == Ingress || !selected && len(r.Pods) == 0 {
+		return all
+	}
+	for _, p := range r.Ports {
+		for _, protocol := range slices.Sorted(maps.Values(protocols)) {
+			if p.Name != "" && (p.Protocol == 0 || p.Protocol == protocol) {
+				all = append(all, portRange{protocol, 0, maxPort})
+			}
+		}
+	}
+	return all
 }

@@ -124,6 +124,18 @@ func TestSemantics(t *testing.T) {
 			{web, in, ops, "", "80/TCP", false, `early ingress[0] "no ops"`}, {web, in, db, "", "80/TCP", true, "late ingress[0]"}, {web, in, policy.Outside, "", "80/TCP", false, "shop/a isolates"}, {web, out, ops, "", "80/TCP", true, ""},
 			{unknown, in, ops, "", "80/TCP", false, "early"},
 		}},
+		"who is not known is denied where a rule that may select it denies": {cnp("a", "{tier: Admin, priority: 1, "+everyone+", ingress: [{action: Deny, from: [{namespaces: {matchLabels: {kubernetes.io/metadata.name: tools}}}], protocols: [{tcp: {destinationPort: {number: 80}}}]}]}"), []row{
+			{web, in, unknown, "", "80/TCP", false, "ClusterNetworkPolicy a ingress[0]"}, {web, in, unknown, "", "81/TCP", true, noRule}, {web, in, db, "", "80/TCP", true, noRule}, {web, in, policy.Outside, "", "80/TCP", true, noRule},
+		}},
+		"and where a rule may pass it to one that denies": {cnp("a", "{tier: Admin, priority: 1, "+everyone+", ingress: [{action: Pass, from: [{namespaces: {matchLabels: {kubernetes.io/metadata.name: tools}}}]}, {action: Accept, from: [{namespaces: {}}]}]}") + np("b", "{podSelector: {}}"), []row{
+			{web, in, unknown, "", "80/TCP", false, "ClusterNetworkPolicy a ingress[0]"}, {web, in, ops, "", "80/TCP", false, "shop/b isolates"}, {web, in, db, "", "80/TCP", true, "ClusterNetworkPolicy a ingress[1]"},
+		}},
+		"but not where one before accepts everyone": {cnp("a", "{tier: Admin, priority: 1, "+everyone+", ingress: [{action: Accept, from: [{namespaces: {}}]}, {action: Deny, from: [{namespaces: {matchLabels: {kubernetes.io/metadata.name: tools}}}]}]}"), []row{
+			{web, in, unknown, "", "80/TCP", true, "ClusterNetworkPolicy a ingress[0]"},
+		}},
+		"who is not known may call any port by a name that is denied": {cnp("a", "{tier: Baseline, priority: 1, "+everyone+", egress: [{action: Deny, to: [{namespaces: {}}], protocols: [{destinationNamedPort: http}]}]}"), []row{
+			{web, out, unknown, "", "80/TCP", false, "ClusterNetworkPolicy a egress[0]"}, {web, out, unknown, "", "0/58", true, noRule}, {web, out, db, "", "80/TCP", true, noRule}, {web, out, db, "", "8080/TCP", false, ""},
+		}},
 		"of the same priority, the name decides": {cnp("b", "{tier: Admin, priority: 1, "+everyone+", ingress: [{action: Deny, from: [{namespaces: {}}]}]}") +
 			cnp("a", "{tier: Admin, priority: 1, "+everyone+", ingress: [{action: Accept, from: [{namespaces: {}}]}]}"), []row{{web, in, ops, "", "80/TCP", true, "ClusterNetworkPolicy a"}}},
 		"Pass leaves the tier": {cnp("a", "{tier: Admin, priority: 1, "+everyone+", ingress: [{action: Pass, from: [{namespaces: {}}], protocols: [{tcp: {destinationPort: {number: 80}}}]}, {action: Deny, from: [{namespaces: {}}]}]}") +

@@ -100,10 +100,13 @@ func (v Verdict) Rule(t Tier) uint32 { return v.Tiers[t] & (1<<numberBits - 1) }
 // rankOf is where Rank has that of a tier.
 func rankOf(t Tier) int { return int(t) / 2 }
 
-// with is the verdict with what another one adds to it, about the same packet in the same set.
+// with is the verdict with what another one adds to it, about the same packet in the same set. One rule says two things
+// of who is not known: then it denies.
 func (v Verdict) with(w Verdict) Verdict {
 	for _, t := range [2]Tier{Admin, Baseline} {
-		if r := rankOf(t); w.Action(t) != None && (v.Action(t) == None || w.Rank[r] < v.Rank[r]) {
+		r := rankOf(t)
+		sooner := w.Rank[r] < v.Rank[r] || w.Rank[r] == v.Rank[r] && w.Action(t) == Deny
+		if w.Action(t) != None && (v.Action(t) == None || sooner) {
 			v.Tiers[t], v.Rank[r] = w.Tiers[t], w.Rank[r]
 		}
 	}
