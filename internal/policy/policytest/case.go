@@ -50,27 +50,40 @@ func begin(name string, policies []*networkingv1.NetworkPolicy) (*builder, error
 		judge:   matcher.BuildNetworkPolicies(false, policies),
 		numbers: map[string]address.AppID{},
 	}
-	if len(policies) == 0 {
-		return b, nil
-	}
-	var items []*networkingv1.NetworkPolicy
 	for _, p := range policies {
-		p = p.DeepCopy()
-		p.APIVersion, p.Kind = "networking.k8s.io/v1", "NetworkPolicy"
-		items = append(items, p)
-	}
-	text, err := json.Marshal(map[string]any{"apiVersion": "v1", "kind": "List", "items": items})
-	if err != nil {
-		return nil, err
-	}
-	if b.Policies, err = policy.Parse(text); err != nil {
-		return nil, fmt.Errorf("%s: %w", name, err)
+		text, err := document(p)
+		if err != nil {
+			return nil, err
+		}
+		parsed, err := policy.Parse(text)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
+		b.Policies = append(b.Policies, parsed...)
 	}
 	return b, nil
 }
 
-// app is that of a pod: the identity says all that cyclonus knows of it.
+// document is a policy as a person would write it.
+func document(p *networkingv1.NetworkPolicy) ([]byte, error) {
+	p = p.DeepCopy()
+	p.APIVersion, p.Kind = "networking.k8s.io/v1", "NetworkPolicy"
+	return json.Marshal(p)
+}
+
+// app is that of a pod.
 func (b *builder) app(p *probe.Pod, namespaceLabels map[string]string) address.AppID {
+	labels := identity(p, namespaceLabels)
+	key := tenant.Canonical(labels)
+	if _, known := b.numbers[key]; !known {
+		b.numbers[key] = address.AppID(len(b.numbers) + 1)
+		b.Apps[b.numbers[key]] = labels
+	}
+	return b.numbers[key]
+}
+
+// identity says all that cyclonus knows of a pod.
+func identity(p *probe.Pod, namespaceLabels map[string]string) map[string]string {
 	labels := maps.Clone(p.Labels)
 	if labels == nil {
 		labels = map[string]string{}
@@ -83,12 +96,7 @@ func (b *builder) app(p *probe.Pod, namespaceLabels map[string]string) address.A
 		key, value := tenant.NamedPort(c.PortName, uint16(c.Port), string(c.Protocol))
 		labels[key] = value
 	}
-	identity := tenant.Canonical(labels)
-	if _, known := b.numbers[identity]; !known {
-		b.numbers[identity] = address.AppID(len(b.numbers) + 1)
-		b.Apps[b.numbers[identity]] = labels
-	}
-	return b.numbers[identity]
+	return labels
 }
 
 // ask adds what both ends are asked about a packet. The app of who is no pod is policy.Outside; it is not asked.

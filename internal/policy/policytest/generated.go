@@ -14,55 +14,69 @@ import (
 // Generated are all steps of all cases that cyclonus generates, with all its probes. Pods have addresses with the
 // prefix, to which a number is added: "192.168.1." or "fd00:1::".
 func Generated(prefix string) (cases []Case, err error) {
-	all := generator.NewTestCaseGenerator(true, prefix+"9", []string{"x", "y", "z"}, nil, nil)
-	for _, tc := range all.GenerateAllTestCases() {
-		w := newWorld(prefix)
+	begin := func() *world {
+		given := 0
+		return newWorld(func(string) string {
+			given++
+			return fmt.Sprint(prefix, given)
+		})
+	}
+	err = steps(prefix+"9", begin, func(name string, w *world, config *generator.ProbeConfig) error {
+		c, err := w.probe(name, config)
+		cases = append(cases, c)
+		return err
+	})
+	return cases, err
+}
+
+// steps goes through all cases of cyclonus, each in a world that begins anew. A block of its policies holds the last pod.
+func steps(last string, begin func() *world, then func(name string, w *world, config *generator.ProbeConfig) error) error {
+	for _, tc := range generator.NewTestCaseGenerator(true, last, namespaces, nil, nil).GenerateAllTestCases() {
+		w := begin()
 		for i, step := range tc.Steps {
 			name := fmt.Sprintf("%s, step %d", tc.Description, i+1)
 			for _, action := range step.Actions {
 				if err := w.apply(action); err != nil {
-					return nil, fmt.Errorf("%s: %w", name, err)
+					return fmt.Errorf("%s: %w", name, err)
 				}
 			}
-			c, err := w.probe(name, step.Probe)
-			if err != nil {
-				return nil, err
+			if err := then(name, w, step.Probe); err != nil {
+				return fmt.Errorf("%s: %w", name, err)
 			}
-			cases = append(cases, c)
 		}
 	}
-	return cases, nil
+	return nil
 }
+
+var namespaces = []string{"x", "y", "z"}
 
 // world is what cyclonus would have in its cluster.
 type world struct {
 	*probe.Resources
 	policies []*networkingv1.NetworkPolicy
-	prefix   string
-	given    int // addresses
+	address  func(pod string) string // of one that is made
+	altered  bool                    // pods and namespaces are not any more those that it began with
 }
 
 // newWorld has the pods that cyclonus begins with: a, b and c in x, y and z, each with the ports 80 and 81.
-func newWorld(prefix string) *world {
-	w := &world{Resources: &probe.Resources{Namespaces: map[string]map[string]string{}}, prefix: prefix}
-	for _, ns := range []string{"x", "y", "z"} {
+func newWorld(address func(pod string) string) *world {
+	w := &world{Resources: &probe.Resources{Namespaces: map[string]map[string]string{}}, address: address}
+	for _, ns := range namespaces {
 		w.Namespaces[ns] = withName(ns, map[string]string{"ns": ns})
 		for _, name := range []string{"a", "b", "c"} {
 			pod := probe.NewDefaultPod(ns, name, []int{80, 81}, []v1.Protocol{v1.ProtocolTCP, v1.ProtocolUDP, v1.ProtocolSCTP}, false, "")
-			pod.IP = w.address()
+			pod.IP = address(pod.PodString().String())
 			w.Pods = append(w.Pods, pod)
 		}
 	}
 	return w
 }
 
-func (w *world) address() string {
-	w.given++
-	return fmt.Sprint(w.prefix, w.given)
-}
-
 func (w *world) apply(a *generator.Action) (err error) {
 	r := w.Resources
+	if a.CreatePolicy == nil && a.UpdatePolicy == nil && a.DeletePolicy == nil && a.ReadNetworkPolicies == nil {
+		w.altered = true
+	}
 	switch {
 	case a.CreatePolicy != nil:
 		w.policies = append(w.policies, a.CreatePolicy.Policy)
@@ -80,7 +94,8 @@ func (w *world) apply(a *generator.Action) (err error) {
 		r, err = r.DeleteNamespace(a.DeleteNamespace.Namespace)
 	case a.CreatePod != nil:
 		if r, err = r.CreatePod(a.CreatePod.Namespace, a.CreatePod.Pod, a.CreatePod.Labels); err == nil {
-			r.Pods[len(r.Pods)-1].IP = w.address()
+			last := r.Pods[len(r.Pods)-1]
+			last.IP = w.address(last.PodString().String())
 		}
 	case a.SetPodLabels != nil:
 		r, err = r.SetPodLabels(a.SetPodLabels.Namespace, a.SetPodLabels.Pod, a.SetPodLabels.Labels)

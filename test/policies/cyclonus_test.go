@@ -1,0 +1,198 @@
+package policies_test
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/lab"
+	"pilaster.io/pilaster/internal/lab/labtest"
+	"pilaster.io/pilaster/internal/policy"
+	"pilaster.io/pilaster/internal/policy/policytest"
+)
+
+// networks are those that enforce policies.
+var networks = []struct {
+	name     string
+	tenant   lab.Tenant
+	families []int // lengths of addresses
+}{
+	{"netpila", lab.Tenant{}, []int{128}},
+	{"netpila-clear", lab.Tenant{Addressing: "clear"}, []int{128}},
+}
+
+// TestPacketsAgainstCyclonus: in all cases of cyclonus that change policies alone, packets of TCP and UDP arrive, and are answered, where its
+// matcher says so, and nowhere else.
+func TestPacketsAgainstCyclonus(t *testing.T) {
+	for _, network := range networks {
+		t.Run(network.name, func(t *testing.T) {
+			l := labtest.New(t, podsOn(network.tenant))
+			for _, bits := range network.families {
+				t.Run(fmt.Sprintf("IPv%d", map[int]int{32: 4, 128: 6}[bits]), func(t *testing.T) { compare(t, l, bits) })
+			}
+		})
+	}
+}
+
+var nodes = []string{"n1", "n2"}
+
+// podsOn are the pods of cyclonus on two nodes, those of each of its namespaces on both, and beside them a tenant without policies.
+func podsOn(network lab.Tenant) lab.Spec {
+	of := func(name string) lab.Tenant {
+		network.Name = name
+		return network
+	}
+	s := lab.Spec{Nodes: nodes, Tenants: []lab.Tenant{of("blue"), of("calm")}}
+	pods := policytest.Pods()
+	for i, name := range slices.Sorted(maps.Keys(pods)) {
+		s.Containers = append(s.Containers, lab.Container{Name: name, Node: s.Nodes[i%2], Tenant: "blue", Labels: pods[name]})
+	}
+	for i, name := range calm {
+		s.Containers = append(s.Containers, lab.Container{Name: name, Node: s.Nodes[i%2], Tenant: "calm"})
+	}
+	return s
+}
+
+var calm = []string{"c1", "c2", "c3", "c4"}
+
+func compare(t *testing.T, l *lab.Lab, bits int) {
+	address := func(c lab.ContainerStatus) netip.Addr {
+		i := slices.IndexFunc(c.Attachments, func(a lab.Attachment) bool { return a.Address.BitLen() == bits })
+		if i < 0 {
+			t.Fatalf("%s has no address of %d bits", c.Name, bits)
+		}
+		return c.Attachments[i].Address
+	}
+	pods := slices.Sorted(maps.Keys(policytest.Pods()))
+	canonical := map[string]netip.Addr{}
+	for _, name := range pods {
+		c, err := l.Container(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if canonical[name] = c.Plaintext; !c.Plaintext.IsValid() {
+			canonical[name] = address(c)
+		}
+	}
+	trials, err := policytest.Trials(canonical)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := newProber(t, l, pods, calm, address)
+	ctx := labtest.Context(t)
+	begun, count, arrive, wrong := time.Now(), 0, 0, 0
+	var applying time.Duration
+	for i, trial := range trials {
+		before := time.Now()
+		apply(ctx, t, l, i, trial.Documents)
+		applying += time.Since(before)
+		dropped := drops(ctx, t, l)
+		came, err := p.try(trial.Probes)
+		if err != nil {
+			t.Fatalf("%s: %v", trial.Name, err)
+		}
+		many := map[string]int{}
+		for k, probe := range trial.Probes {
+			count++
+			if probe.Arrives {
+				arrive++
+			}
+			if want := (arrived{probe.Arrives, probe.Arrives}); came[k] != want {
+				wrong++
+				many[fmt.Sprintf("from %s, protocol %d, should %v, %v", probe.From, probe.Protocol, probe.Arrives, came[k])]++
+			}
+		}
+		if len(many) > 0 {
+			t.Errorf("%s (%d): %v; before %v, after %v\n%s", trial.Name, i, many, dropped, drops(ctx, t, l), trial.Documents)
+		}
+	}
+	t.Logf("%d cases, %d packets and their answers, %d of them allowed; %d as cyclonus does not say; %v, %v of it until policies were in force", len(trials), count, arrive, wrong, time.Since(begun), applying)
+	if len(trials) < 200 || arrive < count/10 || arrive > count*9/10 {
+		t.Error("that says too little")
+	}
+}
+
+// apply has the tenant's policies be these and no others, and waits until they are in force on both nodes. One that selects nobody is always another one, so
+// that there is a change whose revision the nodes can be asked for; it comes last.
+func apply(ctx context.Context, t *testing.T, l *lab.Lab, number int, documents []string) {
+	t.Helper()
+	wanted := map[[2]string]bool{{nowhere, marker}: true}
+	for _, d := range documents {
+		parsed, err := policy.Parse([]byte(d))
+		if err != nil {
+			t.Fatal(err)
+		}
+		wanted[[2]string{parsed[0].Namespace, parsed[0].Name}] = true
+	}
+	surplus := slices.DeleteFunc(policiesOf(ctx, t, l), func(p *pilasterv1.Policy) bool { return wanted[[2]string{p.Namespace, p.Name}] })
+	if len(surplus) > 0 {
+		if _, err := l.Operator().DeletePolicies(ctx, connect.NewRequest(&pilasterv1.DeletePoliciesRequest{Tenant: "blue", Policies: surplus})); err != nil {
+			t.Fatal(err)
+		}
+	}
+	last := fmt.Sprintf(`{"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": {"name": %q, "namespace": %q},
+		"spec": {"podSelector": {}, "ingress": [{"ports": [{"port": %d}]}]}}`, marker, nowhere, number+1)
+	if _, err := l.Operator().ApplyPolicies(ctx, connect.NewRequest(&pilasterv1.ApplyPoliciesRequest{Tenant: "blue", Documents: append(slices.Clone(documents), last)})); err != nil {
+		t.Fatal(err)
+	}
+	newest := slices.MaxFunc(policiesOf(ctx, t, l), func(a, b *pilasterv1.Policy) int { return cmp.Compare(a.Revision, b.Revision) })
+	for _, node := range nodes {
+		untilInForce(ctx, t, l, node, newest.Revision)
+	}
+}
+
+func policiesOf(ctx context.Context, t *testing.T, l *lab.Lab) []*pilasterv1.Policy {
+	t.Helper()
+	list, err := l.Operator().ListPolicies(ctx, connect.NewRequest(&pilasterv1.ListPoliciesRequest{Tenant: "blue"}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return list.Msg.Policies
+}
+
+// What a policy is called that selects nobody, and where it is.
+const (
+	marker  = "marker"
+	nowhere = "nowhere"
+)
+
+// untilInForce waits until a node has in force what the cluster had at a revision.
+func untilInForce(ctx context.Context, t *testing.T, l *lab.Lab, node string, revision int64) {
+	t.Helper()
+	for again := time.Tick(time.Millisecond); ; {
+		status, err := l.Agent(node).Status(ctx, connect.NewRequest(&pilasterv1.StatusRequest{}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !status.Msg.Ready {
+			t.Fatalf("%s is not ready: %v", node, status.Msg.Problems)
+		}
+		if status.Msg.GetOrchestrator().GetRevision() >= revision {
+			return
+		}
+		select {
+		case <-again:
+		case <-ctx.Done():
+			t.Fatalf("%s has not heard of revision %d", node, revision)
+		}
+	}
+}
+
+func drops(ctx context.Context, t *testing.T, l *lab.Lab) (all []map[string]uint64) {
+	for _, node := range nodes {
+		d, err := l.Drops(ctx, node)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, d)
+	}
+	return all
+}

@@ -1,0 +1,320 @@
+package policies_test
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/lab"
+	"pilaster.io/pilaster/internal/netns"
+	"pilaster.io/pilaster/internal/policy"
+	"pilaster.io/pilaster/internal/policy/policytest"
+)
+
+const (
+	clientPort   = 5000 // the same in all trials: a flow that was allowed is judged anew
+	sentinelPort = 7
+	patience     = 5 * time.Second // for what is to arrive
+)
+
+var serverPorts = []uint16{80, 81}
+
+// prober sends packets between pods and tells what arrived. It does not wait for what does not come: all of it happens on one CPU, whose queues are first in,
+// first out, so that whatever was sent before a sentinel has arrived or was dropped when the sentinel is there. Sentinels run between all containers of a
+// tenant without policies, which has two on each node.
+type prober struct {
+	addresses map[string]netip.Addr // that containers send to
+	spaces    map[string]*netns.Namespace
+	clients   map[string]int // sockets of datagrams, by pod
+	servers   map[end]server
+	sentinels map[string]int
+	round     uint32
+}
+
+// end is where a server listens.
+type end struct {
+	pod  string
+	port uint16
+}
+
+type server struct{ datagrams, connections int }
+
+// newProber listens on the pods' ports.
+func newProber(t *testing.T, l *lab.Lab, pods, others []string, address func(lab.ContainerStatus) netip.Addr) *prober {
+	t.Helper()
+	p := &prober{addresses: map[string]netip.Addr{}, spaces: map[string]*netns.Namespace{}, clients: map[string]int{}, servers: map[end]server{}, sentinels: map[string]int{}}
+	t.Cleanup(p.close)
+	for _, name := range slices.Concat(pods, others) {
+		c, err := l.Container(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.addresses[name] = address(c)
+		if p.spaces[name], err = l.Namespace(name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, name := range pods {
+		if err := p.spaces[name].Do(func() (err error) {
+			for _, port := range serverPorts {
+				var s server
+				if s.datagrams, err = p.open(name, unix.SOCK_DGRAM, port); err != nil {
+					return err
+				}
+				if s.connections, err = p.open(name, unix.SOCK_STREAM, port); err != nil {
+					return err
+				}
+				p.servers[end{name, port}] = s
+			}
+			p.clients[name], err = p.open(name, unix.SOCK_DGRAM, clientPort)
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, name := range others {
+		if err := p.spaces[name].Do(func() (err error) {
+			p.sentinels[name], err = p.open(name, unix.SOCK_DGRAM, sentinelPort)
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return p
+}
+
+func (p *prober) close() {
+	for _, ns := range p.spaces {
+		ns.Close()
+	}
+	for _, s := range p.servers {
+		unix.Close(s.datagrams)
+		unix.Close(s.connections)
+	}
+	for _, fd := range p.clients {
+		unix.Close(fd)
+	}
+	for _, fd := range p.sentinels {
+		unix.Close(fd)
+	}
+}
+
+// open makes a socket that waits for nothing, bound to a port of a container, in the namespace of the thread.
+func (p *prober) open(name string, kind int, port uint16) (int, error) {
+	fd, err := unix.Socket(family(p.addresses[name]), kind|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return -1, err
+	}
+	if err = unix.Bind(fd, p.place(end{name, port})); err == nil && kind == unix.SOCK_STREAM {
+		err = unix.Listen(fd, 1024)
+	}
+	if err != nil {
+		unix.Close(fd)
+		return -1, fmt.Errorf("port %d of %s at %v: %w", port, name, p.addresses[name], err)
+	}
+	return fd, nil
+}
+
+func family(a netip.Addr) int {
+	if a.Is4() {
+		return unix.AF_INET
+	}
+	return unix.AF_INET6
+}
+
+func (p *prober) place(e end) unix.Sockaddr {
+	if a := p.addresses[e.pod]; a.Is4() {
+		return &unix.SockaddrInet4{Port: int(e.port), Addr: a.As4()}
+	}
+	return &unix.SockaddrInet6{Port: int(e.port), Addr: p.addresses[e.pod].As16()}
+}
+
+// arrived is what came of a probe: a datagram there and its answer back, or a connection that was established.
+type arrived struct{ there, back bool }
+
+// try sends all probes at once.
+func (p *prober) try(probes []policytest.Probe) (came []arrived, err error) {
+	err = netns.OnThread(func() error {
+		var cpu unix.CPUSet
+		cpu.Set(0)
+		if err := unix.SchedSetaffinity(0, &cpu); err != nil {
+			return err
+		}
+		came, err = p.tryHere(probes)
+		return err
+	})
+	return came, err
+}
+
+func (p *prober) tryHere(probes []policytest.Probe) ([]arrived, error) {
+	p.round++
+	came, sockets := make([]arrived, len(probes)), make([]int, len(probes))
+	var inside string
+	for i, probe := range probes {
+		if probe.From != inside {
+			if err := unix.Setns(p.spaces[probe.From].FD(), unix.CLONE_NEWNET); err != nil {
+				return nil, err
+			}
+			inside = probe.From
+		}
+		to := p.place(end{probe.To, probe.Port})
+		if sockets[i] = -1; probe.Protocol == policy.UDP {
+			if err := unix.Sendto(p.clients[probe.From], p.letter(i), 0, to); err != nil && !errors.Is(err, unix.ENOBUFS) { // dropped on the way out
+				return nil, fmt.Errorf("%s to %s: %w", probe.From, probe.To, err)
+			}
+			continue
+		}
+		fd, err := unix.Socket(family(p.addresses[probe.From]), unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+		if err != nil {
+			return nil, err
+		}
+		sockets[i] = fd
+		defer p.hangUp(fd)
+		if err := unix.Connect(fd, to); err != nil && !errors.Is(err, unix.EINPROGRESS) {
+			return nil, fmt.Errorf("%s to %s: %w", probe.From, probe.To, err)
+		}
+	}
+	// The first time everything has come where it was to, and the second time its answer. What is missing then was not dropped by a policy, or is late.
+	begun := time.Now()
+	for range 2 {
+		if err := p.settle(); err != nil {
+			return nil, err
+		}
+		if err := p.look(probes, sockets, came); err != nil {
+			return nil, err
+		}
+	}
+	for missing(probes, came) && time.Since(begun) < patience {
+		if err := p.settle(); err != nil {
+			return nil, err
+		}
+		if err := p.look(probes, sockets, came); err != nil {
+			return nil, err
+		}
+	}
+	return came, p.hangUpServers()
+}
+
+func missing(probes []policytest.Probe, came []arrived) bool {
+	for i, probe := range probes {
+		if probe.Arrives && !came[i].back {
+			return true
+		}
+	}
+	return false
+}
+
+// letter is what a datagram of a probe says.
+func (p *prober) letter(i int) []byte {
+	return binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint32(nil, p.round), uint32(i))
+}
+
+// look takes what has come until now, and answers.
+func (p *prober) look(probes []policytest.Probe, sockets []int, came []arrived) error {
+	for e, s := range p.servers {
+		if err := p.read(s.datagrams, func(i int, letter []byte, from unix.Sockaddr) error {
+			if i >= len(probes) || probes[i].To != e.pod || probes[i].Port != e.port {
+				return fmt.Errorf("%v got datagram %d, which is not for it", e, i)
+			}
+			came[i].there = true
+			if err := unix.Sendto(s.datagrams, letter, 0, from); err != nil && !errors.Is(err, unix.ENOBUFS) {
+				return fmt.Errorf("answer of %v: %w", e, err)
+			}
+			return nil
+		}); err != nil {
+			return err
+		}
+	}
+	for _, fd := range p.clients {
+		if err := p.read(fd, func(i int, _ []byte, _ unix.Sockaddr) error {
+			came[i].back = true
+			return nil
+		}); err != nil {
+			return err
+		}
+	}
+	for i, fd := range sockets {
+		if fd < 0 || came[i].back {
+			continue
+		}
+		if _, err := unix.Getpeername(fd); err == nil { // it is established
+			came[i] = arrived{true, true}
+		}
+	}
+	return nil
+}
+
+// read takes all datagrams of this round from a socket.
+func (p *prober) read(fd int, each func(i int, letter []byte, from unix.Sockaddr) error) error {
+	for b := make([]byte, 16); ; {
+		n, from, err := unix.Recvfrom(fd, b, 0)
+		if errors.Is(err, unix.EAGAIN) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if n != 8 || binary.BigEndian.Uint32(b) != p.round {
+			return fmt.Errorf("a datagram of round %x in round %d: it was dropped there", b[:n], p.round)
+		}
+		if err := each(int(binary.BigEndian.Uint32(b[4:])), b[:n], from); err != nil {
+			return err
+		}
+	}
+}
+
+// settle waits until all that was sent before on this CPU has arrived, or was dropped.
+func (p *prober) settle() error {
+	for from, fd := range p.sentinels {
+		for to := range p.sentinels {
+			if from != to {
+				if err := unix.Sendto(fd, p.letter(0), 0, p.place(end{to, sentinelPort})); err != nil {
+					return fmt.Errorf("sentinel from %s to %s: %w", from, to, err)
+				}
+			}
+		}
+	}
+	for name, fd := range p.sentinels {
+		for n := 0; n < len(p.sentinels)-1; {
+			ready, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(patience.Milliseconds()))
+			if err != nil && !errors.Is(err, unix.EINTR) {
+				return err
+			}
+			if err == nil && ready == 0 {
+				return fmt.Errorf("sentinels to %s do not arrive", name)
+			}
+			if err := p.read(fd, func(int, []byte, unix.Sockaddr) error { n++; return nil }); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// hangUp ends a connection at once, so that nothing of it is on the way later.
+func (p *prober) hangUp(fd int) {
+	_ = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
+	unix.Close(fd)
+}
+
+func (p *prober) hangUpServers() error {
+	for e, s := range p.servers {
+		for {
+			fd, _, err := unix.Accept4(s.connections, unix.SOCK_CLOEXEC)
+			if errors.Is(err, unix.EAGAIN) {
+				break
+			}
+			if err != nil {
+				return fmt.Errorf("%v: %w", e, err)
+			}
+			p.hangUp(fd)
+		}
+	}
+	return nil
+}
