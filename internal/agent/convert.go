@@ -44,7 +44,7 @@ func toConnect(err error) error {
 func endpointToProto(r endpoint.Record) *pilasterv1.Endpoint {
 	e := &pilasterv1.Endpoint{
 		Id: uint32(r.ID), ContainerId: r.ContainerID, Interface: r.Interface, Netns: r.Netns,
-		Tenant: r.Tenant, TenantId: uint32(r.TenantID), App: uint32(r.App), Labels: r.Labels,
+		Tenant: r.Tenant, TenantId: uint32(r.TenantID), App: uint32(r.App), AppNow: uint32(r.AppNow), Labels: r.Labels,
 		Pod: r.Pod, State: string(r.State), DeviceKind: r.Device.Kind, HostDevice: r.Device.HostName,
 		ContainerMac: r.Device.ContainerMAC.String(), Mtu: uint32(r.Device.MTU),
 		Created: timestamppb.New(r.Created), CniNetwork: r.CNINetwork,

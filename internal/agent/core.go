@@ -91,6 +91,7 @@ func New(c Config) (*Core, error) {
 		plan: c.Plan, edge: c.Edge, max: cmp.Or(c.MaxEndpoints, DefaultMaxEndpoints), now: c.Now, log: c.Log,
 		ids: map[endpoint.ID]bool{}, lastID: c.Store.LastID(), moved: map[endpoint.ID]bool{}, due: newSignal(),
 	}
+	c.Tenants.overrides = core.overrides
 	c.Tenants.maxIDs = cmp.Or(c.MaxTenantIDs, DefaultMaxTenantIDs)
 	if core.max < 1 || core.max > int(endpoint.MaxID) {
 		return nil, fmt.Errorf("%d endpoints: a node takes 1 to %d", core.max, endpoint.MaxID)
@@ -282,6 +283,9 @@ func (c *Core) remove(ctx context.Context, r endpoint.Record) error {
 		return err
 	}
 	c.giveID(r.ID)
+	if r.AppNow != 0 {
+		c.tenants.signal()
+	}
 	c.release(ctx, r.Tenant, r.TenantID)
 	c.unpolice(r.Tenant)
 	c.lookAt(r)

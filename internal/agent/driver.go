@@ -64,6 +64,8 @@ type Driver interface {
 	Why(Question) (Answer, error)
 	// RuleHits is how many packets each rule has denied, or would have if its policy were not in audit; by the numbers in the tables.
 	RuleHits() (map[uint32]uint64, error)
+	// PolicyEntries is how full the tables are that SetPolicies fills.
+	PolicyEntries() []Entries
 	// Sessions is how full the table of sessions is. It takes some milliseconds for 100,000 of them.
 	Sessions() (Sessions, error)
 

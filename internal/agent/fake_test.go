@@ -262,6 +262,14 @@ func (d *fakeDriver) SetPolicies(all []TenantPolicies) error {
 
 func (d *fakeDriver) Why(Question) (Answer, error) { return Answer{}, d.call("Why", endpoint.Record{}) }
 
+func (d *fakeDriver) Sessions() (Sessions, error) {
+	return d.sessions, d.call("Sessions", endpoint.Record{})
+}
+
+func (d *fakeDriver) PolicyEntries() []Entries {
+	return []Entries{{Table: "policy-ports", Used: 7, Capacity: 100}}
+}
+
 func (d *fakeDriver) RuleHits() (map[uint32]uint64, error) {
 	return d.hits, d.call("RuleHits", endpoint.Record{})
 }

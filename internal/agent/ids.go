@@ -79,6 +79,7 @@ func (t *Tenants) Report(to *pilasterv1.FollowRequest, newStream bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	to.HostedTenants = nil
+	overrides := t.overrides()
 	to.ResolvingTenants = slices.Sorted(maps.Keys(t.resolving))
 	for _, name := range slices.Sorted(maps.Keys(t.m)) {
 		h := t.m[name]
@@ -93,7 +94,7 @@ func (t *Tenants) Report(to *pilasterv1.FollowRequest, newStream bool) {
 			continue
 		}
 		to.HostedTenants = append(to.HostedTenants, name)
-		said := &pilasterv1.Hosting{Tenant: name, Moving: h.moving}
+		said := &pilasterv1.Hosting{Tenant: name, Moving: h.moving, Overrides: overrides[name]}
 		for _, id := range h.put.IDs {
 			said.Accepts = append(said.Accepts, uint32(id.ID))
 		}

@@ -12,6 +12,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 )
 
 // metric names what one number is; values are read when somebody asks.
@@ -25,22 +27,31 @@ type collector struct {
 	ready, tenants, connected, rev    *prometheus.Desc
 	health, first, build              *prometheus.Desc
 	entries, capacity, largest, drops *prometheus.Desc
+	policed, rules, denied            *prometheus.Desc
+	sessions, room, most, sessionEnds *prometheus.Desc
 }
 
 func newCollector(s *Service) *collector {
 	return &collector{
-		service:   s,
-		build:     metric("build_info", "1, labelled by the versions of this agent and of the programs that packets meet.", "version", "programs", "goversion"),
-		ready:     metric("agent_ready", "1 when an endpoint would be added now."),
-		tenants:   metric("tenants_hosted", "Tenants with endpoints on this node."),
-		connected: metric("orchestrator_connected", "1 while the stream from the orchestrator is open."),
-		rev:       metric("orchestrator_revision", "Revision of the last event from the orchestrator."),
-		health:    metric("datapath_healthy", "1 while every program is where it should be."),
-		first:     metric("datapath_first_in_chain", "1 while no other program stands before ours on the uplink."),
-		entries:   metric("table_entries", "Used entries: endpoints and tenant-ids, by which an ADD is refused, and the kernel's tables.", "table"),
-		capacity:  metric("table_capacity", "Entries a table can hold.", "table"),
-		largest:   metric("table_largest_tenant_entries", "Entries of the tenant that uses most of a table.", "table", "tenant"),
-		drops:     metric("datapath_drops_total", "Packets dropped, by reason.", "reason"),
+		service:     s,
+		build:       metric("build_info", "1, labelled by the versions of this agent and of the programs that packets meet.", "version", "programs", "goversion"),
+		ready:       metric("agent_ready", "1 when an endpoint would be added now."),
+		tenants:     metric("tenants_hosted", "Tenants with endpoints on this node."),
+		connected:   metric("orchestrator_connected", "1 while the stream from the orchestrator is open."),
+		rev:         metric("orchestrator_revision", "Revision of the last event from the orchestrator."),
+		health:      metric("datapath_healthy", "1 while every program is where it should be."),
+		first:       metric("datapath_first_in_chain", "1 while no other program stands before ours on the uplink."),
+		entries:     metric("table_entries", "Used entries: endpoints and tenant-ids, by which an ADD is refused, and the kernel's tables.", "table"),
+		capacity:    metric("table_capacity", "Entries a table can hold.", "table"),
+		largest:     metric("table_largest_tenant_entries", "Entries of the tenant that uses most of a table.", "table", "tenant"),
+		drops:       metric("datapath_drops_total", "Packets dropped, by reason.", "reason"),
+		policed:     metric("policed_tenants", "Tenants with endpoints on this node and policies in the packet path."),
+		rules:       metric("policy_rules", "Rules of policies in the packet path."),
+		denied:      metric("policy_denied_packets_total", "Packets that policies have denied here; of mode audit: that would have been, and passed.", "tenant", "policy", "mode"),
+		sessions:    metric("sessions", "Sessions that are remembered, by state: half-open ones give way when others need room.", "state"),
+		room:        metric("sessions_capacity", "Sessions there is room for."),
+		most:        metric("sessions_largest_endpoint", "Sessions of the endpoint that has most.", "endpoint", "name"),
+		sessionEnds: metric("sessions_total", "Sessions by what became of them: begun, evicted while half open, refused for want of room.", "event"),
 	}
 }
 
@@ -73,9 +84,53 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 			}
 		}
 	}
+	c.policies(ch, s.Policies)
+	if core := c.service.core.Load(); core != nil {
+		core.policies.times.compile.Collect(ch)
+		core.policies.times.enforce.Collect(ch)
+	}
 	for _, d := range s.Drops {
 		ch <- prometheus.MustNewConstMetric(c.drops, prometheus.CounterValue, float64(d.Packets), d.Reason)
 	}
+}
+
+func (c *collector) policies(ch chan<- prometheus.Metric, p *pilasterv1.Policies) {
+	send := func(d *prometheus.Desc, kind prometheus.ValueType, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, kind, v, labels...)
+	}
+	send(c.policed, prometheus.GaugeValue, float64(p.GetTenants()))
+	send(c.rules, prometheus.GaugeValue, float64(p.GetRules()))
+	for _, e := range p.GetEntries() {
+		send(c.entries, prometheus.GaugeValue, float64(e.Used), e.Table)
+		send(c.capacity, prometheus.GaugeValue, float64(e.Capacity), e.Table)
+	}
+	denied := map[[3]string]uint64{}
+	for _, h := range p.GetHits() {
+		denied[[3]string{h.Tenant, h.Rule.GetPolicy(), policyMode(h.Rule.GetAudit())}] += h.Packets
+	}
+	for of, packets := range denied {
+		send(c.denied, prometheus.CounterValue, float64(packets), of[0], of[1], of[2])
+	}
+	s := p.GetSessions()
+	if s == nil {
+		return
+	}
+	send(c.room, prometheus.GaugeValue, float64(s.Capacity))
+	send(c.sessions, prometheus.GaugeValue, float64(s.HalfOpen), "half-open")
+	send(c.sessions, prometheus.GaugeValue, float64(s.Used-s.HalfOpen), "established")
+	if s.LargestEndpoint != 0 {
+		send(c.most, prometheus.GaugeValue, float64(s.LargestUsed), strconv.FormatUint(uint64(s.LargestEndpoint), 10), s.Largest)
+	}
+	for event, n := range map[string]uint64{"begun": s.Begun, "evicted": s.Evicted, "refused": s.Refused} {
+		send(c.sessionEnds, prometheus.CounterValue, float64(n), event)
+	}
+}
+
+func policyMode(audit bool) string {
+	if audit {
+		return "audit"
+	}
+	return "enforce"
 }
 
 func number(b bool) float64 {

@@ -221,33 +221,28 @@ func (c *Core) compile(name string, p *policed) (next TenantPolicies, subjects [
 		return next, nil, err
 	}
 	defer c.policies.times.compiled(time.Now())
-	apps := map[address.AppID]map[string]string{}
+	apps, overrides := map[address.AppID]map[string]string{}, maps.Clone(p.overrides) // of containers here the node itself knows best
 	for _, a := range known.Apps {
 		apps[a.ID] = a.Labels
 	}
 	for _, r := range c.store.List() {
 		if r.Tenant == name {
-			subjects = append(subjects, appNow(r, p.overrides))
+			subjects = append(subjects, cmp.Or(r.AppNow, r.App))
+			for _, a := range r.Attachments {
+				if delete(overrides, a.Plaintext); r.AppNow != 0 && a.Plaintext.IsValid() {
+					overrides[a.Plaintext] = r.AppNow
+				}
+			}
 		}
 	}
 	slices.Sort(subjects)
 	subjects = slices.Compact(subjects)
-	next = TenantPolicies{Tenant: name, Overrides: p.overrides}
+	next = TenantPolicies{Tenant: name, Overrides: overrides}
 	for _, id := range known.Tenant.IDs {
 		next.IDs = append(next.IDs, id.ID)
 	}
 	next.Tables, err = policy.Compile(name, slices.Collect(maps.Values(p.parsed)), apps, subjects)
 	return next, subjects, err
-}
-
-// appNow is whose rules hold for an endpoint.
-func appNow(r endpoint.Record, overrides map[netip.Addr]address.AppID) address.AppID {
-	for _, a := range r.Attachments {
-		if app, other := overrides[a.Plaintext]; other {
-			return app
-		}
-	}
-	return r.App
 }
 
 // inForce is what holds for all tenants, with one of them as it is to be.

@@ -2,13 +2,16 @@ package agent
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"maps"
 	"slices"
 	"time"
 
+	"connectrpc.com/connect"
 	"github.com/prometheus/client_golang/prometheus"
 
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/policy"
 )
 
@@ -56,6 +59,26 @@ func (c *Core) ruleName(tenant string, number uint32) *policy.RuleName {
 	return nil
 }
 
+// ruleOf says by which rule of a policy a packet was dropped; nil where by none.
+func (c *Core) ruleOf(e Event) *policy.RuleName {
+	if e.Rule == 0 {
+		return nil
+	}
+	if r, here := c.store.Get(e.Endpoint); here {
+		return c.ruleName(r.Tenant, e.Rule)
+	}
+	var found []*policy.RuleName
+	for tenant := range c.policies.inSight() {
+		if name := c.ruleName(tenant, e.Rule); name != nil {
+			found = append(found, name)
+		}
+	}
+	if len(found) != 1 {
+		return nil // since then it has gone, or two tenants have the number
+	}
+	return found[0]
+}
+
 // RuleHits is how many packets a rule has denied on this node, or would have if its policy were not in audit.
 type RuleHits struct {
 	Tenant  string
@@ -84,6 +107,55 @@ func (c *Core) RuleHits(tenant string) ([]RuleHits, error) {
 		return cmp.Or(cmp.Compare(a.Tenant, b.Tenant), cmp.Compare(a.Rule.String(), b.Rule.String()))
 	})
 	return all, nil
+}
+
+func (s *Service) ListRuleHits(_ context.Context, req *connect.Request[pilasterv1.ListRuleHitsRequest]) (*connect.Response[pilasterv1.ListRuleHitsResponse], error) {
+	core, err := s.ready()
+	if err != nil {
+		return nil, err
+	}
+	hits, err := core.RuleHits(req.Msg.Tenant)
+	if err != nil {
+		return nil, toConnect(err)
+	}
+	return connect.NewResponse(&pilasterv1.ListRuleHitsResponse{Hits: hitsToProto(hits)}), nil
+}
+
+func hitsToProto(hits []RuleHits) (all []*pilasterv1.RuleHits) {
+	for _, h := range hits {
+		all = append(all, &pilasterv1.RuleHits{Tenant: h.Tenant, Rule: ruleToProto(&h.Rule), Packets: h.Packets})
+	}
+	return all
+}
+
+// addPolicies tells of policies, where there are any.
+func addPolicies(r *pilasterv1.StatusResponse, core *Core) {
+	p := &pilasterv1.Policies{}
+	for _, t := range core.policies.inSight() {
+		if t.polices() {
+			p.Tenants++
+			p.Rules += uint32(len(t.Tables.Names))
+		}
+	}
+	if p.Tenants == 0 {
+		return
+	}
+	r.Policies = p
+	hits, err := core.RuleHits("")
+	if err != nil {
+		r.Problems = append(r.Problems, "what policies have denied cannot be read: "+err.Error())
+	}
+	p.Hits = hitsToProto(hits)
+	for _, e := range core.driver.PolicyEntries() {
+		p.Entries = append(p.Entries, entriesToProto(e))
+	}
+	s, err := core.driver.Sessions()
+	if err != nil {
+		r.Problems = append(r.Problems, "the sessions of the packet path cannot be read: "+err.Error())
+		return
+	}
+	p.Sessions = &pilasterv1.Sessions{Capacity: uint32(s.Capacity), Used: uint32(s.Used), HalfOpen: uint32(s.HalfOpen), Begun: s.Begun, Evicted: s.Evicted, Refused: s.Refused,
+		LargestEndpoint: uint32(s.Largest), Largest: core.nameOf(s.Largest), LargestUsed: uint32(s.Most)}
 }
 
 // policyTimes is how long it takes to have policies in force.

@@ -246,7 +246,7 @@ func (s *Service) Monitor(ctx context.Context, req *connect.Request[pilasterv1.M
 			if len(req.Msg.Types) > 0 && !slices.Contains(req.Msg.Types, e.Type) {
 				continue
 			}
-			if err := stream.Send(eventToProto(e, core.nameOf(e.Endpoint))); err != nil {
+			if err := stream.Send(core.eventToProto(e)); err != nil {
 				return err
 			}
 		case <-ctx.Done():
@@ -262,7 +262,7 @@ func (s *Service) RecentEvents(context.Context, *connect.Request[pilasterv1.Rece
 	}
 	resp := &pilasterv1.RecentEventsResponse{}
 	for _, e := range s.events.recent() {
-		resp.Events = append(resp.Events, eventToProto(e, core.nameOf(e.Endpoint)))
+		resp.Events = append(resp.Events, core.eventToProto(e))
 	}
 	return connect.NewResponse(resp), nil
 }
@@ -279,11 +279,12 @@ func (c *Core) nameOf(id endpoint.ID) string {
 	return r.ContainerID
 }
 
-func eventToProto(e Event, name string) *pilasterv1.MonitorResponse {
+func (c *Core) eventToProto(e Event) *pilasterv1.MonitorResponse {
 	m := &pilasterv1.MonitorResponse{
 		Time: timestamppb.New(e.Time), Type: e.Type, Reason: e.Reason, Count: e.Count, Hook: e.Hook,
 		Protocol: uint32(e.Protocol), SourcePort: uint32(e.SourcePort), DestinationPort: uint32(e.DestinationPort),
-		Length: uint32(e.Length), EndpointId: uint32(e.Endpoint), Endpoint: name, Ifindex: uint32(e.Ifindex), LostEvents: e.Lost,
+		Length: uint32(e.Length), EndpointId: uint32(e.Endpoint), Endpoint: c.nameOf(e.Endpoint), Ifindex: uint32(e.Ifindex), LostEvents: e.Lost,
+		Rule: ruleToProto(c.ruleOf(e)),
 	}
 	if e.Source.IsValid() {
 		m.Source = e.Source.String()

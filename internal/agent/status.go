@@ -54,6 +54,7 @@ func (s *Service) status(ctx context.Context) *pilasterv1.StatusResponse {
 		r.Problems = append(r.Problems, blocked.Error())
 	}
 	s.addDatapath(ctx, r, core.Core)
+	addPolicies(r, core.Core)
 	_ = core.eachGateway(func(n network.Outward) error { addGateway(r, n.Gateway()); return nil })
 	r.Problems = append(r.Problems, core.tenants.refusals()...)
 	r.Problems = append(r.Problems, core.uncarried()...)
@@ -96,9 +97,13 @@ func (s *Service) addDatapath(ctx context.Context, r *pilasterv1.StatusResponse,
 		r.Problems = append(r.Problems, "the tables of the packet path cannot be read: "+err.Error())
 	}
 	for _, e := range entries {
-		r.Datapath.Entries = append(r.Datapath.Entries, &pilasterv1.Entries{Table: e.Table, Used: uint32(e.Used), Capacity: uint32(e.Capacity), Cache: e.Cache})
+		r.Datapath.Entries = append(r.Datapath.Entries, entriesToProto(e))
 	}
 	for _, drop := range status.Drops {
 		r.Drops = append(r.Drops, &pilasterv1.DropCount{Reason: drop.Reason, Packets: drop.Packets, LastMinute: s.drops.since(drop)})
 	}
+}
+
+func entriesToProto(e Entries) *pilasterv1.Entries {
+	return &pilasterv1.Entries{Table: e.Table, Used: uint32(e.Used), Capacity: uint32(e.Capacity), Cache: e.Cache}
 }

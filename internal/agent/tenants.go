@@ -33,6 +33,7 @@ type Tenants struct {
 	carries   map[string]bool          // as the cluster last said, known or not
 	resolving map[string]int           // calls under way
 	isMapped  func(tenant.Tenant) bool // and somebody lists these; nil before
+	overrides func() map[string][]*pilasterv1.Override
 }
 
 // Known is a tenant with those of its apps a node has heard of.
@@ -131,7 +132,7 @@ func OpenTenants(dir string) (*Tenants, error) { return OpenTenantsOn(durable.Di
 
 // OpenTenantsOn is OpenTenants of a directory on another disk.
 func OpenTenantsOn(disk durable.Disk, dir string) (*Tenants, error) {
-	t := &Tenants{disk: disk, dir: filepath.Join(dir, tenantsFolder), changed: make(chan struct{}, 1), maxIDs: DefaultMaxTenantIDs, m: map[string]*hosted{}, carries: map[string]bool{}, resolving: map[string]int{}}
+	t := &Tenants{disk: disk, overrides: func() map[string][]*pilasterv1.Override { return nil }, dir: filepath.Join(dir, tenantsFolder), changed: make(chan struct{}, 1), maxIDs: DefaultMaxTenantIDs, m: map[string]*hosted{}, carries: map[string]bool{}, resolving: map[string]int{}}
 	if err := disk.MakeFolder(t.dir); err != nil {
 		return nil, err
 	}

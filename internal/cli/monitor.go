@@ -70,6 +70,8 @@ type eventView struct {
 	Endpoint        string `json:"endpoint,omitempty"`
 	Ifindex         uint32 `json:"ifindex"`
 	LostEvents      uint64 `json:"lostEvents,omitempty"`
+	Policy          string `json:"policy,omitempty"` // that denied it
+	Rule            string `json:"rule,omitempty"`
 }
 
 func viewEvent(m *pilasterv1.MonitorResponse) eventView {
@@ -77,6 +79,7 @@ func viewEvent(m *pilasterv1.MonitorResponse) eventView {
 		Time: m.GetTime().AsTime().Format(time.RFC3339Nano), Type: m.GetType(), Reason: m.GetReason(), Count: m.GetCount(), Hook: m.GetHook(),
 		Source: m.GetSource(), Destination: m.GetDestination(), Protocol: m.GetProtocol(), SourcePort: m.GetSourcePort(), DestinationPort: m.GetDestinationPort(),
 		Length: m.GetLength(), EndpointID: m.GetEndpointId(), Endpoint: m.GetEndpoint(), Ifindex: m.GetIfindex(), LostEvents: m.GetLostEvents(),
+		Policy: m.GetRule().GetPolicy(), Rule: m.GetRule().GetRule(),
 	}
 }
 
@@ -103,6 +106,9 @@ func (e eventView) line() string {
 		what = fmt.Sprintf("%s → %s  %s", withPort(e.Source, e.SourcePort), withPort(e.Destination, e.DestinationPort), protocolName(e.Protocol))
 	}
 	s := fmt.Sprintf("%s  %s  %-18s  %s  %d bytes  at %s  ×%s", at, e.Type, e.Reason, what, e.Length, who, numeral.Grouped(e.Count))
+	if e.Rule != "" {
+		s += "  by " + e.Rule
+	}
 	if e.LostEvents > 0 {
 		s += "  (" + numeral.Of(e.LostEvents, "event", "events") + " lost before)"
 	}

@@ -80,7 +80,7 @@ would drop is counted, and nothing is dropped.`,
 		Example: "  pilaster policy apply -f web.yaml --tenant blue\n  pilaster policy list",
 		Args:    cobra.NoArgs,
 	}
-	cmd.AddCommand(newPolicyApply(env), newPolicyList(env), newPolicyGet(env), newPolicyDelete(env))
+	cmd.AddCommand(newPolicyApply(env), newPolicyList(env), newPolicyGet(env), newPolicyDelete(env), newPolicyHits(env))
 	return cmd
 }
 

@@ -57,6 +57,7 @@ type statusView struct {
 	Endpoints    uint32         `json:"endpoints"`
 	Limits       []limitView    `json:"limits"`
 	Tenants      uint32         `json:"tenants"`
+	Policies     *policiesView  `json:"policies"` // null where no tenant here has any
 	Drops        []dropView     `json:"drops"`
 	Version      string         `json:"version"`
 	PID          uint32         `json:"pid"`
@@ -116,6 +117,16 @@ type entryView struct {
 	Cache    bool   `json:"cache"`
 }
 
+func (e entryView) text() string {
+	switch {
+	case e.Cache:
+		return "a cache of " + numeral.Grouped(e.Capacity) + " slots"
+	case e.Capacity == 0:
+		return numeral.Of(e.Used, "entry", "entries")
+	}
+	return numeral.Grouped(e.Used) + " of " + numeral.Grouped(e.Capacity) + " entries"
+}
+
 // limitView is what an ADD beyond is refused for.
 type limitView struct {
 	Name          string `json:"name"`
@@ -161,6 +172,7 @@ func viewStatus(s *pilasterv1.StatusResponse) statusView {
 	if g := s.GetGateway(); g != nil {
 		v.Gateway = &gatewayView{g.Own, g.Virtual, g.Services, g.Publications, g.Missing}
 	}
+	v.Policies = viewPolicies(s.GetPolicies())
 	for _, l := range s.GetLimits() {
 		v.Limits = append(v.Limits, limitView{l.Name, l.Used, l.Capacity, l.LargestTenant, l.LargestUsed})
 	}
@@ -210,15 +222,9 @@ func (v statusView) text(w io.Writer, now time.Time) {
 			row("", "", "without", lack)
 		}
 		for _, e := range d.Entries {
-			of := numeral.Grouped(e.Used) + " of " + numeral.Grouped(e.Capacity) + " entries"
-			if e.Capacity == 0 {
-				of = numeral.Of(e.Used, "entry", "entries")
-			}
-			if e.Cache {
-				of = "a cache of " + numeral.Grouped(e.Capacity) + " slots"
-			}
-			row("", "", e.Table, of)
+			row("", "", e.Table, e.text())
 		}
+		v.Policies.rows(row)
 		fmt.Fprintf(w, "drops\t%s\n", v.dropText())
 	}
 	for _, p := range v.Problems {

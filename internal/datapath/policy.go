@@ -90,6 +90,20 @@ func (d *Datapath) countHits(had, want map[uint32]struct{}) error {
 	return nil
 }
 
+// PolicyEntries counts what was written last; nothing where that did not succeed.
+func (d *Datapath) PolicyEntries() []agent.Entries {
+	d.policies.Lock()
+	defer d.policies.Unlock()
+	r, room := d.policed, d.config.MaxRules
+	if r == nil {
+		return nil
+	}
+	return []agent.Entries{{Table: "policy-subjects", Used: len(r.subjects), Capacity: room}, {Table: "policy-peers", Used: len(r.apps), Capacity: room},
+		{Table: "policy-blocks", Used: len(r.blocks), Capacity: room}, {Table: "policy-ports", Used: len(r.ports), Capacity: room},
+		{Table: "policy-ranges", Used: len(r.ranges), Capacity: room}, {Table: "policy-overrides", Used: len(r.overrides), Capacity: room},
+		{Table: "policy-rules", Used: len(r.hits), Capacity: room}}
+}
+
 // RuleHits is how many packets a rule has denied, or would have if its policy were not in audit.
 func (d *Datapath) RuleHits() (map[uint32]uint64, error) {
 	hits := map[uint32]uint64{}

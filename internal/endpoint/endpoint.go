@@ -35,8 +35,9 @@ type Record struct {
 	Pod         string            `json:"pod,omitempty"`        // "namespace/name", display only
 	Tenant      string            `json:"tenant"`
 	TenantID    address.TenantID  `json:"tenantId"`
-	App         address.AppID     `json:"app"`
-	Labels      map[string]string `json:"labels,omitempty"` // as given; identity labels made the app
+	App         address.AppID     `json:"app"`              // that its addresses say
+	AppNow      address.AppID     `json:"appNow,omitempty"` // that its labels make since they have changed; 0: the same
+	Labels      map[string]string `json:"labels,omitempty"` // identity labels make the app
 	State       State             `json:"state"`
 	Attachments []Attachment      `json:"attachments"`
 	Left        []netip.Addr      `json:"left,omitempty"` // had before its tenant moved to another network; its runtime believes in them

@@ -18,12 +18,16 @@ import (
 const (
 	firstVersion  = 1
 	withNetworks  = 2 // attachments without a plaintext, of IPv4, with a subnet or an overhead
-	recordVersion = 3 // addresses left
+	withLeft      = 3 // addresses left
+	recordVersion = 4 // another app than addresses say
 )
 
 func (r Record) version() int {
-	if len(r.Left) > 0 {
+	switch {
+	case r.AppNow != 0:
 		return recordVersion
+	case len(r.Left) > 0:
+		return withLeft
 	}
 	for _, a := range r.Attachments {
 		if !a.Plaintext.IsValid() || a.Subnet.IsValid() || a.Overhead != 0 {
@@ -57,8 +61,8 @@ func (r Record) validate() error {
 		return errors.New("container id or interface is missing")
 	case r.Tenant == "" || r.TenantID < 1 || r.TenantID > address.MaxTenantID:
 		return fmt.Errorf("tenant %q with id %d is none", r.Tenant, r.TenantID)
-	case r.App >= address.FirstReservedApp:
-		return fmt.Errorf("app %#x is reserved", r.App)
+	case max(r.App, r.AppNow) >= address.FirstReservedApp:
+		return fmt.Errorf("app %#x is reserved", max(r.App, r.AppNow))
 	case !slices.Contains([]State{Preparing, Active, Lost, Deleting}, r.State):
 		return fmt.Errorf("state %q is unknown", r.State)
 	case len(r.Attachments) == 0:

@@ -94,6 +94,7 @@ func (d *driver) Why(agent.Question) (agent.Answer, error) {
 }
 func (d *driver) RuleHits() (map[uint32]uint64, error) { return nil, nil }
 func (d *driver) Sessions() (agent.Sessions, error)    { return agent.Sessions{}, nil }
+func (d *driver) PolicyEntries() []agent.Entries       { return nil }
 func (d *driver) KeepSettings() error                  { return nil }
 func (d *driver) GuardEdge(netlink.Link) error         { return nil }
 func (d *driver) Status() (agent.Status, error)        { return agent.Status{Healthy: true}, nil }

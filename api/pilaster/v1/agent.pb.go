@@ -180,6 +180,7 @@ type Endpoint struct {
 	CniNetwork    string                 `protobuf:"bytes,17,opt,name=cni_network,json=cniNetwork,proto3" json:"cni_network,omitempty"`
 	NodeAddress   string                 `protobuf:"bytes,18,opt,name=node_address,json=nodeAddress,proto3" json:"node_address,omitempty"` // of GetEndpoint: the node, as the container sees it
 	DeviceKind    string                 `protobuf:"bytes,19,opt,name=device_kind,json=deviceKind,proto3" json:"device_kind,omitempty"`    // veth, macvlan, netkit; empty before there is a device
+	AppNow        uint32                 `protobuf:"varint,20,opt,name=app_now,json=appNow,proto3" json:"app_now,omitempty"`               // where its labels have changed since: the app that policies judge it by
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -345,6 +346,13 @@ func (x *Endpoint) GetDeviceKind() string {
 		return x.DeviceKind
 	}
 	return ""
+}
+
+func (x *Endpoint) GetAppNow() uint32 {
+	if x != nil {
+		return x.AppNow
+	}
+	return 0
 }
 
 // Attachment is one network's part of an endpoint.
@@ -880,6 +888,110 @@ func (x *GetEndpointResponse) GetEndpoint() *Endpoint {
 	return nil
 }
 
+type LabelEndpointRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Key           string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"` // id, container id, pod or address
+	Set           map[string]string      `protobuf:"bytes,2,rep,name=set,proto3" json:"set,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Remove        []string               `protobuf:"bytes,3,rep,name=remove,proto3" json:"remove,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LabelEndpointRequest) Reset() {
+	*x = LabelEndpointRequest{}
+	mi := &file_pilaster_v1_agent_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LabelEndpointRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LabelEndpointRequest) ProtoMessage() {}
+
+func (x *LabelEndpointRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_agent_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LabelEndpointRequest.ProtoReflect.Descriptor instead.
+func (*LabelEndpointRequest) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *LabelEndpointRequest) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+func (x *LabelEndpointRequest) GetSet() map[string]string {
+	if x != nil {
+		return x.Set
+	}
+	return nil
+}
+
+func (x *LabelEndpointRequest) GetRemove() []string {
+	if x != nil {
+		return x.Remove
+	}
+	return nil
+}
+
+type LabelEndpointResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Endpoint      *Endpoint              `protobuf:"bytes,1,opt,name=endpoint,proto3" json:"endpoint,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LabelEndpointResponse) Reset() {
+	*x = LabelEndpointResponse{}
+	mi := &file_pilaster_v1_agent_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LabelEndpointResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LabelEndpointResponse) ProtoMessage() {}
+
+func (x *LabelEndpointResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_agent_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LabelEndpointResponse.ProtoReflect.Descriptor instead.
+func (*LabelEndpointResponse) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *LabelEndpointResponse) GetEndpoint() *Endpoint {
+	if x != nil {
+		return x.Endpoint
+	}
+	return nil
+}
+
 type StatusRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -888,7 +1000,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[14]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -900,7 +1012,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[14]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -913,7 +1025,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{14}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{16}
 }
 
 type StatusResponse struct {
@@ -931,14 +1043,15 @@ type StatusResponse struct {
 	Version       string                 `protobuf:"bytes,12,opt,name=version,proto3" json:"version,omitempty"`
 	Pid           uint32                 `protobuf:"varint,13,opt,name=pid,proto3" json:"pid,omitempty"`
 	Limits        []*Limit               `protobuf:"bytes,14,rep,name=limits,proto3" json:"limits,omitempty"`
-	Gateway       *Gateway               `protobuf:"bytes,15,opt,name=gateway,proto3" json:"gateway,omitempty"` // unset where no network here has one
+	Gateway       *Gateway               `protobuf:"bytes,15,opt,name=gateway,proto3" json:"gateway,omitempty"`   // unset where no network here has one
+	Policies      *Policies              `protobuf:"bytes,16,opt,name=policies,proto3" json:"policies,omitempty"` // unset where no tenant here has any
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[15]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -950,7 +1063,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[15]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -963,7 +1076,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{15}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *StatusResponse) GetNode() *Node {
@@ -1064,6 +1177,346 @@ func (x *StatusResponse) GetGateway() *Gateway {
 	return nil
 }
 
+func (x *StatusResponse) GetPolicies() *Policies {
+	if x != nil {
+		return x.Policies
+	}
+	return nil
+}
+
+// Policies is what containers here are judged by, and what is remembered for that.
+type Policies struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenants       uint32                 `protobuf:"varint,1,opt,name=tenants,proto3" json:"tenants,omitempty"` // that have some
+	Rules         uint32                 `protobuf:"varint,2,opt,name=rules,proto3" json:"rules,omitempty"`
+	Entries       []*Entries             `protobuf:"bytes,3,rep,name=entries,proto3" json:"entries,omitempty"` // of the tables that policies are in
+	Sessions      *Sessions              `protobuf:"bytes,4,opt,name=sessions,proto3" json:"sessions,omitempty"`
+	Hits          []*RuleHits            `protobuf:"bytes,5,rep,name=hits,proto3" json:"hits,omitempty"` // of the rules that have denied any
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Policies) Reset() {
+	*x = Policies{}
+	mi := &file_pilaster_v1_agent_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Policies) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Policies) ProtoMessage() {}
+
+func (x *Policies) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_agent_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Policies.ProtoReflect.Descriptor instead.
+func (*Policies) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *Policies) GetTenants() uint32 {
+	if x != nil {
+		return x.Tenants
+	}
+	return 0
+}
+
+func (x *Policies) GetRules() uint32 {
+	if x != nil {
+		return x.Rules
+	}
+	return 0
+}
+
+func (x *Policies) GetEntries() []*Entries {
+	if x != nil {
+		return x.Entries
+	}
+	return nil
+}
+
+func (x *Policies) GetSessions() *Sessions {
+	if x != nil {
+		return x.Sessions
+	}
+	return nil
+}
+
+func (x *Policies) GetHits() []*RuleHits {
+	if x != nil {
+		return x.Hits
+	}
+	return nil
+}
+
+type Sessions struct {
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	Capacity        uint32                 `protobuf:"varint,1,opt,name=capacity,proto3" json:"capacity,omitempty"`
+	Used            uint32                 `protobuf:"varint,2,opt,name=used,proto3" json:"used,omitempty"`
+	HalfOpen        uint32                 `protobuf:"varint,3,opt,name=half_open,json=halfOpen,proto3" json:"half_open,omitempty"`                      // of these, those that give way when others need room
+	Begun           uint64                 `protobuf:"varint,4,opt,name=begun,proto3" json:"begun,omitempty"`                                            // since the table was made, as the next two
+	Evicted         uint64                 `protobuf:"varint,5,opt,name=evicted,proto3" json:"evicted,omitempty"`                                        // half open, for another's sake
+	Refused         uint64                 `protobuf:"varint,6,opt,name=refused,proto3" json:"refused,omitempty"`                                        // for want of room
+	LargestEndpoint uint32                 `protobuf:"varint,7,opt,name=largest_endpoint,json=largestEndpoint,proto3" json:"largest_endpoint,omitempty"` // that has most; 0 where none has any
+	Largest         string                 `protobuf:"bytes,8,opt,name=largest,proto3" json:"largest,omitempty"`                                         // its pod or container id
+	LargestUsed     uint32                 `protobuf:"varint,9,opt,name=largest_used,json=largestUsed,proto3" json:"largest_used,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *Sessions) Reset() {
+	*x = Sessions{}
+	mi := &file_pilaster_v1_agent_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Sessions) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Sessions) ProtoMessage() {}
+
+func (x *Sessions) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_agent_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Sessions.ProtoReflect.Descriptor instead.
+func (*Sessions) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *Sessions) GetCapacity() uint32 {
+	if x != nil {
+		return x.Capacity
+	}
+	return 0
+}
+
+func (x *Sessions) GetUsed() uint32 {
+	if x != nil {
+		return x.Used
+	}
+	return 0
+}
+
+func (x *Sessions) GetHalfOpen() uint32 {
+	if x != nil {
+		return x.HalfOpen
+	}
+	return 0
+}
+
+func (x *Sessions) GetBegun() uint64 {
+	if x != nil {
+		return x.Begun
+	}
+	return 0
+}
+
+func (x *Sessions) GetEvicted() uint64 {
+	if x != nil {
+		return x.Evicted
+	}
+	return 0
+}
+
+func (x *Sessions) GetRefused() uint64 {
+	if x != nil {
+		return x.Refused
+	}
+	return 0
+}
+
+func (x *Sessions) GetLargestEndpoint() uint32 {
+	if x != nil {
+		return x.LargestEndpoint
+	}
+	return 0
+}
+
+func (x *Sessions) GetLargest() string {
+	if x != nil {
+		return x.Largest
+	}
+	return ""
+}
+
+func (x *Sessions) GetLargestUsed() uint32 {
+	if x != nil {
+		return x.LargestUsed
+	}
+	return 0
+}
+
+type RuleHits struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Rule          *RuleName              `protobuf:"bytes,2,opt,name=rule,proto3" json:"rule,omitempty"`
+	Packets       uint64                 `protobuf:"varint,3,opt,name=packets,proto3" json:"packets,omitempty"` // denied; of a policy in audit, that would have been
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RuleHits) Reset() {
+	*x = RuleHits{}
+	mi := &file_pilaster_v1_agent_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RuleHits) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RuleHits) ProtoMessage() {}
+
+func (x *RuleHits) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_agent_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RuleHits.ProtoReflect.Descriptor instead.
+func (*RuleHits) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *RuleHits) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *RuleHits) GetRule() *RuleName {
+	if x != nil {
+		return x.Rule
+	}
+	return nil
+}
+
+func (x *RuleHits) GetPackets() uint64 {
+	if x != nil {
+		return x.Packets
+	}
+	return 0
+}
+
+type ListRuleHitsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListRuleHitsRequest) Reset() {
+	*x = ListRuleHitsRequest{}
+	mi := &file_pilaster_v1_agent_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListRuleHitsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListRuleHitsRequest) ProtoMessage() {}
+
+func (x *ListRuleHitsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_agent_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListRuleHitsRequest.ProtoReflect.Descriptor instead.
+func (*ListRuleHitsRequest) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *ListRuleHitsRequest) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+type ListRuleHitsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Hits          []*RuleHits            `protobuf:"bytes,1,rep,name=hits,proto3" json:"hits,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListRuleHitsResponse) Reset() {
+	*x = ListRuleHitsResponse{}
+	mi := &file_pilaster_v1_agent_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListRuleHitsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListRuleHitsResponse) ProtoMessage() {}
+
+func (x *ListRuleHitsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_agent_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListRuleHitsResponse.ProtoReflect.Descriptor instead.
+func (*ListRuleHitsResponse) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *ListRuleHitsResponse) GetHits() []*RuleHits {
+	if x != nil {
+		return x.Hits
+	}
+	return nil
+}
+
 // Gateway is the way between containers of network nimitz and hosts that have no part in it.
 type Gateway struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1078,7 +1531,7 @@ type Gateway struct {
 
 func (x *Gateway) Reset() {
 	*x = Gateway{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[16]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1090,7 +1543,7 @@ func (x *Gateway) String() string {
 func (*Gateway) ProtoMessage() {}
 
 func (x *Gateway) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[16]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1103,7 +1556,7 @@ func (x *Gateway) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Gateway.ProtoReflect.Descriptor instead.
 func (*Gateway) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{16}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Gateway) GetOwn() string {
@@ -1155,7 +1608,7 @@ type Limit struct {
 
 func (x *Limit) Reset() {
 	*x = Limit{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[17]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1167,7 +1620,7 @@ func (x *Limit) String() string {
 func (*Limit) ProtoMessage() {}
 
 func (x *Limit) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[17]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1180,7 +1633,7 @@ func (x *Limit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Limit.ProtoReflect.Descriptor instead.
 func (*Limit) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{17}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Limit) GetName() string {
@@ -1231,7 +1684,7 @@ type OrchestratorLink struct {
 
 func (x *OrchestratorLink) Reset() {
 	*x = OrchestratorLink{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[18]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1243,7 +1696,7 @@ func (x *OrchestratorLink) String() string {
 func (*OrchestratorLink) ProtoMessage() {}
 
 func (x *OrchestratorLink) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[18]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1256,7 +1709,7 @@ func (x *OrchestratorLink) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OrchestratorLink.ProtoReflect.Descriptor instead.
 func (*OrchestratorLink) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{18}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *OrchestratorLink) GetUrl() string {
@@ -1311,7 +1764,7 @@ type DatapathStatus struct {
 
 func (x *DatapathStatus) Reset() {
 	*x = DatapathStatus{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[19]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1323,7 +1776,7 @@ func (x *DatapathStatus) String() string {
 func (*DatapathStatus) ProtoMessage() {}
 
 func (x *DatapathStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[19]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1336,7 +1789,7 @@ func (x *DatapathStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DatapathStatus.ProtoReflect.Descriptor instead.
 func (*DatapathStatus) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{19}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *DatapathStatus) GetDeviceKind() string {
@@ -1414,7 +1867,7 @@ type Entries struct {
 
 func (x *Entries) Reset() {
 	*x = Entries{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[20]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1426,7 +1879,7 @@ func (x *Entries) String() string {
 func (*Entries) ProtoMessage() {}
 
 func (x *Entries) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[20]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1439,7 +1892,7 @@ func (x *Entries) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Entries.ProtoReflect.Descriptor instead.
 func (*Entries) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{20}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Entries) GetTable() string {
@@ -1481,7 +1934,7 @@ type DropCount struct {
 
 func (x *DropCount) Reset() {
 	*x = DropCount{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[21]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1493,7 +1946,7 @@ func (x *DropCount) String() string {
 func (*DropCount) ProtoMessage() {}
 
 func (x *DropCount) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[21]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1506,7 +1959,7 @@ func (x *DropCount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropCount.ProtoReflect.Descriptor instead.
 func (*DropCount) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{21}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *DropCount) GetReason() string {
@@ -1539,7 +1992,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[22]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1551,7 +2004,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[22]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1564,7 +2017,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{22}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ExplainRequest) GetAddress() string {
@@ -1590,7 +2043,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[23]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1602,7 +2055,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[23]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1615,7 +2068,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{23}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ExplainResponse) GetPlaintext() string {
@@ -1687,7 +2140,7 @@ type Overlaid struct {
 
 func (x *Overlaid) Reset() {
 	*x = Overlaid{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[24]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1699,7 +2152,7 @@ func (x *Overlaid) String() string {
 func (*Overlaid) ProtoMessage() {}
 
 func (x *Overlaid) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[24]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1712,7 +2165,7 @@ func (x *Overlaid) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Overlaid.ProtoReflect.Descriptor instead.
 func (*Overlaid) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{24}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Overlaid) GetTenant() string {
@@ -1755,7 +2208,7 @@ type WhyRequest struct {
 
 func (x *WhyRequest) Reset() {
 	*x = WhyRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[25]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1767,7 +2220,7 @@ func (x *WhyRequest) String() string {
 func (*WhyRequest) ProtoMessage() {}
 
 func (x *WhyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[25]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1780,7 +2233,7 @@ func (x *WhyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhyRequest.ProtoReflect.Descriptor instead.
 func (*WhyRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{25}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *WhyRequest) GetSource() string {
@@ -1820,7 +2273,7 @@ type WhyResponse struct {
 
 func (x *WhyResponse) Reset() {
 	*x = WhyResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[26]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1832,7 +2285,7 @@ func (x *WhyResponse) String() string {
 func (*WhyResponse) ProtoMessage() {}
 
 func (x *WhyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[26]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1845,7 +2298,7 @@ func (x *WhyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhyResponse.ProtoReflect.Descriptor instead.
 func (*WhyResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{26}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *WhyResponse) GetReasons() []*Reason {
@@ -1873,7 +2326,7 @@ type Reason struct {
 
 func (x *Reason) Reset() {
 	*x = Reason{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[27]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1885,7 +2338,7 @@ func (x *Reason) String() string {
 func (*Reason) ProtoMessage() {}
 
 func (x *Reason) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[27]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1898,7 +2351,7 @@ func (x *Reason) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reason.ProtoReflect.Descriptor instead.
 func (*Reason) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{27}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Reason) GetDirection() string {
@@ -1975,7 +2428,7 @@ type RuleName struct {
 
 func (x *RuleName) Reset() {
 	*x = RuleName{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[28]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1987,7 +2440,7 @@ func (x *RuleName) String() string {
 func (*RuleName) ProtoMessage() {}
 
 func (x *RuleName) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[28]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2000,7 +2453,7 @@ func (x *RuleName) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RuleName.ProtoReflect.Descriptor instead.
 func (*RuleName) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{28}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *RuleName) GetPolicy() string {
@@ -2032,7 +2485,7 @@ type RecentEventsRequest struct {
 
 func (x *RecentEventsRequest) Reset() {
 	*x = RecentEventsRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[29]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2044,7 +2497,7 @@ func (x *RecentEventsRequest) String() string {
 func (*RecentEventsRequest) ProtoMessage() {}
 
 func (x *RecentEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[29]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2057,7 +2510,7 @@ func (x *RecentEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecentEventsRequest.ProtoReflect.Descriptor instead.
 func (*RecentEventsRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{29}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{36}
 }
 
 type RecentEventsResponse struct {
@@ -2069,7 +2522,7 @@ type RecentEventsResponse struct {
 
 func (x *RecentEventsResponse) Reset() {
 	*x = RecentEventsResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[30]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2081,7 +2534,7 @@ func (x *RecentEventsResponse) String() string {
 func (*RecentEventsResponse) ProtoMessage() {}
 
 func (x *RecentEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[30]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2094,7 +2547,7 @@ func (x *RecentEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecentEventsResponse.ProtoReflect.Descriptor instead.
 func (*RecentEventsResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{30}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *RecentEventsResponse) GetEvents() []*MonitorResponse {
@@ -2113,7 +2566,7 @@ type MonitorRequest struct {
 
 func (x *MonitorRequest) Reset() {
 	*x = MonitorRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[31]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2125,7 +2578,7 @@ func (x *MonitorRequest) String() string {
 func (*MonitorRequest) ProtoMessage() {}
 
 func (x *MonitorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[31]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2138,7 +2591,7 @@ func (x *MonitorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MonitorRequest.ProtoReflect.Descriptor instead.
 func (*MonitorRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{31}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *MonitorRequest) GetTypes() []string {
@@ -2165,13 +2618,14 @@ type MonitorResponse struct {
 	Endpoint        string                 `protobuf:"bytes,13,opt,name=endpoint,proto3" json:"endpoint,omitempty"` // pod or container id
 	Ifindex         uint32                 `protobuf:"varint,14,opt,name=ifindex,proto3" json:"ifindex,omitempty"`
 	LostEvents      uint64                 `protobuf:"varint,15,opt,name=lost_events,json=lostEvents,proto3" json:"lost_events,omitempty"` // events the ring had no room for since the last one
+	Rule            *RuleName              `protobuf:"bytes,16,opt,name=rule,proto3" json:"rule,omitempty"`                                // of a policy that decided it
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
 
 func (x *MonitorResponse) Reset() {
 	*x = MonitorResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[32]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2183,7 +2637,7 @@ func (x *MonitorResponse) String() string {
 func (*MonitorResponse) ProtoMessage() {}
 
 func (x *MonitorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[32]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2196,7 +2650,7 @@ func (x *MonitorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MonitorResponse.ProtoReflect.Descriptor instead.
 func (*MonitorResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{32}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *MonitorResponse) GetTime() *timestamppb.Timestamp {
@@ -2304,6 +2758,13 @@ func (x *MonitorResponse) GetLostEvents() uint64 {
 	return 0
 }
 
+func (x *MonitorResponse) GetRule() *RuleName {
+	if x != nil {
+		return x.Rule
+	}
+	return nil
+}
+
 type CollectGarbageRequest_Valid struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	ContainerId   string                 `protobuf:"bytes,1,opt,name=container_id,json=containerId,proto3" json:"container_id,omitempty"`
@@ -2314,7 +2775,7 @@ type CollectGarbageRequest_Valid struct {
 
 func (x *CollectGarbageRequest_Valid) Reset() {
 	*x = CollectGarbageRequest_Valid{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[35]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2326,7 +2787,7 @@ func (x *CollectGarbageRequest_Valid) String() string {
 func (*CollectGarbageRequest_Valid) ProtoMessage() {}
 
 func (x *CollectGarbageRequest_Valid) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[35]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2374,7 +2835,7 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"H\n" +
 	"\x13AddEndpointResponse\x121\n" +
-	"\bendpoint\x18\x01 \x01(\v2\x15.pilaster.v1.EndpointR\bendpoint\"\xa7\x05\n" +
+	"\bendpoint\x18\x01 \x01(\v2\x15.pilaster.v1.EndpointR\bendpoint\"\xc0\x05\n" +
 	"\bEndpoint\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12!\n" +
 	"\fcontainer_id\x18\x02 \x01(\tR\vcontainerId\x12\x1c\n" +
@@ -2398,7 +2859,8 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"cniNetwork\x12!\n" +
 	"\fnode_address\x18\x12 \x01(\tR\vnodeAddress\x12\x1f\n" +
 	"\vdevice_kind\x18\x13 \x01(\tR\n" +
-	"deviceKind\x1a9\n" +
+	"deviceKind\x12\x17\n" +
+	"\aapp_now\x18\x14 \x01(\rR\x06appNow\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x90\x01\n" +
@@ -2434,8 +2896,17 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\x12GetEndpointRequest\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\"H\n" +
 	"\x13GetEndpointResponse\x121\n" +
+	"\bendpoint\x18\x01 \x01(\v2\x15.pilaster.v1.EndpointR\bendpoint\"\xb6\x01\n" +
+	"\x14LabelEndpointRequest\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12<\n" +
+	"\x03set\x18\x02 \x03(\v2*.pilaster.v1.LabelEndpointRequest.SetEntryR\x03set\x12\x16\n" +
+	"\x06remove\x18\x03 \x03(\tR\x06remove\x1a6\n" +
+	"\bSetEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"J\n" +
+	"\x15LabelEndpointResponse\x121\n" +
 	"\bendpoint\x18\x01 \x01(\v2\x15.pilaster.v1.EndpointR\bendpoint\"\x0f\n" +
-	"\rStatusRequest\"\x98\x04\n" +
+	"\rStatusRequest\"\xcb\x04\n" +
 	"\x0eStatusResponse\x12%\n" +
 	"\x04node\x18\x01 \x01(\v2\x11.pilaster.v1.NodeR\x04node\x12%\n" +
 	"\x04plan\x18\x02 \x01(\v2\x11.pilaster.v1.PlanR\x04plan\x12\x16\n" +
@@ -2451,8 +2922,33 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\aversion\x18\f \x01(\tR\aversion\x12\x10\n" +
 	"\x03pid\x18\r \x01(\rR\x03pid\x12*\n" +
 	"\x06limits\x18\x0e \x03(\v2\x12.pilaster.v1.LimitR\x06limits\x12.\n" +
-	"\agateway\x18\x0f \x01(\v2\x14.pilaster.v1.GatewayR\agatewayJ\x04\b\t\x10\n" +
-	"\"\x8f\x01\n" +
+	"\agateway\x18\x0f \x01(\v2\x14.pilaster.v1.GatewayR\agateway\x121\n" +
+	"\bpolicies\x18\x10 \x01(\v2\x15.pilaster.v1.PoliciesR\bpoliciesJ\x04\b\t\x10\n" +
+	"\"\xc8\x01\n" +
+	"\bPolicies\x12\x18\n" +
+	"\atenants\x18\x01 \x01(\rR\atenants\x12\x14\n" +
+	"\x05rules\x18\x02 \x01(\rR\x05rules\x12.\n" +
+	"\aentries\x18\x03 \x03(\v2\x14.pilaster.v1.EntriesR\aentries\x121\n" +
+	"\bsessions\x18\x04 \x01(\v2\x15.pilaster.v1.SessionsR\bsessions\x12)\n" +
+	"\x04hits\x18\x05 \x03(\v2\x15.pilaster.v1.RuleHitsR\x04hits\"\x89\x02\n" +
+	"\bSessions\x12\x1a\n" +
+	"\bcapacity\x18\x01 \x01(\rR\bcapacity\x12\x12\n" +
+	"\x04used\x18\x02 \x01(\rR\x04used\x12\x1b\n" +
+	"\thalf_open\x18\x03 \x01(\rR\bhalfOpen\x12\x14\n" +
+	"\x05begun\x18\x04 \x01(\x04R\x05begun\x12\x18\n" +
+	"\aevicted\x18\x05 \x01(\x04R\aevicted\x12\x18\n" +
+	"\arefused\x18\x06 \x01(\x04R\arefused\x12)\n" +
+	"\x10largest_endpoint\x18\a \x01(\rR\x0flargestEndpoint\x12\x18\n" +
+	"\alargest\x18\b \x01(\tR\alargest\x12!\n" +
+	"\flargest_used\x18\t \x01(\rR\vlargestUsed\"g\n" +
+	"\bRuleHits\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12)\n" +
+	"\x04rule\x18\x02 \x01(\v2\x15.pilaster.v1.RuleNameR\x04rule\x12\x18\n" +
+	"\apackets\x18\x03 \x01(\x04R\apackets\"-\n" +
+	"\x13ListRuleHitsRequest\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\"A\n" +
+	"\x14ListRuleHitsResponse\x12)\n" +
+	"\x04hits\x18\x01 \x03(\v2\x15.pilaster.v1.RuleHitsR\x04hits\"\x8f\x01\n" +
 	"\aGateway\x12\x10\n" +
 	"\x03own\x18\x01 \x01(\tR\x03own\x12\x18\n" +
 	"\avirtual\x18\x02 \x01(\tR\avirtual\x12\x1a\n" +
@@ -2539,7 +3035,7 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\x14RecentEventsResponse\x124\n" +
 	"\x06events\x18\x01 \x03(\v2\x1c.pilaster.v1.MonitorResponseR\x06events\"&\n" +
 	"\x0eMonitorRequest\x12\x14\n" +
-	"\x05types\x18\x01 \x03(\tR\x05types\"\xc9\x03\n" +
+	"\x05types\x18\x01 \x03(\tR\x05types\"\xf4\x03\n" +
 	"\x0fMonitorResponse\x12.\n" +
 	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x12\n" +
 	"\x04type\x18\x02 \x01(\tR\x04type\x12\x16\n" +
@@ -2559,7 +3055,8 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\bendpoint\x18\r \x01(\tR\bendpoint\x12\x18\n" +
 	"\aifindex\x18\x0e \x01(\rR\aifindex\x12\x1f\n" +
 	"\vlost_events\x18\x0f \x01(\x04R\n" +
-	"lostEvents2\xf8\x06\n" +
+	"lostEvents\x12)\n" +
+	"\x04rule\x18\x10 \x01(\v2\x15.pilaster.v1.RuleNameR\x04rule2\xa5\b\n" +
 	"\fAgentService\x12P\n" +
 	"\vAddEndpoint\x12\x1f.pilaster.v1.AddEndpointRequest\x1a .pilaster.v1.AddEndpointResponse\x12Y\n" +
 	"\x0eDeleteEndpoint\x12\".pilaster.v1.DeleteEndpointRequest\x1a#.pilaster.v1.DeleteEndpointResponse\x12V\n" +
@@ -2569,7 +3066,9 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\vGetEndpoint\x12\x1f.pilaster.v1.GetEndpointRequest\x1a .pilaster.v1.GetEndpointResponse\x12A\n" +
 	"\x06Status\x12\x1a.pilaster.v1.StatusRequest\x1a\x1b.pilaster.v1.StatusResponse\x12D\n" +
 	"\aExplain\x12\x1b.pilaster.v1.ExplainRequest\x1a\x1c.pilaster.v1.ExplainResponse\x128\n" +
-	"\x03Why\x12\x17.pilaster.v1.WhyRequest\x1a\x18.pilaster.v1.WhyResponse\x12F\n" +
+	"\x03Why\x12\x17.pilaster.v1.WhyRequest\x1a\x18.pilaster.v1.WhyResponse\x12S\n" +
+	"\fListRuleHits\x12 .pilaster.v1.ListRuleHitsRequest\x1a!.pilaster.v1.ListRuleHitsResponse\x12V\n" +
+	"\rLabelEndpoint\x12!.pilaster.v1.LabelEndpointRequest\x1a\".pilaster.v1.LabelEndpointResponse\x12F\n" +
 	"\aMonitor\x12\x1b.pilaster.v1.MonitorRequest\x1a\x1c.pilaster.v1.MonitorResponse0\x01\x12S\n" +
 	"\fRecentEvents\x12 .pilaster.v1.RecentEventsRequest\x1a!.pilaster.v1.RecentEventsResponseB1Z/pilaster.io/pilaster/api/pilaster/v1;pilasterv1b\x06proto3"
 
@@ -2585,7 +3084,7 @@ func file_pilaster_v1_agent_proto_rawDescGZIP() []byte {
 	return file_pilaster_v1_agent_proto_rawDescData
 }
 
-var file_pilaster_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 37)
+var file_pilaster_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 45)
 var file_pilaster_v1_agent_proto_goTypes = []any{
 	(*AddEndpointRequest)(nil),          // 0: pilaster.v1.AddEndpointRequest
 	(*AddEndpointResponse)(nil),         // 1: pilaster.v1.AddEndpointResponse
@@ -2601,93 +3100,114 @@ var file_pilaster_v1_agent_proto_goTypes = []any{
 	(*ListEndpointsResponse)(nil),       // 11: pilaster.v1.ListEndpointsResponse
 	(*GetEndpointRequest)(nil),          // 12: pilaster.v1.GetEndpointRequest
 	(*GetEndpointResponse)(nil),         // 13: pilaster.v1.GetEndpointResponse
-	(*StatusRequest)(nil),               // 14: pilaster.v1.StatusRequest
-	(*StatusResponse)(nil),              // 15: pilaster.v1.StatusResponse
-	(*Gateway)(nil),                     // 16: pilaster.v1.Gateway
-	(*Limit)(nil),                       // 17: pilaster.v1.Limit
-	(*OrchestratorLink)(nil),            // 18: pilaster.v1.OrchestratorLink
-	(*DatapathStatus)(nil),              // 19: pilaster.v1.DatapathStatus
-	(*Entries)(nil),                     // 20: pilaster.v1.Entries
-	(*DropCount)(nil),                   // 21: pilaster.v1.DropCount
-	(*ExplainRequest)(nil),              // 22: pilaster.v1.ExplainRequest
-	(*ExplainResponse)(nil),             // 23: pilaster.v1.ExplainResponse
-	(*Overlaid)(nil),                    // 24: pilaster.v1.Overlaid
-	(*WhyRequest)(nil),                  // 25: pilaster.v1.WhyRequest
-	(*WhyResponse)(nil),                 // 26: pilaster.v1.WhyResponse
-	(*Reason)(nil),                      // 27: pilaster.v1.Reason
-	(*RuleName)(nil),                    // 28: pilaster.v1.RuleName
-	(*RecentEventsRequest)(nil),         // 29: pilaster.v1.RecentEventsRequest
-	(*RecentEventsResponse)(nil),        // 30: pilaster.v1.RecentEventsResponse
-	(*MonitorRequest)(nil),              // 31: pilaster.v1.MonitorRequest
-	(*MonitorResponse)(nil),             // 32: pilaster.v1.MonitorResponse
-	nil,                                 // 33: pilaster.v1.AddEndpointRequest.LabelsEntry
-	nil,                                 // 34: pilaster.v1.Endpoint.LabelsEntry
-	(*CollectGarbageRequest_Valid)(nil), // 35: pilaster.v1.CollectGarbageRequest.Valid
-	nil,                                 // 36: pilaster.v1.DatapathStatus.SwitchesEntry
-	(*timestamppb.Timestamp)(nil),       // 37: google.protobuf.Timestamp
-	(*Node)(nil),                        // 38: pilaster.v1.Node
-	(*Plan)(nil),                        // 39: pilaster.v1.Plan
-	(*App)(nil),                         // 40: pilaster.v1.App
-	(*Service)(nil),                     // 41: pilaster.v1.Service
+	(*LabelEndpointRequest)(nil),        // 14: pilaster.v1.LabelEndpointRequest
+	(*LabelEndpointResponse)(nil),       // 15: pilaster.v1.LabelEndpointResponse
+	(*StatusRequest)(nil),               // 16: pilaster.v1.StatusRequest
+	(*StatusResponse)(nil),              // 17: pilaster.v1.StatusResponse
+	(*Policies)(nil),                    // 18: pilaster.v1.Policies
+	(*Sessions)(nil),                    // 19: pilaster.v1.Sessions
+	(*RuleHits)(nil),                    // 20: pilaster.v1.RuleHits
+	(*ListRuleHitsRequest)(nil),         // 21: pilaster.v1.ListRuleHitsRequest
+	(*ListRuleHitsResponse)(nil),        // 22: pilaster.v1.ListRuleHitsResponse
+	(*Gateway)(nil),                     // 23: pilaster.v1.Gateway
+	(*Limit)(nil),                       // 24: pilaster.v1.Limit
+	(*OrchestratorLink)(nil),            // 25: pilaster.v1.OrchestratorLink
+	(*DatapathStatus)(nil),              // 26: pilaster.v1.DatapathStatus
+	(*Entries)(nil),                     // 27: pilaster.v1.Entries
+	(*DropCount)(nil),                   // 28: pilaster.v1.DropCount
+	(*ExplainRequest)(nil),              // 29: pilaster.v1.ExplainRequest
+	(*ExplainResponse)(nil),             // 30: pilaster.v1.ExplainResponse
+	(*Overlaid)(nil),                    // 31: pilaster.v1.Overlaid
+	(*WhyRequest)(nil),                  // 32: pilaster.v1.WhyRequest
+	(*WhyResponse)(nil),                 // 33: pilaster.v1.WhyResponse
+	(*Reason)(nil),                      // 34: pilaster.v1.Reason
+	(*RuleName)(nil),                    // 35: pilaster.v1.RuleName
+	(*RecentEventsRequest)(nil),         // 36: pilaster.v1.RecentEventsRequest
+	(*RecentEventsResponse)(nil),        // 37: pilaster.v1.RecentEventsResponse
+	(*MonitorRequest)(nil),              // 38: pilaster.v1.MonitorRequest
+	(*MonitorResponse)(nil),             // 39: pilaster.v1.MonitorResponse
+	nil,                                 // 40: pilaster.v1.AddEndpointRequest.LabelsEntry
+	nil,                                 // 41: pilaster.v1.Endpoint.LabelsEntry
+	(*CollectGarbageRequest_Valid)(nil), // 42: pilaster.v1.CollectGarbageRequest.Valid
+	nil,                                 // 43: pilaster.v1.LabelEndpointRequest.SetEntry
+	nil,                                 // 44: pilaster.v1.DatapathStatus.SwitchesEntry
+	(*timestamppb.Timestamp)(nil),       // 45: google.protobuf.Timestamp
+	(*Node)(nil),                        // 46: pilaster.v1.Node
+	(*Plan)(nil),                        // 47: pilaster.v1.Plan
+	(*App)(nil),                         // 48: pilaster.v1.App
+	(*Service)(nil),                     // 49: pilaster.v1.Service
 }
 var file_pilaster_v1_agent_proto_depIdxs = []int32{
-	33, // 0: pilaster.v1.AddEndpointRequest.labels:type_name -> pilaster.v1.AddEndpointRequest.LabelsEntry
+	40, // 0: pilaster.v1.AddEndpointRequest.labels:type_name -> pilaster.v1.AddEndpointRequest.LabelsEntry
 	2,  // 1: pilaster.v1.AddEndpointResponse.endpoint:type_name -> pilaster.v1.Endpoint
-	34, // 2: pilaster.v1.Endpoint.labels:type_name -> pilaster.v1.Endpoint.LabelsEntry
+	41, // 2: pilaster.v1.Endpoint.labels:type_name -> pilaster.v1.Endpoint.LabelsEntry
 	3,  // 3: pilaster.v1.Endpoint.attachments:type_name -> pilaster.v1.Attachment
-	37, // 4: pilaster.v1.Endpoint.created:type_name -> google.protobuf.Timestamp
-	35, // 5: pilaster.v1.CollectGarbageRequest.valid:type_name -> pilaster.v1.CollectGarbageRequest.Valid
+	45, // 4: pilaster.v1.Endpoint.created:type_name -> google.protobuf.Timestamp
+	42, // 5: pilaster.v1.CollectGarbageRequest.valid:type_name -> pilaster.v1.CollectGarbageRequest.Valid
 	2,  // 6: pilaster.v1.CollectGarbageResponse.removed:type_name -> pilaster.v1.Endpoint
 	2,  // 7: pilaster.v1.ListEndpointsResponse.endpoints:type_name -> pilaster.v1.Endpoint
 	2,  // 8: pilaster.v1.GetEndpointResponse.endpoint:type_name -> pilaster.v1.Endpoint
-	38, // 9: pilaster.v1.StatusResponse.node:type_name -> pilaster.v1.Node
-	39, // 10: pilaster.v1.StatusResponse.plan:type_name -> pilaster.v1.Plan
-	18, // 11: pilaster.v1.StatusResponse.orchestrator:type_name -> pilaster.v1.OrchestratorLink
-	19, // 12: pilaster.v1.StatusResponse.datapath:type_name -> pilaster.v1.DatapathStatus
-	21, // 13: pilaster.v1.StatusResponse.drops:type_name -> pilaster.v1.DropCount
-	17, // 14: pilaster.v1.StatusResponse.limits:type_name -> pilaster.v1.Limit
-	16, // 15: pilaster.v1.StatusResponse.gateway:type_name -> pilaster.v1.Gateway
-	37, // 16: pilaster.v1.OrchestratorLink.since:type_name -> google.protobuf.Timestamp
-	20, // 17: pilaster.v1.DatapathStatus.entries:type_name -> pilaster.v1.Entries
-	36, // 18: pilaster.v1.DatapathStatus.switches:type_name -> pilaster.v1.DatapathStatus.SwitchesEntry
-	40, // 19: pilaster.v1.ExplainResponse.app:type_name -> pilaster.v1.App
-	2,  // 20: pilaster.v1.ExplainResponse.endpoint:type_name -> pilaster.v1.Endpoint
-	24, // 21: pilaster.v1.ExplainResponse.overlaid:type_name -> pilaster.v1.Overlaid
-	41, // 22: pilaster.v1.ExplainResponse.services:type_name -> pilaster.v1.Service
-	2,  // 23: pilaster.v1.Overlaid.endpoint:type_name -> pilaster.v1.Endpoint
-	27, // 24: pilaster.v1.WhyResponse.reasons:type_name -> pilaster.v1.Reason
-	2,  // 25: pilaster.v1.Reason.endpoint:type_name -> pilaster.v1.Endpoint
-	28, // 26: pilaster.v1.Reason.rule:type_name -> pilaster.v1.RuleName
-	28, // 27: pilaster.v1.Reason.audit:type_name -> pilaster.v1.RuleName
-	32, // 28: pilaster.v1.RecentEventsResponse.events:type_name -> pilaster.v1.MonitorResponse
-	37, // 29: pilaster.v1.MonitorResponse.time:type_name -> google.protobuf.Timestamp
-	0,  // 30: pilaster.v1.AgentService.AddEndpoint:input_type -> pilaster.v1.AddEndpointRequest
-	4,  // 31: pilaster.v1.AgentService.DeleteEndpoint:input_type -> pilaster.v1.DeleteEndpointRequest
-	6,  // 32: pilaster.v1.AgentService.CheckEndpoint:input_type -> pilaster.v1.CheckEndpointRequest
-	8,  // 33: pilaster.v1.AgentService.CollectGarbage:input_type -> pilaster.v1.CollectGarbageRequest
-	10, // 34: pilaster.v1.AgentService.ListEndpoints:input_type -> pilaster.v1.ListEndpointsRequest
-	12, // 35: pilaster.v1.AgentService.GetEndpoint:input_type -> pilaster.v1.GetEndpointRequest
-	14, // 36: pilaster.v1.AgentService.Status:input_type -> pilaster.v1.StatusRequest
-	22, // 37: pilaster.v1.AgentService.Explain:input_type -> pilaster.v1.ExplainRequest
-	25, // 38: pilaster.v1.AgentService.Why:input_type -> pilaster.v1.WhyRequest
-	31, // 39: pilaster.v1.AgentService.Monitor:input_type -> pilaster.v1.MonitorRequest
-	29, // 40: pilaster.v1.AgentService.RecentEvents:input_type -> pilaster.v1.RecentEventsRequest
-	1,  // 41: pilaster.v1.AgentService.AddEndpoint:output_type -> pilaster.v1.AddEndpointResponse
-	5,  // 42: pilaster.v1.AgentService.DeleteEndpoint:output_type -> pilaster.v1.DeleteEndpointResponse
-	7,  // 43: pilaster.v1.AgentService.CheckEndpoint:output_type -> pilaster.v1.CheckEndpointResponse
-	9,  // 44: pilaster.v1.AgentService.CollectGarbage:output_type -> pilaster.v1.CollectGarbageResponse
-	11, // 45: pilaster.v1.AgentService.ListEndpoints:output_type -> pilaster.v1.ListEndpointsResponse
-	13, // 46: pilaster.v1.AgentService.GetEndpoint:output_type -> pilaster.v1.GetEndpointResponse
-	15, // 47: pilaster.v1.AgentService.Status:output_type -> pilaster.v1.StatusResponse
-	23, // 48: pilaster.v1.AgentService.Explain:output_type -> pilaster.v1.ExplainResponse
-	26, // 49: pilaster.v1.AgentService.Why:output_type -> pilaster.v1.WhyResponse
-	32, // 50: pilaster.v1.AgentService.Monitor:output_type -> pilaster.v1.MonitorResponse
-	30, // 51: pilaster.v1.AgentService.RecentEvents:output_type -> pilaster.v1.RecentEventsResponse
-	41, // [41:52] is the sub-list for method output_type
-	30, // [30:41] is the sub-list for method input_type
-	30, // [30:30] is the sub-list for extension type_name
-	30, // [30:30] is the sub-list for extension extendee
-	0,  // [0:30] is the sub-list for field type_name
+	43, // 9: pilaster.v1.LabelEndpointRequest.set:type_name -> pilaster.v1.LabelEndpointRequest.SetEntry
+	2,  // 10: pilaster.v1.LabelEndpointResponse.endpoint:type_name -> pilaster.v1.Endpoint
+	46, // 11: pilaster.v1.StatusResponse.node:type_name -> pilaster.v1.Node
+	47, // 12: pilaster.v1.StatusResponse.plan:type_name -> pilaster.v1.Plan
+	25, // 13: pilaster.v1.StatusResponse.orchestrator:type_name -> pilaster.v1.OrchestratorLink
+	26, // 14: pilaster.v1.StatusResponse.datapath:type_name -> pilaster.v1.DatapathStatus
+	28, // 15: pilaster.v1.StatusResponse.drops:type_name -> pilaster.v1.DropCount
+	24, // 16: pilaster.v1.StatusResponse.limits:type_name -> pilaster.v1.Limit
+	23, // 17: pilaster.v1.StatusResponse.gateway:type_name -> pilaster.v1.Gateway
+	18, // 18: pilaster.v1.StatusResponse.policies:type_name -> pilaster.v1.Policies
+	27, // 19: pilaster.v1.Policies.entries:type_name -> pilaster.v1.Entries
+	19, // 20: pilaster.v1.Policies.sessions:type_name -> pilaster.v1.Sessions
+	20, // 21: pilaster.v1.Policies.hits:type_name -> pilaster.v1.RuleHits
+	35, // 22: pilaster.v1.RuleHits.rule:type_name -> pilaster.v1.RuleName
+	20, // 23: pilaster.v1.ListRuleHitsResponse.hits:type_name -> pilaster.v1.RuleHits
+	45, // 24: pilaster.v1.OrchestratorLink.since:type_name -> google.protobuf.Timestamp
+	27, // 25: pilaster.v1.DatapathStatus.entries:type_name -> pilaster.v1.Entries
+	44, // 26: pilaster.v1.DatapathStatus.switches:type_name -> pilaster.v1.DatapathStatus.SwitchesEntry
+	48, // 27: pilaster.v1.ExplainResponse.app:type_name -> pilaster.v1.App
+	2,  // 28: pilaster.v1.ExplainResponse.endpoint:type_name -> pilaster.v1.Endpoint
+	31, // 29: pilaster.v1.ExplainResponse.overlaid:type_name -> pilaster.v1.Overlaid
+	49, // 30: pilaster.v1.ExplainResponse.services:type_name -> pilaster.v1.Service
+	2,  // 31: pilaster.v1.Overlaid.endpoint:type_name -> pilaster.v1.Endpoint
+	34, // 32: pilaster.v1.WhyResponse.reasons:type_name -> pilaster.v1.Reason
+	2,  // 33: pilaster.v1.Reason.endpoint:type_name -> pilaster.v1.Endpoint
+	35, // 34: pilaster.v1.Reason.rule:type_name -> pilaster.v1.RuleName
+	35, // 35: pilaster.v1.Reason.audit:type_name -> pilaster.v1.RuleName
+	39, // 36: pilaster.v1.RecentEventsResponse.events:type_name -> pilaster.v1.MonitorResponse
+	45, // 37: pilaster.v1.MonitorResponse.time:type_name -> google.protobuf.Timestamp
+	35, // 38: pilaster.v1.MonitorResponse.rule:type_name -> pilaster.v1.RuleName
+	0,  // 39: pilaster.v1.AgentService.AddEndpoint:input_type -> pilaster.v1.AddEndpointRequest
+	4,  // 40: pilaster.v1.AgentService.DeleteEndpoint:input_type -> pilaster.v1.DeleteEndpointRequest
+	6,  // 41: pilaster.v1.AgentService.CheckEndpoint:input_type -> pilaster.v1.CheckEndpointRequest
+	8,  // 42: pilaster.v1.AgentService.CollectGarbage:input_type -> pilaster.v1.CollectGarbageRequest
+	10, // 43: pilaster.v1.AgentService.ListEndpoints:input_type -> pilaster.v1.ListEndpointsRequest
+	12, // 44: pilaster.v1.AgentService.GetEndpoint:input_type -> pilaster.v1.GetEndpointRequest
+	16, // 45: pilaster.v1.AgentService.Status:input_type -> pilaster.v1.StatusRequest
+	29, // 46: pilaster.v1.AgentService.Explain:input_type -> pilaster.v1.ExplainRequest
+	32, // 47: pilaster.v1.AgentService.Why:input_type -> pilaster.v1.WhyRequest
+	21, // 48: pilaster.v1.AgentService.ListRuleHits:input_type -> pilaster.v1.ListRuleHitsRequest
+	14, // 49: pilaster.v1.AgentService.LabelEndpoint:input_type -> pilaster.v1.LabelEndpointRequest
+	38, // 50: pilaster.v1.AgentService.Monitor:input_type -> pilaster.v1.MonitorRequest
+	36, // 51: pilaster.v1.AgentService.RecentEvents:input_type -> pilaster.v1.RecentEventsRequest
+	1,  // 52: pilaster.v1.AgentService.AddEndpoint:output_type -> pilaster.v1.AddEndpointResponse
+	5,  // 53: pilaster.v1.AgentService.DeleteEndpoint:output_type -> pilaster.v1.DeleteEndpointResponse
+	7,  // 54: pilaster.v1.AgentService.CheckEndpoint:output_type -> pilaster.v1.CheckEndpointResponse
+	9,  // 55: pilaster.v1.AgentService.CollectGarbage:output_type -> pilaster.v1.CollectGarbageResponse
+	11, // 56: pilaster.v1.AgentService.ListEndpoints:output_type -> pilaster.v1.ListEndpointsResponse
+	13, // 57: pilaster.v1.AgentService.GetEndpoint:output_type -> pilaster.v1.GetEndpointResponse
+	17, // 58: pilaster.v1.AgentService.Status:output_type -> pilaster.v1.StatusResponse
+	30, // 59: pilaster.v1.AgentService.Explain:output_type -> pilaster.v1.ExplainResponse
+	33, // 60: pilaster.v1.AgentService.Why:output_type -> pilaster.v1.WhyResponse
+	22, // 61: pilaster.v1.AgentService.ListRuleHits:output_type -> pilaster.v1.ListRuleHitsResponse
+	15, // 62: pilaster.v1.AgentService.LabelEndpoint:output_type -> pilaster.v1.LabelEndpointResponse
+	39, // 63: pilaster.v1.AgentService.Monitor:output_type -> pilaster.v1.MonitorResponse
+	37, // 64: pilaster.v1.AgentService.RecentEvents:output_type -> pilaster.v1.RecentEventsResponse
+	52, // [52:65] is the sub-list for method output_type
+	39, // [39:52] is the sub-list for method input_type
+	39, // [39:39] is the sub-list for extension type_name
+	39, // [39:39] is the sub-list for extension extendee
+	0,  // [0:39] is the sub-list for field type_name
 }
 
 func init() { file_pilaster_v1_agent_proto_init() }
@@ -2702,7 +3222,7 @@ func file_pilaster_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pilaster_v1_agent_proto_rawDesc), len(file_pilaster_v1_agent_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   37,
+			NumMessages:   45,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -57,6 +57,12 @@ const (
 	AgentServiceExplainProcedure = "/pilaster.v1.AgentService/Explain"
 	// AgentServiceWhyProcedure is the fully-qualified name of the AgentService's Why RPC.
 	AgentServiceWhyProcedure = "/pilaster.v1.AgentService/Why"
+	// AgentServiceListRuleHitsProcedure is the fully-qualified name of the AgentService's ListRuleHits
+	// RPC.
+	AgentServiceListRuleHitsProcedure = "/pilaster.v1.AgentService/ListRuleHits"
+	// AgentServiceLabelEndpointProcedure is the fully-qualified name of the AgentService's
+	// LabelEndpoint RPC.
+	AgentServiceLabelEndpointProcedure = "/pilaster.v1.AgentService/LabelEndpoint"
 	// AgentServiceMonitorProcedure is the fully-qualified name of the AgentService's Monitor RPC.
 	AgentServiceMonitorProcedure = "/pilaster.v1.AgentService/Monitor"
 	// AgentServiceRecentEventsProcedure is the fully-qualified name of the AgentService's RecentEvents
@@ -77,6 +83,10 @@ type AgentServiceClient interface {
 	Explain(context.Context, *connect.Request[v1.ExplainRequest]) (*connect.Response[v1.ExplainResponse], error)
 	// Why asks the tables that packets are judged by what becomes of a connection at those of its ends that are here.
 	Why(context.Context, *connect.Request[v1.WhyRequest]) (*connect.Response[v1.WhyResponse], error)
+	// ListRuleHits tells of the rules that have denied packets here, or would have if their policies were not in audit.
+	ListRuleHits(context.Context, *connect.Request[v1.ListRuleHitsRequest]) (*connect.Response[v1.ListRuleHitsResponse], error)
+	// LabelEndpoint changes the labels of a container that lives. Its address stays; policies judge it by the new ones on all nodes.
+	LabelEndpoint(context.Context, *connect.Request[v1.LabelEndpointRequest]) (*connect.Response[v1.LabelEndpointResponse], error)
 	Monitor(context.Context, *connect.Request[v1.MonitorRequest]) (*connect.ServerStreamForClient[v1.MonitorResponse], error)
 	// RecentEvents are the last that Monitor would have shown, oldest first.
 	RecentEvents(context.Context, *connect.Request[v1.RecentEventsRequest]) (*connect.Response[v1.RecentEventsResponse], error)
@@ -147,6 +157,18 @@ func NewAgentServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 			connect.WithSchema(agentServiceMethods.ByName("Why")),
 			connect.WithClientOptions(opts...),
 		),
+		listRuleHits: connect.NewClient[v1.ListRuleHitsRequest, v1.ListRuleHitsResponse](
+			httpClient,
+			baseURL+AgentServiceListRuleHitsProcedure,
+			connect.WithSchema(agentServiceMethods.ByName("ListRuleHits")),
+			connect.WithClientOptions(opts...),
+		),
+		labelEndpoint: connect.NewClient[v1.LabelEndpointRequest, v1.LabelEndpointResponse](
+			httpClient,
+			baseURL+AgentServiceLabelEndpointProcedure,
+			connect.WithSchema(agentServiceMethods.ByName("LabelEndpoint")),
+			connect.WithClientOptions(opts...),
+		),
 		monitor: connect.NewClient[v1.MonitorRequest, v1.MonitorResponse](
 			httpClient,
 			baseURL+AgentServiceMonitorProcedure,
@@ -173,6 +195,8 @@ type agentServiceClient struct {
 	status         *connect.Client[v1.StatusRequest, v1.StatusResponse]
 	explain        *connect.Client[v1.ExplainRequest, v1.ExplainResponse]
 	why            *connect.Client[v1.WhyRequest, v1.WhyResponse]
+	listRuleHits   *connect.Client[v1.ListRuleHitsRequest, v1.ListRuleHitsResponse]
+	labelEndpoint  *connect.Client[v1.LabelEndpointRequest, v1.LabelEndpointResponse]
 	monitor        *connect.Client[v1.MonitorRequest, v1.MonitorResponse]
 	recentEvents   *connect.Client[v1.RecentEventsRequest, v1.RecentEventsResponse]
 }
@@ -222,6 +246,16 @@ func (c *agentServiceClient) Why(ctx context.Context, req *connect.Request[v1.Wh
 	return c.why.CallUnary(ctx, req)
 }
 
+// ListRuleHits calls pilaster.v1.AgentService.ListRuleHits.
+func (c *agentServiceClient) ListRuleHits(ctx context.Context, req *connect.Request[v1.ListRuleHitsRequest]) (*connect.Response[v1.ListRuleHitsResponse], error) {
+	return c.listRuleHits.CallUnary(ctx, req)
+}
+
+// LabelEndpoint calls pilaster.v1.AgentService.LabelEndpoint.
+func (c *agentServiceClient) LabelEndpoint(ctx context.Context, req *connect.Request[v1.LabelEndpointRequest]) (*connect.Response[v1.LabelEndpointResponse], error) {
+	return c.labelEndpoint.CallUnary(ctx, req)
+}
+
 // Monitor calls pilaster.v1.AgentService.Monitor.
 func (c *agentServiceClient) Monitor(ctx context.Context, req *connect.Request[v1.MonitorRequest]) (*connect.ServerStreamForClient[v1.MonitorResponse], error) {
 	return c.monitor.CallServerStream(ctx, req)
@@ -245,6 +279,10 @@ type AgentServiceHandler interface {
 	Explain(context.Context, *connect.Request[v1.ExplainRequest]) (*connect.Response[v1.ExplainResponse], error)
 	// Why asks the tables that packets are judged by what becomes of a connection at those of its ends that are here.
 	Why(context.Context, *connect.Request[v1.WhyRequest]) (*connect.Response[v1.WhyResponse], error)
+	// ListRuleHits tells of the rules that have denied packets here, or would have if their policies were not in audit.
+	ListRuleHits(context.Context, *connect.Request[v1.ListRuleHitsRequest]) (*connect.Response[v1.ListRuleHitsResponse], error)
+	// LabelEndpoint changes the labels of a container that lives. Its address stays; policies judge it by the new ones on all nodes.
+	LabelEndpoint(context.Context, *connect.Request[v1.LabelEndpointRequest]) (*connect.Response[v1.LabelEndpointResponse], error)
 	Monitor(context.Context, *connect.Request[v1.MonitorRequest], *connect.ServerStream[v1.MonitorResponse]) error
 	// RecentEvents are the last that Monitor would have shown, oldest first.
 	RecentEvents(context.Context, *connect.Request[v1.RecentEventsRequest]) (*connect.Response[v1.RecentEventsResponse], error)
@@ -311,6 +349,18 @@ func NewAgentServiceHandler(svc AgentServiceHandler, opts ...connect.HandlerOpti
 		connect.WithSchema(agentServiceMethods.ByName("Why")),
 		connect.WithHandlerOptions(opts...),
 	)
+	agentServiceListRuleHitsHandler := connect.NewUnaryHandler(
+		AgentServiceListRuleHitsProcedure,
+		svc.ListRuleHits,
+		connect.WithSchema(agentServiceMethods.ByName("ListRuleHits")),
+		connect.WithHandlerOptions(opts...),
+	)
+	agentServiceLabelEndpointHandler := connect.NewUnaryHandler(
+		AgentServiceLabelEndpointProcedure,
+		svc.LabelEndpoint,
+		connect.WithSchema(agentServiceMethods.ByName("LabelEndpoint")),
+		connect.WithHandlerOptions(opts...),
+	)
 	agentServiceMonitorHandler := connect.NewServerStreamHandler(
 		AgentServiceMonitorProcedure,
 		svc.Monitor,
@@ -343,6 +393,10 @@ func NewAgentServiceHandler(svc AgentServiceHandler, opts ...connect.HandlerOpti
 			agentServiceExplainHandler.ServeHTTP(w, r)
 		case AgentServiceWhyProcedure:
 			agentServiceWhyHandler.ServeHTTP(w, r)
+		case AgentServiceListRuleHitsProcedure:
+			agentServiceListRuleHitsHandler.ServeHTTP(w, r)
+		case AgentServiceLabelEndpointProcedure:
+			agentServiceLabelEndpointHandler.ServeHTTP(w, r)
 		case AgentServiceMonitorProcedure:
 			agentServiceMonitorHandler.ServeHTTP(w, r)
 		case AgentServiceRecentEventsProcedure:
@@ -390,6 +444,14 @@ func (UnimplementedAgentServiceHandler) Explain(context.Context, *connect.Reques
 
 func (UnimplementedAgentServiceHandler) Why(context.Context, *connect.Request[v1.WhyRequest]) (*connect.Response[v1.WhyResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.AgentService.Why is not implemented"))
+}
+
+func (UnimplementedAgentServiceHandler) ListRuleHits(context.Context, *connect.Request[v1.ListRuleHitsRequest]) (*connect.Response[v1.ListRuleHitsResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.AgentService.ListRuleHits is not implemented"))
+}
+
+func (UnimplementedAgentServiceHandler) LabelEndpoint(context.Context, *connect.Request[v1.LabelEndpointRequest]) (*connect.Response[v1.LabelEndpointResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.AgentService.LabelEndpoint is not implemented"))
 }
 
 func (UnimplementedAgentServiceHandler) Monitor(context.Context, *connect.Request[v1.MonitorRequest], *connect.ServerStream[v1.MonitorResponse]) error {

@@ -1,0 +1,143 @@
+package agent
+
+import (
+	"cmp"
+	"context"
+	"maps"
+	"slices"
+
+	"connectrpc.com/connect"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+// maxRelabelled containers of a node may be of another app than their addresses say: as many as the orchestrator takes.
+const maxRelabelled = 4096
+
+// Relabelling changes labels of a container that lives.
+type Relabelling struct {
+	Set    map[string]string
+	Remove []string
+}
+
+// of is the labels as they are to be.
+func (q Relabelling) of(labels map[string]string) (map[string]string, error) {
+	if len(q.Set)+len(q.Remove) == 0 {
+		return nil, refuse(ErrInvalid, "no label is to be set or removed")
+	}
+	next := maps.Clone(labels)
+	if next == nil {
+		next = map[string]string{}
+	}
+	for _, k := range q.Remove {
+		if _, both := q.Set[k]; both {
+			return nil, refuse(ErrInvalid, "label %s is to be set and to be removed; nothing was changed", k)
+		}
+		delete(next, k)
+	}
+	maps.Copy(next, q.Set)
+	if err := tenant.CheckLabels(next); err != nil {
+		return nil, refuse(ErrInvalid, "%w; nothing was changed", err)
+	}
+	return next, nil
+}
+
+// Label changes labels of the endpoint that Find finds. Its address says the app of those it began with; from then on policies judge it by that of
+// its new ones: here when this returns, and on the other nodes that host the tenant when they have heard it.
+func (c *Core) Label(ctx context.Context, endpointKey string, q Relabelling) (endpoint.Record, error) {
+	found, err := c.Find(endpointKey)
+	if err != nil {
+		return endpoint.Record{}, err
+	}
+	unlock, err := c.byKey.lock(ctx, key(found.ContainerID, found.Interface))
+	if err != nil {
+		return endpoint.Record{}, err
+	}
+	defer unlock()
+	was, ok := c.store.Find(found.ContainerID, found.Interface)
+	if !ok || was.ID != found.ID || !was.Lives() {
+		return endpoint.Record{}, refuse(ErrNotFound, "endpoint %d has just gone", found.ID)
+	}
+	is := was
+	if is.Labels, err = q.of(was.Labels); err != nil {
+		return endpoint.Record{}, err
+	}
+	identity := tenant.IdentityLabels(is.Labels)
+	if maps.Equal(identity, tenant.IdentityLabels(was.Labels)) {
+		return is, c.store.Put(is) // nothing goes by the others
+	}
+	t, app, err := c.acquire(ctx, was.Tenant, identity)
+	if err != nil {
+		return endpoint.Record{}, err
+	}
+	defer c.release(ctx, was.Tenant, t.Current().ID)
+	if is.AppNow = app; app == was.App {
+		is.AppNow = 0
+	}
+	if err := c.mayRelabel(is); err != nil {
+		return endpoint.Record{}, err
+	}
+	if err := c.store.Put(is); err != nil {
+		return endpoint.Record{}, err
+	}
+	if err := c.renewPolicies(was.Tenant); err != nil {
+		err = refuse(ErrUnavailable, "%w\n  its labels are as they were", err)
+		if undo := c.store.Put(was); undo != nil {
+			return endpoint.Record{}, undo
+		}
+		c.unpolice(was.Tenant)
+		return endpoint.Record{}, err
+	}
+	c.tenants.signal()
+	c.log.Info("endpoint has other labels", "endpoint", is.ID, "container", is.ContainerID, "pod", is.Pod, "app", is.App, "app_now", is.AppNow)
+	return is, nil
+}
+
+func (c *Core) mayRelabel(is endpoint.Record) error {
+	if is.AppNow == 0 {
+		return nil
+	}
+	if !slices.ContainsFunc(is.Attachments, func(a endpoint.Attachment) bool { return a.Plaintext.IsValid() }) {
+		return refuse(ErrNever, "endpoint %d is on network %s alone, where the identity of a container that lives cannot change\n  nothing was changed; start the container anew with those labels", is.ID, is.Attachments[0].Network)
+	}
+	n := 0
+	for _, r := range c.store.List() {
+		if r.AppNow != 0 && r.ID != is.ID {
+			n++
+		}
+	}
+	if n >= maxRelabelled {
+		return refuse(ErrExhausted, "%d containers of this node have other labels than they began with, which is the most a node may have\n  nothing was changed; start some of them anew", n)
+	}
+	return nil
+}
+
+// overrides are what the cluster is to know of containers here that are of another app than their addresses say, by tenant.
+func (c *Core) overrides() map[string][]*pilasterv1.Override {
+	all := map[string][]*pilasterv1.Override{}
+	for _, r := range c.store.List() {
+		for _, a := range r.Attachments {
+			if r.AppNow != 0 && a.Plaintext.IsValid() {
+				all[r.Tenant] = append(all[r.Tenant], &pilasterv1.Override{Address: a.Plaintext.String(), App: uint32(r.AppNow)})
+			}
+		}
+	}
+	for _, of := range all {
+		slices.SortFunc(of, func(a, b *pilasterv1.Override) int { return cmp.Compare(a.Address, b.Address) })
+	}
+	return all
+}
+
+func (s *Service) LabelEndpoint(ctx context.Context, req *connect.Request[pilasterv1.LabelEndpointRequest]) (*connect.Response[pilasterv1.LabelEndpointResponse], error) {
+	core, err := s.ready()
+	if err != nil {
+		return nil, err
+	}
+	r, err := core.Label(ctx, req.Msg.Key, Relabelling{req.Msg.Set, req.Msg.Remove})
+	if err != nil {
+		return nil, toConnect(err)
+	}
+	return connect.NewResponse(&pilasterv1.LabelEndpointResponse{Endpoint: endpointToProto(r)}), nil
+}

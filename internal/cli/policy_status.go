@@ -1,0 +1,122 @@
+package cli
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+
+	"connectrpc.com/connect"
+	"github.com/spf13/cobra"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/numeral"
+)
+
+// policiesView is what containers of a node are judged by.
+type policiesView struct {
+	Tenants  uint32        `json:"tenants"`
+	Rules    uint32        `json:"rules"`
+	Entries  []entryView   `json:"entries"`
+	Sessions *sessionsView `json:"sessions"` // null where they cannot be read
+	Hits     []hitsView    `json:"hits"`
+}
+
+type sessionsView struct {
+	Used            uint32 `json:"used"`
+	Capacity        uint32 `json:"capacity"`
+	HalfOpen        uint32 `json:"halfOpen"`
+	Begun           uint64 `json:"begun"`
+	Evicted         uint64 `json:"evicted"` // half open, for another's sake
+	Refused         uint64 `json:"refused"` // for want of room
+	LargestEndpoint uint32 `json:"largestEndpoint,omitempty"`
+	Largest         string `json:"largest,omitempty"`
+	LargestUsed     uint32 `json:"largestUsed,omitempty"`
+}
+
+// hitsView is what a rule has denied.
+type hitsView struct {
+	Tenant  string `json:"tenant"`
+	Policy  string `json:"policy"`
+	Rule    string `json:"rule"`
+	Mode    string `json:"mode"` // "audit": it would have denied them, and they passed
+	Packets uint64 `json:"packets"`
+}
+
+func viewHits(hits []*pilasterv1.RuleHits) []hitsView {
+	views := []hitsView{}
+	for _, h := range hits {
+		views = append(views, hitsView{h.Tenant, h.Rule.GetPolicy(), h.Rule.GetRule(), policyMode(h.Rule.GetAudit()), h.Packets})
+	}
+	return views
+}
+
+func viewPolicies(p *pilasterv1.Policies) *policiesView {
+	if p == nil {
+		return nil
+	}
+	v := &policiesView{Tenants: p.Tenants, Rules: p.Rules, Entries: []entryView{}, Hits: viewHits(p.Hits)}
+	for _, e := range p.Entries {
+		v.Entries = append(v.Entries, entryView{e.Table, e.Used, e.Capacity, e.Cache})
+	}
+	if s := p.Sessions; s != nil {
+		v.Sessions = &sessionsView{s.Used, s.Capacity, s.HalfOpen, s.Begun, s.Evicted, s.Refused, s.LargestEndpoint, s.Largest, s.LargestUsed}
+	}
+	return v
+}
+
+func (p *policiesView) rows(row func(name, value, state, rest string)) {
+	if p == nil {
+		return
+	}
+	var denied, audited uint64
+	for _, h := range p.Hits {
+		if h.Mode == policyMode(true) {
+			audited += h.Packets
+		} else {
+			denied += h.Packets
+		}
+	}
+	row("policies", "", "enforced", fmt.Sprintf("%s of %s; packets denied %s, by audit %s   pilaster policy hits",
+		numeral.Of(p.Rules, "rule", "rules"), numeral.Of(p.Tenants, "tenant", "tenants"), numeral.Grouped(denied), numeral.Grouped(audited)))
+	for _, e := range p.Entries {
+		row("", "", e.Table, e.text())
+	}
+	if s := p.Sessions; s != nil {
+		of := numeral.Grouped(s.Used) + " of " + numeral.Grouped(s.Capacity)
+		if s.LargestUsed > 0 {
+			of += fmt.Sprintf(", most of them of endpoint %d %s: %s", s.LargestEndpoint, s.Largest, numeral.Grouped(s.LargestUsed))
+		}
+		row("", "", "sessions", fmt.Sprintf("%s; %s half open; since start %s gave way, %s refused", of, numeral.Grouped(s.HalfOpen), numeral.Grouped(s.Evicted), numeral.Grouped(s.Refused)))
+	}
+}
+
+func newPolicyHits(env Env) *cobra.Command {
+	var socket agentSocket
+	var out output
+	var tenant string
+	cmd := &cobra.Command{
+		Use:   "hits",
+		Short: "Show what rules have denied on this node",
+		Long: `Show the rules that have denied packets on this node, and how many. Rules of a policy in audit stand with what they would have denied, and
+did not. A rule's count goes with the rule.`,
+		Example: "  pilaster policy hits\n  pilaster policy hits --tenant blue -o json",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			resp, err := socket.client().ListRuleHits(cmd.Context(), connect.NewRequest(&pilasterv1.ListRuleHitsRequest{Tenant: tenant}))
+			if err != nil {
+				return err
+			}
+			views := viewHits(resp.Msg.Hits)
+			return out.print(env.Stdout, views, func(w io.Writer) {
+				fmt.Fprintln(w, "TENANT\tMODE\tPACKETS\tRULE")
+				for _, v := range views {
+					fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", v.Tenant, v.Mode, numeral.Grouped(v.Packets), cmp.Or(v.Rule, v.Policy))
+				}
+			})
+		},
+	}
+	socket.bind(cmd)
+	out.bind(cmd)
+	cmd.Flags().StringVar(&tenant, "tenant", "", "of this tenant alone")
+	return cmd
+}
