@@ -274,10 +274,6 @@ func (d *fakeDriver) RuleHits() (map[uint32]uint64, error) {
 	return d.hits, d.call("RuleHits", endpoint.Record{})
 }
 
-func (d *fakeDriver) Sessions() (Sessions, error) {
-	return d.sessions, d.call("Sessions", endpoint.Record{})
-}
-
 func (d *fakeDriver) KeepSettings() error { return d.call("KeepSettings", endpoint.Record{}) }
 
 func (d *fakeDriver) GuardEdge(netlink.Link) error { return d.call("GuardEdge", endpoint.Record{}) }

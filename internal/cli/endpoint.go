@@ -19,7 +19,7 @@ func newEndpointCommand(env Env) *cobra.Command {
 		Short:   "Containers' attachment points on this node",
 		Example: "  pilaster endpoint list",
 	}
-	c.AddCommand(newEndpointListCommand(env), newEndpointGetCommand(env))
+	c.AddCommand(newEndpointListCommand(env), newEndpointGetCommand(env), newEndpointLabelCommand(env))
 	return c
 }
 
@@ -43,7 +43,7 @@ func newEndpointListCommand(env Env) *cobra.Command {
 			return out.print(env.Stdout, views, func(w io.Writer) {
 				fmt.Fprintln(w, "ID\tCONTAINER\tTENANT\tAPP\tSTATE\tNETWORK\tADDRESS\tPLAINTEXT")
 				for _, v := range views {
-					of := fmt.Sprintf("%d\t%s\t%s\t%d\t%s", v.ID, v.name(), v.Tenant, v.App, v.State)
+					of := fmt.Sprintf("%d\t%s\t%s\t%d\t%s", v.ID, v.name(), v.Tenant, cmp.Or(v.AppNow, v.App), v.State)
 					for _, a := range v.Attachments {
 						fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", of, a.Network, a.Address, cmp.Or(a.Plaintext, "-"))
 						of = "\t\t\t\t" // of the same endpoint
@@ -80,6 +80,47 @@ func newEndpointGetCommand(env Env) *cobra.Command {
 	return c
 }
 
+func newEndpointLabelCommand(env Env) *cobra.Command {
+	var out output
+	var socket agentSocket
+	c := &cobra.Command{
+		Use:   "label ID|CONTAINER|POD|ADDRESS KEY=VALUE|KEY-...",
+		Short: "Change labels of a container that lives",
+		Long: `Change labels of a container that lives: KEY=VALUE sets one, KEY- takes it away. Its address stays. Policies judge it by its new labels,
+on this node when the command ends, and on the others within moments. That lasts as long as the container; a new one has the labels
+that its runtime gives it. What a label in the container's runtime says is not changed.`,
+		Example: "  pilaster endpoint label shop/web-0 tier=front\n  pilaster endpoint label 3 quarantine=yes tier-",
+		Args:    cobra.MinimumNArgs(2),
+		RunE: func(c *cobra.Command, args []string) error {
+			req := &pilasterv1.LabelEndpointRequest{Key: args[0], Set: map[string]string{}}
+			for _, arg := range args[1:] {
+				if k, v, sets := strings.Cut(arg, "="); sets {
+					if had, twice := req.Set[k]; twice && had != v {
+						return usage("label %s is to be %q and %q; nothing was changed", k, had, v)
+					}
+					req.Set[k] = v
+				} else if k, removes := strings.CutSuffix(arg, "-"); removes && k != "" {
+					req.Remove = append(req.Remove, k)
+				} else {
+					return usage("%.100q: say KEY=VALUE to set a label, KEY- to take it away; nothing was changed", arg)
+				}
+			}
+			resp, err := socket.client().LabelEndpoint(c.Context(), connect.NewRequest(req))
+			if err != nil {
+				return err
+			}
+			v := viewEndpoint(resp.Msg.Endpoint)
+			return out.print(env.Stdout, v, func(w io.Writer) {
+				fmt.Fprintf(w, "endpoint %d %s: app %d, %s\n", v.ID, v.name(), cmp.Or(v.AppNow, v.App), orNone(tenant.Canonical(v.Labels)))
+			})
+		},
+	}
+	socket.bind(c)
+	c.ValidArgsFunction = names(socket.endpoints)
+	out.bind(c)
+	return c
+}
+
 // endpointView is an endpoint as people and scripts see it.
 type endpointView struct {
 	ID           uint32            `json:"id"`
@@ -90,7 +131,8 @@ type endpointView struct {
 	CNINetwork   string            `json:"cniNetwork,omitempty"`
 	Tenant       string            `json:"tenant"`
 	TenantID     uint32            `json:"tenantId"`
-	App          uint32            `json:"app"`
+	App          uint32            `json:"app"`              // that its addresses say
+	AppNow       uint32            `json:"appNow,omitempty"` // by which policies judge it, since its labels have changed
 	Labels       map[string]string `json:"labels"`
 	State        string            `json:"state"`
 	Attachments  []attachmentView  `json:"attachments"`
@@ -114,7 +156,7 @@ type attachmentView struct {
 func viewEndpoint(e *pilasterv1.Endpoint) endpointView {
 	v := endpointView{
 		ID: e.GetId(), ContainerID: e.GetContainerId(), Interface: e.GetInterface(), Pod: e.GetPod(), Netns: e.GetNetns(),
-		CNINetwork: e.GetCniNetwork(), Tenant: e.GetTenant(), TenantID: e.GetTenantId(), App: e.GetApp(), Labels: e.GetLabels(),
+		CNINetwork: e.GetCniNetwork(), Tenant: e.GetTenant(), TenantID: e.GetTenantId(), App: e.GetApp(), AppNow: e.GetAppNow(), Labels: e.GetLabels(),
 		State: e.GetState(), DeviceKind: e.GetDeviceKind(), HostDevice: e.GetHostDevice(), HostIfindex: e.GetHostIfindex(), ContainerMAC: e.GetContainerMac(),
 		MTU: e.GetMtu(), Created: timeText(e.GetCreated()), NodeAddress: e.GetNodeAddress(), Attachments: []attachmentView{},
 	}
@@ -142,7 +184,10 @@ func (v endpointView) text(w io.Writer) {
 		row("pod", v.Pod)
 	}
 	row("tenant", fmt.Sprintf("%s, id %d", v.Tenant, v.TenantID))
-	row("app", fmt.Sprintf("%d, %s", v.App, orNone(tenant.Canonical(v.Labels))))
+	row("app", fmt.Sprintf("%d, %s", cmp.Or(v.AppNow, v.App), orNone(tenant.Canonical(v.Labels))))
+	if v.AppNow != 0 {
+		row("", fmt.Sprintf("its addresses say app %d: its labels have changed since", v.App))
+	}
 	for _, a := range v.Attachments {
 		row(a.Network, a.Address+"\twhat the container sees")
 		if a.Plaintext != "" {

@@ -146,3 +146,28 @@ func TestPolicyCommands(t *testing.T) {
 		refused(t, ExitUnreachable, "/nonexistent", strings.Fields(line)...)
 	}
 }
+
+func TestPolicyHits(t *testing.T) {
+	socket := serve(t, &witness{})
+	want := "TENANT   MODE      PACKETS   RULE\n" +
+		"blue     enforce   1,234     NetworkPolicy shop/web isolates in ingress, and no rule accepts\n" +
+		"blue     audit     7         ClusterNetworkPolicy base egress[0] \"out\"\n"
+	if code, out, err := run(t, "", "policy", "hits", "--agent-socket", socket); code != ExitDone || out != want || err != "" {
+		t.Errorf("%d\n%s%swant\n%s", code, out, err, want)
+	}
+	if _, out, _ := run(t, "", "policy", "hits", "--tenant", "red", "-o", "json", "--agent-socket", socket); out != "[]\n" {
+		t.Errorf("of a tenant without any: %s", out)
+	}
+}
+
+func TestEndpointLabel(t *testing.T) {
+	socket := serve(t, &witness{})
+	if code, out, err := run(t, "", "endpoint", "label", "default/web-0", "tier=front", "app-", "--agent-socket", socket); code != ExitDone || out != "endpoint 3 default/web-0: app 5, tier=front\n" {
+		t.Errorf("%d, %s%s", code, out, err)
+	}
+	for _, args := range [][]string{{"3"}, {"3", "tier"}, {"3", "-"}, {"3", "a=b", "a=c"}} {
+		if code, out, _ := run(t, "", append([]string{"endpoint", "label", "--agent-socket", socket}, args...)...); code != ExitUsage || out != "" {
+			t.Errorf("%v: %d, %s", args, code, out)
+		}
+	}
+}

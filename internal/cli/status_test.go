@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -60,8 +61,26 @@ func (w *witness) Monitor(_ context.Context, r *connect.Request[pilasterv1.Monit
 	err := s.Send(&pilasterv1.MonitorResponse{
 		Time: timestamppb.New(noon), Type: "drop", Reason: "src-not-own", Count: 1200, Hook: "container", Source: "fc00::9", Destination: "fc00::8",
 		Protocol: 17, SourcePort: 4000, DestinationPort: 53, Length: 80, EndpointId: 3, Endpoint: "default/web-0", Ifindex: 9, LostEvents: 5,
+		Rule: &pilasterv1.RuleName{Policy: "NetworkPolicy shop/web", Rule: "NetworkPolicy shop/web ingress[0]"},
 	})
 	return errors.Join(err, connect.NewError(connect.CodeUnavailable, errors.New("the agent is stopping")))
+}
+
+func (w *witness) ListRuleHits(_ context.Context, r *connect.Request[pilasterv1.ListRuleHitsRequest]) (*connect.Response[pilasterv1.ListRuleHitsResponse], error) {
+	if r.Msg.Tenant == "red" {
+		return connect.NewResponse(&pilasterv1.ListRuleHitsResponse{}), nil
+	}
+	return connect.NewResponse(&pilasterv1.ListRuleHitsResponse{Hits: theStatus().Policies.Hits}), nil
+}
+
+func (w *witness) LabelEndpoint(_ context.Context, r *connect.Request[pilasterv1.LabelEndpointRequest]) (*connect.Response[pilasterv1.LabelEndpointResponse], error) {
+	e := theEndpoint()
+	maps.Copy(e.Labels, r.Msg.Set)
+	for _, k := range r.Msg.Remove {
+		delete(e.Labels, k)
+	}
+	e.AppNow = 5
+	return connect.NewResponse(&pilasterv1.LabelEndpointResponse{Endpoint: e}), nil
 }
 
 func theStatus() *pilasterv1.StatusResponse {
@@ -77,6 +96,12 @@ func theStatus() *pilasterv1.StatusResponse {
 		Limits: []*pilasterv1.Limit{
 			{Name: "endpoints", Used: 2000, Capacity: 4096, LargestTenant: "blue", LargestUsed: 1900}, {Name: "tenant-ids", Used: 2, Capacity: 4096, LargestTenant: "blue", LargestUsed: 1},
 		},
+		Policies: &pilasterv1.Policies{Tenants: 1, Rules: 1200, Entries: []*pilasterv1.Entries{{Table: "policy-ports", Used: 1500, Capacity: 262144}},
+			Sessions: &pilasterv1.Sessions{Capacity: 229376, Used: 1002, HalfOpen: 2, Begun: 5000, Evicted: 7, Refused: 1, LargestEndpoint: 3, Largest: "default/web-0", LargestUsed: 1000},
+			Hits: []*pilasterv1.RuleHits{
+				{Tenant: "blue", Packets: 1234, Rule: &pilasterv1.RuleName{Policy: "NetworkPolicy shop/web", Rule: "NetworkPolicy shop/web isolates in ingress, and no rule accepts"}},
+				{Tenant: "blue", Packets: 7, Rule: &pilasterv1.RuleName{Policy: "ClusterNetworkPolicy base", Rule: `ClusterNetworkPolicy base egress[0] "out"`, Audit: true}},
+			}},
 		Drops: []*pilasterv1.DropCount{{Reason: "src-not-own", Packets: 1}, {Reason: "malformed"}, {Reason: "dst-undecryptable", Packets: 100001, LastMinute: 12}},
 	}
 }
@@ -103,6 +128,9 @@ datapath       healthy           veth, programs 1.4.0, first in chain
                flows             a cache of 8,192 slots
                nimitz-register   1,024 entries
                nimitz-nat        1 entry
+policies       enforced          1,200 rules of 1 tenant; packets denied 1,234, by audit 7   pilaster policy hits
+               policy-ports      1,500 of 262,144 entries
+               sessions          1,002 of 229,376, most of them of endpoint 3 default/web-0: 1,000; 2 half open; since start 7 gave way, 1 refused
 drops          last minute 12; since start 100,002 (dst-undecryptable 100,001, src-not-own 1)   pilaster monitor --type drop
 `[1:]
 	if b.String() != want {
@@ -134,7 +162,7 @@ func TestStatusOfANodeThatWaits(t *testing.T) {
 	w.status = theStatus()
 	code, out, _ = run(t, "", "status", "-o", "json", "--agent-socket", socket)
 	var v statusView
-	if err := json.Unmarshal([]byte(out), &v); code != ExitDone || err != nil || !v.Ready || v.Drops[2].LastMinute != 12 || !v.Datapath.Entries[1].Cache || v.Datapath.Switches["nimitz"] != "ovs" {
+	if err := json.Unmarshal([]byte(out), &v); code != ExitDone || err != nil || !v.Ready || v.Drops[2].LastMinute != 12 || !v.Datapath.Entries[1].Cache || v.Datapath.Switches["nimitz"] != "ovs" || v.Policies.Sessions.Evicted != 7 || v.Policies.Hits[1].Mode != "audit" {
 		t.Errorf("exit %d, %v\n%s", code, err, out)
 	}
 }
@@ -189,7 +217,7 @@ since       2026-11-01T12:00:00Z
 func TestMonitorLines(t *testing.T) {
 	socket := serve(t, &witness{})
 	code, out, errs := run(t, "", "monitor", "--type", "drop", "--agent-socket", socket)
-	want := "2026-11-01T12:00:00.000Z  drop  src-not-own         [fc00::9]:4000 → [fc00::8]:53  UDP  80 bytes  at container of endpoint 3 default/web-0  ×1,200  (5 events lost before)\n"
+	want := "2026-11-01T12:00:00.000Z  drop  src-not-own         [fc00::9]:4000 → [fc00::8]:53  UDP  80 bytes  at container of endpoint 3 default/web-0  ×1,200  by NetworkPolicy shop/web ingress[0]  (5 events lost before)\n"
 	if out != want || code != ExitUnreachable || !strings.Contains(errs, "stopping") {
 		t.Errorf("exit %d, %s\n%s\nwant\n%s", code, errs, out, want)
 	}

@@ -1,0 +1,137 @@
+package agent
+
+import (
+	"errors"
+	"net/netip"
+	"testing"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+func (b *bed) overridden() []*pilasterv1.Override {
+	b.t.Helper()
+	r := b.report(false)
+	if len(r.Hosting) != 1 {
+		b.t.Fatalf("it says of hosting %v", r.Hosting)
+	}
+	return r.Hosting[0].Overrides
+}
+
+// TestLabelsOfALiveContainer: its address stays, policies go by its new labels here, the cluster is told, and a start knows it.
+func TestLabelsOfALiveContainer(t *testing.T) {
+	b := newBed(t)
+	r := b.add("c1")
+	b.add("c2")
+	b.hear(PolicyNews{Tenant: "blue", Whole: true, Documents: []Document{document("web", webFromDB)}})
+	if !b.lets(2, 2) || b.lets(1, 1) {
+		t.Fatal("the policy is not in force")
+	}
+	drain(b.tenants.Changed())
+	is, err := b.Label(t.Context(), "default/c1", Relabelling{Set: map[string]string{"app": "db"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	own := r.Attachments[0].Plaintext
+	if is.App != 1 || is.AppNow != 2 || is.Labels["app"] != "db" || is.Attachments[0].Plaintext != own {
+		t.Errorf("it is %+v", is)
+	}
+	check := func(when string) {
+		t.Helper()
+		if b.driver.policies["blue"].Overrides[own] != 2 {
+			t.Errorf("%s: the packet path has %v", when, b.driver.policies["blue"].Overrides)
+		}
+		if said := b.overridden(); len(said) != 1 || said[0].Address != own.String() || said[0].App != 2 {
+			t.Errorf("%s: it says %v", when, said)
+		}
+	}
+	check("labelled")
+	select {
+	case <-b.tenants.Changed():
+	default:
+		t.Error("nobody is told")
+	}
+	b.reopen()
+	check("after a start")
+	// What the cluster says of containers of this node is older than what the node knows.
+	b.hear(PolicyNews{Tenant: "blue", Overrides: map[netip.Addr]address.AppID{own: 1}})
+	check("after an old word")
+
+	if is, err = b.Label(t.Context(), own.String(), Relabelling{Set: map[string]string{"app": "web"}}); err != nil || is.AppNow != 0 {
+		t.Fatalf("back: %+v, %v", is, err)
+	}
+	if said := b.overridden(); len(said) != 0 || len(b.driver.policies["blue"].Overrides) != 0 {
+		t.Errorf("its labels are as they were, and it says %v, %v", said, b.driver.policies["blue"].Overrides)
+	}
+	if is, err = b.Label(t.Context(), "1", Relabelling{Set: map[string]string{"app": "db"}, Remove: []string{"pod-template-hash"}}); err != nil || len(is.Labels) != 1 || is.AppNow != 2 {
+		t.Fatalf("once more: %+v, %v", is, err)
+	}
+	drain(b.tenants.Changed())
+	if err := b.Delete(t.Context(), "c1", "eth0"); err != nil {
+		t.Fatal(err)
+	}
+	if said := b.overridden(); len(said) != 0 {
+		t.Errorf("its container is gone, and it says %v", said)
+	}
+	select {
+	case <-b.tenants.Changed():
+	default:
+		t.Error("nobody is told that the container is gone")
+	}
+}
+
+func drain(c <-chan struct{}) {
+	select {
+	case <-c:
+	default:
+	}
+}
+
+func TestLabelsThatAreRefused(t *testing.T) {
+	b := newBedOfTwo(t)
+	b.add("c1")
+	for _, c := range []struct {
+		name string
+		q    Relabelling
+		kind error
+	}{
+		{"nothing", Relabelling{}, ErrInvalid},
+		{"a key that is none", Relabelling{Set: map[string]string{"a b": "c"}}, ErrInvalid},
+		{"both", Relabelling{Set: map[string]string{"a": "c"}, Remove: []string{"a"}}, ErrInvalid},
+	} {
+		if _, err := b.Label(t.Context(), "1", c.q); !errors.Is(err, c.kind) {
+			t.Errorf("%s: %v", c.name, err)
+		}
+	}
+	if _, err := b.Label(t.Context(), "9", Relabelling{Set: map[string]string{"a": "b"}}); !errors.Is(err, ErrNotFound) {
+		t.Errorf("of no endpoint: %v", err)
+	}
+	b.orchestrator.err = refuse(ErrUnavailable, "away")
+	if is, err := b.Label(t.Context(), "1", Relabelling{Set: map[string]string{"pod-template-hash": "x"}}); err != nil || is.Labels["pod-template-hash"] != "x" {
+		t.Errorf("a label that makes no identity needs the orchestrator: %v", err)
+	}
+	if _, err := b.Label(t.Context(), "1", Relabelling{Set: map[string]string{"app": "new"}}); !errors.Is(err, ErrUnavailable) {
+		t.Errorf("of an app that nobody knows: %v", err)
+	}
+	b.orchestrator.err = nil
+
+	q := b.request("green-1")
+	q.Tenant = "green"
+	if _, err := b.Add(t.Context(), q); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.Label(t.Context(), "default/green-1", Relabelling{Set: map[string]string{"app": "new"}}); !errors.Is(err, ErrNever) {
+		t.Errorf("of a container without an address of netpila: %v", err)
+	}
+
+	b.hear(PolicyNews{Tenant: "blue", Whole: true, Documents: []Document{document("web", webFromDB)}})
+	b.driver.fail["SetPolicies"] = errFake
+	if _, err := b.Label(t.Context(), "1", Relabelling{Set: map[string]string{"app": "db"}}); !errors.Is(err, ErrUnavailable) {
+		t.Errorf("what the packet path refuses: %v", err)
+	}
+	b.driver.fail["SetPolicies"] = nil
+	if r, _ := b.Find("1"); tenant.Canonical(tenant.IdentityLabels(r.Labels)) != "app=web" || r.AppNow != 0 {
+		t.Errorf("refused, and it is %+v", r)
+	}
+}
