@@ -15,6 +15,7 @@ import (
 const (
 	tenantAnnotation = "pilaster.io/tenant"
 	labelsAnnotation = "pilaster.io/labels" // "app=web,tier=front"
+	portsAnnotation  = "pilaster.io/ports"  // "http=80/TCP,dns=53/UDP": what the pod calls its ports
 )
 
 // Config is what the runtime says about an attachment. What only one verb needs is read when it
@@ -23,6 +24,7 @@ type Config struct {
 	Network          string               // name of the CNI network
 	Version          string               // of the spec
 	Pod              string               // "namespace/name", or empty
+	namespace        string               // of the pod, by the runtime; or empty
 	ValidAttachments []types.GCAttachment // for GC
 	file             fileConfig
 }
@@ -75,7 +77,7 @@ func ParseConfig(stdin []byte, args string) (Config, error) {
 	}
 	c := Config{
 		Network: f.Name, Version: f.CNIVersion,
-		Pod: podName(args), ValidAttachments: f.ValidAttachments, file: f,
+		Pod: podName(args), namespace: argOf(args, "K8S_POD_NAMESPACE"), ValidAttachments: f.ValidAttachments, file: f,
 	}
 	if f.ValidAttachments == nil {
 		c.ValidAttachments = f.OldAttachments
@@ -84,7 +86,7 @@ func ParseConfig(stdin []byte, args string) (Config, error) {
 }
 
 // Identity is the tenant and the labels of the container, each from the first place that gives
-// them: the pod's annotations, args.cni.labels, the file.
+// them: the pod's annotations, args.cni.labels, the file. To the labels come the pod's namespace, which the runtime alone says, and its ports' names.
 func (c Config) Identity() (name string, labels map[string]string, err error) {
 	name, labels = c.file.Tenant, c.file.Labels
 	if raw := c.file.Args.CNI.Labels; raw != nil {
@@ -100,7 +102,15 @@ func (c Config) Identity() (name string, labels map[string]string, err error) {
 		if labels, err = tenant.ParseLabels(text); err != nil {
 			return "", nil, fmt.Errorf("annotation %s: %w", labelsAnnotation, err)
 		}
+		if says := tenant.SaysNamespace(labels); says != "" && c.namespace != "" {
+			return "", nil, fmt.Errorf("annotation %s: %s is not the pod's to say, whose namespace is %s", labelsAnnotation, says, c.namespace)
+		}
 	}
+	place := tenant.Place{Namespace: c.namespace}
+	if place.Ports, err = tenant.ParsePorts(annotations[portsAnnotation]); err != nil {
+		return "", nil, fmt.Errorf("annotation %s: %w", portsAnnotation, err)
+	}
+	labels = place.With(labels)
 	if name == "" {
 		return "", nil, errors.New(`no tenant is given; set "tenant" in the network configuration, or the annotation ` + tenantAnnotation + " on the pod")
 	}
@@ -110,19 +120,21 @@ func (c Config) Identity() (name string, labels map[string]string, err error) {
 	return name, labels, tenant.CheckLabels(labels)
 }
 
-// podName reads K8S_POD_NAMESPACE and K8S_POD_NAME from "K=V;K=V".
+// podName is "namespace/name" where CNI_ARGS has both.
 func podName(args string) string {
-	var namespace, name string
-	for pair := range strings.SplitSeq(args, ";") {
-		switch k, v, _ := strings.Cut(pair, "="); k {
-		case "K8S_POD_NAMESPACE":
-			namespace = v
-		case "K8S_POD_NAME":
-			name = v
-		}
-	}
+	namespace, name := argOf(args, "K8S_POD_NAMESPACE"), argOf(args, "K8S_POD_NAME")
 	if namespace == "" || name == "" {
 		return ""
 	}
 	return namespace + "/" + name
+}
+
+// argOf reads one of "K=V;K=V"; the last counts.
+func argOf(args, key string) (value string) {
+	for pair := range strings.SplitSeq(args, ";") {
+		if k, v, _ := strings.Cut(pair, "="); k == key {
+			value = v
+		}
+	}
+	return value
 }

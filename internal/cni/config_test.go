@@ -53,6 +53,36 @@ func TestPrecedence(t *testing.T) {
 	}
 }
 
+// The namespace is the runtime's to say, whatever a pod's annotations say.
+func TestNamespace(t *testing.T) {
+	annotated := func(labels string) string {
+		return conf(fileTenant, fileLabels, `"runtimeConfig":{"io.kubernetes.cri.pod-annotations":{"pilaster.io/ports":"http=80/TCP","pilaster.io/labels":"`+labels+`"}}`)
+	}
+	for _, c := range []struct{ stdin, args, labels string }{
+		{conf(fileTenant, fileLabels), "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=a", "from=file,io.kubernetes.pod.namespace=shop"},
+		{conf(fileTenant, fileLabels), "K8S_POD_NAMESPACE=default;K8S_POD_NAME=a", "from=file"},
+		{conf(fileTenant, `"labels":{"io.kubernetes.pod.namespace":"other"}`), "K8S_POD_NAMESPACE=shop", "io.kubernetes.pod.namespace=shop"},
+		{conf(fileTenant, `"labels":{"io.kubernetes.pod.namespace":"shop"}`), "", "io.kubernetes.pod.namespace=shop"},
+		{annotated("a=b"), "K8S_POD_NAMESPACE=shop", "a=b,io.kubernetes.pod.namespace=shop,io.kubernetes.pod.port.http=80-TCP"},
+		{annotated("io.kubernetes.pod.namespace=other"), "K8S_POD_NAMESPACE=shop", ""},
+		{annotated("io.kubernetes.pod.namespace.labels.division=x"), "K8S_POD_NAMESPACE=shop", ""},
+		{annotated("io.kubernetes.pod.namespace=other"), "", "io.kubernetes.pod.namespace=other,io.kubernetes.pod.port.http=80-TCP"},
+	} {
+		config, err := ParseConfig([]byte(c.stdin), c.args)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, labels, err := config.Identity()
+		if c.labels == "" {
+			if err == nil || !strings.Contains(err.Error(), "not the pod's to say") {
+				t.Errorf("%s\n%s: %v, %v", c.stdin, c.args, labels, err)
+			}
+		} else if err != nil || tenant.Canonical(labels) != c.labels {
+			t.Errorf("%s\n%s: %s, %v", c.stdin, c.args, tenant.Canonical(labels), err)
+		}
+	}
+}
+
 func TestBadConfigurations(t *testing.T) {
 	for want, stdin := range map[string]string{
 		"network configuration": `{"tenant":`,
@@ -72,6 +102,7 @@ func TestBadConfigurations(t *testing.T) {
 		"args.cni.labels":        conf(fileTenant, `"args":{"cni":{"labels":7}}`),
 		"key \"a\" twice":        conf(fileTenant, `"args":{"cni":{"labels":[{"key":"a","value":"b"},{"key":"a","value":"c"}]}}`),
 		"annotation pilaster.io": conf(fileTenant, `"runtimeConfig":{"io.kubernetes.cri.pod-annotations":{"pilaster.io/labels":"web"}}`),
+		"is not NAME=80/TCP":     conf(fileTenant, `"runtimeConfig":{"io.kubernetes.cri.pod-annotations":{"pilaster.io/ports":"80"}}`),
 		"is given twice":         conf(fileTenant, `"runtimeConfig":{"io.kubernetes.cri.pod-annotations":{"pilaster.io/labels":"a=b,a=c"}}`),
 	} {
 		// A DEL reads no more than this, and must succeed.

@@ -155,11 +155,15 @@ func (l *Lab) ContainerID(name string) string { return l.Name() + "-" + name }
 
 // CNIConfig is the network configuration list of a container: what a runtime would read.
 func (l *Lab) CNIConfig(c Container) ([]byte, error) {
+	labels, err := c.identity()
+	if err != nil {
+		return nil, err
+	}
 	return json.MarshalIndent(map[string]any{
 		"cniVersion": cniVersion,
 		"name":       cniNetwork,
 		"plugins": []map[string]any{{
-			"type": cniPlugin, "tenant": c.Tenant, "labels": c.Labels, "agentSocket": l.AgentSocket(c.Node),
+			"type": cniPlugin, "tenant": c.Tenant, "labels": labels, "agentSocket": l.AgentSocket(c.Node),
 		}},
 	}, "", "  ")
 }

@@ -90,6 +90,25 @@ type Container struct {
 	Node   string            `yaml:"node" json:"node"`
 	Tenant string            `yaml:"tenant" json:"tenant"`
 	Labels map[string]string `yaml:"labels" json:"labels,omitempty"`
+
+	// What policies select by beside labels.
+	Namespace       string            `yaml:"namespace" json:"namespace,omitempty"`
+	NamespaceLabels map[string]string `yaml:"namespaceLabels" json:"namespaceLabels,omitempty"`
+	Ports           map[string]string `yaml:"ports" json:"ports,omitempty"` // http: 80/TCP
+}
+
+// identity is its labels with all that policies select by.
+func (c Container) identity() (map[string]string, error) {
+	place := tenant.Place{Namespace: c.Namespace, NamespaceLabels: c.NamespaceLabels, Ports: map[string]tenant.Port{}}
+	for name, text := range c.Ports {
+		port, err := tenant.ParsePort(text)
+		if err := cmp.Or(tenant.CheckPortName(name), err); err != nil {
+			return nil, err
+		}
+		place.Ports[name] = port
+	}
+	labels := place.With(c.Labels)
+	return labels, tenant.CheckLabels(labels)
 }
 
 // What carries network nimitz on a node.
@@ -157,6 +176,9 @@ func (s Spec) Validate() error {
 		v.place(at, s, c, tenants)
 		if err := tenant.CheckLabels(c.Labels); err != nil {
 			v.fail(at+".labels", "%v", err)
+		}
+		if _, err := c.identity(); err != nil {
+			v.fail(at, "%v", err)
 		}
 	}
 	if v.err == nil {

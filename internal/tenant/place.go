@@ -1,0 +1,94 @@
+package tenant
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Place is what an identity says of a container beside the container's own labels.
+type Place struct {
+	Namespace       string // empty: what the labels say, or else DefaultNamespace
+	NamespaceLabels map[string]string
+	Ports           map[string]Port // by name
+}
+
+// With is labels and what the place adds to them. Where it names a namespace, labels do not: of whoever wrote a container's labels nobody knows
+// whether they may speak for another one.
+func (p Place) With(labels map[string]string) map[string]string {
+	all := maps.Clone(labels)
+	if all == nil {
+		all = map[string]string{}
+	}
+	if p.Namespace != "" {
+		delete(all, NamespaceKey)
+	}
+	if p.Namespace != "" && p.Namespace != DefaultNamespace { // which an identity without that label is of
+		all[NamespaceKey] = p.Namespace
+	}
+	for k, v := range p.NamespaceLabels {
+		all[NamespaceLabelKey(k)] = v
+	}
+	for name, port := range p.Ports {
+		k, v := NamedPort(name, port.Number, port.Protocol)
+		all[k] = v
+	}
+	return all
+}
+
+// SaysNamespace tells which label speaks of a namespace, or of its labels; "" where none does.
+func SaysNamespace(labels map[string]string) string {
+	for _, k := range slices.Sorted(maps.Keys(labels)) {
+		if k == NamespaceKey || strings.HasPrefix(k, namespaceLabelPrefix) {
+			return k
+		}
+	}
+	return ""
+}
+
+// ParsePort reads 80/TCP; 80 alone is TCP's.
+func ParsePort(text string) (Port, error) {
+	number, protocol, given := strings.Cut(text, "/")
+	n, err := strconv.ParseUint(number, 10, 16)
+	if !given {
+		protocol = "TCP"
+	}
+	if err != nil || n == 0 || !slices.Contains([]string{"TCP", "UDP", "SCTP"}, protocol) {
+		return Port{}, fmt.Errorf("port %.40q: say 80/TCP, 53/UDP or 9/SCTP", text)
+	}
+	return Port{uint16(n), protocol}, nil
+}
+
+// ParsePorts reads "http=80/TCP,dns=53/UDP".
+func ParsePorts(text string) (map[string]Port, error) {
+	ports := map[string]Port{}
+	if strings.TrimSpace(text) == "" {
+		return ports, nil
+	}
+	for part := range strings.SplitSeq(text, ",") {
+		name, port, ok := strings.Cut(strings.TrimSpace(part), "=")
+		if err := CheckPortName(name); err != nil || !ok {
+			return nil, fmt.Errorf("ports %.100q: %.40q is not NAME=80/TCP", text, part)
+		}
+		if _, twice := ports[name]; twice {
+			return nil, fmt.Errorf("ports %.100q: %s is given twice", text, name)
+		}
+		p, err := ParsePort(port)
+		if err != nil {
+			return nil, err
+		}
+		ports[name] = p
+	}
+	return ports, nil
+}
+
+// CheckPortName refuses what Kubernetes takes for no name of a port.
+func CheckPortName(name string) error {
+	fits := func(r rune) bool { return 'a' <= r && r <= 'z' || '0' <= r && r <= '9' || r == '-' }
+	if name == "" || len(name) > 15 || strings.Trim(name, "-") != name || strings.ContainsFunc(name, func(r rune) bool { return !fits(r) }) {
+		return fmt.Errorf("%.40q is no name of a port: up to 15 small letters, digits and hyphens", name)
+	}
+	return nil
+}
