@@ -83,7 +83,7 @@ func (p *policiesView) rows(row func(name, value, state, rest string)) {
 	}
 	if s := p.Sessions; s != nil {
 		of := numeral.Grouped(s.Used) + " of " + numeral.Grouped(s.Capacity)
-		if s.LargestUsed > 0 {
+		if s.LargestUsed > 1 {
 			of += fmt.Sprintf(", most of them of endpoint %d %s: %s", s.LargestEndpoint, s.Largest, numeral.Grouped(s.LargestUsed))
 		}
 		row("", "", "sessions", fmt.Sprintf("%s; %s half open; since start %s gave way, %s refused", of, numeral.Grouped(s.HalfOpen), numeral.Grouped(s.Evicted), numeral.Grouped(s.Refused)))
