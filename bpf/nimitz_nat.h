@@ -71,7 +71,7 @@ static __always_inline int parse4(struct __sk_buff *skb, const struct frame4 *h,
 	p->proto = h->proto;
 	p->ip4 = 1;
 	if (h->fragment & bpf_htons(IP4_MORE_FRAGMENTS | IP4_FRAGMENT_OFFSET))
-		p->fragment = 1 << 31 | p->proto << 16 | h->id;
+		p->fragment = fragment4(p->proto, h->id);
 	if (!(h->fragment & bpf_htons(IP4_FRAGMENT_OFFSET))) {
 		p->l4 = sizeof(*h);
 		why = p->proto == PROTO_ICMP4	 ? check_icmp4(skb, p)

@@ -116,6 +116,12 @@ struct packet {
 	__u32 fragment; /* identification of the packet it is a part of; 0 if it is whole, or is called so */
 };
 
+/* fragment4 is a packet's identification as IPv6's programs know it; IPv4 has one for each protocol (RFC 791). */
+static __always_inline __u32 fragment4(__u8 proto, __be16 id)
+{
+	return 1u << 31 | proto << 16 | id;
+}
+
 static __always_inline bool has_ethernet(struct __sk_buff *skb)
 {
 	struct sk_buff *kernel = bpf_cast_to_kern_ctx(skb);

@@ -85,6 +85,7 @@ struct desk {
 	struct turn turn;
 	struct ends ends;
 	struct fragment_key fragment;
+	__u32 quotes_later; /* 1: an error about a later fragment, which fragment tells */
 	__u32 judging;
 	__u32 apps; /* of BY_APPS: the endpoint's in the upper half, its peer's in the lower */
 	struct pre_actions pre;
@@ -132,18 +133,21 @@ static __always_inline int read_ports(struct __sk_buff *skb, __u8 proto, __u32 l
 /* find_transport4 finds it behind a header of IPv4 that somebody quotes. */
 static __always_inline int find_transport4(struct __sk_buff *skb, __u32 at, struct packet *q)
 {
+	__be16 id;
 	__u8 h[12];
 
 	if (bpf_skb_load_bytes(skb, at, h, sizeof(h)))
 		return -1;
 	q->l4 = (h[6] << 8 | h[7]) & IP4_FRAGMENT_OFFSET ? 0 : at + (h[0] & 15) * 4;
 	q->proto = h[9];
+	__builtin_memcpy(&id, h + 4, sizeof(id));
+	q->fragment = fragment4(q->proto, id);
 	return 0;
 }
 
 /* read_quoted does so of the packet that an error is about, which went the other way. Its addresses are the error's
- * own: that is checked elsewhere. */
-static __noinline int read_quoted(struct __sk_buff *skb, const struct packet *p, __be16 *ports)
+ * own: that is checked elsewhere. Of a later fragment only its packet can be told. */
+static __noinline int read_quoted(struct __sk_buff *skb, const struct packet *p, struct desk *d, __be16 *ports)
 {
 	struct packet q = {.l4 = p->l4 + ICMPV6_HLEN + IPV6_HLEN, .end = p->end};
 	__be16 sent[2] = {};
@@ -155,7 +159,13 @@ static __noinline int read_quoted(struct __sk_buff *skb, const struct packet *p,
 		   find_transport(skb, &q)) {
 		return -1;
 	}
-	if (q.l4 && q.l4 + TRANSPORT_MIN <= q.end && read_ports(skb, q.proto, q.l4, sent))
+	if (!q.l4) {
+		d->quotes_later = 1;
+		d->fragment.id = q.fragment;
+		d->fragment.way = RX - d->fragment.way;
+		return q.proto;
+	}
+	if (q.l4 + TRANSPORT_MIN > q.end || read_ports(skb, q.proto, q.l4, sent))
 		return -1;
 	ports[0] = sent[1];
 	ports[1] = sent[0];
@@ -325,9 +335,9 @@ static __noinline int find_session(struct __sk_buff *skb, const struct packet *p
 	__be16 ports[2] = {};
 
 	m->proto = p->proto;
-	m->flags = m->error = 0;
+	m->flags = m->error = m->adopt = 0;
 	if (p->ip4 ? is_error4(p) : is_error(p)) {
-		int quoted = read_quoted(skb, p, ports);
+		int quoted = read_quoted(skb, p, d, ports);
 
 		if (quoted < 0)
 			return REASON_ICMP_QUOTE;
@@ -359,11 +369,12 @@ static __always_inline int examine(struct __sk_buff *skb, const struct packet *p
 	d->fragment.endpoint = key->endpoint;
 	d->fragment.way = d->turn.moment.way;
 	d->fragment.zero = 0;
-	if (!p->l4)
-		return d->judging == ELSEWHERE || knows_fragment(&d->fragment) ? 0 : REASON_FRAGMENT_UNKNOWN;
-	why = find_session(skb, p, d);
+	d->quotes_later = 0;
+	why = p->l4 ? find_session(skb, p, d) : 0;
 	if (why)
 		return why;
+	if (!p->l4 || d->quotes_later)
+		return d->judging == ELSEWHERE || knows_fragment(&d->fragment) ? 0 : REASON_FRAGMENT_UNKNOWN;
 	v = verdict_slot(&key->local, &key->remote, ports_of(key));
 	if (!v)
 		return REASON_SESSION_LIMIT;
@@ -379,7 +390,7 @@ static __always_inline int judge_packet(struct __sk_buff *skb, const struct pack
 
 	if (why)
 		return drop_by(skb, why, hook, bpf_ntohl(rule));
-	if (p->fragment)
+	if (p->fragment && !d->quotes_later)
 		remember_fragment(&d->fragment);
 	return 0;
 }

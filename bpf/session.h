@@ -38,6 +38,7 @@ enum seen {
 	FIN_BEGINNER = 1 << 3,
 	FIN_PEER = 1 << 4,
 	RESET = 1 << 5,
+	ADOPTED = 1 << 6, /* nobody knows who began it */
 };
 
 struct session_state {
@@ -55,6 +56,8 @@ struct moment {
 	__u8 proto;
 	__u8 flags; /* of TCP */
 	__u8 error; /* 1: it is ICMP's, about a packet of the session */
+	__u8 adopt; /* 1: what nobody remembers may be older than the tenant's policies */
+	__u8 zero[3];
 };
 
 struct outcome {
@@ -81,6 +84,12 @@ static __always_inline bool is_over(const struct session_state *s)
 static __always_inline bool begins(const struct moment *m)
 {
 	return m->proto == IPPROTO_TCP_ && (m->flags & (TCP_SYN | TCP_ACK | TCP_RST)) == TCP_SYN;
+}
+
+/* is_midst tells of a packet that somebody sent who had heard of the other: it begins nothing. */
+static __always_inline bool is_midst(const struct moment *m)
+{
+	return m->proto == IPPROTO_TCP_ && m->flags & TCP_ACK;
 }
 
 static __always_inline __u8 advance(__u8 seen, const struct moment *m, bool beginner)
@@ -114,31 +123,37 @@ static __always_inline __u8 said_of(const struct pre_actions *pre, __u8 way)
 static __always_inline struct outcome action(const struct moment *m, const struct pre_actions *pre,
 					     const struct session_state *state)
 {
-	bool known = state->version == STATE_VERSION, fresh;
+	bool known = state->version == STATE_VERSION, fresh, adopted;
 	struct outcome o = {.way = m->way};
 
-	/* An error belongs to the session that it is about, and changes nothing. */
-	if (m->error) {
-		o.way = known ? state->first : m->way;
-		o.verdict = said_of(pre, o.way);
-		return o;
-	}
 	/* A new connection between the ports of one that lives is not it, and does not end it either. */
-	fresh = !known || (begins(m) && (is_over(state) || m->way != state->first));
+	fresh = !known || (begins(m) && (is_over(state) || m->way != state->first || state->seen & ADOPTED));
 	if (!fresh)
 		o.way = state->first;
 	o.verdict = said_of(pre, o.way);
+	/* Either may have begun what was there before any policy. No connection can be begun by it. */
+	adopted = fresh ? m->adopt && is_midst(m) : state->seen & ADOPTED;
+	if (adopted && o.verdict != ACCEPT) {
+		o.way = RX - o.way;
+		o.verdict = said_of(pre, o.way);
+	}
+	/* An error belongs to the session that it is about, and changes nothing. */
+	if (m->error)
+		return o;
 	if (o.verdict != ACCEPT || (fresh && known && !is_over(state)))
 		return o;
 	/* What ends nothing that is known begins nothing either. */
 	if (fresh && m->proto == IPPROTO_TCP_ && m->flags & (TCP_RST | TCP_FIN))
 		return o;
-	if (!fresh)
+	if (fresh) {
+		o.state.first = o.way;
+		o.state.seen = adopted ? ADOPTED : 0;
+	} else {
 		o.state = *state;
+	}
 	o.state.version = STATE_VERSION;
-	o.state.first = o.way;
 	o.state.proto = m->proto;
-	o.state.seen = advance(o.state.seen, m, m->way == o.way);
+	o.state.seen = advance(o.state.seen, m, m->way == o.state.first);
 	o.changed = fresh || o.state.seen != state->seen;
 	return o;
 }

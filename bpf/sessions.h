@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The table of sessions: buckets of a few, each session in one of two, so that the table fills almost to the last
- * place before any pair of buckets is full. A place whose time is over is free: nobody has to clean up, and no agent
- * has to live. A full pair gives away what is half open longest, and nothing else. */
+/* The table of sessions: buckets of a few, each session in that of two which has fewer, so that the table fills almost
+ * to the last place before any pair of buckets is full. A place whose time is over is free: nobody has to clean up, and
+ * no agent has to live. A full pair gives away what is half open longest, and nothing else. */
 #pragma once
 #include "session.h"
 
@@ -40,6 +40,52 @@ struct {
 } pil_sessions_v1 SEC(".maps");
 
 CONSTANT __u32 session_buckets = 1;
+CONSTANT __u32 session_seed = 0; /* so that nobody can choose whose bucket he fills */
+
+/* Until when a tenant's connections may be older than what is remembered of them: its first policies have just come, or
+ * the table is new. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32);	/* tenant */
+	__type(value, __u64);	/* CLOCK_MONOTONIC, ns */
+	__uint(max_entries, 1); /* set at load */
+} pol_adoptions_v1 SEC(".maps");
+
+/* How many places each user has, and first their sum. A place is counted for who had it last until somebody takes it or
+ * sweeps it. Endpoints are users by their number; other nodes' containers are by tenant, some tenants as one. */
+#define TENANT_USERS 1024
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, __s64);
+	__uint(max_entries, 1 + TENANT_USERS); /* and the endpoints, set at load */
+} pil_session_users_v1 SEC(".maps");
+
+static __always_inline __u32 user_of(const struct session_key *k)
+{
+	return k->endpoint ? 1 + TENANT_USERS + k->endpoint : 1 + k->tenant % TENANT_USERS;
+}
+
+static __always_inline void count_user(__u32 user, __s64 places)
+{
+	__s64 *n = bpf_map_lookup_elem(&pil_session_users_v1, &user);
+
+	if (n)
+		__sync_fetch_and_add(n, places);
+}
+
+/* is_crowded tells of a user that has as many places as are free: it gets no more of those. So one alone gets half of
+ * the table, two a third each, and something is always left for who has little. */
+static __always_inline bool is_crowded(__u32 user)
+{
+	__u32 zero = 0;
+	__s64 *own = bpf_map_lookup_elem(&pil_session_users_v1, &user),
+	      *all = bpf_map_lookup_elem(&pil_session_users_v1, &zero);
+
+	return !own || !all || *own >= (__s64)session_buckets * BUCKET_PLACES - *all;
+}
 
 /* What became of sessions, since ever. */
 struct session_counts {
@@ -66,7 +112,7 @@ static __always_inline bool same_session(const struct session_key *a, const stru
 static __always_inline __u64 session_hash(const struct session_key *k)
 {
 	const __u64 *w = (const void *)k;
-	__u64 h = (w[1] ^ w[2]) * 0x9e3779b97f4a7c15ULL;
+	__u64 h = (w[1] ^ w[2] ^ session_seed) * 0x9e3779b97f4a7c15ULL;
 
 	h ^= h >> 29;
 	h = (h ^ w[0] ^ w[3]) * 0xc2b2ae3d27d4eb4fULL;
@@ -110,23 +156,33 @@ struct turn {
 	struct position position;
 	struct moment moment;
 	struct outcome outcome;
-	__u64 now;   /* CLOCK_MONOTONIC, ns */
-	__u32 place; /* found in a bucket. What is read from here the verifier has no idea of: else it would walk all
-			that follows once for each place */
-	__u32 zero;
+	__u64 now;	/* CLOCK_MONOTONIC, ns */
+	__u32 place;	/* found in a bucket. What is read from here the verifier has no idea of: else it would walk all
+			   that follows once for each place */
+	__u32 taken[2]; /* places in both buckets */
+	__u32 user;
+	__u32 crowded;
+	__u32 losers[BUCKET_PLACES]; /* users whose places were taken; 0: nobody's */
 };
 
-/* visit looks for a session in a bucket and has action decide with what is there. */
-static __noinline bool visit(struct session_bucket *b, struct turn *t, const struct pre_actions *pre)
+/* visit looks for a session in a bucket and has action decide with what is there.
+ *
+ * Functions here are not static: the verifier then walks each once. */
+__noinline int visit(struct turn *t, const struct pre_actions *pre, __u32 bucket)
 {
-	__u32 at;
+	struct session_bucket *b = bpf_map_lookup_elem(&pil_sessions_v1, &bucket);
+	__u32 at, taken = 0;
 
+	if (!b || !t || !pre)
+		return false;
 	t->place = BUCKET_PLACES;
 	bpf_spin_lock(&b->lock);
-	for (int i = 0; i < BUCKET_PLACES; i++)
+	for (int i = 0; i < BUCKET_PLACES; i++) {
+		taken += b->tags[i] != 0;
 		if (b->tags[i] == t->position.tag && b->places[i].until > t->now &&
 		    same_session(&b->places[i].key, &t->key))
 			t->place = i;
+	}
 	at = t->place;
 	if (at < BUCKET_PLACES) {
 		struct session *s = &b->places[at];
@@ -138,20 +194,26 @@ static __noinline bool visit(struct session_bucket *b, struct turn *t, const str
 		}
 	}
 	bpf_spin_unlock(&b->lock);
+	t->taken[bucket != t->position.first] = taken;
 	return at < BUCKET_PLACES;
 }
 
-/* place puts a new session into a bucket, in a place worth no more than most. */
-static __noinline bool place(struct session_bucket *b, struct turn *t, enum worth most)
+/* place puts a new session into a bucket, in a place worth no more than most; a crowded user's in one that it has. */
+__noinline int place(struct turn *t, __u32 bucket, __u32 most)
 {
+	struct session_bucket *b = bpf_map_lookup_elem(&pil_sessions_v1, &bucket);
 	__u64 oldest = ~0ULL;
 	__u32 chosen;
 
+	if (!b || !t)
+		return false;
 	t->place = BUCKET_PLACES;
 	bpf_spin_lock(&b->lock);
 	for (int i = 0; i < BUCKET_PLACES; i++) {
 		enum worth worth = worth_of(b->tags[i], &b->places[i], t->now);
 
+		if (t->crowded && (!b->tags[i] || user_of(&b->places[i].key) != t->user))
+			continue;
 		if (worth == WORTH_NOTHING) {
 			t->place = i;
 			break;
@@ -165,42 +227,107 @@ static __noinline bool place(struct session_bucket *b, struct turn *t, enum wort
 	if (chosen < BUCKET_PLACES) {
 		struct session *s = &b->places[chosen];
 
+		t->losers[0] = b->tags[chosen] ? user_of(&s->key) : 0;
 		b->tags[chosen] = t->position.tag;
 		s->key = t->key;
 		s->state = t->outcome.state;
 		s->until = t->now + life(&s->state) * 1000000000ULL;
 	}
 	bpf_spin_unlock(&b->lock);
-	return chosen < BUCKET_PLACES;
+	if (chosen >= BUCKET_PLACES)
+		return false;
+	count_user(t->losers[0], t->losers[0] ? -1 : 1);
+	count_user(t->user, 1);
+	return true;
 }
 
-/* step has action decide with what is known of the session, and remembers what becomes of it. It reports whether there
- * was room for that. */
-static __always_inline bool step(struct turn *t, const struct pre_actions *pre)
+/* sweep has places whose time is over be nobody's. */
+__noinline int sweep(struct turn *t, __u32 bucket)
 {
-	struct session_bucket *first = bpf_map_lookup_elem(&pil_sessions_v1, &t->position.first),
-			      *second = bpf_map_lookup_elem(&pil_sessions_v1, &t->position.second);
+	struct session_bucket *b = bpf_map_lookup_elem(&pil_sessions_v1, &bucket);
+
+	if (!b || !t)
+		return 0;
+	bpf_spin_lock(&b->lock);
+	for (int i = 0; i < BUCKET_PLACES; i++) {
+		t->losers[i] = 0;
+		if (!b->tags[i] || b->places[i].until > t->now)
+			continue;
+		t->losers[i] = user_of(&b->places[i].key);
+		b->tags[i] = 0;
+	}
+	bpf_spin_unlock(&b->lock);
+	for (int i = 0; i < BUCKET_PLACES; i++) {
+		if (!t->losers[i])
+			continue;
+		count_user(t->losers[i], -1);
+		count_user(0, -1);
+	}
+	return 0;
+}
+
+/* is_full tells of a user that it has its share, when what is over no longer counts where it is looked for; nobody may
+ * have come by there for long, nor in a bucket that is nowhere near. */
+static __always_inline bool is_full(struct turn *t)
+{
+	if (!is_crowded(t->user))
+		return false;
+	sweep(t, t->position.first);
+	sweep(t, t->position.second);
+	sweep(t, bpf_get_prandom_u32() & (session_buckets - 1));
+	return is_crowded(t->user);
+}
+
+/* may_adopt tells of a connection that it may be older than what is remembered. */
+static __always_inline bool may_adopt(const struct turn *t)
+{
+	__u32 tenant = t->key.tenant;
+	__u64 *until;
+
+	if (!is_midst(&t->moment))
+		return false;
+	until = bpf_map_lookup_elem(&pol_adoptions_v1, &tenant);
+	return until && *until > t->now;
+}
+
+/* begin_session has action decide about what is known of nobody, and remembers what becomes of it. */
+__noinline int begin_session(struct turn *t, const struct pre_actions *pre)
+{
 	struct session_state none = {};
 	struct session_counts *counts;
 	__u32 zero = 0;
 
 	counts = bpf_map_lookup_elem(&pil_session_counts_v1, &zero);
-	if (!first || !second || !counts)
+	if (!counts || !t || !pre)
 		return false;
-	if (visit(first, t, pre) || visit(second, t, pre))
-		return true;
+	t->moment.adopt = may_adopt(t);
 	t->outcome = action(&t->moment, pre, &none);
 	if (!t->outcome.state.version)
 		return true;
-	if (place(first, t, WORTH_NOTHING) || place(second, t, WORTH_NOTHING)) {
+	if (t->taken[1] < t->taken[0]) {
+		__u32 first = t->position.first;
+
+		t->position.first = t->position.second;
+		t->position.second = first;
+	}
+	t->user = user_of(&t->key);
+	t->crowded = is_full(t);
+	if (place(t, t->position.first, WORTH_NOTHING) || place(t, t->position.second, WORTH_NOTHING)) {
 		counts->begun++;
 		return true;
 	}
-	if (place(first, t, WORTH_LITTLE) || place(second, t, WORTH_LITTLE)) {
+	if (place(t, t->position.first, WORTH_LITTLE) || place(t, t->position.second, WORTH_LITTLE)) {
 		counts->begun++;
 		counts->evicted++;
 		return true;
 	}
 	counts->refused++;
 	return false;
+}
+
+/* step has action decide with what is known of the session, and remembers what becomes of it. It reports whether there
+ * was room for that. */
+static __always_inline bool step(struct turn *t, const struct pre_actions *pre)
+{
+	return visit(t, pre, t->position.first) || visit(t, pre, t->position.second) || begin_session(t, pre);
 }

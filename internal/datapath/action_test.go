@@ -1,6 +1,7 @@
 package datapath
 
 import (
+	"fmt"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -18,6 +19,7 @@ const (
 	finBeginner
 	finPeer
 	reset
+	adopted
 )
 
 // arrival is a packet of a session and what is to become of it.
@@ -80,18 +82,70 @@ func TestAction(t *testing.T) {
 		request.Pre.Version = 1
 		request.Pre.Verdicts = [2]uint8{flag(c.out), flag(c.in)}
 		for i, a := range c.arrivals {
-			request.Moment = pilasterMoment{Way: a.way, Proto: c.proto, Flags: uint8(a.flags), Error: flag(a.error)}
-			b.ask(t, b.datapath.objects.PilTryAction, &request)
-			o := request.Outcome
-			if passes := o.Verdict == 1; passes != a.passes || o.Way != a.by {
-				t.Errorf("%s, packet %d: passes %v by what way %d may begin; want %v by %d", c.name, i, passes, o.Way, a.passes, a.by)
-			}
-			if remembered := o.State.Version != 0; remembered != (a.seen != 0) || remembered && (o.State.Seen != a.seen || o.State.First != a.by) {
-				t.Errorf("%s, packet %d: remembers %+v, want %#x begun by way %d", c.name, i, o.State, a.seen, a.by)
-			}
-			if o.State.Version != 0 {
-				request.State = o.State
-			}
+			b.arrive(t, fmt.Sprintf("%s, packet %d", c.name, i), &request, c.proto, a)
+		}
+	}
+}
+
+// arrive has a packet come to what the packets before it have left.
+func (b *progBench) arrive(t *testing.T, name string, request *pilasterActionRequest, proto uint8, a arrival) {
+	t.Helper()
+	request.Moment.Way, request.Moment.Proto, request.Moment.Flags, request.Moment.Error = a.way, proto, uint8(a.flags), flag(a.error)
+	b.ask(t, b.datapath.objects.PilTryAction, request)
+	o := request.Outcome
+	if passes := o.Verdict == 1; passes != a.passes || o.Way != a.by {
+		t.Errorf("%s: passes %v by what way %d may begin; want %v by %d", name, passes, o.Way, a.passes, a.by)
+	}
+	begun := a.by
+	if request.State.Version != 0 && o.State.Seen&adopted != 0 {
+		begun = request.State.First // whoever's rules decide
+	}
+	if remembered := o.State.Version != 0; remembered != (a.seen != 0) || remembered && (o.State.Seen != a.seen || o.State.First != begun) {
+		t.Errorf("%s: remembers %+v, want %#x begun by way %d", name, o.State, a.seen, begun)
+	}
+	if o.State.Version != 0 {
+		request.State = o.State
+	}
+}
+
+// TestActionAdopts: of a connection that may be older than policies either end may have begun it, also when rules change later; and nothing can be
+// begun by that.
+func TestActionAdopts(t *testing.T) {
+	b := newProgBench(t)
+	const (
+		tcp, udp = packet.ProtocolTCP, packet.ProtocolUDP
+		syn, ack = packet.SYN, packet.ACK
+		rst      = packet.RST
+		lives    = seenBeginner | seenPeer | established | adopted
+	)
+	type step struct {
+		name    string
+		out, in bool // what rules accept from now on
+		arrival
+	}
+	for proto, steps := range map[uint8][]step{
+		udp: {{"a datagram", true, false, arrival{wayRX, 0, false, false, wayRX, 0}}},
+		tcp: {
+			{"a connection is begun", true, false, arrival{wayRX, syn, false, false, wayRX, 0}},
+			{"an error about nothing", true, false, arrival{wayRX, 0, true, false, wayRX, 0}},
+			{"neither may begin", false, false, arrival{wayRX, ack, false, false, wayTX, 0}},
+			{"an end of it", true, false, arrival{wayRX, rst | ack, false, true, wayTX, 0}},
+			{"an answer to what was begun before", true, false, arrival{wayRX, ack, false, true, wayTX, adopted | seenPeer}},
+			{"answered", true, false, arrival{wayTX, ack, false, true, wayTX, lives}},
+			{"the other's may begin it now", false, true, arrival{wayTX, ack, false, true, wayRX, lives}},
+			{"an error about it", false, true, arrival{wayTX, 0, true, true, wayRX, 0}},
+			{"a new one in its place, which may not", false, true, arrival{wayTX, syn, false, false, wayTX, 0}},
+			{"a new one in its place from there, which may", false, true, arrival{wayRX, syn, false, true, wayRX, 0}},
+			{"it lives", false, true, arrival{wayRX, ack, false, true, wayRX, lives}},
+			{"none may begin it now", false, false, arrival{wayRX, ack, false, false, wayRX, 0}},
+		},
+	} {
+		request := pilasterActionRequest{}
+		request.Pre.Version = 1
+		for _, s := range steps {
+			request.Moment.Adopt = 1
+			request.Pre.Verdicts = [2]uint8{flag(s.out), flag(s.in)}
+			b.arrive(t, s.name, &request, proto, s.arrival)
 		}
 	}
 }

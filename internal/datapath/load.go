@@ -70,8 +70,10 @@ func (d *Datapath) tables() []table {
 		{pilasterMapPolOverridesV1, d.config.MaxRules},
 		{pilasterMapPolHitsV1, d.config.MaxRules},
 		{pilasterMapPolGenerationV1, 0},
+		{pilasterMapPolAdoptionsV1, d.config.MaxRules},
 		{pilasterMapPilSessionsV1, d.sessionBuckets()},
 		{pilasterMapPilSessionCountsV1, 0},
+		{pilasterMapPilSessionUsersV1, d.sessionUsers()},
 		{pilasterMapPilFragmentsV1, 0},
 	}
 }
@@ -117,6 +119,7 @@ func (d *Datapath) load() error {
 	if err := d.setConstants(spec, mark, cookie); err != nil {
 		return err
 	}
+	known := d.knowsSessions()
 	err = spec.LoadAndAssign(&d.objects, &ebpf.CollectionOptions{Maps: ebpf.MapOptions{PinPath: d.mapsDir()}})
 	if errors.Is(err, ebpf.ErrMapIncompatible) {
 		return fmt.Errorf("a map pinned in %s has another layout under the same name: %w; packets flow as before; start the build that made it", d.mapsDir(), err)
@@ -129,6 +132,9 @@ func (d *Datapath) load() error {
 		return fmt.Errorf("load the packet path: %w; use Linux 6.12 or newer, as root", err)
 	}
 	if err := d.inherit(); err != nil {
+		return err
+	}
+	if err := d.takeOverSessions(known); err != nil {
 		return err
 	}
 	return d.openCounters()
@@ -190,6 +196,7 @@ func (d *Datapath) setConstants(spec *ebpf.CollectionSpec, mark uint32, cookie u
 		pilasterVarMacvlan:        d.config.Device == Macvlan,
 		pilasterVarNodeCookie:     cookie,
 		pilasterVarSessionBuckets: uint32(d.sessionBuckets()),
+		pilasterVarSessionSeed:    mark,
 	} {
 		if err := spec.Variables[name].Set(value); err != nil {
 			return fmt.Errorf("set %s: %w", name, err)

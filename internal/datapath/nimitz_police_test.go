@@ -131,9 +131,9 @@ func TestNimitzPolice(t *testing.T) {
 		echo := func(kind uint8, id uint16) packet.ICMP {
 			return packet.ICMP{Type: kind, Rest: packet.Echo(id, 1), Payload: []byte("odd")}
 		}
-		about := func(source, destination netip.Addr, body packet.Body) packet.ICMP {
+		about := func(source, destination netip.Addr, body packet.Body, part ...packet.Extension) packet.ICMP {
 			e := w.tooBig
-			e.Payload = packet.Packet{Source: source, Destination: destination, Body: body}.Marshal()
+			e.Payload = packet.Packet{Source: source, Destination: destination, Body: body, Extensions: part}.Marshal()
 			return e
 		}
 		in := func(name string, identity uint16, body packet.Body, why reason.Reason, rule uint32) overlayStep {
@@ -180,6 +180,8 @@ func TestNimitzPolice(t *testing.T) {
 			of(in("what follows it", appFree, tail, reason.FragmentUnknown, 0), part(16, false, 7)),
 			of(out("a fragment of ours", udp(53, 9)), part(0, true, 5)),
 			of(out("its rest", tail), part(16, false, 5)),
+			in("an error about its rest", appFree, about(w.own, w.far, tail, part(16, false, 5)...), 0, 0),
+			in("an error about a rest of nothing", appFree, about(w.own, w.far, tail, part(16, false, 6)...), reason.FragmentUnknown, 0),
 		})
 		b.police(t, table, w, []overlayStep{
 			{name: "on one node", by: 4, from: w.beside, to: w.own, body: tcp(7, 80, packet.SYN)},

@@ -169,6 +169,8 @@ type pilasterMoment struct {
 	Proto uint8
 	Flags uint8
 	Error uint8
+	Adopt uint8
+	Zero  [3]uint8
 }
 
 type pilasterNimitzNode struct {
@@ -375,10 +377,12 @@ type pilasterTurn struct {
 	}
 	Moment  pilasterMoment
 	Outcome pilasterOutcome
-	_       [4]byte
 	Now     uint64
 	Place   uint32
-	Zero    uint32
+	Taken   [2]uint32
+	User    uint32
+	Crowded uint32
+	Losers  [7]uint32
 }
 
 type pilasterVerdict struct {
@@ -423,10 +427,12 @@ const (
 	pilasterMapPilNetworksV1      = "pil_networks_v1"
 	pilasterMapPilPortsV1         = "pil_ports_v1"
 	pilasterMapPilSessionCountsV1 = "pil_session_counts_v1"
+	pilasterMapPilSessionUsersV1  = "pil_session_users_v1"
 	pilasterMapPilSessionsV1      = "pil_sessions_v1"
 	pilasterMapPilSourcesV2       = "pil_sources_v2"
 	pilasterMapPilTenantsV2       = "pil_tenants_v2"
 	pilasterMapPilVerdicts        = "pil_verdicts"
+	pilasterMapPolAdoptionsV1     = "pol_adoptions_v1"
 	pilasterMapPolAppsV1          = "pol_apps_v1"
 	pilasterMapPolBlocksV1        = "pol_blocks_v1"
 	pilasterMapPolGenerationV1    = "pol_generation_v1"
@@ -465,6 +471,7 @@ const (
 	pilasterVarPrivateMask        = "private_mask"
 	pilasterVarPrivatePrefix      = "private_prefix"
 	pilasterVarSessionBuckets     = "session_buckets"
+	pilasterVarSessionSeed        = "session_seed"
 	pilasterVarTunnelBits         = "tunnel_bits"
 	pilasterVarTunnelMark         = "tunnel_mark"
 	pilasterVarUnusedDropEvent    = "unused_drop_event"
@@ -559,10 +566,12 @@ type pilasterMapSpecs struct {
 	PilNetworksV1      *ebpf.MapSpec `ebpf:"pil_networks_v1"`
 	PilPortsV1         *ebpf.MapSpec `ebpf:"pil_ports_v1"`
 	PilSessionCountsV1 *ebpf.MapSpec `ebpf:"pil_session_counts_v1"`
+	PilSessionUsersV1  *ebpf.MapSpec `ebpf:"pil_session_users_v1"`
 	PilSessionsV1      *ebpf.MapSpec `ebpf:"pil_sessions_v1"`
 	PilSourcesV2       *ebpf.MapSpec `ebpf:"pil_sources_v2"`
 	PilTenantsV2       *ebpf.MapSpec `ebpf:"pil_tenants_v2"`
 	PilVerdicts        *ebpf.MapSpec `ebpf:"pil_verdicts"`
+	PolAdoptionsV1     *ebpf.MapSpec `ebpf:"pol_adoptions_v1"`
 	PolAppsV1          *ebpf.MapSpec `ebpf:"pol_apps_v1"`
 	PolBlocksV1        *ebpf.MapSpec `ebpf:"pol_blocks_v1"`
 	PolGenerationV1    *ebpf.MapSpec `ebpf:"pol_generation_v1"`
@@ -589,6 +598,7 @@ type pilasterVariableSpecs struct {
 	PrivateMask      *ebpf.VariableSpec `ebpf:"private_mask"`
 	PrivatePrefix    *ebpf.VariableSpec `ebpf:"private_prefix"`
 	SessionBuckets   *ebpf.VariableSpec `ebpf:"session_buckets"`
+	SessionSeed      *ebpf.VariableSpec `ebpf:"session_seed"`
 	TunnelBits       *ebpf.VariableSpec `ebpf:"tunnel_bits"`
 	TunnelMark       *ebpf.VariableSpec `ebpf:"tunnel_mark"`
 	UnusedDropEvent  *ebpf.VariableSpec `ebpf:"unused_drop_event"`
@@ -637,10 +647,12 @@ type pilasterMaps struct {
 	PilNetworksV1      *ebpf.Map `ebpf:"pil_networks_v1"`
 	PilPortsV1         *ebpf.Map `ebpf:"pil_ports_v1"`
 	PilSessionCountsV1 *ebpf.Map `ebpf:"pil_session_counts_v1"`
+	PilSessionUsersV1  *ebpf.Map `ebpf:"pil_session_users_v1"`
 	PilSessionsV1      *ebpf.Map `ebpf:"pil_sessions_v1"`
 	PilSourcesV2       *ebpf.Map `ebpf:"pil_sources_v2"`
 	PilTenantsV2       *ebpf.Map `ebpf:"pil_tenants_v2"`
 	PilVerdicts        *ebpf.Map `ebpf:"pil_verdicts"`
+	PolAdoptionsV1     *ebpf.Map `ebpf:"pol_adoptions_v1"`
 	PolAppsV1          *ebpf.Map `ebpf:"pol_apps_v1"`
 	PolBlocksV1        *ebpf.Map `ebpf:"pol_blocks_v1"`
 	PolGenerationV1    *ebpf.Map `ebpf:"pol_generation_v1"`
@@ -674,10 +686,12 @@ func (m *pilasterMaps) Close() error {
 		m.PilNetworksV1,
 		m.PilPortsV1,
 		m.PilSessionCountsV1,
+		m.PilSessionUsersV1,
 		m.PilSessionsV1,
 		m.PilSourcesV2,
 		m.PilTenantsV2,
 		m.PilVerdicts,
+		m.PolAdoptionsV1,
 		m.PolAppsV1,
 		m.PolBlocksV1,
 		m.PolGenerationV1,
@@ -705,6 +719,7 @@ type pilasterVariables struct {
 	PrivateMask      *ebpf.Variable `ebpf:"private_mask"`
 	PrivatePrefix    *ebpf.Variable `ebpf:"private_prefix"`
 	SessionBuckets   *ebpf.Variable `ebpf:"session_buckets"`
+	SessionSeed      *ebpf.Variable `ebpf:"session_seed"`
 	TunnelBits       *ebpf.Variable `ebpf:"tunnel_bits"`
 	TunnelMark       *ebpf.Variable `ebpf:"tunnel_mark"`
 	UnusedDropEvent  *ebpf.Variable `ebpf:"unused_drop_event"`

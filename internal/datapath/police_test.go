@@ -7,7 +7,10 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/agent"
 	"pilaster.io/pilaster/internal/packet"
+	"pilaster.io/pilaster/internal/policy"
 	"pilaster.io/pilaster/internal/reason"
 )
 
@@ -120,6 +123,11 @@ func TestPolice(t *testing.T) {
 		return []packet.Extension{packet.Fragment(offset, more, id)}
 	}
 	tail := packet.Raw{Proto: packet.ProtocolUDP, Data: []byte("12345678")}
+	lateOf := func(id uint32) packet.ICMP {
+		return packet.ICMP{Type: packet.DestinationUnreachable, Code: 1, Payload: packet.Packet{Source: b.b1.plain(), Destination: b.b3.Addr(), Body: tail, Extensions: more(64, false, id)}.Marshal()}
+	}
+	short := quoted(b.b1.plain(), b.b3.Addr(), udp(53, 9))
+	short.Payload = short.Payload[:40+4]
 	const denied = "policy-denied"
 	b.policePackets(t,
 		policedPacket{name: "to the open port", in: true, body: tcp(7, 80, packet.SYN)},
@@ -155,6 +163,9 @@ func TestPolice(t *testing.T) {
 		policedPacket{name: "what follows it", in: true, body: tail, parts: more(64, false, 7), reason: "fragment-unknown"},
 		policedPacket{name: "a fragment of ours", body: udp(53, 9), parts: more(0, true, 5)},
 		policedPacket{name: "its rest", body: tail, parts: more(64, false, 5)},
+		policedPacket{name: "an error about its rest", in: true, body: lateOf(5)},
+		policedPacket{name: "an error about a rest of nothing", in: true, body: lateOf(6), reason: "fragment-unknown"},
+		policedPacket{name: "an error that does not say about what", in: true, body: short, reason: "icmp-quote"},
 	)
 
 	// A change counts from the next packet on, also for what is established; nothing else is lost with it.
@@ -165,6 +176,53 @@ func TestPolice(t *testing.T) {
 		policedPacket{name: "its answer", body: tcp(80, 7, packet.ACK), reason: denied},
 		policedPacket{name: "answered from there as before", in: true, body: udp(9, 53)},
 	)
+}
+
+// TestAdoption: connections that were there before policies pass for a while as what either end may have begun, and then are remembered; nothing begins
+// by that, and no policies that change later, nor any that another agent finds, have it happen again.
+func TestAdoption(t *testing.T) {
+	b := newProgBench(t)
+	b.policePackets(t, policedPacket{name: "before policies", in: true, body: tcp(7, 80, packet.ACK)})
+	isolated := func(port policy.PortKey) []agent.TenantPolicies {
+		deny, accept := policy.Verdict{Tiers: [3]uint32{1: denies | ruleNothing}}, policy.Verdict{Tiers: [3]uint32{1: accepts | ruleWeb}}
+		return []agent.TenantPolicies{{Tenant: "blue", IDs: []address.TenantID{1}, Tables: policy.Tables{
+			Subjects: map[address.AppID]policy.Subject{policy.AnyApp: {}, 1: {Sets: [2]policy.ID{policy.Egress: 20, policy.Ingress: 10}}},
+			Peers:    map[policy.PeerKey]policy.Peer{{Set: 10, App: policy.AnyApp}: {Table: 10}, {Set: 20, App: policy.AnyApp}: {Table: 20}},
+			Ports:    map[policy.PortKey]policy.PortEntry{port: {Verdict: accept}, {Table: 10, Scope: 2}: {Verdict: deny}, {Table: 20, Scope: 2}: {Verdict: deny}},
+		}}}
+	}
+	const denied = "policy-denied"
+	must(t, b.datapath.SetPolicies(isolated(policy.PortKey{Table: 10, Protocol: packet.ProtocolTCP, Port: 80})))
+	b.policePackets(t,
+		policedPacket{name: "an answer of ours first", body: tcp(80, 7, packet.ACK)},
+		policedPacket{name: "another one's", body: tcp(80, 8, packet.ACK)},
+		policedPacket{name: "to another port", body: tcp(81, 7, packet.ACK), reason: denied},
+		policedPacket{name: "a connection from here", body: tcp(80, 9, packet.SYN), reason: denied},
+		policedPacket{name: "a datagram from here", body: udp(80, 9), reason: denied},
+	)
+	// Over, or by an agent that finds policies in force.
+	must(t, b.datapath.objects.PolAdoptionsV1.Put(uint32(1), uint64(1)))
+	must(t, b.datapath.SetPolicies(isolated(policy.PortKey{Table: 10, Protocol: packet.ProtocolTCP, Port: 80})))
+	b.datapath.policed = nil
+	must(t, b.datapath.SetPolicies(isolated(policy.PortKey{Table: 10, Protocol: packet.ProtocolTCP, Port: 80})))
+	b.reopen(t, b.datapath.config)
+	b.restore(t, b.b1, b.b2, b.r1)
+	b.policePackets(t,
+		policedPacket{name: "later", body: tcp(80, 9, packet.ACK), reason: denied},
+		policedPacket{name: "adopted", body: tcp(80, 7, packet.ACK)},
+		policedPacket{name: "from there", in: true, body: tcp(7, 80, packet.ACK)},
+	)
+	// A table of another size remembers nothing.
+	config := b.datapath.config
+	config.MaxSessions /= 2
+	b.reopen(t, config)
+	b.restore(t, b.b1, b.b2, b.r1)
+	b.policePackets(t, policedPacket{name: "adopted again", body: tcp(80, 7, packet.ACK)})
+
+	must(t, b.datapath.SetPolicies(isolated(policy.PortKey{Table: 20, Protocol: packet.ProtocolTCP, Port: 7})))
+	b.policePackets(t, policedPacket{name: "which we may have begun", in: true, body: tcp(7, 80, packet.ACK)})
+	must(t, b.datapath.SetPolicies(isolated(policy.PortKey{Table: 20, Protocol: packet.ProtocolTCP, Port: 8})))
+	b.policePackets(t, policedPacket{name: "that nobody may begin", in: true, body: tcp(7, 80, packet.ACK), reason: denied})
 }
 
 // TestPoliceBetweenTwo: between containers of one node the sender's rules and the receiver's count.

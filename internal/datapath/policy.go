@@ -49,7 +49,8 @@ func (d *Datapath) SetPolicies(tenants []agent.TenantPolicies) error {
 	}
 	o := &d.objects
 	d.policed = nil // until all is done nobody knows what they hold
-	err = errors.Join(putAll(o.PolPortsV1, had.ports, want.ports), putAll(o.PolRangesV1, had.ranges, want.ranges), putAll(o.PolBlocksV1, had.blocks, want.blocks),
+	begin, end := marksOnlyOf(want.subjects, had.subjects), marksOnlyOf(had.subjects, want.subjects)
+	err = errors.Join(d.adopt(begin), putAll(o.PolPortsV1, had.ports, want.ports), putAll(o.PolRangesV1, had.ranges, want.ranges), putAll(o.PolBlocksV1, had.blocks, want.blocks),
 		putAll(o.PolAppsV1, had.apps, want.apps), d.countHits(had.hits, want.hits))
 	if err != nil {
 		return fmt.Errorf("write policies: %w; those from before hold", err)
@@ -59,14 +60,14 @@ func (d *Datapath) SetPolicies(tenants []agent.TenantPolicies) error {
 	if err == nil {
 		err = d.countUp(o.PolGenerationV1)
 	}
-	if err == nil && !sameMarks(had.subjects, want.subjects) {
+	if err == nil && len(begin)+len(end) > 0 {
 		err = d.Void() // flows say whether their tenants have policies
 	}
 	if err != nil {
 		return fmt.Errorf("lead containers to their policies: %w; some are under the new ones, the others under those from before", err)
 	}
 	err = errors.Join(removeOld(o.PolAppsV1, had.apps, want.apps), removeOld(o.PolBlocksV1, had.blocks, want.blocks), removeOld(o.PolPortsV1, had.ports, want.ports),
-		removeOld(o.PolRangesV1, had.ranges, want.ranges), removeOld(o.PolHitsV1, had.hits, want.hits))
+		removeOld(o.PolRangesV1, had.ranges, want.ranges), removeOld(o.PolHitsV1, had.hits, want.hits), removeOld(o.PolAdoptionsV1, end, nil))
 	if err != nil {
 		return fmt.Errorf("remove policies that nobody needs any more: %w; the new ones hold", err)
 	}

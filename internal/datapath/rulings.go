@@ -159,15 +159,13 @@ func removeOld[K comparable, V any](m *ebpf.Map, had, want map[K]V) error {
 	return nil
 }
 
-// sameMarks tells whether the same tenants have policies.
-func sameMarks(a, b map[pilasterSubjectKey]pilasterSubject) bool {
-	marks := func(of, in map[pilasterSubjectKey]pilasterSubject) bool {
-		for k := range of {
-			if _, there := in[k]; k.App == uint32(policy.AnyApp) && !there {
-				return false
-			}
+// marksOnlyOf is tenants that have policies by the first and none by the second.
+func marksOnlyOf(a, b map[pilasterSubjectKey]pilasterSubject) map[uint32]bool {
+	only := map[uint32]bool{}
+	for k := range a {
+		if _, both := b[k]; !both && k.App == uint32(policy.AnyApp) {
+			only[k.Tenant] = true
 		}
-		return true
 	}
-	return marks(a, b) && marks(b, a)
+	return only
 }

@@ -3,6 +3,9 @@ package datapath
 import (
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
@@ -18,6 +21,88 @@ const (
 	seenReset       = 1 << 5
 )
 
+// firstEndpointUser is where bpf/sessions.h counts endpoints, behind the sum and tenants.
+const (
+	tenantUsers       = 1024
+	firstEndpointUser = 1 + tenantUsers
+)
+
+func (d *Datapath) sessionUsers() int { return firstEndpointUser + d.config.MaxEndpoints + 1 }
+
+func userOf(k *pilasterSessionKey) uint32 {
+	if k.Endpoint != 0 {
+		return firstEndpointUser + k.Endpoint
+	}
+	return 1 + k.Tenant%tenantUsers
+}
+
+// countUsers counts anew who has how many places: one of the two tables may be new, or have been another build's. What comes and goes meanwhile
+// may be counted wrong, until the next start.
+func (d *Datapath) countUsers() error {
+	m := d.objects.PilSessionUsersV1
+	users, counts := make([]uint32, m.MaxEntries()), make([]int64, m.MaxEntries())
+	err := eachBucket(d.objects.PilSessionsV1, func(b *pilasterSessionBucket) {
+		for i, tag := range b.Tags {
+			if user := userOf(&b.Places[i].Key); tag != 0 && int(user) < len(counts) {
+				counts[user]++
+			}
+			counts[0] += int64(oneIf(tag != 0))
+		}
+	})
+	if err != nil {
+		return fmt.Errorf("count the sessions: %w", err)
+	}
+	for i := range users {
+		users[i] = uint32(i)
+	}
+	if _, err := m.BatchUpdate(users, counts, nil); err != nil {
+		return fmt.Errorf("say who has how many sessions: %w", err)
+	}
+	return nil
+}
+
+// adoption is how long connections of a tenant may be older than what is remembered of them.
+const adoption = time.Minute
+
+// adopt has connections pass that were there before the tenants' first policies, or before the table of sessions: who began them nobody knows, so
+// either end's rules do.
+func (d *Datapath) adopt(tenants map[uint32]bool) error {
+	now, err := monotonic()
+	for id := range tenants {
+		if err == nil {
+			err = d.objects.PolAdoptionsV1.Put(id, now+uint64(adoption))
+		}
+	}
+	return err
+}
+
+// knowsSessions tells whether there is a table of sessions of this size already.
+func (d *Datapath) knowsSessions() bool {
+	_, err := os.Lstat(filepath.Join(d.mapsDir(), table{pilasterMapPilSessionsV1, d.sessionBuckets()}.pin()))
+	return err == nil
+}
+
+// takeOverSessions is for a table that was there before, or for what a table of another size remembered.
+func (d *Datapath) takeOverSessions(known bool) error {
+	if err := d.countUsers(); err != nil || known {
+		return err
+	}
+	subjects := map[pilasterSubjectKey]pilasterSubject{}
+	if err := read(d.objects.PolSubjectsV1, subjects); err != nil {
+		return err
+	}
+	return d.adopt(marksOnlyOf(subjects, nil))
+}
+
+// monotonic is CLOCK_MONOTONIC in ns, as programs read it.
+func monotonic() (uint64, error) {
+	var clock unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &clock); err != nil {
+		return 0, fmt.Errorf("read the clock: %w", err)
+	}
+	return uint64(clock.Nano()), nil
+}
+
 // bucketsAtOnce are read by one system call.
 const bucketsAtOnce = 256
 
@@ -25,13 +110,12 @@ const bucketsAtOnce = 256
 func (d *Datapath) Sessions() (agent.Sessions, error) {
 	m := d.objects.PilSessionsV1
 	s := agent.Sessions{Capacity: int(m.MaxEntries()) * placesPerBucket}
-	var clock unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &clock); err != nil {
-		return s, fmt.Errorf("read the clock: %w", err)
+	now, err := monotonic()
+	if err != nil {
+		return s, err
 	}
-	now := uint64(clock.Nano())
 	users := map[endpoint.ID]int{}
-	err := eachBucket(m, func(b *pilasterSessionBucket) {
+	err = eachBucket(m, func(b *pilasterSessionBucket) {
 		for i, tag := range b.Tags {
 			if place := &b.Places[i]; tag != 0 && place.Until > now {
 				s.Used++

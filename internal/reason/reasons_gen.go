@@ -73,5 +73,5 @@ var reasons = [...]struct{ name, text string }{
 	31: {"connection-limit", "A container has as many connections to services as its node's gateway keeps for one (4,096 at once); new ones are dropped until others end. Let it end connections, or use one for more."},
 	32: {"policy-denied", "A policy lets no such packet out of its source, or none into its destination. The event names the policy and its rule; `pilaster why` says what holds."},
 	33: {"fragment-unknown", "A later fragment came without the first, before it, or half a minute after it, so that nothing says what connection it is of; the container's tenant has policies. Let the sender make smaller packets."},
-	34: {"session-limit", "The node has as many established sessions of containers under policies as it keeps; it gave away those half open first. See `pilaster status` for whose they are; start the agent with a higher --max-sessions."},
+	34: {"session-limit", "The container has as many sessions as are left free on the node, or the node has as many established ones of containers under policies as it keeps; those half open were given away first. See `pilaster status` for whose they are; start the agent with a higher --max-sessions."},
 }
