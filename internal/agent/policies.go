@@ -148,6 +148,9 @@ func (c *Core) ApplyPolicies(ctx context.Context, n PolicyNews) error {
 	if !c.tenants.isHosted(n.Tenant) {
 		return nil // any more
 	}
+	if _, deleted, _ := c.tenants.get(n.Tenant); deleted {
+		return nil // its policies went with it, and its containers that still live stay under them
+	}
 	c.policies.mu.Lock()
 	defer c.policies.mu.Unlock()
 	had := c.policies.of(n.Tenant)
@@ -269,7 +272,7 @@ func (c *Core) renewPolicies(name string) error {
 	return cmp.Or(c.enforce(name), p.refused)
 }
 
-// police has a new endpoint's policies in force before anything flows: only the first container of an app needs anything for that.
+// police has a new endpoint's policies in force before anything flows: only the first container of an app, or of a tenant id, needs anything for that.
 func (c *Core) police(r endpoint.Record) error {
 	c.policies.mu.Lock()
 	defer c.policies.mu.Unlock()
@@ -277,7 +280,8 @@ func (c *Core) police(r endpoint.Record) error {
 	if p == nil {
 		return nil
 	}
-	if _, ready := slices.BinarySearch(p.subjects, r.App); p.refused == nil && (ready || len(p.parsed) == 0) {
+	// The id may be one that came with the answer to another ADD, which has not got so far.
+	if _, ready := slices.BinarySearch(p.subjects, r.App); p.refused == nil && (ready && slices.Contains(p.inForce.IDs, r.TenantID) || len(p.parsed) == 0) {
 		return nil
 	}
 	if err := cmp.Or(c.enforce(r.Tenant), p.refused); err != nil {

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -13,6 +14,7 @@ import (
 	"pilaster.io/pilaster/internal/durable"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/policy"
+	"pilaster.io/pilaster/internal/tenant"
 )
 
 const denyAll = `{"apiVersion":"networking.k8s.io/v1","kind":"NetworkPolicy","metadata":{"name":"deny"},"spec":{"podSelector":{},"policyTypes":["Ingress"]}}`
@@ -278,4 +280,41 @@ func TestPoliciesOfACarriedTenant(t *testing.T) {
 		t.Errorf("it did not wait: %v", err)
 	}
 	b.reopen()
+}
+
+// A container with an id of its tenant that nothing was compiled for yet is policed before it flows.
+func TestPoliciesOfANewID(t *testing.T) {
+	b := newBed(t)
+	b.add("c1")
+	b.hear(PolicyNews{Tenant: "blue", Whole: true, Documents: []Document{document("deny", denyAll)}})
+	rotated := b.orchestrator.tenants["blue"]
+	rotated.IDs, rotated.Changes = []tenant.ID{{ID: 1, Key: blueKey, OnlyAccepted: true}, {ID: 7, Key: address.Key{7}}}, 1
+	b.orchestrator.tenants["blue"] = rotated
+	b.driver.fail["CreateDevice"] = errFake
+	q := b.request("c2")
+	q.Labels = map[string]string{"app": "other"}
+	if _, err := b.Add(t.Context(), q); !errors.Is(err, errFake) { // but its answer has told the id
+		t.Fatal(err)
+	}
+	b.driver.fail["CreateDevice"] = nil
+	if r := b.add("c3"); r.TenantID != 7 {
+		t.Fatalf("it has id %d", r.TenantID)
+	}
+	if ids := b.driver.policies["blue"].IDs; !slices.Contains(ids, 7) {
+		t.Errorf("it is not policed: the packet path knows policies of ids %v", ids)
+	}
+}
+
+// A tenant's policies go with it in the cluster, and not from what still lives of it.
+func TestPoliciesOfADeletedTenant(t *testing.T) {
+	b := newBed(t)
+	b.add("c1")
+	b.hear(PolicyNews{Tenant: "blue", Whole: true, Documents: []Document{document("deny", denyAll)}})
+	if err := b.Apply(t.Context(), nil, []string{"blue"}); err != nil {
+		t.Fatal(err)
+	}
+	b.hear(PolicyNews{Tenant: "blue", Ended: []Document{document("deny", "")}})
+	if b.lets(1, 1) {
+		t.Error("its containers may do what they might not")
+	}
 }
