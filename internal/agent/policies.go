@@ -60,9 +60,22 @@ type policed struct {
 	told      chan struct{} // closed once all of it was heard
 	unkept    bool          // the disk has not all of it: what could not be enforced does not go there, for no start would succeed with it
 
-	inForce  TenantPolicies
-	subjects []address.AppID // of containers here, that the tables were made for
-	refused  error           // why what was heard last is not in force
+	inForce TenantPolicies
+	made    surroundings // that the tables were made for
+	refused error        // why what was heard last is not in force
+}
+
+// surroundings are what a tenant's tables are made for beside its policies.
+type surroundings struct {
+	ids       []address.TenantID
+	apps      map[address.AppID]map[string]string
+	subjects  []address.AppID // of containers here
+	overrides map[netip.Addr]address.AppID
+}
+
+func (s surroundings) equal(o surroundings) bool {
+	return slices.Equal(s.ids, o.ids) && slices.Equal(s.subjects, o.subjects) && maps.Equal(s.overrides, o.overrides) &&
+		maps.EqualFunc(s.apps, o.apps, func(a, b map[string]string) bool { return maps.Equal(a, b) })
 }
 
 func newPoliced() *policed {
@@ -71,6 +84,9 @@ func newPoliced() *policed {
 
 // isBlank tells that there is nothing to enforce.
 func (p *policed) isBlank() bool { return len(p.documents)+len(p.overrides) == 0 }
+
+// isDone tells that what was heard is in force and on disk.
+func (p *policed) isDone() bool { return p.refused == nil && !p.unkept }
 
 func (p *policed) isTold() bool {
 	select {
@@ -95,7 +111,7 @@ type PolicyNews struct {
 // hear is all that has been heard, with the news. What this build cannot read is kept as that: to forget it would let by what it forbids.
 func (p *policed) hear(n PolicyNews) *policed {
 	next := newPoliced()
-	next.told, next.inForce, next.subjects, next.refused, next.unkept = p.told, p.inForce, p.subjects, p.refused, true
+	next.told, next.inForce, next.made, next.refused, next.unkept = p.told, p.inForce, p.made, p.refused, true
 	if !n.Whole {
 		next.documents, next.parsed, next.unread, next.overrides = maps.Clone(p.documents), maps.Clone(p.parsed), maps.Clone(p.unread), maps.Clone(p.overrides)
 	}
@@ -156,8 +172,8 @@ func (c *Core) ApplyPolicies(ctx context.Context, n PolicyNews) error {
 	had := c.policies.of(n.Tenant)
 	p := had.hear(n)
 	c.policies.m[n.Tenant] = p
-	if had.isBlank() && p.isBlank() && had.refused == nil && !had.unkept {
-		p.unkept = false // as most tenants
+	if had.isDone() && maps.Equal(had.documents, p.documents) && maps.Equal(had.overrides, p.overrides) {
+		p.unkept = false // of most tenants, that they have none; and what a snapshot repeats
 	} else if err := c.enforce(n.Tenant); err != nil {
 		return err
 	} else if p.refused == nil {
@@ -196,7 +212,7 @@ func (p *policies) of(name string) *policed {
 func (c *Core) enforce(name string) error {
 	p := c.policies.m[name]
 	defer c.policies.show()
-	next, subjects, err := c.compile(name, p)
+	next, around, err := c.compile(name, p)
 	if err == nil {
 		err = c.driver.SetPolicies(c.policies.inForce(next))
 	}
@@ -204,7 +220,7 @@ func (c *Core) enforce(name string) error {
 		c.log.Error("policies are not in force as the cluster has them", "tenant", name, "error", err)
 		return nil // to hear the same again would not help
 	}
-	p.inForce, p.subjects = next, subjects
+	p.inForce, p.made = next, around
 	if !p.unkept {
 		return nil
 	}
@@ -215,37 +231,46 @@ func (c *Core) enforce(name string) error {
 	return nil
 }
 
-func (c *Core) compile(name string, p *policed) (next TenantPolicies, subjects []address.AppID, err error) {
-	known, _, ok := c.tenants.get(name)
-	if !ok {
-		return next, nil, fmt.Errorf("tenant %s is not known here", name)
-	}
+func (c *Core) compile(name string, p *policed) (next TenantPolicies, around surroundings, err error) {
 	for _, err := range p.unread {
-		return next, nil, err
+		return next, around, err
+	}
+	if around, err = c.surroundings(name, p); err != nil {
+		return next, around, err
 	}
 	defer c.policies.times.compiled(time.Now())
-	apps, overrides := map[address.AppID]map[string]string{}, maps.Clone(p.overrides) // of containers here the node itself knows best
+	next = TenantPolicies{Tenant: name, IDs: around.ids, Overrides: around.overrides}
+	next.Tables, err = policy.Compile(name, slices.Collect(maps.Values(p.parsed)), around.apps, around.subjects)
+	return next, around, err
+}
+
+// surroundings are those of now.
+func (c *Core) surroundings(name string, p *policed) (s surroundings, err error) {
+	known, _, ok := c.tenants.get(name)
+	if !ok {
+		return s, fmt.Errorf("tenant %s is not known here", name)
+	}
+	s.apps, s.overrides = map[address.AppID]map[string]string{}, maps.Clone(p.overrides)
 	for _, a := range known.Apps {
-		apps[a.ID] = a.Labels
+		s.apps[a.ID] = a.Labels
+	}
+	for _, id := range known.Tenant.IDs {
+		s.ids = append(s.ids, id.ID)
 	}
 	for _, r := range c.store.List() {
-		if r.Tenant == name {
-			subjects = append(subjects, cmp.Or(r.AppNow, r.App))
-			for _, a := range r.Attachments {
-				if delete(overrides, a.Plaintext); r.AppNow != 0 && a.Plaintext.IsValid() {
-					overrides[a.Plaintext] = r.AppNow
-				}
+		if r.Tenant != name {
+			continue
+		}
+		s.subjects = append(s.subjects, cmp.Or(r.AppNow, r.App))
+		for _, a := range r.Attachments { // of containers here the node itself knows best
+			if delete(s.overrides, a.Plaintext); r.AppNow != 0 && a.Plaintext.IsValid() {
+				s.overrides[a.Plaintext] = r.AppNow
 			}
 		}
 	}
-	slices.Sort(subjects)
-	subjects = slices.Compact(subjects)
-	next = TenantPolicies{Tenant: name, Overrides: overrides}
-	for _, id := range known.Tenant.IDs {
-		next.IDs = append(next.IDs, id.ID)
-	}
-	next.Tables, err = policy.Compile(name, slices.Collect(maps.Values(p.parsed)), apps, subjects)
-	return next, subjects, err
+	slices.Sort(s.subjects)
+	s.subjects = slices.Compact(s.subjects)
+	return s, nil
 }
 
 // inForce is what holds for all tenants, with one of them as it is to be.
@@ -266,7 +291,10 @@ func (c *Core) renewPolicies(name string) error {
 	c.policies.mu.Lock()
 	defer c.policies.mu.Unlock()
 	p := c.policies.m[name]
-	if p == nil || p.isBlank() && p.refused == nil {
+	if p == nil || p.isBlank() && p.isDone() {
+		return nil
+	}
+	if around, err := c.surroundings(name, p); err == nil && p.isDone() && around.equal(p.made) {
 		return nil
 	}
 	return cmp.Or(c.enforce(name), p.refused)
@@ -281,7 +309,7 @@ func (c *Core) police(r endpoint.Record) error {
 		return nil
 	}
 	// The id may be one that came with the answer to another ADD, which has not got so far.
-	if _, ready := slices.BinarySearch(p.subjects, r.App); p.refused == nil && (ready && slices.Contains(p.inForce.IDs, r.TenantID) || len(p.parsed) == 0) {
+	if _, ready := slices.BinarySearch(p.made.subjects, r.App); p.refused == nil && (ready && slices.Contains(p.inForce.IDs, r.TenantID) || len(p.parsed) == 0) {
 		return nil
 	}
 	if err := cmp.Or(c.enforce(r.Tenant), p.refused); err != nil {
@@ -365,7 +393,7 @@ func (c *Core) startPolicies() error {
 			continue
 		}
 		var err error
-		if p.inForce, p.subjects, err = c.compile(name, p); err != nil {
+		if p.inForce, p.made, err = c.compile(name, p); err != nil {
 			return fmt.Errorf("policies of tenant %s: %w", name, err)
 		}
 		all = append(all, p.inForce)

@@ -318,3 +318,25 @@ func TestPoliciesOfADeletedTenant(t *testing.T) {
 		t.Error("its containers may do what they might not")
 	}
 }
+
+// What a snapshot repeats costs nothing.
+func TestPoliciesThatAreInForceAlready(t *testing.T) {
+	b := newBed(t)
+	b.add("c1")
+	whole := PolicyNews{Tenant: "blue", Whole: true, Documents: []Document{document("web", webFromDB)}, Overrides: map[netip.Addr]address.AppID{netip.MustParseAddr("fd70:696c:6100:2:0:100:100:7"): 2}}
+	b.hear(whole)
+	b.reopen()
+	b.driver.calls = nil
+	b.hear(whole)
+	if err := b.Apply(t.Context(), []Known{{Tenant: b.orchestrator.tenants["blue"], Apps: []App{{1, map[string]string{"app": "web"}}}, Whole: true}}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if slices.Contains(b.driver.calls, "SetPolicies") {
+		t.Error("it was all done again")
+	}
+	whole.Overrides = nil
+	b.hear(whole)
+	if len(b.driver.policies["blue"].Overrides) != 0 {
+		t.Error("an override that has ended is in force")
+	}
+}
