@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* Policies and sessions of the second network, whose addresses say no app. What its sender is, a packet says in the
- * tunnel; what its receiver is, that one's node alone knows. So a packet is judged where it leaves the region's
- * tunnels, by the rules of both ends: at its container, or on its way outside. Where it enters them nothing is judged,
- * and the session is remembered: what comes back is judged here, as what answers it. */
+ * tunnel; what its receiver is, that one's node alone knows. So a packet between containers is judged where it leaves
+ * the tunnel, by the rules of both ends, and where it enters it the session is remembered: what comes back is judged
+ * here, as what answers it. Who is outside has no rules and no app, so what goes there is judged where it begins, and
+ * nodes that only carry it have nothing to know. */
 #pragma once
 #include "nimitz_nat.h"
 #include "police.h"
 
-static __noinline __u32 app_at(const struct journey *j, __u32 port)
+static __noinline struct sender *receiver_of(const struct journey *j, __u32 port)
 {
 	struct sender_key key = {.source = j->dst, .port = port, .scope = scope_of(j->family, 0)};
-	struct sender *s = bpf_map_lookup_elem(&nim_senders_v1, &key);
 
-	return s ? s->identity & GBP_IDENTITY : APP_OUTSIDE;
+	return bpf_map_lookup_elem(&nim_senders_v1, &key);
 }
 
 /* police_end lets a packet pass the end that is on the desk (0), or drops it and says so. */
@@ -27,7 +27,7 @@ static __noinline int police_end(struct __sk_buff *skb, const struct packet *p, 
 	return judge_packet(skb, p, d, hook);
 }
 
-/* lay_out puts an end of a packet onto the desk. Without an endpoint it is one of another node. */
+/* lay_out puts an end of a packet onto the desk. */
 static __always_inline void lay_out(struct desk *d, const struct addr *local, const struct addr *remote, __u32 endpoint,
 				    __u32 vni)
 {
@@ -35,7 +35,7 @@ static __always_inline void lay_out(struct desk *d, const struct addr *local, co
 
 	key->local = *local;
 	key->remote = *remote;
-	key->endpoint = endpoint < FIRST_DEVICE ? endpoint : 0;
+	key->endpoint = endpoint;
 	key->tenant = vni;
 	key->zero[0] = key->zero[1] = key->zero[2] = 0;
 }
@@ -45,29 +45,32 @@ static __always_inline void lay_out(struct desk *d, const struct addr *local, co
 static __always_inline int police_journey(struct __sk_buff *skb, const struct packet *p, const struct journey *j,
 					  const struct addr *from, __u32 vni, const struct route *r)
 {
-	bool arrives = r->port < FIRST_DEVICE, enters = r->port == PORT_VXLAN && in_base(&r->vtep);
-	bool leaves = !arrives && !enters, begins_here = j->from < FIRST_DEVICE;
 	__u32 zero = 0, identity = j->identity & GBP_IDENTITY;
 	struct desk *d = bpf_map_lookup_elem(&pil_desk, &zero);
 
 	if (!d)
 		return TC_ACT_SHOT;
-	if ((begins_here || leaves) && has_policies(vni)) {
+	if (j->from < FIRST_DEVICE && has_policies(vni)) {
+		bool leaves = r->port == PORT_GATEWAY || r->outside;
+
 		lay_out(d, from, &j->dst, j->from, vni);
 		d->turn.moment.way = TX;
 		d->judging = leaves ? BY_APPS : ELSEWHERE;
-		d->apps = leaves ? identity << 16 : APPS_ELSEWHERE;
+		d->apps = leaves ? identity << 16 | APP_OUTSIDE : APPS_ELSEWHERE;
 		if (police_end(skb, p, d, j->hook))
 			return TC_ACT_SHOT;
 	}
-	if ((arrives || (enters && !begins_here)) && has_policies(j->vni)) {
+	if (r->port < FIRST_DEVICE && has_policies(j->vni)) {
+		struct sender *receiver = receiver_of(j, r->port);
 		/* Another tenant's app says nothing here. */
 		__u32 app = vni == j->vni ? identity : APP_OUTSIDE;
 
+		if (!receiver) /* it is just coming or going */
+			return drop(skb, REASON_NO_ENDPOINT, j->hook);
 		lay_out(d, &j->dst, from, r->port, j->vni);
 		d->turn.moment.way = RX;
-		d->judging = arrives ? BY_APPS : ELSEWHERE;
-		d->apps = arrives ? app_at(j, r->port) << 16 | app : APPS_ELSEWHERE;
+		d->judging = BY_APPS;
+		d->apps = (receiver->identity & GBP_IDENTITY) << 16 | app;
 		if (police_end(skb, p, d, j->hook))
 			return TC_ACT_SHOT;
 	}

@@ -135,8 +135,8 @@ struct {
 struct route {
 	__u32 bits;
 	__u32 port;
-	__u32 ifindex; /* where it is a container's */
-	__u32 zero;
+	__u32 ifindex;	  /* where it is a container's */
+	__u32 outside;	  /* 1: where it is VXLAN, that no container of the region is there */
 	struct addr vtep; /* where it is VXLAN */
 };
 _Static_assert(sizeof(struct route) == 32, "no implicit padding");

@@ -33,7 +33,7 @@ const (
 type overlayFamily struct {
 	name                                               string
 	own, beside, far, service, storage, virtual, leads netip.Addr
-	gateway, abroad                                    netip.Addr
+	gateway, gateway2, abroad                          netip.Addr
 	ping, pong                                         uint8
 	tooBig                                             packet.ICMP
 }
@@ -41,9 +41,9 @@ type overlayFamily struct {
 func overlayFamilies() []overlayFamily {
 	a := netip.MustParseAddr
 	return []overlayFamily{
-		{"IPv4", own4, beside4, far4, service4, a("192.0.2.9"), a("100.64.1.2"), a("100.64.1.3"), a("100.64.1.1"), a("10.1.3.4"), packet.EchoRequest4, packet.EchoReply4,
+		{"IPv4", own4, beside4, far4, service4, a("192.0.2.9"), a("100.64.1.2"), a("100.64.1.3"), a("100.64.1.1"), a("100.64.2.1"), a("10.1.3.4"), packet.EchoRequest4, packet.EchoReply4,
 			packet.ICMP{Type: packet.Unreachable4, Code: packet.FragmentationNeeded, Rest: [4]byte{0, 0, 5, 20}}},
-		{"IPv6", own6, a("fd10:0:0:1::4"), far6, service6, a("2001:db8:9::9"), a("fd64:0:0:1::2"), a("fd64:0:0:1::3"), a("fd64:0:0:1::1"), a("fd11::3:4"), packet.EchoRequest, packet.EchoReply,
+		{"IPv6", own6, a("fd10:0:0:1::4"), far6, service6, a("2001:db8:9::9"), a("fd64:0:0:1::2"), a("fd64:0:0:1::3"), a("fd64:0:0:1::1"), a("fd64:0:0:2::1"), a("fd11::3:4"), packet.EchoRequest, packet.EchoReply,
 			packet.ICMP{Type: packet.PacketTooBig, Rest: [4]byte{0, 0, 5, 20}}},
 	}
 }
@@ -197,16 +197,26 @@ func TestNimitzPolice(t *testing.T) {
 			{name: "from outside", by: pipeline.Gateway, from: w.gateway, to: w.virtual, body: tcp(9, 80, packet.SYN)},
 			{name: "the answer outside", by: 2, from: w.own, to: w.gateway, body: tcp(80, 9, synAck)},
 
-			{name: "from outside to another node", by: pipeline.Gateway, from: w.gateway, to: w.leads, body: tcp(9, 81, packet.SYN)},
-			{name: "its answer outside", identity: appSilent, from: w.far, to: w.gateway, body: tcp(81, 9, synAck)},
-			{name: "another node's outside", identity: appSilent, from: w.far, to: w.gateway, body: tcp(82, 9, packet.SYN), why: denied, rule: ruleSilent},
-			{name: "another node's outside, free", identity: appFree, from: w.far, to: w.gateway, body: tcp(83, 9, packet.SYN)},
-
-			{name: "from another region", by: pipeline.VXLAN, from: w.abroad, to: w.far, body: tcp(9, 81, packet.SYN)},
-			{name: "its answer to another region", identity: appSilent, from: w.far, to: w.abroad, body: tcp(81, 9, synAck)},
-			{name: "to another region", identity: appSilent, from: w.far, to: w.abroad, body: tcp(82, 9, packet.SYN), why: denied, rule: ruleSilent},
+			{name: "outside by another node", by: 2, from: w.own, to: w.gateway2, body: udp(54, 9)},
+			{name: "its answer by another node", from: w.gateway2, to: w.own, body: udp(9, 54)},
+			{name: "mail outside by another node", by: 2, from: w.own, to: w.gateway2, body: tcp(9, 25, packet.SYN), why: denied, rule: ruleMail},
+			{name: "from outside by another node", from: w.gateway2, to: w.own, body: tcp(9, 81, packet.SYN), why: denied, rule: ruleNothing},
+			{name: "to another region", by: 2, from: w.own, to: w.abroad, body: udp(55, 9)},
+			{name: "mail to another region", by: 2, from: w.own, to: w.abroad, body: tcp(9, 25, packet.SYN), why: denied, rule: ruleMail},
 			{name: "from another region to a container here", by: pipeline.VXLAN, from: w.abroad, to: w.own, body: tcp(9, 81, packet.SYN), why: denied, rule: ruleNothing},
+			{name: "another region's answer", by: pipeline.VXLAN, from: w.abroad, to: w.own, body: udp(9, 55)},
 		})
+		// What is judged where it begins or ends is only carried here.
+		carried := b.sessions(t).Begun
+		b.police(t, table, w, []overlayStep{
+			{name: "from outside to another node", by: pipeline.Gateway, from: w.gateway, to: w.leads, body: tcp(9, 81, packet.SYN)},
+			{name: "another node's outside", identity: appSilent, from: w.far, to: w.gateway, body: tcp(82, 9, packet.SYN)},
+			{name: "from another region to another node", by: pipeline.VXLAN, from: w.abroad, to: w.far, body: tcp(9, 81, packet.SYN)},
+			{name: "another node's, to another region", identity: appSilent, from: w.far, to: w.abroad, body: tcp(82, 9, packet.SYN)},
+		})
+		if n := b.sessions(t).Begun; n != carried {
+			t.Errorf("%s: %d sessions of what was only carried", w.name, n-carried)
+		}
 	}
 	// A change counts from the next packet on.
 	b.says(t, 11, 1, denies|ruleNothing, 0, 0)

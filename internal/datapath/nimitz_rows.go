@@ -140,7 +140,7 @@ func (n *Nimitz) renderForward(e pipeline.Forward) (row, error) {
 		if !pipeline.IsVTEP(e.VTEP) {
 			return row{}, fmt.Errorf("%v is no node's tunnel address", e.VTEP)
 		}
-		value.Vtep = words(e.VTEP)
+		value.Vtep, value.Outside = words(e.VTEP), oneIf(e.Outside)
 	case e.Port != 0 && e.Port != pipeline.Gateway:
 		index, there := n.ports[e.Port]
 		if !there {
@@ -254,7 +254,7 @@ func readForward(key, value []byte) (pipeline.Entry, error) {
 	vni, to := k.prefix()
 	f := pipeline.Forward{VNI: vni, To: to, Port: pipeline.Port(v.Port)}
 	if f.Port == pipeline.VXLAN {
-		f.VTEP = v.Vtep.netip()
+		f.VTEP, f.Outside = v.Vtep.netip(), v.Outside != 0
 	}
 	return f, errors.Join(err, err2)
 }

@@ -246,7 +246,7 @@ type pilasterRoute struct {
 	Bits    uint32
 	Port    uint32
 	Ifindex uint32
-	Zero    uint32
+	Outside uint32
 	Vtep    pilasterAddr
 }
 

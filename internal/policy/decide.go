@@ -42,7 +42,10 @@ func (t Tables) ask(set ID, remote address.AppID, addr netip.Addr, protocol uint
 	}
 	peer, ok := t.Peers[PeerKey{set, remote}]
 	if !ok {
-		peer = t.Peers[PeerKey{set, AnyApp}]
+		peer, ok = t.Peers[PeerKey{set, AnyApp}]
+	}
+	if !ok {
+		return Verdict{Tiers: [3]uint32{step(Deny, 0)}} // what leads nowhere
 	}
 	v := t.atPort(peer.Table, protocol, port)
 	if peer.Blocks {

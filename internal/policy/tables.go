@@ -2,6 +2,7 @@ package policy
 
 import (
 	"net/netip"
+	"slices"
 
 	"pilaster.io/pilaster/internal/address"
 )
@@ -78,6 +79,18 @@ type RangeKey struct {
 	Protocol uint8
 	Bits     uint8
 	Port     uint16
+}
+
+// nothing is a set that no table has: it denies, by no rule.
+const nothing ID = 1<<64 - 1
+
+// HoldUnknown has apps that are not known begin nothing, where a policy says what anybody may begin: it may select them. It is for nodes that judge what
+// containers of others begin.
+func (t *Tables) HoldUnknown(policies []Policy) {
+	if unknown, policed := t.Subjects[AnyApp]; policed && slices.ContainsFunc(policies, func(p Policy) bool { return p.touches(Egress) && !p.Audit }) {
+		unknown.Sets[Egress], unknown.Audit[Egress] = nothing, 0
+		t.Subjects[AnyApp] = unknown
+	}
 }
 
 // A Verdict is what each tier says: an action in the 2 upper bits and the number of its rule below.

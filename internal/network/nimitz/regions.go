@@ -42,7 +42,7 @@ func (n *Network) regional(h *hosted, r tenant.Region) (all []pipeline.Entry) {
 		to = r.PeerEdge
 	}
 	for _, cidr := range r.CIDRs {
-		all = append(all, pipeline.Forward{VNI: h.vni, To: cidr, Port: pipeline.VXLAN, VTEP: pipeline.VTEP(to)})
+		all = append(all, pipeline.Forward{VNI: h.vni, To: cidr, Port: pipeline.VXLAN, VTEP: pipeline.VTEP(to), Outside: true})
 		if here {
 			all = append(all, pipeline.Foreign{Edge: r.PeerEdge, Theirs: pipeline.VNI(r.PeerVNI), Source: cidr, VNI: h.vni})
 		}

@@ -34,6 +34,7 @@ var (
 	regNAT      = openflow.Register(5) // 1: has another address than it came with
 	regSource   = openflow.Register(6) // 1: has another source
 	regAbroad   = openflow.Register(7) // 1: goes to another region
+	regOutside  = openflow.Register(8) // 1: goes to what is no container of the region; nothing asks for it yet
 )
 
 // Priorities. Of two prefixes the longer one decides, of two prefixes of one length that of the packet's own VNI.
@@ -235,6 +236,9 @@ func renderForward(f *openflow.Flow, region netip.Prefix, e pipeline.Forward) er
 		if !region.Contains(e.VTEP) {
 			f.Actions = append(f.Actions, set(regAbroad.Number(1)))
 		}
+		if e.Outside {
+			f.Actions = append(f.Actions, set(regOutside.Number(1)))
+		}
 	}
 	return nil
 }
@@ -296,6 +300,7 @@ func parse(f openflow.Flow) (pipeline.Entry, error) {
 		if to := destination(get); to.IsValid() {
 			return pipeline.Forward{
 				VNI: pipeline.VNI(get[regVNI].Uint()), To: to, Port: portOf(written(f, regTo).Uint()), VTEP: written(f, openflow.TunnelDst6).AsAddress(),
+				Outside: written(f, regOutside).Uint() == 1,
 			}, nil
 		}
 	}

@@ -88,7 +88,7 @@ func (w world) entries() []pipeline.Entry {
 		cidr := netip.PrefixFrom(a, 16).Masked()
 		return []pipeline.Entry{
 			pipeline.Foreign{Edge: edge, Theirs: theirs, Source: cidr, VNI: 7},
-			pipeline.Forward{VNI: 7, To: cidr, Port: pipeline.VXLAN, VTEP: pipeline.VTEP(edge)},
+			pipeline.Forward{VNI: 7, To: cidr, Port: pipeline.VXLAN, VTEP: pipeline.VTEP(edge), Outside: true},
 		}
 	}
 	return slices.Concat([]pipeline.Entry{
@@ -100,7 +100,7 @@ func (w world) entries() []pipeline.Entry {
 		forward(7, one(w.own), 2), forward(8, one(w.own), 3), forward(7, one(w.beside), 4),
 		forward(7, w.there, pipeline.VXLAN), forward(8, w.there, pipeline.VXLAN),
 		forward(pipeline.Any, one(w.storage), pipeline.Gateway), forward(pipeline.Any, one(w.gateway), pipeline.Gateway),
-		forward(pipeline.Any, one(w.gateway2), pipeline.VXLAN),
+		pipeline.Forward{VNI: pipeline.Any, To: one(w.gateway2), Port: pipeline.VXLAN, VTEP: pipeline.VTEP(There), Outside: true},
 	}, virtual(7, w.service, w.storage), virtual(pipeline.GatewayVNI, w.virtual, w.own), virtual(pipeline.GatewayVNI, w.leads, w.far), region(w.abroad, Abroad, 8), region(w.farther, Farther, 9))
 }
 

@@ -108,6 +108,8 @@ type Forward struct {
 	To   netip.Prefix
 	Port Port       // a container's, VXLAN or Gateway; 0 means nobody: the prefix is the tenant's, and nobody is there
 	VTEP netip.Addr // of the node, where the port is VXLAN
+
+	Outside bool // where the port is VXLAN: the node is a way out of the region, or to what is no container. So policies judge at once what goes there
 }
 
 func (Peer) Stage() Stage       { return Decap }
@@ -148,6 +150,9 @@ func (e Forward) String() string {
 		to = "nobody"
 	case VXLAN:
 		to = fmt.Sprintf("node at %v", e.VTEP)
+		if e.Outside {
+			to = "outside, by the " + to
+		}
 	}
 	vni := fmt.Sprintf("in VNI %d", e.VNI)
 	if e.VNI == Any {
