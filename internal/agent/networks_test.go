@@ -29,6 +29,8 @@ type fakeSwitch struct {
 	during  func(call string)
 	mtu     int
 	dropped map[reason.Reason]uint64
+
+	unpoliced error
 }
 
 func newFakeSwitch() *fakeSwitch {
@@ -87,6 +89,8 @@ func (s *fakeSwitch) Check(_ context.Context, p pipeline.Port, device pipeline.D
 func (s *fakeSwitch) Drops(context.Context) (map[reason.Reason]uint64, error) {
 	return s.dropped, s.fail
 }
+
+func (s *fakeSwitch) Unpoliced() error { return s.unpoliced }
 
 func (s *fakeSwitch) Lacks() []string { return []string{"traceroute"} }
 

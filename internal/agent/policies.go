@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -69,12 +68,14 @@ type policed struct {
 type surroundings struct {
 	ids       []address.TenantID
 	apps      map[address.AppID]map[string]string
-	subjects  []address.AppID // of containers here
+	subjects  []address.AppID // of containers here, or all apps
 	overrides map[netip.Addr]address.AppID
+
+	judgesOthers bool // what others' containers send is judged here
 }
 
 func (s surroundings) equal(o surroundings) bool {
-	return slices.Equal(s.ids, o.ids) && slices.Equal(s.subjects, o.subjects) && maps.Equal(s.overrides, o.overrides) &&
+	return s.judgesOthers == o.judgesOthers && slices.Equal(s.ids, o.ids) && slices.Equal(s.subjects, o.subjects) && maps.Equal(s.overrides, o.overrides) &&
 		maps.EqualFunc(s.apps, o.apps, func(a, b map[string]string) bool { return maps.Equal(a, b) })
 }
 
@@ -213,8 +214,14 @@ func (c *Core) enforce(name string) error {
 	p := c.policies.m[name]
 	defer c.policies.show()
 	next, around, err := c.compile(name, p)
+	if err == nil && next.restricts() {
+		err = c.seal(name, true)
+	}
 	if err == nil {
 		err = c.driver.SetPolicies(c.policies.inForce(next))
+	}
+	if err == nil && !next.restricts() {
+		err = c.seal(name, false)
 	}
 	if p.refused = err; err != nil {
 		c.log.Error("policies are not in force as the cluster has them", "tenant", name, "error", err)
@@ -240,7 +247,10 @@ func (c *Core) compile(name string, p *policed) (next TenantPolicies, around sur
 	}
 	defer c.policies.times.compiled(time.Now())
 	next = TenantPolicies{Tenant: name, IDs: around.ids, Overrides: around.overrides}
-	next.Tables, err = policy.Compile(name, slices.Collect(maps.Values(p.parsed)), around.apps, around.subjects)
+	all := slices.Collect(maps.Values(p.parsed))
+	if next.Tables, err = policy.Compile(name, all, around.apps, around.subjects); around.judgesOthers {
+		next.Tables.HoldUnknown(all)
+	}
 	return next, around, err
 }
 
@@ -268,6 +278,9 @@ func (c *Core) surroundings(name string, p *policed) (s surroundings, err error)
 			}
 		}
 	}
+	if s.judgesOthers = isJudgedThere(known.Tenant); s.judgesOthers {
+		s.subjects = slices.AppendSeq(s.subjects, maps.Keys(s.apps))
+	}
 	slices.Sort(s.subjects)
 	s.subjects = slices.Compact(s.subjects)
 	return s, nil
@@ -286,6 +299,16 @@ func (p *policies) inForce(next TenantPolicies) []TenantPolicies {
 
 func (t TenantPolicies) polices() bool { return len(t.Tables.Subjects) > 0 }
 
+// restricts tells whether a policy that is not in audit holds for anybody.
+func (t TenantPolicies) restricts() bool {
+	for _, s := range t.Tables.Subjects {
+		if s.Sets != [2]policy.ID{} {
+			return true
+		}
+	}
+	return false
+}
+
 // renewPolicies has a tenant's policies in force for all that is known of the tenant now: ids, apps and containers. One without costs nothing.
 func (c *Core) renewPolicies(name string) error {
 	c.policies.mu.Lock()
@@ -297,7 +320,10 @@ func (c *Core) renewPolicies(name string) error {
 	if around, err := c.surroundings(name, p); err == nil && p.isDone() && around.equal(p.made) {
 		return nil
 	}
-	return cmp.Or(c.enforce(name), p.refused)
+	if err := c.enforce(name); err != nil {
+		return err
+	}
+	return p.refused
 }
 
 // police has a new endpoint's policies in force before anything flows: only the first container of an app, or of a tenant id, needs anything for that.
@@ -308,11 +334,18 @@ func (c *Core) police(r endpoint.Record) error {
 	if p == nil {
 		return nil
 	}
+	var err error
 	// The id may be one that came with the answer to another ADD, which has not got so far.
-	if _, ready := slices.BinarySearch(p.made.subjects, r.App); p.refused == nil && (ready && slices.Contains(p.inForce.IDs, r.TenantID) || len(p.parsed) == 0) {
-		return nil
+	_, ready := slices.BinarySearch(p.made.subjects, r.App)
+	if ready = ready && slices.Contains(p.inForce.IDs, r.TenantID); p.refused != nil || !ready && len(p.parsed) > 0 {
+		if err = c.enforce(r.Tenant); err == nil {
+			err = p.refused
+		}
 	}
-	if err := cmp.Or(c.enforce(r.Tenant), p.refused); err != nil {
+	if err == nil && p.inForce.restricts() {
+		err = c.unpoliced(r.Tenant, r.Networks())
+	}
+	if err != nil {
 		return refuse(ErrUnavailable, "the policies of tenant %s cannot be enforced on this node: %w\n  nothing was changed; mend them, or use another node", r.Tenant, err)
 	}
 	return nil
@@ -364,6 +397,9 @@ func (c *Core) forgetPolicies(name string) error {
 		if err := c.driver.SetPolicies(c.policies.inForce(TenantPolicies{Tenant: name})); err != nil {
 			return err
 		}
+		if err := c.seal(name, false); err != nil {
+			return err
+		}
 	}
 	if err := c.keepPolicies(name, newPoliced()); err != nil {
 		return err
@@ -395,6 +431,9 @@ func (c *Core) startPolicies() error {
 		var err error
 		if p.inForce, p.made, err = c.compile(name, p); err != nil {
 			return fmt.Errorf("policies of tenant %s: %w", name, err)
+		}
+		if err := c.seal(name, p.inForce.restricts()); err != nil {
+			return err
 		}
 		all = append(all, p.inForce)
 	}

@@ -47,6 +47,7 @@ func (c *Core) unenforced() (problems []string) {
 		if err := all[name].refused; err != nil {
 			problems = append(problems, fmt.Sprintf("the policies of tenant %s are not in force as the cluster has them: %v\n  those from before hold, and no container of it is added here; mend them with `pilaster policy apply`", name, err))
 		}
+		problems = append(problems, c.sealedOff(name, all[name].TenantPolicies)...)
 	}
 	return problems
 }

@@ -98,6 +98,14 @@ type Switched interface {
 	Lacks() []string
 }
 
+// Unpoliced is a network that may be unable to enforce policies on this node.
+type Unpoliced interface {
+	// Unpoliced says why, nil where they are enforced.
+	Unpoliced() error
+	// Seal has none of a tenant's containers here send or receive, or lets them again. It may come before the tenant is known, and before Repair.
+	Seal(ctx context.Context, tenant string, sealed bool) error
+}
+
 // Outward is a network with a gateway: the way between its containers and hosts that have no part in it.
 type Outward interface {
 	// Gateway is how this node's is.

@@ -277,3 +277,33 @@ func parsePort(t *testing.T, s string) (port uint16, protocol uint8) {
 	protocols := map[string]uint8{"TCP": policy.TCP, "UDP": policy.UDP, "SCTP": policy.SCTP, "58": 58}
 	return uint16(n), protocols[name]
 }
+
+// TestHoldUnknown: who is not known begins nothing where a policy has a say in what anybody begins, and receives as before.
+func TestHoldUnknown(t *testing.T) {
+	for name, c := range map[string]struct {
+		policies string
+		held     bool
+	}{
+		"of what comes":         {np("a", "{podSelector: {matchLabels: {app: web}}}"), false},
+		"of what goes":          {np("a", "{podSelector: {matchLabels: {app: web}}, policyTypes: [Egress]}"), true},
+		"a rule, which accepts": {cnp("a", "{tier: Admin, priority: 1, "+everyone+", egress: [{action: Accept, to: [{namespaces: {}}]}]}"), true},
+		"in audit":              {strings.Replace(np("a", "{podSelector: {}, policyTypes: [Egress]}"), "name: a", `name: a, annotations: {pilaster.io/audit: "true"}`, 1), false},
+	} {
+		parsed, err := policy.Parse([]byte(c.policies))
+		if err != nil {
+			t.Fatal(err)
+		}
+		tables := compiled(t, c.policies)
+		before := tables.Decide(unknown, in, web, netip.IPv6Loopback(), policy.TCP, 80)
+		tables.HoldUnknown(parsed)
+		if out := tables.Decide(unknown, out, web, netip.IPv6Loopback(), policy.TCP, 80); out.Allowed == c.held {
+			t.Errorf("%s: %+v", name, out)
+		}
+		if after := tables.Decide(unknown, in, web, netip.IPv6Loopback(), policy.TCP, 80); after != before {
+			t.Errorf("%s: to it %+v, before %+v", name, after, before)
+		}
+		if known := tables.Decide(db, out, web, netip.IPv6Loopback(), policy.TCP, 80); !known.Allowed {
+			t.Errorf("%s: who is known: %+v", name, known)
+		}
+	}
+}

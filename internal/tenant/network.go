@@ -21,7 +21,7 @@ func Networks() []string { return []string{Netpila, Nimitz} }
 type Traits struct {
 	Addressings []Addressing // what containers may see; the first unless another is chosen
 	Overlays    bool         // ranges of addresses of their own, beside which there may be services, publications and other regions
-	Policed     bool         // the packet path enforces policies
+	JudgedThere bool         // a packet between containers is judged by the rules of both where it arrives: no address says who is at the other end
 	To          string       // the network that they may move to; mostly empty
 }
 
@@ -29,9 +29,9 @@ type Traits struct {
 func TraitsOf(network string) (Traits, bool) {
 	switch cmp.Or(network, Netpila) {
 	case Netpila:
-		return Traits{Addressings: []Addressing{Encrypted, Clear}, Policed: true}, true
+		return Traits{Addressings: []Addressing{Encrypted, Clear}}, true
 	case Nimitz:
-		return Traits{Addressings: []Addressing{Own}, Overlays: true, To: Netpila}, true
+		return Traits{Addressings: []Addressing{Own}, Overlays: true, JudgedThere: true, To: Netpila}, true
 	}
 	return Traits{}, false
 }

@@ -108,6 +108,7 @@ func (n *Network) PutTenant(ctx context.Context, t tenant.Tenant) error {
 	h, known := n.tenants[t.Name]
 	if !known {
 		h = newHosted()
+		h.sealed = n.sealed[t.Name]
 		n.tenants[t.Name] = h
 	}
 	was := *h

@@ -18,6 +18,7 @@ type hosted struct {
 	here     map[netip.Addr]port
 	remote   map[netip.Prefix]netip.Prefix // the node of each subnet or address that is on another one
 	heard    bool                          // the cluster has told all of them
+	sealed   bool                          // its containers here neither send nor receive
 
 	services  []tenant.Service
 	published []tenant.Publication
@@ -119,7 +120,7 @@ func (h *hosted) wanted(match any) pipeline.Entry {
 	}
 	switch m := match.(type) {
 	case pipeline.Sender:
-		if p, ok := h.here[m.Address]; ok && p.Port == m.Port {
+		if p, ok := h.here[m.Address]; ok && p.Port == m.Port && !h.sealed {
 			return pipeline.Sender{Port: p.Port, Address: m.Address, VNI: h.vni, Identity: uint16(p.app)}
 		}
 	case pipeline.Forward:
@@ -127,7 +128,9 @@ func (h *hosted) wanted(match any) pipeline.Entry {
 			return nil // it was another
 		}
 		if p, ok := h.here[m.To.Addr()]; ok && m.To.IsSingleIP() {
-			m.Port = p.Port
+			if !h.sealed {
+				m.Port = p.Port
+			}
 			return m
 		}
 		if node, ok := h.remote[m.To]; ok {

@@ -41,6 +41,7 @@ type Network struct {
 
 	mu        sync.Mutex // held through a change of the switch, so that they come one after the other
 	tenants   map[string]*hosted
+	sealed    map[string]bool           // tenants that policies could not be enforced of
 	region    *hosted                   // what is no tenant's
 	published map[netip.Addr]netip.Addr // what the gateway was last told; nil before
 	used      map[netip.Addr]bool       // of virtual addresses
@@ -49,18 +50,19 @@ type Network struct {
 }
 
 var (
-	_ network.Network  = (*Network)(nil)
-	_ network.Mapped   = (*Network)(nil)
-	_ network.Dropping = (*Network)(nil)
-	_ network.Switched = (*Network)(nil)
-	_ network.Working  = (*Network)(nil)
-	_ io.Closer        = (*Network)(nil)
+	_ network.Network   = (*Network)(nil)
+	_ network.Mapped    = (*Network)(nil)
+	_ network.Dropping  = (*Network)(nil)
+	_ network.Switched  = (*Network)(nil)
+	_ network.Unpoliced = (*Network)(nil)
+	_ network.Working   = (*Network)(nil)
+	_ io.Closer         = (*Network)(nil)
 )
 
 // New is the network of a node. Nothing reaches the switch before Repair.
 func New(c Config) *Network {
 	c.MaxMappings = cmp.Or(c.MaxMappings, DefaultMaxMappings)
-	return &Network{config: c, tenants: map[string]*hosted{}, region: newHosted()}
+	return &Network{config: c, tenants: map[string]*hosted{}, sealed: map[string]bool{}, region: newHosted()}
 }
 
 // Close lets go of gateway and switch, which stay as they are.
@@ -238,6 +240,9 @@ func (n *Network) Check(ctx context.Context, r endpoint.Record) error {
 	var wanted []pipeline.Entry
 	for _, match := range append(h.matches(r), h.translations(r)...) {
 		want := h.wanted(match)
+		if want == nil && h.sealed {
+			continue
+		}
 		if want == nil {
 			return fmt.Errorf("endpoint %d: network %s has no entry for %v", r.ID, Name, match)
 		}
@@ -267,6 +272,29 @@ func (n *Network) Drops(ctx context.Context) (map[reason.Reason]uint64, error) {
 
 // Switch is the kind of it.
 func (n *Network) Switch() string { return n.config.Kind }
+
+// Unpoliced is what the switch says.
+func (n *Network) Unpoliced() error {
+	if s, ok := n.config.Switch.(Unpoliced); ok {
+		return s.Unpoliced()
+	}
+	return nil
+}
+
+// Seal takes from the switch that a tenant's containers here may send, and leads what is sent to them to nobody.
+func (n *Network) Seal(ctx context.Context, name string, sealed bool) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.sealed[name] = true; !sealed {
+		delete(n.sealed, name)
+	}
+	h, ok := n.tenants[name]
+	if !ok {
+		return nil
+	}
+	h.sealed = sealed
+	return n.change(ctx, h, h.allMatches())
+}
 
 // Lacks is what the switch does.
 func (n *Network) Lacks() []string {

@@ -18,7 +18,10 @@ import (
 
 // send takes a packet of a container from node to node, and says at which container it comes out.
 func (c *cluster) send(from *node, r endpoint.Record, src, dst netip.Addr) (at *node, out pipeline.Verdict) {
-	out, _ = from.sw.table().Run(pipeline.Packet{From: pipeline.Port(r.ID), Src: src, Dst: dst})
+	out, trace := from.sw.table().Run(pipeline.Packet{From: pipeline.Port(r.ID), Src: src, Dst: dst})
+	if isOutside(trace) {
+		c.t.Errorf("%v, a container, is outside to %v", dst, src)
+	}
 	if out.Drop != 0 || out.To != pipeline.VXLAN {
 		return from, out
 	}
@@ -30,6 +33,14 @@ func (c *cluster) send(from *node, r endpoint.Record, src, dst netip.Addr) (at *
 	}
 	c.t.Errorf("%v is sent to %v, which is nobody's", dst, out.VTEP)
 	return nil, out
+}
+
+// isOutside tells whether a packet went to what is no container of the region, and no node judges after it.
+func isOutside(trace []pipeline.Entry) bool {
+	return slices.ContainsFunc(trace, func(e pipeline.Entry) bool {
+		f, is := e.(pipeline.Forward)
+		return is && (f.Outside || f.Port == pipeline.Gateway)
+	})
 }
 
 // reach compares what every node's table does with every packet that may be sent: exactly what one container sends to another of its tenant

@@ -32,6 +32,12 @@ type Lacking interface {
 	Lacks() []string
 }
 
+// Unpoliced is a switch that enforces no policies.
+type Unpoliced interface {
+	// Unpoliced says why.
+	Unpoliced() error
+}
+
 // Forgetful is a switch that can lose its entries while the agent runs.
 type Forgetful interface {
 	// Forgets returns when that may have happened and it is ready to be told them again, or with an error when ctx has ended.

@@ -70,11 +70,24 @@ type hop struct {
 	identity uint16
 }
 
+// crosses tells whether a container's packet goes to the other region.
+func (r *regions) crosses(from *node, to netip.Addr) bool {
+	other := r.east
+	if from.c == r.east {
+		other = r.west
+	}
+	return slices.ContainsFunc(other.tenants[0].Overlays, func(o tenant.Overlay) bool { return o.CIDR.Contains(to) })
+}
+
 // send follows a packet of a container until it is somewhere, or dropped.
 func (r *regions) send(from *node, port pipeline.Port, src, dst netip.Addr) (hops []hop, at *node, out pipeline.Verdict) {
 	p, at := pipeline.Packet{From: port, Src: src, Dst: dst}, from
 	for range 5 {
-		if out, _ = at.sw.table().Run(p); out.Drop != 0 || out.To != pipeline.VXLAN {
+		var trace []pipeline.Entry
+		if out, trace = at.sw.table().Run(p); out.Drop == 0 && p.From == port && isOutside(trace) != r.crosses(from, dst) {
+			r.west.t.Errorf("from %v to %v: %v", from.prefix, dst, trace)
+		}
+		if out.Drop != 0 || out.To != pipeline.VXLAN {
 			break
 		}
 		p = pipeline.Packet{From: pipeline.VXLAN, Outer: pipeline.VTEP(at.prefix), VNI: out.VNI, Identity: out.Identity, Src: out.Src, Dst: out.Dst}

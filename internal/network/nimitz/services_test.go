@@ -121,7 +121,10 @@ func (s *northSouth) published(t *testing.T, gateway *node, p tenant.Publication
 	if in.To != pipeline.Port(r.ID) || in.Src != client || in.Dst != p.Container {
 		t.Fatalf("%s at its node: %+v", p.Name, in)
 	}
-	out := home.run(in.To, in.Dst, in.Src)
+	out, trace := home.sw.table().Run(pipeline.Packet{From: in.To, Src: in.Dst, Dst: in.Src})
+	if !isOutside(trace) {
+		t.Errorf("the answer of %s does not go outside: %v", p.Name, trace)
+	}
 	if home != gateway {
 		if out.VTEP != pipeline.VTEP(gateway.prefix) {
 			t.Fatalf("the answer of %s: %+v", p.Name, out)

@@ -10,7 +10,6 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
-	"pilaster.io/pilaster/internal/tenant"
 )
 
 // Policies are kept as they were written, one a key. What they mean is not the store's business: who applies them has read them.
@@ -21,12 +20,7 @@ const maxPolicies = 10_000
 // ApplyPolicies makes or changes policies of a tenant, all of them or none, and says of each what became of it. One that is as it was changes
 // nothing. A dry run only says so.
 func (s *Store) ApplyPolicies(ctx context.Context, name string, policies []*pilasterv1.Policy, dryRun bool) (changes []pilasterv1.PolicyChange, err error) {
-	err = s.changePolicies(ctx, name, policies, dryRun, func(of *pilasterv1.Tenant, t *txn) (err error) {
-		for _, network := range []string{of.Network, of.Leaving} {
-			if on, known := tenant.TraitsOf(network); known && !on.Policed && network != "" {
-				return refuse(Refused, "tenant %s is on network %s, where nothing enforces policies yet; nothing was changed: let it move to network %s first, if it can (`pilaster tenant migrate`)", name, network, tenant.Netpila)
-			}
-		}
+	err = s.changePolicies(ctx, name, policies, dryRun, func(_ *pilasterv1.Tenant, t *txn) (err error) {
 		changes, err = t.applyPolicies(name, policies)
 		return err
 	})

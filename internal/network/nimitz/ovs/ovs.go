@@ -398,7 +398,13 @@ func (s *Switch) Lacks() []string {
 	return []string{
 		"containers on Open vSwitch are not told of packets out of hops or too long: traceroute does not show their node",
 		"ICMP errors about packets of services and publications are dropped (icmp-quote): a link behind the gateway that is narrower than the uplink is not noticed",
+		"no policies are enforced: containers of tenants that have some are refused, and those that are here already are cut off",
 	}
+}
+
+// Unpoliced implements nimitz.Unpoliced.
+func (s *Switch) Unpoliced() error {
+	return errors.New("Open vSwitch carries its packets, which judges none: start the agent with --nimitz ebpf on nodes that are to have containers of tenants with policies")
 }
 
 // Drops counts the packets that were dropped, by reason.

@@ -32,15 +32,15 @@ func table(here, there byte, remote netip.Prefix) Table {
 		SNAT{7, at(10, 0, here, 2), at(100, 64, here, 2)},
 		DNAT{GatewayVNI, at(100, 64, here, 3), 7, at(10, 0, there, 2)}, // a service's address here leads to the container there
 		SNAT{7, at(10, 0, there, 2), at(100, 64, here, 3)},
-		Forward{7, prefix("10.0.0.0/16"), 0, netip.Addr{}},
-		Forward{8, prefix("10.0.0.0/16"), 0, netip.Addr{}},
-		Forward{7, netip.PrefixFrom(at(10, 0, here, 2), 32), 2, netip.Addr{}},
-		Forward{8, netip.PrefixFrom(at(10, 0, here, 2), 32), 3, netip.Addr{}},
-		Forward{7, cidr(there), VXLAN, VTEP(remote)},
-		Forward{8, cidr(there), VXLAN, VTEP(remote)},
-		Forward{Any, prefix("192.0.2.9/32"), Gateway, netip.Addr{}},
-		Forward{Any, netip.PrefixFrom(at(100, 64, here, 1), 32), Gateway, netip.Addr{}},
-		Forward{Any, netip.PrefixFrom(at(100, 64, there, 1), 32), VXLAN, VTEP(remote)},
+		Forward{7, prefix("10.0.0.0/16"), 0, netip.Addr{}, false},
+		Forward{8, prefix("10.0.0.0/16"), 0, netip.Addr{}, false},
+		Forward{7, netip.PrefixFrom(at(10, 0, here, 2), 32), 2, netip.Addr{}, false},
+		Forward{8, netip.PrefixFrom(at(10, 0, here, 2), 32), 3, netip.Addr{}, false},
+		Forward{7, cidr(there), VXLAN, VTEP(remote), false},
+		Forward{8, cidr(there), VXLAN, VTEP(remote), false},
+		Forward{Any, prefix("192.0.2.9/32"), Gateway, netip.Addr{}, false},
+		Forward{Any, netip.PrefixFrom(at(100, 64, here, 1), 32), Gateway, netip.Addr{}, false},
+		Forward{Any, netip.PrefixFrom(at(100, 64, there, 1), 32), VXLAN, VTEP(remote), false},
 	}}
 }
 
@@ -96,8 +96,8 @@ var (
 func edge() Table {
 	t := table(1, 2, n2)
 	t.Entries = append(t.Entries,
-		Peer{peer}, Foreign{peer, 8, prefix("10.1.0.0/16"), 7}, Forward{7, prefix("10.1.0.0/16"), VXLAN, VTEP(peer)},
-		Peer{third}, Foreign{third, 9, prefix("10.2.0.0/16"), 7}, Forward{7, prefix("10.2.0.0/16"), VXLAN, VTEP(third)},
+		Peer{peer}, Foreign{peer, 8, prefix("10.1.0.0/16"), 7}, Forward{7, prefix("10.1.0.0/16"), VXLAN, VTEP(peer), false},
+		Peer{third}, Foreign{third, 9, prefix("10.2.0.0/16"), 7}, Forward{7, prefix("10.2.0.0/16"), VXLAN, VTEP(third), false},
 	)
 	return t
 }
@@ -138,7 +138,7 @@ func TestRegions(t *testing.T) {
 	}
 	// Whoever is no Edge Switch of theirs takes nothing from other regions, whatever it forwards to them.
 	node := table(1, 2, n2)
-	node.Entries = append(node.Entries, Forward{7, prefix("10.1.0.0/16"), VXLAN, v2})
+	node.Entries = append(node.Entries, Forward{7, prefix("10.1.0.0/16"), VXLAN, v2, false})
 	if got, _ := node.Run(Packet{VXLAN, by, 8, 99, there, addr("10.0.1.2")}); got.Drop != reason.PeerUnknown {
 		t.Errorf("a node takes from abroad: %+v", got)
 	}

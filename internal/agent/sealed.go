@@ -1,0 +1,58 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+
+	"pilaster.io/pilaster/internal/network"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+// seal has none of a tenant's containers here send or receive by networks that could not police it, or lets them again.
+func (c *Core) seal(name string, sealed bool) error {
+	return c.allNetworks(func(_ string, n Network) error {
+		u, ok := n.(network.Unpoliced)
+		if !ok || u.Unpoliced() == nil {
+			return nil
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), removeTimeout) // whoever asked may have gone
+		defer cancel()
+		return u.Seal(ctx, name, sealed)
+	})
+}
+
+// unpoliced says why some of these networks enforce no policies of a tenant here, nil where they all do.
+func (c *Core) unpoliced(name string, networks []string) error {
+	for _, on := range networks {
+		u, ok := c.networks[on].(network.Unpoliced)
+		if !ok {
+			continue
+		}
+		if why := u.Unpoliced(); why != nil {
+			return fmt.Errorf("tenant %s has policies, and network %s enforces none on this node: %w", name, on, why)
+		}
+	}
+	return nil
+}
+
+// sealedOff says which tenants' containers here are cut off for that.
+func (c *Core) sealedOff(name string, t TenantPolicies) []string {
+	known, _, ok := c.tenants.get(name)
+	if !ok || !t.restricts() {
+		return nil
+	}
+	if err := c.unpoliced(name, c.networksOf(known.Tenant)); err != nil {
+		return []string{fmt.Sprintf("%v\n  its containers here neither send nor receive by it, and none is added: delete its policies, or move its containers to other nodes", err)}
+	}
+	return nil
+}
+
+// isJudgedThere tells whether nodes judge what others' containers send, and so need the rules of all apps.
+func isJudgedThere(t tenant.Tenant) bool {
+	for _, network := range []string{networkOf(t), t.Leaving} {
+		if on, known := tenant.TraitsOf(network); network != "" && known && on.JudgedThere {
+			return true
+		}
+	}
+	return false
+}

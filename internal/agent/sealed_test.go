@@ -1,0 +1,117 @@
+package agent
+
+import (
+	"errors"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
+	"pilaster.io/pilaster/internal/policy"
+)
+
+const mutedDB = `{"apiVersion":"networking.k8s.io/v1","kind":"NetworkPolicy","metadata":{"name":"db"},"spec":{"podSelector":{"matchLabels":{"app":"db"}},"policyTypes":["Egress"]}}`
+
+// sends tells whether what the packet path was given lets an app of green begin something.
+func (b *bed) sends(app address.AppID) bool {
+	b.driver.mu.Lock()
+	defer b.driver.mu.Unlock()
+	return b.driver.policies["green"].Tables.Decide(app, policy.Egress, 1, netip.IPv6Unspecified(), policy.TCP, 80).Allowed
+}
+
+// TestRulesOfOthersApps: where what others send is judged, a node has the rules of all apps, and one that it does not know begins nothing.
+func TestRulesOfOthersApps(t *testing.T) {
+	b := newBedOfTwo(t)
+	if _, err := b.Add(t.Context(), b.green("c1")); err != nil {
+		t.Fatal(err)
+	}
+	b.hear(PolicyNews{Tenant: "green", Whole: true, Documents: []Document{document("db", mutedDB)}})
+	if !b.sends(1) || b.sends(2) {
+		t.Errorf("app 1 may begin something: %v; app 2, which is not known: %v", b.sends(1), b.sends(2))
+	}
+	apps := []App{{2, map[string]string{"app": "db"}}, {3, map[string]string{"app": "cache"}}}
+	if err := b.Apply(t.Context(), []Known{{Tenant: b.orchestrator.tenants["green"], Apps: apps}}, nil); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if b.sends(2) || !b.sends(3) || b.sends(4) {
+			t.Errorf("who may begin something: db %v, cache %v, who is not known %v", b.sends(2), b.sends(3), b.sends(4))
+		}
+		b.reopen()
+	}
+	b.hear(PolicyNews{Tenant: "green", Whole: true, Documents: []Document{document("web", webFromDB)}})
+	if !b.sends(4) {
+		t.Error("no policy has a say in what is begun, and who is not known may begin nothing")
+	}
+}
+
+// TestUnpolicedNetworkIsSealed: where a network enforces no policies, containers of a tenant that gets some are cut off, over a restart too, until
+// it has none; others come in the meantime only of other tenants.
+func TestUnpolicedNetworkIsSealed(t *testing.T) {
+	b := newBedOfTwo(t)
+	b.nimitz.unpoliced = errors.New("it judges nothing")
+	r, err := b.Add(t.Context(), b.green("c1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	open := func() (sends, receives bool) {
+		for _, e := range b.nimitz.entries {
+			switch e := e.(type) {
+			case pipeline.Sender:
+				sends = true
+			case pipeline.Forward:
+				receives = receives || e.Port == pipeline.Port(r.ID)
+			}
+		}
+		return sends, receives
+	}
+	for _, c := range []struct {
+		name   string
+		do     func()
+		sealed bool
+	}{
+		{"no policies", func() { b.hear(PolicyNews{Tenant: "green", Whole: true}) }, false},
+		{"a policy in audit", func() {
+			audited := strings.Replace(mutedDB, `"name":"db"`, `"name":"db","annotations":{"pilaster.io/audit":"true"}`, 1)
+			b.hear(PolicyNews{Tenant: "green", Documents: []Document{document("db", audited)}})
+		}, false},
+		{"a policy", func() { b.hear(PolicyNews{Tenant: "green", Documents: []Document{document("db", mutedDB)}}) }, true},
+		{"a start", b.reopen, true},
+		{"the tenant told anew", func() {
+			if err := b.Apply(t.Context(), []Known{{Tenant: b.orchestrator.tenants["green"], Apps: []App{{2, map[string]string{"app": "db"}}}}}, nil); err != nil {
+				t.Fatal(err)
+			}
+		}, true},
+		{"none any more", func() { b.hear(PolicyNews{Tenant: "green", Ended: []Document{document("db", "")}}) }, false},
+	} {
+		c.do()
+		if sends, receives := open(); sends == c.sealed || receives == c.sealed {
+			t.Errorf("%s: sends %v, receives %v", c.name, sends, receives)
+		}
+		if problems := strings.Join(b.unenforced(), "; "); strings.Contains(problems, "it judges nothing") != c.sealed {
+			t.Errorf("%s: problems %q", c.name, problems)
+		}
+		if err := b.Check(t.Context(), CheckRequest{ContainerID: "c1", Interface: "eth0", Netns: "/run/netns/c1"}); err != nil {
+			t.Errorf("%s: %v", c.name, err)
+		}
+		if _, err := b.Add(t.Context(), b.green("c2")); c.sealed != errors.Is(err, ErrUnavailable) || c.sealed && !strings.Contains(err.Error(), "it judges nothing") {
+			t.Errorf("%s: another container: %v", c.name, err)
+		}
+		if err := b.Delete(t.Context(), "c2", "eth0"); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	b.hear(PolicyNews{Tenant: "green", Documents: []Document{document("db", mutedDB)}})
+	if err := b.Delete(t.Context(), "c1", "eth0"); err != nil {
+		t.Fatal(err)
+	}
+	b.clean()
+	if r, err = b.Add(t.Context(), b.green("c1")); err != nil { // the tenant has none when it comes back
+		t.Fatal(err)
+	}
+	if sends, receives := open(); !sends || !receives {
+		t.Errorf("the tenant is cut off by policies from before: sends %v, receives %v", sends, receives)
+	}
+}
