@@ -3,6 +3,7 @@ package agent
 import (
 	"cmp"
 	"context"
+	"errors"
 	"maps"
 	"slices"
 
@@ -82,25 +83,40 @@ func (c *Core) Label(ctx context.Context, endpointKey string, q Relabelling) (en
 	if err := c.store.Put(is); err != nil {
 		return endpoint.Record{}, err
 	}
-	if err := c.renewPolicies(was.Tenant); err != nil {
+	err = c.renewPolicies(was.Tenant)
+	if err == nil {
+		err = c.tellApp(ctx, is)
+	}
+	if err != nil {
 		err = refuse(ErrUnavailable, "%w\n  its labels are as they were", err)
 		if undo := c.store.Put(was); undo != nil {
 			return endpoint.Record{}, undo
 		}
 		c.unpolice(was.Tenant)
-		return endpoint.Record{}, err
+		return endpoint.Record{}, errors.Join(err, c.tellApp(ctx, was))
 	}
 	c.tenants.signal()
 	c.log.Info("endpoint has other labels", "endpoint", is.ID, "container", is.ContainerID, "pod", is.Pod, "app", is.App, "app_now", is.AppNow)
 	return is, nil
 }
 
+// tellApp has networks whose packets say the app themselves say what it is now. Rules of it are in force before.
+func (c *Core) tellApp(ctx context.Context, r endpoint.Record) error {
+	if r.State != endpoint.Active {
+		return nil
+	}
+	var errs []error
+	for _, name := range r.Networks() {
+		if on, _ := tenant.TraitsOf(name); on.JudgedThere {
+			errs = append(errs, c.networks[name].Activate(ctx, r.On(name)))
+		}
+	}
+	return errors.Join(errs...)
+}
+
 func (c *Core) mayRelabel(is endpoint.Record) error {
 	if is.AppNow == 0 {
 		return nil
-	}
-	if !slices.ContainsFunc(is.Attachments, func(a endpoint.Attachment) bool { return a.Plaintext.IsValid() }) {
-		return refuse(ErrNever, "endpoint %d is on network %s alone, where the identity of a container that lives cannot change\n  nothing was changed; start the container anew with those labels", is.ID, is.Attachments[0].Network)
 	}
 	n := 0
 	for _, r := range c.store.List() {

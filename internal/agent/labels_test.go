@@ -3,10 +3,12 @@ package agent
 import (
 	"errors"
 	"net/netip"
+	"slices"
 	"testing"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -116,15 +118,6 @@ func TestLabelsThatAreRefused(t *testing.T) {
 	}
 	b.orchestrator.err = nil
 
-	q := b.request("green-1")
-	q.Tenant = "green"
-	if _, err := b.Add(t.Context(), q); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := b.Label(t.Context(), "default/green-1", Relabelling{Set: map[string]string{"app": "new"}}); !errors.Is(err, ErrNever) {
-		t.Errorf("of a container without an address of netpila: %v", err)
-	}
-
 	b.hear(PolicyNews{Tenant: "blue", Whole: true, Documents: []Document{document("web", webFromDB)}})
 	b.driver.fail["SetPolicies"] = errFake
 	if _, err := b.Label(t.Context(), "1", Relabelling{Set: map[string]string{"app": "db"}}); !errors.Is(err, ErrUnavailable) {
@@ -133,5 +126,49 @@ func TestLabelsThatAreRefused(t *testing.T) {
 	b.driver.fail["SetPolicies"] = nil
 	if r, _ := b.Find("1"); tenant.Canonical(tenant.IdentityLabels(r.Labels)) != "app=web" || r.AppNow != 0 {
 		t.Errorf("refused, and it is %+v", r)
+	}
+}
+
+// TestLabelsWhereThePacketSaysTheApp: no other node has to be told then.
+func TestLabelsWhereThePacketSaysTheApp(t *testing.T) {
+	b := newBedOfTwo(t)
+	if _, err := b.Add(t.Context(), b.green("c1")); err != nil {
+		t.Fatal(err)
+	}
+	identity := func() (all []uint16) {
+		for _, e := range b.nimitz.entries {
+			if s, is := e.(pipeline.Sender); is {
+				all = append(all, s.Identity)
+			}
+		}
+		return all
+	}
+	b.hear(PolicyNews{Tenant: "green", Whole: true, Documents: []Document{document("db", mutedDB)}})
+	label := func(app string) error {
+		_, err := b.Label(t.Context(), "1", Relabelling{Set: map[string]string{"app": app}})
+		return err
+	}
+	if err := label("db"); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if got := identity(); !slices.Equal(got, []uint16{2}) || b.sends(2) {
+			t.Errorf("the switch says app %v, which may begin something: %v", got, b.sends(2))
+		}
+		if said := b.overridden(); len(said) != 0 {
+			t.Errorf("it says %v", said)
+		}
+		b.reopen()
+	}
+	b.nimitz.fail = errFake
+	if err := label("web"); !errors.Is(err, ErrUnavailable) {
+		t.Errorf("what the switch refuses: %v", err)
+	}
+	b.nimitz.fail = nil
+	if r, _ := b.Find("1"); r.AppNow != 2 || !slices.Equal(identity(), []uint16{2}) {
+		t.Errorf("refused, and it is %+v, and %v to the switch", r, identity())
+	}
+	if err := label("web"); err != nil || !slices.Equal(identity(), []uint16{1}) {
+		t.Errorf("back: %v, and %v to the switch", err, identity())
 	}
 }

@@ -1,6 +1,7 @@
 package nimitz
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 
@@ -49,7 +50,7 @@ func (h *hosted) set(t tenant.Tenant) {
 
 func (h *hosted) add(r endpoint.Record) {
 	for _, a := range r.Attachments {
-		h.here[a.Address] = port{pipeline.Port(r.ID), r.App}
+		h.here[a.Address] = port{pipeline.Port(r.ID), cmp.Or(r.AppNow, r.App)}
 	}
 }
 
