@@ -228,6 +228,15 @@ func TestNimitzPolice(t *testing.T) {
 			{name: "answered as before", identity: appFree, from: w.far, to: w.own, body: udp(9, 53)},
 		})
 	}
+	// A container that may not send is just coming or going: nothing says what it is.
+	for _, w := range overlayFamilies() {
+		gone := slices.DeleteFunc(slices.Clone(table.Entries), func(e pipeline.Entry) bool {
+			s, is := e.(pipeline.Sender)
+			return !is || s.Address != w.own || s.Port != 2
+		})
+		must(t, b.nimitz.Apply(t.Context(), gone, nil))
+		b.police(t, table, w, []overlayStep{{name: "to who is just going", identity: appFree, from: w.far, to: w.own, body: udp(9, 53), why: reason.NoEndpoint}})
+	}
 }
 
 // TestNimitzOthersAreFree: a tenant without policies has no sessions, beside one that has.

@@ -64,11 +64,11 @@ func sessions() []mutation {
 func nimitzPolice() []mutation {
 	const test = "TestNimitzPolice"
 	return []mutation{
-		{name: "who comes from outside", old: "if ((arrives || (enters && !begins_here)) && has_policies(j->vni)) {", new: "if (arrives && has_policies(j->vni)) {", test: test,
-			cases: both("its answer outside", "its answer to another region")},
-		{name: "who begins", old: "if ((begins_here || leaves) && has_policies(vni)) {", new: "if (leaves && has_policies(vni)) {", test: test, cases: both("a first fragment", "a later fragment", "an error about what was asked", "answered as before", "answered by who may begin nothing", "answered by who may not be asked",
+		{name: "who begins", old: "if (j->from < FIRST_DEVICE && has_policies(vni)) {", new: "if (j->from < FIRST_DEVICE && has_policies(vni) && (r->port == PORT_GATEWAY || r->outside)) {", test: test, cases: both("a first fragment", "a later fragment", "an error about what was asked", "answered as before", "answered by who may begin nothing", "answered by who may not be asked",
 			"answered from there", "echoed", "mail's answer")},
-		{name: "who leaves", old: "if ((begins_here || leaves) && has_policies(vni)) {", new: "if (begins_here && !leaves && has_policies(vni)) {", test: test,
-			cases: both("another node's outside", "mail to the service", "the service's answer", "to another region")},
+		{name: "who only carries", old: "if (j->from < FIRST_DEVICE && has_policies(vni)) {", new: "if (has_policies(vni)) {", test: test, cases: append(both("another node's outside", "another node's, to another region"), "IPv4", "IPv6")},
+		{name: "who goes outside by another node", old: "bool leaves = r->port == PORT_GATEWAY || r->outside;", new: "bool leaves = r->port == PORT_GATEWAY;", test: test, cases: both("mail outside by another node", "mail to another region")},
+		{name: "who goes outside by this node", old: "bool leaves = r->port == PORT_GATEWAY || r->outside;", new: "bool leaves = r->outside;", test: test, cases: both("mail to the service")},
+		{name: "who is just coming", old: "return drop(skb, REASON_NO_ENDPOINT, j->hook);", new: "return 0;", test: test, cases: both("to who is just going")},
 	}
 }
