@@ -183,7 +183,7 @@ func testResult(t *testing.T, n *node) {
 	}
 }
 
-// testPrecedence gives tenant and labels in several places at once.
+// testPrecedence gives tenant and labels in several places at once. The pod's namespace is one of them.
 func testPrecedence(t *testing.T, n *node) {
 	const capability = "io.kubernetes.cri.pod-annotations"
 	args := map[string]any{"cni": map[string]any{"labels": []map[string]string{{"key": "app", "value": "args"}}}}
@@ -193,12 +193,12 @@ func testPrecedence(t *testing.T, n *node) {
 		annotations    map[string]string
 		tenant, labels string
 	}{
-		{"file", nil, nil, "blue", "map[app:file]"},
-		{"args before the file", args, nil, "blue", "map[app:args]"},
-		{"annotations before all", args, map[string]string{"pilaster.io/tenant": "red", "pilaster.io/labels": "app=annotation,tier=x"}, "red", "map[app:annotation tier:x]"},
-		{"only the tenant annotated", args, map[string]string{"pilaster.io/tenant": "red"}, "red", "map[app:args]"},
-		{"only labels annotated", args, map[string]string{"pilaster.io/labels": "app=annotation"}, "blue", "map[app:annotation]"},
-		{"other annotations", nil, map[string]string{"example.com/tenant": "red"}, "blue", "map[app:file]"},
+		{"file", nil, nil, "blue", "map[app:file io.kubernetes.pod.namespace:shop]"},
+		{"args before the file", args, nil, "blue", "map[app:args io.kubernetes.pod.namespace:shop]"},
+		{"annotations before all", args, map[string]string{"pilaster.io/tenant": "red", "pilaster.io/labels": "app=annotation,tier=x"}, "red", "map[app:annotation io.kubernetes.pod.namespace:shop tier:x]"},
+		{"only the tenant annotated", args, map[string]string{"pilaster.io/tenant": "red"}, "red", "map[app:args io.kubernetes.pod.namespace:shop]"},
+		{"only labels annotated", args, map[string]string{"pilaster.io/labels": "app=annotation"}, "blue", "map[app:annotation io.kubernetes.pod.namespace:shop]"},
+		{"other annotations", nil, map[string]string{"example.com/tenant": "red"}, "blue", "map[app:file io.kubernetes.pod.namespace:shop]"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			ctx := labtest.Context(t)
