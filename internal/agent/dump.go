@@ -19,7 +19,8 @@ import (
 type DiskState struct {
 	Node      nodeFile                    `json:"node"`
 	Tenants   []DiskTenant                `json:"tenants"`
-	Endpoints map[string]*endpoint.Record `json:"endpoints"` // by path; null where a record cannot be used
+	Policies  map[string]policyFile       `json:"policies,omitempty"` // by tenant
+	Endpoints map[string]*endpoint.Record `json:"endpoints"`          // by path; null where a record cannot be used
 }
 
 // DiskTenant is a tenant's file without its keys.
@@ -32,6 +33,7 @@ type DiskTenant struct {
 	} `json:"ids"`
 	Apps    []App `json:"apps"`
 	Deleted bool  `json:"deleted,omitempty"`
+	Policed bool  `json:"policed,omitempty"`
 }
 
 // ReadDiskState reads what it can; the error names each file it could not use.
@@ -52,6 +54,19 @@ func ReadDiskState(dir string) (DiskState, error) {
 			continue
 		}
 		s.Tenants = append(s.Tenants, t)
+	}
+	policed, err := durable.Names(filepath.Join(dir, policiesFolder), ".json")
+	if !errors.Is(err, os.ErrNotExist) { // an older build's
+		errs = append(errs, err)
+	}
+	s.Policies = map[string]policyFile{}
+	for _, name := range policed {
+		var f policyFile
+		if err := durable.Read(filepath.Join(dir, policiesFolder, name+".json"), stateVersion, &f); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		s.Policies[name] = f
 	}
 	return s, errors.Join(errs...)
 }

@@ -170,6 +170,12 @@ func TestPoliciesAreNotLost(t *testing.T) {
 	if !strings.Contains(text(), `"policed"`) {
 		t.Error("older builds would start and enforce nothing")
 	}
+	if s, err := ReadDiskState(b.dir); len(s.Policies["blue"].Documents) != 1 || !s.Tenants[0].Policed || strings.Contains(err.Error(), policiesFolder) { // the bed has no node
+		t.Errorf("a dump has %+v, %v", s, err)
+	}
+	if _, err := ReadDiskState(t.TempDir()); strings.Contains(err.Error(), policiesFolder) {
+		t.Errorf("of a build without policies: %v", err)
+	}
 	file := filepath.Join(b.dir, policiesFolder, "blue.json")
 	if err := os.Rename(file, file+".lost"); err != nil {
 		t.Fatal(err)
