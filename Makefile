@@ -78,7 +78,8 @@ survive: export PILASTER_SURVIVE_KILLS      := $(or $(KILLS),100)
 survive: export PILASTER_SURVIVE_CONTAINERS := $(or $(CONTAINERS),1000)
 survive: export PILASTER_SURVIVE_ROUNDS     := $(or $(ROUNDS),20)
 survive: export PILASTER_SURVIVE_LIMITS     := 1
-survive: ## 100 kills of agents under traffic; 1,000 containers on a node, 20 times, behind veths and behind macvlans
+survive: export PILASTER_SURVIVE_SYNS       := 1000000
+survive: ## 100 kills of agents under traffic; a million half-open connections; 1,000 containers on a node, 20 times, behind veths and behind macvlans
 	@$(as_root)
 	@$(MAKE) build
 	@PILASTER_TEST_DEVICE=veth go test -v -count=1 -timeout 0 ./test/survive

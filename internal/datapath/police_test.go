@@ -152,6 +152,8 @@ func TestPolice(t *testing.T) {
 		policedPacket{name: "an error about what was asked", in: true, body: quoted(b.b1.plain(), b.b3.Addr(), udp(53, 9))},
 		policedPacket{name: "an error about what was not", in: true, body: quoted(b.b1.plain(), b.b3.Addr(), udp(53, 11)), reason: denied},
 		policedPacket{name: "an error of ours", body: quoted(far, b.b1.seen(), udp(9, 53))},
+		policedPacket{name: "an error of ours about nothing", body: quoted(far, b.b1.seen(), udp(9, 60))},
+		policedPacket{name: "which begins nothing", in: true, body: udp(9, 60), reason: denied},
 		policedPacket{name: "an error whose quote leads nowhere", in: true, body: astray, reason: "icmp-quote"},
 		policedPacket{name: "half a port", in: true, body: packet.Raw{Proto: 132, Data: []byte{0, 7}}, reason: "malformed"},
 

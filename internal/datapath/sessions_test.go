@@ -105,13 +105,17 @@ func TestNobodyTakesAll(t *testing.T) {
 	if s, err := b.datapath.Sessions(); err != nil || s.Used != want.Used || s.Largest != want.Largest || s.Most != want.Most {
 		t.Errorf("one alone: %+v, %v; want %+v", s, err, want)
 	}
-	for _, port := range ports(1000, 2*room) {
-		frame := b.frame(packet.Packet{Source: b.b2.seen(), Destination: sees(b.b3.Addr()), Body: tcp(port, 80, packet.SYN)})
-		_, _, reasons := b.run(t, b.datapath.objects.PilContainer, frame, skb{Ifindex: b.b2.ifindex()})
-		if reasons["session-limit"] != 0 && int(port) < 1000+room/4 {
-			t.Fatalf("another one's connection %d of %d was refused", port-1000, room/4)
+	another := func(surely uint16) {
+		t.Helper()
+		for _, port := range ports(0, 2*room) {
+			frame := b.frame(packet.Packet{Source: b.b2.seen(), Destination: sees(b.b3.Addr()), Body: tcp(port, 80, packet.SYN)})
+			_, _, reasons := b.run(t, b.datapath.objects.PilContainer, frame, skb{Ifindex: b.b2.ifindex()})
+			if reasons["session-limit"] != 0 && port < surely {
+				t.Fatalf("another one's connection %d of %d was refused", port, surely)
+			}
 		}
 	}
+	another(uint16(room / 4))
 	if s, err := b.datapath.Sessions(); err != nil || s.Used != room*3/4 || s.Most != want.Most {
 		t.Errorf("with another one: %+v, %v; want %d, of which %d the first one's", s, err, room*3/4, want.Most)
 	}
@@ -121,6 +125,11 @@ func TestNobodyTakesAll(t *testing.T) {
 	b.restore(t, b.b1, b.b2, b.r1)
 	if !b.begin(t, 999, true) {
 		t.Error("after a start the first one has more than its share")
+	}
+	b.overAll(t)
+	another(uint16(room / 4))
+	if s, err := b.datapath.Sessions(); err != nil || s.Used != room/2 {
+		t.Errorf("when all time is over: %+v, %v; want %d, the other one's", s, err, room/2)
 	}
 }
 
