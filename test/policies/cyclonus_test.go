@@ -27,6 +27,7 @@ var networks = []struct {
 }{
 	{"netpila", lab.Tenant{}, []int{128}},
 	{"netpila-clear", lab.Tenant{Addressing: "clear"}, []int{128}},
+	{"nimitz", lab.Tenant{Network: "nimitz", CIDRs: []netip.Prefix{netip.MustParsePrefix("10.77.0.0/16"), netip.MustParsePrefix("fd12:3456::/48")}}, []int{32, 128}},
 }
 
 // TestPacketsAgainstCyclonus: in all cases of cyclonus that change policies alone, packets of TCP and UDP arrive, and are answered, where its
