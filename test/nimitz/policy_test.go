@@ -1,0 +1,63 @@
+package nimitz_test
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/lab"
+	"pilaster.io/pilaster/internal/lab/labtest"
+	"pilaster.io/pilaster/internal/packet"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+const mutedDB = `{"apiVersion":"networking.k8s.io/v1","kind":"NetworkPolicy","metadata":{"name":"db"},"spec":{"podSelector":{"matchLabels":{"app":"db"}},"policyTypes":["Egress"]}}`
+
+// TestPoliciesOnOpenVSwitch: a node whose switch enforces none cuts off what it has of a tenant that gets some, though its agent is killed, and takes no more,
+// until the tenant has none.
+func TestPoliciesOnOpenVSwitch(t *testing.T) {
+	l := labtest.New(t, lab.Spec{
+		Name: fmt.Sprintf("tpolicy-ovs-%d", os.Getpid()), Nodes: []string{"n1", "n2"}, Switches: lab.Switches{"n1": lab.EBPF, "n2": lab.OVS},
+		Tenants:    []lab.Tenant{{Name: "green", Network: tenant.Nimitz, CIDRs: []netip.Prefix{own4, own6}}},
+		Containers: []lab.Container{{Name: "web", Node: "n1", Tenant: "green"}, {Name: "front", Node: "n1", Tenant: "green"}, {Name: "far", Node: "n2", Tenant: "green"}},
+	})
+	ctx := labtest.Context(t)
+	reaches := func(when, from, to string, want bool) {
+		t.Helper()
+		for start := time.Now(); ; {
+			e, err := l.Ping(ctx, from, to, packet.PingOptions{Timeout: 300 * time.Millisecond})
+			must(t, err)
+			if e.Reached() == want {
+				return
+			}
+			if time.Since(start) > 20*time.Second {
+				t.Fatalf("%s: %s reaches %s: %v", when, from, to, e.Reached())
+			}
+		}
+	}
+	reaches("without policies", "web", "far", true)
+	_, err := l.Operator().ApplyPolicies(ctx, connect.NewRequest(&pilasterv1.ApplyPoliciesRequest{Tenant: "green", Documents: []string{mutedDB}}))
+	must(t, err)
+	reaches("with a policy", "web", "far", false)
+	reaches("with a policy", "far", "web", false)
+	reaches("with a policy", "web", "front", true)
+	_, err = l.Kill(ctx, lab.AgentProcess("n2"))
+	must(t, err)
+	reaches("with a policy, its agent killed", "far", "web", false)
+	if err := l.AddContainer(ctx, lab.Container{Name: "more", Node: "n2", Tenant: "green"}); err == nil || !strings.Contains(err.Error(), "Open vSwitch carries its packets") {
+		t.Errorf("another container: %v", err)
+	}
+	must(t, l.AddContainer(ctx, lab.Container{Name: "db", Node: "n1", Tenant: "green", Labels: map[string]string{"app": "db"}}))
+	reaches("with a policy", "db", "web", false)
+	reaches("with a policy", "web", "db", true)
+	_, err = l.Operator().DeletePolicies(ctx, connect.NewRequest(&pilasterv1.DeletePoliciesRequest{Tenant: "green", Policies: []*pilasterv1.Policy{{Kind: "NetworkPolicy", Namespace: "default", Name: "db"}}}))
+	must(t, err)
+	reaches("without policies any more", "web", "far", true)
+	reaches("without policies any more", "db", "far", true)
+}
