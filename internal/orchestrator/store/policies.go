@@ -14,8 +14,11 @@ import (
 
 // Policies are kept as they were written, one a key. What they mean is not the store's business: who applies them has read them.
 
-// maxPolicies is how many a tenant may have.
-const maxPolicies = 10_000
+// What a tenant may have: each node that hosts it has all of them in memory.
+const (
+	maxPolicies  = 10_000
+	maxDocuments = 16 << 20 // bytes, of all of them
+)
 
 // ApplyPolicies makes or changes policies of a tenant, all of them or none, and says of each what became of it. One that is as it was changes
 // nothing. A dry run only says so.
@@ -28,7 +31,7 @@ func (s *Store) ApplyPolicies(ctx context.Context, name string, policies []*pila
 }
 
 func (t *txn) applyPolicies(name string, policies []*pilasterv1.Policy) (changes []pilasterv1.PolicyChange, err error) {
-	created := 0
+	created, grown := 0, 0
 	for _, p := range policies {
 		was := new(pilasterv1.Policy)
 		exists, err := t.load(policyKey(name, p), was)
@@ -49,18 +52,33 @@ func (t *txn) applyPolicies(name string, policies []*pilasterv1.Policy) (changes
 		if err := t.save(policyKey(name, p), record); err != nil {
 			return nil, err
 		}
+		grown += len(p.Document) - len(was.Document)
 	}
-	if created > 0 {
-		has, err := t.names(dirPolicies + name + "/")
-		if err != nil {
-			return nil, err
-		}
-		if len(has)+created > maxPolicies {
-			return nil, refuse(Full, "tenant %s has %d policies, %d more are new, and a tenant has %d at most; nothing was changed: delete some first, or put rules of several into one",
-				name, len(has), created, maxPolicies)
-		}
+	return changes, t.checkPolicies(name, created, grown)
+}
+
+// checkPolicies refuses more than a tenant may have. Who has more from before may have less.
+func (t *txn) checkPolicies(name string, created, grown int) error {
+	if created == 0 && grown <= 0 {
+		return nil
 	}
-	return changes, nil
+	resp, err := t.list(dirPolicies + name + "/")
+	if err != nil {
+		return err
+	}
+	bytes := 0 // as they are kept, which is little more than the documents
+	for _, kv := range resp.Kvs {
+		bytes += len(kv.Value)
+	}
+	switch has := len(resp.Kvs); {
+	case created > 0 && has+created > maxPolicies:
+		return refuse(Full, "tenant %s has %d policies, %d more are new, and a tenant has %d at most; nothing was changed: delete some first, or put rules of several into one",
+			name, has, created, maxPolicies)
+	case grown > 0 && bytes+grown > maxDocuments:
+		return refuse(Full, "the policies of tenant %s have %d KiB together, %d KiB more would come, and a tenant has %d KiB at most, for each node that hosts it has all of them; nothing was changed: delete some first, or select by fewer labels and blocks",
+			name, bytes>>10, (grown+1023)>>10, maxDocuments>>10)
+	}
+	return nil
 }
 
 // DeletePolicies ends policies of a tenant, all of them or none.

@@ -158,6 +158,44 @@ func testManyPolicies(t *testing.T, etcd *clientv3.Client) {
 	}
 }
 
+// What all policies of a tenant have together is bounded: each node that hosts it has them. What is more from before may become less.
+func testLongPolicies(t *testing.T, etcd *clientv3.Client) {
+	s := open(t, etcd, address.Plan{})
+	for _, name := range []string{"blue", "red"} {
+		if _, err := s.CreateTenant(t.Context(), name, 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	long := strings.Repeat("x", 520<<10)
+	for i := range 31 {
+		if got := applied(t, s, "blue", policies(long, fmt.Sprint("p", i)), false); got != "cr" {
+			t.Fatalf("policy %d: %s", i, got)
+		}
+	}
+	_, err := s.ApplyPolicies(t.Context(), "blue", policies(long, "more"), false)
+	refused(t, err, store.Full, "520 KiB more", "16384 KiB at most", "nothing was changed")
+	_, err = s.ApplyPolicies(t.Context(), "blue", policies(long+long[:300<<10], "p0"), true)
+	refused(t, err, store.Full, "300 KiB more", "nothing was changed")
+	if is := kept(t, etcd, "policies/blue/"); len(is) != 31 {
+		t.Errorf("after refusals %d are kept", len(is))
+	}
+	if got := applied(t, s, "red", policies(long, "p0"), false); got != "cr" {
+		t.Errorf("of another tenant: %s", got)
+	}
+
+	if _, err := etcd.Put(t.Context(), "/pilaster/1/policies/blue/NetworkPolicy/shop/older", fmt.Sprintf(`{"document":%q}`, long+long)); err != nil {
+		t.Fatal(err)
+	}
+	if got := applied(t, s, "blue", policies(long[1:], "p0"), false); got != "co" {
+		t.Errorf("what has too much and becomes shorter: %s", got)
+	}
+	_, err = s.ApplyPolicies(t.Context(), "blue", policies(long, "p0"), false)
+	refused(t, err, store.Full)
+	if got := applied(t, s, "blue", append(policies(long[2:], "p0"), policies("", "short")...), false); got != "cocr" {
+		t.Errorf("what becomes shorter with one more: %s", got)
+	}
+}
+
 // A node says of its own containers which app they are of, and what it has said goes when it says otherwise, or hosts the tenant no more.
 func testOverrides(t *testing.T, etcd *clientv3.Client) {
 	s := open(t, etcd, address.Plan{})
