@@ -28,6 +28,7 @@ const (
 	snapshots  = "Follow out snapshot"     // what a stream may begin with: all that its node has to know
 	throttled  = "ListMappings over limit" // queries for mappings that were refused as too many: they are in "ListMappings in", too
 	registered = "Register out"
+	deltas     = "Follow out delta"
 )
 
 // Answers to queries for mappings.

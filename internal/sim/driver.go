@@ -22,6 +22,7 @@ type driver struct {
 	mu       sync.Mutex
 	devices  bitset // by endpoint
 	attached bitset // of these, those with a program
+	enforced enforced
 }
 
 var _ agent.Driver = (*driver)(nil)
@@ -88,7 +89,6 @@ func (d *driver) SetMTU(endpoint.Record, int) error                             
 func (d *driver) Check(context.Context, endpoint.Record) error                      { return nil }
 func (d *driver) Lost([]endpoint.Record) (map[endpoint.ID]error, error)             { return nil, nil }
 func (d *driver) Lose(endpoint.Record) error                                        { return nil }
-func (d *driver) SetPolicies([]agent.TenantPolicies) error                          { return nil }
 func (d *driver) Why(agent.Question) (agent.Answer, error) {
 	return agent.Answer{}, errors.New("this packet path judges nothing")
 }

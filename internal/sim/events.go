@@ -102,6 +102,8 @@ func (w *world) play(ctx context.Context, s step) error {
 		if err = w.stopOrchestrator(); err == nil {
 			err = w.startOrchestrator(ctx)
 		}
+	case ChangePolicy:
+		err = w.changePolicy(ctx)
 	}
 	if err == nil && w.scenario.asks() {
 		if err = w.await(ctx, nodes, since); err == nil {

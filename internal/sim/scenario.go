@@ -69,10 +69,11 @@ const (
 	Crash               = "crash"                // agents are killed and start again from their disks
 	Reconnect           = "reconnect"            // every stream is cut
 	RestartOrchestrator = "restart-orchestrator" // and every agent follows it again
+	ChangePolicy        = "change-policy"        // of the first tenant, again and again
 )
 
 // counted says which events are about a number of nodes.
-var counted = map[string]bool{Grow: true, Shrink: true, RestartJob: true, Crash: true, Reconnect: false, RestartOrchestrator: false}
+var counted = map[string]bool{Grow: true, Shrink: true, RestartJob: true, Crash: true, Reconnect: false, RestartOrchestrator: false, ChangePolicy: false}
 
 // Amount is a number of nodes, or a part of those there are in percent.
 type Amount struct {

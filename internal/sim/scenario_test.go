@@ -68,7 +68,7 @@ func TestParseRefuses(t *testing.T) {
 		"nodes: 5\ncidr: 10.0.0.0/8":                                      "f.yaml: cidr, nodeBits, noNodeCIDRs and mappingsBy are for network nimitz",
 		"nodes: 5\nnetwork: nimitz\ncidr: 10.0":                           "f.yaml:3: cidr 10.0: say a range of addresses, such as 10.0.0.0/16",
 		"nodes: 5\nnetwork: nimitz\nnodeBits: 4":                          "f.yaml: ",
-		"nodes: 5\nevents:\n- {do: nothing}":                              `f.yaml:3: event "nothing": say crash, grow, reconnect, restart-job, restart-orchestrator, shrink`,
+		"nodes: 5\nevents:\n- {do: nothing}":                              `f.yaml:3: event "nothing": say change-policy, crash, grow, reconnect, restart-job, restart-orchestrator, shrink`,
 		"nodes: 5\nevents:\n- {do: grow}":                                 "f.yaml:3: event grow needs a number of nodes",
 		"nodes: 5\nevents:\n- {do: reconnect, by: 1}":                     "f.yaml:3: event reconnect is of all nodes; leave by out",
 		"nodes: 5\nevents:\n- {do: grow, by: 10%}":                        "f.yaml:3: event grow 10%: 10% of 5 nodes is none",

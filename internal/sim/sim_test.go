@@ -110,6 +110,22 @@ func TestLinear(t *testing.T) {
 	}
 }
 
+// TestChangePolicy: each change of a policy is one message to each node that hosts the tenant, and comes into its packet path; others hear nothing.
+func TestChangePolicy(t *testing.T) {
+	for _, network := range []string{"netpila", "nimitz"} {
+		t.Run(network, func(t *testing.T) {
+			t.Parallel()
+			r := play(t, "{network: "+network+", nodes: 60, containersPerNode: 1, tenants: 4, events: [{do: change-policy, within: 5s}, {do: grow, by: 4}, {do: change-policy}]}")
+			for i, hosts := range map[int]int{1: 15, 3: 16} {
+				s := r.Stages[i]
+				if n := s.Total.Messages; n != int64(hosts*policyChanges) || s.Changes == nil || s.Changes.N != hosts*policyChanges || s.Changes.P99 < s.Changes.Median || s.Changes.Median <= 0 {
+					t.Errorf("%d changes for %d nodes cost %+v, and took %+v", policyChanges, hosts, s.Counts, s.Changes)
+				}
+			}
+		})
+	}
+}
+
 // TestNimitz: each node comes to know where all others' containers are, whatever happens.
 func TestNimitz(t *testing.T) {
 	for _, addresses := range []string{"cidr: 10.0.0.0/16, nodeBits: 26", "cidr: 10.0.0.0/16, noNodeCIDRs: true"} {

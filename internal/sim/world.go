@@ -58,7 +58,9 @@ type world struct {
 	adds     *latencies
 	sum      string       // of all addresses, when they were last looked at
 	retried  atomic.Int64 // ADDs that were refused for the moment
-	patience time.Duration
+
+	policyPort uint16 // that the policy names, as it was changed last
+	patience   time.Duration
 }
 
 func newWorld(s Scenario, dir string, log *slog.Logger) *world {
