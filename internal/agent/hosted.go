@@ -17,48 +17,54 @@ import (
 // stays until release. What this node knows costs no message.
 func (c *Core) acquire(ctx context.Context, name string, identity map[string]string) (tenant.Tenant, address.AppID, error) {
 	t, app, ok, err := c.hold(ctx, name, identity, nil)
-	if ok || err != nil {
+	if !ok && err == nil {
+		t, app, err = c.ask(ctx, name, identity)
+	}
+	if err != nil {
 		return t, app, err
 	}
-	if err := c.tenants.takes(name); err != nil {
+	if err := c.awaitPolicies(ctx, name); err != nil {
+		c.release(ctx, name, t.Current().ID)
 		return tenant.Tenant{}, 0, err
+	}
+	return t, app, nil
+}
+
+// ask is hold of what the orchestrator knows.
+func (c *Core) ask(ctx context.Context, name string, identity map[string]string) (t tenant.Tenant, app address.AppID, err error) {
+	if err := c.tenants.takes(name); err != nil {
+		return t, 0, err
 	}
 	defer c.tenants.resolve(name)()
 	answer, err := c.resolver.Resolve(ctx, name, identity)
 	if err != nil {
-		return tenant.Tenant{}, 0, err
+		return t, 0, err
 	}
 	if err := checkResolved(answer.Tenant, answer.App, name); err != nil {
-		return tenant.Tenant{}, 0, err
+		return t, 0, err
 	}
-	learnt := Known{Tenant: answer.Tenant, Apps: []App{{answer.App, maps.Clone(identity)}}}
-	t, app, ok, err = c.hold(ctx, name, identity, &learnt)
-	if ok && answer.Policies {
-		if err := c.awaitPolicies(ctx, name); err != nil {
-			c.release(ctx, name, t.Current().ID)
-			return tenant.Tenant{}, 0, err
-		}
-	}
+	t, app, ok, err := c.hold(ctx, name, identity, &answer)
 	if err == nil && !ok {
-		err = fmt.Errorf("the orchestrator gave tenant %s app %d for labels %q, but this node knows that app by others", name, learnt.Apps[0].ID, tenant.Canonical(identity))
+		err = fmt.Errorf("the orchestrator gave tenant %s app %d for labels %q, but this node knows that app by others", name, answer.App, tenant.Canonical(identity))
 	}
 	return t, app, err
 }
 
 // hold counts one more endpoint of the tenant when tenant and app are known, after learning what
 // is given.
-func (c *Core) hold(ctx context.Context, name string, identity map[string]string, learnt *Known) (t tenant.Tenant, app address.AppID, ok bool, err error) {
+func (c *Core) hold(ctx context.Context, name string, identity map[string]string, answer *Resolved) (t tenant.Tenant, app address.AppID, ok bool, err error) {
 	unlock, err := c.byTenant.lock(ctx, name)
 	if err != nil {
 		return t, 0, false, err
 	}
 	defer unlock()
-	if learnt != nil {
+	if answer != nil {
+		learnt := Known{Tenant: answer.Tenant, Apps: []App{{answer.App, maps.Clone(identity)}}}
 		// Changes does not count regions, so that this answer may be older than what the stream has told, and tells, of them.
 		if known, _, ok := c.tenants.get(name); ok {
 			learnt.Tenant.Regions = known.Tenant.Regions
 		}
-		if err := c.take(ctx, *learnt); err != nil {
+		if err := c.take(ctx, learnt); err != nil {
 			if c.tenants.endpoints(name) == 0 {
 				c.vacate(ctx, name)
 			}
@@ -69,7 +75,7 @@ func (c *Core) hold(ctx context.Context, name string, identity map[string]string
 	if deleted {
 		return t, 0, false, refuse(ErrNotFound, "tenant %s was deleted; endpoints of it still live on this node", name)
 	}
-	if !ok || learnt == nil && !c.tenants.isHosted(name) {
+	if !ok || answer == nil && !c.tenants.isHosted(name) {
 		return t, 0, false, nil // of one that is only carried the cluster has to know first that it comes to live here
 	}
 	app, ok = known.app(identity)
@@ -81,6 +87,9 @@ func (c *Core) hold(ctx context.Context, name string, identity map[string]string
 			c.vacate(ctx, name)
 		}
 		return t, 0, false, err
+	}
+	if answer != nil && answer.Policies {
+		c.expectPolicies(name)
 	}
 	c.tenants.count(name, known.Tenant.Current().ID, +1)
 	return known.Tenant, app, true, nil

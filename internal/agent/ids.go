@@ -83,7 +83,8 @@ func (t *Tenants) Report(to *pilasterv1.FollowRequest, newStream bool) {
 	to.ResolvingTenants = slices.Sorted(maps.Keys(t.resolving))
 	for _, name := range slices.Sorted(maps.Keys(t.m)) {
 		h := t.m[name]
-		if !h.Whole && (newStream || !h.asked) {
+		whole := h.Whole && (h.told || !t.hosts(name))
+		if !whole && (newStream || !h.asked) {
 			h.asked = true
 			to.IncompleteTenants = append(to.IncompleteTenants, name)
 		}

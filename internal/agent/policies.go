@@ -58,6 +58,7 @@ type policed struct {
 	unread    map[policyName]error // why those of the documents are not among these
 	overrides map[netip.Addr]address.AppID
 	told      chan struct{} // closed once all of it was heard
+	expected  bool          // there are some: no container is added before they are told
 	unkept    bool          // the disk has not all of it: what could not be enforced does not go there, for no start would succeed with it
 
 	inForce TenantPolicies
@@ -113,7 +114,7 @@ type PolicyNews struct {
 // hear is all that has been heard, with the news. What this build cannot read is kept as that: to forget it would let by what it forbids.
 func (p *policed) hear(n PolicyNews) *policed {
 	next := newPoliced()
-	next.told, next.inForce, next.made, next.refused, next.unkept = p.told, p.inForce, p.made, p.refused, true
+	next.told, next.expected, next.inForce, next.made, next.refused, next.unkept = p.told, p.expected, p.inForce, p.made, p.refused, true
 	if !n.Whole {
 		next.documents, next.parsed, next.unread, next.overrides = maps.Clone(p.documents), maps.Clone(p.parsed), maps.Clone(p.unread), maps.Clone(p.overrides)
 	}
@@ -183,6 +184,9 @@ func (c *Core) ApplyPolicies(ctx context.Context, n PolicyNews) error {
 	}
 	if n.Whole && !p.isTold() {
 		close(p.told)
+	}
+	if n.Whole {
+		c.tenants.setTold(n.Tenant, true)
 	}
 	return nil
 }
@@ -367,13 +371,23 @@ func (c *Core) unpolice(name string) {
 // policiesWait is how long an ADD waits for the policies of a tenant that is new to the node.
 const policiesWait = 5 * time.Second
 
+// expectPolicies has every container of a tenant wait for them, also those that ask nobody. The caller holds the tenant's lock, and counts a container next.
+func (c *Core) expectPolicies(name string) {
+	c.policies.mu.Lock()
+	defer c.policies.mu.Unlock()
+	c.policies.of(name).expected = true
+}
+
 // awaitPolicies waits until all policies of a tenant that has some were heard.
 func (c *Core) awaitPolicies(ctx context.Context, name string) error {
 	c.policies.mu.Lock()
-	told := c.policies.of(name).told
+	p := c.policies.m[name]
 	c.policies.mu.Unlock()
+	if p == nil || !p.expected {
+		return nil
+	}
 	select {
-	case <-told:
+	case <-p.told:
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
@@ -387,6 +401,7 @@ func (c *Core) awaitPolicies(ctx context.Context, name string) error {
 func (c *Core) forgetPolicies(name string) error {
 	c.policies.mu.Lock()
 	defer c.policies.mu.Unlock()
+	c.tenants.setTold(name, false)
 	p := c.policies.m[name]
 	if p == nil {
 		return nil

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/durable"
 	"pilaster.io/pilaster/internal/endpoint"
@@ -344,5 +345,67 @@ func TestPoliciesThatAreInForceAlready(t *testing.T) {
 	b.hear(whole)
 	if len(b.driver.policies["blue"].Overrides) != 0 {
 		t.Error("an override that has ended is in force")
+	}
+}
+
+// What is told of a tenant while it is carried alone has no policies: they are asked for when it comes to live here, also where the stream resumes.
+func TestPoliciesAreAskedFor(t *testing.T) {
+	b := newBed(t)
+	incomplete := func(want string) {
+		t.Helper()
+		var said pilasterv1.FollowRequest
+		b.tenants.Report(&said, true)
+		if got := strings.Join(said.IncompleteTenants, " "); got != want {
+			t.Errorf("asked is for %q, want %q", got, want)
+		}
+	}
+	if err := b.Carry(t.Context(), []string{"blue"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Apply(t.Context(), []Known{{Tenant: b.orchestrator.tenants["blue"], Whole: true}}, nil); err != nil {
+		t.Fatal(err)
+	}
+	incomplete("")
+	b.add("c1")
+	incomplete("blue")
+	b.hear(PolicyNews{Tenant: "blue", Whole: true})
+	incomplete("")
+	if err := b.Delete(t.Context(), "c1", "eth0"); err != nil {
+		t.Fatal(err)
+	}
+	incomplete("")
+	b.add("c1")
+	incomplete("blue")
+}
+
+// A container for which nobody needs to be asked waits as well, while those before it do.
+func TestEachContainerWaitsForPolicies(t *testing.T) {
+	b := newBed(t)
+	b.orchestrator.policies["blue"] = true
+	added := make(chan error, 1)
+	go func() { _, err := b.Add(t.Context(), b.request("c1")); added <- err }()
+	eventually(t, func() error {
+		if b.tenants.endpoints("blue") == 0 {
+			return errors.New("no endpoint is counted yet")
+		}
+		return nil
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	for range 20 { // some get no further than the tenant's lock
+		if _, err := b.Add(ctx, b.request("c2")); !errors.Is(err, context.Canceled) {
+			t.Fatalf("the second did not wait: %v", err)
+		}
+	}
+	if len(b.Endpoints()) != 0 {
+		t.Errorf("before the policies are known there are %v", b.Endpoints())
+	}
+	b.hear(PolicyNews{Tenant: "blue", Whole: true, Documents: []Document{document("deny", denyAll)}})
+	if err := <-added; err != nil {
+		t.Error(err)
+	}
+	b.add("c2")
+	if b.lets(1, 1) {
+		t.Error("a policy is not in force")
 	}
 }

@@ -74,6 +74,7 @@ type hosted struct {
 	subnets   []netip.Prefix           // this node's, one of each overlay; nil before it asked
 	refused   error                    // why this node did not take what it heard last
 	unsaved   bool                     // by learn: the disk does not have it yet
+	told      bool                     // all its policies were heard by this process
 	asked     bool                     // the stream was asked for the whole of it, which is on its way
 	listed    chan struct{}            // closed when its mappings were told; nil where nobody waits for that
 }
@@ -371,6 +372,15 @@ func (t *Tenants) setPoliced(name string, policed bool) error {
 	}
 	t.m[name] = &h
 	return nil
+}
+
+// setTold notes whether all policies of a tenant were heard. When they are to be heard anew, they are asked for.
+func (t *Tenants) setTold(name string, told bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if h := t.m[name]; h != nil {
+		h.told, h.asked = told, h.asked && told
+	}
 }
 
 func (t *Tenants) isPoliced(name string) bool {

@@ -191,7 +191,12 @@ func (s *nodeService) Resolve(ctx context.Context, req *connect.Request[pilaster
 	if err != nil {
 		return nil, err
 	}
-	return connect.NewResponse(&pilasterv1.ResolveResponse{Tenant: s.model.told(tenant), App: app, HasPolicies: s.model.ruled(tenant.Name)}), nil
+	// The model may not have heard yet of what another orchestrator has made.
+	ruled, err := s.store.HasPolicies(ctx, tenant.Name)
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&pilasterv1.ResolveResponse{Tenant: s.model.told(tenant), App: app, HasPolicies: ruled}), nil
 }
 
 // acting is the caller, a registered node, if no other machine is connected as it.

@@ -66,13 +66,6 @@ func (p policies) override(was, is *pilasterv1.Hosting) {
 	}
 }
 
-// ruled tells whether there is anything that decides who may speak.
-func (m *model) ruled(tenant string) bool {
-	m.mu.RLock()
-	defer m.mu.RUnlock()
-	return len(m.policies.of[tenant])+len(m.policies.overrides[tenant]) > 0
-}
-
 // news takes what has changed of overrides.
 func (p policies) news() []store.Event {
 	news := *p.overrode

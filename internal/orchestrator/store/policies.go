@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
@@ -95,6 +96,16 @@ func (s *Store) DeletePolicies(ctx context.Context, name string, policies []*pil
 		}
 		return nil
 	})
+}
+
+// HasPolicies tells whether a tenant has any now. Those that come later are told to the nodes that host it by then.
+func (s *Store) HasPolicies(ctx context.Context, name string) (has bool, err error) {
+	err = s.change(ctx, func(t *txn) error {
+		resp, err := t.read(dirPolicies+name+"/", clientv3.WithPrefix(), clientv3.WithKeysOnly(), clientv3.WithLimit(1))
+		has = err == nil && len(resp.Kvs) > 0
+		return err
+	})
+	return has, err
 }
 
 // changePolicies makes a change of some policies in one transaction, or not at all.

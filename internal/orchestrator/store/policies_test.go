@@ -64,6 +64,11 @@ func testPolicies(t *testing.T, etcd *clientv3.Client) {
 	if got := applied(t, s, "blue", policies("1", "a", "b"), false); got != "crcr" {
 		t.Errorf("first %s", got)
 	}
+	for name, want := range map[string]bool{"blue": true, "red": false, "blu": false} {
+		if has, err := s.HasPolicies(t.Context(), name); err != nil || has != want {
+			t.Errorf("tenant %s has policies: %v, %v", name, has, err)
+		}
+	}
 	was := kept(t, etcd, "policies/blue/")
 	if len(was) != 2 || was["NetworkPolicy/shop/a"] == 0 || was["NetworkPolicy/shop/a"] != was["NetworkPolicy/shop/b"] {
 		t.Fatalf("kept is %v, want two of one transaction", was)
