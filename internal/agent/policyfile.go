@@ -1,7 +1,10 @@
 package agent
 
 import (
+	"bytes"
+	"encoding/json"
 	"fmt"
+	"maps"
 	"net/netip"
 	"path/filepath"
 	"slices"
@@ -50,17 +53,43 @@ func (p *policies) path(name string) string { return filepath.Join(p.dir, name+"
 
 // write keeps what was heard. That a tenant has no policies is not kept: that nothing is on disk says the same.
 func (p *policies) write(name string, of *policed) error {
-	f := policyFile{Version: stateVersion, Overrides: of.overrides}
-	for _, d := range of.documents {
-		f.Documents = append(f.Documents, d)
-	}
-	slices.SortFunc(f.Documents, func(a, b Document) int {
+	documents := slices.SortedFunc(maps.Values(of.documents), func(a, b Document) int {
 		return strings.Compare(a.Kind+"/"+a.Namespace+"/"+a.Name, b.Kind+"/"+b.Namespace+"/"+b.Name)
 	})
-	if err := p.disk.Write(p.path(name), f, 0o600); err != nil {
+	b, err := encodePolicies(documents, of.overrides)
+	if err == nil {
+		err = p.disk.WriteBytes(p.path(name), b, 0o600)
+	}
+	if err != nil {
 		return fmt.Errorf("writing policies of tenant %s: %w", name, err)
 	}
 	return nil
 }
 
 func (p *policies) remove(name string) error { return p.disk.Remove(p.path(name)) }
+
+// encodePolicies makes a policyFile. It may have megabytes and is written anew at each change, so it is put together in one buffer that is large enough.
+func encodePolicies(documents []Document, overrides map[netip.Addr]address.AppID) ([]byte, error) {
+	rest, err := json.Marshal(policyFile{Version: stateVersion, Documents: []Document{}, Overrides: overrides})
+	if err != nil {
+		return nil, err
+	}
+	const empty = `"documents":[`
+	at := bytes.Index(rest, []byte(empty)) + len(empty)
+	size := len(rest)
+	for _, d := range documents {
+		size += len(d.Text) + len(d.Text)/4 + 200 // what is escaped in it, and the names
+	}
+	b := append(make([]byte, 0, size), rest[:at]...)
+	for i, d := range documents {
+		one, err := json.Marshal(d)
+		if err != nil {
+			return nil, err
+		}
+		if i > 0 {
+			b = append(b, ",\n"...)
+		}
+		b = append(b, one...)
+	}
+	return append(b, rest[at:]...), nil
+}

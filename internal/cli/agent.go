@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"net/url"
 	"os"
+	"runtime/debug"
 	"slices"
 	"strings"
 
@@ -19,6 +20,9 @@ import (
 	"pilaster.io/pilaster/internal/datapath"
 	"pilaster.io/pilaster/internal/join"
 )
+
+// garbage is how much of it an agent may have, in percent of what it needs: it is idle most of the time, and its memory is the node's.
+const garbage = 25
 
 func newAgentCommand(env Env) *cobra.Command {
 	var o agent.Options
@@ -67,6 +71,7 @@ and refuses to start without, because what it mounts there ends with it.`,
 				return path, err
 			}
 			o.Networks = networks.openers(c.Context(), &o, func() *datapath.Datapath { return path })
+			debug.SetGCPercent(garbage)
 			return agent.Run(c.Context(), o)
 		},
 	}

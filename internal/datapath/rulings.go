@@ -83,27 +83,42 @@ func (d *Datapath) rulings() (*rulings, error) {
 		read(o.PolRangesV1, r.ranges), read(o.PolOverridesV1, r.overrides), r.readHits(o.PolHitsV1))
 }
 
+// entriesAtOnce are read with one call.
+const entriesAtOnce = 4096
+
+// read takes all of a table that nobody else writes to.
 func read[K comparable, V any](m *ebpf.Map, into map[K]V) error {
-	var k K
-	var v V
-	all := m.Iterate()
-	for all.Next(&k, &v) {
-		into[k] = v
-	}
-	if err := all.Err(); err != nil {
-		return fmt.Errorf("read %v: %w", m, err)
-	}
-	return nil
+	return eachBatch(m, make([]K, entriesAtOnce), make([]V, entriesAtOnce), func(k []K, v []V) {
+		for i := range k {
+			into[k[i]] = v[i]
+		}
+	})
 }
 
 func (r *rulings) readHits(m *ebpf.Map) error {
-	var k uint32
-	var v []uint64
-	all := m.Iterate()
-	for all.Next(&k, &v) {
-		r.hits[k] = struct{}{}
+	cpus, err := ebpf.PossibleCPU()
+	if err != nil {
+		return err
 	}
-	return all.Err()
+	return eachBatch(m, make([]uint32, entriesAtOnce), make([]uint64, entriesAtOnce*cpus), func(rules []uint32, _ []uint64) {
+		for _, rule := range rules {
+			r.hits[rule] = struct{}{}
+		}
+	})
+}
+
+func eachBatch[K, V any](m *ebpf.Map, keys []K, values []V, do func([]K, []V)) error {
+	each := len(values) / len(keys)
+	for cursor := new(ebpf.MapBatchCursor); ; {
+		n, err := m.BatchLookup(cursor, keys, values, nil)
+		do(keys[:n], values[:n*each])
+		if errors.Is(err, ebpf.ErrKeyNotExist) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("read %v: %w", m, err)
+		}
+	}
 }
 
 // fit refuses what the tables have no room for beside what they hold until then.

@@ -65,7 +65,7 @@ type compiler struct {
 	tables   Tables
 	rows     []peerRow     // what is to be in the map of peers, which is the largest
 	sets     map[string]ID // by what they are made of
-	ports    map[string]ID
+	ports    map[[32]byte]ID // by a hash of the matches they are made of
 	key      []byte          // of the table that is asked for
 	sums     map[ID][32]byte // the whole hashes of those in use
 }
@@ -81,7 +81,7 @@ func newCompiler(tenant string, policies []Policy, apps map[address.AppID]map[st
 	}
 	c := &compiler{
 		tenant: tenant, index: newIndex(apps), peers: map[place]appSet{},
-		sets: map[string]ID{}, ports: map[string]ID{}, sums: map[ID][32]byte{},
+		sets: map[string]ID{}, ports: map[[32]byte]ID{}, sums: map[ID][32]byte{},
 		tables: Tables{
 			Subjects: map[address.AppID]Subject{}, Blocks: map[BlockKey]ID{},
 			Ports: map[PortKey]PortEntry{}, Ranges: map[RangeKey]Verdict{}, Names: map[uint32]RuleName{},

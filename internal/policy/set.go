@@ -162,7 +162,8 @@ func (c *compiler) table(matches []*match, isolated uint32) (ID, error) {
 	for _, m := range matches {
 		c.key = append(c.key, m.key...)
 	}
-	if id, ok := c.ports[string(c.key)]; ok {
+	madeOf := sha256.Sum256(c.key)
+	if id, ok := c.ports[madeOf]; ok {
 		return id, nil
 	}
 	t, err := flatten(matches, isolated)
@@ -183,7 +184,7 @@ func (c *compiler) table(matches []*match, isolated uint32) (ID, error) {
 	if err != nil {
 		return 0, err
 	}
-	c.ports[string(c.key)] = id
+	c.ports[madeOf] = id
 	if !isNew {
 		return id, nil
 	}
