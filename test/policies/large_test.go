@@ -1,0 +1,141 @@
+package policies_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/lab"
+	"pilaster.io/pilaster/internal/lab/labtest"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+const (
+	manyPods     = 50
+	manyPolicies = 5_000
+	atOnce       = 100 // policies of one change of the store
+
+	maxPeak  = 96 << 20        // bytes of memory of the agent, at any time
+	maxStart = 2 * time.Second // until it is ready, from its own disk
+)
+
+// TestManyPolicies: a node with 50 containers, no two of which are alike, in a tenant with 5,000 policies, all of which select some of them. What the agent
+// needs while they come and to start with them from its own disk is bounded; no orchestrator is there then.
+func TestManyPolicies(t *testing.T) {
+	spec := lab.Spec{Nodes: []string{"n1"}, Tenants: []lab.Tenant{{Name: "blue"}}}
+	for i := range manyPods {
+		spec.Containers = append(spec.Containers, lab.Container{Name: fmt.Sprint("pod", i), Node: "n1", Tenant: "blue", Labels: manyLabels(i)})
+	}
+	l, ctx := labtest.New(t, spec), labtest.Context(t)
+	begun := time.Now()
+	var documents []string
+	r := rand.New(rand.NewPCG(1, 1))
+	for i := range manyPolicies {
+		documents = append(documents, manyDocument(r, i))
+	}
+	for some := range slices.Chunk(documents, atOnce) {
+		if _, err := l.Operator().ApplyPolicies(ctx, connect.NewRequest(&pilasterv1.ApplyPoliciesRequest{Tenant: "blue", Documents: some})); err != nil {
+			t.Fatal(err)
+		}
+	}
+	accepted := time.Since(begun)
+	all := policiesOf(ctx, t, l)
+	if len(all) != manyPolicies {
+		t.Fatalf("the cluster has %d policies", len(all))
+	}
+	newest := slices.MaxFunc(all, newer)
+	untilInForce(ctx, t, l, "n1", newest.Revision)
+	t.Logf("%d policies accepted within %v, in force after %v", manyPolicies, accepted, time.Since(begun))
+	peak(ctx, t, l, "while policies came", judgesTimes()) // how far the collection of garbage is behind depends on who else wants the CPUs
+
+	if err := l.Stop(ctx, lab.Orchestrator); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Slay(ctx, lab.AgentProcess("n1")); err != nil {
+		t.Fatal(err)
+	}
+	begun = time.Now()
+	if err := l.Start(ctx, lab.AgentProcess("n1")); err != nil {
+		t.Fatal(err)
+	}
+	took := time.Since(begun)
+	t.Logf("ready from its own disk within %v", took)
+	if took > maxStart && judgesTimes() {
+		t.Errorf("the agent took %v to be ready, of %v at most", took, maxStart)
+	}
+	status, err := l.Agent("n1").Status(ctx, connect.NewRequest(&pilasterv1.StatusRequest{}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if status.Msg.GetOrchestrator().GetConnected() {
+		t.Error("it did not start from its own disk: the orchestrator lives")
+	}
+	peak(ctx, t, l, "from its start", true)
+}
+
+// judgesTimes tells whether this machine does nothing else.
+func judgesTimes() bool { return os.Getenv("PILASTER_SURVIVE_LIMITS") != "" }
+
+// manyLabels are of one of 10 namespaces with 5 apps each.
+func manyLabels(i int) map[string]string {
+	namespace, app := i/5, i%5
+	port, number := tenant.NamedPort("http", uint16(8000+i%10), "TCP")
+	return map[string]string{
+		"app": fmt.Sprint("app-", app), "tier": fmt.Sprint("tier-", i%3), tenant.NamespaceKey: fmt.Sprint("team-", namespace),
+		tenant.NamespaceLabelKey("division"): fmt.Sprint("division-", namespace%7), port: number,
+	}
+}
+
+// manyDocument is one as in the benchmark of package policy: who may come by labels, to ranges of ports and to one; half of them also say whom to go to, by
+// the name of a port and by blocks.
+func manyDocument(r *rand.Rand, i int) string {
+	rule := func() string {
+		return fmt.Sprintf(`{"from": [{"podSelector": {"matchLabels": {"tier": "tier-%d"}}}, {"namespaceSelector": {"matchLabels": {"division": "division-%d"}}}],
+			"ports": [{"port": 8000, "endPort": %d}, {"port": 53, "protocol": "UDP"}]}`, r.IntN(3), r.IntN(7), 8000+r.IntN(100))
+	}
+	egress := ""
+	if i%2 == 0 {
+		egress = fmt.Sprintf(`, "egress": [{"ports": [{"port": 53, "protocol": "UDP"}]}, {"to": [{"namespaceSelector": {"matchLabels": {"division": "division-1"}}}], "ports": [{"port": "http"}]},
+			{"to": [{"ipBlock": {"cidr": "10.0.0.0/8", "except": ["10.%d.0.0/16"]}}]}]`, r.IntN(256))
+	}
+	return fmt.Sprintf(`{"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": {"name": "policy-%d", "namespace": "team-%d"},
+		"spec": {"podSelector": {"matchLabels": {"app": "app-%d"}}, "ingress": [%s, %s]%s}}`, i, i%10, r.IntN(5), rule(), rule(), egress)
+}
+
+// agentFile reads what the kernel says of the agent's process.
+func agentFile(ctx context.Context, t *testing.T, l *lab.Lab, name string) string {
+	t.Helper()
+	states, err := l.Processes(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	i := slices.IndexFunc(states, func(s lab.ProcessState) bool { return s.Name == lab.AgentProcess("n1") })
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", states[i].PID, name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+// peak wants the memory of the agent to have been bounded until now.
+func peak(ctx context.Context, t *testing.T, l *lab.Lab, when string, judged bool) {
+	t.Helper()
+	_, rest, found := strings.Cut(agentFile(ctx, t, l, "status"), "VmHWM:")
+	kb, err := strconv.Atoi(strings.TrimSpace(strings.Split(rest, "kB")[0]))
+	if !found || err != nil {
+		t.Fatalf("its memory: %v", err)
+	}
+	t.Logf("%s: at most %d MiB", when, kb>>10)
+	if kb<<10 > maxPeak && judged {
+		t.Errorf("%s the agent had %d MiB, of %d at most", when, kb>>10, maxPeak>>20)
+	}
+}
