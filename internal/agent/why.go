@@ -45,6 +45,9 @@ type Reason struct {
 func (c *Core) Why(source, destination netip.Addr, protocol uint8, port uint16) ([]Reason, error) {
 	from, to := c.Explain(source), c.Explain(destination)
 	if !from.Plaintext.IsValid() || !to.Plaintext.IsValid() {
+		if len(from.Overlaid)+len(to.Overlaid) > 0 {
+			return nil, refuse(ErrNever, "%v and %v: addresses of network nimitz say no identity, its packets do; what was dropped there, and by which rule, `pilaster monitor` and `pilaster policy hits` tell", source, destination)
+		}
 		return nil, nil
 	}
 	var all []Reason
