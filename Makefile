@@ -14,7 +14,7 @@ plugin_entry = $(if $(filter amd64,$(shell go env GOARCH)),-E main.start)
 # One line and exit status 2: what follows needs namespaces and eBPF.
 as_root = $(if $(filter 0,$(shell id -u)),,$(error make $@ needs root: it makes network namespaces and loads eBPF programs))
 
-.PHONY: help build plugin demo test fuzz fuzz-long deps lint generate bench soak survive macvlan netkit nexthop chaos mutation vm vm-ovs budget
+.PHONY: help build plugin demo test fuzz fuzz-long deps lint generate bench soak survive macvlan netkit nexthop policies chaos mutation vm vm-ovs budget
 
 help: ## list these targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 20
@@ -101,6 +101,11 @@ else
 	@PILASTER_TEST_BINARY=$(CURDIR)/bin/pilaster $(MAKE) vm CPUS=1 PKG='./internal/datapath ./internal/bench ./test/attack ./test/operations ./test/cni' \
 	    SKIP='TestBudget|TestMacvlan[^K]|TestScale|TestPods'
 endif
+
+policies: ## all cases of cyclonus with packets on each network, 5,000 policies on a node and how soon a change judges: the long run of test/policies
+	@$(as_root)
+	@$(MAKE) build
+	@PILASTER_POLICIES_LONG=1 go test -v -count=1 -timeout 30m ./test/policies
 
 nexthop: ## routers that die in every way, and advertisements of 30 s: the long run of test/nexthop
 	@$(as_root)

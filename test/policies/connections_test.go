@@ -24,7 +24,7 @@ import (
 const (
 	someConnections = 2_000 // unless PILASTER_TEST_CONNECTIONS says how many
 	dialledAtOnce   = 500   // fewer than a listener has room for
-	changes         = 20    // of policies
+	churns          = 20    // of policies
 )
 
 // Connections run from all of the first to all of the others, which are on the other node.
@@ -56,7 +56,7 @@ func TestConnectionsOutlivePolicies(t *testing.T) {
 	all.talk(t, "at first")
 	t.Logf("%d connections within %v", count, time.Since(begun))
 	before := drops(ctx, t, l)
-	for i := range changes {
+	for i := range churns {
 		documents := []string{allowed("ingress", 80, 81, 1000+i), allowed("egress", 80, 81)}
 		if i%2 == 0 { // somebody else is cut off, by name and by block
 			documents = append(documents, `{"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": {"name": "other", "namespace": "z"},
@@ -68,10 +68,10 @@ func TestConnectionsOutlivePolicies(t *testing.T) {
 	if now := drops(ctx, t, l); !slices.EqualFunc(before, now, maps.Equal) {
 		t.Errorf("nodes dropped %v, and before policies changed %v", now, before)
 	}
-	t.Logf("%d changes of policies, %v", changes, time.Since(begun))
+	t.Logf("%d changes of policies, %v", churns, time.Since(begun))
 
 	// That this is not blind.
-	apply(ctx, t, l, changes+1, []string{allowed("ingress", 1), allowed("egress", 80, 81)})
+	apply(ctx, t, l, churns+1, []string{allowed("ingress", 1), allowed("egress", 80, 81)})
 	if err := all.write(); err != nil {
 		t.Fatal(err)
 	}
