@@ -63,8 +63,8 @@ type compiler struct {
 	numbers  numbers
 	peers    map[place]appSet // whom rules match by labels, of those asked for so far
 	tables   Tables
-	rows     []peerRow     // what is to be in the map of peers, which is the largest
-	sets     map[string]ID // by what they are made of
+	rows     []peerRow       // what is to be in the map of peers, which is the largest
+	sets     map[string]ID   // by what they are made of
 	ports    map[[32]byte]ID // by a hash of the matches they are made of
 	key      []byte          // of the table that is asked for
 	sums     map[ID][32]byte // the whole hashes of those in use
