@@ -142,8 +142,8 @@ func rewrite(from, to string, change func(string) string) error {
 }
 
 var (
-	mapInC  = regexp.MustCompile(`\b((?:pil|nim)_[a-z_]+)_v\d+\b`)
-	mapInGo = regexp.MustCompile(`((?:Pil|Nim)[A-Z][A-Za-z]*)V\d+\b`)
+	mapInC  = regexp.MustCompile(`\b((?:pil|nim|pol)_[a-z_]+)_v\d+\b`)
+	mapInGo = regexp.MustCompile(`((?:Pil|Nim|Pol)[A-Z][A-Za-z]*)V\d+\b`)
 	entries = regexp.MustCompile(`(?m)^struct (source|local|tenant) \{\n`)
 	sizes   = regexp.MustCompile(`(sizeof\(struct (?:source|local|tenant)\) == )(\d+)`)
 	// Counters begin with the packets in every layout.
