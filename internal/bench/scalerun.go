@@ -17,6 +17,7 @@ type frames struct {
 	packets, next *ebpf.Map
 	driver        *ebpf.Program
 	idle          *ebpf.Program // the same before a program that does nothing
+	handed        uint64        // packets that the driver has handed over, those of interrupted runs included
 }
 
 // What a packet of a run ends with.
@@ -195,8 +196,19 @@ func (f *frames) program(n int, want uint32) (float64, error) {
 	if err != nil {
 		return 0, err
 	}
+	var before, after uint64
+	if err := f.next.Lookup(uint32(0), &before); err != nil {
+		return 0, err
+	}
 	with, err := f.run(f.driver, n, want)
-	return with - without, err
+	if err != nil {
+		return 0, err
+	}
+	if err := f.next.Lookup(uint32(0), &after); err != nil {
+		return 0, err
+	}
+	f.handed += after - before
+	return with - without, nil
 }
 
 // threadTime does not run while other processes have the CPU.

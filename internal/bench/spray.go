@@ -88,7 +88,7 @@ func (m *scaleMeter) spray(h *scaleHook, victim *frames, keys int) (s SprayCost,
 	}
 	wanted := uint64(0)
 	if keys == 0 {
-		wanted = uint64(len(own) * burst)
+		wanted = sprayed.handed
 	}
 	if after-before != wanted {
 		return s, fmt.Errorf("%d packets were dropped, and %d were sent to made-up addresses", after-before, wanted)
