@@ -100,6 +100,7 @@ func (c *cluster) boot(dir, name string, driver *fakeDriver) *member {
 	link := NewLink(LinkConfig{
 		URL: "https://" + c.Addr().String(), Version: "v1", Node: node, Tenants: tenants, Endpoints: func() []endpoint.Record { return store.List() },
 		UplinkAddresses: func() ([]netip.Addr, error) { return []netip.Addr{netip.MustParseAddr("2001:db8::2")}, nil },
+		Enforces:        func() []string { return []string{"netpila", "nimitz"} },
 		Dial: func(ctx context.Context) (pilasterv1connect.NodeServiceClient, error) {
 			return join.Dial(ctx, join.Config{
 				URL: "https://" + c.Addr().String(), Token: c.Token(), StateDir: dir, NodeName: name, NodeUUID: node.UUID(), Log: slog.New(slog.DiscardHandler),

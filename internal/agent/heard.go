@@ -33,7 +33,7 @@ func joined(begun, next *pilasterv1.FollowResponse) (whole, rest *pilasterv1.Fol
 		e.Snapshot.Overrides = append(e.Snapshot.Overrides, d.GetOverrides()...)
 		e.Snapshot.WholePolicies = append(e.Snapshot.WholePolicies, d.GetWholePolicies()...)
 	}
-	begun.Revision, begun.SpreadMs = next.Revision, next.SpreadMs
+	begun.Revision, begun.SpreadMs, begun.WithPolicies = next.Revision, next.SpreadMs, next.WithPolicies
 	if next.More {
 		return nil, begun
 	}

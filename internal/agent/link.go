@@ -46,6 +46,7 @@ type LinkConfig struct {
 	WantedPrefix    netip.Prefix             // brought by the operator; may be zero
 	Edge            bool                     // the node is an Edge Switch
 	Gateway         func() bool              // whether the node has one, as far as it knows yet; nil means no
+	Enforces        func() []string          // networks on which it enforces policies, as far as it knows yet; nil means none
 	UplinkAddresses func() ([]netip.Addr, error)
 	// AddressesChanged tells that they may be others than before; nil where they never are.
 	AddressesChanged <-chan struct{}
@@ -338,6 +339,9 @@ func (l *Link) apply(ctx context.Context, core *Core, event *pilasterv1.FollowRe
 	}
 	l.apart = time.Duration(event.SpreadMs) * time.Millisecond
 	if event.Revision > 0 {
+		if !event.WithPolicies {
+			l.config.Tenants.distrust()
+		}
 		l.status.Revision = event.Revision
 	}
 	return nil

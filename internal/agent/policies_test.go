@@ -378,6 +378,58 @@ func TestPoliciesAreAskedFor(t *testing.T) {
 	incomplete("blue")
 }
 
+// An orchestrator of a build without policies moves a node past what became of them; the next stream is asked for all.
+func TestPoliciesThatWerePassedOver(t *testing.T) {
+	b, core := newLinkBed(t), newBed(t)
+	core.add("c1")
+	defer b.run(core)()
+	tell := func(r *pilasterv1.FollowResponse) {
+		for {
+			select {
+			case b.cluster.events <- r:
+				return
+			case <-b.cluster.hosted:
+			}
+		}
+	}
+	hears := func(revision int64, r *pilasterv1.FollowResponse) {
+		t.Helper()
+		r.Revision = revision
+		for tell(r); b.link.Status().Revision != revision; {
+			tell(&pilasterv1.FollowResponse{Event: &pilasterv1.FollowResponse_Heartbeat{}})
+		}
+	}
+	beginsWith := func(incomplete ...string) {
+		t.Helper()
+		revision := b.link.Status().Revision
+		tell(nil)
+		for said := range b.cluster.hosted {
+			if said.ResumeRevision != revision {
+				continue // of the stream before
+			}
+			if !slices.Equal(said.IncompleteTenants, incomplete) {
+				t.Errorf("after revision %d asked is for %q, want %q", revision, said.IncompleteTenants, incomplete)
+			}
+			return
+		}
+	}
+	whole := func() *pilasterv1.FollowResponse {
+		blue := &pilasterv1.Tenant{Name: "blue", Ids: []*pilasterv1.TenantId{{Id: 1, Key: blueKey[:]}}}
+		return &pilasterv1.FollowResponse{WithPolicies: true, Event: &pilasterv1.FollowResponse_Delta{Delta: &pilasterv1.Delta{
+			Tenants: []*pilasterv1.Tenant{blue}, WholeTenants: []string{"blue"}, WholePolicies: []string{"blue"},
+		}}}
+	}
+	hears(5, whole())
+	beginsWith()
+	hears(6, &pilasterv1.FollowResponse{WithPolicies: true, Event: &pilasterv1.FollowResponse_Heartbeat{}})
+	beginsWith()
+	hears(7, &pilasterv1.FollowResponse{Event: &pilasterv1.FollowResponse_Heartbeat{}}) // of an older one
+	hears(8, &pilasterv1.FollowResponse{WithPolicies: true, Event: &pilasterv1.FollowResponse_Heartbeat{}})
+	beginsWith("blue")
+	hears(9, whole())
+	beginsWith()
+}
+
 // A container for which nobody needs to be asked waits as well, while those before it do.
 func TestEachContainerWaitsForPolicies(t *testing.T) {
 	b := newBed(t)

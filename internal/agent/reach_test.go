@@ -36,6 +36,9 @@ func TestReachRegistersWhatIsNew(t *testing.T) {
 		{"more than a page", heldPage + 1, func(*testing.T, *linkBed) {}, 2, false},
 		{"another uplink", 0, func(t *testing.T, b *linkBed) { b.link.config.UplinkAddresses = uplinks("2001:db8::3", nil) }, 1, false},
 		{"a gateway", 0, func(t *testing.T, b *linkBed) { b.link.config.Gateway = func() bool { return true } }, 1, false},
+		{"policies enforced", 0, func(t *testing.T, b *linkBed) {
+			b.link.config.Enforces = func() []string { return []string{"netpila"} }
+		}, 1, false},
 		{"no uplink", 0, func(t *testing.T, b *linkBed) {
 			b.link.config.UplinkAddresses = uplinks("::", errors.New("there is none"))
 		}, 0, true},

@@ -109,6 +109,9 @@ func (l *Link) registration(uplinks []netip.Addr, said map[holding]bool) (req *p
 		said[holdingOf(m)] = true
 	}
 	req = &pilasterv1.RegisterRequest{Version: l.config.Version, Edge: l.config.Edge, Gateway: l.config.Gateway != nil && l.config.Gateway(), Held: held}
+	if l.config.Enforces != nil {
+		req.Enforces = l.config.Enforces()
+	}
 	for _, a := range uplinks {
 		req.UplinkAddresses = append(req.UplinkAddresses, a.String())
 	}

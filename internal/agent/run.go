@@ -94,6 +94,8 @@ type daemon struct {
 	driver  DriverCloser
 	opened  []Network // in that order
 	gateway bool      // one of them has a gateway that works: asked once, as a network may wait for its switch
+
+	enforces []string // names of those that enforce policies
 }
 
 func newDaemon(o Options) (*daemon, error) {
@@ -111,7 +113,8 @@ func newDaemon(o Options) (*daemon, error) {
 	}
 	d.link = NewLink(LinkConfig{
 		URL: o.OrchestratorURL, Version: o.Version, Node: d.node, Tenants: d.tenants, Endpoints: d.store.WithGiven, WantedPrefix: o.NodePrefix, Edge: o.Edge,
-		Gateway:          func() bool { return d.gateway }, // known after the first registration
+		Gateway:          func() bool { return d.gateway }, // known after the first registration, as is the next
+		Enforces:         func() []string { return d.enforces },
 		UplinkAddresses:  func() ([]netip.Addr, error) { return d.uplinkAddresses() },
 		AddressesChanged: d.changed, Dial: d.dial, Log: o.Log,
 	})
@@ -310,6 +313,9 @@ func (d *daemon) networks(m Membership) (has map[string]Network, absent map[stri
 		}
 		has[o.Name], d.opened = n, append(d.opened, n)
 		d.gateway = d.gateway || hasGateway(n)
+		if unpolicedBy(n) == nil {
+			d.enforces = append(d.enforces, o.Name)
+		}
 	}
 	return has, absent, nil
 }

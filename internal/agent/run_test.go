@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -293,6 +294,9 @@ func TestRegisteringDoesNotWaitForASwitch(t *testing.T) {
 	m, _ := d.node.Membership()
 	if _, _, err := d.networks(m); err != nil {
 		t.Fatal(err)
+	}
+	if said := d.link.config.Enforces(); !slices.Equal(said, []string{own.Name}) {
+		t.Errorf("it enforces policies on %q", said)
 	}
 	for range 2 {
 		has := make(chan bool, 1)

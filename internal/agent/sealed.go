@@ -21,14 +21,18 @@ func (c *Core) seal(name string, sealed bool) error {
 	})
 }
 
+// unpolicedBy says why a network enforces no policies here, nil where it does.
+func unpolicedBy(n Network) error {
+	if u, ok := n.(network.Unpoliced); ok {
+		return u.Unpoliced()
+	}
+	return nil
+}
+
 // unpoliced says why some of these networks enforce no policies of a tenant here, nil where they all do.
 func (c *Core) unpoliced(name string, networks []string) error {
 	for _, on := range networks {
-		u, ok := c.networks[on].(network.Unpoliced)
-		if !ok {
-			continue
-		}
-		if why := u.Unpoliced(); why != nil {
+		if why := unpolicedBy(c.networks[on]); why != nil {
 			return fmt.Errorf("tenant %s has policies, and network %s enforces none on this node: %w", name, on, why)
 		}
 	}

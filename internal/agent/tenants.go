@@ -383,6 +383,17 @@ func (t *Tenants) setTold(name string, told bool) {
 	}
 }
 
+// distrust has the next stream told all policies: this one, of an orchestrator that knows of none, has passed over what became of them.
+func (t *Tenants) distrust() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, h := range t.m {
+		if h.told {
+			h.told, h.asked = false, true
+		}
+	}
+}
+
 func (t *Tenants) isPoliced(name string) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()

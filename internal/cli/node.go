@@ -24,6 +24,7 @@ type nodeView struct {
 	Registered      time.Time `json:"registered"`
 	Edge            bool      `json:"edge,omitempty"`    // the Edge Switch of its region
 	Gateway         bool      `json:"gateway,omitempty"` // containers can be published there
+	Enforces        []string  `json:"enforces"`          // networks on which it enforces policies
 	Tenants         []string  `json:"tenants,omitzero"`  // of node get: those it hosts
 }
 
@@ -31,6 +32,7 @@ func viewNode(n *pilasterv1.Node) nodeView {
 	v := nodeView{
 		Name: n.Name, UUID: n.Uuid, Prefix: n.Prefix, State: "away",
 		UplinkAddresses: append([]string{}, n.UplinkAddresses...), Version: n.Version, Registered: n.Registered.AsTime(), Edge: n.Edge, Gateway: n.Gateway,
+		Enforces: append([]string{}, n.Enforces...),
 	}
 	if n.Connected {
 		v.State = "connected"
@@ -39,6 +41,14 @@ func viewNode(n *pilasterv1.Node) nodeView {
 		v.Route = n.Prefix + " via " + n.UplinkAddresses[0]
 	}
 	return v
+}
+
+// enforcedOn says on which networks a node enforces policies.
+func enforcedOn(networks []string) string {
+	if len(networks) == 0 {
+		return "not enforced"
+	}
+	return "enforced on " + strings.Join(networks, ", ")
 }
 
 func newNodeCommand(env Env) *cobra.Command {
@@ -68,9 +78,9 @@ func newNodeGet(env Env) *cobra.Command {
 			v := viewNode(resp.Msg.Node)
 			v.Tenants = append([]string{}, resp.Msg.Tenants...)
 			return out.print(env.Stdout, v, func(w io.Writer) {
-				fmt.Fprintf(w, "name\t%s\nuuid\t%s\nprefix\t%s\nstate\t%s\nroute\t%s\nversion\t%s\nregistered\t%s\ntenants\t%s\n",
+				fmt.Fprintf(w, "name\t%s\nuuid\t%s\nprefix\t%s\nstate\t%s\nroute\t%s\nversion\t%s\nregistered\t%s\npolicies\t%s\ntenants\t%s\n",
 					v.Name, v.UUID, v.Prefix, v.State, orNone(v.Route), v.Version,
-					moment(v.Registered), orNone(strings.Join(v.Tenants, ", ")))
+					moment(v.Registered), enforcedOn(v.Enforces), orNone(strings.Join(v.Tenants, ", ")))
 				if v.Gateway {
 					fmt.Fprintln(w, "gateway\topen")
 				}

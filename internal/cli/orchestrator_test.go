@@ -100,7 +100,7 @@ func TestOperatorCommands(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(client.Close)
-		if _, err := client.Register(t.Context(), connect.NewRequest(&pilasterv1.RegisterRequest{UplinkAddresses: []string{"2001:db8:70:1::2", "2001:db8::2"}})); err != nil {
+		if _, err := client.Register(t.Context(), connect.NewRequest(&pilasterv1.RegisterRequest{UplinkAddresses: []string{"2001:db8:70:1::2", "2001:db8::2"}, Enforces: []string{"netpila"}})); err != nil {
 			t.Fatal(err)
 		}
 		return client
@@ -123,8 +123,11 @@ func TestOperatorCommands(t *testing.T) {
 	if r := command(t, "node", "list"); !strings.Contains(r.stdout, "\nn1     fd70:696c:6100:1::/64   connected   fd70:696c:6100:1::/64 via 2001:db8:70:1::2\n") {
 		t.Errorf("node list: %s", r.stdout)
 	}
-	if n := ask[nodeView](t, "node", "get", "n1"); n.Route != "fd70:696c:6100:1::/64 via 2001:db8:70:1::2" || n.State != "connected" || strings.Join(n.Tenants, " ") != "blue" {
+	if n := ask[nodeView](t, "node", "get", "n1"); n.Route != "fd70:696c:6100:1::/64 via 2001:db8:70:1::2" || n.State != "connected" || strings.Join(n.Tenants, " ") != "blue" || strings.Join(n.Enforces, " ") != "netpila" {
 		t.Errorf("node get: %+v", n)
+	}
+	if r := command(t, "node", "get", "n1"); !strings.Contains(r.stdout, "policies     enforced on netpila\n") {
+		t.Errorf("node get: %s", r.stdout)
 	}
 	if r := command(t, "tenant", "get", "blue"); !strings.Contains(r.stdout, "app=web\n") || strings.Contains(r.stdout, "key") || !strings.Contains(r.stdout, "id           1   current, held by n1") {
 		t.Errorf("tenant get: %s", r.stdout)

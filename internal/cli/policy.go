@@ -116,12 +116,16 @@ func newPolicyApply(env Env) *cobra.Command {
 	var out output
 	var files documentFiles
 	var tenant string
-	var dryRun bool
+	var dryRun, force bool
 	cmd := &cobra.Command{
 		Use:   "apply",
 		Short: "Make or change policies, all that are given or none",
 		Long: `Make or change policies, all that are given or none: where one is wrong, or there is no room, nothing is changed. One that is as it was
-stays so, and no node hears of it. A policy that is not given stays too: delete it when it is to end.`,
+stays so, and no node hears of it. A policy that is not given stays too: delete it when it is to end.
+
+The first policy of a tenant that is not in audit is refused while nodes host the tenant that would not enforce it: nodes of builds without
+policies, where everything would pass in silence, and nodes where Open vSwitch carries the tenant's packets, which cut its containers off.
+They are named. From then on such nodes get no container of the tenant. --force applies it all the same.`,
 		Example: "  pilaster policy apply -f web.yaml --tenant blue\n  pilaster policy apply -f web.yaml -f db.yaml --tenant blue --dry-run\n  kubectl get networkpolicy -A -o yaml | pilaster policy apply -f - --tenant blue",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -129,7 +133,7 @@ stays so, and no node hears of it. A policy that is not given stays too: delete 
 			if err != nil {
 				return err
 			}
-			resp, err := socket.client().ApplyPolicies(cmd.Context(), connect.NewRequest(&pilasterv1.ApplyPoliciesRequest{Tenant: tenant, Documents: documents, DryRun: dryRun}))
+			resp, err := socket.client().ApplyPolicies(cmd.Context(), connect.NewRequest(&pilasterv1.ApplyPoliciesRequest{Tenant: tenant, Documents: documents, DryRun: dryRun, Force: force}))
 			if err != nil {
 				return err
 			}
@@ -157,6 +161,7 @@ stays so, and no node hears of it. A policy that is not given stays too: delete 
 	namedFlag(cmd, &tenant, "tenant", "whose they are", socket.tenants)
 	_ = cmd.MarkFlagRequired("tenant")
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "say what would change, and change nothing")
+	cmd.Flags().BoolVar(&force, "force", false, "though nodes that host the tenant would not enforce it")
 	return cmd
 }
 

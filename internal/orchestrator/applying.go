@@ -17,16 +17,16 @@ func (s *operatorService) ApplyPolicies(ctx context.Context, req *connect.Reques
 	if err != nil {
 		return nil, connect.NewError(connect.CodeInvalidArgument, err)
 	}
-	changes, err := s.store.ApplyPolicies(ctx, req.Msg.Tenant, policies, req.Msg.DryRun)
+	applied, err := s.store.ApplyPolicies(ctx, req.Msg.Tenant, policies, store.Applying{DryRun: req.Msg.DryRun, Force: req.Msg.Force})
 	if err != nil {
 		return nil, err
 	}
 	s.await(ctx)
 	var resp pilasterv1.ApplyPoliciesResponse
-	for i, change := range changes {
+	for i, is := range applied {
 		p := brief(policies[i])
-		p.Tenant = req.Msg.Tenant
-		resp.Policies = append(resp.Policies, &pilasterv1.AppliedPolicy{Policy: p, Change: change})
+		p.Tenant, p.Changed, p.Revision = req.Msg.Tenant, is.Changed, is.Revision
+		resp.Policies = append(resp.Policies, &pilasterv1.AppliedPolicy{Policy: p, Change: is.Change})
 	}
 	return connect.NewResponse(&resp), nil
 }

@@ -3,8 +3,10 @@ package orchestrator
 import (
 	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"connectrpc.com/connect"
 	"google.golang.org/protobuf/proto"
@@ -26,6 +28,11 @@ func apply(t *testing.T, s *Server, tenant string, documents ...string) string {
 	}
 	var said []string
 	for _, p := range resp.Msg.Policies {
+		// What is there now says the same.
+		is, err := operator(s.config.RunDir).GetPolicy(t.Context(), connect.NewRequest(&pilasterv1.GetPolicyRequest{Policy: p.Policy}))
+		if err != nil || !proto.Equal(brief(is.Msg.Policy), p.Policy) || p.Policy.Revision == 0 {
+			t.Errorf("answered was %v, and it is %v, %v", p.Policy, is, err)
+		}
 		said = append(said, p.Policy.Name+" "+strings.ToLower(strings.TrimPrefix(p.Change.String(), "POLICY_CHANGE_")))
 	}
 	return strings.Join(said, ", ")
@@ -103,6 +110,49 @@ func TestApplyPolicies(t *testing.T) {
 	if r := follow(t, n1, &pilasterv1.FollowRequest{HostedTenants: []string{"blue"}}).next(t).GetSnapshot(); len(r.GetPolicies()) != 1 || len(r.WholePolicies) != 1 {
 		t.Errorf("back, n1 heard %v", r)
 	}
+}
+
+// A node says what it enforces when it registers; one that enforces nothing is refused, and so are policies that it would not enforce.
+func TestNodesThatEnforceNothing(t *testing.T) {
+	t.Parallel()
+	s := start(t, testConfig(t))
+	op := operator(s.config.RunDir)
+	createTenant(t, s, "blue")
+	n1 := dial(t, s, testNode(1))
+	says := func(enforces ...string) {
+		t.Helper()
+		resp, err := n1.Register(t.Context(), connect.NewRequest(&pilasterv1.RegisterRequest{Version: "test", Enforces: enforces}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if said := resp.Msg.Node.Enforces; len(said) > 2 || slices.Contains(said, "later") || slices.Contains(said, "netpila") != slices.Contains(enforces, "netpila") {
+			t.Errorf("it said %q, and noted is %q", enforces, said)
+		}
+	}
+	try := func(force bool) error {
+		_, err := op.ApplyPolicies(t.Context(), connect.NewRequest(&pilasterv1.ApplyPoliciesRequest{Tenant: "blue", Documents: []string{netpol("a", "")}, Force: force}))
+		return err
+	}
+	asks := func() error {
+		_, err := n1.Resolve(t.Context(), connect.NewRequest(&pilasterv1.ResolveRequest{Tenant: "blue", Sequence: uint64(time.Now().UnixNano())}))
+		return err
+	}
+	says()
+	if err := asks(); err != nil {
+		t.Fatal(err)
+	}
+	wantCode(t, try(false), connect.CodeFailedPrecondition)
+	if err := try(true); err != nil {
+		t.Fatal(err)
+	}
+	wantCode(t, asks(), connect.CodeFailedPrecondition)
+	says("nimitz")
+	wantCode(t, asks(), connect.CodeFailedPrecondition)
+	says("netpila", "later", "nimitz", "netpila")
+	if err := asks(); err != nil {
+		t.Errorf("after its upgrade: %v", err)
+	}
+	says("netpila", "nimitz")
 }
 
 // TestLongPoliciesAreFollowed: what is longer than one message comes in several, over a real connection.

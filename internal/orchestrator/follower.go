@@ -261,7 +261,7 @@ func (m *model) queue(f *follower, r *pilasterv1.FollowResponse) {
 		m.endOne(f, connect.CodeResourceExhausted, "slow", fmt.Sprintf("the node reads too slowly: %d changes wait; follow again", maxQueue))
 		return
 	}
-	r.SpreadMs = m.spread()
+	r.SpreadMs, r.WithPolicies = m.spread(), true
 	f.queue = append(f.queue, r)
 	f.signal()
 }
@@ -305,7 +305,7 @@ func (m *model) heartbeat(f *follower) *pilasterv1.FollowResponse {
 	if len(f.queue) > 0 {
 		return nil
 	}
-	return &pilasterv1.FollowResponse{Revision: m.revision, SpreadMs: m.spread(), Event: &pilasterv1.FollowResponse_Heartbeat{Heartbeat: &pilasterv1.Heartbeat{}}}
+	return &pilasterv1.FollowResponse{Revision: m.revision, SpreadMs: m.spread(), WithPolicies: true, Event: &pilasterv1.FollowResponse_Heartbeat{Heartbeat: &pilasterv1.Heartbeat{}}}
 }
 
 // spread is how long all that follow here together take to follow anew, in milliseconds: so far apart they are asked to come.

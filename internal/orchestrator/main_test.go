@@ -92,7 +92,7 @@ func dial(t *testing.T, s *Server, n pki.Node) *join.Client {
 func registered(t *testing.T, s *Server, n pki.Node) *join.Client {
 	t.Helper()
 	c := dial(t, s, n)
-	if _, err := c.Register(t.Context(), connect.NewRequest(&pilasterv1.RegisterRequest{Version: "test"})); err != nil {
+	if _, err := c.Register(t.Context(), connect.NewRequest(&pilasterv1.RegisterRequest{Version: "test", Enforces: []string{"netpila", "nimitz"}})); err != nil {
 		t.Fatal(err)
 	}
 	return c

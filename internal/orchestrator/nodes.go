@@ -140,6 +140,14 @@ func registration(ctx context.Context, m *pilasterv1.RegisterRequest) (r store.R
 	if err := checkHeld(m.Held); err != nil {
 		return r, err
 	}
+	for _, network := range m.Enforces {
+		if _, known := tenant.TraitsOf(network); !known {
+			continue // a later build has one more
+		}
+		r.Enforces = append(r.Enforces, network)
+	}
+	slices.Sort(r.Enforces)
+	r.Enforces = slices.Compact(r.Enforces)
 	r.Edge, r.Gateway, r.Published = m.Edge, m.Gateway, m.Held.GetPublished()
 	r.Version, r.Tenants, r.Apps, r.Mappings = m.Version, m.Held.GetTenants(), m.Held.GetApps(), m.Held.GetMappings()
 	if m.WantedPrefix != "" {

@@ -134,7 +134,7 @@ func parts(r *pilasterv1.FollowResponse) []*pilasterv1.FollowResponse {
 	part := func(n int) { // has room for one more
 		n += 4 // what goes before it
 		if size += n; size > maxPart && size > n {
-			all = append(all, &pilasterv1.FollowResponse{SpreadMs: r.SpreadMs, Event: &pilasterv1.FollowResponse_Delta{Delta: d}})
+			all = append(all, &pilasterv1.FollowResponse{SpreadMs: r.SpreadMs, WithPolicies: r.WithPolicies, Event: &pilasterv1.FollowResponse_Delta{Delta: d}})
 			d, size = new(pilasterv1.Delta), n
 		}
 	}
@@ -147,7 +147,7 @@ func parts(r *pilasterv1.FollowResponse) []*pilasterv1.FollowResponse {
 		d.Overrides = append(d.Overrides, o)
 	}
 	if size > 0 {
-		all = append(all, &pilasterv1.FollowResponse{SpreadMs: r.SpreadMs, Event: &pilasterv1.FollowResponse_Delta{Delta: d}})
+		all = append(all, &pilasterv1.FollowResponse{SpreadMs: r.SpreadMs, WithPolicies: r.WithPolicies, Event: &pilasterv1.FollowResponse_Delta{Delta: d}})
 	}
 	revision := r.Revision
 	for _, part := range all {

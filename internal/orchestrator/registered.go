@@ -24,7 +24,7 @@ func (m *model) registered(r store.Registration) *pilasterv1.Node {
 	for i, a := range r.Uplinks {
 		uplinks[i] = a.String()
 	}
-	if n.Version != r.Version || n.Edge != r.Edge || n.Gateway != r.Gateway || r.Published != 0 || !slices.Equal(n.UplinkAddresses, uplinks) {
+	if n.Version != r.Version || n.Edge != r.Edge || n.Gateway != r.Gateway || !slices.Equal(n.Enforces, r.Enforces) || r.Published != 0 || !slices.Equal(n.UplinkAddresses, uplinks) {
 		return nil
 	}
 	for _, held := range r.Tenants {

@@ -111,6 +111,7 @@ func (n *node) open(ctx context.Context, w *world) error {
 	ctx = n.as(ctx)
 	n.link = agent.NewLink(agent.LinkConfig{
 		URL: w.url, Version: w.version, Node: n.who, Tenants: tenants, Endpoints: n.store.WithGiven,
+		Enforces:        func() []string { return []string{nimitz.Name, netpila.Name} },
 		UplinkAddresses: func() ([]netip.Addr, error) { return w.uplink, nil },
 		WithoutMappings: n.asks,
 		Dial:            func(context.Context) (pilasterv1connect.NodeServiceClient, error) { return n.clients, nil },

@@ -42,7 +42,12 @@ func TestPoliciesOnOpenVSwitch(t *testing.T) {
 		}
 	}
 	reaches("without policies", "web", "far", true)
-	_, err := l.Operator().ApplyPolicies(ctx, connect.NewRequest(&pilasterv1.ApplyPoliciesRequest{Tenant: "green", Documents: []string{mutedDB}}))
+	apply := &pilasterv1.ApplyPoliciesRequest{Tenant: "green", Documents: []string{mutedDB}}
+	if _, err := l.Operator().ApplyPolicies(ctx, connect.NewRequest(apply)); err == nil || !strings.Contains(err.Error(), "n2 (build") {
+		t.Errorf("policies of a tenant on such a node: %v", err)
+	}
+	apply.Force = true
+	_, err := l.Operator().ApplyPolicies(ctx, connect.NewRequest(apply))
 	must(t, err)
 	reaches("with a policy", "web", "far", false)
 	reaches("with a policy", "far", "web", false)

@@ -285,7 +285,7 @@ func (c *client) register(name string, number, rival, place int, wanted string) 
 			return err
 		}
 		defer node.Close()
-		resp, err := node.Register(ctx, connect.NewRequest(&pilasterv1.RegisterRequest{WantedPrefix: wanted, Version: "chaos", Gateway: true}))
+		resp, err := node.Register(ctx, connect.NewRequest(&pilasterv1.RegisterRequest{WantedPrefix: wanted, Version: "chaos", Gateway: true, Enforces: []string{"netpila", "nimitz"}}))
 		if err != nil {
 			return err
 		}

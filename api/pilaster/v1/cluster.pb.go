@@ -152,8 +152,9 @@ type Node struct {
 	// Follow alone tells them; never stored.
 	Carries []string `protobuf:"bytes,8,rep,name=carries,proto3" json:"carries,omitempty"`
 	// It is an Edge Switch: between this region and others, and without containers.
-	Edge          bool `protobuf:"varint,9,opt,name=edge,proto3" json:"edge,omitempty"`
-	Gateway       bool `protobuf:"varint,10,opt,name=gateway,proto3" json:"gateway,omitempty"` // of network nimitz: containers can be published there
+	Edge          bool     `protobuf:"varint,9,opt,name=edge,proto3" json:"edge,omitempty"`
+	Gateway       bool     `protobuf:"varint,10,opt,name=gateway,proto3" json:"gateway,omitempty"`  // of network nimitz: containers can be published there
+	Enforces      []string `protobuf:"bytes,11,rep,name=enforces,proto3" json:"enforces,omitempty"` // networks on which it enforces policies; builds without them say none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -256,6 +257,13 @@ func (x *Node) GetGateway() bool {
 		return x.Gateway
 	}
 	return false
+}
+
+func (x *Node) GetEnforces() []string {
+	if x != nil {
+		return x.Enforces
+	}
+	return nil
 }
 
 // TenantId is one 24-bit id a tenant owns, with its key. Ids are never reused.
@@ -1365,7 +1373,7 @@ const file_pilaster_v1_cluster_proto_rawDesc = "" +
 	"\vbase_prefix\x18\x01 \x01(\tR\n" +
 	"basePrefix\x12%\n" +
 	"\x0eprivate_prefix\x18\x02 \x01(\tR\rprivatePrefix\x12)\n" +
-	"\x10gateway_prefixes\x18\x03 \x03(\tR\x0fgatewayPrefixes\"\xad\x02\n" +
+	"\x10gateway_prefixes\x18\x03 \x03(\tR\x0fgatewayPrefixes\"\xc9\x02\n" +
 	"\x04Node\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04uuid\x18\x02 \x01(\tR\x04uuid\x12\x16\n" +
@@ -1379,7 +1387,8 @@ const file_pilaster_v1_cluster_proto_rawDesc = "" +
 	"\acarries\x18\b \x03(\tR\acarries\x12\x12\n" +
 	"\x04edge\x18\t \x01(\bR\x04edge\x12\x18\n" +
 	"\agateway\x18\n" +
-	" \x01(\bR\agateway\"Q\n" +
+	" \x01(\bR\agateway\x12\x1a\n" +
+	"\benforces\x18\v \x03(\tR\benforces\"Q\n" +
 	"\bTenantId\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\fR\x03key\x12#\n" +

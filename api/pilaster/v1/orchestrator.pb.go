@@ -603,8 +603,9 @@ type RegisterRequest struct {
 	Version         string                 `protobuf:"bytes,3,opt,name=version,proto3" json:"version,omitempty"`
 	ClusterUuid     string                 `protobuf:"bytes,4,opt,name=cluster_uuid,json=clusterUuid,proto3" json:"cluster_uuid,omitempty"` // pinned by the agent from before; empty the first time
 	Held            *Held                  `protobuf:"bytes,5,opt,name=held,proto3" json:"held,omitempty"`
-	Edge            bool                   `protobuf:"varint,6,opt,name=edge,proto3" json:"edge,omitempty"`       // it is an Edge Switch; a region has one
-	Gateway         bool                   `protobuf:"varint,7,opt,name=gateway,proto3" json:"gateway,omitempty"` // it has one; not known yet when it registers for the first time
+	Edge            bool                   `protobuf:"varint,6,opt,name=edge,proto3" json:"edge,omitempty"`        // it is an Edge Switch; a region has one
+	Gateway         bool                   `protobuf:"varint,7,opt,name=gateway,proto3" json:"gateway,omitempty"`  // it has one; not known yet when it registers for the first time
+	Enforces        []string               `protobuf:"bytes,8,rep,name=enforces,proto3" json:"enforces,omitempty"` // networks on which it enforces policies; not known yet then either
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -686,6 +687,13 @@ func (x *RegisterRequest) GetGateway() bool {
 		return x.Gateway
 	}
 	return false
+}
+
+func (x *RegisterRequest) GetEnforces() []string {
+	if x != nil {
+		return x.Enforces
+	}
+	return nil
 }
 
 // Held is what an agent already uses; the orchestrator raises its high-water marks to it
@@ -1062,7 +1070,10 @@ type FollowResponse struct {
 	SpreadMs uint32 `protobuf:"varint,5,opt,name=spread_ms,json=spreadMs,proto3" json:"spread_ms,omitempty"`
 	// The event goes on in the next message, a delta: it is all of these together, and what they replace is replaced when the last has come. That
 	// one alone has the revision.
-	More          bool `protobuf:"varint,6,opt,name=more,proto3" json:"more,omitempty"`
+	More bool `protobuf:"varint,6,opt,name=more,proto3" json:"more,omitempty"`
+	// Up to its revision the stream has told of policies too. Where it has not, the orchestrator knows of none, and the node names what it hosts as
+	// incomplete at the next stream.
+	WithPolicies  bool `protobuf:"varint,7,opt,name=with_policies,json=withPolicies,proto3" json:"with_policies,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1148,6 +1159,13 @@ func (x *FollowResponse) GetSpreadMs() uint32 {
 func (x *FollowResponse) GetMore() bool {
 	if x != nil {
 		return x.More
+	}
+	return false
+}
+
+func (x *FollowResponse) GetWithPolicies() bool {
+	if x != nil {
+		return x.WithPolicies
 	}
 	return false
 }
@@ -3090,6 +3108,7 @@ type ApplyPoliciesRequest struct {
 	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	Documents     []string               `protobuf:"bytes,2,rep,name=documents,proto3" json:"documents,omitempty"`          // YAML or JSON, one each
 	DryRun        bool                   `protobuf:"varint,3,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"` // say what would change
+	Force         bool                   `protobuf:"varint,4,opt,name=force,proto3" json:"force,omitempty"`                 // though nodes that host the tenant do not enforce them
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3141,6 +3160,13 @@ func (x *ApplyPoliciesRequest) GetDocuments() []string {
 func (x *ApplyPoliciesRequest) GetDryRun() bool {
 	if x != nil {
 		return x.DryRun
+	}
+	return false
+}
+
+func (x *ApplyPoliciesRequest) GetForce() bool {
+	if x != nil {
+		return x.Force
 	}
 	return false
 }
@@ -3972,7 +3998,7 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\fRenewRequest\x12\x10\n" +
 	"\x03csr\x18\x01 \x01(\fR\x03csr\"1\n" +
 	"\rRenewResponse\x12 \n" +
-	"\vcertificate\x18\x01 \x01(\fR\vcertificate\"\xf3\x01\n" +
+	"\vcertificate\x18\x01 \x01(\fR\vcertificate\"\x8f\x02\n" +
 	"\x0fRegisterRequest\x12#\n" +
 	"\rwanted_prefix\x18\x01 \x01(\tR\fwantedPrefix\x12)\n" +
 	"\x10uplink_addresses\x18\x02 \x03(\tR\x0fuplinkAddresses\x12\x18\n" +
@@ -3980,7 +4006,8 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\fcluster_uuid\x18\x04 \x01(\tR\vclusterUuid\x12%\n" +
 	"\x04held\x18\x05 \x01(\v2\x11.pilaster.v1.HeldR\x04held\x12\x12\n" +
 	"\x04edge\x18\x06 \x01(\bR\x04edge\x12\x18\n" +
-	"\agateway\x18\a \x01(\bR\agateway\"\xab\x01\n" +
+	"\agateway\x18\a \x01(\bR\agateway\x12\x1a\n" +
+	"\benforces\x18\b \x03(\tR\benforces\"\xab\x01\n" +
 	"\x04Held\x12-\n" +
 	"\atenants\x18\x01 \x03(\v2\x13.pilaster.v1.TenantR\atenants\x12$\n" +
 	"\x04apps\x18\x02 \x03(\v2\x10.pilaster.v1.AppR\x04apps\x120\n" +
@@ -4009,14 +4036,15 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\x11resolving_tenants\x18\x05 \x03(\tR\x10resolvingTenants\x12\x1a\n" +
 	"\bsequence\x18\x06 \x01(\x04R\bsequence\x12'\n" +
 	"\x0fcarried_tenants\x18\a \x03(\tR\x0ecarriedTenants\x12)\n" +
-	"\x10without_mappings\x18\b \x01(\bR\x0fwithoutMappings\"\xff\x01\n" +
+	"\x10without_mappings\x18\b \x01(\bR\x0fwithoutMappings\"\xa4\x02\n" +
 	"\x0eFollowResponse\x123\n" +
 	"\bsnapshot\x18\x01 \x01(\v2\x15.pilaster.v1.SnapshotH\x00R\bsnapshot\x12*\n" +
 	"\x05delta\x18\x02 \x01(\v2\x12.pilaster.v1.DeltaH\x00R\x05delta\x126\n" +
 	"\theartbeat\x18\x03 \x01(\v2\x16.pilaster.v1.HeartbeatH\x00R\theartbeat\x12\x1a\n" +
 	"\brevision\x18\x04 \x01(\x03R\brevision\x12\x1b\n" +
 	"\tspread_ms\x18\x05 \x01(\rR\bspreadMs\x12\x12\n" +
-	"\x04more\x18\x06 \x01(\bR\x04moreB\a\n" +
+	"\x04more\x18\x06 \x01(\bR\x04more\x12#\n" +
+	"\rwith_policies\x18\a \x01(\bR\fwithPoliciesB\a\n" +
 	"\x05event\"\x93\x02\n" +
 	"\bSnapshot\x12%\n" +
 	"\x04node\x18\x01 \x01(\v2\x11.pilaster.v1.NodeR\x04node\x12-\n" +
@@ -4124,11 +4152,12 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\x18DeletePublicationRequest\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\"\x1b\n" +
-	"\x19DeletePublicationResponse\"e\n" +
+	"\x19DeletePublicationResponse\"{\n" +
 	"\x14ApplyPoliciesRequest\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x1c\n" +
 	"\tdocuments\x18\x02 \x03(\tR\tdocuments\x12\x17\n" +
-	"\adry_run\x18\x03 \x01(\bR\x06dryRun\"O\n" +
+	"\adry_run\x18\x03 \x01(\bR\x06dryRun\x12\x14\n" +
+	"\x05force\x18\x04 \x01(\bR\x05force\"O\n" +
 	"\x15ApplyPoliciesResponse\x126\n" +
 	"\bpolicies\x18\x01 \x03(\v2\x1a.pilaster.v1.AppliedPolicyR\bpolicies\"o\n" +
 	"\rAppliedPolicy\x12+\n" +

@@ -30,7 +30,7 @@ func TestStore(t *testing.T) {
 		"subnets": testSubnets, "addresses": testAddresses, "rest": testRest, "mappings recalled": testRecallMappings, "pages": testPages, "hardly anything free": testHardlyAnythingFree, "families amid each other": testFamiliesAmidEachOther, "given by two": testGivenByTwo, "the gateway's id": testGatewayID,
 		"regions": testRegions, "many regions": testManyRegions,
 		"services": testServices, "publications": testPublications, "many publications": testManyPublications, "publications recalled": testRecallPublications, "publications of earlier builds": testEarlierPublications,
-		"policies": testPolicies, "many policies together": testManyPolicies, "long policies": testLongPolicies, "overrides": testOverrides,
+		"policies": testPolicies, "many policies together": testManyPolicies, "long policies": testLongPolicies, "overrides": testOverrides, "enforcing": testEnforcing, "enforcing meets": testEnforcingMeets,
 		"sessions": testSessions, "sessions lost": testSessionsLost,
 	}
 	storetest.Each(t, func(t *testing.T, etcd *clientv3.Client) {

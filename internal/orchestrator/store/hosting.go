@@ -108,9 +108,13 @@ func checkOverrides(n *pilasterv1.Node, of *pilasterv1.Tenant, overrides []*pila
 }
 
 // expect makes a node one that hosts a tenant: it is about to accept all ids, before it draws from the
-// current one. What is noted of a node that hosts it already stays, and messages older than this no longer count.
+// current one. It is refused where it would not enforce the tenant's policies. What is noted of a node that hosts it already stays, and messages older than this no longer count.
 func (t *txn) expect(n pki.Node, sequence uint64, found *pilasterv1.Tenant) error {
-	if _, err := t.member(n); err != nil {
+	record, err := t.member(n)
+	if err != nil {
+		return err
+	}
+	if err := t.mayHost(record, found); err != nil {
 		return err
 	}
 	noted, exists, err := t.hosting(found.Name, n.Name)

@@ -23,6 +23,8 @@ type Registration struct {
 	Edge    bool         // an Edge Switch
 	Gateway bool         // it has one
 
+	Enforces []string // networks on which it enforces policies, sorted
+
 	Instance string // of the agent's machine, until it boots
 
 	// What the node uses already, without keys.
@@ -167,10 +169,10 @@ func (s *Store) register(t *txn, r Registration) (*pilasterv1.Node, error) {
 	for _, a := range r.Uplinks {
 		uplinks = append(uplinks, a.String())
 	}
-	if !fresh && node.Version == r.Version && slices.Equal(node.UplinkAddresses, uplinks) && node.Gateway == r.Gateway {
+	if !fresh && node.Version == r.Version && slices.Equal(node.UplinkAddresses, uplinks) && node.Gateway == r.Gateway && slices.Equal(node.Enforces, r.Enforces) {
 		return node, nil
 	}
-	node.Version, node.UplinkAddresses, node.Gateway = r.Version, uplinks, r.Gateway
+	node.Version, node.UplinkAddresses, node.Gateway, node.Enforces = r.Version, uplinks, r.Gateway, r.Enforces
 	return node, t.save(dirNodes+node.Name, node)
 }
 

@@ -21,18 +21,44 @@ const (
 	maxDocuments = 16 << 20 // bytes, of all of them
 )
 
-// ApplyPolicies makes or changes policies of a tenant, all of them or none, and says of each what became of it. One that is as it was changes
-// nothing. A dry run only says so.
-func (s *Store) ApplyPolicies(ctx context.Context, name string, policies []*pilasterv1.Policy, dryRun bool) (changes []pilasterv1.PolicyChange, err error) {
-	err = s.changePolicies(ctx, name, policies, dryRun, func(_ *pilasterv1.Tenant, t *txn) (err error) {
-		changes, err = t.applyPolicies(name, policies)
-		return err
-	})
-	return changes, err
+// Applying is how policies are applied.
+type Applying struct {
+	DryRun bool // only say what would change
+	Force  bool // though nodes that host the tenant would not enforce them
 }
 
-func (t *txn) applyPolicies(name string, policies []*pilasterv1.Policy) (changes []pilasterv1.PolicyChange, err error) {
-	created, grown := 0, 0
+// Applied is what became of a policy.
+type Applied struct {
+	Change   pilasterv1.PolicyChange
+	Changed  *timestamppb.Timestamp
+	Revision int64 // of the store, with that change; 0 where it would come
+}
+
+// ApplyPolicies makes or changes policies of a tenant, all of them or none, and says of each what became of it. One that is as it was changes
+// nothing.
+func (s *Store) ApplyPolicies(ctx context.Context, name string, policies []*pilasterv1.Policy, how Applying) (all []Applied, err error) {
+	revision, err := s.changePolicies(ctx, name, policies, how.DryRun, func(of *pilasterv1.Tenant, t *txn) (err error) {
+		all, err = t.applyPolicies(of, policies, how.Force)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	for i := range all {
+		switch {
+		case all[i].Change != pilasterv1.PolicyChange_POLICY_CHANGE_UNCHANGED && how.DryRun:
+		case all[i].Change != pilasterv1.PolicyChange_POLICY_CHANGE_UNCHANGED:
+			all[i].Revision = s.cluster.From + revision
+		default:
+			all[i].Revision += s.cluster.From
+		}
+	}
+	return all, nil
+}
+
+func (t *txn) applyPolicies(of *pilasterv1.Tenant, policies []*pilasterv1.Policy, force bool) (all []Applied, err error) {
+	name := of.Name
+	now, created, grown, enforced := timestamppb.New(time.Now()), 0, 0, false
 	for _, p := range policies {
 		was := new(pilasterv1.Policy)
 		exists, err := t.load(policyKey(name, p), was)
@@ -41,21 +67,27 @@ func (t *txn) applyPolicies(name string, policies []*pilasterv1.Policy) (changes
 		}
 		switch {
 		case exists && was.Document == p.Document:
-			changes = append(changes, pilasterv1.PolicyChange_POLICY_CHANGE_UNCHANGED)
+			all = append(all, Applied{pilasterv1.PolicyChange_POLICY_CHANGE_UNCHANGED, was.Changed, t.readings[policyKey(name, p)].revision})
 			continue
 		case exists:
-			changes = append(changes, pilasterv1.PolicyChange_POLICY_CHANGE_CONFIGURED)
+			all = append(all, Applied{Change: pilasterv1.PolicyChange_POLICY_CHANGE_CONFIGURED, Changed: now})
 		default:
 			created++
-			changes = append(changes, pilasterv1.PolicyChange_POLICY_CHANGE_CREATED)
+			all = append(all, Applied{Change: pilasterv1.PolicyChange_POLICY_CHANGE_CREATED, Changed: now})
 		}
-		record := &pilasterv1.Policy{Document: p.Document, Audit: p.Audit, Rules: p.Rules, Changed: timestamppb.New(time.Now())}
+		record := &pilasterv1.Policy{Document: p.Document, Audit: p.Audit, Rules: p.Rules, Changed: now}
 		if err := t.save(policyKey(name, p), record); err != nil {
 			return nil, err
 		}
 		grown += len(p.Document) - len(was.Document)
+		enforced = enforced || !p.Audit
 	}
-	return changes, t.checkPolicies(name, created, grown)
+	if enforced && !force {
+		if err := t.mayEnforce(of); err != nil {
+			return nil, err
+		}
+	}
+	return all, t.checkPolicies(name, created, grown)
 }
 
 // checkPolicies refuses more than a tenant may have. Who has more from before may have less.
@@ -84,7 +116,7 @@ func (t *txn) checkPolicies(name string, created, grown int) error {
 
 // DeletePolicies ends policies of a tenant, all of them or none.
 func (s *Store) DeletePolicies(ctx context.Context, name string, policies []*pilasterv1.Policy) error {
-	return s.changePolicies(ctx, name, policies, false, func(_ *pilasterv1.Tenant, t *txn) error {
+	_, err := s.changePolicies(ctx, name, policies, false, func(_ *pilasterv1.Tenant, t *txn) error {
 		for _, p := range policies {
 			key := policyKey(name, p)
 			if value, err := t.get(key); err != nil {
@@ -96,6 +128,7 @@ func (s *Store) DeletePolicies(ctx context.Context, name string, policies []*pil
 		}
 		return nil
 	})
+	return err
 }
 
 // HasPolicies tells whether a tenant has any now. Those that come later are told to the nodes that host it by then.
@@ -108,23 +141,25 @@ func (s *Store) HasPolicies(ctx context.Context, name string) (has bool, err err
 	return has, err
 }
 
-// changePolicies makes a change of some policies in one transaction, or not at all.
-func (s *Store) changePolicies(ctx context.Context, name string, policies []*pilasterv1.Policy, dryRun bool, decide func(*pilasterv1.Tenant, *txn) error) error {
+// changePolicies makes a change of some policies in one transaction, or not at all. The revision is etcd's, of that transaction.
+func (s *Store) changePolicies(ctx context.Context, name string, policies []*pilasterv1.Policy, dryRun bool, decide func(*pilasterv1.Tenant, *txn) error) (revision int64, err error) {
 	if err := checkTenant(name); err != nil {
-		return err
+		return 0, err
 	}
-	// Each is compared, beside the tenant and what else is in its directory.
-	if most := s.changes.together - 2; len(policies) > most {
-		return refuse(Full, "%d policies, and the store changes %d at once; nothing was changed: do it in several files, in an order in which each step is right by itself", len(policies), most)
+	// Each is compared, beside the tenant, what else is in its directory and who hosts it.
+	if most := s.changes.together - 3; len(policies) > most {
+		return 0, refuse(Full, "%d policies, and the store changes %d at once; nothing was changed: do it in several files, in an order in which each step is right by itself", len(policies), most)
 	}
 	keys := []string{dirTenants + name}
 	for _, p := range policies {
 		if len(policyKey(name, p)) > maxAsked {
-			return refuse(Invalid, "policy %.100q has a longer name than a policy can have; nothing was changed", p.Name)
+			return 0, refuse(Invalid, "policy %.100q has a longer name than a policy can have; nothing was changed", p.Name)
 		}
 		keys = append(keys, policyKey(name, p))
 	}
-	return s.change(ctx, func(t *txn) error {
+	var last *txn
+	err = s.change(ctx, func(t *txn) error {
+		last = t
 		if err := t.fetch(keys...); err != nil {
 			return err
 		}
@@ -144,6 +179,10 @@ func (s *Store) changePolicies(ctx context.Context, name string, policies []*pil
 		}
 		return nil
 	})
+	if err != nil || last.group == nil {
+		return 0, err
+	}
+	return last.group.revision, nil
 }
 
 // PolicyName is a policy as people name it: "networkpolicy/shop/web", "clusternetworkpolicy/base".

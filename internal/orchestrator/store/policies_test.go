@@ -37,13 +37,13 @@ func kept(t *testing.T, etcd *clientv3.Client, dir string) map[string]int64 {
 // applied is what became of each, by its first letters.
 func applied(t *testing.T, s *store.Store, name string, all []*pilasterv1.Policy, dryRun bool) string {
 	t.Helper()
-	changes, err := s.ApplyPolicies(t.Context(), name, all, dryRun)
+	changes, err := s.ApplyPolicies(t.Context(), name, all, store.Applying{DryRun: dryRun})
 	if err != nil {
 		t.Fatal(err)
 	}
 	var said strings.Builder
 	for _, c := range changes {
-		said.WriteString(strings.ToLower(strings.TrimPrefix(c.String(), "POLICY_CHANGE_")[:2]))
+		said.WriteString(strings.ToLower(strings.TrimPrefix(c.Change.String(), "POLICY_CHANGE_")[:2]))
 	}
 	return said.String()
 }
@@ -85,14 +85,14 @@ func testPolicies(t *testing.T, etcd *clientv3.Client) {
 	}
 
 	refusals := map[string]error{}
-	_, refusals["no tenant"] = s.ApplyPolicies(t.Context(), "green", policies("1", "a"), false)
+	_, refusals["no tenant"] = s.ApplyPolicies(t.Context(), "green", policies("1", "a"), store.Applying{})
 	refusals["no policy"] = s.DeletePolicies(t.Context(), "blue", policies("", "a", "z"))
 	refusals["another's"] = s.DeletePolicies(t.Context(), "red", policies("", "a"))
 	for _, err := range refusals {
 		refused(t, err, store.NotFound)
 	}
 	refused(t, refusals["no policy"], store.NotFound, "networkpolicy/shop/z", "nothing was changed")
-	_, err := s.ApplyPolicies(t.Context(), "blue", policies("1", strings.Repeat("x", 2000)), false)
+	_, err := s.ApplyPolicies(t.Context(), "blue", policies("1", strings.Repeat("x", 2000)), store.Applying{})
 	refused(t, err, store.Invalid)
 	if is := kept(t, etcd, "policies/"); len(is) != 3 {
 		t.Errorf("after refusals %v is kept", is)
@@ -117,9 +117,9 @@ func testManyPolicies(t *testing.T, etcd *clientv3.Client) {
 	if _, err := s.CreateTenant(t.Context(), "blue", 0); err != nil {
 		t.Fatal(err)
 	}
-	most := 126
+	most := 125
 	if len(etcd.Endpoints()) == 0 {
-		most = 1022
+		most = 1021
 	}
 	numbered := func(from, n int) (all []*pilasterv1.Policy) {
 		var names []string
@@ -128,7 +128,7 @@ func testManyPolicies(t *testing.T, etcd *clientv3.Client) {
 		}
 		return policies("1", names...)
 	}
-	_, err := s.ApplyPolicies(t.Context(), "blue", numbered(0, most+1), true)
+	_, err := s.ApplyPolicies(t.Context(), "blue", numbered(0, most+1), store.Applying{DryRun: true})
 	refused(t, err, store.Full, "at once", fmt.Sprint(most), "nothing was changed")
 	if got := applied(t, s, "blue", numbered(0, most), false); got != strings.Repeat("cr", most) {
 		t.Errorf("said is %s", got)
@@ -140,7 +140,7 @@ func testManyPolicies(t *testing.T, etcd *clientv3.Client) {
 	if len(revisions) != 1 {
 		t.Errorf("%d policies were made in %d transactions", most, len(revisions))
 	}
-	_, err = s.ApplyPolicies(t.Context(), "blue", policies(strings.Repeat("x", 64<<10), strings.Fields("a b c d e f g h i j k l m n o p q")...), true)
+	_, err = s.ApplyPolicies(t.Context(), "blue", policies(strings.Repeat("x", 64<<10), strings.Fields("a b c d e f g h i j k l m n o p q")...), store.Applying{DryRun: true})
 	refused(t, err, store.Full, "1024 KiB at once", "nothing was changed")
 	if err := s.DeletePolicies(t.Context(), "blue", numbered(0, most)); err != nil {
 		t.Fatal(err)
@@ -156,7 +156,7 @@ func testManyPolicies(t *testing.T, etcd *clientv3.Client) {
 			puts = nil
 		}
 	}
-	_, err = s.ApplyPolicies(t.Context(), "blue", numbered(0, 2), false)
+	_, err = s.ApplyPolicies(t.Context(), "blue", numbered(0, 2), store.Applying{})
 	refused(t, err, store.Full, "10000 policies, 2 more are new", "10000 at most", "nothing was changed")
 	if got := applied(t, s, "blue", policies("2", "q0", "q1"), false); got != "coco" {
 		t.Errorf("of those that are there: %s", got)
@@ -177,9 +177,9 @@ func testLongPolicies(t *testing.T, etcd *clientv3.Client) {
 			t.Fatalf("policy %d: %s", i, got)
 		}
 	}
-	_, err := s.ApplyPolicies(t.Context(), "blue", policies(long, "more"), false)
+	_, err := s.ApplyPolicies(t.Context(), "blue", policies(long, "more"), store.Applying{})
 	refused(t, err, store.Full, "520 KiB more", "16384 KiB at most", "nothing was changed")
-	_, err = s.ApplyPolicies(t.Context(), "blue", policies(long+long[:300<<10], "p0"), true)
+	_, err = s.ApplyPolicies(t.Context(), "blue", policies(long+long[:300<<10], "p0"), store.Applying{DryRun: true})
 	refused(t, err, store.Full, "300 KiB more", "nothing was changed")
 	if is := kept(t, etcd, "policies/blue/"); len(is) != 31 {
 		t.Errorf("after refusals %d are kept", len(is))
@@ -194,7 +194,7 @@ func testLongPolicies(t *testing.T, etcd *clientv3.Client) {
 	if got := applied(t, s, "blue", policies(long[1:], "p0"), false); got != "co" {
 		t.Errorf("what has too much and becomes shorter: %s", got)
 	}
-	_, err = s.ApplyPolicies(t.Context(), "blue", policies(long, "p0"), false)
+	_, err = s.ApplyPolicies(t.Context(), "blue", policies(long, "p0"), store.Applying{})
 	refused(t, err, store.Full)
 	if got := applied(t, s, "blue", append(policies(long[2:], "p0"), policies("", "short")...), false); got != "cocr" {
 		t.Errorf("what becomes shorter with one more: %s", got)

@@ -1,0 +1,127 @@
+package store
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/numeral"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+// A tenant with policies that are not in audit is hosted by nodes alone that say that they enforce them on its networks. Who comes to host it reads its
+// policies, and who applies the first of them reads who hosts it: of the two one finds what the other has written, and is refused.
+
+// mayHost refuses a node that would not enforce a tenant's policies.
+func (t *txn) mayHost(n *pilasterv1.Node, of *pilasterv1.Tenant) error {
+	without := unenforced(n, of)
+	if without == "" {
+		return nil
+	}
+	has, err := t.enforced(of.Name)
+	if err != nil || !has {
+		return err
+	}
+	advice := fmt.Sprintf("use another node; `pilaster status` on %s says why", n.Name)
+	if len(n.Enforces) == 0 {
+		advice = fmt.Sprintf("upgrade its agent, which is build %s, or use another node", cmp.Or(n.Version, "unknown"))
+	}
+	return refuse(Refused, "tenant %s has policies, and node %s enforces none on network %s; nothing was changed: %s", of.Name, n.Name, without, advice)
+}
+
+// mayEnforce refuses the first policies of a tenant that is not in audit while nodes host it that would not enforce them. Whoever has come to host it since
+// does, or was let in by force.
+func (t *txn) mayEnforce(of *pilasterv1.Tenant) error {
+	if has, err := t.enforced(of.Name); err != nil || has {
+		return err
+	}
+	hosting, err := t.hostingOf(of.Name)
+	if err != nil {
+		return err
+	}
+	var keys []string
+	for _, h := range hosting {
+		keys = append(keys, dirNodes+h.Node)
+	}
+	if err := t.fetch(keys...); err != nil {
+		return err
+	}
+	var are []string
+	for _, key := range slices.Sorted(slices.Values(keys)) {
+		// There may be thousands, so they are not compared at the commit: one that says something else by then may say it a moment later as well.
+		n := &pilasterv1.Node{}
+		if value := t.readings[key].value; value != "" {
+			if err := decode(key, []byte(value), n); err != nil {
+				return err
+			}
+		}
+		if without := unenforced(n, of); without != "" {
+			are = append(are, fmt.Sprintf("%s (build %s, on network %s)", strings.TrimPrefix(key, dirNodes), cmp.Or(n.Version, "unknown"), without))
+		}
+	}
+	if are == nil {
+		return nil
+	}
+	return refuse(Refused, "tenant %s has containers on %s: %s; nothing was changed: upgrade their agents, move its containers to other nodes, put the policies in audit, or say --force, and builds that know of no policies let everything pass there, while others cut its containers off",
+		of.Name, numeral.Of(len(are), "node that would not enforce policies", "nodes that would not enforce policies"), someOf(are))
+}
+
+// unenforced is a network of a tenant on which a node enforces no policies; empty where it does on all.
+func unenforced(n *pilasterv1.Node, of *pilasterv1.Tenant) string {
+	for _, network := range tenantNetworks(of) {
+		if !slices.Contains(n.Enforces, network) {
+			return network
+		}
+	}
+	return ""
+}
+
+// tenantNetworks is where containers of a tenant have addresses.
+func tenantNetworks(of *pilasterv1.Tenant) []string {
+	network := cmp.Or(of.Network, tenant.Netpila)
+	if of.Leaving == "" {
+		return []string{network}
+	}
+	return []string{network, of.Leaving}
+}
+
+// enforced tells whether a tenant has policies that are not in audit, without what this change writes.
+func (t *txn) enforced(name string) (bool, error) {
+	dir := dirPolicies + name + "/"
+	for from, more := dir, true; more; {
+		resp, err := t.read(from, clientv3.WithRange(clientv3.GetPrefixRangeEnd(dir)), clientv3.WithLimit(policiesPage))
+		if err != nil {
+			return false, err
+		}
+		t.listed[dir] = true
+		for _, kv := range resp.Kvs {
+			p, err := decodePolicy(string(kv.Key), kv.Value, kv.ModRevision)
+			if err != nil {
+				return false, err
+			}
+			if !p.Audit {
+				return true, nil
+			}
+			from = string(kv.Key) + "\x00"
+		}
+		more = resp.More
+	}
+	return false, nil
+}
+
+// policiesPage is how many are read at a time where mostly the first answers.
+const policiesPage = 16
+
+// mostNamed is how many of many a refusal names.
+const mostNamed = 10
+
+func someOf(all []string) string {
+	if more := len(all) - mostNamed; more > 0 {
+		return fmt.Sprintf("%s and %d more", strings.Join(all[:mostNamed], ", "), more)
+	}
+	return strings.Join(all, ", ")
+}
