@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
@@ -170,5 +171,44 @@ func TestLabelsWhereThePacketSaysTheApp(t *testing.T) {
 	}
 	if err := label("web"); err != nil || !slices.Equal(identity(), []uint16{1}) {
 		t.Errorf("back: %v, and %v to the switch", err, identity())
+	}
+}
+
+// What the orchestrator did not take of what this node says is a problem that people see, until it takes it, or another stream says it again.
+func TestUntakenLabelsAreSeen(t *testing.T) {
+	b := newServiceBed(t)
+	b.service.Serve(b.Core, func() error { return nil })
+	link := b.service.config.Link
+	problems := func() (n int) {
+		for _, p := range b.service.status(t.Context()).Problems {
+			if strings.Contains(p, "node n1 says that") {
+				n++
+			}
+		}
+		return n
+	}
+	hears := func(reasons ...string) {
+		t.Helper()
+		r := &pilasterv1.FollowResponse{Event: &pilasterv1.FollowResponse_Heartbeat{}, WithPolicies: true}
+		if reasons != nil {
+			r.Refusals = &pilasterv1.Refusals{Reasons: reasons}
+		}
+		if err := link.apply(t.Context(), b.Core, r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	hears("node n1 says that a", "node n1 says that b")
+	hears()
+	if n := problems(); n != 2 {
+		t.Errorf("%d problems are seen, want 2", n)
+	}
+	hears([]string{}...) // which is not nil
+	if n := problems(); n != 0 {
+		t.Errorf("%d problems are seen after all was taken", n)
+	}
+	hears("node n1 says that a")
+	link.lost(errors.New("the stream broke"), 0)
+	if n := problems(); n != 0 {
+		t.Errorf("%d problems of a stream that has ended", n)
 	}
 }

@@ -65,6 +65,8 @@ type LinkStatus struct {
 	Revision  int64
 	LastError string
 	Refused   bool // by an orchestrator that knows this node: LastError says why
+
+	Untaken []string // what it has not taken of what this node says of its containers, and why
 }
 
 func NewLink(c LinkConfig) *Link {
@@ -177,7 +179,7 @@ func (l *Link) lost(err error, n int) {
 	if l.status.Connected {
 		l.status.Connected, l.status.Since = false, time.Now()
 	}
-	l.status.LastError = local.Words(err)
+	l.status.LastError, l.status.Untaken = local.Words(err), nil // the next stream says it again
 	l.status.Refused = refused(err, n)
 	l.config.Log.Warn("no connection to the orchestrator", "url", l.config.URL, "failures", n+1, "error", l.status.LastError)
 }
@@ -336,6 +338,9 @@ func (l *Link) apply(ctx context.Context, core *Core, event *pilasterv1.FollowRe
 	if !l.status.Connected {
 		l.status.Connected, l.status.Since, l.status.LastError = true, time.Now(), ""
 		l.status.Refused = false
+	}
+	if event.Refusals != nil {
+		l.status.Untaken = event.Refusals.Reasons
 	}
 	l.apart = time.Duration(event.SpreadMs) * time.Millisecond
 	if event.Revision > 0 {

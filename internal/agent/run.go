@@ -113,7 +113,7 @@ func newDaemon(o Options) (*daemon, error) {
 	}
 	d.link = NewLink(LinkConfig{
 		URL: o.OrchestratorURL, Version: o.Version, Node: d.node, Tenants: d.tenants, Endpoints: d.store.WithGiven, WantedPrefix: o.NodePrefix, Edge: o.Edge,
-		Gateway:          func() bool { return d.gateway }, // known after the first registration, as is the next
+		Gateway:          func() bool { return d.gateway }, // known once networks are open, as is the next
 		Enforces:         func() []string { return d.enforces },
 		UplinkAddresses:  func() ([]netip.Addr, error) { return d.uplinkAddresses() },
 		AddressesChanged: d.changed, Dial: d.dial, Log: o.Log,
@@ -261,7 +261,8 @@ func serve(ctx context.Context, g *errgroup.Group, s *http.Server, l net.Listene
 // start brings the core up, at once where the node knows its prefix, else when the orchestrator
 // has told it, and keeps it supplied.
 func (d *daemon) start(ctx context.Context, g *errgroup.Group) error {
-	if _, ok := d.node.Membership(); !ok {
+	_, member := d.node.Membership()
+	if !member {
 		if err := d.link.Register(ctx); err != nil {
 			return err
 		}
@@ -279,6 +280,11 @@ func (d *daemon) start(ctx context.Context, g *errgroup.Group) error {
 	networks, absent, err := d.networks(m)
 	if err != nil {
 		return err
+	}
+	if !member { // it said nothing of them yet: a tenant with policies would be refused to its first container
+		if err := d.link.Register(ctx); err != nil {
+			return err
+		}
 	}
 	core, err := New(Config{
 		Store: d.store, Tenants: d.tenants, Networks: networks, Absent: absent, Driver: d.driver, Resolver: d.link, Edge: d.Edge,

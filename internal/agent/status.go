@@ -60,6 +60,9 @@ func (s *Service) status(ctx context.Context) *pilasterv1.StatusResponse {
 	r.Problems = append(r.Problems, core.uncarried()...)
 	r.Problems = append(r.Problems, core.unenforced()...)
 	r.Problems = append(r.Problems, core.tenants.unmoved()...)
+	for _, reason := range link.Untaken {
+		r.Problems = append(r.Problems, "labels that have changed are not known to other nodes: "+reason+"\n  their policies go by those that the container began with; start it anew")
+	}
 	if lost := core.lost(); lost != "" {
 		r.Problems = append(r.Problems, lost)
 	}

@@ -98,7 +98,7 @@ func TestBadConfigurations(t *testing.T) {
 		"tenant name":            conf(`"tenant":"Not_A_Name"`),
 		"label key":              conf(fileTenant, `"labels":{"a b":"c"}`),
 		"value":                  conf(fileTenant, `"labels":{"a":"`+strings.Repeat("x", 64)+`"}`),
-		"labels are more than":   conf(fileTenant, manyLabels()),
+		"are 64 at most":         conf(fileTenant, manyLabels()),
 		"args.cni.labels":        conf(fileTenant, `"args":{"cni":{"labels":7}}`),
 		"key \"a\" twice":        conf(fileTenant, `"args":{"cni":{"labels":[{"key":"a","value":"b"},{"key":"a","value":"c"}]}}`),
 		"annotation pilaster.io": conf(fileTenant, `"runtimeConfig":{"io.kubernetes.cri.pod-annotations":{"pilaster.io/labels":"web"}}`),

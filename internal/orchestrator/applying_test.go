@@ -213,14 +213,32 @@ func TestOverrides(t *testing.T) {
 	if d := f2.next(t).GetDelta(); len(d.GetEndedOverrides()) != 1 || d.EndedOverrides[0].Address != own {
 		t.Errorf("then n2 heard %v", d)
 	}
+
+	// What is refused costs the stream nothing, and its node is told as long as it says so.
+	untaken := func(reasons int, words string) {
+		t.Helper()
+		if r := f2.next(t); r.Refusals == nil || len(r.Refusals.Reasons) != reasons || !strings.Contains(strings.Join(r.Refusals.Reasons, "; "), words) || r.Revision != 0 {
+			t.Errorf("n2 heard %v", r)
+		}
+	}
 	f2.send(t, say(12, &pilasterv1.Override{Address: own, App: 9}))
-	f2.ended(t, connect.CodeFailedPrecondition)
+	untaken(1, "node n2 says that "+own)
+	f2.send(t, say(13))
+	untaken(0, "")
+	var wrong []*pilasterv1.Override
+	for range mostRefused + 3 {
+		wrong = append(wrong, &pilasterv1.Override{Address: own, App: 9})
+	}
+	f2.send(t, say(14, wrong...))
+	untaken(mostRefused+1, "; and 3 more")
+	f2.send(t, hosting())
+	untaken(0, "")
 
 	var many []*pilasterv1.Override
 	for range maxOverrides + 1 {
 		many = append(many, &pilasterv1.Override{Address: own, App: 9})
 	}
-	f1.send(t, say(13, many...))
+	f1.send(t, say(15, many...))
 	f1.ended(t, connect.CodeInvalidArgument)
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"slices"
 	"time"
 
 	"connectrpc.com/connect"
@@ -25,6 +26,7 @@ type follower struct {
 	carried map[string]bool                // and those that it must have
 	asking  bool                           // for mappings: it is not told of them
 	noted   map[string]*pilasterv1.Hosting // what this stream has had noted in the store
+	refused map[string][]error             // of that, what was not taken
 	queue   []*pilasterv1.FollowResponse   // waits for the node; there are many nodes, and mostly nothing waits
 	filled  chan struct{}                  // has something while the queue has
 	end     context.CancelCauseFunc
@@ -232,6 +234,51 @@ func (m *model) unnote(f *follower, tenants []string) {
 	for _, tenant := range tenants {
 		delete(f.noted, tenant)
 	}
+}
+
+// mostRefused is how many reasons a node is told.
+const mostRefused = 16
+
+// refuse takes note of what was not taken of what a node has said of tenants, and tells the node where that has changed.
+func (m *model) refuse(f *follower, said []*pilasterv1.Hosting, refused map[string][]error) (changed bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for tenant := range f.refused {
+		if f.noted[tenant] == nil {
+			delete(f.refused, tenant)
+			changed = true
+		}
+	}
+	for _, h := range said {
+		if had := f.refused[h.Tenant]; had == nil && refused[h.Tenant] == nil {
+			continue
+		}
+		if f.refused == nil {
+			f.refused = map[string][]error{}
+		}
+		if f.refused[h.Tenant] = refused[h.Tenant]; refused[h.Tenant] == nil {
+			delete(f.refused, h.Tenant)
+		}
+		changed = true
+	}
+	if !changed || m.followers[f.node.Name] != f {
+		return false
+	}
+	reasons, left := []string{}, 0
+	for _, tenant := range slices.Sorted(maps.Keys(f.refused)) {
+		for _, err := range f.refused[tenant] {
+			if len(reasons) < mostRefused {
+				reasons = append(reasons, err.Error())
+			} else {
+				left++
+			}
+		}
+	}
+	if left > 0 {
+		reasons = append(reasons, fmt.Sprintf("and %d more", left))
+	}
+	m.queue(f, &pilasterv1.FollowResponse{Refusals: &pilasterv1.Refusals{Reasons: reasons}, Event: &pilasterv1.FollowResponse_Heartbeat{Heartbeat: &pilasterv1.Heartbeat{}}})
+	return len(f.refused) > 0
 }
 
 func set(names []string) map[string]bool {

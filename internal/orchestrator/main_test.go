@@ -152,7 +152,7 @@ func (s stream) send(t *testing.T, req *pilasterv1.FollowRequest) {
 	}
 }
 
-// next is the next event that is no heartbeat.
+// next is the next event that is no mere heartbeat.
 func (s stream) next(t *testing.T) *pilasterv1.FollowResponse {
 	t.Helper()
 	for {
@@ -160,7 +160,7 @@ func (s stream) next(t *testing.T) *pilasterv1.FollowResponse {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if r.GetHeartbeat() == nil {
+		if r.GetHeartbeat() == nil || r.Refusals != nil {
 			return r
 		}
 	}

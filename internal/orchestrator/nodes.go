@@ -342,8 +342,11 @@ func (s *nodeService) host(ctx context.Context, f *follower, req *pilasterv1.Fol
 	add, remove := s.model.rehost(f, req)
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	overtaken, err := s.store.Hosts(ctx, f.node, req.Sequence, add, remove)
-	s.model.unnote(f, overtaken)
+	noted, err := s.store.Hosts(ctx, f.node, req.Sequence, add, remove)
+	s.model.unnote(f, noted.Overtaken)
+	if err == nil && s.model.refuse(f, add, noted.Refused) {
+		s.log.Warn("what a node says of labels of its containers was refused in part; its status says what", "node", f.node.Name)
+	}
 	return err
 }
 

@@ -132,17 +132,25 @@ func Canonical(labels map[string]string) string {
 
 // Limits of what a label set may hold; those of Kubernetes for one label, behind the longest prefix that says whose it is.
 const (
-	maxLabels     = 64
+	maxLabels     = 64                                       // of the container, and as many of its namespace and of its ports
 	maxLabelKey   = len(namespaceLabelPrefix) + 253 + 1 + 63 // DNS subdomain, "/", name
 	maxLabelValue = 63
 )
 
 // CheckLabels refuses what could not be written in canonical form or passed on unharmed.
 func CheckLabels(labels map[string]string) error {
-	if len(labels) > maxLabels {
-		return fmt.Errorf("%d labels are more than %d", len(labels), maxLabels)
-	}
+	count := map[string]int{}
 	for k, v := range labels {
+		whose := "a container"
+		switch {
+		case strings.HasPrefix(k, NamespaceKey):
+			whose = "a namespace, with its name,"
+		case strings.HasPrefix(k, portPrefix):
+			whose = "a container's named ports"
+		}
+		if count[whose]++; count[whose] > maxLabels {
+			return fmt.Errorf("the labels of %s are %d at most, and there are more", whose, maxLabels)
+		}
 		switch {
 		case k == "" || len(k) > maxLabelKey || strings.IndexFunc(k, notInKey) >= 0:
 			return fmt.Errorf("label key %.400q: 1 to %d letters, digits or . _ - / are allowed", k, maxLabelKey)

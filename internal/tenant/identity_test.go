@@ -1,6 +1,7 @@
 package tenant
 
 import (
+	"fmt"
 	"maps"
 	"reflect"
 	"strings"
@@ -68,6 +69,29 @@ func TestCheckLabelsTakesTheLongestOfANamespace(t *testing.T) {
 	}
 	if err := CheckLabels(map[string]string{key + "n": "x"}); err == nil {
 		t.Error("a key that is one too long is taken")
+	}
+}
+
+// The container's own labels, its namespace's and its ports are counted apart: who gives a namespace more labels takes none from its containers.
+func TestCheckLabelsCountsByWhose(t *testing.T) {
+	labels := map[string]string{NamespaceKey: "shop"}
+	for i := range maxLabels {
+		labels[fmt.Sprint("own", i)] = ""
+		key, value := NamedPort(fmt.Sprint("p", i), 80, "TCP")
+		labels[key] = value
+		if i > 0 { // beside its name
+			labels[NamespaceLabelKey(fmt.Sprint("team", i))] = ""
+		}
+	}
+	if err := CheckLabels(labels); err != nil {
+		t.Errorf("as many as there may be: %v", err)
+	}
+	for key, whose := range map[string]string{"own": "of a container are 64", NamespaceLabelKey("team"): "of a namespace", "io.kubernetes.pod.port.p": "named ports"} {
+		labels[key] = "1-TCP"
+		if err := CheckLabels(labels); err == nil || !strings.Contains(err.Error(), whose) {
+			t.Errorf("one more, %s: %v", key, err)
+		}
+		delete(labels, key)
 	}
 }
 

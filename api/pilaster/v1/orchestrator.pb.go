@@ -1073,7 +1073,9 @@ type FollowResponse struct {
 	More bool `protobuf:"varint,6,opt,name=more,proto3" json:"more,omitempty"`
 	// Up to its revision the stream has told of policies too. Where it has not, the orchestrator knows of none, and the node names what it hosts as
 	// incomplete at the next stream.
-	WithPolicies  bool `protobuf:"varint,7,opt,name=with_policies,json=withPolicies,proto3" json:"with_policies,omitempty"`
+	WithPolicies bool `protobuf:"varint,7,opt,name=with_policies,json=withPolicies,proto3" json:"with_policies,omitempty"`
+	// Set when it has changed what was not taken of what the node says; all else was.
+	Refusals      *Refusals `protobuf:"bytes,8,opt,name=refusals,proto3" json:"refusals,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1170,6 +1172,13 @@ func (x *FollowResponse) GetWithPolicies() bool {
 	return false
 }
 
+func (x *FollowResponse) GetRefusals() *Refusals {
+	if x != nil {
+		return x.Refusals
+	}
+	return nil
+}
+
 type isFollowResponse_Event interface {
 	isFollowResponse_Event()
 }
@@ -1192,6 +1201,50 @@ func (*FollowResponse_Delta) isFollowResponse_Event() {}
 
 func (*FollowResponse_Heartbeat) isFollowResponse_Event() {}
 
+type Refusals struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Reasons       []string               `protobuf:"bytes,1,rep,name=reasons,proto3" json:"reasons,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Refusals) Reset() {
+	*x = Refusals{}
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Refusals) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Refusals) ProtoMessage() {}
+
+func (x *Refusals) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Refusals.ProtoReflect.Descriptor instead.
+func (*Refusals) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *Refusals) GetReasons() []string {
+	if x != nil {
+		return x.Reasons
+	}
+	return nil
+}
+
 type Snapshot struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Node          *Node                  `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
@@ -1206,7 +1259,7 @@ type Snapshot struct {
 
 func (x *Snapshot) Reset() {
 	*x = Snapshot{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[17]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1218,7 +1271,7 @@ func (x *Snapshot) String() string {
 func (*Snapshot) ProtoMessage() {}
 
 func (x *Snapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[17]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1231,7 +1284,7 @@ func (x *Snapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Snapshot.ProtoReflect.Descriptor instead.
 func (*Snapshot) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{17}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Snapshot) GetNode() *Node {
@@ -1299,7 +1352,7 @@ type Delta struct {
 
 func (x *Delta) Reset() {
 	*x = Delta{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[18]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1311,7 +1364,7 @@ func (x *Delta) String() string {
 func (*Delta) ProtoMessage() {}
 
 func (x *Delta) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[18]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1324,7 +1377,7 @@ func (x *Delta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Delta.ProtoReflect.Descriptor instead.
 func (*Delta) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{18}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Delta) GetNode() *Node {
@@ -1419,7 +1472,7 @@ type Heartbeat struct {
 
 func (x *Heartbeat) Reset() {
 	*x = Heartbeat{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[19]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1431,7 +1484,7 @@ func (x *Heartbeat) String() string {
 func (*Heartbeat) ProtoMessage() {}
 
 func (x *Heartbeat) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[19]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1444,7 +1497,7 @@ func (x *Heartbeat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Heartbeat.ProtoReflect.Descriptor instead.
 func (*Heartbeat) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{19}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{20}
 }
 
 type ExportRegionRequest struct {
@@ -1455,7 +1508,7 @@ type ExportRegionRequest struct {
 
 func (x *ExportRegionRequest) Reset() {
 	*x = ExportRegionRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[20]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1467,7 +1520,7 @@ func (x *ExportRegionRequest) String() string {
 func (*ExportRegionRequest) ProtoMessage() {}
 
 func (x *ExportRegionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[20]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1480,7 +1533,7 @@ func (x *ExportRegionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportRegionRequest.ProtoReflect.Descriptor instead.
 func (*ExportRegionRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{20}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{21}
 }
 
 type ExportRegionResponse struct {
@@ -1492,7 +1545,7 @@ type ExportRegionResponse struct {
 
 func (x *ExportRegionResponse) Reset() {
 	*x = ExportRegionResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[21]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1504,7 +1557,7 @@ func (x *ExportRegionResponse) String() string {
 func (*ExportRegionResponse) ProtoMessage() {}
 
 func (x *ExportRegionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[21]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1517,7 +1570,7 @@ func (x *ExportRegionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportRegionResponse.ProtoReflect.Descriptor instead.
 func (*ExportRegionResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{21}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ExportRegionResponse) GetRegion() *Region {
@@ -1538,7 +1591,7 @@ type ImportRegionRequest struct {
 
 func (x *ImportRegionRequest) Reset() {
 	*x = ImportRegionRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[22]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1550,7 +1603,7 @@ func (x *ImportRegionRequest) String() string {
 func (*ImportRegionRequest) ProtoMessage() {}
 
 func (x *ImportRegionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[22]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1563,7 +1616,7 @@ func (x *ImportRegionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportRegionRequest.ProtoReflect.Descriptor instead.
 func (*ImportRegionRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{22}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ImportRegionRequest) GetRegion() *Region {
@@ -1596,7 +1649,7 @@ type ImportRegionResponse struct {
 
 func (x *ImportRegionResponse) Reset() {
 	*x = ImportRegionResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[23]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1608,7 +1661,7 @@ func (x *ImportRegionResponse) String() string {
 func (*ImportRegionResponse) ProtoMessage() {}
 
 func (x *ImportRegionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[23]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1621,7 +1674,7 @@ func (x *ImportRegionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportRegionResponse.ProtoReflect.Descriptor instead.
 func (*ImportRegionResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{23}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ImportRegionResponse) GetRegion() *Region {
@@ -1639,7 +1692,7 @@ type ListRegionsRequest struct {
 
 func (x *ListRegionsRequest) Reset() {
 	*x = ListRegionsRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[24]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1651,7 +1704,7 @@ func (x *ListRegionsRequest) String() string {
 func (*ListRegionsRequest) ProtoMessage() {}
 
 func (x *ListRegionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[24]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1664,7 +1717,7 @@ func (x *ListRegionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRegionsRequest.ProtoReflect.Descriptor instead.
 func (*ListRegionsRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{24}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{25}
 }
 
 type ListRegionsResponse struct {
@@ -1677,7 +1730,7 @@ type ListRegionsResponse struct {
 
 func (x *ListRegionsResponse) Reset() {
 	*x = ListRegionsResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[25]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1689,7 +1742,7 @@ func (x *ListRegionsResponse) String() string {
 func (*ListRegionsResponse) ProtoMessage() {}
 
 func (x *ListRegionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[25]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1702,7 +1755,7 @@ func (x *ListRegionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRegionsResponse.ProtoReflect.Descriptor instead.
 func (*ListRegionsResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{25}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ListRegionsResponse) GetOwn() *Region {
@@ -1728,7 +1781,7 @@ type DeleteRegionRequest struct {
 
 func (x *DeleteRegionRequest) Reset() {
 	*x = DeleteRegionRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[26]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1740,7 +1793,7 @@ func (x *DeleteRegionRequest) String() string {
 func (*DeleteRegionRequest) ProtoMessage() {}
 
 func (x *DeleteRegionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[26]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1753,7 +1806,7 @@ func (x *DeleteRegionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRegionRequest.ProtoReflect.Descriptor instead.
 func (*DeleteRegionRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{26}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *DeleteRegionRequest) GetName() string {
@@ -1771,7 +1824,7 @@ type DeleteRegionResponse struct {
 
 func (x *DeleteRegionResponse) Reset() {
 	*x = DeleteRegionResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[27]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1783,7 +1836,7 @@ func (x *DeleteRegionResponse) String() string {
 func (*DeleteRegionResponse) ProtoMessage() {}
 
 func (x *DeleteRegionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[27]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1796,7 +1849,7 @@ func (x *DeleteRegionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRegionResponse.ProtoReflect.Descriptor instead.
 func (*DeleteRegionResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{27}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{28}
 }
 
 type GetTokenRequest struct {
@@ -1807,7 +1860,7 @@ type GetTokenRequest struct {
 
 func (x *GetTokenRequest) Reset() {
 	*x = GetTokenRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[28]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1819,7 +1872,7 @@ func (x *GetTokenRequest) String() string {
 func (*GetTokenRequest) ProtoMessage() {}
 
 func (x *GetTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[28]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1832,7 +1885,7 @@ func (x *GetTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTokenRequest.ProtoReflect.Descriptor instead.
 func (*GetTokenRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{28}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{29}
 }
 
 type GetTokenResponse struct {
@@ -1844,7 +1897,7 @@ type GetTokenResponse struct {
 
 func (x *GetTokenResponse) Reset() {
 	*x = GetTokenResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[29]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1856,7 +1909,7 @@ func (x *GetTokenResponse) String() string {
 func (*GetTokenResponse) ProtoMessage() {}
 
 func (x *GetTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[29]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1869,7 +1922,7 @@ func (x *GetTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTokenResponse.ProtoReflect.Descriptor instead.
 func (*GetTokenResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{29}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *GetTokenResponse) GetToken() string {
@@ -1887,7 +1940,7 @@ type RotateTokenRequest struct {
 
 func (x *RotateTokenRequest) Reset() {
 	*x = RotateTokenRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[30]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1899,7 +1952,7 @@ func (x *RotateTokenRequest) String() string {
 func (*RotateTokenRequest) ProtoMessage() {}
 
 func (x *RotateTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[30]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1912,7 +1965,7 @@ func (x *RotateTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateTokenRequest.ProtoReflect.Descriptor instead.
 func (*RotateTokenRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{30}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{31}
 }
 
 type RotateTokenResponse struct {
@@ -1924,7 +1977,7 @@ type RotateTokenResponse struct {
 
 func (x *RotateTokenResponse) Reset() {
 	*x = RotateTokenResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[31]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1936,7 +1989,7 @@ func (x *RotateTokenResponse) String() string {
 func (*RotateTokenResponse) ProtoMessage() {}
 
 func (x *RotateTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[31]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1949,7 +2002,7 @@ func (x *RotateTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateTokenResponse.ProtoReflect.Descriptor instead.
 func (*RotateTokenResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{31}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *RotateTokenResponse) GetToken() string {
@@ -1971,7 +2024,7 @@ type CreateTenantRequest struct {
 
 func (x *CreateTenantRequest) Reset() {
 	*x = CreateTenantRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[32]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1983,7 +2036,7 @@ func (x *CreateTenantRequest) String() string {
 func (*CreateTenantRequest) ProtoMessage() {}
 
 func (x *CreateTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[32]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1996,7 +2049,7 @@ func (x *CreateTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTenantRequest.ProtoReflect.Descriptor instead.
 func (*CreateTenantRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{32}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *CreateTenantRequest) GetName() string {
@@ -2036,7 +2089,7 @@ type CreateTenantResponse struct {
 
 func (x *CreateTenantResponse) Reset() {
 	*x = CreateTenantResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[33]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2048,7 +2101,7 @@ func (x *CreateTenantResponse) String() string {
 func (*CreateTenantResponse) ProtoMessage() {}
 
 func (x *CreateTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[33]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2061,7 +2114,7 @@ func (x *CreateTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTenantResponse.ProtoReflect.Descriptor instead.
 func (*CreateTenantResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{33}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *CreateTenantResponse) GetTenant() *Tenant {
@@ -2081,7 +2134,7 @@ type GetTenantRequest struct {
 
 func (x *GetTenantRequest) Reset() {
 	*x = GetTenantRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[34]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2093,7 +2146,7 @@ func (x *GetTenantRequest) String() string {
 func (*GetTenantRequest) ProtoMessage() {}
 
 func (x *GetTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[34]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2106,7 +2159,7 @@ func (x *GetTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTenantRequest.ProtoReflect.Descriptor instead.
 func (*GetTenantRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{34}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *GetTenantRequest) GetName() string {
@@ -2134,7 +2187,7 @@ type GetTenantResponse struct {
 
 func (x *GetTenantResponse) Reset() {
 	*x = GetTenantResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[35]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2146,7 +2199,7 @@ func (x *GetTenantResponse) String() string {
 func (*GetTenantResponse) ProtoMessage() {}
 
 func (x *GetTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[35]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2159,7 +2212,7 @@ func (x *GetTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTenantResponse.ProtoReflect.Descriptor instead.
 func (*GetTenantResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{35}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *GetTenantResponse) GetTenant() *Tenant {
@@ -2191,7 +2244,7 @@ type ListTenantsRequest struct {
 
 func (x *ListTenantsRequest) Reset() {
 	*x = ListTenantsRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[36]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2203,7 +2256,7 @@ func (x *ListTenantsRequest) String() string {
 func (*ListTenantsRequest) ProtoMessage() {}
 
 func (x *ListTenantsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[36]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2216,7 +2269,7 @@ func (x *ListTenantsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTenantsRequest.ProtoReflect.Descriptor instead.
 func (*ListTenantsRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{36}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{37}
 }
 
 type ListTenantsResponse struct {
@@ -2229,7 +2282,7 @@ type ListTenantsResponse struct {
 
 func (x *ListTenantsResponse) Reset() {
 	*x = ListTenantsResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[37]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2241,7 +2294,7 @@ func (x *ListTenantsResponse) String() string {
 func (*ListTenantsResponse) ProtoMessage() {}
 
 func (x *ListTenantsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[37]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2254,7 +2307,7 @@ func (x *ListTenantsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTenantsResponse.ProtoReflect.Descriptor instead.
 func (*ListTenantsResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{37}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ListTenantsResponse) GetTenants() []*Tenant {
@@ -2284,7 +2337,7 @@ type MigrateTenantRequest struct {
 
 func (x *MigrateTenantRequest) Reset() {
 	*x = MigrateTenantRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[38]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2296,7 +2349,7 @@ func (x *MigrateTenantRequest) String() string {
 func (*MigrateTenantRequest) ProtoMessage() {}
 
 func (x *MigrateTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[38]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2309,7 +2362,7 @@ func (x *MigrateTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MigrateTenantRequest.ProtoReflect.Descriptor instead.
 func (*MigrateTenantRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{38}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *MigrateTenantRequest) GetName() string {
@@ -2356,7 +2409,7 @@ type MigrateTenantResponse struct {
 
 func (x *MigrateTenantResponse) Reset() {
 	*x = MigrateTenantResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[39]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2368,7 +2421,7 @@ func (x *MigrateTenantResponse) String() string {
 func (*MigrateTenantResponse) ProtoMessage() {}
 
 func (x *MigrateTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[39]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2381,7 +2434,7 @@ func (x *MigrateTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MigrateTenantResponse.ProtoReflect.Descriptor instead.
 func (*MigrateTenantResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{39}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *MigrateTenantResponse) GetTenant() *Tenant {
@@ -2400,7 +2453,7 @@ type DeleteTenantRequest struct {
 
 func (x *DeleteTenantRequest) Reset() {
 	*x = DeleteTenantRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[40]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2412,7 +2465,7 @@ func (x *DeleteTenantRequest) String() string {
 func (*DeleteTenantRequest) ProtoMessage() {}
 
 func (x *DeleteTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[40]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2425,7 +2478,7 @@ func (x *DeleteTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTenantRequest.ProtoReflect.Descriptor instead.
 func (*DeleteTenantRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{40}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *DeleteTenantRequest) GetName() string {
@@ -2443,7 +2496,7 @@ type DeleteTenantResponse struct {
 
 func (x *DeleteTenantResponse) Reset() {
 	*x = DeleteTenantResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[41]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2455,7 +2508,7 @@ func (x *DeleteTenantResponse) String() string {
 func (*DeleteTenantResponse) ProtoMessage() {}
 
 func (x *DeleteTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[41]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2468,7 +2521,7 @@ func (x *DeleteTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTenantResponse.ProtoReflect.Descriptor instead.
 func (*DeleteTenantResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{41}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{42}
 }
 
 type RotateKeyRequest struct {
@@ -2481,7 +2534,7 @@ type RotateKeyRequest struct {
 
 func (x *RotateKeyRequest) Reset() {
 	*x = RotateKeyRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[42]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2493,7 +2546,7 @@ func (x *RotateKeyRequest) String() string {
 func (*RotateKeyRequest) ProtoMessage() {}
 
 func (x *RotateKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[42]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2506,7 +2559,7 @@ func (x *RotateKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateKeyRequest.ProtoReflect.Descriptor instead.
 func (*RotateKeyRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{42}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *RotateKeyRequest) GetName() string {
@@ -2533,7 +2586,7 @@ type RotateKeyResponse struct {
 
 func (x *RotateKeyResponse) Reset() {
 	*x = RotateKeyResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[43]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2545,7 +2598,7 @@ func (x *RotateKeyResponse) String() string {
 func (*RotateKeyResponse) ProtoMessage() {}
 
 func (x *RotateKeyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[43]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2558,7 +2611,7 @@ func (x *RotateKeyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateKeyResponse.ProtoReflect.Descriptor instead.
 func (*RotateKeyResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{43}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *RotateKeyResponse) GetTenant() *Tenant {
@@ -2584,7 +2637,7 @@ type CreateServiceRequest struct {
 
 func (x *CreateServiceRequest) Reset() {
 	*x = CreateServiceRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[44]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2596,7 +2649,7 @@ func (x *CreateServiceRequest) String() string {
 func (*CreateServiceRequest) ProtoMessage() {}
 
 func (x *CreateServiceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[44]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2609,7 +2662,7 @@ func (x *CreateServiceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateServiceRequest.ProtoReflect.Descriptor instead.
 func (*CreateServiceRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{44}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *CreateServiceRequest) GetService() *Service {
@@ -2628,7 +2681,7 @@ type CreateServiceResponse struct {
 
 func (x *CreateServiceResponse) Reset() {
 	*x = CreateServiceResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[45]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2640,7 +2693,7 @@ func (x *CreateServiceResponse) String() string {
 func (*CreateServiceResponse) ProtoMessage() {}
 
 func (x *CreateServiceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[45]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2653,7 +2706,7 @@ func (x *CreateServiceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateServiceResponse.ProtoReflect.Descriptor instead.
 func (*CreateServiceResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{45}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *CreateServiceResponse) GetService() *Service {
@@ -2672,7 +2725,7 @@ type ListServicesRequest struct {
 
 func (x *ListServicesRequest) Reset() {
 	*x = ListServicesRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[46]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2684,7 +2737,7 @@ func (x *ListServicesRequest) String() string {
 func (*ListServicesRequest) ProtoMessage() {}
 
 func (x *ListServicesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[46]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2697,7 +2750,7 @@ func (x *ListServicesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListServicesRequest.ProtoReflect.Descriptor instead.
 func (*ListServicesRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{46}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ListServicesRequest) GetTenant() string {
@@ -2716,7 +2769,7 @@ type ListServicesResponse struct {
 
 func (x *ListServicesResponse) Reset() {
 	*x = ListServicesResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[47]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2728,7 +2781,7 @@ func (x *ListServicesResponse) String() string {
 func (*ListServicesResponse) ProtoMessage() {}
 
 func (x *ListServicesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[47]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2741,7 +2794,7 @@ func (x *ListServicesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListServicesResponse.ProtoReflect.Descriptor instead.
 func (*ListServicesResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{47}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *ListServicesResponse) GetServices() []*Service {
@@ -2761,7 +2814,7 @@ type DeleteServiceRequest struct {
 
 func (x *DeleteServiceRequest) Reset() {
 	*x = DeleteServiceRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[48]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2773,7 +2826,7 @@ func (x *DeleteServiceRequest) String() string {
 func (*DeleteServiceRequest) ProtoMessage() {}
 
 func (x *DeleteServiceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[48]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2786,7 +2839,7 @@ func (x *DeleteServiceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteServiceRequest.ProtoReflect.Descriptor instead.
 func (*DeleteServiceRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{48}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *DeleteServiceRequest) GetTenant() string {
@@ -2811,7 +2864,7 @@ type DeleteServiceResponse struct {
 
 func (x *DeleteServiceResponse) Reset() {
 	*x = DeleteServiceResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[49]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2823,7 +2876,7 @@ func (x *DeleteServiceResponse) String() string {
 func (*DeleteServiceResponse) ProtoMessage() {}
 
 func (x *DeleteServiceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[49]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2836,7 +2889,7 @@ func (x *DeleteServiceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteServiceResponse.ProtoReflect.Descriptor instead.
 func (*DeleteServiceResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{49}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{50}
 }
 
 type CreatePublicationRequest struct {
@@ -2848,7 +2901,7 @@ type CreatePublicationRequest struct {
 
 func (x *CreatePublicationRequest) Reset() {
 	*x = CreatePublicationRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[50]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2860,7 +2913,7 @@ func (x *CreatePublicationRequest) String() string {
 func (*CreatePublicationRequest) ProtoMessage() {}
 
 func (x *CreatePublicationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[50]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2873,7 +2926,7 @@ func (x *CreatePublicationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreatePublicationRequest.ProtoReflect.Descriptor instead.
 func (*CreatePublicationRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{50}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *CreatePublicationRequest) GetPublication() *Publication {
@@ -2892,7 +2945,7 @@ type CreatePublicationResponse struct {
 
 func (x *CreatePublicationResponse) Reset() {
 	*x = CreatePublicationResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[51]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2904,7 +2957,7 @@ func (x *CreatePublicationResponse) String() string {
 func (*CreatePublicationResponse) ProtoMessage() {}
 
 func (x *CreatePublicationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[51]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2917,7 +2970,7 @@ func (x *CreatePublicationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreatePublicationResponse.ProtoReflect.Descriptor instead.
 func (*CreatePublicationResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{51}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *CreatePublicationResponse) GetPublication() *Publication {
@@ -2936,7 +2989,7 @@ type ListPublicationsRequest struct {
 
 func (x *ListPublicationsRequest) Reset() {
 	*x = ListPublicationsRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[52]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2948,7 +3001,7 @@ func (x *ListPublicationsRequest) String() string {
 func (*ListPublicationsRequest) ProtoMessage() {}
 
 func (x *ListPublicationsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[52]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2961,7 +3014,7 @@ func (x *ListPublicationsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPublicationsRequest.ProtoReflect.Descriptor instead.
 func (*ListPublicationsRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{52}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *ListPublicationsRequest) GetTenant() string {
@@ -2980,7 +3033,7 @@ type ListPublicationsResponse struct {
 
 func (x *ListPublicationsResponse) Reset() {
 	*x = ListPublicationsResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[53]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2992,7 +3045,7 @@ func (x *ListPublicationsResponse) String() string {
 func (*ListPublicationsResponse) ProtoMessage() {}
 
 func (x *ListPublicationsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[53]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3005,7 +3058,7 @@ func (x *ListPublicationsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPublicationsResponse.ProtoReflect.Descriptor instead.
 func (*ListPublicationsResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{53}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *ListPublicationsResponse) GetPublications() []*Publication {
@@ -3025,7 +3078,7 @@ type DeletePublicationRequest struct {
 
 func (x *DeletePublicationRequest) Reset() {
 	*x = DeletePublicationRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[54]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3037,7 +3090,7 @@ func (x *DeletePublicationRequest) String() string {
 func (*DeletePublicationRequest) ProtoMessage() {}
 
 func (x *DeletePublicationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[54]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3050,7 +3103,7 @@ func (x *DeletePublicationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeletePublicationRequest.ProtoReflect.Descriptor instead.
 func (*DeletePublicationRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{54}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *DeletePublicationRequest) GetTenant() string {
@@ -3075,7 +3128,7 @@ type DeletePublicationResponse struct {
 
 func (x *DeletePublicationResponse) Reset() {
 	*x = DeletePublicationResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[55]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3087,7 +3140,7 @@ func (x *DeletePublicationResponse) String() string {
 func (*DeletePublicationResponse) ProtoMessage() {}
 
 func (x *DeletePublicationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[55]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3100,7 +3153,7 @@ func (x *DeletePublicationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeletePublicationResponse.ProtoReflect.Descriptor instead.
 func (*DeletePublicationResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{55}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{56}
 }
 
 type ApplyPoliciesRequest struct {
@@ -3115,7 +3168,7 @@ type ApplyPoliciesRequest struct {
 
 func (x *ApplyPoliciesRequest) Reset() {
 	*x = ApplyPoliciesRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[56]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3127,7 +3180,7 @@ func (x *ApplyPoliciesRequest) String() string {
 func (*ApplyPoliciesRequest) ProtoMessage() {}
 
 func (x *ApplyPoliciesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[56]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3140,7 +3193,7 @@ func (x *ApplyPoliciesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyPoliciesRequest.ProtoReflect.Descriptor instead.
 func (*ApplyPoliciesRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{56}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *ApplyPoliciesRequest) GetTenant() string {
@@ -3180,7 +3233,7 @@ type ApplyPoliciesResponse struct {
 
 func (x *ApplyPoliciesResponse) Reset() {
 	*x = ApplyPoliciesResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[57]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3192,7 +3245,7 @@ func (x *ApplyPoliciesResponse) String() string {
 func (*ApplyPoliciesResponse) ProtoMessage() {}
 
 func (x *ApplyPoliciesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[57]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3205,7 +3258,7 @@ func (x *ApplyPoliciesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyPoliciesResponse.ProtoReflect.Descriptor instead.
 func (*ApplyPoliciesResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{57}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *ApplyPoliciesResponse) GetPolicies() []*AppliedPolicy {
@@ -3225,7 +3278,7 @@ type AppliedPolicy struct {
 
 func (x *AppliedPolicy) Reset() {
 	*x = AppliedPolicy{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[58]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3237,7 +3290,7 @@ func (x *AppliedPolicy) String() string {
 func (*AppliedPolicy) ProtoMessage() {}
 
 func (x *AppliedPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[58]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3250,7 +3303,7 @@ func (x *AppliedPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AppliedPolicy.ProtoReflect.Descriptor instead.
 func (*AppliedPolicy) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{58}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *AppliedPolicy) GetPolicy() *Policy {
@@ -3276,7 +3329,7 @@ type ListPoliciesRequest struct {
 
 func (x *ListPoliciesRequest) Reset() {
 	*x = ListPoliciesRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[59]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3288,7 +3341,7 @@ func (x *ListPoliciesRequest) String() string {
 func (*ListPoliciesRequest) ProtoMessage() {}
 
 func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[59]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3301,7 +3354,7 @@ func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesRequest.ProtoReflect.Descriptor instead.
 func (*ListPoliciesRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{59}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *ListPoliciesRequest) GetTenant() string {
@@ -3320,7 +3373,7 @@ type ListPoliciesResponse struct {
 
 func (x *ListPoliciesResponse) Reset() {
 	*x = ListPoliciesResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[60]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3332,7 +3385,7 @@ func (x *ListPoliciesResponse) String() string {
 func (*ListPoliciesResponse) ProtoMessage() {}
 
 func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[60]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3345,7 +3398,7 @@ func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesResponse.ProtoReflect.Descriptor instead.
 func (*ListPoliciesResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{60}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *ListPoliciesResponse) GetPolicies() []*Policy {
@@ -3364,7 +3417,7 @@ type GetPolicyRequest struct {
 
 func (x *GetPolicyRequest) Reset() {
 	*x = GetPolicyRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[61]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3376,7 +3429,7 @@ func (x *GetPolicyRequest) String() string {
 func (*GetPolicyRequest) ProtoMessage() {}
 
 func (x *GetPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[61]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3389,7 +3442,7 @@ func (x *GetPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPolicyRequest.ProtoReflect.Descriptor instead.
 func (*GetPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{61}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *GetPolicyRequest) GetPolicy() *Policy {
@@ -3408,7 +3461,7 @@ type GetPolicyResponse struct {
 
 func (x *GetPolicyResponse) Reset() {
 	*x = GetPolicyResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[62]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3420,7 +3473,7 @@ func (x *GetPolicyResponse) String() string {
 func (*GetPolicyResponse) ProtoMessage() {}
 
 func (x *GetPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[62]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3433,7 +3486,7 @@ func (x *GetPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPolicyResponse.ProtoReflect.Descriptor instead.
 func (*GetPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{62}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *GetPolicyResponse) GetPolicy() *Policy {
@@ -3454,7 +3507,7 @@ type DeletePoliciesRequest struct {
 
 func (x *DeletePoliciesRequest) Reset() {
 	*x = DeletePoliciesRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[63]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3466,7 +3519,7 @@ func (x *DeletePoliciesRequest) String() string {
 func (*DeletePoliciesRequest) ProtoMessage() {}
 
 func (x *DeletePoliciesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[63]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3479,7 +3532,7 @@ func (x *DeletePoliciesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeletePoliciesRequest.ProtoReflect.Descriptor instead.
 func (*DeletePoliciesRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{63}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *DeletePoliciesRequest) GetTenant() string {
@@ -3512,7 +3565,7 @@ type DeletePoliciesResponse struct {
 
 func (x *DeletePoliciesResponse) Reset() {
 	*x = DeletePoliciesResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[64]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3524,7 +3577,7 @@ func (x *DeletePoliciesResponse) String() string {
 func (*DeletePoliciesResponse) ProtoMessage() {}
 
 func (x *DeletePoliciesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[64]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3537,7 +3590,7 @@ func (x *DeletePoliciesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeletePoliciesResponse.ProtoReflect.Descriptor instead.
 func (*DeletePoliciesResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{64}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *DeletePoliciesResponse) GetPolicies() []*Policy {
@@ -3556,7 +3609,7 @@ type GetNodeRequest struct {
 
 func (x *GetNodeRequest) Reset() {
 	*x = GetNodeRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[65]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3568,7 +3621,7 @@ func (x *GetNodeRequest) String() string {
 func (*GetNodeRequest) ProtoMessage() {}
 
 func (x *GetNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[65]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3581,7 +3634,7 @@ func (x *GetNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeRequest.ProtoReflect.Descriptor instead.
 func (*GetNodeRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{65}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *GetNodeRequest) GetName() string {
@@ -3601,7 +3654,7 @@ type GetNodeResponse struct {
 
 func (x *GetNodeResponse) Reset() {
 	*x = GetNodeResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[66]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3613,7 +3666,7 @@ func (x *GetNodeResponse) String() string {
 func (*GetNodeResponse) ProtoMessage() {}
 
 func (x *GetNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[66]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3626,7 +3679,7 @@ func (x *GetNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeResponse.ProtoReflect.Descriptor instead.
 func (*GetNodeResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{66}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *GetNodeResponse) GetNode() *Node {
@@ -3651,7 +3704,7 @@ type ListNodesRequest struct {
 
 func (x *ListNodesRequest) Reset() {
 	*x = ListNodesRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[67]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3663,7 +3716,7 @@ func (x *ListNodesRequest) String() string {
 func (*ListNodesRequest) ProtoMessage() {}
 
 func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[67]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3676,7 +3729,7 @@ func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesRequest.ProtoReflect.Descriptor instead.
 func (*ListNodesRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{67}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{68}
 }
 
 type ListNodesResponse struct {
@@ -3688,7 +3741,7 @@ type ListNodesResponse struct {
 
 func (x *ListNodesResponse) Reset() {
 	*x = ListNodesResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[68]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3700,7 +3753,7 @@ func (x *ListNodesResponse) String() string {
 func (*ListNodesResponse) ProtoMessage() {}
 
 func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[68]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3713,7 +3766,7 @@ func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesResponse.ProtoReflect.Descriptor instead.
 func (*ListNodesResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{68}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *ListNodesResponse) GetNodes() []*Node {
@@ -3733,7 +3786,7 @@ type DeleteNodeRequest struct {
 
 func (x *DeleteNodeRequest) Reset() {
 	*x = DeleteNodeRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[69]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3745,7 +3798,7 @@ func (x *DeleteNodeRequest) String() string {
 func (*DeleteNodeRequest) ProtoMessage() {}
 
 func (x *DeleteNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[69]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3758,7 +3811,7 @@ func (x *DeleteNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNodeRequest.ProtoReflect.Descriptor instead.
 func (*DeleteNodeRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{69}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *DeleteNodeRequest) GetName() string {
@@ -3783,7 +3836,7 @@ type DeleteNodeResponse struct {
 
 func (x *DeleteNodeResponse) Reset() {
 	*x = DeleteNodeResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[70]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3795,7 +3848,7 @@ func (x *DeleteNodeResponse) String() string {
 func (*DeleteNodeResponse) ProtoMessage() {}
 
 func (x *DeleteNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[70]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3808,7 +3861,7 @@ func (x *DeleteNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNodeResponse.ProtoReflect.Descriptor instead.
 func (*DeleteNodeResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{70}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{71}
 }
 
 type ClusterStatusRequest struct {
@@ -3819,7 +3872,7 @@ type ClusterStatusRequest struct {
 
 func (x *ClusterStatusRequest) Reset() {
 	*x = ClusterStatusRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[71]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3831,7 +3884,7 @@ func (x *ClusterStatusRequest) String() string {
 func (*ClusterStatusRequest) ProtoMessage() {}
 
 func (x *ClusterStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[71]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3844,7 +3897,7 @@ func (x *ClusterStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterStatusRequest.ProtoReflect.Descriptor instead.
 func (*ClusterStatusRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{71}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{72}
 }
 
 type ClusterStatusResponse struct {
@@ -3865,7 +3918,7 @@ type ClusterStatusResponse struct {
 
 func (x *ClusterStatusResponse) Reset() {
 	*x = ClusterStatusResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[72]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3877,7 +3930,7 @@ func (x *ClusterStatusResponse) String() string {
 func (*ClusterStatusResponse) ProtoMessage() {}
 
 func (x *ClusterStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[72]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3890,7 +3943,7 @@ func (x *ClusterStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterStatusResponse.ProtoReflect.Descriptor instead.
 func (*ClusterStatusResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{72}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *ClusterStatusResponse) GetClusterUuid() string {
@@ -4036,7 +4089,7 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\x11resolving_tenants\x18\x05 \x03(\tR\x10resolvingTenants\x12\x1a\n" +
 	"\bsequence\x18\x06 \x01(\x04R\bsequence\x12'\n" +
 	"\x0fcarried_tenants\x18\a \x03(\tR\x0ecarriedTenants\x12)\n" +
-	"\x10without_mappings\x18\b \x01(\bR\x0fwithoutMappings\"\xa4\x02\n" +
+	"\x10without_mappings\x18\b \x01(\bR\x0fwithoutMappings\"\xd7\x02\n" +
 	"\x0eFollowResponse\x123\n" +
 	"\bsnapshot\x18\x01 \x01(\v2\x15.pilaster.v1.SnapshotH\x00R\bsnapshot\x12*\n" +
 	"\x05delta\x18\x02 \x01(\v2\x12.pilaster.v1.DeltaH\x00R\x05delta\x126\n" +
@@ -4044,8 +4097,11 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\brevision\x18\x04 \x01(\x03R\brevision\x12\x1b\n" +
 	"\tspread_ms\x18\x05 \x01(\rR\bspreadMs\x12\x12\n" +
 	"\x04more\x18\x06 \x01(\bR\x04more\x12#\n" +
-	"\rwith_policies\x18\a \x01(\bR\fwithPoliciesB\a\n" +
-	"\x05event\"\x93\x02\n" +
+	"\rwith_policies\x18\a \x01(\bR\fwithPolicies\x121\n" +
+	"\brefusals\x18\b \x01(\v2\x15.pilaster.v1.RefusalsR\brefusalsB\a\n" +
+	"\x05event\"$\n" +
+	"\bRefusals\x12\x18\n" +
+	"\areasons\x18\x01 \x03(\tR\areasons\"\x93\x02\n" +
 	"\bSnapshot\x12%\n" +
 	"\x04node\x18\x01 \x01(\v2\x11.pilaster.v1.NodeR\x04node\x12-\n" +
 	"\atenants\x18\x02 \x03(\v2\x13.pilaster.v1.TenantR\atenants\x12$\n" +
@@ -4258,7 +4314,7 @@ func file_pilaster_v1_orchestrator_proto_rawDescGZIP() []byte {
 }
 
 var file_pilaster_v1_orchestrator_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_pilaster_v1_orchestrator_proto_msgTypes = make([]protoimpl.MessageInfo, 74)
+var file_pilaster_v1_orchestrator_proto_msgTypes = make([]protoimpl.MessageInfo, 75)
 var file_pilaster_v1_orchestrator_proto_goTypes = []any{
 	(PolicyChange)(0),                 // 0: pilaster.v1.PolicyChange
 	(*AllocateRequest)(nil),           // 1: pilaster.v1.AllocateRequest
@@ -4278,215 +4334,217 @@ var file_pilaster_v1_orchestrator_proto_goTypes = []any{
 	(*ResolveResponse)(nil),           // 15: pilaster.v1.ResolveResponse
 	(*FollowRequest)(nil),             // 16: pilaster.v1.FollowRequest
 	(*FollowResponse)(nil),            // 17: pilaster.v1.FollowResponse
-	(*Snapshot)(nil),                  // 18: pilaster.v1.Snapshot
-	(*Delta)(nil),                     // 19: pilaster.v1.Delta
-	(*Heartbeat)(nil),                 // 20: pilaster.v1.Heartbeat
-	(*ExportRegionRequest)(nil),       // 21: pilaster.v1.ExportRegionRequest
-	(*ExportRegionResponse)(nil),      // 22: pilaster.v1.ExportRegionResponse
-	(*ImportRegionRequest)(nil),       // 23: pilaster.v1.ImportRegionRequest
-	(*ImportRegionResponse)(nil),      // 24: pilaster.v1.ImportRegionResponse
-	(*ListRegionsRequest)(nil),        // 25: pilaster.v1.ListRegionsRequest
-	(*ListRegionsResponse)(nil),       // 26: pilaster.v1.ListRegionsResponse
-	(*DeleteRegionRequest)(nil),       // 27: pilaster.v1.DeleteRegionRequest
-	(*DeleteRegionResponse)(nil),      // 28: pilaster.v1.DeleteRegionResponse
-	(*GetTokenRequest)(nil),           // 29: pilaster.v1.GetTokenRequest
-	(*GetTokenResponse)(nil),          // 30: pilaster.v1.GetTokenResponse
-	(*RotateTokenRequest)(nil),        // 31: pilaster.v1.RotateTokenRequest
-	(*RotateTokenResponse)(nil),       // 32: pilaster.v1.RotateTokenResponse
-	(*CreateTenantRequest)(nil),       // 33: pilaster.v1.CreateTenantRequest
-	(*CreateTenantResponse)(nil),      // 34: pilaster.v1.CreateTenantResponse
-	(*GetTenantRequest)(nil),          // 35: pilaster.v1.GetTenantRequest
-	(*GetTenantResponse)(nil),         // 36: pilaster.v1.GetTenantResponse
-	(*ListTenantsRequest)(nil),        // 37: pilaster.v1.ListTenantsRequest
-	(*ListTenantsResponse)(nil),       // 38: pilaster.v1.ListTenantsResponse
-	(*MigrateTenantRequest)(nil),      // 39: pilaster.v1.MigrateTenantRequest
-	(*MigrateTenantResponse)(nil),     // 40: pilaster.v1.MigrateTenantResponse
-	(*DeleteTenantRequest)(nil),       // 41: pilaster.v1.DeleteTenantRequest
-	(*DeleteTenantResponse)(nil),      // 42: pilaster.v1.DeleteTenantResponse
-	(*RotateKeyRequest)(nil),          // 43: pilaster.v1.RotateKeyRequest
-	(*RotateKeyResponse)(nil),         // 44: pilaster.v1.RotateKeyResponse
-	(*CreateServiceRequest)(nil),      // 45: pilaster.v1.CreateServiceRequest
-	(*CreateServiceResponse)(nil),     // 46: pilaster.v1.CreateServiceResponse
-	(*ListServicesRequest)(nil),       // 47: pilaster.v1.ListServicesRequest
-	(*ListServicesResponse)(nil),      // 48: pilaster.v1.ListServicesResponse
-	(*DeleteServiceRequest)(nil),      // 49: pilaster.v1.DeleteServiceRequest
-	(*DeleteServiceResponse)(nil),     // 50: pilaster.v1.DeleteServiceResponse
-	(*CreatePublicationRequest)(nil),  // 51: pilaster.v1.CreatePublicationRequest
-	(*CreatePublicationResponse)(nil), // 52: pilaster.v1.CreatePublicationResponse
-	(*ListPublicationsRequest)(nil),   // 53: pilaster.v1.ListPublicationsRequest
-	(*ListPublicationsResponse)(nil),  // 54: pilaster.v1.ListPublicationsResponse
-	(*DeletePublicationRequest)(nil),  // 55: pilaster.v1.DeletePublicationRequest
-	(*DeletePublicationResponse)(nil), // 56: pilaster.v1.DeletePublicationResponse
-	(*ApplyPoliciesRequest)(nil),      // 57: pilaster.v1.ApplyPoliciesRequest
-	(*ApplyPoliciesResponse)(nil),     // 58: pilaster.v1.ApplyPoliciesResponse
-	(*AppliedPolicy)(nil),             // 59: pilaster.v1.AppliedPolicy
-	(*ListPoliciesRequest)(nil),       // 60: pilaster.v1.ListPoliciesRequest
-	(*ListPoliciesResponse)(nil),      // 61: pilaster.v1.ListPoliciesResponse
-	(*GetPolicyRequest)(nil),          // 62: pilaster.v1.GetPolicyRequest
-	(*GetPolicyResponse)(nil),         // 63: pilaster.v1.GetPolicyResponse
-	(*DeletePoliciesRequest)(nil),     // 64: pilaster.v1.DeletePoliciesRequest
-	(*DeletePoliciesResponse)(nil),    // 65: pilaster.v1.DeletePoliciesResponse
-	(*GetNodeRequest)(nil),            // 66: pilaster.v1.GetNodeRequest
-	(*GetNodeResponse)(nil),           // 67: pilaster.v1.GetNodeResponse
-	(*ListNodesRequest)(nil),          // 68: pilaster.v1.ListNodesRequest
-	(*ListNodesResponse)(nil),         // 69: pilaster.v1.ListNodesResponse
-	(*DeleteNodeRequest)(nil),         // 70: pilaster.v1.DeleteNodeRequest
-	(*DeleteNodeResponse)(nil),        // 71: pilaster.v1.DeleteNodeResponse
-	(*ClusterStatusRequest)(nil),      // 72: pilaster.v1.ClusterStatusRequest
-	(*ClusterStatusResponse)(nil),     // 73: pilaster.v1.ClusterStatusResponse
-	nil,                               // 74: pilaster.v1.ResolveRequest.LabelsEntry
-	(*Mapping)(nil),                   // 75: pilaster.v1.Mapping
-	(*Tenant)(nil),                    // 76: pilaster.v1.Tenant
-	(*App)(nil),                       // 77: pilaster.v1.App
-	(*Node)(nil),                      // 78: pilaster.v1.Node
-	(*Plan)(nil),                      // 79: pilaster.v1.Plan
-	(*Hosting)(nil),                   // 80: pilaster.v1.Hosting
-	(*Policy)(nil),                    // 81: pilaster.v1.Policy
-	(*Override)(nil),                  // 82: pilaster.v1.Override
-	(*Region)(nil),                    // 83: pilaster.v1.Region
-	(Addressing)(0),                   // 84: pilaster.v1.Addressing
-	(*Overlay)(nil),                   // 85: pilaster.v1.Overlay
-	(*Service)(nil),                   // 86: pilaster.v1.Service
-	(*Publication)(nil),               // 87: pilaster.v1.Publication
-	(*timestamppb.Timestamp)(nil),     // 88: google.protobuf.Timestamp
+	(*Refusals)(nil),                  // 18: pilaster.v1.Refusals
+	(*Snapshot)(nil),                  // 19: pilaster.v1.Snapshot
+	(*Delta)(nil),                     // 20: pilaster.v1.Delta
+	(*Heartbeat)(nil),                 // 21: pilaster.v1.Heartbeat
+	(*ExportRegionRequest)(nil),       // 22: pilaster.v1.ExportRegionRequest
+	(*ExportRegionResponse)(nil),      // 23: pilaster.v1.ExportRegionResponse
+	(*ImportRegionRequest)(nil),       // 24: pilaster.v1.ImportRegionRequest
+	(*ImportRegionResponse)(nil),      // 25: pilaster.v1.ImportRegionResponse
+	(*ListRegionsRequest)(nil),        // 26: pilaster.v1.ListRegionsRequest
+	(*ListRegionsResponse)(nil),       // 27: pilaster.v1.ListRegionsResponse
+	(*DeleteRegionRequest)(nil),       // 28: pilaster.v1.DeleteRegionRequest
+	(*DeleteRegionResponse)(nil),      // 29: pilaster.v1.DeleteRegionResponse
+	(*GetTokenRequest)(nil),           // 30: pilaster.v1.GetTokenRequest
+	(*GetTokenResponse)(nil),          // 31: pilaster.v1.GetTokenResponse
+	(*RotateTokenRequest)(nil),        // 32: pilaster.v1.RotateTokenRequest
+	(*RotateTokenResponse)(nil),       // 33: pilaster.v1.RotateTokenResponse
+	(*CreateTenantRequest)(nil),       // 34: pilaster.v1.CreateTenantRequest
+	(*CreateTenantResponse)(nil),      // 35: pilaster.v1.CreateTenantResponse
+	(*GetTenantRequest)(nil),          // 36: pilaster.v1.GetTenantRequest
+	(*GetTenantResponse)(nil),         // 37: pilaster.v1.GetTenantResponse
+	(*ListTenantsRequest)(nil),        // 38: pilaster.v1.ListTenantsRequest
+	(*ListTenantsResponse)(nil),       // 39: pilaster.v1.ListTenantsResponse
+	(*MigrateTenantRequest)(nil),      // 40: pilaster.v1.MigrateTenantRequest
+	(*MigrateTenantResponse)(nil),     // 41: pilaster.v1.MigrateTenantResponse
+	(*DeleteTenantRequest)(nil),       // 42: pilaster.v1.DeleteTenantRequest
+	(*DeleteTenantResponse)(nil),      // 43: pilaster.v1.DeleteTenantResponse
+	(*RotateKeyRequest)(nil),          // 44: pilaster.v1.RotateKeyRequest
+	(*RotateKeyResponse)(nil),         // 45: pilaster.v1.RotateKeyResponse
+	(*CreateServiceRequest)(nil),      // 46: pilaster.v1.CreateServiceRequest
+	(*CreateServiceResponse)(nil),     // 47: pilaster.v1.CreateServiceResponse
+	(*ListServicesRequest)(nil),       // 48: pilaster.v1.ListServicesRequest
+	(*ListServicesResponse)(nil),      // 49: pilaster.v1.ListServicesResponse
+	(*DeleteServiceRequest)(nil),      // 50: pilaster.v1.DeleteServiceRequest
+	(*DeleteServiceResponse)(nil),     // 51: pilaster.v1.DeleteServiceResponse
+	(*CreatePublicationRequest)(nil),  // 52: pilaster.v1.CreatePublicationRequest
+	(*CreatePublicationResponse)(nil), // 53: pilaster.v1.CreatePublicationResponse
+	(*ListPublicationsRequest)(nil),   // 54: pilaster.v1.ListPublicationsRequest
+	(*ListPublicationsResponse)(nil),  // 55: pilaster.v1.ListPublicationsResponse
+	(*DeletePublicationRequest)(nil),  // 56: pilaster.v1.DeletePublicationRequest
+	(*DeletePublicationResponse)(nil), // 57: pilaster.v1.DeletePublicationResponse
+	(*ApplyPoliciesRequest)(nil),      // 58: pilaster.v1.ApplyPoliciesRequest
+	(*ApplyPoliciesResponse)(nil),     // 59: pilaster.v1.ApplyPoliciesResponse
+	(*AppliedPolicy)(nil),             // 60: pilaster.v1.AppliedPolicy
+	(*ListPoliciesRequest)(nil),       // 61: pilaster.v1.ListPoliciesRequest
+	(*ListPoliciesResponse)(nil),      // 62: pilaster.v1.ListPoliciesResponse
+	(*GetPolicyRequest)(nil),          // 63: pilaster.v1.GetPolicyRequest
+	(*GetPolicyResponse)(nil),         // 64: pilaster.v1.GetPolicyResponse
+	(*DeletePoliciesRequest)(nil),     // 65: pilaster.v1.DeletePoliciesRequest
+	(*DeletePoliciesResponse)(nil),    // 66: pilaster.v1.DeletePoliciesResponse
+	(*GetNodeRequest)(nil),            // 67: pilaster.v1.GetNodeRequest
+	(*GetNodeResponse)(nil),           // 68: pilaster.v1.GetNodeResponse
+	(*ListNodesRequest)(nil),          // 69: pilaster.v1.ListNodesRequest
+	(*ListNodesResponse)(nil),         // 70: pilaster.v1.ListNodesResponse
+	(*DeleteNodeRequest)(nil),         // 71: pilaster.v1.DeleteNodeRequest
+	(*DeleteNodeResponse)(nil),        // 72: pilaster.v1.DeleteNodeResponse
+	(*ClusterStatusRequest)(nil),      // 73: pilaster.v1.ClusterStatusRequest
+	(*ClusterStatusResponse)(nil),     // 74: pilaster.v1.ClusterStatusResponse
+	nil,                               // 75: pilaster.v1.ResolveRequest.LabelsEntry
+	(*Mapping)(nil),                   // 76: pilaster.v1.Mapping
+	(*Tenant)(nil),                    // 77: pilaster.v1.Tenant
+	(*App)(nil),                       // 78: pilaster.v1.App
+	(*Node)(nil),                      // 79: pilaster.v1.Node
+	(*Plan)(nil),                      // 80: pilaster.v1.Plan
+	(*Hosting)(nil),                   // 81: pilaster.v1.Hosting
+	(*Policy)(nil),                    // 82: pilaster.v1.Policy
+	(*Override)(nil),                  // 83: pilaster.v1.Override
+	(*Region)(nil),                    // 84: pilaster.v1.Region
+	(Addressing)(0),                   // 85: pilaster.v1.Addressing
+	(*Overlay)(nil),                   // 86: pilaster.v1.Overlay
+	(*Service)(nil),                   // 87: pilaster.v1.Service
+	(*Publication)(nil),               // 88: pilaster.v1.Publication
+	(*timestamppb.Timestamp)(nil),     // 89: google.protobuf.Timestamp
 }
 var file_pilaster_v1_orchestrator_proto_depIdxs = []int32{
-	75, // 0: pilaster.v1.ListMappingsResponse.mappings:type_name -> pilaster.v1.Mapping
-	75, // 1: pilaster.v1.ListMappingsResponse.ended_mappings:type_name -> pilaster.v1.Mapping
+	76, // 0: pilaster.v1.ListMappingsResponse.mappings:type_name -> pilaster.v1.Mapping
+	76, // 1: pilaster.v1.ListMappingsResponse.ended_mappings:type_name -> pilaster.v1.Mapping
 	12, // 2: pilaster.v1.RegisterRequest.held:type_name -> pilaster.v1.Held
-	76, // 3: pilaster.v1.Held.tenants:type_name -> pilaster.v1.Tenant
-	77, // 4: pilaster.v1.Held.apps:type_name -> pilaster.v1.App
-	75, // 5: pilaster.v1.Held.mappings:type_name -> pilaster.v1.Mapping
-	78, // 6: pilaster.v1.RegisterResponse.node:type_name -> pilaster.v1.Node
-	79, // 7: pilaster.v1.RegisterResponse.plan:type_name -> pilaster.v1.Plan
-	74, // 8: pilaster.v1.ResolveRequest.labels:type_name -> pilaster.v1.ResolveRequest.LabelsEntry
-	76, // 9: pilaster.v1.ResolveResponse.tenant:type_name -> pilaster.v1.Tenant
-	77, // 10: pilaster.v1.ResolveResponse.app:type_name -> pilaster.v1.App
-	80, // 11: pilaster.v1.FollowRequest.hosting:type_name -> pilaster.v1.Hosting
-	18, // 12: pilaster.v1.FollowResponse.snapshot:type_name -> pilaster.v1.Snapshot
-	19, // 13: pilaster.v1.FollowResponse.delta:type_name -> pilaster.v1.Delta
-	20, // 14: pilaster.v1.FollowResponse.heartbeat:type_name -> pilaster.v1.Heartbeat
-	78, // 15: pilaster.v1.Snapshot.node:type_name -> pilaster.v1.Node
-	76, // 16: pilaster.v1.Snapshot.tenants:type_name -> pilaster.v1.Tenant
-	77, // 17: pilaster.v1.Snapshot.apps:type_name -> pilaster.v1.App
-	81, // 18: pilaster.v1.Snapshot.policies:type_name -> pilaster.v1.Policy
-	82, // 19: pilaster.v1.Snapshot.overrides:type_name -> pilaster.v1.Override
-	78, // 20: pilaster.v1.Delta.node:type_name -> pilaster.v1.Node
-	76, // 21: pilaster.v1.Delta.tenants:type_name -> pilaster.v1.Tenant
-	77, // 22: pilaster.v1.Delta.apps:type_name -> pilaster.v1.App
-	75, // 23: pilaster.v1.Delta.mappings:type_name -> pilaster.v1.Mapping
-	75, // 24: pilaster.v1.Delta.ended_mappings:type_name -> pilaster.v1.Mapping
-	81, // 25: pilaster.v1.Delta.policies:type_name -> pilaster.v1.Policy
-	81, // 26: pilaster.v1.Delta.ended_policies:type_name -> pilaster.v1.Policy
-	82, // 27: pilaster.v1.Delta.overrides:type_name -> pilaster.v1.Override
-	82, // 28: pilaster.v1.Delta.ended_overrides:type_name -> pilaster.v1.Override
-	83, // 29: pilaster.v1.ExportRegionResponse.region:type_name -> pilaster.v1.Region
-	83, // 30: pilaster.v1.ImportRegionRequest.region:type_name -> pilaster.v1.Region
-	83, // 31: pilaster.v1.ImportRegionResponse.region:type_name -> pilaster.v1.Region
-	83, // 32: pilaster.v1.ListRegionsResponse.own:type_name -> pilaster.v1.Region
-	83, // 33: pilaster.v1.ListRegionsResponse.regions:type_name -> pilaster.v1.Region
-	84, // 34: pilaster.v1.CreateTenantRequest.addressing:type_name -> pilaster.v1.Addressing
-	85, // 35: pilaster.v1.CreateTenantRequest.overlays:type_name -> pilaster.v1.Overlay
-	76, // 36: pilaster.v1.CreateTenantResponse.tenant:type_name -> pilaster.v1.Tenant
-	76, // 37: pilaster.v1.GetTenantResponse.tenant:type_name -> pilaster.v1.Tenant
-	77, // 38: pilaster.v1.GetTenantResponse.apps:type_name -> pilaster.v1.App
-	80, // 39: pilaster.v1.GetTenantResponse.hosting:type_name -> pilaster.v1.Hosting
-	76, // 40: pilaster.v1.ListTenantsResponse.tenants:type_name -> pilaster.v1.Tenant
-	80, // 41: pilaster.v1.ListTenantsResponse.hosting:type_name -> pilaster.v1.Hosting
-	84, // 42: pilaster.v1.MigrateTenantRequest.addressing:type_name -> pilaster.v1.Addressing
-	76, // 43: pilaster.v1.MigrateTenantResponse.tenant:type_name -> pilaster.v1.Tenant
-	76, // 44: pilaster.v1.RotateKeyResponse.tenant:type_name -> pilaster.v1.Tenant
-	86, // 45: pilaster.v1.CreateServiceRequest.service:type_name -> pilaster.v1.Service
-	86, // 46: pilaster.v1.CreateServiceResponse.service:type_name -> pilaster.v1.Service
-	86, // 47: pilaster.v1.ListServicesResponse.services:type_name -> pilaster.v1.Service
-	87, // 48: pilaster.v1.CreatePublicationRequest.publication:type_name -> pilaster.v1.Publication
-	87, // 49: pilaster.v1.CreatePublicationResponse.publication:type_name -> pilaster.v1.Publication
-	87, // 50: pilaster.v1.ListPublicationsResponse.publications:type_name -> pilaster.v1.Publication
-	59, // 51: pilaster.v1.ApplyPoliciesResponse.policies:type_name -> pilaster.v1.AppliedPolicy
-	81, // 52: pilaster.v1.AppliedPolicy.policy:type_name -> pilaster.v1.Policy
-	0,  // 53: pilaster.v1.AppliedPolicy.change:type_name -> pilaster.v1.PolicyChange
-	81, // 54: pilaster.v1.ListPoliciesResponse.policies:type_name -> pilaster.v1.Policy
-	81, // 55: pilaster.v1.GetPolicyRequest.policy:type_name -> pilaster.v1.Policy
-	81, // 56: pilaster.v1.GetPolicyResponse.policy:type_name -> pilaster.v1.Policy
-	81, // 57: pilaster.v1.DeletePoliciesRequest.policies:type_name -> pilaster.v1.Policy
-	81, // 58: pilaster.v1.DeletePoliciesResponse.policies:type_name -> pilaster.v1.Policy
-	78, // 59: pilaster.v1.GetNodeResponse.node:type_name -> pilaster.v1.Node
-	78, // 60: pilaster.v1.ListNodesResponse.nodes:type_name -> pilaster.v1.Node
-	79, // 61: pilaster.v1.ClusterStatusResponse.plan:type_name -> pilaster.v1.Plan
-	88, // 62: pilaster.v1.ClusterStatusResponse.started:type_name -> google.protobuf.Timestamp
-	7,  // 63: pilaster.v1.NodeService.Join:input_type -> pilaster.v1.JoinRequest
-	9,  // 64: pilaster.v1.NodeService.Renew:input_type -> pilaster.v1.RenewRequest
-	11, // 65: pilaster.v1.NodeService.Register:input_type -> pilaster.v1.RegisterRequest
-	14, // 66: pilaster.v1.NodeService.Resolve:input_type -> pilaster.v1.ResolveRequest
-	16, // 67: pilaster.v1.NodeService.Follow:input_type -> pilaster.v1.FollowRequest
-	1,  // 68: pilaster.v1.NodeService.Allocate:input_type -> pilaster.v1.AllocateRequest
-	3,  // 69: pilaster.v1.NodeService.Free:input_type -> pilaster.v1.FreeRequest
-	5,  // 70: pilaster.v1.NodeService.ListMappings:input_type -> pilaster.v1.ListMappingsRequest
-	33, // 71: pilaster.v1.OperatorService.CreateTenant:input_type -> pilaster.v1.CreateTenantRequest
-	35, // 72: pilaster.v1.OperatorService.GetTenant:input_type -> pilaster.v1.GetTenantRequest
-	37, // 73: pilaster.v1.OperatorService.ListTenants:input_type -> pilaster.v1.ListTenantsRequest
-	41, // 74: pilaster.v1.OperatorService.DeleteTenant:input_type -> pilaster.v1.DeleteTenantRequest
-	43, // 75: pilaster.v1.OperatorService.RotateKey:input_type -> pilaster.v1.RotateKeyRequest
-	39, // 76: pilaster.v1.OperatorService.MigrateTenant:input_type -> pilaster.v1.MigrateTenantRequest
-	45, // 77: pilaster.v1.OperatorService.CreateService:input_type -> pilaster.v1.CreateServiceRequest
-	47, // 78: pilaster.v1.OperatorService.ListServices:input_type -> pilaster.v1.ListServicesRequest
-	49, // 79: pilaster.v1.OperatorService.DeleteService:input_type -> pilaster.v1.DeleteServiceRequest
-	51, // 80: pilaster.v1.OperatorService.CreatePublication:input_type -> pilaster.v1.CreatePublicationRequest
-	53, // 81: pilaster.v1.OperatorService.ListPublications:input_type -> pilaster.v1.ListPublicationsRequest
-	55, // 82: pilaster.v1.OperatorService.DeletePublication:input_type -> pilaster.v1.DeletePublicationRequest
-	57, // 83: pilaster.v1.OperatorService.ApplyPolicies:input_type -> pilaster.v1.ApplyPoliciesRequest
-	60, // 84: pilaster.v1.OperatorService.ListPolicies:input_type -> pilaster.v1.ListPoliciesRequest
-	62, // 85: pilaster.v1.OperatorService.GetPolicy:input_type -> pilaster.v1.GetPolicyRequest
-	64, // 86: pilaster.v1.OperatorService.DeletePolicies:input_type -> pilaster.v1.DeletePoliciesRequest
-	66, // 87: pilaster.v1.OperatorService.GetNode:input_type -> pilaster.v1.GetNodeRequest
-	68, // 88: pilaster.v1.OperatorService.ListNodes:input_type -> pilaster.v1.ListNodesRequest
-	70, // 89: pilaster.v1.OperatorService.DeleteNode:input_type -> pilaster.v1.DeleteNodeRequest
-	72, // 90: pilaster.v1.OperatorService.ClusterStatus:input_type -> pilaster.v1.ClusterStatusRequest
-	29, // 91: pilaster.v1.OperatorService.GetToken:input_type -> pilaster.v1.GetTokenRequest
-	31, // 92: pilaster.v1.OperatorService.RotateToken:input_type -> pilaster.v1.RotateTokenRequest
-	21, // 93: pilaster.v1.OperatorService.ExportRegion:input_type -> pilaster.v1.ExportRegionRequest
-	23, // 94: pilaster.v1.OperatorService.ImportRegion:input_type -> pilaster.v1.ImportRegionRequest
-	25, // 95: pilaster.v1.OperatorService.ListRegions:input_type -> pilaster.v1.ListRegionsRequest
-	27, // 96: pilaster.v1.OperatorService.DeleteRegion:input_type -> pilaster.v1.DeleteRegionRequest
-	8,  // 97: pilaster.v1.NodeService.Join:output_type -> pilaster.v1.JoinResponse
-	10, // 98: pilaster.v1.NodeService.Renew:output_type -> pilaster.v1.RenewResponse
-	13, // 99: pilaster.v1.NodeService.Register:output_type -> pilaster.v1.RegisterResponse
-	15, // 100: pilaster.v1.NodeService.Resolve:output_type -> pilaster.v1.ResolveResponse
-	17, // 101: pilaster.v1.NodeService.Follow:output_type -> pilaster.v1.FollowResponse
-	2,  // 102: pilaster.v1.NodeService.Allocate:output_type -> pilaster.v1.AllocateResponse
-	4,  // 103: pilaster.v1.NodeService.Free:output_type -> pilaster.v1.FreeResponse
-	6,  // 104: pilaster.v1.NodeService.ListMappings:output_type -> pilaster.v1.ListMappingsResponse
-	34, // 105: pilaster.v1.OperatorService.CreateTenant:output_type -> pilaster.v1.CreateTenantResponse
-	36, // 106: pilaster.v1.OperatorService.GetTenant:output_type -> pilaster.v1.GetTenantResponse
-	38, // 107: pilaster.v1.OperatorService.ListTenants:output_type -> pilaster.v1.ListTenantsResponse
-	42, // 108: pilaster.v1.OperatorService.DeleteTenant:output_type -> pilaster.v1.DeleteTenantResponse
-	44, // 109: pilaster.v1.OperatorService.RotateKey:output_type -> pilaster.v1.RotateKeyResponse
-	40, // 110: pilaster.v1.OperatorService.MigrateTenant:output_type -> pilaster.v1.MigrateTenantResponse
-	46, // 111: pilaster.v1.OperatorService.CreateService:output_type -> pilaster.v1.CreateServiceResponse
-	48, // 112: pilaster.v1.OperatorService.ListServices:output_type -> pilaster.v1.ListServicesResponse
-	50, // 113: pilaster.v1.OperatorService.DeleteService:output_type -> pilaster.v1.DeleteServiceResponse
-	52, // 114: pilaster.v1.OperatorService.CreatePublication:output_type -> pilaster.v1.CreatePublicationResponse
-	54, // 115: pilaster.v1.OperatorService.ListPublications:output_type -> pilaster.v1.ListPublicationsResponse
-	56, // 116: pilaster.v1.OperatorService.DeletePublication:output_type -> pilaster.v1.DeletePublicationResponse
-	58, // 117: pilaster.v1.OperatorService.ApplyPolicies:output_type -> pilaster.v1.ApplyPoliciesResponse
-	61, // 118: pilaster.v1.OperatorService.ListPolicies:output_type -> pilaster.v1.ListPoliciesResponse
-	63, // 119: pilaster.v1.OperatorService.GetPolicy:output_type -> pilaster.v1.GetPolicyResponse
-	65, // 120: pilaster.v1.OperatorService.DeletePolicies:output_type -> pilaster.v1.DeletePoliciesResponse
-	67, // 121: pilaster.v1.OperatorService.GetNode:output_type -> pilaster.v1.GetNodeResponse
-	69, // 122: pilaster.v1.OperatorService.ListNodes:output_type -> pilaster.v1.ListNodesResponse
-	71, // 123: pilaster.v1.OperatorService.DeleteNode:output_type -> pilaster.v1.DeleteNodeResponse
-	73, // 124: pilaster.v1.OperatorService.ClusterStatus:output_type -> pilaster.v1.ClusterStatusResponse
-	30, // 125: pilaster.v1.OperatorService.GetToken:output_type -> pilaster.v1.GetTokenResponse
-	32, // 126: pilaster.v1.OperatorService.RotateToken:output_type -> pilaster.v1.RotateTokenResponse
-	22, // 127: pilaster.v1.OperatorService.ExportRegion:output_type -> pilaster.v1.ExportRegionResponse
-	24, // 128: pilaster.v1.OperatorService.ImportRegion:output_type -> pilaster.v1.ImportRegionResponse
-	26, // 129: pilaster.v1.OperatorService.ListRegions:output_type -> pilaster.v1.ListRegionsResponse
-	28, // 130: pilaster.v1.OperatorService.DeleteRegion:output_type -> pilaster.v1.DeleteRegionResponse
-	97, // [97:131] is the sub-list for method output_type
-	63, // [63:97] is the sub-list for method input_type
-	63, // [63:63] is the sub-list for extension type_name
-	63, // [63:63] is the sub-list for extension extendee
-	0,  // [0:63] is the sub-list for field type_name
+	77, // 3: pilaster.v1.Held.tenants:type_name -> pilaster.v1.Tenant
+	78, // 4: pilaster.v1.Held.apps:type_name -> pilaster.v1.App
+	76, // 5: pilaster.v1.Held.mappings:type_name -> pilaster.v1.Mapping
+	79, // 6: pilaster.v1.RegisterResponse.node:type_name -> pilaster.v1.Node
+	80, // 7: pilaster.v1.RegisterResponse.plan:type_name -> pilaster.v1.Plan
+	75, // 8: pilaster.v1.ResolveRequest.labels:type_name -> pilaster.v1.ResolveRequest.LabelsEntry
+	77, // 9: pilaster.v1.ResolveResponse.tenant:type_name -> pilaster.v1.Tenant
+	78, // 10: pilaster.v1.ResolveResponse.app:type_name -> pilaster.v1.App
+	81, // 11: pilaster.v1.FollowRequest.hosting:type_name -> pilaster.v1.Hosting
+	19, // 12: pilaster.v1.FollowResponse.snapshot:type_name -> pilaster.v1.Snapshot
+	20, // 13: pilaster.v1.FollowResponse.delta:type_name -> pilaster.v1.Delta
+	21, // 14: pilaster.v1.FollowResponse.heartbeat:type_name -> pilaster.v1.Heartbeat
+	18, // 15: pilaster.v1.FollowResponse.refusals:type_name -> pilaster.v1.Refusals
+	79, // 16: pilaster.v1.Snapshot.node:type_name -> pilaster.v1.Node
+	77, // 17: pilaster.v1.Snapshot.tenants:type_name -> pilaster.v1.Tenant
+	78, // 18: pilaster.v1.Snapshot.apps:type_name -> pilaster.v1.App
+	82, // 19: pilaster.v1.Snapshot.policies:type_name -> pilaster.v1.Policy
+	83, // 20: pilaster.v1.Snapshot.overrides:type_name -> pilaster.v1.Override
+	79, // 21: pilaster.v1.Delta.node:type_name -> pilaster.v1.Node
+	77, // 22: pilaster.v1.Delta.tenants:type_name -> pilaster.v1.Tenant
+	78, // 23: pilaster.v1.Delta.apps:type_name -> pilaster.v1.App
+	76, // 24: pilaster.v1.Delta.mappings:type_name -> pilaster.v1.Mapping
+	76, // 25: pilaster.v1.Delta.ended_mappings:type_name -> pilaster.v1.Mapping
+	82, // 26: pilaster.v1.Delta.policies:type_name -> pilaster.v1.Policy
+	82, // 27: pilaster.v1.Delta.ended_policies:type_name -> pilaster.v1.Policy
+	83, // 28: pilaster.v1.Delta.overrides:type_name -> pilaster.v1.Override
+	83, // 29: pilaster.v1.Delta.ended_overrides:type_name -> pilaster.v1.Override
+	84, // 30: pilaster.v1.ExportRegionResponse.region:type_name -> pilaster.v1.Region
+	84, // 31: pilaster.v1.ImportRegionRequest.region:type_name -> pilaster.v1.Region
+	84, // 32: pilaster.v1.ImportRegionResponse.region:type_name -> pilaster.v1.Region
+	84, // 33: pilaster.v1.ListRegionsResponse.own:type_name -> pilaster.v1.Region
+	84, // 34: pilaster.v1.ListRegionsResponse.regions:type_name -> pilaster.v1.Region
+	85, // 35: pilaster.v1.CreateTenantRequest.addressing:type_name -> pilaster.v1.Addressing
+	86, // 36: pilaster.v1.CreateTenantRequest.overlays:type_name -> pilaster.v1.Overlay
+	77, // 37: pilaster.v1.CreateTenantResponse.tenant:type_name -> pilaster.v1.Tenant
+	77, // 38: pilaster.v1.GetTenantResponse.tenant:type_name -> pilaster.v1.Tenant
+	78, // 39: pilaster.v1.GetTenantResponse.apps:type_name -> pilaster.v1.App
+	81, // 40: pilaster.v1.GetTenantResponse.hosting:type_name -> pilaster.v1.Hosting
+	77, // 41: pilaster.v1.ListTenantsResponse.tenants:type_name -> pilaster.v1.Tenant
+	81, // 42: pilaster.v1.ListTenantsResponse.hosting:type_name -> pilaster.v1.Hosting
+	85, // 43: pilaster.v1.MigrateTenantRequest.addressing:type_name -> pilaster.v1.Addressing
+	77, // 44: pilaster.v1.MigrateTenantResponse.tenant:type_name -> pilaster.v1.Tenant
+	77, // 45: pilaster.v1.RotateKeyResponse.tenant:type_name -> pilaster.v1.Tenant
+	87, // 46: pilaster.v1.CreateServiceRequest.service:type_name -> pilaster.v1.Service
+	87, // 47: pilaster.v1.CreateServiceResponse.service:type_name -> pilaster.v1.Service
+	87, // 48: pilaster.v1.ListServicesResponse.services:type_name -> pilaster.v1.Service
+	88, // 49: pilaster.v1.CreatePublicationRequest.publication:type_name -> pilaster.v1.Publication
+	88, // 50: pilaster.v1.CreatePublicationResponse.publication:type_name -> pilaster.v1.Publication
+	88, // 51: pilaster.v1.ListPublicationsResponse.publications:type_name -> pilaster.v1.Publication
+	60, // 52: pilaster.v1.ApplyPoliciesResponse.policies:type_name -> pilaster.v1.AppliedPolicy
+	82, // 53: pilaster.v1.AppliedPolicy.policy:type_name -> pilaster.v1.Policy
+	0,  // 54: pilaster.v1.AppliedPolicy.change:type_name -> pilaster.v1.PolicyChange
+	82, // 55: pilaster.v1.ListPoliciesResponse.policies:type_name -> pilaster.v1.Policy
+	82, // 56: pilaster.v1.GetPolicyRequest.policy:type_name -> pilaster.v1.Policy
+	82, // 57: pilaster.v1.GetPolicyResponse.policy:type_name -> pilaster.v1.Policy
+	82, // 58: pilaster.v1.DeletePoliciesRequest.policies:type_name -> pilaster.v1.Policy
+	82, // 59: pilaster.v1.DeletePoliciesResponse.policies:type_name -> pilaster.v1.Policy
+	79, // 60: pilaster.v1.GetNodeResponse.node:type_name -> pilaster.v1.Node
+	79, // 61: pilaster.v1.ListNodesResponse.nodes:type_name -> pilaster.v1.Node
+	80, // 62: pilaster.v1.ClusterStatusResponse.plan:type_name -> pilaster.v1.Plan
+	89, // 63: pilaster.v1.ClusterStatusResponse.started:type_name -> google.protobuf.Timestamp
+	7,  // 64: pilaster.v1.NodeService.Join:input_type -> pilaster.v1.JoinRequest
+	9,  // 65: pilaster.v1.NodeService.Renew:input_type -> pilaster.v1.RenewRequest
+	11, // 66: pilaster.v1.NodeService.Register:input_type -> pilaster.v1.RegisterRequest
+	14, // 67: pilaster.v1.NodeService.Resolve:input_type -> pilaster.v1.ResolveRequest
+	16, // 68: pilaster.v1.NodeService.Follow:input_type -> pilaster.v1.FollowRequest
+	1,  // 69: pilaster.v1.NodeService.Allocate:input_type -> pilaster.v1.AllocateRequest
+	3,  // 70: pilaster.v1.NodeService.Free:input_type -> pilaster.v1.FreeRequest
+	5,  // 71: pilaster.v1.NodeService.ListMappings:input_type -> pilaster.v1.ListMappingsRequest
+	34, // 72: pilaster.v1.OperatorService.CreateTenant:input_type -> pilaster.v1.CreateTenantRequest
+	36, // 73: pilaster.v1.OperatorService.GetTenant:input_type -> pilaster.v1.GetTenantRequest
+	38, // 74: pilaster.v1.OperatorService.ListTenants:input_type -> pilaster.v1.ListTenantsRequest
+	42, // 75: pilaster.v1.OperatorService.DeleteTenant:input_type -> pilaster.v1.DeleteTenantRequest
+	44, // 76: pilaster.v1.OperatorService.RotateKey:input_type -> pilaster.v1.RotateKeyRequest
+	40, // 77: pilaster.v1.OperatorService.MigrateTenant:input_type -> pilaster.v1.MigrateTenantRequest
+	46, // 78: pilaster.v1.OperatorService.CreateService:input_type -> pilaster.v1.CreateServiceRequest
+	48, // 79: pilaster.v1.OperatorService.ListServices:input_type -> pilaster.v1.ListServicesRequest
+	50, // 80: pilaster.v1.OperatorService.DeleteService:input_type -> pilaster.v1.DeleteServiceRequest
+	52, // 81: pilaster.v1.OperatorService.CreatePublication:input_type -> pilaster.v1.CreatePublicationRequest
+	54, // 82: pilaster.v1.OperatorService.ListPublications:input_type -> pilaster.v1.ListPublicationsRequest
+	56, // 83: pilaster.v1.OperatorService.DeletePublication:input_type -> pilaster.v1.DeletePublicationRequest
+	58, // 84: pilaster.v1.OperatorService.ApplyPolicies:input_type -> pilaster.v1.ApplyPoliciesRequest
+	61, // 85: pilaster.v1.OperatorService.ListPolicies:input_type -> pilaster.v1.ListPoliciesRequest
+	63, // 86: pilaster.v1.OperatorService.GetPolicy:input_type -> pilaster.v1.GetPolicyRequest
+	65, // 87: pilaster.v1.OperatorService.DeletePolicies:input_type -> pilaster.v1.DeletePoliciesRequest
+	67, // 88: pilaster.v1.OperatorService.GetNode:input_type -> pilaster.v1.GetNodeRequest
+	69, // 89: pilaster.v1.OperatorService.ListNodes:input_type -> pilaster.v1.ListNodesRequest
+	71, // 90: pilaster.v1.OperatorService.DeleteNode:input_type -> pilaster.v1.DeleteNodeRequest
+	73, // 91: pilaster.v1.OperatorService.ClusterStatus:input_type -> pilaster.v1.ClusterStatusRequest
+	30, // 92: pilaster.v1.OperatorService.GetToken:input_type -> pilaster.v1.GetTokenRequest
+	32, // 93: pilaster.v1.OperatorService.RotateToken:input_type -> pilaster.v1.RotateTokenRequest
+	22, // 94: pilaster.v1.OperatorService.ExportRegion:input_type -> pilaster.v1.ExportRegionRequest
+	24, // 95: pilaster.v1.OperatorService.ImportRegion:input_type -> pilaster.v1.ImportRegionRequest
+	26, // 96: pilaster.v1.OperatorService.ListRegions:input_type -> pilaster.v1.ListRegionsRequest
+	28, // 97: pilaster.v1.OperatorService.DeleteRegion:input_type -> pilaster.v1.DeleteRegionRequest
+	8,  // 98: pilaster.v1.NodeService.Join:output_type -> pilaster.v1.JoinResponse
+	10, // 99: pilaster.v1.NodeService.Renew:output_type -> pilaster.v1.RenewResponse
+	13, // 100: pilaster.v1.NodeService.Register:output_type -> pilaster.v1.RegisterResponse
+	15, // 101: pilaster.v1.NodeService.Resolve:output_type -> pilaster.v1.ResolveResponse
+	17, // 102: pilaster.v1.NodeService.Follow:output_type -> pilaster.v1.FollowResponse
+	2,  // 103: pilaster.v1.NodeService.Allocate:output_type -> pilaster.v1.AllocateResponse
+	4,  // 104: pilaster.v1.NodeService.Free:output_type -> pilaster.v1.FreeResponse
+	6,  // 105: pilaster.v1.NodeService.ListMappings:output_type -> pilaster.v1.ListMappingsResponse
+	35, // 106: pilaster.v1.OperatorService.CreateTenant:output_type -> pilaster.v1.CreateTenantResponse
+	37, // 107: pilaster.v1.OperatorService.GetTenant:output_type -> pilaster.v1.GetTenantResponse
+	39, // 108: pilaster.v1.OperatorService.ListTenants:output_type -> pilaster.v1.ListTenantsResponse
+	43, // 109: pilaster.v1.OperatorService.DeleteTenant:output_type -> pilaster.v1.DeleteTenantResponse
+	45, // 110: pilaster.v1.OperatorService.RotateKey:output_type -> pilaster.v1.RotateKeyResponse
+	41, // 111: pilaster.v1.OperatorService.MigrateTenant:output_type -> pilaster.v1.MigrateTenantResponse
+	47, // 112: pilaster.v1.OperatorService.CreateService:output_type -> pilaster.v1.CreateServiceResponse
+	49, // 113: pilaster.v1.OperatorService.ListServices:output_type -> pilaster.v1.ListServicesResponse
+	51, // 114: pilaster.v1.OperatorService.DeleteService:output_type -> pilaster.v1.DeleteServiceResponse
+	53, // 115: pilaster.v1.OperatorService.CreatePublication:output_type -> pilaster.v1.CreatePublicationResponse
+	55, // 116: pilaster.v1.OperatorService.ListPublications:output_type -> pilaster.v1.ListPublicationsResponse
+	57, // 117: pilaster.v1.OperatorService.DeletePublication:output_type -> pilaster.v1.DeletePublicationResponse
+	59, // 118: pilaster.v1.OperatorService.ApplyPolicies:output_type -> pilaster.v1.ApplyPoliciesResponse
+	62, // 119: pilaster.v1.OperatorService.ListPolicies:output_type -> pilaster.v1.ListPoliciesResponse
+	64, // 120: pilaster.v1.OperatorService.GetPolicy:output_type -> pilaster.v1.GetPolicyResponse
+	66, // 121: pilaster.v1.OperatorService.DeletePolicies:output_type -> pilaster.v1.DeletePoliciesResponse
+	68, // 122: pilaster.v1.OperatorService.GetNode:output_type -> pilaster.v1.GetNodeResponse
+	70, // 123: pilaster.v1.OperatorService.ListNodes:output_type -> pilaster.v1.ListNodesResponse
+	72, // 124: pilaster.v1.OperatorService.DeleteNode:output_type -> pilaster.v1.DeleteNodeResponse
+	74, // 125: pilaster.v1.OperatorService.ClusterStatus:output_type -> pilaster.v1.ClusterStatusResponse
+	31, // 126: pilaster.v1.OperatorService.GetToken:output_type -> pilaster.v1.GetTokenResponse
+	33, // 127: pilaster.v1.OperatorService.RotateToken:output_type -> pilaster.v1.RotateTokenResponse
+	23, // 128: pilaster.v1.OperatorService.ExportRegion:output_type -> pilaster.v1.ExportRegionResponse
+	25, // 129: pilaster.v1.OperatorService.ImportRegion:output_type -> pilaster.v1.ImportRegionResponse
+	27, // 130: pilaster.v1.OperatorService.ListRegions:output_type -> pilaster.v1.ListRegionsResponse
+	29, // 131: pilaster.v1.OperatorService.DeleteRegion:output_type -> pilaster.v1.DeleteRegionResponse
+	98, // [98:132] is the sub-list for method output_type
+	64, // [64:98] is the sub-list for method input_type
+	64, // [64:64] is the sub-list for extension type_name
+	64, // [64:64] is the sub-list for extension extendee
+	0,  // [0:64] is the sub-list for field type_name
 }
 
 func init() { file_pilaster_v1_orchestrator_proto_init() }
@@ -4506,7 +4564,7 @@ func file_pilaster_v1_orchestrator_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pilaster_v1_orchestrator_proto_rawDesc), len(file_pilaster_v1_orchestrator_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   74,
+			NumMessages:   75,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -13,12 +13,17 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/pki"
 )
 
+// Noted is what became of what a node said.
+type Noted struct {
+	Overtaken []string           // tenants of which a later message was noted already: they stay as they were
+	Refused   map[string][]error // overrides that were left out, by tenant
+}
+
 // Hosts notes what a node says of some tenants it hosts, in the message with the sequence number,
-// and that it hosts some others no more. Tenants that do not exist are passed over. Those of which
-// a later message is noted already stay as they are and are returned.
-func (s *Store) Hosts(ctx context.Context, n pki.Node, sequence uint64, add []*pilasterv1.Hosting, remove []string) (overtaken []string, err error) {
+// and that it hosts some others no more. Tenants that do not exist are passed over.
+func (s *Store) Hosts(ctx context.Context, n pki.Node, sequence uint64, add []*pilasterv1.Hosting, remove []string) (noted Noted, err error) {
 	if len(add)+len(remove) == 0 {
-		return nil, nil
+		return noted, nil
 	}
 	keys := nodeKeys(n)
 	for _, said := range add {
@@ -31,78 +36,90 @@ func (s *Store) Hosts(ctx context.Context, n pki.Node, sequence uint64, add []*p
 		if err := t.fetch(keys...); err != nil {
 			return err
 		}
-		overtaken, err = s.hosts(t, n, sequence, add, remove)
+		noted, err = s.hosts(t, n, sequence, add, remove)
 		return err
 	}, weight{}, keys...)
-	return overtaken, err
+	return noted, err
 }
 
-func (s *Store) hosts(t *txn, n pki.Node, sequence uint64, add []*pilasterv1.Hosting, remove []string) (overtaken []string, err error) {
+func (s *Store) hosts(t *txn, n pki.Node, sequence uint64, add []*pilasterv1.Hosting, remove []string) (is Noted, err error) {
 	record, err := t.member(n)
 	if err != nil {
-		return nil, err
+		return is, err
 	}
+	is.Refused = map[string][]error{}
 	for _, said := range add {
 		noted, exists, err := t.hosting(said.Tenant, n.Name)
 		if err != nil {
-			return nil, err
+			return is, err
 		}
 		if noted.Sequence > sequence {
-			overtaken = append(overtaken, said.Tenant)
+			is.Overtaken = append(is.Overtaken, said.Tenant)
 			continue
 		}
 		found := new(pilasterv1.Tenant)
 		if known, err := t.load(dirTenants+said.Tenant, found); err != nil {
-			return nil, err
+			return is, err
 		} else if !known {
 			continue
 		}
+		overrides, refused := ownOverrides(record, found, said.Overrides)
+		if refused != nil {
+			is.Refused[said.Tenant] = refused
+		}
 		// Of a single id nothing can be said that is soon no longer so: that needs no later sequence.
 		same := slices.Equal(noted.Accepts, said.Accepts) && slices.Equal(noted.Holds, said.Holds) && proto.Equal(noted.Moving, said.Moving) &&
-			slices.EqualFunc(noted.Overrides, said.Overrides, func(a, b *pilasterv1.Override) bool { return proto.Equal(a, b) })
+			slices.EqualFunc(noted.Overrides, overrides, func(a, b *pilasterv1.Override) bool { return proto.Equal(a, b) })
 		if exists && (len(found.Ids) == 1 && found.Leaving == "" || noted.Sequence == sequence) && same {
 			continue
 		}
-		if err := checkOverrides(record, found, said.Overrides); err != nil {
-			return nil, err
-		}
-		if err := t.save(hostingKey(said.Tenant, n.Name), &pilasterv1.Hosting{Accepts: said.Accepts, Holds: said.Holds, Moving: said.Moving, Overrides: said.Overrides, Sequence: sequence}); err != nil {
-			return nil, err
+		if err := t.save(hostingKey(said.Tenant, n.Name), &pilasterv1.Hosting{Accepts: said.Accepts, Holds: said.Holds, Moving: said.Moving, Overrides: overrides, Sequence: sequence}); err != nil {
+			return is, err
 		}
 	}
 	for _, tenant := range remove {
 		noted, exists, err := t.hosting(tenant, n.Name)
 		if err != nil {
-			return nil, err
+			return is, err
 		}
 		if !exists || noted.Sequence > sequence {
 			continue
 		}
 		if err := s.releaseAll(t, n, tenant); err != nil {
-			return nil, err
+			return is, err
 		}
 		t.delete(hostingKey(tenant, n.Name))
 	}
-	return overtaken, nil
+	return is, nil
 }
 
-// checkOverrides refuses what a node says of other containers than its own.
-func checkOverrides(n *pilasterv1.Node, of *pilasterv1.Tenant, overrides []*pilasterv1.Override) error {
+// ownOverrides leaves out what a node says of other containers than its own: one that it is wrong about must not cost the others anything.
+func ownOverrides(n *pilasterv1.Node, of *pilasterv1.Tenant, overrides []*pilasterv1.Override) (own []*pilasterv1.Override, refused []error) {
 	said := map[string]bool{}
 	for _, o := range overrides {
-		a, err := netip.ParseAddr(o.Address)
-		if err != nil || !a.Is6() || a.Zone() != "" || a.String() != o.Address || o.Tenant != "" {
-			return refuse(Invalid, "node %s says that %.50q of tenant %s is of another app, and that is no address as the cluster writes it; nothing was noted", n.Name, o.Address, of.Name)
+		if err := checkOverride(n, of, o); err != nil {
+			refused = append(refused, err)
+		} else if said[o.Address] {
+			refused = append(refused, refuse(Invalid, "node %s says twice that %s of tenant %s is of another app; the first was noted", n.Name, o.Address, of.Name))
+		} else {
+			said[o.Address], own = true, append(own, o)
 		}
-		at := address.Split(a)
-		has := func(id *pilasterv1.TenantId) bool { return id.Id == uint32(at.Tenant) }
-		switch {
-		case at.Node.String() != n.Prefix || !slices.ContainsFunc(of.Ids, has) || at.App >= address.FirstReservedApp:
-			return refuse(Refused, "node %s says that %v of tenant %s is of another app, and that is not the address of a container that it can have of this tenant; nothing was noted", n.Name, a, of.Name)
-		case o.App == 0 || o.App >= uint32(address.FirstReservedApp) || said[o.Address]:
-			return refuse(Invalid, "node %s says that %v of tenant %s is of app %d, which is none, or says it twice; nothing was noted", n.Name, a, of.Name, o.App)
-		}
-		said[o.Address] = true
+	}
+	return own, refused
+}
+
+func checkOverride(n *pilasterv1.Node, of *pilasterv1.Tenant, o *pilasterv1.Override) error {
+	a, err := netip.ParseAddr(o.Address)
+	if err != nil || !a.Is6() || a.Zone() != "" || a.String() != o.Address || o.Tenant != "" {
+		return refuse(Invalid, "node %s says that %.50q of tenant %s is of another app, and that is no address as the cluster writes it; it was not noted", n.Name, o.Address, of.Name)
+	}
+	at := address.Split(a)
+	has := func(id *pilasterv1.TenantId) bool { return id.Id == uint32(at.Tenant) }
+	switch {
+	case at.Node.String() != n.Prefix || !slices.ContainsFunc(of.Ids, has) || at.App >= address.FirstReservedApp:
+		return refuse(Refused, "node %s says that %v of tenant %s is of another app, and that is not the address of a container that it can have of this tenant; it was not noted", n.Name, a, of.Name)
+	case o.App == 0 || o.App >= uint32(address.FirstReservedApp):
+		return refuse(Invalid, "node %s says that %v of tenant %s is of app %d, which is none; it was not noted", n.Name, a, of.Name, o.App)
 	}
 	return nil
 }

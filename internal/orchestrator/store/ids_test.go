@@ -92,11 +92,11 @@ func testRotation(t *testing.T, etcd *clientv3.Client) {
 	}
 	report := func(n int, sequence uint64, accepts, holds []uint32) []string {
 		t.Helper()
-		overtaken, err := s.Hosts(ctx, node(n), sequence, []*pilasterv1.Hosting{{Tenant: "blue", Accepts: accepts, Holds: holds}}, nil)
+		is, err := s.Hosts(ctx, node(n), sequence, []*pilasterv1.Hosting{{Tenant: "blue", Accepts: accepts, Holds: holds}}, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		return overtaken
+		return is.Overtaken
 	}
 	rotate := func() *pilasterv1.Tenant {
 		t.Helper()

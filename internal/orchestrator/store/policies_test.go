@@ -1,6 +1,7 @@
 package store_test
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -214,11 +215,11 @@ func testOverrides(t *testing.T, etcd *clientv3.Client) {
 	sequence := uint64(0)
 	say := func(n int, name string, overrides ...*pilasterv1.Override) error {
 		sequence++
-		overtaken, err := s.Hosts(t.Context(), node(n), sequence, []*pilasterv1.Hosting{{Tenant: name, Accepts: []uint32{1}, Holds: []uint32{1}, Overrides: overrides}}, nil)
-		if len(overtaken) > 0 {
-			t.Fatalf("overtaken are %v", overtaken)
+		is, err := s.Hosts(t.Context(), node(n), sequence, []*pilasterv1.Hosting{{Tenant: name, Accepts: []uint32{1}, Holds: []uint32{1}, Overrides: overrides}}, nil)
+		if len(is.Overtaken) > 0 || err != nil {
+			t.Fatalf("overtaken are %v; %v", is.Overtaken, err)
 		}
-		return err
+		return errors.Join(is.Refused[name]...)
 	}
 	noted := func() string {
 		t.Helper()
@@ -231,7 +232,7 @@ func testOverrides(t *testing.T, etcd *clientv3.Client) {
 		}
 		return string(resp.Kvs[0].Value)
 	}
-	const own = "fd70:696c:6100:1:0:100:500:7"
+	const own, other = "fd70:696c:6100:1:0:100:500:7", "fd70:696c:6100:1:0:100:500:8"
 	if err := say(1, "blue", &pilasterv1.Override{Address: own, App: 9}); err != nil {
 		t.Fatal(err)
 	}
@@ -266,10 +267,16 @@ func testOverrides(t *testing.T, etcd *clientv3.Client) {
 		"an app that is reserved":  {&pilasterv1.Override{Address: own, App: 0xff00}, store.Invalid},
 		"a tenant in the override": {&pilasterv1.Override{Tenant: "red", Address: own, App: 9}, store.Invalid},
 	} {
-		t.Run(name, func(t *testing.T) { refused(t, say(1, "blue", c.override), c.want, "n1", "blue", "nothing was noted") })
+		t.Run(name, func(t *testing.T) {
+			// It costs those beside it nothing.
+			refused(t, say(1, "blue", c.override, &pilasterv1.Override{Address: other, App: 7}), c.want, "n1", "blue", "it was not noted")
+			if is := noted(); !strings.Contains(is, other) || strings.Contains(is, own) || c.override.Address != "x" && strings.Contains(is, c.override.Address) {
+				t.Errorf("noted is %s", is)
+			}
+		})
 	}
 	refused(t, say(1, "blue", &pilasterv1.Override{Address: own, App: 9}, &pilasterv1.Override{Address: own, App: 8}), store.Invalid, "twice")
-	if is := noted(); !strings.Contains(is, own) {
+	if is := noted(); strings.Count(is, own) != 1 || !strings.Contains(is, `9`) {
 		t.Errorf("after refusals noted is %s", is)
 	}
 	if err := say(1, "blue"); err != nil {
