@@ -66,6 +66,7 @@ bench: ## the datapath beside native, routed and VXLAN, in one run: FORM=quick (
 	@$(as_root)
 	@$(MAKE) build
 	@bin/pilaster bench datapath --$(or $(FORM),quick) -o dist/bench
+	@bin/pilaster bench policy --$(or $(FORM),quick) -o dist/bench/policy
 
 # SOAK is how long, as Go writes durations; SEED=N makes the choices of the run that printed it.
 soak: ## a lab under churn, kills, rotations, flaps, resets and attacks against a model, for SOAK=30m

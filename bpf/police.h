@@ -311,14 +311,14 @@ static __always_inline bool is_settled(struct __sk_buff *skb, const struct packe
 				       const struct addr *local, const struct addr *remote, __u32 endpoint, __u32 apps,
 				       __u32 way)
 {
-	__u8 *l4 = CTX_POINTER(skb, data) + at;
+	__u8 *l4 = CTX_POINTER(skb, data) + at, *end = CTX_POINTER(skb, data_end);
 	struct verdict *v;
 	__u32 ports;
 
 	if (p->l4 != at || p->fragment || (p->proto != NEXTHDR_TCP && p->proto != NEXTHDR_UDP) ||
-	    (void *)(l4 + TCP_FLAGS + 1) > CTX_POINTER(skb, data_end))
+	    l4 + sizeof(ports) > end)
 		return false;
-	if (p->proto == NEXTHDR_TCP && l4[TCP_FLAGS] & (TCP_SYN | TCP_FIN | TCP_RST))
+	if (p->proto == NEXTHDR_TCP && (l4 + TCP_FLAGS + 1 > end || l4[TCP_FLAGS] & (TCP_SYN | TCP_FIN | TCP_RST)))
 		return false;
 	ports = pair(*(__u32 *)l4, way);
 	v = verdict_slot(local, remote, ports);

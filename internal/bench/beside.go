@@ -3,6 +3,8 @@ package bench
 import (
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"strings"
 
 	"pilaster.io/pilaster/internal/plot"
@@ -22,29 +24,41 @@ type Comparison struct {
 	CPU float64 `json:"cpu,omitempty"`
 }
 
-// beside compares all kinds of ours with all of theirs, in every metric that both have.
-func (r *Report) beside() (all []Comparison) {
+// beside compares all kinds of ours with all of theirs, and scenarios with those that they are to be compared to, in every metric that both have.
+func (r *Report) beside(scenarios []Scenario) (all []Comparison) {
 	for _, metric := range r.metrics() {
+		compare := func(scenario, against string) {
+			ours, theirs := r.find(scenario, metric), r.find(against, metric)
+			if ours == nil || theirs == nil {
+				return
+			}
+			c := Comparison{Scenario: scenario, Against: against, Metric: metric, Less: ours.Less}
+			c.Ratio = r.Settings.interval(ratios(ours.Samples, theirs.Samples))
+			if theirs.CPUMicros > 0 {
+				c.CPU = ours.CPUMicros / theirs.CPUMicros
+			}
+			all = append(all, c)
+		}
 		for _, against := range others {
 			for _, k := range kinds {
-				ours, theirs := r.find(k.scenario, metric), r.find(against, metric)
-				if ours == nil || theirs == nil {
-					continue
-				}
-				c := Comparison{Scenario: k.scenario, Against: against, Metric: metric, Less: ours.Less}
-				c.Ratio = r.Settings.interval(ratios(ours.Samples, theirs.Samples))
-				if theirs.CPUMicros > 0 {
-					c.CPU = ours.CPUMicros / theirs.CPUMicros
-				}
-				all = append(all, c)
+				compare(k.scenario, against)
 			}
+		}
+		for _, s := range scenarios {
+			compare(s.Name, s.Of)
 		}
 	}
 	return all
 }
 
-// inPapers is what the comparison is there for.
-const inPapers = "NETPILA table 1 and §7.2 (NP11): NIMITZ costs 2.5 % of latency and 2.6 % of throughput beside NETPILA, on servers whose NIC encapsulates"
+// inPapers is what the comparisons are there for.
+var inPapers = map[string]string{
+	"nimitz-ebpf": ofNIMITZ, "nimitz-ovs": ofNIMITZ,
+	"netpila": "from 0 to 1,000 rules, Nezha's lookups are slower by 18 % (table A1, NZ10)",
+	"route":   "a filter by netfilter and one by eBPF cost nothing that could be measured, with one rule (CI1, fig. 14)",
+}
+
+const ofNIMITZ = "NETPILA table 1 and §7.2 (NP11): NIMITZ costs 2.5 % of latency and 2.6 % of throughput beside NETPILA, on servers whose NIC encapsulates"
 
 func (c Comparison) cells() []string {
 	cpu := ""
@@ -64,16 +78,19 @@ func (r *Report) besideTable(w io.Writer) {
 	if len(r.Beside) == 0 {
 		return
 	}
-	fmt.Fprintf(w, "\n%s\n", strings.Join(besideHead, "\t"))
+	fmt.Fprintln(w)
+	writeRow(w, besideHead)
 	for _, c := range r.Beside {
-		fmt.Fprintln(w, strings.Join(c.cells(), "\t"))
+		writeRow(w, c.cells())
 	}
 }
 
+func writeRow(w io.Writer, cells []string) { fmt.Fprintln(w, strings.Join(cells, "\t")) }
+
 // besideSections are one of theirs each.
 func (r *Report) besideSections() (all []plot.Section) {
-	for _, against := range others {
-		s := plot.Section{Title: "netpila beside " + against, About: "In the papers: " + inPapers + ". Here: a software datapath between namespaces. " +
+	for _, against := range slices.Sorted(maps.Keys(inPapers)) {
+		s := plot.Section{Title: "beside " + against, About: "In the papers: " + inPapers[against] + ". Here: a software datapath between namespaces. " +
 			"Speeds of which more is better, round trips and programs' times of which less is.", Head: besideHead}
 		var bars []plot.Bar
 		for _, c := range r.Beside {

@@ -128,6 +128,27 @@ func QuickGates() []Gate {
 	return append(gates, noWorse(best, "oncache")...)
 }
 
+// What a tenant under policies is to be of one without, and under many rules of one under a single rule. A quick run only notices what is slow by a
+// great deal.
+const (
+	ofNoRules      = 0.97
+	ofNoRulesQuick = 0.85
+)
+
+// PolicyGates ask that the number of rules costs nothing, and a policy next to nothing where connections last.
+func PolicyGates(bar float64) []Gate {
+	var gates []Gate
+	lasting := map[string]float64{"TCP_RR": bar, "UDP_RR": bar, "UDP_PPS": bar, "TCP_STREAM": bar, "TCP_STREAM4": bar}
+	for _, n := range RuleCounts {
+		name := fmt.Sprint("netpila-rules-", n)
+		gates = append(gates, atLeast(name, "netpila", false, lasting)...)
+		if n > 1 {
+			gates = append(gates, atLeast(name, "netpila-rules-1", false, map[string]float64{"TCP_CRR": bar})...)
+		}
+	}
+	return gates
+}
+
 // SmokeGates hold on a machine that does other things meanwhile.
 func SmokeGates() []Gate {
 	return atLeast("netpila", "native", false, speeds(0.25))

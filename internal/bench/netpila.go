@@ -25,6 +25,7 @@ type variant struct {
 	clear   bool   // the tenant's addresses
 	noCache bool
 	local   bool // both containers on one node
+	rules   int  // of a policy, whose last admits the client; 0: the tenant has no policies
 	// endpoints and mappings are the room for them; 0 means enough for a pair.
 	endpoints, mappings int
 }
@@ -43,7 +44,7 @@ func netpila(v variant) func(*wire) (Pair, error) {
 		}
 		var paths []*datapath.Datapath
 		var ends []*netns.Namespace
-		var target netip.Addr
+		var last [2]endpoint.Attachment
 		for i, n := range nodes {
 			if len(paths) == 0 || !v.local {
 				d, err := n.openDatapath(v)
@@ -62,10 +63,21 @@ func netpila(v variant) func(*wire) (Pair, error) {
 			if err != nil {
 				return Pair{}, err
 			}
-			ends, target = append(ends, c), a
+			ends = append(ends, c)
+			last[i] = a
+		}
+		if v.rules > 0 {
+			client, server := last[0].Plaintext, last[1].Plaintext
+			p := byBlocks(blocksOf(v.rules, netip.PrefixFrom(client, 64).Masked()))
+			apps := map[address.AppID]map[string]string{1: {}}
+			for _, d := range paths { // of the client, too: what it begins is remembered there
+				if err := police(d, blue.Current().ID, p, apps, server, client); err != nil {
+					return Pair{}, err
+				}
+			}
 		}
 		return Pair{
-			Client: ends[0], Server: ends[1], Target: target,
+			Client: ends[0], Server: ends[1], Target: last[1].Address,
 			// As after any change of a table: nothing that was cached before counts.
 			Fresh: func() (err error) {
 				for _, d := range paths {
@@ -79,15 +91,15 @@ func netpila(v variant) func(*wire) (Pair, error) {
 }
 
 // addNetpila adds a container with an endpoint's number.
-func (n *node) addNetpila(d *datapath.Datapath, t tenant.Tenant, id endpoint.ID) (_ *netns.Namespace, a netip.Addr, err error) {
+func (n *node) addNetpila(d *datapath.Datapath, t tenant.Tenant, id endpoint.ID) (_ *netns.Namespace, a endpoint.Attachment, err error) {
 	plan := address.DefaultPlan()
 	plain := address.Plain{Node: n.prefix, Tenant: t.Current().ID, App: 1, Index: address.Index(id) << 16}
 	routed := plan.Base
 	if t.Addressing == tenant.Encrypted {
 		routed = plan.Private
-		plain, a, err = address.NewCipher(t.Current().Key).Draw(plan.Private, plain)
+		plain, a.Address, err = address.NewCipher(t.Current().Key).Draw(plan.Private, plain)
 	} else {
-		a = plain.Addr()
+		a.Address = plain.Addr()
 	}
 	if err != nil {
 		return nil, a, err
@@ -96,12 +108,10 @@ func (n *node) addNetpila(d *datapath.Datapath, t tenant.Tenant, id endpoint.ID)
 	if err != nil {
 		return nil, a, err
 	}
+	a.Network, a.Plaintext, a.Gateway, a.Routes = "netpila", plain.Addr(), netip.MustParseAddr("fe80::1"), []netip.Prefix{routed}
 	record := endpoint.Record{
 		ID: id, Interface: "eth0", Netns: c.Path(), Tenant: t.Name, TenantID: plain.Tenant, App: plain.App,
-		Attachments: []endpoint.Attachment{{
-			Network: "netpila", Plaintext: plain.Addr(), Address: a,
-			Gateway: netip.MustParseAddr("fe80::1"), Routes: []netip.Prefix{routed},
-		}},
+		Attachments: []endpoint.Attachment{a},
 	}
 	if record.Device, err = d.CreateDevice(context.Background(), record); err != nil {
 		return nil, a, err

@@ -4,6 +4,7 @@ import (
 	"embed"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -28,7 +29,7 @@ func (r *Report) Page(w io.Writer) error {
 		EmptyClock string
 	}{
 		Report: r, How: r.Settings.text(r.Machine), When: r.Started.Format(time.RFC3339),
-		Sections:   append(r.besideSections(), r.profileSections()...),
+		Sections:   slices.Concat(r.besideSections(), r.lookupsSections(), r.profileSections()),
 		Unjudged:   r.unjudged(),
 		EmptyClock: fmt.Sprintf("%.0f", r.EmptyProgramNs),
 	}

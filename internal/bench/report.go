@@ -25,6 +25,8 @@ type Report struct {
 	// Beside are our scenarios' figures of the second network's.
 	Beside   []Comparison `json:"beside,omitempty"`
 	Programs []Program    `json:"programs,omitempty"`
+	// Lookups are first packets by rules and size.
+	Lookups []LookupCost `json:"lookups,omitempty"`
 	// Profiles are where the CPU's time of a UDP_RR transaction goes.
 	Profiles []Profile `json:"profiles,omitempty"`
 	// EmptyProgramNs is what the kernel tells of a program that does nothing; it is in all times of programs.
@@ -124,7 +126,7 @@ func (r *run) report(started time.Time) *Report {
 			p.Programs = append(p.Programs, Program{scenario.Name, name, p.Settings.interval(samples), samples})
 		}
 	}
-	p.Beside, p.Profiles = p.beside(), r.profilesOf(p.Settings)
+	p.Beside, p.Profiles, p.Lookups = p.beside(r.Scenarios), r.profilesOf(p.Settings), r.looked
 	p.check(r.Options)
 	return p
 }

@@ -25,6 +25,7 @@ type Options struct {
 	Metrics   []Metric
 	Gates     []Gate
 	TooWide   float64 // an interval from which on a figure tells nothing, as a part of one or of its median; 0: none
+	Lookups   Lookups // what first packets are measured with, after everything else
 	Rounds    int
 	Warmup    time.Duration
 	Window    time.Duration
@@ -67,9 +68,35 @@ func Quick() Options {
 
 func Full() Options {
 	return Options{
-		Form: "full", Scenarios: Scenarios(), Metrics: Metrics(), Gates: FullGates(), TooWide: 0.10,
+		Form: "full", Scenarios: slices.DeleteFunc(Scenarios(), func(s Scenario) bool { return s.Of != "" }), Metrics: Metrics(), Gates: FullGates(), TooWide: 0.10,
 		Rounds: 40, Warmup: 20 * time.Millisecond, Window: 80 * time.Millisecond,
 	}
+}
+
+// SmokePolicy takes seconds, QuickPolicy three minutes and FullPolicy nine. Their reference is a tenant without policies.
+func SmokePolicy() Options {
+	o := policyOptions("smoke", nil, 4, Lookups{Rules: []int{0, 1, 100}, Bytes: []int{64, 512}, Packets: 2000, Rounds: 2}, "TCP_RR", "TCP_CRR")
+	o.Scenarios = slices.DeleteFunc(o.Scenarios, func(s Scenario) bool { return strings.HasSuffix(s.Name, "000") })
+	o.Warmup, o.Window, o.TooWide = 10*time.Millisecond, 50*time.Millisecond, 0
+	return o
+}
+
+func QuickPolicy() Options {
+	return policyOptions("quick", PolicyGates(ofNoRulesQuick), 24, Lookups{Rules: append([]int{0}, RuleCounts...), Bytes: []int{64, 512}, Packets: 50_000, Rounds: 9}, "TCP_RR", "UDP_RR", "TCP_CRR", "TCP_STREAM")
+}
+
+func FullPolicy() Options {
+	return policyOptions("full", PolicyGates(ofNoRules), 60, Lookups{Rules: []int{0, 1, 8, 64, 100, 1000, 10_000}, Bytes: []int{64, 128, 256, 512}, Packets: 200_000, Rounds: 15},
+		"TCP_RR", "UDP_RR", "TCP_CRR", "UDP_PPS", "TCP_STREAM", "TCP_STREAM4", "PROGRAM_OUT", "PROGRAM_IN")
+}
+
+func policyOptions(form string, gates []Gate, rounds int, lookups Lookups, metrics ...string) Options {
+	o := Options{
+		Form: form, Scenarios: slices.Concat(some("netpila"), some("route"), ruleScenarios()), Gates: gates, TooWide: 0.10,
+		Lookups: lookups, Rounds: rounds, Warmup: 20 * time.Millisecond, Window: 80 * time.Millisecond,
+	}
+	o.Metrics, _ = Pick(Metrics(), metrics)
+	return o
 }
 
 func some(names ...string) []Scenario {
@@ -89,6 +116,7 @@ type run struct {
 	profiles     []*profile             // by scenario; nil where there is none
 	programs     []map[string][]float64 // by scenario: ns by program and round
 	emptyProgram float64
+	looked       []LookupCost
 	steps, done  int
 }
 
@@ -176,6 +204,7 @@ func (r *run) measure(ctx context.Context, started time.Time) (*Report, error) {
 			r.steps += r.Rounds
 		}
 	}
+	r.steps += len(r.Lookups.Rules)
 	for round := range r.Rounds {
 		for m, metric := range r.Metrics {
 			if !r.leads(m) {
@@ -196,6 +225,9 @@ func (r *run) measure(ctx context.Context, started time.Time) (*Report, error) {
 		if err := r.measurePrograms(ctx); err != nil {
 			return nil, err
 		}
+	}
+	if err := r.measureLookups(ctx); err != nil {
+		return nil, err
 	}
 	if !profiles && !slices.ContainsFunc(slices.Concat(r.taken...), func(t taken) bool { return len(t.values) > 0 }) {
 		return nil, ErrNoFigures

@@ -89,7 +89,7 @@ type scaleMeter struct {
 // measure makes a node of that many endpoints and takes all its figures.
 func (m *scaleMeter) measure(endpoints int, r *ScaleReport) (err error) {
 	tenants := (endpoints + endpointsATenant - 1) / endpointsATenant
-	if m.bed, err = newScaleBed(filepath.Join(m.Dir, "scale"), endpoints, tenants); err != nil {
+	if m.bed, err = newScaleBed(filepath.Join(m.Dir, "scale"), endpoints, tenants, 0); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, m.bed.Close()) }()
@@ -163,11 +163,10 @@ func (m *scaleMeter) conversation(h *scaleHook, peers []scalePeer, never bool) (
 	for i := range all {
 		all[i] = h.frame(peers[m.random.IntN(len(peers))], 0)
 	}
-	voids := m.bed.voids
-	if !never {
-		voids = nil
+	if never {
+		return newFrames(h, all, m.bed.voids)
 	}
-	return newFrames(h, all, voids)
+	return newFrames(h, all)
 }
 
 // samples takes Rounds of them after one that fills the cache. Each packet must have gone on.

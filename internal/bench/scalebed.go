@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"path/filepath"
+	"slices"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -33,14 +34,14 @@ func scalePlan() address.Plan {
 // scaleBed is a node whose tables are filled as an agent fills them. All endpoints are behind one device,
 // because a program runs as from one; the tables do not tell how many devices there are.
 type scaleBed struct {
-	wire      *wire
-	node      *node
-	datapath  *datapath.Datapath
-	ciphers   []*address.Cipher // by tenant
-	endpoints []scaleEndpoint
-	hooks     []scaleHook
-	voids     *ebpf.Map // the generation
-	idle      *ebpf.Map // by which a program is called that does nothing
+	wire              *wire
+	node              *node
+	datapath          *datapath.Datapath
+	ciphers           []*address.Cipher // by tenant
+	endpoints         []scaleEndpoint
+	hooks             []scaleHook
+	voids, voidsRules *ebpf.Map // generations, of tables and of rules
+	idle              *ebpf.Map // by which a program is called that does nothing
 }
 
 type scaleEndpoint struct {
@@ -59,7 +60,8 @@ type scaleHook struct {
 	inward  bool   // from peers, with plaintext addresses
 }
 
-func newScaleBed(dir string, endpoints, tenants int) (_ *scaleBed, err error) {
+// With 0 sessions its table has room for as many as a node has unless it is told otherwise.
+func newScaleBed(dir string, endpoints, tenants, sessions int) (_ *scaleBed, err error) {
 	w, err := newWire(dir)
 	if err != nil {
 		return nil, err
@@ -77,7 +79,7 @@ func newScaleBed(dir string, endpoints, tenants int) (_ *scaleBed, err error) {
 	err = b.node.ns.Do(func() (err error) {
 		b.datapath, err = datapath.Open(datapath.Config{
 			Uplink: "eth0", NodePrefix: b.node.prefix, Plan: scalePlan(), BPFFS: pins,
-			MaxEndpoints: endpoints, MaxTenantIDs: tenants, Log: slog.New(slog.DiscardHandler),
+			MaxEndpoints: endpoints, MaxTenantIDs: tenants, MaxSessions: sessions, Log: slog.New(slog.DiscardHandler),
 		})
 		return err
 	})
@@ -97,6 +99,10 @@ func newScaleBed(dir string, endpoints, tenants int) (_ *scaleBed, err error) {
 		return nil, fmt.Errorf("the generation: %w", err)
 	}
 	w.closing(b.voids.Close)
+	if b.voidsRules, err = ebpf.LoadPinnedMap(filepath.Join(pins, "maps", "pol_generation_v1"), nil); err != nil {
+		return nil, fmt.Errorf("the generation of rules: %w", err)
+	}
+	w.closing(b.voidsRules.Close)
 	if err := b.makeIdle(); err != nil {
 		return nil, err
 	}
@@ -274,6 +280,19 @@ func (h *scaleHook) frame(p scalePeer, path uint32) (f frame) {
 	}
 	copy(f[:], body.Frame(h.mac, h.mac))
 	return f
+}
+
+// datagram is one of that many bytes, with its Ethernet header, from a port of the peer.
+func (h *scaleHook) datagram(p scalePeer, port uint16, size int) (f frame) {
+	body := packet.Packet{Source: p.plain, Destination: p.endpoint.plain.Addr(), Body: packet.UDP{SourcePort: port, DestinationPort: 2000, Payload: make([]byte, size-62)}}
+	copy(f[:], body.Frame(h.mac, h.mac))
+	return f
+}
+
+// hook is one by its name.
+func (b *scaleBed) hook(name string) *scaleHook {
+	i := slices.IndexFunc(b.hooks, func(h scaleHook) bool { return h.name == name })
+	return &b.hooks[i]
 }
 
 // noise is a packet to an address that nobody was given.

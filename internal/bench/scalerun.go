@@ -14,6 +14,7 @@ import (
 // BPF_PROG_TEST_RUN repeats is the same packet, which the datapath has changed after the first time.
 type frames struct {
 	hook          *scaleHook
+	size          int // of each, in bytes
 	packets, next *ebpf.Map
 	driver        *ebpf.Program
 	idle          *ebpf.Program // the same before a program that does nothing
@@ -26,10 +27,10 @@ const (
 	dropped   = 2 // TC_ACT_SHOT
 )
 
-// newFrames loads the first of the packets, as many as a power of two. With voids, which is the datapath's
-// generation, no packet finds the one before in the cache.
-func newFrames(h *scaleHook, all []frame, voids *ebpf.Map) (_ *frames, err error) {
-	f := &frames{hook: h}
+// newFrames loads the first of the packets, as many as a power of two. With voids, which are
+// generations of the datapath, no packet finds the one before in a cache.
+func newFrames(h *scaleHook, all []frame, voids ...*ebpf.Map) (_ *frames, err error) {
+	f := &frames{hook: h, size: frameBytes + 32}
 	defer func() {
 		if err != nil {
 			f.Close()
@@ -75,7 +76,7 @@ func (f *frames) Close() error {
 }
 
 // driverOf writes the next packet's head over the skb and calls the target.
-func driverOf(packets, next, target, voids *ebpf.Map, mask int32) asm.Instructions {
+func driverOf(packets, next, target *ebpf.Map, voids []*ebpf.Map, mask int32) asm.Instructions {
 	const head = 14 + 40 + 8
 	lookup := func(m *ebpf.Map) asm.Instructions {
 		return asm.Instructions{
@@ -96,8 +97,8 @@ func driverOf(packets, next, target, voids *ebpf.Map, mask int32) asm.Instructio
 		}
 	}
 	program := asm.Instructions{asm.Mov.Reg(asm.R6, asm.R1), zeroKey}
-	if voids != nil {
-		program = append(program, lookup(voids)...)
+	for _, v := range voids {
+		program = append(program, lookup(v)...)
 		program = append(program, count(asm.Word)...)
 	}
 	program = append(program, lookup(next)...)
@@ -157,13 +158,13 @@ func newIdle() (*ebpf.Program, error) {
 // run hands over n packets on the thread's CPU and in its namespace, and returns the ns that the CPU took for
 // one, the driver's included.
 func (f *frames) run(driver *ebpf.Program, n int, want uint32) (float64, error) {
-	var first [frameBytes + 32]byte
-	copy(first[:], f.hook.mac) // which makes it the device's own
+	first := make([]byte, f.size)
+	copy(first, f.hook.mac) // which makes it the device's own
 	copy(first[12:], []byte{0x86, 0xdd, 0x60})
 	for {
 		interrupted := false
 		options := &ebpf.RunOptions{
-			Data: first[:], Context: skbContext{Ifindex: f.hook.ifindex}, Repeat: uint32(n),
+			Data: first, Context: skbContext{Ifindex: f.hook.ifindex}, Repeat: uint32(n),
 			Reset: func() { interrupted = true },
 		}
 		from, err := threadTime()

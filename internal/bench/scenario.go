@@ -18,6 +18,8 @@ type Scenario struct {
 	About string
 	// Build joins a pair over two fresh nodes; what it opens is closed with the wire.
 	Build func(*wire) (Pair, error)
+	// Of is another scenario that this one is to be compared to; "" where the first of the run will do.
+	Of string
 	// Lacks says why this kernel cannot do it; nil where every kernel can.
 	Lacks func() error
 }
@@ -42,7 +44,7 @@ type Pair struct {
 
 // Scenarios are all there are, in the order of reports. A new network adds its value here.
 func Scenarios() []Scenario {
-	return []Scenario{
+	return append([]Scenario{
 		{Name: "native", About: "node to node, no container", Build: native},
 		{Name: "route", About: "containers behind veth pairs, routed by the kernels of both nodes", Build: route},
 		{Name: "vxlan", About: "containers on kernel bridges, between the nodes kernel VXLAN as Flannel sets it up", Build: vxlan},
@@ -63,7 +65,7 @@ func Scenarios() []Scenario {
 		{Name: "loopback", About: "within one node, no container", Build: loopback},
 		{Name: "netpila-local", About: "netpila between two containers of one node", Build: netpila(variant{local: true})},
 		{Name: "netpila-local-macvlan", About: "the same on macvlan devices", Build: netpila(variant{local: true, device: datapath.Macvlan})},
-	}
+	}, ruleScenarios()...)
 }
 
 // Netpila is our datapath, driven as an agent drives it.

@@ -28,7 +28,7 @@ func (m *scaleMeter) sprays(endpoints int) (all []SprayCost, err error) {
 	for i, p := range flows {
 		established[i] = h.frame(p, 0)
 	}
-	victim, err := newFrames(h, established, nil)
+	victim, err := newFrames(h, established)
 	if err != nil {
 		return nil, err
 	}
@@ -113,10 +113,10 @@ func (m *scaleMeter) neighbours(h *scaleHook, keys, burst int) (sprayed, usual *
 			many[i] = h.frame(peers[i/paths], uint32(i%paths))
 		}
 	}
-	if sprayed, err = newFrames(h, many, nil); err != nil {
+	if sprayed, err = newFrames(h, many); err != nil {
 		return nil, nil, err
 	}
-	if usual, err = newFrames(h, one, nil); err != nil {
+	if usual, err = newFrames(h, one); err != nil {
 		return nil, nil, errors.Join(err, sprayed.Close())
 	}
 	return sprayed, usual, nil

@@ -15,6 +15,7 @@ func (r *Report) Table(w io.Writer) {
 		}
 	}
 	r.besideTable(w)
+	r.lookupsTable(w)
 	r.profileTable(w)
 	if len(r.Programs) > 0 {
 		fmt.Fprintf(w, "\nprogram\tscenario\tns a packet\t\t95 %%\t(beyond the %.0f that are the clock)\n", r.EmptyProgramNs)

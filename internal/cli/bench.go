@@ -28,7 +28,7 @@ func newBenchCommand(env Env) *cobra.Command {
 		Example: "  pilaster bench datapath --quick -o results\n  pilaster bench check",
 		Args:    cobra.NoArgs,
 	}
-	c.AddCommand(newBenchDatapathCommand(env), newBenchScaleCommand(env), newBenchCleanUpCommand(env), newBenchEntriesCommand(env), newBenchNICCommand(env), newBenchCheckCommand(env), &cobra.Command{
+	c.AddCommand(newBenchDatapathCommand(env), newBenchPolicyCommand(env), newBenchScaleCommand(env), newBenchCleanUpCommand(env), newBenchEntriesCommand(env), newBenchNICCommand(env), newBenchCheckCommand(env), &cobra.Command{
 		Use:    "generator",
 		Short:  "Generate or answer traffic, as the bench says on standard input",
 		Hidden: true,
@@ -79,22 +79,7 @@ a --free run. Run it on a machine that does nothing else. docs/benchmarks.md exp
 			if len(scenarios) > 0 && len(o.LeftOut) > 0 {
 				return usage("--scenarios: %s; nothing was measured", strings.Join(o.LeftOut, "; "))
 			}
-			giveUp, err := makeReportFolder(to)
-			if err != nil {
-				return err
-			}
-			defer giveUp()
-			report, err := runBench(c.Context(), env, o, free)
-			if err != nil {
-				return err
-			}
-			if err := writeReport(env.Stdout, report, to); err != nil {
-				return err
-			}
-			if !report.Pass {
-				return &exitError{code: ExitFailed}
-			}
-			return nil
+			return reportBench(c.Context(), env, o, free, to)
 		},
 	}
 	f := c.Flags()
@@ -176,6 +161,26 @@ func runBench(ctx context.Context, env Env, o bench.Options, free bool) (*bench.
 		o.CPU, o.Gates = bench.Free, nil
 	}
 	return bench.Run(ctx, o)
+}
+
+// reportBench measures, and fails where something that was asked was not reached.
+func reportBench(ctx context.Context, env Env, o bench.Options, free bool, to reportPlace) error {
+	giveUp, err := makeReportFolder(to)
+	if err != nil {
+		return err
+	}
+	defer giveUp()
+	report, err := runBench(ctx, env, o, free)
+	if err != nil {
+		return err
+	}
+	if err := writeReport(env.Stdout, report, to); err != nil {
+		return err
+	}
+	if !report.Pass {
+		return &exitError{code: ExitFailed}
+	}
+	return nil
 }
 
 // invite adds peers, which come after our own scenarios.

@@ -1,0 +1,201 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/netip"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/numeral"
+	"pilaster.io/pilaster/internal/plot"
+	"pilaster.io/pilaster/internal/policy"
+)
+
+// Lookups say what packets are measured with that find nothing in a cache, so that the rules are asked: first ones, which begin a session, and others
+// (NZ10, Nezha's table A1).
+type Lookups struct {
+	Rules   []int // 0: the tenant has no policies, and nothing is remembered
+	Bytes   []int // of a frame; the first with all ways that there are, the others as in Nezha's table
+	Packets int   // a sample
+	Rounds  int
+}
+
+// LookupCost is what the program on the uplink takes for a packet.
+type LookupCost struct {
+	Rules   int      `json:"rules"`
+	By      string   `json:"by"`      // what they select peers by
+	Session string   `json:"session"` // what becomes of it
+	Bytes   int      `json:"bytes"`
+	Ns      Interval `json:"ns"`
+}
+
+// Ways rules select peers.
+const (
+	byNothing   = "–"
+	bySelectors = "labels"
+	byAddresses = "blocks"
+)
+
+// What becomes of a packet's session.
+const (
+	isNone  = "none" // nobody has policies
+	isFound = "found"
+	isBegun = "begun"
+)
+
+// newSessions is more than the table of the bench has room for, so that each packet begins a session, in the place of another.
+const (
+	newSessions   = 1 << 15
+	placesOfBench = 1 << 12
+)
+
+// measureLookups makes a node of one container for each number of rules.
+func (r *run) measureLookups(ctx context.Context) error {
+	for _, n := range r.Lookups.Rules {
+		kinds := []string{bySelectors, byAddresses}
+		if n == 0 {
+			kinds = []string{byNothing}
+		}
+		for _, by := range kinds {
+			if err := r.lookups(ctx, n, by); err != nil {
+				return fmt.Errorf("first packets under %s by %s: %w", numeral.Of(n, "rule", "rules"), by, err)
+			}
+		}
+		r.step(r.Rounds-1, "lookups")
+	}
+	return nil
+}
+
+func (r *run) lookups(ctx context.Context, rules int, by string) (err error) {
+	bed, err := newScaleBed(filepath.Join(r.Dir, "lookups"), 1, 1, placesOfBench)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, bed.Close()) }()
+	peers, err := bed.peers(1, bed.endpoints, r.random)
+	if err != nil {
+		return err
+	}
+	if rules > 0 {
+		p, apps := rulesBy(by, rules, peers[0].plain)
+		if err := police(bed.datapath, bed.endpoints[0].plain.Tenant, p, apps, bed.endpoints[0].plain.Addr(), peers[0].plain); err != nil {
+			return err
+		}
+	}
+	return bed.node.ns.Do(func() error {
+		var set unix.CPUSet
+		set.Set(max(0, r.CPU))
+		if err := unix.SchedSetaffinity(0, &set); err != nil {
+			return fmt.Errorf("pin to CPU %d: %w", r.CPU, err)
+		}
+		m := &scaleMeter{ScaleOptions: ScaleOptions{Rounds: r.Lookups.Rounds, Packets: r.Lookups.Packets}, ctx: ctx, random: rand.New(rand.NewPCG(r.Seed, 2)), bed: bed}
+		for i, size := range r.Lookups.Bytes {
+			for _, session := range sessionsOf(rules) {
+				if i > 0 && (by == byAddresses || session == isFound) {
+					continue
+				}
+				ns, err := m.uncached(peers[0], size, session)
+				if err != nil {
+					return fmt.Errorf("%d bytes, session %s: %w", size, session, err)
+				}
+				r.looked = append(r.looked, LookupCost{rules, by, session, size, ns})
+			}
+		}
+		return nil
+	})
+}
+
+func sessionsOf(rules int) []string {
+	if rules == 0 {
+		return []string{isNone}
+	}
+	return []string{isFound, isBegun}
+}
+
+// rulesBy is a policy whose last rule admits the peer, and the apps that its other rules select.
+func rulesBy(by string, n int, peer netip.Addr) (policy.Policy, map[address.AppID]map[string]string) {
+	last, _ := peer.Prefix(64)
+	p := byBlocks(blocksOf(n, last))
+	apps := map[address.AppID]map[string]string{1: {"app": "last"}}
+	if by == byAddresses {
+		return p, apps
+	}
+	for i := range p.Rules[policy.Ingress] {
+		app := fmt.Sprint("app-", i)
+		if i == n-1 {
+			app = "last"
+		} else {
+			apps[address.AppID(2+i)] = map[string]string{"app": app}
+		}
+		p.Rules[policy.Ingress][i] = policy.Rule{Action: policy.Accept, Pods: []policy.Pods{{
+			Namespace: p.Namespace, Labels: policy.Selector{{Key: "app", Operator: policy.In, Values: []string{app}}},
+		}}}
+	}
+	return p, apps
+}
+
+// uncached is for packets none of which finds a decision in a cache, of one session or of more than there is room for.
+func (m *scaleMeter) uncached(p scalePeer, size int, session string) (Interval, error) {
+	hook := m.bed.hook("uplink-in")
+	all := make([]frame, 1)
+	if session == isBegun {
+		all = make([]frame, newSessions)
+	}
+	for i := range all {
+		all[i] = hook.datagram(p, uint16(i), size)
+	}
+	f, err := newFrames(hook, all, m.bed.voids, m.bed.voidsRules)
+	if err != nil {
+		return Interval{}, err
+	}
+	f.size = size
+	ns, err := m.samples(func() (float64, error) { return f.program(m.Packets, forwarded) })
+	return ns, errors.Join(err, f.Close())
+}
+
+var lookupsHead = []string{"rules", "by", "session", "bytes", "ns", "95 %", "a second"}
+
+func (c LookupCost) cells() []string {
+	return []string{numeral.Grouped(c.Rules), c.By, c.Session, numeral.Grouped(c.Bytes), fmt.Sprintf("%.0f", c.Ns.Median), fmt.Sprintf("%.0f–%.0f", c.Ns.Low, c.Ns.High), figure(1e9 / c.Ns.Median)}
+}
+
+const aboutLookups = "Packets into a container, on one CPU, for which no decision is cached: the rules are asked, and the last of them decides. Their session is found, or it is begun in a table that is full, in another's place. " +
+	"With 0 rules the tenant has no policies, and nothing is remembered. The kernel runs the program alone (BPF_PROG_TEST_RUN): no NIC, no driver"
+
+const lookupsInPapers = "Nezha table A1 (NZ10): on a SmartNIC, 6.61 million a second with no rule and 5.42 with 1,000 (−18 %), of 64 bytes; 5.99 and 4.76 of 512"
+
+func (r *Report) lookupsTable(w io.Writer) {
+	if len(r.Lookups) == 0 {
+		return
+	}
+	fmt.Fprintf(w, "\npackets for which rules are asked, the program alone\n")
+	writeRow(w, lookupsHead)
+	for _, c := range r.Lookups {
+		writeRow(w, c.cells())
+	}
+}
+
+// lookupsSections is one section, where there were any.
+func (r *Report) lookupsSections() []plot.Section {
+	if len(r.Lookups) == 0 {
+		return nil
+	}
+	s := plot.Section{Title: "rules asked, by their number and the size of packets", About: aboutLookups + ". In the papers: " + lookupsInPapers + ".", Head: lookupsHead}
+	var bars []plot.Bar
+	for _, c := range r.Lookups {
+		s.Rows = append(s.Rows, c.cells())
+		name, class := fmt.Sprintf("%s by %s · session %s", numeral.Of(c.Rules, "rule", "rules"), c.By, c.Session), "ours"
+		if c.Rules == 0 {
+			name, class = "no policies", "bound"
+		}
+		bars = append(bars, plot.Bar{Name: fmt.Sprintf("%s · %d bytes", name, c.Bytes), Class: class, Figure: fmt.Sprintf("%.0f ns", c.Ns.Median), At: plot.Span(c.Ns)})
+	}
+	s.Bars = plot.NewBars(s.Title, "ns a packet", 330, false, bars)
+	return []plot.Section{s}
+}

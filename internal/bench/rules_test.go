@@ -1,0 +1,63 @@
+package bench
+
+import (
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// TestPolicyReport: rules and their number are in the report, beside none and beside netfilter's.
+func TestPolicyReport(t *testing.T) {
+	like, o := tiny(t), SmokePolicy()
+	o.Lookups.Packets, o.Lookups.Rounds, o.Rounds, o.Window, o.Warmup = 200, 1, 1, like.Window, like.Warmup
+	o.Generator, o.Progress, o.Dir, o.CPU = like.Generator, like.Progress, like.Dir, like.CPU
+	r, err := Run(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := 1*2 + 2*(4+1); len(r.Lookups) != want { // each way with the first size, and one with the other
+		t.Errorf("%d rows of lookups, want %d: %+v", len(r.Lookups), want, r.Lookups)
+	}
+	for _, c := range r.Lookups {
+		if c.Ns.Median <= 0 {
+			t.Errorf("%+v took no time", c)
+		}
+	}
+	for of, against := range map[string]string{"netpila-rules-100": "netpila", "route-rules-100": "route"} {
+		if !slices.ContainsFunc(r.Beside, func(c Comparison) bool { return c.Scenario == of && c.Against == against && c.Metric == "TCP_CRR" }) {
+			t.Errorf("%s is not beside %s: %+v", of, against, r.Beside)
+		}
+	}
+	var text, page strings.Builder
+	r.Table(&text)
+	if err := r.Page(&page); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"blocks\tbegun", "labels\tfound"} {
+		if !strings.Contains(text.String(), want) {
+			t.Errorf("the table lacks %q", want)
+		}
+	}
+	if !strings.Contains(page.String(), "Nezha table A1") {
+		t.Error("the page does not say what the paper has")
+	}
+}
+
+// TestRulesDecide: what is measured is refused where it would not be the last rule that decides.
+func TestRulesDecide(t *testing.T) {
+	bed, err := newScaleBed(filepath.Join(t.TempDir(), "rules"), 1, 1, placesOfBench)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer bed.Close()
+	local, peer := bed.endpoints[0].plain, netip.MustParseAddr("2001:db8:1::1")
+	p, apps := rulesBy(byAddresses, 3, peer)
+	if err := police(bed.datapath, local.Tenant, p, apps, local.Addr(), peer); err != nil {
+		t.Errorf("the last rule does not decide: %v", err)
+	}
+	if err := police(bed.datapath, local.Tenant, p, apps, local.Addr(), netip.MustParseAddr("2001:db8:72::1")); err == nil {
+		t.Error("the first rule decided, and nobody minded")
+	}
+}
