@@ -62,7 +62,10 @@ func flattenBlocks(all []blockMatch) (rows []blockRow, err error) {
 		}
 		c := at[row.prefix]
 		open[i] = append(open[i], c.open...)
-		open[i] = slices.DeleteFunc(open[i], func(block int) bool { return slices.Contains(c.shut, block) })
+		open[i] = slices.DeleteFunc(open[i], func(block int) bool { // many may except the same; they are in order
+			_, shut := slices.BinarySearch(c.shut, block)
+			return shut
+		})
 		if within += len(open[i]); within > maxWithin {
 			return nil, fmt.Errorf("blocks lie within each other more than %s times: put the exceptions of several policies into one", numeral.Grouped(maxWithin))
 		}
