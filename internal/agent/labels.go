@@ -92,8 +92,7 @@ func (c *Core) Label(ctx context.Context, endpointKey string, q Relabelling) (en
 		if undo := c.store.Put(was); undo != nil {
 			return endpoint.Record{}, undo
 		}
-		c.unpolice(was.Tenant)
-		return endpoint.Record{}, errors.Join(err, c.tellApp(ctx, was))
+		return endpoint.Record{}, errors.Join(err, c.renewPolicies(was.Tenant), c.tellApp(ctx, was))
 	}
 	c.tenants.signal()
 	c.log.Info("endpoint has other labels", "endpoint", is.ID, "container", is.ContainerID, "pod", is.Pod, "app", is.App, "app_now", is.AppNow)

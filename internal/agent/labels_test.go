@@ -9,6 +9,7 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 	"pilaster.io/pilaster/internal/tenant"
 )
@@ -210,5 +211,45 @@ func TestUntakenLabelsAreSeen(t *testing.T) {
 	link.lost(errors.New("the stream broke"), 0)
 	if n := problems(); n != 0 {
 		t.Errorf("%d problems of a stream that has ended", n)
+	}
+}
+
+// TestLabelsOfAContainerThatMoves: the address that it is given says the app it began with, and what is judged by that is told what it is now before packets
+// have it; and what a network refuses of its labels nobody goes by.
+func TestLabelsOfAContainerThatMoves(t *testing.T) {
+	b := newBedThatMoves(t)
+	label := func(app string) error {
+		_, err := b.Label(t.Context(), "1", Relabelling{Set: map[string]string{"app": app}})
+		return err
+	}
+	b.hear(PolicyNews{Tenant: "green", Whole: true, Documents: []Document{document("db", mutedDB)}})
+	if err := label("db"); err != nil {
+		t.Fatal(err)
+	}
+	b.step(1)
+	inForce := func() (apps []address.AppID) {
+		for _, app := range b.driver.policies["green"].Overrides {
+			apps = append(apps, app)
+		}
+		return apps
+	}
+	var first []address.AppID
+	b.driver.during = func(call string, r endpoint.Record) {
+		if call == "Activate" && r.ID == 1 && first == nil {
+			first = append([]address.AppID{}, inForce()...)
+		}
+	}
+	b.movesAll()
+	b.driver.during = nil
+	if !slices.Equal(first, []address.AppID{2}) || !slices.Equal(inForce(), []address.AppID{2}) {
+		t.Errorf("packets are judged by apps %v when it has the address, and %v then; want 2, as which it was labelled", first, inForce())
+	}
+	b.nimitz.fail = errFake
+	if err := label("web"); !errors.Is(err, ErrUnavailable) {
+		t.Errorf("what the switch refuses: %v", err)
+	}
+	b.nimitz.fail = nil
+	if r, _ := b.Find("1"); r.AppNow != 2 || !slices.Equal(inForce(), []address.AppID{2}) {
+		t.Errorf("it is %+v, and is judged by apps %v", r, inForce())
 	}
 }

@@ -202,7 +202,11 @@ func (c *Core) join(ctx context.Context, t tenant.Tenant, r *endpoint.Record) er
 		}
 		*r = both
 	}
-	err := c.driver.Readdress(ctx, was, *r)
+	// Of one whose labels have changed since, the new address says too little.
+	err := c.renewPolicies(r.Tenant)
+	if err == nil {
+		err = c.driver.Readdress(ctx, was, *r)
+	}
 	if err == nil {
 		err = c.networks[name].Activate(ctx, r.On(name))
 	}
