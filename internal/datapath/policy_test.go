@@ -5,6 +5,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -80,18 +81,29 @@ func (r *rulings) differ(tenants []agent.TenantPolicies) string {
 // TestPoliciesInKernel: the packet path's own tables and program say of each of cyclonus's cases what cyclonus says, and of policies and packets by
 // chance, of either family; and each change leaves the entries of the next policies and no other.
 func TestPoliciesInKernel(t *testing.T) {
-	const sets, traffics = 200, 50
+	const traffics = 50
+	sets, seed := 200, uint64(8)
+	if os.Getenv("PILASTER_POLICIES_LONG") != "" {
+		sets, seed = 10_000, rand.Uint64()
+	}
+	if s := os.Getenv("PILASTER_POLICIES_SEED"); s != "" {
+		_, err := fmt.Sscan(s, &seed)
+		must(t, err)
+	}
+	t.Logf("PILASTER_POLICIES_SEED=%d", seed)
 	b := newPolicyBench(t)
 	cases, err := policytest.Generated("192.168.1.")
 	must(t, err)
-	r := rand.New(rand.NewPCG(8, 8))
-	for range sets {
-		c, err := policytest.Random(r, traffics)
-		must(t, err)
-		cases = append(cases, c)
-	}
+	r := rand.New(rand.NewPCG(seed, 8))
 	var verdicts [2]int
-	for _, c := range cases {
+	for i := range len(cases) + sets {
+		var c policytest.Case
+		if i < len(cases) {
+			c = cases[i]
+		} else {
+			c, err = policytest.Random(r, traffics)
+			must(t, err)
+		}
 		p := compiled(t, c)
 		must(t, b.datapath.SetPolicies(p))
 		if diff := b.kernel(t).differ(p); diff != "" {
@@ -101,7 +113,7 @@ func TestPoliciesInKernel(t *testing.T) {
 		verdicts[0], verdicts[1] = verdicts[0]+n[0], verdicts[1]+n[1]
 	}
 	all := verdicts[0] + verdicts[1]
-	t.Logf("%s of %s compared: %s allowed, %s denied", numeral.Of(all, "verdict", "verdicts"), numeral.Of(len(cases), "case", "cases"), numeral.Grouped(verdicts[1]), numeral.Grouped(verdicts[0]))
+	t.Logf("%s of %s compared: %s allowed, %s denied", numeral.Of(all, "verdict", "verdicts"), numeral.Of(len(cases)+sets, "case", "cases"), numeral.Grouped(verdicts[1]), numeral.Grouped(verdicts[0]))
 	if verdicts[0] < all/20 || verdicts[1] < all/20 || all < 200_000 {
 		t.Error("those are fewer verdicts than cyclonus has, or one of the answers hardly occurs")
 	}
