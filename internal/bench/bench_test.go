@@ -21,6 +21,7 @@ import (
 const (
 	generatorEnv = "PILASTER_BENCH_TEST_GENERATOR"
 	endlessEnv   = "PILASTER_BENCH_TEST_ENDLESS" // the folder of a run without an end
+	datapathEnv  = "PILASTER_BENCH_TEST_BUILD"   // the folder of a run as a build of the program
 )
 
 // The test binary is its own generator, and a bench that somebody interrupts.
@@ -31,6 +32,8 @@ func TestMain(m *testing.M) {
 		err = Generate(os.Stdin, os.Stdout)
 	case dir != "":
 		err = endless(dir)
+	case os.Getenv(datapathEnv) != "" && slices.Contains(os.Args, "datapath"):
+		err = runAsBuild(context.Background(), os.Getenv(datapathEnv))
 	default:
 		os.Exit(m.Run())
 	}

@@ -28,7 +28,7 @@ func newBenchCommand(env Env) *cobra.Command {
 		Example: "  pilaster bench datapath --quick -o results\n  pilaster bench check",
 		Args:    cobra.NoArgs,
 	}
-	c.AddCommand(newBenchDatapathCommand(env), newBenchPolicyCommand(env), newBenchScaleCommand(env), newBenchCleanUpCommand(env), newBenchEntriesCommand(env), newBenchNICCommand(env), newBenchCheckCommand(env), &cobra.Command{
+	c.AddCommand(newBenchDatapathCommand(env), newBenchBuildsCommand(env), newBenchPolicyCommand(env), newBenchScaleCommand(env), newBenchCleanUpCommand(env), newBenchEntriesCommand(env), newBenchNICCommand(env), newBenchCheckCommand(env), &cobra.Command{
 		Use:    "generator",
 		Short:  "Generate or answer traffic, as the bench says on standard input",
 		Hidden: true,

@@ -46,6 +46,32 @@ func TestBenchRefuses(t *testing.T) {
 	}
 }
 
+func TestBenchBuildsRefuses(t *testing.T) {
+	for line, says := range map[string]string{
+		"":                              "the arguments do not fit",
+		"/bin/sh x":                     "the arguments do not fit",
+		"/nonexistent/pilaster":         "no such file or directory; name a build of this program as a path",
+		"nonexistent":                   "name a build of this program as a path",
+		"/bin/sh --scenarios netpila,x": `there is no scenario "x"`,
+		"/bin/sh --scenarios=":          "--scenarios is empty",
+		"/bin/sh --metrics tcp_rr":      `there is no metric "tcp_rr"`,
+		"/bin/sh --pairs 5":             "say 6 or more",
+		"/bin/sh --at-least 0":          "say more than 0 and 1 at most",
+		"/bin/sh --at-least NaN":        "say more than 0 and 1 at most",
+		"/bin/sh --at-least 1.1":        "say more than 0 and 1 at most",
+		"/bin/sh -o xml":                "say text, json or a folder",
+		"/bin/sh --output /dev/null/x":  "nothing was measured",
+	} {
+		code, out, errs := run(t, "", append([]string{"bench", "builds"}, strings.Fields(line)...)...)
+		if code != ExitUsage || !strings.Contains(errs, says) || out != "" {
+			t.Errorf("bench builds %s: exit %d, stdout %q, stderr %q", line, code, out, errs)
+		}
+	}
+	if _, offers, _ := run(t, "", "__complete", "bench", "builds", "/bin/sh", "--metrics", "UDP_RR,"); !strings.Contains(offers, "UDP_RR,UDP_PPS\n") {
+		t.Errorf("--metrics UDP_RR,<TAB>: %q", offers)
+	}
+}
+
 // A folder is one, whatever its name.
 func TestReportPlace(t *testing.T) {
 	for to, folder := range map[string]bool{"text": false, "json": false, "results": true, "./xml": true, "dist/bench": true} {

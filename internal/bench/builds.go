@@ -1,0 +1,90 @@
+package bench
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"debug/buildinfo"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"time"
+)
+
+// BuildsOptions are how two builds of this program are compared.
+type BuildsOptions struct {
+	This, Other string // programs
+	Scenarios   []string
+	Metrics     []string
+	Pairs       int     // of runs, one of each build
+	AtLeast     float64 // of the other's speed
+	Seed        uint64  // of the order of runs and of the bootstrap
+	// Progress is called after each run.
+	Progress func(done, of int)
+}
+
+// BuildsMetrics are what a comparison of builds takes unless told otherwise: the main speeds, and our programs' own time.
+var BuildsMetrics = []string{"TCP_RR", "UDP_RR", "TCP_CRR", "UDP_PPS", "TCP_STREAM", "PROGRAM_OUT", "PROGRAM_IN"}
+
+// buildsStop is how long a run that was interrupted has to take its namespaces away.
+const buildsStop = 20 * time.Second
+
+// Builds has both programs measure the datapath, in pairs and within a pair in random order. A run is of the smoke form, so that two that are
+// compared are seconds apart, and there are many of them.
+func Builds(ctx context.Context, o BuildsOptions) (_ *BuildsReport, err error) {
+	defer func() { err = stopped(ctx, err) }()
+	random := rand.New(rand.NewPCG(o.Seed, 0))
+	r := &BuildsReport{
+		Started: time.Now().UTC().Truncate(time.Second), Machine: Machine{Kernel: kernel(), Arch: runtime.GOARCH, CPUs: runtime.NumCPU()},
+		This: identify(o.This), Other: identify(o.Other), Pairs: o.Pairs, AtLeast: o.AtLeast, TooWide: Quick().TooWide, Seed: o.Seed,
+	}
+	started := time.Now()
+	programs := [2]string{o.This, o.Other}
+	var runs [2][]*Report
+	for pair := range o.Pairs {
+		for i, which := range random.Perm(len(programs)) {
+			got, err := buildsRun(ctx, programs[which], o)
+			if err != nil {
+				return nil, fmt.Errorf("pair %d, %s: %w", pair+1, programs[which], err)
+			}
+			runs[which] = append(runs[which], got)
+			o.Progress(2*pair+i+1, 2*o.Pairs)
+		}
+	}
+	r.Seconds = time.Since(started).Round(100 * time.Millisecond).Seconds()
+	return r, r.judge(o, runs[0], runs[1])
+}
+
+// buildsRun is one run of a program. It ends with 1 also where a gate of the form was missed, which is nothing to us: its report counts.
+func buildsRun(ctx context.Context, program string, o BuildsOptions) (*Report, error) {
+	c := exec.CommandContext(ctx, program, "bench", "datapath", "--smoke",
+		"--scenarios", strings.Join(o.Scenarios, ","), "--metrics", strings.Join(o.Metrics, ","), "-o", "json")
+	c.Cancel = func() error { return c.Process.Signal(os.Interrupt) }
+	c.WaitDelay = buildsStop
+	var out, errs bytes.Buffer
+	c.Stdout, c.Stderr = &out, &errs
+	err := c.Run()
+	if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
+		return nil, err
+	}
+	r := &Report{}
+	if json.Unmarshal(out.Bytes(), r) != nil || len(r.Results) == 0 {
+		said := strings.TrimSpace(errs.String())
+		return nil, fmt.Errorf("it has no report of bench datapath: %s", cmp.Or(said[strings.LastIndexByte(said, '\n')+1:], fmt.Sprint(err)))
+	}
+	return r, nil
+}
+
+// identify reads of which source a program is, where it says so.
+func identify(program string) Build {
+	info, err := buildinfo.ReadFile(program)
+	if err != nil {
+		return Build{Program: program}
+	}
+	return Build{Program: program, Version: info.Main.Version}
+}

@@ -1,0 +1,168 @@
+package bench
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"pilaster.io/pilaster/internal/numeral"
+	"pilaster.io/pilaster/internal/plot"
+)
+
+// BuildsReport is what `pilaster bench builds` found.
+type BuildsReport struct {
+	Started time.Time      `json:"started"`
+	Seconds float64        `json:"seconds"`
+	Machine Machine        `json:"machine"`
+	This    Build          `json:"this"`
+	Other   Build          `json:"other"`
+	Pairs   int            `json:"pairs"`
+	AtLeast float64        `json:"atLeast"` // of speeds
+	TooWide float64        `json:"tooWide"` // an interval with AtLeast in it that tells nothing
+	Seed    uint64         `json:"seed"`
+	Results []BuildsResult `json:"results"`
+	Pass    bool           `json:"pass"`
+}
+
+// Build is a program, and of which source it is.
+type Build struct {
+	Program string `json:"program"`
+	Version string `json:"version,omitempty"`
+}
+
+// BuildsResult is one metric of one scenario, or all its speeds together.
+type BuildsResult struct {
+	Scenario string `json:"scenario"`
+	Metric   string `json:"metric"`
+	Unit     string `json:"unit"`
+	Less     bool   `json:"lessIsBetter,omitempty"`
+	// This and Other are the runs' medians, by pair. They are no ratios to a scenario without us in the same run: its windows are as uncertain as ours,
+	// and the other build's run is seconds away.
+	This  []float64 `json:"this"`
+	Other []float64 `json:"other"`
+	// Ratio is the median over the pairs of This by Other.
+	Ratio   Interval `json:"ratio"`
+	Verdict Verdict  `json:"verdict,omitempty"` // none of times: of those nothing is asked
+}
+
+// together is a metric's name that stands for a scenario's speeds: the geometric mean of their ratios in each pair. It shows less than any one of them does.
+const together = "all speeds"
+
+// judge makes results of runs, and asks of speeds what was asked.
+func (r *BuildsReport) judge(o BuildsOptions, this, other []*Report) error {
+	draw := Settings{Seed: r.Seed}
+	for _, scenario := range o.Scenarios {
+		all := BuildsResult{Scenario: scenario, Metric: together, This: slices.Repeat([]float64{1}, len(this)), Other: slices.Repeat([]float64{1}, len(this))}
+		speeds := 0
+		for _, metric := range o.Metrics {
+			x := BuildsResult{Scenario: scenario, Metric: metric}
+			var err error
+			if x.This, err = x.samples(this); err != nil {
+				return fmt.Errorf("%s: %w", r.This.Program, err)
+			}
+			if x.Other, err = x.samples(other); err != nil {
+				return fmt.Errorf("%s: %w", r.Other.Program, err)
+			}
+			x.Ratio = draw.interval(ratios(x.This, x.Other))
+			r.Results = append(r.Results, x)
+			if x.Less {
+				continue
+			}
+			speeds++
+			for pair := range this {
+				all.This[pair] *= x.This[pair]
+				all.Other[pair] *= x.Other[pair]
+			}
+		}
+		if speeds < 2 {
+			continue
+		}
+		for pair := range this {
+			all.This[pair], all.Other[pair] = math.Pow(all.This[pair], 1/float64(speeds)), math.Pow(all.Other[pair], 1/float64(speeds))
+		}
+		all.Ratio = draw.interval(ratios(all.This, all.Other))
+		r.Results = append(r.Results, all)
+	}
+	r.Pass = true
+	for i := range r.Results {
+		if x := &r.Results[i]; !x.Less {
+			x.Verdict = r.gate().judge(x.Ratio, r.TooWide)
+			r.Pass = r.Pass && x.Verdict == Passed
+		}
+	}
+	return nil
+}
+
+// samples are the runs' medians of the metric; of it they also tell the unit, and whether less is better.
+func (x *BuildsResult) samples(runs []*Report) ([]float64, error) {
+	var all []float64
+	for _, run := range runs {
+		found := run.find(x.Scenario, x.Metric)
+		if found == nil || !(found.Median > 0) {
+			return nil, fmt.Errorf("its run has no %s of %s", x.Metric, x.Scenario)
+		}
+		x.Unit, x.Less = found.Unit, found.Less
+		all = append(all, found.Median)
+	}
+	return all, nil
+}
+
+// gate is what is asked of each speed.
+func (r *BuildsReport) gate() Gate { return Gate{AtLeast: r.AtLeast} }
+
+var buildsHead = []string{"scenario", "metric", "this", "other", "this of other", "95 %", "verdict"}
+
+func (r *BuildsReport) rows() (rows [][]string) {
+	for _, x := range r.Results {
+		verdict := "–"
+		if x.Verdict != "" {
+			verdict = Check{Gate: r.gate(), Verdict: x.Verdict}.verdict()
+		}
+		rows = append(rows, []string{x.Scenario, x.Metric, x.text(x.This), x.text(x.Other), precise(x.Ratio.Median), x.Ratio.String(), verdict})
+	}
+	return rows
+}
+
+// text is the median as people read it.
+func (x BuildsResult) text(samples []float64) string {
+	if x.Unit == "" {
+		return ""
+	}
+	return figure(median(samples)) + " " + x.Unit
+}
+
+func (b Build) String() string {
+	return fmt.Sprintf("%s (%s)", b.Program, cmp.Or(b.Version, "of what source it does not say"))
+}
+
+func (r *BuildsReport) how() string {
+	return fmt.Sprintf("%s of runs, in random order within a pair; ratios are of the same pair", numeral.Of(r.Pairs, "pair", "pairs"))
+}
+
+// Table writes the results for a person; columns are separated by tabs.
+func (r *BuildsReport) Table(w io.Writer) {
+	fmt.Fprintf(w, "this:  %v\nother: %v\n%s; Linux %s\n\n", r.This, r.Other, r.how(), r.Machine.Kernel)
+	for _, row := range append([][]string{buildsHead}, r.rows()...) {
+		fmt.Fprintln(w, strings.Join(row, "\t"))
+	}
+}
+
+// Page writes the report as one HTML file that needs no other.
+func (r *BuildsReport) Page(w io.Writer) error {
+	var bars []plot.Bar
+	for _, x := range r.Results {
+		bars = append(bars, plot.Bar{Name: x.Scenario + " " + x.Metric, Class: "ours", Figure: precise(x.Ratio.Median), At: plot.Span(x.Ratio)})
+	}
+	return pageTemplates.ExecuteTemplate(w, "buildspage.html", struct {
+		*BuildsReport
+		When, How string
+		Sections  []plot.Section
+	}{r, r.Started.Format(time.RFC3339), r.how(), []plot.Section{{
+		Title: "this build of the other", About: "Medians of the pairs' ratios. Of speeds more than 1 is faster; of times (RTT, PROGRAM), of which nothing is asked, it is slower.",
+		Bars: plot.NewBars("this build of the other", "times", scaleNames, true, bars), Head: buildsHead, Rows: r.rows(),
+	}}})
+}

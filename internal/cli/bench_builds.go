@@ -1,0 +1,97 @@
+package cli
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"pilaster.io/pilaster/internal/bench"
+)
+
+func newBenchBuildsCommand(env Env) *cobra.Command {
+	o := bench.BuildsOptions{Scenarios: []string{"netpila"}, Metrics: bench.BuildsMetrics, Pairs: 32, AtLeast: 0.97}
+	var to reportPlace
+	c := &cobra.Command{
+		Use:   "builds OTHER",
+		Short: "Compare the datapath of this program with that of another build",
+		Long: `Have this program and another build of it measure the datapath, in pairs of short runs and in random order within a pair,
+and say how much of the other's speed this one has: the median over the pairs, with its 95 % interval.
+
+It fails where a speed is below what is asked (--at-least), and where what is asked lies in an interval that is too wide to
+tell. Of times, as of the programs themselves (PROGRAM_OUT, PROGRAM_IN), nothing is asked. It takes about five minutes; run it
+on a machine that does nothing else. docs/builds.md explains the method, docs/benchmarks.md scenarios and metrics.`,
+		Example: "  pilaster bench builds ./pilaster-before -o results\n  pilaster bench builds ./pilaster-before --scenarios netpila,netpila-macvlan --metrics UDP_RR,UDP_PPS --pairs 60",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) (err error) {
+			if o.Other, err = exec.LookPath(args[0]); err != nil {
+				return usage("%s: %w; name a build of this program as a path", args[0], err)
+			}
+			if err := checkBuilds(&o); err != nil {
+				return err
+			}
+			if err := requireRoot("bench"); err != nil {
+				return err
+			}
+			giveUp, err := makeReportFolder(to)
+			if err != nil {
+				return err
+			}
+			defer giveUp()
+			if o.This, err = os.Executable(); err != nil {
+				return fmt.Errorf("find this program: %w", err)
+			}
+			started := time.Now()
+			o.Seed = uint64(started.UnixNano())
+			o.Progress = func(done, of int) {
+				left := time.Since(started).Seconds() / float64(done) * float64(of-done)
+				fmt.Fprintf(env.Stderr, "run %d of %d, about %.0f s to go\n", done, of, left)
+			}
+			report, err := bench.Builds(c.Context(), o)
+			if err != nil {
+				return err
+			}
+			if err := writeReport(env.Stdout, report, to); err != nil {
+				return err
+			}
+			if !report.Pass {
+				return &exitError{code: ExitFailed}
+			}
+			return nil
+		},
+	}
+	f := c.Flags()
+	f.StringSliceVar(&o.Scenarios, "scenarios", o.Scenarios, "what is compared, by name; both builds must have it")
+	f.StringSliceVar(&o.Metrics, "metrics", o.Metrics, "by name; both builds must have them")
+	f.IntVar(&o.Pairs, "pairs", o.Pairs, "how often each build runs, 6 times at least")
+	f.Float64Var(&o.AtLeast, "at-least", o.AtLeast, "how much of the other's speed is asked for")
+	bindReport(c, &to)
+	_ = c.RegisterFlagCompletionFunc("scenarios", offered)
+	_ = c.RegisterFlagCompletionFunc("metrics", listed(bench.Names(bench.Metrics())))
+	for _, number := range []string{"pairs", "at-least"} {
+		_ = c.RegisterFlagCompletionFunc(number, cobra.NoFileCompletions)
+	}
+	return c
+}
+
+// checkBuilds refuses what the runs would, before the first, and names each scenario and metric once.
+func checkBuilds(o *bench.BuildsOptions) error {
+	var run bench.Options
+	if err := narrow(&run, o.Scenarios, o.Metrics); err != nil {
+		return err
+	}
+	o.Scenarios, o.Metrics = bench.Names(run.Scenarios), bench.Names(run.Metrics)
+	_, lacks := bench.Offered(run.Scenarios)
+	switch {
+	case len(lacks) > 0:
+		return usage("--scenarios: %s; nothing was measured", strings.Join(lacks, "; "))
+	case o.Pairs < bench.FewestRounds:
+		return usage("--pairs %d: say %d or more; an interval needs as many", o.Pairs, bench.FewestRounds)
+	case !(o.AtLeast > 0 && o.AtLeast <= 1):
+		return usage("--at-least %v: say more than 0 and 1 at most", o.AtLeast)
+	}
+	return nil
+}
