@@ -116,15 +116,15 @@ func (t *Tenants) needed(name string) bool {
 	return t.carries[name] || t.m[name] != nil && t.m[name].count() > 0
 }
 
-// unhost forgets what the node had of a tenant's overlays: that goes with its last endpoint.
+// unhost forgets what the node had of a tenant's overlays and knew of its apps: that goes with its last endpoint.
 func (t *Tenants) unhost(name string) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.m[name] == nil || t.m[name].subnets == nil {
+	if t.m[name] == nil || t.m[name].subnets == nil && len(t.m[name].Apps) == 0 {
 		return nil
 	}
 	h := *t.m[name]
-	h.subnets = nil
+	h.subnets, h.Apps = nil, nil
 	if err := t.write(&h); err != nil {
 		return err
 	}

@@ -31,6 +31,7 @@ type cluster struct {
 	dir   string
 	op    pilasterv1connect.OperatorServiceClient
 	ahead atomic.Int64 // of its clock, in nanoseconds
+	apps  int          // that a tenant may have; 0: as many as there are numbers
 }
 
 func newCluster(t *testing.T) *cluster {
@@ -48,7 +49,7 @@ func (c *cluster) start(listen string, listRate int) {
 	s, err := orchestrator.Start(c.t.Context(), orchestrator.Config{
 		DataDir: filepath.Join(c.dir, "data"), RunDir: c.dir, Listen: listen, Log: slog.New(slog.DiscardHandler),
 		Now:    func() time.Time { return time.Now().Add(time.Duration(c.ahead.Load())) },
-		Limits: orchestrator.Limits{Lists: listRate},
+		Limits: orchestrator.Limits{Lists: listRate, Apps: c.apps},
 	})
 	if err != nil {
 		c.t.Fatal(err)

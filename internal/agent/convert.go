@@ -140,7 +140,7 @@ func knownFromProto(tenants []*pilasterv1.Tenant, apps []*pilasterv1.App, whole 
 			return nil, err
 		}
 		byName[converted.Name] = len(list)
-		list = append(list, Known{Tenant: converted, Whole: whole(converted.Name)})
+		list = append(list, Known{Tenant: converted, Whole: whole(converted.Name), Retiring: retiringFromProto(t.GetRetiringApps())})
 	}
 	for _, a := range apps {
 		app, err := appFromProto(a)

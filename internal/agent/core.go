@@ -38,6 +38,7 @@ type Resolved struct {
 	Tenant   tenant.Tenant
 	App      address.AppID
 	Policies bool // the tenant has some, and the stream tells them
+	Retiring Retiring
 }
 
 // Core is the agent without sockets, streams and kernel: what it decides it writes to the store
@@ -92,6 +93,7 @@ func New(c Config) (*Core, error) {
 		ids: map[endpoint.ID]bool{}, lastID: c.Store.LastID(), moved: map[endpoint.ID]bool{}, due: newSignal(),
 	}
 	c.Tenants.overrides = core.overrides
+	c.Tenants.used = core.usedApps
 	c.Tenants.maxIDs = cmp.Or(c.MaxTenantIDs, DefaultMaxTenantIDs)
 	if core.max < 1 || core.max > int(endpoint.MaxID) {
 		return nil, fmt.Errorf("%d endpoints: a node takes 1 to %d", core.max, endpoint.MaxID)
@@ -176,6 +178,7 @@ func (c *Core) Add(ctx context.Context, q AddRequest) (endpoint.Record, error) {
 		c.giveID(id)
 		return endpoint.Record{}, err
 	}
+	defer c.tenants.disclaim(q.Tenant, app)
 	r, err := c.prepare(ctx, q, id, t, app)
 	if err != nil {
 		c.giveID(id)

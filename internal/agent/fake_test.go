@@ -341,7 +341,7 @@ func (o *fakeOrchestrator) Resolve(_ context.Context, name string, identity map[
 	if o.apps[set] == 0 {
 		o.apps[set] = address.AppID(len(o.apps) + 1)
 	}
-	return Resolved{t, o.apps[set], o.policies[name]}, nil
+	return Resolved{t, o.apps[set], o.policies[name], Retiring{}}, nil
 }
 
 // bed is a core between a fake kernel and a fake orchestrator, on a disk that outlives it.

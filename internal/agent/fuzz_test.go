@@ -203,7 +203,7 @@ func FuzzKnown(f *testing.F) {
 			checkIDs(t, k.Tenant.IDs)
 			h := newHosted(Known{Tenant: tenant.Tenant{Name: k.Tenant.Name, IDs: []tenant.ID{had}, Changes: 1}})
 			h.endpoints[had.ID] = 1
-			if err := h.learnIDs(k.Tenant); err == nil {
+			if err := h.learnIDs(k); err == nil {
 				checkIDs(t, h.Tenant.IDs)
 				if id, _ := keyOf(h.Tenant.IDs, had.ID); id.Key != had.Key || !h.Tenant.Has(had.ID) {
 					t.Fatalf("the id of an endpoint is gone, or has another key: %+v", h.Tenant.IDs)

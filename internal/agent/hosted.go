@@ -14,7 +14,7 @@ import (
 )
 
 // acquire finds tenant and app of a new endpoint and makes its network know the tenant, which
-// stays until release. What this node knows costs no message.
+// stays until release. The app counts as used until disclaim. What this node knows costs no message.
 func (c *Core) acquire(ctx context.Context, name string, identity map[string]string) (tenant.Tenant, address.AppID, error) {
 	t, app, ok, err := c.hold(ctx, name, identity, nil)
 	if !ok && err == nil {
@@ -24,11 +24,15 @@ func (c *Core) acquire(ctx context.Context, name string, identity map[string]str
 		return t, app, err
 	}
 	if err := c.awaitPolicies(ctx, name); err != nil {
+		c.tenants.disclaim(name, app)
 		c.release(ctx, name, t.Current().ID)
 		return tenant.Tenant{}, 0, err
 	}
 	return t, app, nil
 }
+
+// askAgain is how often the cluster is asked for an app of which the stream tells, while the answer comes, that it may be another's by now.
+const askAgain = 5
 
 // ask is hold of what the orchestrator knows.
 func (c *Core) ask(ctx context.Context, name string, identity map[string]string) (t tenant.Tenant, app address.AppID, err error) {
@@ -36,18 +40,20 @@ func (c *Core) ask(ctx context.Context, name string, identity map[string]string)
 		return t, 0, err
 	}
 	defer c.tenants.resolve(name)()
-	answer, err := c.resolver.Resolve(ctx, name, identity)
-	if err != nil {
-		return t, 0, err
+	var answer Resolved
+	for range askAgain {
+		if answer, err = c.resolver.Resolve(ctx, name, identity); err != nil {
+			return t, 0, err
+		}
+		if err := checkResolved(answer.Tenant, answer.App, name); err != nil {
+			return t, 0, err
+		}
+		t, app, ok, err := c.hold(ctx, name, identity, &answer)
+		if ok || err != nil {
+			return t, app, err
+		}
 	}
-	if err := checkResolved(answer.Tenant, answer.App, name); err != nil {
-		return t, 0, err
-	}
-	t, app, ok, err := c.hold(ctx, name, identity, &answer)
-	if err == nil && !ok {
-		err = fmt.Errorf("the orchestrator gave tenant %s app %d for labels %q, but this node knows that app by others", name, answer.App, tenant.Canonical(identity))
-	}
-	return t, app, err
+	return t, 0, fmt.Errorf("the orchestrator gave tenant %s app %d for labels %q, but this node knows that app by others", name, answer.App, tenant.Canonical(identity))
 }
 
 // hold counts one more endpoint of the tenant when tenant and app are known, after learning what
@@ -59,9 +65,12 @@ func (c *Core) hold(ctx context.Context, name string, identity map[string]string
 	}
 	defer unlock()
 	if answer != nil {
-		learnt := Known{Tenant: answer.Tenant, Apps: []App{{answer.App, maps.Clone(identity)}}}
+		learnt := Known{Tenant: answer.Tenant, Retiring: answer.Retiring, Apps: []App{{answer.App, maps.Clone(identity)}}}
 		// Changes does not count regions, so that this answer may be older than what the stream has told, and tells, of them.
 		if known, _, ok := c.tenants.get(name); ok {
+			if known.Tenant.Created.Equal(answer.Tenant.Created) && known.Tenant.Changes > answer.Tenant.Changes {
+				return t, 0, false, nil // overtaken: the app may have retired since
+			}
 			learnt.Tenant.Regions = known.Tenant.Regions
 		}
 		if err := c.take(ctx, learnt); err != nil {
@@ -78,11 +87,11 @@ func (c *Core) hold(ctx context.Context, name string, identity map[string]string
 	if !ok || answer == nil && !c.tenants.isHosted(name) {
 		return t, 0, false, nil // of one that is only carried the cluster has to know first that it comes to live here
 	}
-	app, ok = known.app(identity)
-	if !ok {
+	if app, ok = c.tenants.claim(name, identity); !ok {
 		return t, 0, false, nil
 	}
 	if err := c.put(ctx, name); err != nil {
+		c.tenants.disclaim(name, app)
 		if c.tenants.endpoints(name) == 0 {
 			c.vacate(ctx, name)
 		}
@@ -126,6 +135,7 @@ func (c *Core) put(ctx context.Context, name string) error {
 		known.Tenant = known.Tenant.WithoutNorthSouth()
 	}
 	had, on := c.tenants.put(name)
+	had.Changes = known.Tenant.Changes // which also counts what networks do not know of
 	same := had.Equal(known.Tenant)
 	if same && len(on) == 1 {
 		return nil // the one it is on
@@ -223,6 +233,9 @@ func (c *Core) applyOne(ctx context.Context, k Known) error {
 			return err
 		}
 	}
+	if !c.tenants.isHosted(k.Tenant.Name) {
+		k.Apps = nil // nobody waits for it to have forgotten one: it is told all when the tenant comes to live here
+	}
 	if err := c.take(ctx, k); err != nil {
 		if isUnfit(err) {
 			c.log.Error("tenant is not taken as the cluster has it", "tenant", k.Tenant.Name, "error", err)
@@ -232,6 +245,8 @@ func (c *Core) applyOne(ctx context.Context, k Known) error {
 	}
 	if err := c.renewPolicies(k.Tenant.Name); err != nil {
 		c.log.Error("policies are not in force for all that is known", "error", err)
+	} else {
+		c.tenants.heed(k.Tenant.Name, k.Retiring.Round)
 	}
 	if after, _, _ := c.tenants.get(k.Tenant.Name); after.Tenant.Network != before.Tenant.Network || after.Tenant.Leaving != before.Tenant.Leaving {
 		c.due.signal()

@@ -13,9 +13,10 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// learnIDs takes a list of ids that is not older than the one known, and with it which network the tenant is on. Ids that
+// learnIDs takes a list of ids that is not older than the one known, and with it which network the tenant is on and which apps retire. Ids that
 // endpoints here have stay, whatever it says.
-func (h *hosted) learnIDs(news tenant.Tenant) error {
+func (h *hosted) learnIDs(k Known) error {
+	news := k.Tenant
 	if len(news.IDs) == 0 || news.Changes < h.Tenant.Changes {
 		return nil
 	}
@@ -29,7 +30,7 @@ func (h *hosted) learnIDs(news tenant.Tenant) error {
 			ids = slices.Insert(ids, 0, had)
 		}
 	}
-	h.Tenant.IDs, h.Tenant.Changes = ids, news.Changes
+	h.Tenant.IDs, h.Tenant.Changes, h.Retiring = ids, news.Changes, k.Retiring
 	h.Tenant.Network, h.Tenant.Leaving, h.Tenant.Addressing, h.Tenant.Overlays = news.Network, news.Leaving, news.Addressing, news.Overlays
 	h.Tenant.Services, h.Tenant.Publications = news.Services, news.Publications
 	h.Tenant.Regions = news.Regions
@@ -95,7 +96,7 @@ func (t *Tenants) Report(to *pilasterv1.FollowRequest, newStream bool) {
 			continue
 		}
 		to.HostedTenants = append(to.HostedTenants, name)
-		said := &pilasterv1.Hosting{Tenant: name, Moving: h.moving, Overrides: overrides[name]}
+		said := &pilasterv1.Hosting{Tenant: name, Moving: h.moving, Overrides: overrides[name], HeardRound: h.heard, KeepsApps: t.keeps(name)}
 		for _, id := range h.put.IDs {
 			said.Accepts = append(said.Accepts, uint32(id.ID))
 		}
@@ -163,6 +164,9 @@ func (t *Tenants) count(name string, id address.TenantID, by int) int {
 	if h.endpoints[id] += by; h.endpoints[id] == 0 {
 		delete(h.endpoints, id)
 		t.signal()
+	}
+	if by < 0 {
+		t.tellUses(name)
 	}
 	return h.count()
 }

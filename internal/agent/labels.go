@@ -74,6 +74,9 @@ func (c *Core) Label(ctx context.Context, endpointKey string, q Relabelling) (en
 		return endpoint.Record{}, err
 	}
 	defer c.release(ctx, was.Tenant, t.Current().ID)
+	defer c.tenants.disclaim(was.Tenant, app)
+	c.tenants.claimAgain(was.Tenant, was.AppNow) // it may have to have it back
+	defer c.tenants.disclaim(was.Tenant, was.AppNow)
 	if is.AppNow = app; app == was.App {
 		is.AppNow = 0
 	}

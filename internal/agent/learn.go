@@ -2,7 +2,6 @@ package agent
 
 import (
 	"fmt"
-	"slices"
 
 	"pilaster.io/pilaster/internal/tenant"
 )
@@ -20,6 +19,7 @@ func (t *Tenants) learn(k Known) (before Known, err error) {
 			return before, err
 		}
 		h := newHosted(k)
+		t.forgetApps(h)
 		if err := t.write(h); err != nil {
 			return before, err
 		}
@@ -34,15 +34,17 @@ func (t *Tenants) learn(k Known) (before Known, err error) {
 		return before, fmt.Errorf("tenant %s of this node was made at %v, but the cluster's was made at %v\n  nothing was changed; remove this node's containers of the tenant, or restore the cluster's newer store", k.Tenant.Name, had, has)
 	}
 	h := *old
-	if err := h.learnIDs(k.Tenant); err != nil {
+	if err := h.learnIDs(k); err != nil {
 		return before, err
 	}
 	h.Apps = mergeApps(old.Apps, k.Apps)
+	grown := len(h.Apps) > len(old.Apps)
+	t.forgetApps(&h)
 	if err := t.room(k.Tenant.Name, len(h.Tenant.IDs)); err != nil {
 		return before, err
 	}
 	h.Whole, h.Reduced, h.refused = old.Whole || k.Whole, false, nil // wholeness is not kept on disk
-	h.unsaved = old.unsaved || !h.Tenant.Equal(old.Tenant) || len(h.Apps) > len(old.Apps)
+	h.unsaved = old.unsaved || !h.Tenant.Equal(old.Tenant) || !h.Retiring.equal(old.Retiring) || grown || len(h.Apps) != len(old.Apps)
 	t.m[k.Tenant.Name] = &h
 	return old.Known, nil
 }
@@ -53,7 +55,7 @@ func (t *Tenants) unlearn(before Known) {
 	defer t.mu.Unlock()
 	if now := t.m[before.Tenant.Name]; now != nil {
 		h := *now
-		h.Tenant, h.Reduced = before.Tenant, before.Reduced
+		h.Tenant, h.Retiring, h.Reduced = before.Tenant, before.Retiring, before.Reduced
 		t.m[before.Tenant.Name] = &h
 	}
 }
@@ -81,14 +83,4 @@ func (t *Tenants) save(name string) error {
 	}
 	t.m[name] = &h
 	return nil
-}
-
-func mergeApps(old, news []App) []App {
-	merged := slices.Clone(old)
-	for _, a := range news {
-		if !slices.ContainsFunc(old, func(o App) bool { return o.ID == a.ID }) {
-			merged = append(merged, a)
-		}
-	}
-	return merged
 }

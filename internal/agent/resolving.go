@@ -64,5 +64,5 @@ func resolved(r *pilasterv1.ResolveResponse) (Resolved, error) {
 	if err != nil {
 		return Resolved{}, fmt.Errorf("the orchestrator's answer cannot be used: %w", err)
 	}
-	return Resolved{t, a.ID, r.HasPolicies}, nil
+	return Resolved{t, a.ID, r.HasPolicies, retiringFromProto(r.GetTenant().GetRetiringApps())}, nil
 }

@@ -34,6 +34,8 @@ type Tenants struct {
 	resolving map[string]int           // calls under way
 	isMapped  func(tenant.Tenant) bool // and somebody lists these; nil before
 	overrides func() map[string][]*pilasterv1.Override
+	used      func(tenant string) map[address.AppID]bool // apps of containers here
+	claimed   map[appOf]int                              // and of those that are about to be
 }
 
 // Known is a tenant with those of its apps a node has heard of.
@@ -42,7 +44,8 @@ type Known struct {
 	Apps   []App
 	Whole  bool // and there were no others when it heard
 
-	Reduced bool // networks have refused it, and know it without services, publications and other regions
+	Retiring Retiring
+	Reduced  bool // networks have refused it, and know it without services, publications and other regions
 }
 
 // App is the app of one set of identity labels.
@@ -75,6 +78,7 @@ type hosted struct {
 	refused   error                    // why this node did not take what it heard last
 	unsaved   bool                     // by learn: the disk does not have it yet
 	told      bool                     // all its policies were heard by this process
+	heard     uint64                   // the last round of retiring apps that this node goes by
 	asked     bool                     // the stream was asked for the whole of it, which is on its way
 	listed    chan struct{}            // closed when its mappings were told; nil where nobody waits for that
 }
@@ -97,6 +101,7 @@ type tenantFile struct {
 	Deleted    bool              `json:"deleted,omitempty"`
 	Carried    bool              `json:"carried,omitempty"`
 	Policed    bool              `json:"policed,omitempty"` // so that a build which enforces no policies refuses to start
+	Retiring   *Retiring         `json:"retiring,omitempty"`
 
 	Services     []serviceFile     `json:"services,omitempty"`
 	Publications []publicationFile `json:"publications,omitempty"`
@@ -133,7 +138,9 @@ func OpenTenants(dir string) (*Tenants, error) { return OpenTenantsOn(durable.Di
 
 // OpenTenantsOn is OpenTenants of a directory on another disk.
 func OpenTenantsOn(disk durable.Disk, dir string) (*Tenants, error) {
-	t := &Tenants{disk: disk, overrides: func() map[string][]*pilasterv1.Override { return nil }, dir: filepath.Join(dir, tenantsFolder), changed: make(chan struct{}, 1), maxIDs: DefaultMaxTenantIDs, m: map[string]*hosted{}, carries: map[string]bool{}, resolving: map[string]int{}}
+	t := &Tenants{disk: disk, overrides: func() map[string][]*pilasterv1.Override { return nil },
+		used: func(string) map[address.AppID]bool { return nil }, claimed: map[appOf]int{},
+		dir: filepath.Join(dir, tenantsFolder), changed: make(chan struct{}, 1), maxIDs: DefaultMaxTenantIDs, m: map[string]*hosted{}, carries: map[string]bool{}, resolving: map[string]int{}}
 	if err := disk.MakeFolder(t.dir); err != nil {
 		return nil, err
 	}
@@ -177,6 +184,9 @@ func readTenant(disk durable.Disk, path string) (h *hosted, carried bool, err er
 func (f tenantFile) hosted() (*hosted, error) {
 	h := newHosted(Known{Tenant: tenant.Tenant{Name: f.Name, Network: cmp.Or(f.Network, tenant.Netpila), Leaving: f.Leaving, Addressing: f.Addressing, Created: f.Created, Changes: f.Changes}, Apps: f.Apps})
 	h.deleted, h.policed = f.Deleted, f.Policed
+	if f.Retiring != nil {
+		h.Retiring = *f.Retiring
+	}
 	for _, o := range f.Overlays {
 		h.Tenant.Overlays = append(h.Tenant.Overlays, tenant.Overlay(o))
 	}
@@ -238,6 +248,9 @@ func (t *Tenants) write(h *hosted) error {
 		f.Network = h.Tenant.Network
 	}
 	f.Leaving, f.Policed = h.Tenant.Leaving, h.policed
+	if h.Retiring.Round != 0 {
+		f.Retiring = &h.Retiring
+	}
 	for _, o := range h.Tenant.Overlays {
 		f.Overlays = append(f.Overlays, overlayFile(o))
 	}

@@ -26,7 +26,8 @@ type tenantView struct {
 	Published  []publicationView `json:"publications,omitzero"`
 	IDs        []tenantIDView    `json:"ids"` // in the order made
 	Created    time.Time         `json:"created"`
-	Apps       []appView         `json:"apps,omitzero"`  // of tenant get
+	Apps       []appView         `json:"apps,omitzero"` // of tenant get
+	AppNumbers *appNumbersView   `json:"appNumbers,omitempty"`
 	Nodes      []hostView        `json:"nodes,omitzero"` // of tenant get: those that host it
 	Leaving    *leavingView      `json:"leaving,omitempty"`
 }
@@ -34,6 +35,42 @@ type tenantView struct {
 type appView struct {
 	ID     uint32            `json:"id"`
 	Labels map[string]string `json:"labels"`
+}
+
+// appNumbersView is how many apps a tenant has, and how many more it can have; of tenant get.
+type appNumbersView struct {
+	Used       int      `json:"used"`
+	Capacity   uint32   `json:"capacity"`
+	Retiring   int      `json:"retiring"`            // of those used: nodes are asked whether containers have them
+	WaitingFor []string `json:"waitingFor,omitzero"` // nodes that have not answered
+	Resting    uint32   `json:"resting"`             // free in some minutes
+}
+
+func viewAppNumbers(r *pilasterv1.GetTenantResponse) *appNumbersView {
+	v := &appNumbersView{Used: len(r.Apps), Capacity: r.MaxApps, Retiring: len(r.Tenant.GetRetiringApps().GetApps()), Resting: r.RestingApps}
+	if round := r.Tenant.GetRetiringApps(); round != nil {
+		v.WaitingFor = []string{}
+		for _, h := range r.Hosting {
+			if h.HeardRound != round.Round {
+				v.WaitingFor = append(v.WaitingFor, describeNodes([]hostView{{h.Node, h.Connected}}))
+			}
+		}
+	}
+	return v
+}
+
+func (v *appNumbersView) describe() string {
+	words := fmt.Sprintf("%d of %d", v.Used, v.Capacity)
+	if v.Retiring > 0 {
+		words += fmt.Sprintf(", %d of them retire unless a container has them", v.Retiring)
+	}
+	if len(v.WaitingFor) > 0 {
+		words += " (not yet answered by " + strings.Join(v.WaitingFor, ", ") + ")"
+	}
+	if v.Resting > 0 {
+		words += fmt.Sprintf("; %d more are free in some minutes", v.Resting)
+	}
+	return words
 }
 
 // overlayView is a range of addresses that is a tenant's own.
@@ -292,6 +329,9 @@ func printTenant(w io.Writer, v tenantView) {
 	}
 	for _, id := range v.IDs {
 		fmt.Fprintf(w, "id\t%d\t%s\n", id.ID, id.describe())
+	}
+	if v.AppNumbers != nil && v.AppNumbers.Capacity > 0 { // of an earlier build's orchestrator it is not known
+		fmt.Fprintf(w, "apps\t%s\n", v.AppNumbers.describe())
 	}
 	for _, a := range v.Apps {
 		fmt.Fprintf(w, "app\t%d\t%s\n", a.ID, cmp.Or(tenant.Canonical(a.Labels), "without labels"))

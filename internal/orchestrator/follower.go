@@ -201,13 +201,13 @@ func (m *model) rehost(f *follower, req *pilasterv1.FollowRequest) (add []*pilas
 }
 
 // alreadyNoted is what the store has of what a stream says at its beginning. The model knows it: it has heard of the stream's session, and nobody
-// else has noted anything of the node since that was written. Of a tenant that changes its ids, and of what a later message said, the store judges.
+// else has noted anything of the node since that was written. Of a tenant that changes its ids or retires apps, and of what a later message said, the store judges.
 func (m *model) alreadyNoted(f *follower, first *pilasterv1.FollowRequest) map[string]*pilasterv1.Hosting {
 	noted := map[string]*pilasterv1.Hosting{}
 	for _, name := range first.HostedTenants {
 		t, h := m.tenants[name], m.hosting[name][f.node.Name]
-		if t != nil && h != nil && len(t.Ids) == 1 && t.Leaving == "" && h.Sequence <= first.Sequence {
-			noted[name] = &pilasterv1.Hosting{Tenant: name, Accepts: h.Accepts, Holds: h.Holds, Moving: h.Moving, Overrides: h.Overrides}
+		if t != nil && h != nil && len(t.Ids) == 1 && t.Leaving == "" && t.RetiringApps == nil && h.Sequence <= first.Sequence {
+			noted[name] = &pilasterv1.Hosting{Tenant: name, Accepts: h.Accepts, Holds: h.Holds, Moving: h.Moving, Overrides: h.Overrides, HeardRound: h.HeardRound, KeepsApps: h.KeepsApps}
 		}
 	}
 	return noted

@@ -16,6 +16,7 @@ import (
 
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
 	"pilaster.io/pilaster/internal/orchestrator/pki"
+	"pilaster.io/pilaster/internal/orchestrator/store"
 )
 
 // Limits are what an operator may set of what clients may take. Zero means the default.
@@ -24,10 +25,11 @@ type Limits struct {
 	Strangers   int // connections of one source that have not shown a node's certificate
 	Joins       int // tries of one source to join, a second; ten times as many at once
 	Lists       int // queries for mappings of one tenant, a second; 0 means any number
+	Apps        int // of one tenant
 }
 
 // DefaultLimits suit 100,000 nodes, each with the connection it has and one that replaces it.
-var DefaultLimits = Limits{Connections: 200_000, Strangers: 256, Joins: 100}
+var DefaultLimits = Limits{Connections: 200_000, Strangers: 256, Joins: 100, Apps: store.MaxApps}
 
 func (l Limits) orDefault() Limits {
 	return Limits{
@@ -35,6 +37,7 @@ func (l Limits) orDefault() Limits {
 		Strangers:   cmp.Or(l.Strangers, DefaultLimits.Strangers),
 		Joins:       cmp.Or(l.Joins, DefaultLimits.Joins),
 		Lists:       l.Lists,
+		Apps:        cmp.Or(l.Apps, DefaultLimits.Apps),
 	}
 }
 

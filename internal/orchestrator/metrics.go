@@ -82,6 +82,10 @@ func (m *metrics) observe(model *model, s *store.Store) {
 	gauge("nodes_connected", "Nodes with a stream to this orchestrator.", func(s size) int64 { return int64(s.streams) })
 	gauge("tenants", "Tenants.", func(s size) int64 { return int64(s.tenants) })
 	gauge("apps", "Apps of all tenants.", func(s size) int64 { return int64(s.apps) })
+	gauge("apps_most", "Apps of the tenant that has most.", func(s size) int64 { return int64(s.mostApps) })
+	gauge("apps_max", "Apps that a tenant may have.", func(size) int64 { return int64(s.MaxApps()) })
+	gauge("apps_retiring", "Apps that nodes are asked about, of all tenants: those that none has end.", func(s size) int64 { return int64(s.retiringApps) })
+	gauge("apps_resting", "Numbers of ended apps that nobody gets for some minutes, of all tenants.", func(s size) int64 { return int64(s.restingApps) })
 	gauge("policies", "Policies of all tenants.", func(s size) int64 { return int64(s.policies) })
 	gauge("revision", "Revision of the store that this orchestrator has seen.", func(s size) int64 { return s.revision })
 	m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{

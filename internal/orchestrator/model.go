@@ -30,6 +30,8 @@ type model struct {
 	nodes     map[string]*pilasterv1.Node
 	tenants   map[string]*pilasterv1.Tenant
 	apps      map[string]map[uint32]*pilasterv1.App     // by tenant
+	rests     map[string]map[uint32]bool                // by tenant: numbers of ended ones
+	ended     map[string]int                            // by tenant: how many apps have since this process began
 	hosting   map[string]map[string]*pilasterv1.Hosting // tenant, node
 	hostedBy  map[string]map[string]bool                // node, tenant
 	unsettled map[string]bool                           // tenants whose ids may be due for a step
@@ -69,7 +71,7 @@ func (m *model) apply(b store.Batch) {
 	if b.Whole {
 		m.nodes = map[string]*pilasterv1.Node{}
 		m.tenants = map[string]*pilasterv1.Tenant{}
-		m.apps = map[string]map[uint32]*pilasterv1.App{}
+		m.apps, m.rests, m.ended = map[string]map[uint32]*pilasterv1.App{}, map[string]map[uint32]bool{}, map[string]int{}
 		m.hosting = map[string]map[string]*pilasterv1.Hosting{}
 		m.hostedBy = map[string]map[string]bool{}
 		m.carrying = map[string]map[string]bool{}
@@ -174,6 +176,7 @@ func (m *model) take(e store.Event, revision int64) {
 		m.recarry(m.tenants[e.DeletedTenant], nil)
 		delete(m.tenants, e.DeletedTenant)
 		delete(m.apps, e.DeletedTenant)
+		delete(m.ended, e.DeletedTenant)
 		delete(m.policies.of, e.DeletedTenant)
 	case e.App != nil:
 		apps := m.apps[e.App.Tenant]
@@ -182,6 +185,15 @@ func (m *model) take(e store.Event, revision int64) {
 			m.apps[e.App.Tenant] = apps
 		}
 		apps[e.App.Id] = e.App
+	case e.EndedApp != nil:
+		if apps := m.apps[e.EndedApp.Tenant]; apps != nil {
+			delete(apps, e.EndedApp.Id)
+			m.ended[e.EndedApp.Tenant]++
+		}
+	case e.RestingApp != nil:
+		add(m.rests, e.RestingApp.Tenant, e.RestingApp.Id)
+	case e.RestedApp != nil:
+		remove(m.rests, e.RestedApp.Tenant, e.RestedApp.Id)
 	case e.Hosting != nil:
 		nodes := m.hosting[e.Hosting.Tenant]
 		if nodes == nil {
@@ -304,6 +316,13 @@ func (m *model) tenant(name string) (t *pilasterv1.Tenant, apps []*pilasterv1.Ap
 	return t, apps, hosting
 }
 
+// resting is how many numbers of a tenant's ended apps are not free yet.
+func (m *model) resting(tenant string) int {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	return len(m.rests[tenant])
+}
+
 func (m *model) hostingOf(tenant string) []*pilasterv1.Hosting {
 	return slices.Collect(maps.Values(m.hosting[tenant]))
 }
@@ -332,6 +351,7 @@ type size struct {
 	revision                                 int64
 	nodes, connected, streams, tenants, apps int
 	policies                                 int
+	mostApps, retiringApps, restingApps      int
 }
 
 func (m *model) size() size {
@@ -340,6 +360,13 @@ func (m *model) size() size {
 	s := size{revision: m.revision, nodes: len(m.nodes), connected: len(m.followers) + len(m.sessions) - m.serving[m.self], streams: len(m.followers), tenants: len(m.tenants)}
 	for _, apps := range m.apps {
 		s.apps += len(apps)
+		s.mostApps = max(s.mostApps, len(apps))
+	}
+	for _, t := range m.tenants {
+		s.retiringApps += len(t.GetRetiringApps().GetApps())
+	}
+	for _, rests := range m.rests {
+		s.restingApps += len(rests)
 	}
 	for _, policies := range m.policies.of {
 		s.policies += len(policies)

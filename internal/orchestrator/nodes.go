@@ -387,6 +387,11 @@ func checkHosted(req *pilasterv1.FollowRequest) error {
 				fmt.Errorf("the node accepts %d ids of a tenant and holds %d, and a tenant has %d at most; nothing was changed", len(h.Accepts), len(h.Holds), tenant.MaxIDs))
 		}
 	}
+	for _, h := range req.Hosting {
+		if n := len(h.KeepsApps); n > store.MaxRound {
+			return connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("the node keeps %d retiring apps of a tenant, and there are %d at most; nothing was changed", n, store.MaxRound))
+		}
+	}
 	if overrides > maxOverrides {
 		return connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("%d containers of the node are of another app than their addresses say, and a node may have %d; nothing was changed: start those anew whose labels have changed", overrides, maxOverrides))
 	}

@@ -59,7 +59,9 @@ func (s *operatorService) GetTenant(_ context.Context, req *connect.Request[pila
 	if !req.Msg.ShowKey {
 		tenant = withoutKeys(tenant)
 	}
-	return connect.NewResponse(&pilasterv1.GetTenantResponse{Tenant: tenant, Apps: apps, Hosting: hosting}), nil
+	return connect.NewResponse(&pilasterv1.GetTenantResponse{
+		Tenant: tenant, Apps: apps, Hosting: hosting, MaxApps: uint32(s.store.MaxApps()), RestingApps: uint32(s.model.resting(req.Msg.Name)),
+	}), nil
 }
 
 // known is a tenant that there is.

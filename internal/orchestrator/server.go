@@ -123,6 +123,7 @@ func Start(ctx context.Context, c Config) (_ *Server, err error) {
 	if s.store, err = store.Open(ctx, etcd, c.Plan, c.Log); err != nil {
 		return nil, err
 	}
+	s.store.LimitApps(c.Limits.orDefault().Apps)
 	s.token = newTokenFile(s.store, c.DataDir)
 	if _, err := s.token.write(ctx); err != nil {
 		return nil, err
@@ -132,6 +133,7 @@ func Start(ctx context.Context, c Config) (_ *Server, err error) {
 	s.running.Go(func() { s.token.keep(background, c.Log) })
 	s.running.Go(func() { s.pinged.keep(background, s.store) })
 	s.running.Go(func() { s.settle(background) })
+	s.running.Go(func() { s.askApps(background) })
 	s.running.Go(func() { s.store.KeepSessions(background, s.model.restart) })
 	if err := s.model.await(ctx, func() bool { return s.model.revision != 0 }); err != nil {
 		return nil, fmt.Errorf("the store was not read in time: %w", err)

@@ -342,7 +342,8 @@ type Tenant struct {
 	Publications []*Publication         `protobuf:"bytes,9,rep,name=publications,proto3" json:"publications,omitempty"`
 	Regions      []*TenantRegion        `protobuf:"bytes,10,rep,name=regions,proto3" json:"regions,omitempty"` // of a nimitz tenant: where else it is; derived from the regions, never stored with it
 	// The network that it is moving away from, whose addresses its containers keep until that is finished; empty where it moves from none.
-	Leaving       string `protobuf:"bytes,11,opt,name=leaving,proto3" json:"leaving,omitempty"`
+	Leaving       string        `protobuf:"bytes,11,opt,name=leaving,proto3" json:"leaving,omitempty"`
+	RetiringApps  *RetiringApps `protobuf:"bytes,12,opt,name=retiring_apps,json=retiringApps,proto3" json:"retiring_apps,omitempty"` // unset where the cluster asks about none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -454,6 +455,75 @@ func (x *Tenant) GetLeaving() string {
 	return ""
 }
 
+func (x *Tenant) GetRetiringApps() *RetiringApps {
+	if x != nil {
+		return x.RetiringApps
+	}
+	return nil
+}
+
+// RetiringApps are apps of a tenant whose numbers are to be given to other labels. First the nodes that host the tenant are asked whether they have
+// containers of them; from its answer on a node makes none of them before Resolve has taken the app from the list. Then all forget those that none has.
+type RetiringApps struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Round         uint64                 `protobuf:"varint,1,opt,name=round,proto3" json:"round,omitempty"` // another one for each list that is asked about, and for each that is to be forgotten
+	Apps          []uint32               `protobuf:"varint,2,rep,packed,name=apps,proto3" json:"apps,omitempty"`
+	Forgotten     bool                   `protobuf:"varint,3,opt,name=forgotten,proto3" json:"forgotten,omitempty"` // no node has any: they are to be forgotten, and when all have said so, they end
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RetiringApps) Reset() {
+	*x = RetiringApps{}
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RetiringApps) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RetiringApps) ProtoMessage() {}
+
+func (x *RetiringApps) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RetiringApps.ProtoReflect.Descriptor instead.
+func (*RetiringApps) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *RetiringApps) GetRound() uint64 {
+	if x != nil {
+		return x.Round
+	}
+	return 0
+}
+
+func (x *RetiringApps) GetApps() []uint32 {
+	if x != nil {
+		return x.Apps
+	}
+	return nil
+}
+
+func (x *RetiringApps) GetForgotten() bool {
+	if x != nil {
+		return x.Forgotten
+	}
+	return false
+}
+
 // TenantRegion is what nodes know of their tenant in another region.
 type TenantRegion struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -468,7 +538,7 @@ type TenantRegion struct {
 
 func (x *TenantRegion) Reset() {
 	*x = TenantRegion{}
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[4]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -480,7 +550,7 @@ func (x *TenantRegion) String() string {
 func (*TenantRegion) ProtoMessage() {}
 
 func (x *TenantRegion) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[4]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -493,7 +563,7 @@ func (x *TenantRegion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantRegion.ProtoReflect.Descriptor instead.
 func (*TenantRegion) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{4}
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *TenantRegion) GetName() string {
@@ -545,7 +615,7 @@ type Region struct {
 
 func (x *Region) Reset() {
 	*x = Region{}
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[5]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -557,7 +627,7 @@ func (x *Region) String() string {
 func (*Region) ProtoMessage() {}
 
 func (x *Region) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[5]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -570,7 +640,7 @@ func (x *Region) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Region.ProtoReflect.Descriptor instead.
 func (*Region) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{5}
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Region) GetName() string {
@@ -614,7 +684,7 @@ type Service struct {
 
 func (x *Service) Reset() {
 	*x = Service{}
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[6]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -626,7 +696,7 @@ func (x *Service) String() string {
 func (*Service) ProtoMessage() {}
 
 func (x *Service) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[6]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -639,7 +709,7 @@ func (x *Service) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Service.ProtoReflect.Descriptor instead.
 func (*Service) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{6}
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Service) GetTenant() string {
@@ -685,7 +755,7 @@ type Publication struct {
 
 func (x *Publication) Reset() {
 	*x = Publication{}
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[7]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -697,7 +767,7 @@ func (x *Publication) String() string {
 func (*Publication) ProtoMessage() {}
 
 func (x *Publication) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[7]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -710,7 +780,7 @@ func (x *Publication) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Publication.ProtoReflect.Descriptor instead.
 func (*Publication) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{7}
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Publication) GetTenant() string {
@@ -767,7 +837,7 @@ type Overlay struct {
 
 func (x *Overlay) Reset() {
 	*x = Overlay{}
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[8]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -779,7 +849,7 @@ func (x *Overlay) String() string {
 func (*Overlay) ProtoMessage() {}
 
 func (x *Overlay) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[8]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -792,7 +862,7 @@ func (x *Overlay) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Overlay.ProtoReflect.Descriptor instead.
 func (*Overlay) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{8}
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Overlay) GetCidr() string {
@@ -830,7 +900,7 @@ type Mapping struct {
 
 func (x *Mapping) Reset() {
 	*x = Mapping{}
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[9]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -842,7 +912,7 @@ func (x *Mapping) String() string {
 func (*Mapping) ProtoMessage() {}
 
 func (x *Mapping) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[9]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -855,7 +925,7 @@ func (x *Mapping) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Mapping.ProtoReflect.Descriptor instead.
 func (*Mapping) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{9}
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Mapping) GetTenant() string {
@@ -898,19 +968,21 @@ type Hosting struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	Node          string                 `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`
-	Accepts       []uint32               `protobuf:"varint,3,rep,packed,name=accepts,proto3" json:"accepts,omitempty"` // ids in its packet path
-	Holds         []uint32               `protobuf:"varint,4,rep,packed,name=holds,proto3" json:"holds,omitempty"`     // of these, those of its containers and the one it would draw the next from
-	Sequence      uint64                 `protobuf:"varint,5,opt,name=sequence,proto3" json:"sequence,omitempty"`      // in the store: of the node's message that said so
-	Connected     bool                   `protobuf:"varint,6,opt,name=connected,proto3" json:"connected,omitempty"`    // the node; memory only, never stored
-	Moving        *Moving                `protobuf:"bytes,7,opt,name=moving,proto3" json:"moving,omitempty"`           // of a tenant that leaves a network, since the node knows; and until its containers have
-	Overrides     []*Override            `protobuf:"bytes,8,rep,name=overrides,proto3" json:"overrides,omitempty"`     // of its containers, without the tenant
+	Accepts       []uint32               `protobuf:"varint,3,rep,packed,name=accepts,proto3" json:"accepts,omitempty"`                       // ids in its packet path
+	Holds         []uint32               `protobuf:"varint,4,rep,packed,name=holds,proto3" json:"holds,omitempty"`                           // of these, those of its containers and the one it would draw the next from
+	Sequence      uint64                 `protobuf:"varint,5,opt,name=sequence,proto3" json:"sequence,omitempty"`                            // in the store: of the node's message that said so
+	Connected     bool                   `protobuf:"varint,6,opt,name=connected,proto3" json:"connected,omitempty"`                          // the node; memory only, never stored
+	Moving        *Moving                `protobuf:"bytes,7,opt,name=moving,proto3" json:"moving,omitempty"`                                 // of a tenant that leaves a network, since the node knows; and until its containers have
+	Overrides     []*Override            `protobuf:"bytes,8,rep,name=overrides,proto3" json:"overrides,omitempty"`                           // of its containers, without the tenant
+	HeardRound    uint64                 `protobuf:"varint,9,opt,name=heard_round,json=heardRound,proto3" json:"heard_round,omitempty"`      // the last of RetiringApps that the node goes by; an earlier build says none
+	KeepsApps     []uint32               `protobuf:"varint,10,rep,packed,name=keeps_apps,json=keepsApps,proto3" json:"keeps_apps,omitempty"` // of these, those that its containers have, or that it has not forgotten
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Hosting) Reset() {
 	*x = Hosting{}
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[10]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -922,7 +994,7 @@ func (x *Hosting) String() string {
 func (*Hosting) ProtoMessage() {}
 
 func (x *Hosting) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[10]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -935,7 +1007,7 @@ func (x *Hosting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hosting.ProtoReflect.Descriptor instead.
 func (*Hosting) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{10}
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Hosting) GetTenant() string {
@@ -994,6 +1066,20 @@ func (x *Hosting) GetOverrides() []*Override {
 	return nil
 }
 
+func (x *Hosting) GetHeardRound() uint64 {
+	if x != nil {
+		return x.HeardRound
+	}
+	return 0
+}
+
+func (x *Hosting) GetKeepsApps() []uint32 {
+	if x != nil {
+		return x.KeepsApps
+	}
+	return nil
+}
+
 // Moving is how far a node is with a tenant that leaves a network.
 type Moving struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1006,7 +1092,7 @@ type Moving struct {
 
 func (x *Moving) Reset() {
 	*x = Moving{}
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[11]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1018,7 +1104,7 @@ func (x *Moving) String() string {
 func (*Moving) ProtoMessage() {}
 
 func (x *Moving) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[11]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1031,7 +1117,7 @@ func (x *Moving) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Moving.ProtoReflect.Descriptor instead.
 func (*Moving) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{11}
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Moving) GetEndpoints() uint32 {
@@ -1067,7 +1153,7 @@ type App struct {
 
 func (x *App) Reset() {
 	*x = App{}
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[12]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1079,7 +1165,7 @@ func (x *App) String() string {
 func (*App) ProtoMessage() {}
 
 func (x *App) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[12]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1092,7 +1178,7 @@ func (x *App) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use App.ProtoReflect.Descriptor instead.
 func (*App) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{12}
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *App) GetTenant() string {
@@ -1129,7 +1215,7 @@ type Override struct {
 
 func (x *Override) Reset() {
 	*x = Override{}
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[13]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1141,7 +1227,7 @@ func (x *Override) String() string {
 func (*Override) ProtoMessage() {}
 
 func (x *Override) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[13]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1154,7 +1240,7 @@ func (x *Override) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Override.ProtoReflect.Descriptor instead.
 func (*Override) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{13}
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Override) GetTenant() string {
@@ -1196,7 +1282,7 @@ type Policy struct {
 
 func (x *Policy) Reset() {
 	*x = Policy{}
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[14]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1208,7 +1294,7 @@ func (x *Policy) String() string {
 func (*Policy) ProtoMessage() {}
 
 func (x *Policy) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[14]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1221,7 +1307,7 @@ func (x *Policy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Policy.ProtoReflect.Descriptor instead.
 func (*Policy) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{14}
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Policy) GetTenant() string {
@@ -1301,7 +1387,7 @@ type Region_Tenant struct {
 
 func (x *Region_Tenant) Reset() {
 	*x = Region_Tenant{}
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[15]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1313,7 +1399,7 @@ func (x *Region_Tenant) String() string {
 func (*Region_Tenant) ProtoMessage() {}
 
 func (x *Region_Tenant) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[15]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1326,7 +1412,7 @@ func (x *Region_Tenant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Region_Tenant.ProtoReflect.Descriptor instead.
 func (*Region_Tenant) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{5, 0}
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{6, 0}
 }
 
 func (x *Region_Tenant) GetName() string {
@@ -1392,7 +1478,7 @@ const file_pilaster_v1_cluster_proto_rawDesc = "" +
 	"\bTenantId\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\fR\x03key\x12#\n" +
-	"\ronly_accepted\x18\x03 \x01(\bR\fonlyAccepted\"\xd9\x03\n" +
+	"\ronly_accepted\x18\x03 \x01(\bR\fonlyAccepted\"\x99\x04\n" +
 	"\x06Tenant\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x127\n" +
 	"\n" +
@@ -1407,7 +1493,12 @@ const file_pilaster_v1_cluster_proto_rawDesc = "" +
 	"\fpublications\x18\t \x03(\v2\x18.pilaster.v1.PublicationR\fpublications\x123\n" +
 	"\aregions\x18\n" +
 	" \x03(\v2\x19.pilaster.v1.TenantRegionR\aregions\x12\x18\n" +
-	"\aleaving\x18\v \x01(\tR\aleaving\"\x84\x01\n" +
+	"\aleaving\x18\v \x01(\tR\aleaving\x12>\n" +
+	"\rretiring_apps\x18\f \x01(\v2\x19.pilaster.v1.RetiringAppsR\fretiringApps\"V\n" +
+	"\fRetiringApps\x12\x14\n" +
+	"\x05round\x18\x01 \x01(\x04R\x05round\x12\x12\n" +
+	"\x04apps\x18\x02 \x03(\rR\x04apps\x12\x1c\n" +
+	"\tforgotten\x18\x03 \x01(\bR\tforgotten\"\x84\x01\n" +
 	"\fTenantRegion\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05cidrs\x18\x02 \x03(\tR\x05cidrs\x12\x12\n" +
@@ -1447,7 +1538,7 @@ const file_pilaster_v1_cluster_proto_rawDesc = "" +
 	"\x02to\x18\x02 \x01(\tR\x02to\x12\x12\n" +
 	"\x04node\x18\x03 \x01(\tR\x04node\x12\x12\n" +
 	"\x04name\x18\x04 \x01(\tR\x04name\x12\x10\n" +
-	"\x03key\x18\x05 \x01(\tR\x03key\"\x81\x02\n" +
+	"\x03key\x18\x05 \x01(\tR\x03key\"\xc1\x02\n" +
 	"\aHosting\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12\x18\n" +
@@ -1456,7 +1547,12 @@ const file_pilaster_v1_cluster_proto_rawDesc = "" +
 	"\bsequence\x18\x05 \x01(\x04R\bsequence\x12\x1c\n" +
 	"\tconnected\x18\x06 \x01(\bR\tconnected\x12+\n" +
 	"\x06moving\x18\a \x01(\v2\x13.pilaster.v1.MovingR\x06moving\x123\n" +
-	"\toverrides\x18\b \x03(\v2\x15.pilaster.v1.OverrideR\toverrides\"V\n" +
+	"\toverrides\x18\b \x03(\v2\x15.pilaster.v1.OverrideR\toverrides\x12\x1f\n" +
+	"\vheard_round\x18\t \x01(\x04R\n" +
+	"heardRound\x12\x1d\n" +
+	"\n" +
+	"keeps_apps\x18\n" +
+	" \x03(\rR\tkeepsApps\"V\n" +
 	"\x06Moving\x12\x1c\n" +
 	"\tendpoints\x18\x01 \x01(\rR\tendpoints\x12\x14\n" +
 	"\x05moved\x18\x02 \x01(\rR\x05moved\x12\x18\n" +
@@ -1502,49 +1598,51 @@ func file_pilaster_v1_cluster_proto_rawDescGZIP() []byte {
 }
 
 var file_pilaster_v1_cluster_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_pilaster_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
+var file_pilaster_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
 var file_pilaster_v1_cluster_proto_goTypes = []any{
 	(Addressing)(0),               // 0: pilaster.v1.Addressing
 	(*Plan)(nil),                  // 1: pilaster.v1.Plan
 	(*Node)(nil),                  // 2: pilaster.v1.Node
 	(*TenantId)(nil),              // 3: pilaster.v1.TenantId
 	(*Tenant)(nil),                // 4: pilaster.v1.Tenant
-	(*TenantRegion)(nil),          // 5: pilaster.v1.TenantRegion
-	(*Region)(nil),                // 6: pilaster.v1.Region
-	(*Service)(nil),               // 7: pilaster.v1.Service
-	(*Publication)(nil),           // 8: pilaster.v1.Publication
-	(*Overlay)(nil),               // 9: pilaster.v1.Overlay
-	(*Mapping)(nil),               // 10: pilaster.v1.Mapping
-	(*Hosting)(nil),               // 11: pilaster.v1.Hosting
-	(*Moving)(nil),                // 12: pilaster.v1.Moving
-	(*App)(nil),                   // 13: pilaster.v1.App
-	(*Override)(nil),              // 14: pilaster.v1.Override
-	(*Policy)(nil),                // 15: pilaster.v1.Policy
-	(*Region_Tenant)(nil),         // 16: pilaster.v1.Region.Tenant
-	nil,                           // 17: pilaster.v1.App.LabelsEntry
-	(*timestamppb.Timestamp)(nil), // 18: google.protobuf.Timestamp
+	(*RetiringApps)(nil),          // 5: pilaster.v1.RetiringApps
+	(*TenantRegion)(nil),          // 6: pilaster.v1.TenantRegion
+	(*Region)(nil),                // 7: pilaster.v1.Region
+	(*Service)(nil),               // 8: pilaster.v1.Service
+	(*Publication)(nil),           // 9: pilaster.v1.Publication
+	(*Overlay)(nil),               // 10: pilaster.v1.Overlay
+	(*Mapping)(nil),               // 11: pilaster.v1.Mapping
+	(*Hosting)(nil),               // 12: pilaster.v1.Hosting
+	(*Moving)(nil),                // 13: pilaster.v1.Moving
+	(*App)(nil),                   // 14: pilaster.v1.App
+	(*Override)(nil),              // 15: pilaster.v1.Override
+	(*Policy)(nil),                // 16: pilaster.v1.Policy
+	(*Region_Tenant)(nil),         // 17: pilaster.v1.Region.Tenant
+	nil,                           // 18: pilaster.v1.App.LabelsEntry
+	(*timestamppb.Timestamp)(nil), // 19: google.protobuf.Timestamp
 }
 var file_pilaster_v1_cluster_proto_depIdxs = []int32{
-	18, // 0: pilaster.v1.Node.registered:type_name -> google.protobuf.Timestamp
+	19, // 0: pilaster.v1.Node.registered:type_name -> google.protobuf.Timestamp
 	0,  // 1: pilaster.v1.Tenant.addressing:type_name -> pilaster.v1.Addressing
 	3,  // 2: pilaster.v1.Tenant.ids:type_name -> pilaster.v1.TenantId
-	18, // 3: pilaster.v1.Tenant.created:type_name -> google.protobuf.Timestamp
-	9,  // 4: pilaster.v1.Tenant.overlays:type_name -> pilaster.v1.Overlay
-	7,  // 5: pilaster.v1.Tenant.services:type_name -> pilaster.v1.Service
-	8,  // 6: pilaster.v1.Tenant.publications:type_name -> pilaster.v1.Publication
-	5,  // 7: pilaster.v1.Tenant.regions:type_name -> pilaster.v1.TenantRegion
-	16, // 8: pilaster.v1.Region.tenants:type_name -> pilaster.v1.Region.Tenant
-	12, // 9: pilaster.v1.Hosting.moving:type_name -> pilaster.v1.Moving
-	14, // 10: pilaster.v1.Hosting.overrides:type_name -> pilaster.v1.Override
-	17, // 11: pilaster.v1.App.labels:type_name -> pilaster.v1.App.LabelsEntry
-	18, // 12: pilaster.v1.Policy.changed:type_name -> google.protobuf.Timestamp
-	18, // 13: pilaster.v1.Region.Tenant.created:type_name -> google.protobuf.Timestamp
-	18, // 14: pilaster.v1.Region.Tenant.joined:type_name -> google.protobuf.Timestamp
-	15, // [15:15] is the sub-list for method output_type
-	15, // [15:15] is the sub-list for method input_type
-	15, // [15:15] is the sub-list for extension type_name
-	15, // [15:15] is the sub-list for extension extendee
-	0,  // [0:15] is the sub-list for field type_name
+	19, // 3: pilaster.v1.Tenant.created:type_name -> google.protobuf.Timestamp
+	10, // 4: pilaster.v1.Tenant.overlays:type_name -> pilaster.v1.Overlay
+	8,  // 5: pilaster.v1.Tenant.services:type_name -> pilaster.v1.Service
+	9,  // 6: pilaster.v1.Tenant.publications:type_name -> pilaster.v1.Publication
+	6,  // 7: pilaster.v1.Tenant.regions:type_name -> pilaster.v1.TenantRegion
+	5,  // 8: pilaster.v1.Tenant.retiring_apps:type_name -> pilaster.v1.RetiringApps
+	17, // 9: pilaster.v1.Region.tenants:type_name -> pilaster.v1.Region.Tenant
+	13, // 10: pilaster.v1.Hosting.moving:type_name -> pilaster.v1.Moving
+	15, // 11: pilaster.v1.Hosting.overrides:type_name -> pilaster.v1.Override
+	18, // 12: pilaster.v1.App.labels:type_name -> pilaster.v1.App.LabelsEntry
+	19, // 13: pilaster.v1.Policy.changed:type_name -> google.protobuf.Timestamp
+	19, // 14: pilaster.v1.Region.Tenant.created:type_name -> google.protobuf.Timestamp
+	19, // 15: pilaster.v1.Region.Tenant.joined:type_name -> google.protobuf.Timestamp
+	16, // [16:16] is the sub-list for method output_type
+	16, // [16:16] is the sub-list for method input_type
+	16, // [16:16] is the sub-list for extension type_name
+	16, // [16:16] is the sub-list for extension extendee
+	0,  // [0:16] is the sub-list for field type_name
 }
 
 func init() { file_pilaster_v1_cluster_proto_init() }
@@ -1558,7 +1656,7 @@ func file_pilaster_v1_cluster_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pilaster_v1_cluster_proto_rawDesc), len(file_pilaster_v1_cluster_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   17,
+			NumMessages:   18,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -2181,6 +2181,8 @@ type GetTenantResponse struct {
 	Tenant        *Tenant                `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	Apps          []*App                 `protobuf:"bytes,2,rep,name=apps,proto3" json:"apps,omitempty"`
 	Hosting       []*Hosting             `protobuf:"bytes,3,rep,name=hosting,proto3" json:"hosting,omitempty"`
+	MaxApps       uint32                 `protobuf:"varint,4,opt,name=max_apps,json=maxApps,proto3" json:"max_apps,omitempty"`             // that a tenant may have
+	RestingApps   uint32                 `protobuf:"varint,5,opt,name=resting_apps,json=restingApps,proto3" json:"resting_apps,omitempty"` // numbers that nobody has and nobody gets for some minutes
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2234,6 +2236,20 @@ func (x *GetTenantResponse) GetHosting() []*Hosting {
 		return x.Hosting
 	}
 	return nil
+}
+
+func (x *GetTenantResponse) GetMaxApps() uint32 {
+	if x != nil {
+		return x.MaxApps
+	}
+	return 0
+}
+
+func (x *GetTenantResponse) GetRestingApps() uint32 {
+	if x != nil {
+		return x.RestingApps
+	}
+	return 0
 }
 
 type ListTenantsRequest struct {
@@ -4157,11 +4173,13 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\x06tenant\x18\x01 \x01(\v2\x13.pilaster.v1.TenantR\x06tenant\"A\n" +
 	"\x10GetTenantRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x19\n" +
-	"\bshow_key\x18\x02 \x01(\bR\ashowKey\"\x96\x01\n" +
+	"\bshow_key\x18\x02 \x01(\bR\ashowKey\"\xd4\x01\n" +
 	"\x11GetTenantResponse\x12+\n" +
 	"\x06tenant\x18\x01 \x01(\v2\x13.pilaster.v1.TenantR\x06tenant\x12$\n" +
 	"\x04apps\x18\x02 \x03(\v2\x10.pilaster.v1.AppR\x04apps\x12.\n" +
-	"\ahosting\x18\x03 \x03(\v2\x14.pilaster.v1.HostingR\ahosting\"\x14\n" +
+	"\ahosting\x18\x03 \x03(\v2\x14.pilaster.v1.HostingR\ahosting\x12\x19\n" +
+	"\bmax_apps\x18\x04 \x01(\rR\amaxApps\x12!\n" +
+	"\fresting_apps\x18\x05 \x01(\rR\vrestingApps\"\x14\n" +
 	"\x12ListTenantsRequest\"t\n" +
 	"\x13ListTenantsResponse\x12-\n" +
 	"\atenants\x18\x01 \x03(\v2\x13.pilaster.v1.TenantR\atenants\x12.\n" +

@@ -31,6 +31,7 @@ func TestStore(t *testing.T) {
 		"regions": testRegions, "many regions": testManyRegions,
 		"services": testServices, "publications": testPublications, "many publications": testManyPublications, "publications recalled": testRecallPublications, "publications of earlier builds": testEarlierPublications,
 		"policies": testPolicies, "many policies together": testManyPolicies, "long policies": testLongPolicies, "overrides": testOverrides, "enforcing": testEnforcing, "enforcing meets": testEnforcingMeets,
+		"apps end": testAppsEnd, "apps of nodes that are away": testAppsOfAwayNodes, "many apps end": testManyAppsEnd, "apps as they may come": testAppsRandomly,
 		"sessions": testSessions, "sessions lost": testSessionsLost,
 	}
 	storetest.Each(t, func(t *testing.T, etcd *clientv3.Client) {

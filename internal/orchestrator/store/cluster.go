@@ -62,7 +62,7 @@ func (r clusterRecord) plan() address.Plan {
 // Open finds the cluster in etcd, or makes it. Parts of the plan that are the zero Prefix take what
 // the cluster has, or the default in a new one; others must be what the cluster has.
 func Open(ctx context.Context, etcd *clientv3.Client, wanted address.Plan, log *slog.Logger) (*Store, error) {
-	s := &Store{etcd: etcd, log: log, rewound: make(chan struct{}, 1), changes: changes{most: maxWaiting, together: mostTogether(etcd)}}
+	s := &Store{etcd: etcd, log: log, maxApps: MaxApps, rewound: make(chan struct{}, 1), changes: changes{most: maxWaiting, together: mostTogether(etcd)}}
 	var r clusterRecord
 	err := s.change(ctx, func(t *txn) error {
 		value, err := t.get(keyCluster)

@@ -8,7 +8,7 @@
 // longer so, and its transaction does nothing.
 //
 // What has been handed out is never handed out again: claims on prefixes and tenant ids outlive
-// their owners, and marks say up to where numbers were used.
+// their owners, and marks say up to where numbers were used. Numbers of apps are few, and go round: see apps.go.
 //
 // Who can read the store can read every tenant's key and the authority's: keep an etcd of one's
 // own for this alone, behind TLS and client certificates.
@@ -24,6 +24,7 @@
 //	tenant-ids/ID            name of the tenant that has or had it
 //	apps/TENANT/HASH         App
 //	app-ids/TENANT/ID        HASH of the app's labels
+//	resting-apps/TENANT/ID   HASH of the labels whose app it was a moment ago; with a lease
 //	hosting/TENANT/NODE      Hosting: which of the tenant's ids the node accepts and holds, and which of its containers are of another
 //	                         app than their address says
 //	mappings/TENANT/PREFIX   Mapping: which node a subnet or an address of a nimitz tenant is given to
@@ -35,7 +36,8 @@
 //	                         Policy: the document a person wrote, as JSON
 //	sessions/NODE            the node's stream: process of the orchestrator, of the agent, stream; with a lease
 //	deletions                written in each transaction that deletes: a range compare sees what came, not what went
-//	marks/…                  the lowest number never handed out: of prefixes, tenant ids, a tenant's apps, and with
+//	marks/…                  the lowest number never handed out: of prefixes, tenant ids, and with
 //	                         marks/published/NODE the index of a publication at the node's gateway; in marks/overlay/…
-//	                         where to go on in a tenant's CIDR
+//	                         where to go on in a tenant's CIDR, in marks/app/… among
+//	                         its apps' numbers, and in marks/asked-app/… which of them to ask nodes about next
 package store

@@ -160,7 +160,7 @@ func (t *txn) recallApp(held *pilasterv1.App) error {
 		return err
 	}
 	if t.readings[appIDKey(held.Tenant, held.Id)].value == hash {
-		return nil // an app never changes while its tenant lives: nothing to compare at the commit
+		return nil // it does not end while a node has not said that it has forgotten it: nothing to compare at the commit
 	}
 	if held.Id == 0 || held.Id >= uint32(address.FirstReservedApp) {
 		return refuse(Invalid, "held app %d of tenant %s is out of range", held.Id, held.Tenant)

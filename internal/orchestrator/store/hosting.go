@@ -69,11 +69,13 @@ func (s *Store) hosts(t *txn, n pki.Node, sequence uint64, add []*pilasterv1.Hos
 		}
 		// Of a single id nothing can be said that is soon no longer so: that needs no later sequence.
 		same := slices.Equal(noted.Accepts, said.Accepts) && slices.Equal(noted.Holds, said.Holds) && proto.Equal(noted.Moving, said.Moving) &&
-			slices.EqualFunc(noted.Overrides, overrides, func(a, b *pilasterv1.Override) bool { return proto.Equal(a, b) })
-		if exists && (len(found.Ids) == 1 && found.Leaving == "" || noted.Sequence == sequence) && same {
+			slices.EqualFunc(noted.Overrides, overrides, func(a, b *pilasterv1.Override) bool { return proto.Equal(a, b) }) &&
+			noted.HeardRound == said.HeardRound && slices.Equal(noted.KeepsApps, said.KeepsApps)
+		if exists && (len(found.Ids) == 1 && found.Leaving == "" && found.RetiringApps == nil || noted.Sequence == sequence) && same {
 			continue
 		}
-		if err := t.save(hostingKey(said.Tenant, n.Name), &pilasterv1.Hosting{Accepts: said.Accepts, Holds: said.Holds, Moving: said.Moving, Overrides: overrides, Sequence: sequence}); err != nil {
+		if err := t.save(hostingKey(said.Tenant, n.Name), &pilasterv1.Hosting{Accepts: said.Accepts, Holds: said.Holds, Moving: said.Moving, Overrides: overrides,
+			HeardRound: said.HeardRound, KeepsApps: said.KeepsApps, Sequence: sequence}); err != nil {
 			return is, err
 		}
 	}
@@ -138,7 +140,8 @@ func (t *txn) expect(n pki.Node, sequence uint64, found *pilasterv1.Tenant) erro
 	if err != nil || exists && noted.Sequence >= sequence {
 		return err
 	}
-	said := &pilasterv1.Hosting{Accepts: noted.Accepts, Holds: noted.Holds, Moving: noted.Moving, Overrides: noted.Overrides, Sequence: sequence}
+	said := &pilasterv1.Hosting{Accepts: noted.Accepts, Holds: noted.Holds, Moving: noted.Moving, Overrides: noted.Overrides,
+		HeardRound: noted.HeardRound, KeepsApps: noted.KeepsApps, Sequence: sequence}
 	if !exists {
 		for _, id := range found.Ids {
 			said.Accepts = append(said.Accepts, id.Id)

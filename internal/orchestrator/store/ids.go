@@ -80,24 +80,37 @@ func (s *Store) ForceKey(ctx context.Context, name string, id uint32) (*pilaster
 	return found, nil
 }
 
-// Settle takes the steps that are due for a tenant's ids. One that is gone has none.
+// Settle takes the steps that are due for a tenant's ids and its retiring apps. One that is gone has none.
 func (s *Store) Settle(ctx context.Context, name string) error {
-	return s.change(ctx, func(t *txn) error {
-		found := new(pilasterv1.Tenant)
-		if exists, err := t.load(dirTenants+name, found); err != nil || !exists {
+	for {
+		more := false
+		err := s.change(ctx, func(t *txn) error {
+			found := new(pilasterv1.Tenant)
+			if exists, err := t.load(dirTenants+name, found); err != nil || !exists {
+				return err
+			}
+			hosting, err := t.hostingOf(name)
+			if err != nil {
+				return err
+			}
+			ids, apps := Due(found, hosting), AppsDue(found, hosting)
+			if ids != nil {
+				found.Ids = ids
+			}
+			if apps {
+				if more, err = s.settleApps(t, found, hosting); err != nil {
+					return err
+				}
+			}
+			if ids == nil && (more || !apps) {
+				return nil
+			}
+			return t.saveChanged(found)
+		})
+		if err != nil || !more {
 			return err
 		}
-		hosting, err := t.hostingOf(name)
-		if err != nil {
-			return err
-		}
-		ids := Due(found, hosting)
-		if ids == nil {
-			return nil
-		}
-		found.Ids = ids
-		return t.saveChanged(found)
-	})
+	}
 }
 
 // Due is the ids as they should be now, nil if they are.

@@ -154,12 +154,11 @@ func skipAhead(records map[string]string, skip uint64, from int64) error {
 		}
 	}
 	for key := range records {
-		if strings.HasPrefix(key, dirSessions) || strings.HasPrefix(key, dirResting) { // of then, and no lease to end them
+		if strings.HasPrefix(key, dirSessions) || strings.HasPrefix(key, dirResting) || strings.HasPrefix(key, dirAppRests) { // of then, and no lease to end them
 			delete(records, key)
 		}
 		if tenant, ok := strings.CutPrefix(key, dirTenants); ok {
-			// A tenant that runs out this way has the apps it has; making a new tenant helps it.
-			if err := raise(records, dirAppMarks+tenant, skip, uint64(address.FirstReservedApp)); err != nil && !errors.Is(err, errNoneLeft) {
+			if err := raiseApps(records, tenant, skip); err != nil {
 				return err
 			}
 			if err := raiseTenant(records, tenant, skip); err != nil {
@@ -178,6 +177,7 @@ func raiseTenant(records map[string]string, name string, skip uint64) error {
 		return err
 	}
 	found.Changes += skip
+	found.RetiringApps = nil // what nodes have said of them is of then
 	text, err := protojson.Marshal(found)
 	if err != nil {
 		return fmt.Errorf("encode %s: %w", dirTenants+name, err)
@@ -190,16 +190,36 @@ func raiseTenant(records map[string]string, name string, skip uint64) error {
 	return raiseOverlays(records, name, overlays, skip)
 }
 
+// raiseApps leaves out at most half of a tenant's, as raiseOverlays does and for the same reason.
+func raiseApps(records map[string]string, name string, skip uint64) error {
+	next, err := markIn(records, dirAppMarks+name)
+	if err != nil {
+		return err
+	}
+	records[dirAppMarks+name] = strconv.FormatUint((max(next, 1)-1+min(skip, uint64(MaxApps)/2))%uint64(MaxApps)+1, 10)
+	return nil
+}
+
+// markIn is the next number of a backup.
+func markIn(records map[string]string, mark string) (uint64, error) {
+	text := records[mark]
+	if text == "" {
+		return 1, nil
+	}
+	next, err := strconv.ParseUint(text, 10, 64)
+	if err != nil {
+		return 0, fmt.Errorf("the backup's %s is not readable: %w", mark, err)
+	}
+	return next, nil
+}
+
 // raiseOverlays leaves out at most half of each: numbers go round, and what lies behind is reached last. By then nodes have come back
 // and said what they hold.
 func raiseOverlays(records map[string]string, name string, overlays []tenant.Overlay, skip uint64) error {
 	for _, o := range overlays {
-		next := uint64(1)
-		if text := records[overlayMark(name, o)]; text != "" {
-			var err error
-			if next, err = strconv.ParseUint(text, 10, 64); err != nil {
-				return fmt.Errorf("the backup's %s is not readable: %w", overlayMark(name, o), err)
-			}
+		next, err := markIn(records, overlayMark(name, o))
+		if err != nil {
+			return err
 		}
 		_, count := o.Given()
 		records[overlayMark(name, o)] = strconv.FormatUint((next+min(skip, count/2))%count, 10)
@@ -245,12 +265,9 @@ var errNoneLeft = errors.New("nothing would be left to hand out")
 
 // raise leaves out skip numbers, or all there are.
 func raise(records map[string]string, mark string, skip, end uint64) error {
-	next := uint64(1)
-	if text := records[mark]; text != "" {
-		var err error
-		if next, err = strconv.ParseUint(text, 10, 64); err != nil {
-			return fmt.Errorf("the backup's %s is not readable: %w", mark, err)
-		}
+	next, err := markIn(records, mark)
+	if err != nil {
+		return err
 	}
 	left := end - min(next, end)
 	records[mark] = strconv.FormatUint(next+min(skip, left), 10)

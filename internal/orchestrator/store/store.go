@@ -25,6 +25,7 @@ const (
 	dirTenantIDs    = root + "tenant-ids/"
 	dirApps         = root + "apps/"
 	dirAppIDs       = root + "app-ids/"
+	dirAppRests     = root + "resting-apps/"
 	dirHosting      = root + "hosting/"
 	dirSessions     = root + "sessions/"
 	dirMappings     = root + "mappings/"
@@ -37,6 +38,7 @@ const (
 	keyPrefixMark   = root + "marks/prefix"
 	keyTenantMark   = root + "marks/tenant"
 	dirAppMarks     = root + "marks/app/"
+	dirAskMarks     = root + "marks/asked-app/"
 	dirOverlayMarks = root + "marks/overlay/"
 
 	dirPublishedMarks = root + "marks/published/"
@@ -54,6 +56,7 @@ type Store struct {
 	cluster   Cluster
 	lease     atomic.Int64 // that sessions live under
 	resting   atomic.Pointer[restLease]
+	maxApps   int // of a tenant
 	conflicts atomic.Uint64
 	committed atomic.Int64  // etcd's revision of the last change
 	watched   atomic.Int64  // etcd's revision up to which Watch has told

@@ -2,7 +2,6 @@ package store
 
 import (
 	"context"
-	"crypto/sha256"
 	"fmt"
 	"slices"
 	"strings"
@@ -127,7 +126,8 @@ func (t *txn) deleteTenant(name string) error {
 	t.deleteAll(dirApps + name + "/")
 	t.deleteAll(dirAppIDs + name + "/")
 	t.delete(dirAppMarks + name)
-	for _, dir := range []string{dirPolicies, dirMappings, dirGiven, dirResting, dirOverlayMarks} {
+	t.delete(dirAskMarks + name)
+	for _, dir := range []string{dirAppRests, dirPolicies, dirMappings, dirGiven, dirResting, dirOverlayMarks} {
 		t.deleteAll(dir + name + "/")
 	}
 	return nil
@@ -156,52 +156,20 @@ func (s *Store) Resolve(ctx context.Context, n pki.Node, sequence uint64, name s
 		if err := t.expect(n, sequence, found); err != nil {
 			return err
 		}
-		if exists, err := t.load(dirApps+name+"/"+hash, app); err != nil || exists {
+		if exists, err := t.load(dirApps+name+"/"+hash, app); err != nil {
 			return err
+		} else if exists {
+			return t.keepApp(found, app, hash)
 		}
-		n, err := t.freeApp(name)
+		n, err := s.freeApp(t, found)
 		if err != nil {
 			return err
 		}
-		app = &pilasterv1.App{Tenant: name, Id: uint32(n), Labels: labels}
-		return t.putApp(app, hash, n+1)
+		app = &pilasterv1.App{Tenant: name, Id: n, Labels: labels}
+		return t.putApp(app, hash, uint64(n)+1)
 	})
 	if err != nil {
 		return nil, nil, err
 	}
 	return found, app, nil
-}
-
-// freeApp passes over what nodes hold that said so to a store that had forgotten it.
-func (t *txn) freeApp(tenant string) (uint64, error) {
-	n, err := t.mark(dirAppMarks + tenant)
-	for ; err == nil && n < uint64(address.FirstReservedApp); n++ {
-		var claimed string
-		if claimed, err = t.get(appIDKey(tenant, uint32(n))); err == nil && claimed == "" {
-			return n, nil
-		}
-	}
-	if err != nil {
-		return 0, err
-	}
-	return 0, refuse(Full, "tenant %s has used all %d apps, one for each set of identity labels", tenant, address.FirstReservedApp-1)
-}
-
-// putApp writes the claim on the id last: who finds it finds the rest.
-func (t *txn) putApp(app *pilasterv1.App, hash string, mark uint64) error {
-	t.setMark(dirAppMarks+app.Tenant, mark)
-	if err := t.save(dirApps+app.Tenant+"/"+hash, app); err != nil {
-		return err
-	}
-	t.put(appIDKey(app.Tenant, app.Id), hash)
-	return nil
-}
-
-func appIDKey(name string, id uint32) string { return fmt.Sprintf("%s%s/%d", dirAppIDs, name, id) }
-
-func hashLabels(labels map[string]string) (string, error) {
-	if err := tenant.CheckLabels(labels); err != nil {
-		return "", refuse(Invalid, "%v", err)
-	}
-	return fmt.Sprintf("%x", sha256.Sum256([]byte(tenant.Canonical(labels)))), nil
 }

@@ -30,6 +30,9 @@ type Event struct {
 	Tenant        *pilasterv1.Tenant
 	DeletedTenant string // its apps went with it
 	App           *pilasterv1.App
+	EndedApp      *pilasterv1.App // with tenant and id only, as the next
+	RestingApp    *pilasterv1.App
+	RestedApp     *pilasterv1.App // its number is free
 	Hosting       *pilasterv1.Hosting
 	EndedHosting  *pilasterv1.Hosting
 	Session       *NodeSession
@@ -195,6 +198,14 @@ func (b *Batch) add(raw *clientv3.Event) (err error) {
 	} else if strings.HasPrefix(key, dirApps) && !gone {
 		e.App = new(pilasterv1.App)
 		err = decode(key, raw.Kv.Value, e.App)
+	} else if strings.HasPrefix(key, dirAppIDs) && gone {
+		e.EndedApp, err = parseApp(key, dirAppIDs)
+	} else if strings.HasPrefix(key, dirAppRests) {
+		to := &e.RestingApp
+		if gone {
+			to = &e.RestedApp
+		}
+		*to, err = parseApp(key, dirAppRests)
 	} else if strings.HasPrefix(key, dirHosting) {
 		to := &e.Hosting
 		if gone {

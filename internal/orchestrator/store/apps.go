@@ -1,0 +1,282 @@
+package store
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+// A tenant has 65,279 numbers for its apps, and new sets of labels come for as long as it lives. So a number that nobody uses goes to other labels:
+//
+//   - When three quarters of a tenant's numbers are taken, nodes are asked about some of them, a round. Who hosts the tenant says which of these its
+//     containers have, and from then on makes no container of the others without asking: Resolve takes an app out of the round.
+//   - When all have said so, those that none has are to be forgotten, and when all have said that too, they end.
+//   - An ended number rests before it goes to other labels, as packets and orchestrators that lag may know it by the old ones.
+//
+// A node that is away says nothing, and nothing ends before it is back or deleted. So it is with an agent of a build that knows of no rounds.
+
+// MaxApps is what a tenant may have at a time.
+const MaxApps = int(address.FirstReservedApp) - 1
+
+// MaxRound is how many apps nodes are asked about at a time.
+const MaxRound = 512
+
+// LimitApps has tenants have no more apps than that. It comes before all else.
+func (s *Store) LimitApps(most int) { s.maxApps = most }
+
+// MaxApps is what a tenant may have here.
+func (s *Store) MaxApps() int { return s.maxApps }
+
+// IsCrowded tells whether a tenant with so many apps needs to have some end.
+func (s *Store) IsCrowded(apps int) bool { return apps >= s.maxApps-s.maxApps/4 }
+
+// AskApps begins a round about the next apps of a tenant, if it has many and there is no round.
+func (s *Store) AskApps(ctx context.Context, name string) error {
+	return s.change(ctx, func(t *txn) error {
+		of := new(pilasterv1.Tenant)
+		if exists, err := t.load(dirTenants+name, of); err != nil || !exists || of.RetiringApps != nil {
+			return err
+		}
+		taken, err := t.numbers(dirAppIDs + name + "/")
+		if err != nil || !s.IsCrowded(len(taken)) {
+			return err
+		}
+		next, err := t.mark(dirAskMarks + name)
+		if err != nil {
+			return err
+		}
+		all := slices.Sorted(maps.Keys(taken))
+		i, _ := slices.BinarySearch(all, uint32(next))
+		some := slices.Concat(all[i:], all[:i])
+		some = some[:min(len(some), MaxRound)]
+		t.setMark(dirAskMarks+name, uint64(some[len(some)-1])+1)
+		of.RetiringApps = &pilasterv1.RetiringApps{Round: newRound(), Apps: some}
+		return t.saveChanged(of)
+	})
+}
+
+// newRound is random, so that nobody has heard of it in the time before a restore.
+func newRound() uint64 {
+	var b [8]byte
+	rand.Read(b[:])
+	return binary.NativeEndian.Uint64(b[:])
+}
+
+// AppsDue tells whether every node that hosts a tenant has answered its round.
+func AppsDue(of *pilasterv1.Tenant, hosting []*pilasterv1.Hosting) bool {
+	return of.RetiringApps != nil && len(Unanswered(of, hosting)) == 0
+}
+
+// Unanswered are the nodes that a tenant's round waits for.
+func Unanswered(of *pilasterv1.Tenant, hosting []*pilasterv1.Hosting) []string {
+	round := of.GetRetiringApps().GetRound()
+	return nodesWhere(hosting, func(h *pilasterv1.Hosting) bool { return h.HeardRound != round })
+}
+
+// settleApps takes the step that is due in a tenant's round. As long as there is more the tenant's record stays as it was.
+func (s *Store) settleApps(t *txn, of *pilasterv1.Tenant, hosting []*pilasterv1.Hosting) (more bool, err error) {
+	kept := map[uint32]bool{}
+	for _, h := range hosting {
+		for _, app := range h.KeepsApps {
+			kept[app] = true
+		}
+	}
+	round := of.RetiringApps
+	of.RetiringApps = nil
+	if round.Forgotten {
+		return s.endApps(t, of.Name, round.Apps, kept)
+	}
+	unused := slices.DeleteFunc(slices.Clone(round.Apps), func(app uint32) bool { return kept[app] })
+	if len(unused) > 0 {
+		of.RetiringApps = &pilasterv1.RetiringApps{Round: newRound(), Apps: unused, Forgotten: true}
+	}
+	return false, nil
+}
+
+// endApps ends as many as one transaction does: an app and its number go together. That nobody has taken one back is what the tenant's record says.
+func (s *Store) endApps(t *txn, name string, apps []uint32, kept map[uint32]bool) (more bool, err error) {
+	var claims []string
+	for _, app := range apps {
+		claims = append(claims, appIDKey(name, app))
+	}
+	if err := t.fetch(claims...); err != nil {
+		return false, err
+	}
+	t.atOnce = true
+	for i, app := range apps {
+		hash := t.readings[claims[i]].value
+		switch w := t.weight(); {
+		case hash == "": // it went before
+			continue
+		case w.writes+8 > s.changes.together:
+			return true, nil
+		}
+		record := dirApps + name + "/" + hash
+		if kept[app] { // by a node that has heard of it from an orchestrator of an earlier build: the others learn it again
+			if err := t.repeat(record); err != nil {
+				return false, err
+			}
+			continue
+		}
+		if err := s.rest(t, appRestKey(name, app), hash); err != nil {
+			return false, err
+		}
+		t.delete(record)
+		t.delete(claims[i])
+	}
+	return false, nil
+}
+
+// keepApp takes an app that containers are about to have out of its tenant's round.
+func (t *txn) keepApp(of *pilasterv1.Tenant, app *pilasterv1.App, hash string) error {
+	round := of.RetiringApps
+	i := slices.Index(round.GetApps(), app.Id)
+	if i < 0 {
+		return nil
+	}
+	if round.Forgotten {
+		if err := t.repeat(dirApps + of.Name + "/" + hash); err != nil { // those that have forgotten it learn it again
+			return err
+		}
+	}
+	if round.Apps = slices.Delete(round.Apps, i, i+1); len(round.Apps) == 0 {
+		of.RetiringApps = nil
+	}
+	return t.saveChanged(of)
+}
+
+// repeat writes what is there, so that all are told.
+func (t *txn) repeat(key string) error {
+	value, err := t.get(key)
+	if err == nil && value != "" {
+		t.put(key, value)
+	}
+	return err
+}
+
+// appsAhead is how many numbers are looked at before all are: those next to each other are mostly free together.
+const appsAhead = 8
+
+// freeApp finds a number that no app has, or had a moment ago, going round.
+func (s *Store) freeApp(t *txn, of *pilasterv1.Tenant) (uint32, error) {
+	mark, err := t.mark(dirAppMarks + of.Name)
+	if err != nil {
+		return 0, err
+	}
+	count := uint64(s.maxApps)
+	number := func(i uint64) uint32 { return uint32((mark-1+i)%count) + 1 }
+	var keys []string
+	for i := range min(appsAhead, count) {
+		keys = append(keys, appIDKey(of.Name, number(i)), appRestKey(of.Name, number(i)))
+	}
+	if err := t.fetch(keys...); err != nil {
+		return 0, err
+	}
+	for i := range min(appsAhead, count) {
+		if free, err := t.isFree(of, number(i)); err != nil || free {
+			return number(i), err
+		}
+	}
+	return s.searchApp(t, of, number)
+}
+
+// isFree has the commit fail if a number is free and is not any more then.
+func (t *txn) isFree(of *pilasterv1.Tenant, app uint32) (bool, error) {
+	for _, key := range []string{appIDKey(of.Name, app), appRestKey(of.Name, app)} {
+		if value, err := t.get(key); err != nil || value != "" {
+			return false, err
+		}
+	}
+	return !slices.Contains(of.GetRetiringApps().GetApps(), app), nil // it may have ended, and not all of its round have
+}
+
+func (s *Store) searchApp(t *txn, of *pilasterv1.Tenant, number func(uint64) uint32) (uint32, error) {
+	taken, err := t.numbers(dirAppIDs + of.Name + "/")
+	if err != nil {
+		return 0, err
+	}
+	resting, err := t.numbers(dirAppRests + of.Name + "/")
+	if err != nil {
+		return 0, err
+	}
+	for i := range uint64(s.maxApps) {
+		if app := number(i); !taken[app] && !resting[app] {
+			if free, err := t.isFree(of, app); err != nil || free {
+				return app, err
+			}
+		}
+	}
+	waits := ""
+	if of.RetiringApps != nil {
+		hosting, err := t.hostingOf(of.Name)
+		if err != nil {
+			return 0, err
+		}
+		if late := Unanswered(of, hosting); len(late) > 0 {
+			waits = fmt.Sprintf(" (bring back or delete nodes that are away: %s)", strings.Join(late[:min(len(late), 5)], ", "))
+		}
+	}
+	return 0, refuse(Full, "all %d apps of tenant %s are taken, one for each set of identity labels that containers have, or had until a moment ago; nothing was changed: "+
+		"remove containers, or have fewer different sets of labels, and try again in %d minutes%s, or use another tenant; `pilaster tenant get %s` shows them",
+		s.maxApps, of.Name, restTTL/60+1, waits, of.Name)
+}
+
+// numbers are those below a directory.
+func (t *txn) numbers(dir string) (map[uint32]bool, error) {
+	resp, err := t.read(dir, clientv3.WithPrefix(), clientv3.WithKeysOnly())
+	if err != nil {
+		return nil, err
+	}
+	all := make(map[uint32]bool, len(resp.Kvs))
+	for _, kv := range resp.Kvs {
+		app, err := parseApp(string(kv.Key), dir)
+		if err != nil {
+			return nil, err
+		}
+		all[app.Id] = true
+	}
+	return all, nil
+}
+
+// parseApp is the tenant and the number of a key.
+func parseApp(key, dir string) (*pilasterv1.App, error) {
+	at := strings.LastIndexByte(key, '/')
+	n, err := strconv.ParseUint(key[at+1:], 10, 16)
+	if err != nil {
+		return nil, fmt.Errorf("the store's %s is not readable: it names no app", key)
+	}
+	return &pilasterv1.App{Tenant: strings.TrimPrefix(key[:max(at, len(dir))], dir), Id: uint32(n)}, nil
+}
+
+// putApp writes the claim on the id last: who finds it finds the rest.
+func (t *txn) putApp(app *pilasterv1.App, hash string, mark uint64) error {
+	t.setMark(dirAppMarks+app.Tenant, mark)
+	if err := t.save(dirApps+app.Tenant+"/"+hash, app); err != nil {
+		return err
+	}
+	t.put(appIDKey(app.Tenant, app.Id), hash)
+	return nil
+}
+
+func appIDKey(name string, id uint32) string { return fmt.Sprintf("%s%s/%d", dirAppIDs, name, id) }
+
+func appRestKey(name string, id uint32) string { return fmt.Sprintf("%s%s/%d", dirAppRests, name, id) }
+
+func hashLabels(labels map[string]string) (string, error) {
+	if err := tenant.CheckLabels(labels); err != nil {
+		return "", refuse(Invalid, "%v", err)
+	}
+	return fmt.Sprintf("%x", sha256.Sum256([]byte(tenant.Canonical(labels)))), nil
+}
