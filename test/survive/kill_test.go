@@ -239,7 +239,7 @@ func (k *killer) counted(node string, sent uint64) {
 	}
 }
 
-// onlyOwnPins wants nothing of the other build to be left but its counters, and the mark that builds share.
+// onlyOwnPins wants nothing of the other build to be left but its counters, and what builds share.
 func (k *killer) onlyOwnPins(node string) {
 	pins, err := filepath.Glob(filepath.Join(k.lab.BPF(node), "maps", "*"))
 	k.must(err)
@@ -247,6 +247,7 @@ func (k *killer) onlyOwnPins(node string) {
 	for _, pin := range pins {
 		name := filepath.Base(pin)
 		switch {
+		case labtest.IsShared(name):
 		case strings.Contains(name, "_v99") == (k.running[node] == 1):
 			own++
 		case !strings.HasPrefix(name, "pil_drops") && !strings.HasPrefix(name, "pil_mark"):

@@ -90,12 +90,22 @@ func TestSessions(t *testing.T) {
 		s.apply(fmt.Sprintf(unconcerned, 2000+i))
 		s.exchange("with other policies")
 	}
+	begun := map[string]uint64{}
+	for _, node := range nodes {
+		begun[node] = s.status(node).GetPolicies().GetSessions().GetBegun()
+	}
 	builds.choose(t, 1)
 	for _, node := range nodes {
 		_, err := l.Kill(t.Context(), lab.AgentProcess(node))
 		s.must(err)
 	}
 	s.exchange("with agents of another build")
+	// A table that were lost would have them begin anew, and count from nothing.
+	for _, node := range nodes {
+		if now := s.status(node).GetPolicies().GetSessions().GetBegun(); now < begun[node] || now >= begun[node]+connections {
+			t.Errorf("%s: %d sessions were begun, %d before the agents were killed: want those that there are to go on", node, now, begun[node])
+		}
+	}
 	s.isolation()
 }
 

@@ -24,8 +24,8 @@ var other struct {
 const OtherVersion = "-other"
 
 // OtherBinary is the path of a pilaster binary made from this source tree as a later one could be: with
-// other programs, every pinned map under another name, and entries that are laid out differently. A folder
-// of its own holds it and pilaster-cni.
+// other programs, every pinned map under another name, and entries that are laid out differently; but for sessions,
+// which are of a version that most builds share. A folder of its own holds it and pilaster-cni.
 func OtherBinary(t testing.TB) string {
 	t.Helper()
 	here := Binary(t)
@@ -144,6 +144,8 @@ func rewrite(from, to string, change func(string) string) error {
 var (
 	mapInC  = regexp.MustCompile(`\b((?:pil|nim|pol)_[a-z_]+)_v\d+\b`)
 	mapInGo = regexp.MustCompile(`((?:Pil|Nim|Pol)[A-Z][A-Za-z]*)V\d+\b`)
+	// What is remembered of conversations goes from one build to the next.
+	kept    = regexp.MustCompile(`^(pil_sessions?_|PilSessions?[A-Z])`)
 	entries = regexp.MustCompile(`(?m)^struct (source|local|tenant) \{\n`)
 	sizes   = regexp.MustCompile(`(sizeof\(struct (?:source|local|tenant)\) == )(\d+)`)
 	// Counters begin with the packets in every layout.
@@ -152,7 +154,7 @@ var (
 
 // otherC gives the maps other names, moves all that entries hold and makes counters larger.
 func otherC(text string) string {
-	text = mapInC.ReplaceAllString(text, "${1}_v99")
+	text = otherNames(mapInC, text, "_v99")
 	text = entries.ReplaceAllString(text, "${0}\t__u32 other[2];\n")
 	text = sizes.ReplaceAllStringFunc(text, func(s string) string {
 		m := sizes.FindStringSubmatch(s)
@@ -162,7 +164,19 @@ func otherC(text string) string {
 	return counters.ReplaceAllString(text, "${1}\n\t__u64 other;\n};")
 }
 
-func otherGo(text string) string { return mapInGo.ReplaceAllString(text, "${1}V99") }
+func otherGo(text string) string { return otherNames(mapInGo, text, "V99") }
+
+// IsShared tells of a map that OtherBinary's build has under the same name.
+func IsShared(name string) bool { return kept.MatchString(name) }
+
+func otherNames(maps *regexp.Regexp, text, version string) string {
+	return maps.ReplaceAllStringFunc(text, func(name string) string {
+		if IsShared(name) {
+			return name
+		}
+		return maps.FindStringSubmatch(name)[1] + version
+	})
+}
 
 func otherVersion(text string) string {
 	return strings.Replace(text, "v.Version = info.Main.Version", "v.Version = info.Main.Version + "+strconv.Quote(OtherVersion), 1)
