@@ -121,3 +121,52 @@ func TestAppsEnd(t *testing.T) {
 		t.Fatalf("another container of labels that one has is of app %d, want %d: %v", r.App, stays.App, err)
 	}
 }
+
+// What a node has answered holds over its restarts: of an app that it has said it has no container of it makes none unless the orchestrator gives it.
+func TestAnswersOutliveTheAgent(t *testing.T) {
+	b := newBed(t)
+	web := b.add("c1")
+	db := b.request("c2")
+	db.Labels = map[string]string{"app": "db"}
+	used, err := b.Add(t.Context(), db)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Delete(t.Context(), "c1", "eth0"); err != nil {
+		t.Fatal(err)
+	}
+	says := func(round uint64, keeps ...uint32) {
+		t.Helper()
+		var said pilasterv1.FollowRequest
+		b.tenants.Report(&said, true)
+		if h := said.Hosting[0]; h.HeardRound != round || !slices.Equal(h.KeepsApps, keeps) {
+			t.Errorf("it says it has heard of %d and keeps %v, want %d, %v", h.HeardRound, h.KeepsApps, round, keeps)
+		}
+	}
+	hear := func(r Retiring) {
+		t.Helper()
+		of := b.orchestrator.tenants["blue"]
+		of.Changes++
+		b.orchestrator.tenants["blue"] = of
+		if err := b.Apply(t.Context(), []Known{{Tenant: of, Retiring: r}}, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	hear(Retiring{Round: 7, Apps: []address.AppID{web.App, used.App}})
+	says(7, uint32(used.App))
+	b.reopen()
+	b.orchestrator.err = errors.New("away")
+	if _, err := b.Add(t.Context(), b.request("c3")); err == nil {
+		t.Error("a container of an app that others may have by now")
+	}
+	db.ContainerID = "c4"
+	if r, err := b.Add(t.Context(), db); err != nil || r.App != used.App {
+		t.Errorf("another container of an app that one has: %v, %v", r.App, err)
+	}
+	hear(Retiring{Round: 8, Apps: []address.AppID{web.App}, Forgotten: true})
+	says(8)
+	b.reopen()
+	if known, _, _ := b.tenants.get("blue"); len(known.Apps) != 1 || known.Apps[0].ID != used.App {
+		t.Errorf("what is forgotten is there again: %v", known.Apps)
+	}
+}
