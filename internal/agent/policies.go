@@ -146,14 +146,11 @@ func (p *policed) forget(name policyName) {
 }
 
 func (d Document) parse() (policy.Policy, error) {
-	parsed, err := policy.Parse([]byte(d.Text))
-	if err == nil && len(parsed) != 1 {
-		err = fmt.Errorf("it has %d policies", len(parsed))
-	}
+	parsed, err := policy.ParseKept(d.Kind, []byte(d.Text))
 	if err != nil {
 		return policy.Policy{}, fmt.Errorf("%s %s/%s: %w", d.Kind, d.Namespace, d.Name, err)
 	}
-	return parsed[0], nil
+	return parsed, nil
 }
 
 // ApplyPolicies has what was heard in force. What cannot be enforced leaves what was, and is tried again with whatever is heard next and

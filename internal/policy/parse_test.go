@@ -185,3 +185,26 @@ func prefixes(all ...string) (out []netip.Prefix) {
 	}
 	return out
 }
+
+// TestParseKept: what is read of one document in JSON is what Parse reads.
+func TestParseKept(t *testing.T) {
+	network := `{"apiVersion":"networking.k8s.io/v1","kind":"NetworkPolicy","metadata":{"name":"web","namespace":"shop"},"spec":{"podSelector":{"matchLabels":{"app":"web"}},"ingress":[{"ports":[{"port":80}]}]}}`
+	cluster := `{"apiVersion":"policy.networking.k8s.io/v1alpha2","kind":"ClusterNetworkPolicy","metadata":{"name":"all"},"spec":{"tier":"Admin","priority":1,"subject":{"namespaces":{}},"ingress":[{"action":"Deny","from":[{"namespaces":{}}]}]}}`
+	for _, c := range []struct {
+		kind, text string
+		ok         bool
+	}{
+		{"NetworkPolicy", network, true}, {"ClusterNetworkPolicy", cluster, true},
+		{"ClusterNetworkPolicy", network, false}, {"NetworkPolicy", cluster, false}, {"Firewall", network, false}, {"NetworkPolicy", network + network, false},
+		{"NetworkPolicy", strings.Replace(network, `"spec"`, `"speck"`, 1), false}, {"NetworkPolicy", strings.Replace(network, `"port":80`, `"port":80,"port":81`, 1), false},
+		{"NetworkPolicy", strings.Replace(network, "networking.k8s.io/v1", "networking.k8s.io/v2", 1), false}, {"NetworkPolicy", "null", false}, {"NetworkPolicy", "", false},
+	} {
+		is, err := policy.ParseKept(c.kind, []byte(c.text))
+		if (err == nil) != c.ok {
+			t.Errorf("%s %s: %v", c.kind, c.text, err)
+		}
+		if want, err := policy.Parse([]byte(c.text)); c.ok && (err != nil || !reflect.DeepEqual([]policy.Policy{is}, want)) {
+			t.Errorf("%s is read as %+v, and by Parse as %+v, %v", c.text, is, want, err)
+		}
+	}
+}
