@@ -103,7 +103,7 @@ func (w *world) play(ctx context.Context, s step) error {
 			err = w.startOrchestrator(ctx)
 		}
 	case ChangePolicy:
-		err = w.changePolicy(ctx)
+		err = w.changePolicy(ctx, s.Times)
 	}
 	if err == nil && w.scenario.asks() {
 		if err = w.await(ctx, nodes, since); err == nil {

@@ -71,10 +71,11 @@ func (f *fabric) cutAll() {
 type caller struct {
 	instance string
 	state    tls.ConnectionState
+	told     atomic.Int64 // messages that it read from streams, but for heartbeats
 }
 
 func newCaller(n pki.Node, instance string, now time.Time) *caller {
-	return &caller{instance, tls.ConnectionState{PeerCertificates: []*x509.Certificate{{
+	return &caller{instance: instance, state: tls.ConnectionState{PeerCertificates: []*x509.Certificate{{
 		Subject: pkix.Name{CommonName: n.Name}, URIs: []*url.URL{{Scheme: "urn", Opaque: "uuid:" + n.UUID}},
 		NotBefore: now.Add(-time.Hour), NotAfter: now.AddDate(1, 0, 0),
 	}}}}

@@ -95,6 +95,7 @@ func (w *world) check(ctx context.Context) ([]string, error) {
 	for end := time.Now().Add(w.patience); ; {
 		var said violations
 		err := w.checkKnown(ctx, &said, has)
+		w.checkPolicies(&said)
 		if w.scenario.Network == tenant.Nimitz {
 			w.checkMappings(&said)
 		}

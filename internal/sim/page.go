@@ -52,10 +52,16 @@ func (s Stage) section() plot.Section {
 	if s.Unfinished {
 		about = fmt.Sprintf("%s by then. The run ended during it, after %.1f s.", numeral.Of(s.Nodes, "node", "nodes"), s.Ready)
 	}
+	var lines []*plot.Lines
+	if p := s.Policies; p != nil && p.Changes > 0 {
+		about += fmt.Sprintf(" A policy was changed %d times: %d nodes that host its tenant were told %d to %d messages each, and the %d others %d together.",
+			p.Changes, p.Hosts, p.Least, p.Most, p.Others, p.Astray)
+		lines = append(lines, p.drawn())
+	}
 	return plot.Section{
 		Title: s.title(),
 		About: about,
-		Lines: []*plot.Lines{
+		Lines: append(lines,
 			over("nodes that follow the orchestrator", "streams", line("streams", func(s Sample) float64 { return float64(s.Streams) })),
 			over("what nodes ask", "a second",
 				rate("calls", func(s Sample) int64 { return s.Calls }),
@@ -64,7 +70,7 @@ func (s Stage) section() plot.Section {
 				rate("snapshots", func(s Sample) int64 { return s.Snapshots })),
 			over("changes that wait for the store", "changes", line("waiting", func(s Sample) float64 { return float64(s.Waiting) })),
 			over("memory", "MiB", line("heap, with garbage", func(s Sample) float64 { return float64(s.Heap >> 20) })),
-		},
+		),
 		Head: []string{"messages", "bytes", "snapshots", "processor seconds", "resident"},
 		Rows: [][]string{{
 			numeral.Grouped(int(s.Total.Messages)), numeral.Grouped(int(s.Total.Bytes)), numeral.Grouped(int(s.Counts[snapshots].Messages)),

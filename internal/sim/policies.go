@@ -3,52 +3,187 @@ package sim
 import (
 	"context"
 	"fmt"
+	"io"
+	"maps"
+	"runtime"
+	"slices"
+	"sync/atomic"
 	"time"
 
 	"connectrpc.com/connect"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/plot"
 	"pilaster.io/pilaster/internal/policy"
 )
 
-// policyChanges is how often an event changes the policy, each time when the change before is everywhere.
-const policyChanges = 100
+// Policies is what changes of a tenant's policy came to. Times are from the operator's call until what it says is in packet paths; messages are those that nodes read
+// from their streams, without heartbeats.
+type Policies struct {
+	Changes int          `json:"changes"`
+	Hosts   int          `json:"hosts"`            // nodes that host the tenant
+	Node    Quantiles    `json:"nodeMilliseconds"` // on one of them, of all of them and all changes
+	Last    Quantiles    `json:"lastMilliseconds"` // on the last of them, of all changes
+	OnNode  [][2]float64 `json:"onNode"`           // milliseconds, and percent of Node that took no longer
+	OnLast  [][2]float64 `json:"onLast"`           // the same of Last
+	Least   int64        `json:"leastMessages"`    // to one of them
+	Most    int64        `json:"mostMessages"`
+	Others  int          `json:"others"`         // nodes that do not host the tenant
+	Astray  int64        `json:"othersMessages"` // to all of these
+}
 
-// changePolicy changes a policy of the first tenant, and waits each time until all nodes that host the tenant have in their packet paths what it says.
-func (w *world) changePolicy(ctx context.Context) error {
+// changes are measured while they happen.
+type changes struct {
+	done       int
+	hosts      map[*node]bool
+	told       map[*node]int64 // messages, before the first change
+	each, last latencies
+}
+
+// changePolicy changes a policy of the first tenant so many times, and waits each time until all nodes that host the tenant have in their packet paths what it says.
+func (w *world) changePolicy(ctx context.Context, times int) error {
 	name := w.tenants[0]
-	hosts := w.hosting(name)
-	w.stage.hosts = len(hosts)
-	for i := range policyChanges {
+	c := &changes{hosts: w.hosting(name), told: map[*node]int64{}}
+	for _, n := range w.nodes {
+		c.told[n] = n.caller.told.Load()
+	}
+	w.stage.changes = c
+	left := inUse()
+	for i := range times {
+		if inUse() > left/2*3 { // before the runtime would, while nothing is measured: all nodes have one heap, and would stand still for each other's garbage
+			runtime.GC()
+			left = inUse()
+		}
 		w.policyPort = w.policyPort%50_000 + 1
 		port := w.policyPort
 		began := time.Now()
 		if _, err := w.operator.ApplyPolicies(ctx, connect.NewRequest(&pilasterv1.ApplyPoliciesRequest{Tenant: name, Documents: []string{portPolicy(port)}})); err != nil {
 			return fmt.Errorf("change %d of the policy: %w", i+1, err)
 		}
-		for _, n := range hosts {
-			last, err := n.driver.awaitPort(ctx, port)
+		var last time.Duration
+		for n := range c.hosts {
+			since, err := n.driver.awaitPort(ctx, port)
 			if err != nil {
 				return fmt.Errorf("change %d of the policy is not on node %s: %w", i+1, n.name, err)
 			}
-			w.stage.changes.note(last.Sub(began))
+			took := since.Sub(began)
+			c.each.note(took)
+			last = max(last, took)
 		}
+		c.last.note(last)
+		c.done++
 	}
 	return nil
 }
 
+// policies is what changes have come to, when nothing is said any more.
+func (c *changes) policies() *Policies {
+	p := &Policies{Changes: c.done, Hosts: len(c.hosts), Others: len(c.told) - len(c.hosts), Least: -1}
+	p.OnNode, p.OnLast = c.each.shares(), c.last.shares()
+	p.Node, p.Last = c.each.take(), c.last.take()
+	for n, before := range c.told {
+		told := n.caller.told.Load() - before
+		if !c.hosts[n] {
+			p.Astray += told
+			continue
+		}
+		if p.Most = max(p.Most, told); p.Least < 0 || told < p.Least {
+			p.Least = told
+		}
+	}
+	p.Least = max(p.Least, 0)
+	return p
+}
+
+// violated says what of the messages must not be.
+func (p *Policies) violated() []string {
+	if p == nil || p.Astray == 0 {
+		return nil
+	}
+	return []string{fmt.Sprintf("%d messages went to %d nodes that do not host the tenant whose policy was changed", p.Astray, p.Others)}
+}
+
+// exceeded says which limits were not kept: of the time of 99 of 100 changes, and one message to a node that hosts the tenant. sent is how many there were at the
+// orchestrator, who counts those too that nobody read.
+func (p *Policies) exceeded(within time.Duration, sent int64) (all []string) {
+	if within > 0 && p.Last.P99 > milliseconds(within) {
+		all = append(all, fmt.Sprintf("99 of 100 changes were on the last of %d nodes within %.0f ms, and %v is the limit", p.Hosts, p.Last.P99, within))
+	}
+	if most := int64(p.Changes); p.Most > most || sent > most*int64(p.Hosts) {
+		all = append(all, fmt.Sprintf("%d changes cost %d messages, up to %d to a node, and %d nodes host the tenant: one for each change is enough", p.Changes, sent, p.Most, p.Hosts))
+	}
+	return all
+}
+
+func (p *Policies) text(w io.Writer) {
+	if p == nil {
+		return
+	}
+	fmt.Fprintf(w, "  a change was in a node's packet path after %s by half and %s by 99 of 100, on the last of %d nodes after %s and %s\n",
+		p.Node.text(p.Node.Median), p.Node.text(p.Node.P99), p.Hosts, p.Last.text(p.Last.Median), p.Last.text(p.Last.P99))
+	fmt.Fprintf(w, "  messages for %d changes: %d to %d to each of these nodes, %d to the %d others together\n", p.Changes, p.Least, p.Most, p.Astray, p.Others)
+}
+
+// drawn is how soon changes were in force.
+func (p *Policies) drawn() *plot.Lines {
+	return plot.NewLines("", plot.Plot{Title: "changes of a policy that are in force", X: "milliseconds since the operator's call", Y: "percent", Lines: []plot.Line{
+		{Name: "on a node", Points: p.OnNode}, {Name: "on the last node", Points: p.OnLast},
+	}})
+}
+
 // hosting is the nodes that have containers of a tenant.
-func (w *world) hosting(tenant string) (hosts []*node) {
+func (w *world) hosting(tenant string) map[*node]bool {
+	hosts := map[*node]bool{}
 	for _, n := range w.nodes {
 		for _, c := range n.running {
 			if c.tenant == tenant {
-				hosts = append(hosts, n)
-				break
+				hosts[n] = true
 			}
 		}
 	}
 	return hosts
+}
+
+// checkPolicies compares what packet paths judge by with the last change: those of nodes that host the tenant do by it alone, and the others by nothing.
+func (w *world) checkPolicies(v *violations) {
+	if w.policyPort == 0 {
+		return
+	}
+	hosts := w.hosting(w.tenants[0])
+	for _, n := range w.nodes {
+		n.driver.mu.Lock()
+		ports := n.driver.enforced.ports
+		n.driver.mu.Unlock()
+		switch {
+		case hosts[n] && !(ports[w.policyPort] && len(ports) == 1):
+			v.add("a changed policy is not in force", "node %s accepts ports %v, and it says %d", n.name, slices.Collect(maps.Keys(ports)), w.policyPort)
+		case !hosts[n] && len(ports) > 0:
+			v.add("a policy is where its tenant is not", "node %s has rules of tenant %s", n.name, w.tenants[0])
+		}
+	}
+}
+
+// listening gives calls the deadline that any has, and counts what nodes read from streams.
+type listening struct{ connect.UnaryInterceptorFunc }
+
+func (listening) WrapStreamingClient(next connect.StreamingClientFunc) connect.StreamingClientFunc {
+	return func(ctx context.Context, spec connect.Spec) connect.StreamingClientConn {
+		return heard{next(ctx, spec), &ctx.Value(callerKey{}).(*caller).told}
+	}
+}
+
+type heard struct {
+	connect.StreamingClientConn
+	told *atomic.Int64
+}
+
+func (h heard) Receive(m any) error {
+	err := h.StreamingClientConn.Receive(m)
+	if r, ok := m.(*pilasterv1.FollowResponse); err == nil && ok && r.GetHeartbeat() == nil {
+		h.told.Add(1)
+	}
+	return err
 }
 
 // portPolicy lets all containers be reached at one port alone.

@@ -110,4 +110,16 @@ func (l *latencies) take() (q Quantiles) {
 	return q
 }
 
+// shares are points of their distribution: milliseconds, and percent of them that took no longer.
+func (l *latencies) shares() (all [][2]float64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	slices.Sort(l.all)
+	for percent := 0; percent <= 100 && len(l.all) > 0; percent++ {
+		at := max((len(l.all)*percent+99)/100, 1)
+		all = append(all, [2]float64{milliseconds(l.all[at-1]), float64(percent)})
+	}
+	return all
+}
+
 func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }

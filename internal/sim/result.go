@@ -33,28 +33,28 @@ func (r *Result) Pass() bool { return r.Error == "" && len(r.Violations)+len(r.E
 
 // Stage is one event and what it cost.
 type Stage struct {
-	Event      string     `json:"event"`
-	Unfinished bool       `json:"unfinished,omitempty"` // the run ended during it; what follows is of the part that was done
-	Nodes      int        `json:"nodes"`                // afterwards
-	Containers int        `json:"containers"`           // afterwards
-	About      int        `json:"about"`                // nodes that it was about
-	Acted      float64    `json:"actedSeconds"`
-	Ready      float64    `json:"readySeconds"` // until every node follows the orchestrator, too
-	CPU        float64    `json:"cpuSeconds"`
-	Counts     Counts     `json:"messages"`          // with heartbeats
-	Total      Count      `json:"total"`             // without
-	Queries    *Queries   `json:"queries,omitempty"` // for mappings; nil where there were none
-	Adds       Quantiles  `json:"addMilliseconds"`
-	Changes    *Quantiles `json:"changeMilliseconds,omitempty"` // of a policy, until it is in the packet path of each node that hosts the tenant
-	Retried    int64      `json:"addsRetried"`                  // refused for the moment, and asked for again
-	Heap       int64      `json:"heapBytes"`                    // live, at its end
-	Stacks     int64      `json:"stackBytes"`                   // of goroutines
-	Goroutines int        `json:"goroutines"`
-	Resident   int64      `json:"residentBytes"`
-	Store      int64      `json:"storeBytes"`   // etcd's file
-	Syncs      int64      `json:"syncs"`        // of etcd's log
-	Written    int64      `json:"filesWritten"` // by agents, to their disks in memory
-	Samples    []Sample   `json:"samples"`      // of the time that it took
+	Event      string    `json:"event"`
+	Unfinished bool      `json:"unfinished,omitempty"` // the run ended during it; what follows is of the part that was done
+	Nodes      int       `json:"nodes"`                // afterwards
+	Containers int       `json:"containers"`           // afterwards
+	About      int       `json:"about"`                // nodes that it was about
+	Acted      float64   `json:"actedSeconds"`
+	Ready      float64   `json:"readySeconds"` // until every node follows the orchestrator, too
+	CPU        float64   `json:"cpuSeconds"`
+	Counts     Counts    `json:"messages"`          // with heartbeats
+	Total      Count     `json:"total"`             // without
+	Queries    *Queries  `json:"queries,omitempty"` // for mappings; nil where there were none
+	Adds       Quantiles `json:"addMilliseconds"`
+	Policies   *Policies `json:"policies,omitempty"` // nil where none was changed
+	Retried    int64     `json:"addsRetried"`        // refused for the moment, and asked for again
+	Heap       int64     `json:"heapBytes"`          // live, at its end
+	Stacks     int64     `json:"stackBytes"`         // of goroutines
+	Goroutines int       `json:"goroutines"`
+	Resident   int64     `json:"residentBytes"`
+	Store      int64     `json:"storeBytes"`   // etcd's file
+	Syncs      int64     `json:"syncs"`        // of etcd's log
+	Written    int64     `json:"filesWritten"` // by agents, to their disks in memory
+	Samples    []Sample  `json:"samples"`      // of the time that it took
 }
 
 // Quantiles of durations, in milliseconds.
@@ -81,8 +81,11 @@ func (s Stage) title() string {
 }
 
 func (e Event) String() string {
-	if counted[e.Do] {
+	switch {
+	case counted[e.Do]:
 		return fmt.Sprintf("%s %v", e.Do, e.By)
+	case e.Do == ChangePolicy:
+		return fmt.Sprintf("%s %d times", e.Do, e.Times)
 	}
 	return e.Do
 }
@@ -120,9 +123,7 @@ func (s Stage) kinds(w io.Writer) {
 	if q := s.Queries; q != nil {
 		fmt.Fprintf(w, "  queries for mappings answered: %d (%d pages, %d for changes), %.0f a second; refused and asked again: %d\n", q.Pages+q.Changes, q.Pages, q.Changes, q.PerSecond, q.Refused)
 	}
-	if c := s.Changes; c != nil {
-		fmt.Fprintf(w, "  a change was in a node's packet path after %s by half and %s by 99 of 100\n", c.text(c.Median), c.text(c.P99))
-	}
+	s.Policies.text(w)
 	for _, kind := range s.Counts.kinds() {
 		fmt.Fprintf(w, "  %s\t%d\t%d bytes\n", kind, s.Counts[kind].Messages, s.Counts[kind].Bytes)
 	}

@@ -42,6 +42,7 @@ type Event struct {
 	By     Amount        `yaml:"by" json:"by,omitzero"` // nodes
 	Within time.Duration `yaml:"within" json:"within,omitzero"`
 
+	Times     int  `yaml:"times" json:"times,omitempty"`         // of change-policy; 0 means 100
 	ListFirst bool `yaml:"listFirst" json:"listFirst,omitempty"` // of grow on nimitz: all new nodes list before one is given a subnet
 }
 
@@ -150,6 +151,7 @@ func (s Scenario) overlay() tenant.Overlay { return tenant.Overlay{CIDR: s.CIDR,
 const (
 	maxNodes   = 1_000_000
 	maxTenants = 1_000
+	maxTimes   = 10_000
 )
 
 // Read reads a scenario's YAML file. It is called like the file where it has no name.
@@ -189,6 +191,7 @@ func (s Scenario) zeros() map[string]bool {
 	}
 	for i, e := range s.Events {
 		all[fmt.Sprintf("$.events[%d].within", i)] = e.Within == 0
+		all[fmt.Sprintf("$.events[%d].times", i)] = e.Times == 0
 	}
 	return all
 }
@@ -211,6 +214,12 @@ func (s Scenario) Filled(name string) Scenario {
 	}
 	s.Tenants = cmp.Or(s.Tenants, 1)
 	s.AtOnce = cmp.Or(s.AtOnce, 512)
+	s.Events = slices.Clone(s.Events)
+	for i, e := range s.Events {
+		if e.Do == ChangePolicy {
+			s.Events[i].Times = cmp.Or(e.Times, 100)
+		}
+	}
 	return s
 }
 
@@ -284,6 +293,12 @@ func (s Scenario) Validate() error {
 			return wrong(at+".by", "event %s is of all nodes; leave by out", e.Do)
 		case e.ListFirst && (e.Do != Grow || s.NodeBits == 0):
 			return wrong(at+".listFirst", "listFirst is for event %s on network %s, with subnets of nodes", Grow, tenant.Nimitz)
+		case e.Times != 0 && e.Do != ChangePolicy:
+			return wrong(at+".times", "times is for event %s", ChangePolicy)
+		case e.Do == ChangePolicy && (e.Times < 1 || e.Times > maxTimes):
+			return wrong(at+".times", "times %d: say 1 to %d", e.Times, maxTimes)
+		case e.Do == ChangePolicy && s.ContainersPerNode == 0:
+			return wrong(at+".do", "event %s is about nodes with containers: say containersPerNode", ChangePolicy)
 		case needs && e.By.of(nodes) < 1:
 			return wrong(at+".by", "event %v: %v of %d nodes is none", e, e.By, nodes)
 		}

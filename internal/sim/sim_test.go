@@ -2,6 +2,7 @@ package sim
 
 import (
 	"flag"
+	"fmt"
 	"log/slog"
 	"math"
 	"os"
@@ -16,8 +17,18 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// play runs a scenario in a folder of its own, in which all has to hold.
+// play runs a scenario in which all has to hold.
 func play(t *testing.T, text string) *Result {
+	t.Helper()
+	r := run(t, text)
+	if !r.Pass() {
+		t.Fatalf("violations %q, exceeded %q", r.Violations, r.Exceeded)
+	}
+	return r
+}
+
+// run runs a scenario in a folder of its own.
+func run(t *testing.T, text string) *Result {
 	t.Helper()
 	s, err := Parse("scenario.yaml", []byte(text))
 	if err != nil {
@@ -30,8 +41,8 @@ func play(t *testing.T, text string) *Result {
 	r, err := Run(t.Context(), s, Options{
 		Dir: dir, Log: slog.New(slog.DiscardHandler), Progress: func(p Progress) { t.Log(p) }, Every: time.Second, Patience: 10 * time.Second,
 	})
-	if err != nil || !r.Pass() {
-		t.Fatalf("violations %q, exceeded %q: %v", r.Violations, r.Exceeded, err)
+	if err != nil {
+		t.Fatal(err)
 	}
 	return r
 }
@@ -110,19 +121,76 @@ func TestLinear(t *testing.T) {
 	}
 }
 
-// TestChangePolicy: each change of a policy is one message to each node that hosts the tenant, and comes into its packet path; others hear nothing.
+// TestChangePolicy: each change of a policy is one message to each node that hosts the tenant, and comes into its packet path; others hear nothing. Nodes that
+// come later, start again or have other containers than before judge by it where they host the tenant, and nowhere else.
 func TestChangePolicy(t *testing.T) {
-	for _, network := range []string{"netpila", "nimitz"} {
+	for network, nodes := range map[string]int{"netpila": 200, "nimitz": 60} {
 		t.Run(network, func(t *testing.T) {
 			t.Parallel()
-			r := play(t, "{network: "+network+", nodes: 60, containersPerNode: 1, tenants: 4, events: [{do: change-policy, within: 5s}, {do: grow, by: 4}, {do: change-policy}]}")
-			for i, hosts := range map[int]int{1: 15, 3: 16} {
-				s := r.Stages[i]
-				if n := s.Total.Messages; n != int64(hosts*policyChanges) || s.Changes == nil || s.Changes.N != hosts*policyChanges || s.Changes.P99 < s.Changes.Median || s.Changes.Median <= 0 {
-					t.Errorf("%d changes for %d nodes cost %+v, and took %+v", policyChanges, hosts, s.Counts, s.Changes)
+			r := play(t, fmt.Sprintf(`{network: %s, nodes: %d, containersPerNode: 1, tenants: 2, events: [{do: change-policy, times: 20, within: 10s}, {do: grow, by: 4},
+				{do: crash, by: 4}, {do: restart-job, by: 10}, {do: change-policy, times: 5}]}`, network, nodes))
+			if p := r.Stages[1].Policies; p.Hosts != nodes/2 || p.Others != nodes/2 {
+				t.Errorf("of %d nodes %+v", nodes, *p)
+			}
+			for i, times := range map[int]int{1: 20, 5: 5} {
+				s, n := r.Stages[i], int64(times)
+				p := s.Policies
+				if p.Changes != times || p.Least != n || p.Most != n || p.Astray != 0 || p.Node.N != p.Hosts*times || p.Last.N != times || s.Total.Messages != int64(p.Hosts*times) {
+					t.Errorf("%d changes cost %+v and came to %+v", times, s.Counts, *p)
 				}
+				if p.Node.Median <= 0 || p.Node.P99 < p.Node.Median || p.Last.Median < p.Node.Median || p.Last.P99 < p.Node.P99 {
+					t.Errorf("changes took %+v, and to the last node %+v", p.Node, p.Last)
+				}
+				t.Logf("%d nodes: each %+v, the last %+v", p.Hosts, p.Node, p.Last)
+			}
+			var shown, page strings.Builder
+			r.Text(&shown)
+			if want := fmt.Sprintf("messages for 20 changes: 20 to 20 to each of these nodes, 0 to the %d others together", nodes/2); !strings.Contains(shown.String(), want) {
+				t.Errorf("%q is not in\n%s", want, shown.String())
+			}
+			if err := r.Page(&page, time.Now()); err != nil || strings.Count(page.String(), "on the last node") != 2 {
+				t.Errorf("%v: the page does not draw both", err)
 			}
 		})
+	}
+}
+
+// TestChangePolicyLate: changes that take longer than their limit fail the run.
+func TestChangePolicyLate(t *testing.T) {
+	t.Parallel()
+	r := run(t, "{nodes: 4, containersPerNode: 1, events: [{do: change-policy, times: 2, within: 1us}]}")
+	if r.Pass() || len(r.Exceeded) != 1 || !strings.Contains(r.Exceeded[0], "on the last of 4 nodes") {
+		t.Errorf("within a microsecond: exceeded %q", r.Exceeded)
+	}
+}
+
+// TestChangePolicyAstray: a message to a node that does not host the tenant fails a run, and more than one to a node that does.
+func TestChangePolicyAstray(t *testing.T) {
+	for name, p := range map[string]Policies{
+		"astray":                {Changes: 3, Hosts: 2, Least: 3, Most: 3, Others: 1, Astray: 1},
+		"twice":                 {Changes: 3, Hosts: 2, Least: 3, Most: 4},
+		"sent and not yet read": {Changes: 3, Hosts: 2, Least: 3, Most: 3, Others: 1},
+	} {
+		if len(append(p.violated(), p.exceeded(0, 7)...)) == 0 {
+			t.Errorf("%s: nothing is said of %+v", name, p)
+		}
+	}
+	p := Policies{Changes: 3, Hosts: 2, Least: 3, Most: 3, Others: 1}
+	if said := append(p.violated(), p.exceeded(time.Nanosecond, 6)...); len(said) != 0 {
+		t.Errorf("of %+v is said %q", p, said)
+	}
+}
+
+// TestPolicyWhereTenantIsNot: packet paths that judge by something else than the last change are seen.
+func TestPolicyWhereTenantIsNot(t *testing.T) {
+	w := &world{tenants: []string{"t1", "t2"}, policyPort: 2}
+	for i, ports := range []map[uint16]bool{{2: true}, {1: true}, nil, {1: true, 2: true}, {2: true}, nil} {
+		w.nodes = append(w.nodes, &node{name: fmt.Sprint("n", i), driver: &driver{enforced: enforced{ports: ports}}, running: []container{{tenant: w.tenants[i/4]}}})
+	}
+	var v violations
+	w.checkPolicies(&v)
+	if v.seen["a changed policy is not in force"] != 3 || v.seen["a policy is where its tenant is not"] != 1 || len(v.seen) != 2 {
+		t.Errorf("seen is %q", v.list())
 	}
 }
 

@@ -71,7 +71,7 @@ func newWorld(s Scenario, dir string, log *slog.Logger) *world {
 		keeps: map[int]bool{}, devices: new(deviceNames), numbers: newNumbers(), progress: new(progress), adds: new(latencies),
 	}
 	w.agentLog = slog.New(w.warnings)
-	w.clients = pilasterv1connect.NewNodeServiceClient(f, w.url, connect.WithInterceptors(connect.UnaryInterceptorFunc(inTime)))
+	w.clients = pilasterv1connect.NewNodeServiceClient(f, w.url, connect.WithInterceptors(listening{inTime}))
 	return w
 }
 
