@@ -230,6 +230,7 @@ func (l *Link) follow(ctx context.Context, core *Core, lists *lists) (heard bool
 		stream.CloseResponse()
 	}()
 	reader := &reader{lists: lists, client: client, running: &reports, end: end}
+	policing := &policing{link: l, core: core, running: &reports, end: end}
 	var begun *pilasterv1.FollowResponse // an event that comes in several messages, as far as it has
 	for {
 		event, err := stream.Receive()
@@ -241,6 +242,15 @@ func (l *Link) follow(ctx context.Context, core *Core, lists *lists) (heard bool
 		}
 		if event, begun = joined(begun, event); event == nil {
 			continue
+		}
+		if heard && isOfPolicies(event) {
+			if err := policing.hear(ctx, event); err != nil {
+				return heard, err
+			}
+			continue
+		}
+		if err := policing.rest(ctx); err != nil {
+			return heard, err
 		}
 		changed, err := newsOf(event)
 		if err != nil {
@@ -333,6 +343,12 @@ func (l *Link) apply(ctx context.Context, core *Core, event *pilasterv1.FollowRe
 			return err
 		}
 	}
+	l.follows(event)
+	return nil
+}
+
+// follows notes that what an event said has been done.
+func (l *Link) follows(event *pilasterv1.FollowResponse) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !l.status.Connected {
@@ -349,5 +365,4 @@ func (l *Link) apply(ctx context.Context, core *Core, event *pilasterv1.FollowRe
 		}
 		l.status.Revision = event.Revision
 	}
-	return nil
 }
