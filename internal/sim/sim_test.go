@@ -244,7 +244,11 @@ func TestSeed(t *testing.T) {
 		}
 		for i := range one.Stages {
 			for kind, n := range one.Stages[i].Counts {
-				if kind != heartbeats && kind != "Follow in report" && kind != "Follow out delta" && n.Messages != again.Stages[i].Counts[kind].Messages {
+				// A tenant that ends on a node and comes back between two of its reports is told whole, and listed, once more.
+				if slices.Contains([]string{heartbeats, "Follow in report", "Follow out delta", "ListMappings in", pagesListed}, kind) {
+					continue
+				}
+				if n.Messages != again.Stages[i].Counts[kind].Messages {
 					t.Errorf("%s, %s: there were %d messages of kind %s, and then %d", network, one.Stages[i].Event, n.Messages, kind, again.Stages[i].Counts[kind].Messages)
 				}
 			}
