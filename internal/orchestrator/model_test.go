@@ -167,8 +167,8 @@ func TestStoreReadAnewEndsStreams(t *testing.T) {
 	if connect.CodeOf(context.Cause(ctx)) != connect.CodeAborted || ended["restart"] != 1 {
 		t.Errorf("cause %v, ended %v", context.Cause(ctx), ended)
 	}
-	if got := fmt.Sprint(m.size()); got != "{500 0 0 0 0 0 0}" {
-		t.Errorf("what is gone is still there: %s", got)
+	if got := m.size(); got != (size{revision: 500}) {
+		t.Errorf("what is gone is still there: %+v", got)
 	}
 }
 

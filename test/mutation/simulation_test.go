@@ -32,7 +32,7 @@ func faults() []fault {
 			"c.next = i + 1\n\t\t\treturn i, nil", "c.next = i\n\t\t\treturn i, nil",
 			"TestEvents", "one address for two containers", true},
 		{"subnets kept", "internal/orchestrator/store/hosting.go",
-			"if err := s.releaseAll(t, n, tenant); err != nil {\n\t\t\treturn nil, err\n\t\t}\n", "",
+			"if err := s.releaseAll(t, n, tenant); err != nil {\n\t\t\treturn is, err\n\t\t}\n", "",
 			"TestTenantsMove", "a node does not know where a tenant is", false},
 	}
 }
