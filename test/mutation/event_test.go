@@ -3,7 +3,7 @@ package mutation_test
 func event() []mutation {
 	const sums, losses, words, others = "TestEventsAddUp", "TestEventsAreLost", "TestEventsSayWhich", "TestEventsOfOtherFrames"
 	return []mutation{
-		{name: "rules", old: "event->rule = rule;", new: "event->rule = 0;", test: "TestEventsNameTheRule", cases: []string{"by policy"}},
+		{name: "rules", old: "event->rule = rule;", new: "asm volatile(\"\" :: \"r\"(rule));", test: "TestEventsNameTheRule", cases: []string{"by policy"}},
 		{name: "drops", old: "state->packets++;", test: sums, cases: []string{"counters"}},
 		{name: "drops an event stands for", old: "state->pending++;", test: sums, cases: []string{"sum"}},
 		{name: "drops told", old: "state->pending = 0;", test: sums, cases: []string{"sum"}},
