@@ -61,8 +61,8 @@ generate: deps ## protobuf, eBPF objects and drop reasons anew, and who made the
 	go generate ./...
 	@{ $(CLANG) --version | head -1; protoc --version; } > .ci/toolchain
 
-# FORM=full takes 28 minutes; FORM=smoke is for CI and its figures mean little.
-bench: ## the datapath beside native, routed and VXLAN, in one run: FORM=quick (2 minutes), full or smoke
+# FORM=full takes 28 minutes and, of policies, some nine; FORM=smoke is for CI and its figures mean little.
+bench: ## the datapath beside native, routed and VXLAN, in one run, and rules beside netfilter: FORM=quick (5 minutes), full or smoke
 	@$(as_root)
 	@$(MAKE) build
 	@bin/pilaster bench datapath --$(or $(FORM),quick) -o dist/bench
