@@ -66,7 +66,7 @@ func nimitzPolice() []mutation {
 	return []mutation{
 		{name: "who begins", old: "if (j->from < FIRST_DEVICE && has_policies(vni)) {", new: "if (j->from < FIRST_DEVICE && has_policies(vni) && (r->port == PORT_GATEWAY || r->outside)) {", test: test, cases: both("a first fragment", "a later fragment", "an error about what was asked", "an error about its rest", "answered as before", "answered by who may begin nothing", "answered by who may not be asked",
 			"answered from there", "echoed", "mail's answer")},
-		{name: "who only carries", old: "if (j->from < FIRST_DEVICE && has_policies(vni)) {", new: "if (has_policies(vni)) {", test: test, cases: append(both("another node's outside", "another node's, to another region"), "IPv4", "IPv6")},
+		{name: "who only carries", old: "if (j->from < FIRST_DEVICE && has_policies(vni)) {", new: "if ((j->from < FIRST_DEVICE || r->port >= FIRST_DEVICE) && has_policies(vni)) {", test: test, cases: both("another node's outside", "another node's, to another region", "from another region to another node")},
 		{name: "who goes outside by another node", old: "bool leaves = r->port == PORT_GATEWAY || r->outside;", new: "bool leaves = r->port == PORT_GATEWAY;", test: test, cases: both("mail outside by another node", "mail to another region")},
 		{name: "who goes outside by this node", old: "bool leaves = r->port == PORT_GATEWAY || r->outside;", new: "bool leaves = r->outside;", test: test, cases: both("mail to the service")},
 		{name: "who is just coming", old: "return drop(skb, REASON_NO_ENDPOINT, j->hook);", new: "return 0;", test: test, cases: both("to who is just going")},
