@@ -103,7 +103,7 @@ else
 	    SKIP='TestBudget|TestMacvlan[^K]|TestScale|TestPods'
 endif
 
-policies: ## all cases of cyclonus and 10,000 by chance in the kernel's tables, cyclonus's with packets on each network, 5,000 policies on a node and how soon a change judges: the long run of test/policies
+policies: ## all cases of cyclonus and 10,000 by chance in the kernel's tables, cyclonus's with packets on each network, 5,000 policies on a node, how soon a change judges and 100,000 connections meanwhile: the long run of test/policies
 	@$(as_root)
 	@$(MAKE) build
 	@PILASTER_POLICIES_LONG=1 go test -v -count=1 -timeout 30m ./internal/datapath -run '^TestPoliciesInKernel$$'

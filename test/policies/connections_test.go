@@ -2,88 +2,138 @@ package policies_test
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
-	"os"
+	"path/filepath"
 	"slices"
-	"strconv"
+	"sync"
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"connectrpc.com/connect"
+	"github.com/cilium/ebpf"
 
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/lab"
 	"pilaster.io/pilaster/internal/lab/labtest"
-	"pilaster.io/pilaster/internal/netns"
-	"pilaster.io/pilaster/internal/policy/policytest"
 )
 
-const (
-	someConnections = 2_000 // unless PILASTER_TEST_CONNECTIONS says how many
-	dialledAtOnce   = 500   // fewer than a listener has room for
-	churns          = 20    // of policies
-)
-
-// Connections run from all of the first to all of the others, which are on the other node.
+// Connections run from all of the first to all of the others, which are on the other node. Each of the others has a process a port, and each of the first as many:
+// a process may not have more than 20,000 files.
 var (
 	diallers = []string{"xa", "xc", "yb", "za"}
 	listened = []string{"xb", "ya", "yc", "zb"}
 )
 
-// TestConnectionsOutlivePolicies: policies come, change and go again, none of which forbids the connections that there are. Each packet of these arrives, and
-// no packet of anybody is dropped; until one policy does forbid them.
+const (
+	changeEvery = 100 * time.Millisecond // some policy comes, changes or goes
+	wordsEvery  = 50 * time.Millisecond  // some of the connections are used, and more than once while a policy holds
+	wordsAtOnce = 256                    // on average
+)
+
+// churn is how many connections there are, and what happens meanwhile.
+type churn struct {
+	connections, changes int // as many connections between each two of the processes
+	killEvery            int // changes an agent is killed
+}
+
+// TestConnectionsOutlivePolicies: connections between processes on two nodes, while policies come, change and go, none of which forbids them, and agents are killed.
+// Each word on them arrives and comes back, no packet of anybody is dropped, and both nodes go on remembering each connection; until one policy does forbid them.
 func TestConnectionsOutlivePolicies(t *testing.T) {
-	count := someConnections
-	if s := os.Getenv("PILASTER_TEST_CONNECTIONS"); s != "" {
-		var err error
-		if count, err = strconv.Atoi(s); err != nil {
-			t.Fatal(err)
-		}
+	size := churn{connections: 2_048, changes: 12, killEvery: 6}
+	if long() {
+		size = churn{connections: 102_400, changes: 600, killEvery: 100}
 	}
-	need := uint64(2*count + 1_000)
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: need, Max: need}); need > 20_000 && err != nil {
-		t.Fatal(err)
-	}
-	l, ctx := labtest.New(t, podsOn(lab.Tenant{})), labtest.Context(t)
-	p := newProber(t, l, slices.Sorted(maps.Keys(policytest.Pods())), calm, func(c lab.ContainerStatus) netip.Addr { return c.Address })
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+	defer cancel()
+	l := labtest.New(t, podsOn(lab.Tenant{}), func(o *lab.Options) { o.AgentArgs = []string{"--max-sessions", fmt.Sprint(4 * size.connections)} })
 	// All who listen are under policies from the start, and so are all who dial.
 	apply(ctx, t, l, 0, []string{allowed("ingress", 80, 81), allowed("egress", 80, 81)})
-	begun := time.Now()
-	all := dial(ctx, t, p, count)
-	all.talk(t, "at first")
-	t.Logf("%d connections within %v", count, time.Since(begun))
-	before := drops(ctx, t, l)
-	for i := range churns {
-		documents := []string{allowed("ingress", 80, 81, 1000+i), allowed("egress", 80, 81)}
-		if i%2 == 0 { // somebody else is cut off, by name and by block
-			documents = append(documents, `{"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": {"name": "other", "namespace": "z"},
-				"spec": {"podSelector": {"matchLabels": {"pod": "c"}}, "policyTypes": ["Ingress", "Egress"], "egress": [{"to": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]}]}}`)
+	c := dial(t, l, size.connections)
+	c.talk(t, "at first", 1)
+	dropped, remembered := drops(ctx, t, l), c.mustBeRemembered(ctx, t, l, nil)
+
+	begun, words, ended := time.Now(), 0, make(chan error, 1)
+	go func() { ended <- size.run(ctx, l) }()
+	for again := time.NewTicker(wordsEvery); ended != nil; {
+		words += c.talk(t, "while policies change", wordsAtOnce/float64(size.connections))
+		select {
+		case err := <-ended:
+			if err != nil {
+				t.Fatal(err)
+			}
+			ended = nil
+			again.Stop()
+		case <-again.C:
 		}
-		apply(ctx, t, l, i+1, documents)
-		all.talk(t, fmt.Sprintf("after change %d", i+1))
 	}
-	if now := drops(ctx, t, l); !slices.EqualFunc(before, now, maps.Equal) {
-		t.Errorf("nodes dropped %v, and before policies changed %v", now, before)
+	took := time.Since(begun)
+	apply(ctx, t, l, size.changes, size.documents(size.changes))
+	c.talk(t, "when policies have changed", 1)
+	c.mustBeRemembered(ctx, t, l, remembered)
+	if now := drops(ctx, t, l); !slices.EqualFunc(dropped, now, maps.Equal) {
+		t.Errorf("nodes dropped %v, and before policies changed %v", now, dropped)
 	}
-	t.Logf("%d changes of policies, %v", churns, time.Since(begun))
+	t.Logf("%d connections of %d processes; %d changes of policies in %v, and %d kills of agents; %d words came and went meanwhile; sessions %v",
+		size.connections, len(c.dialled)+len(c.accepted), size.changes, took.Round(time.Millisecond), size.changes/size.killEvery, words, remembered)
 
 	// That this is not blind.
-	apply(ctx, t, l, churns+1, []string{allowed("ingress", 1), allowed("egress", 80, 81)})
-	if err := all.write(); err != nil {
-		t.Fatal(err)
+	forget(t, l, nodes[1])
+	if _, err := c.remembered(ctx, l, remembered); err == nil {
+		t.Error("a node that forgot all connections is not noticed")
 	}
-	for denied := uint64(0); denied < uint64(count); {
+	apply(ctx, t, l, size.changes+1, []string{allowed("ingress", 1), allowed("egress", 80, 81)})
+	if said, err := c.accepted.each("Say", 1.0); err != nil || said != size.connections {
+		t.Fatalf("a word is said on %d connections: %v", said, err)
+	}
+	for denied := uint64(0); denied < uint64(size.connections); {
 		if ctx.Err() != nil {
-			t.Fatalf("of %d connections that are forbidden, %d packets were dropped", count, denied)
+			t.Fatalf("of %d connections that are forbidden, %d packets were dropped", size.connections, denied)
 		}
 		denied = drops(ctx, t, l)[1]["policy-denied"]
 	}
-	if came, err := all.read(0); err != nil || came > 0 {
-		t.Errorf("%d of %d connections that are forbidden carry something: %v", came, count, err)
+	if heard, err := c.accepted.each("Hear", 100*time.Millisecond); err != nil || heard > 0 {
+		t.Errorf("%d of %d connections that are forbidden carry something: %v", heard, size.connections, err)
 	}
+}
+
+// documents are the policies at a change. All of them let the connections pass: some name their ends and other ports beside theirs, and some cut off another container,
+// by name and by block.
+func (s churn) documents(change int) []string {
+	documents := []string{allowed("ingress", 80, 81, 1000+change), allowed("egress", 80, 81)}
+	if change%4 < 2 {
+		documents = append(documents, fmt.Sprintf(`{"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": {"name": "other", "namespace": "z"},
+			"spec": {"podSelector": {"matchLabels": {"pod": "c"}}, "policyTypes": ["Ingress", "Egress"], "egress": [{"to": [{"ipBlock": {"cidr": "10.%d.0.0/16"}}]}]}}`, change%256))
+	}
+	return documents
+}
+
+// run has policies change at a steady rate, whether or not nodes have heard of the change before, and kills the agents in turn.
+func (s churn) run(ctx context.Context, l *lab.Lab) error {
+	var kills sync.WaitGroup
+	killed := make([]error, s.changes)
+	defer kills.Wait()
+	ticks := time.NewTicker(changeEvery)
+	defer ticks.Stop()
+	for i := range s.changes {
+		<-ticks.C
+		if _, err := l.Operator().ApplyPolicies(ctx, connect.NewRequest(&pilasterv1.ApplyPoliciesRequest{Tenant: "blue", Documents: s.documents(i)})); err != nil {
+			return err
+		}
+		if i%4 == 2 {
+			other := []*pilasterv1.Policy{{Kind: "NetworkPolicy", Namespace: "z", Name: "other"}}
+			if _, err := l.Operator().DeletePolicies(ctx, connect.NewRequest(&pilasterv1.DeletePoliciesRequest{Tenant: "blue", Policies: other})); err != nil {
+				return err
+			}
+		}
+		if i%s.killEvery == s.killEvery/2 {
+			kills.Go(func() { _, killed[i] = l.Kill(ctx, lab.AgentProcess(nodes[i/s.killEvery%len(nodes)])) })
+		}
+	}
+	kills.Wait()
+	return errors.Join(killed...)
 }
 
 // allowed is a policy by which all of the tenant reach each other by some ports of TCP and no others, in one direction.
@@ -105,112 +155,115 @@ func allowed(direction string, ports ...int) string {
 			{"action": "Accept", %q: %s, "protocols": [%s]}, {"action": "Deny", %q: %s}]}}`, direction, direction, who, peers, list, who, peers)
 }
 
-// connections are established ones, by number. Each end is a socket of this process.
+// connections are established ones, by the processes that have their ends.
 type connections struct {
-	dialled []int
-	epoll   int // of the other ends
-	said    byte
-	heard   []byte // of each the last that it said
+	count             int
+	dialled, accepted talkers
 }
 
 // dial makes connections, evenly between all pairs of containers and ports.
-func dial(ctx context.Context, t *testing.T, p *prober, count int) *connections {
+func dial(t *testing.T, l *lab.Lab, count int) *connections {
 	t.Helper()
-	c := &connections{heard: make([]byte, count)}
-	var err error
-	if c.epoll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
-		t.Fatal(err)
-	}
-	var others []int
-	t.Cleanup(func() {
-		for _, fd := range slices.Concat(c.dialled, others) {
-			p.hangUp(fd)
+	c := &connections{count: count}
+	var to []netip.AddrPort
+	for _, name := range listened {
+		address, err := l.Address(name)
+		if err != nil {
+			t.Fatal(err)
 		}
-		unix.Close(c.epoll)
-	})
-	err = netns.OnThread(func() error {
-		for len(c.dialled) < count {
-			from := diallers[len(c.dialled)/dialledAtOnce%len(diallers)]
-			if err := unix.Setns(p.spaces[from].FD(), unix.CLONE_NEWNET); err != nil {
-				return err
-			}
-			for range min(dialledAtOnce, count-len(c.dialled)) {
-				fd, err := unix.Socket(family(p.addresses[from]), unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
-				if err != nil {
-					return err
-				}
-				n := len(c.dialled)
-				c.dialled = append(c.dialled, fd)
-				to := end{listened[n%len(listened)], serverPorts[n/len(listened)%len(serverPorts)]}
-				if err := unix.Connect(fd, p.place(to)); err != nil && !errors.Is(err, unix.EINPROGRESS) {
-					return fmt.Errorf("connection %d from %s to %v: %w", n, from, to, err)
-				}
-			}
-			for len(others) < len(c.dialled) {
-				if err := ctx.Err(); err != nil {
-					return fmt.Errorf("%d of %d connections were accepted: %w", len(others), len(c.dialled), err)
-				}
-				if err := p.accept(func(fd int) error {
-					others = append(others, fd)
-					return unix.EpollCtl(c.epoll, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(fd)})
-				}); err != nil {
-					return err
-				}
+		for _, port := range serverPorts {
+			at := netip.AddrPortFrom(address, port)
+			to = append(to, at)
+			if err := c.accepted.start(t, l, name).Call("Talker.Listen", at, new(int)); err != nil {
+				t.Fatal(err)
 			}
 		}
-		return nil
-	})
-	if err != nil {
+	}
+	for _, name := range diallers {
+		for range serverPorts {
+			c.dialled.start(t, l, name)
+		}
+	}
+	begun := time.Now()
+	made := make(chan error, 1)
+	go func() {
+		_, err := c.dialled.each("Dial", Dials{to, count / len(c.dialled)})
+		made <- err
+	}()
+	_, err := c.accepted.each("Accept", count/len(c.accepted))
+	if err := errors.Join(<-made, err); err != nil {
 		t.Fatal(err)
 	}
+	t.Logf("%d connections within %v", count, time.Since(begun))
 	return c
 }
 
-// write has each connection say its number, and how often it has said something.
-func (c *connections) write() error {
-	c.said++
-	for n, fd := range c.dialled {
-		if _, err := unix.Write(fd, append(binary.BigEndian.AppendUint32(nil, uint32(n)), c.said)); err != nil {
-			return fmt.Errorf("connection %d: %w", n, err)
-		}
-	}
-	return nil
-}
-
-// read takes what comes within so many milliseconds after the last that came, and counts it.
-func (c *connections) read(patience int) (came int, err error) {
-	events, b := make([]unix.EpollEvent, 512), make([]byte, 5)
-	for came < len(c.dialled) {
-		n, err := unix.EpollWait(c.epoll, events, patience)
-		if errors.Is(err, unix.EINTR) {
-			continue
-		}
-		if err != nil || n == 0 {
-			return came, err
-		}
-		for _, e := range events[:n] {
-			n, err := unix.Read(int(e.Fd), b)
-			if err != nil || n != len(b) {
-				return came, fmt.Errorf("%d bytes of one connection: %w", n, err)
-			}
-			if number := binary.BigEndian.Uint32(b); c.heard[number]+1 != b[4] {
-				return came, fmt.Errorf("connection %d says its %dth after its %dth", number, b[4], c.heard[number])
-			} else {
-				c.heard[number] = b[4]
-			}
-			came++
-		}
-	}
-	return came, nil
-}
-
-// talk wants each connection to carry something.
-func (c *connections) talk(t *testing.T, when string) {
+// talk wants a word on a share of the connections to arrive and to come back, and all of them to be open at both of their ends. It tells how many words.
+func (c *connections) talk(t *testing.T, when string, share float64) int {
 	t.Helper()
-	if err := c.write(); err != nil {
+	said, err := c.accepted.each("Say", share)
+	if err != nil {
 		t.Fatalf("%s: %v", when, err)
 	}
-	if came, err := c.read(int(patience.Milliseconds())); err != nil || came != len(c.dialled) {
-		t.Fatalf("%s: %d of %d connections carry something: %v", when, came, len(c.dialled), err)
+	heard, err := c.accepted.each("Hear", patience)
+	if err != nil || heard != said {
+		t.Errorf("%s: %d of %d words came back: %v", when, heard, said, err)
+	}
+	for _, ends := range []talkers{c.dialled, c.accepted} {
+		if open, err := ends.each("Open", 0); err != nil || open != c.count {
+			t.Errorf("%s: %d of %d connections are open at one of their ends: %v", when, open, c.count, err)
+		}
+	}
+	if t.Failed() {
+		t.FailNow()
+	}
+	return said
+}
+
+// remembered wants each node to have each connection in its table of sessions, established, and neither to have begun, evicted or refused any since before.
+func (c *connections) remembered(ctx context.Context, l *lab.Lab, before []*pilasterv1.Sessions) (all []*pilasterv1.Sessions, err error) {
+	for i, node := range nodes {
+		status, failed := l.Agent(node).Status(ctx, connect.NewRequest(&pilasterv1.StatusRequest{}))
+		if failed != nil {
+			return nil, failed
+		}
+		s := status.Msg.GetPolicies().GetSessions()
+		if int(s.GetUsed()-s.GetHalfOpen()) != c.count {
+			err = errors.Join(err, fmt.Errorf("%s remembers %v, and there are %d connections", node, s, c.count))
+		}
+		if before != nil && (s.Begun != before[i].Begun || s.Evicted != before[i].Evicted || s.Refused != before[i].Refused) {
+			err = errors.Join(err, fmt.Errorf("%s: %v, and before %v", node, s, before[i]))
+		}
+		all = append(all, s)
+	}
+	return all, err
+}
+
+func (c *connections) mustBeRemembered(ctx context.Context, t *testing.T, l *lab.Lab, before []*pilasterv1.Sessions) []*pilasterv1.Sessions {
+	t.Helper()
+	all, err := c.remembered(ctx, l, before)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// forget empties the table of sessions of a node.
+func forget(t *testing.T, l *lab.Lab, node string) {
+	t.Helper()
+	pins, err := filepath.Glob(filepath.Join(l.BPF(node), "maps", "pil_sessions_v1*"))
+	if err != nil || len(pins) != 1 {
+		t.Fatalf("tables of sessions: %v, %v", pins, err)
+	}
+	m, err := ebpf.LoadPinnedMap(pins[0], nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	empty := make([]byte, m.ValueSize())
+	for i := range m.MaxEntries() {
+		if err := m.Put(i, empty); err != nil {
+			t.Fatal(err)
+		}
 	}
 }

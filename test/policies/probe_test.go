@@ -303,27 +303,18 @@ func (p *prober) hangUp(fd int) {
 	unix.Close(fd)
 }
 
+// hangUpServers takes all connections that wait.
 func (p *prober) hangUpServers() error {
-	return p.accept(func(fd int) error {
-		p.hangUp(fd)
-		return nil
-	})
-}
-
-// accept takes all connections that wait.
-func (p *prober) accept(each func(fd int) error) error {
 	for e, s := range p.servers {
 		for {
 			fd, _, err := unix.Accept4(s.connections, unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK)
 			if errors.Is(err, unix.EAGAIN) {
 				break
 			}
-			if err == nil {
-				err = each(fd)
-			}
 			if err != nil {
 				return fmt.Errorf("%v: %w", e, err)
 			}
+			p.hangUp(fd)
 		}
 	}
 	return nil
