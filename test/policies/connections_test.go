@@ -184,6 +184,8 @@ func dial(t *testing.T, l *lab.Lab, count int) *connections {
 			c.dialled.start(t, l, name)
 		}
 	}
+	t.Cleanup(c.dialled.end)
+	t.Cleanup(c.accepted.end)
 	begun := time.Now()
 	made := make(chan error, 1)
 	go func() {

@@ -212,7 +212,7 @@ type talkers []*rpc.Client
 // start starts another one.
 func (all *talkers) start(t *testing.T, l *lab.Lab, container string) *rpc.Client {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), os.Args[0])
+	cmd := exec.Command(os.Args[0]) // it ends when nobody can tell it anything any more
 	cmd.Env, cmd.Stderr = append(os.Environ(), talkerEnv+"=1"), os.Stderr
 	in, err := cmd.StdinPipe()
 	if err != nil {
@@ -227,13 +227,20 @@ func (all *talkers) start(t *testing.T, l *lab.Lab, container string) *rpc.Clien
 	}
 	client := rpc.NewClient(pipe{out, in})
 	t.Cleanup(func() {
-		client.Close() // ends it
-		if err := cmd.Wait(); err != nil && t.Context().Err() == nil {
+		client.Close()
+		if err := cmd.Wait(); err != nil {
 			t.Errorf("a process in %s: %v", container, err)
 		}
 	})
 	*all = append(*all, client)
 	return client
+}
+
+// end has all of them end at the same time.
+func (all talkers) end() {
+	for _, c := range all {
+		c.Close()
+	}
 }
 
 // each asks all of them at once for a number, and adds those up.
