@@ -52,20 +52,18 @@ struct {
 	__uint(max_entries, 1); /* set at load */
 } pol_adoptions_v1 SEC(".maps");
 
-/* How many places each user has, and first their sum. A place is counted for who had it last until somebody takes it or
- * sweeps it. Endpoints are users by their number; other nodes' containers are by tenant, some tenants as one. */
-#define TENANT_USERS 1024
-
+/* How many places each endpoint has, by its number, and first their sum: no endpoint is 0. A place is counted for who
+ * had it last until somebody takes it or sweeps it. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
 	__type(value, __s64);
-	__uint(max_entries, 1 + TENANT_USERS); /* and the endpoints, set at load */
+	__uint(max_entries, 1); /* set at load */
 } pil_session_users_v1 SEC(".maps");
 
 static __always_inline __u32 user_of(const struct session_key *k)
 {
-	return k->endpoint ? 1 + TENANT_USERS + k->endpoint : 1 + k->tenant % TENANT_USERS;
+	return k->endpoint;
 }
 
 static __always_inline void count_user(__u32 user, __s64 places)

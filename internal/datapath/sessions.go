@@ -21,20 +21,8 @@ const (
 	seenReset       = 1 << 5
 )
 
-// firstEndpointUser is where bpf/sessions.h counts endpoints, behind the sum and tenants.
-const (
-	tenantUsers       = 1024
-	firstEndpointUser = 1 + tenantUsers
-)
-
-func (d *Datapath) sessionUsers() int { return firstEndpointUser + d.config.MaxEndpoints + 1 }
-
-func userOf(k *pilasterSessionKey) uint32 {
-	if k.Endpoint != 0 {
-		return firstEndpointUser + k.Endpoint
-	}
-	return 1 + k.Tenant%tenantUsers
-}
+// sessionUsers is the number of endpoints by which bpf/sessions.h counts, behind the sum, which has the 0 that is nobody's.
+func (d *Datapath) sessionUsers() int { return 1 + d.config.MaxEndpoints }
 
 // countUsers counts anew who has how many places: one of the two tables may be new, or have been another build's. What comes and goes meanwhile
 // may be counted wrong, until the next start.
@@ -43,7 +31,7 @@ func (d *Datapath) countUsers() error {
 	users, counts := make([]uint32, m.MaxEntries()), make([]int64, m.MaxEntries())
 	err := eachBucket(d.objects.PilSessionsV1, func(b *pilasterSessionBucket) {
 		for i, tag := range b.Tags {
-			if user := userOf(&b.Places[i].Key); tag != 0 && int(user) < len(counts) {
+			if user := b.Places[i].Key.Endpoint; tag != 0 && int(user) < len(counts) {
 				counts[user]++
 			}
 			counts[0] += int64(oneIf(tag != 0))
@@ -127,7 +115,6 @@ func (d *Datapath) Sessions() (agent.Sessions, error) {
 	if err != nil {
 		return s, fmt.Errorf("read the sessions: %w", err)
 	}
-	delete(users, 0) // of other nodes' containers
 	for id, n := range users {
 		if n > s.Most || n == s.Most && id < s.Largest {
 			s.Largest, s.Most = id, n

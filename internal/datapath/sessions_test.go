@@ -120,7 +120,7 @@ func TestNobodyTakesAll(t *testing.T) {
 		t.Errorf("with another one: %+v, %v; want %d, of which %d the first one's", s, err, room*3/4, want.Most)
 	}
 	// What each has is counted anew when an agent comes.
-	must(t, b.datapath.objects.PilSessionUsersV1.Put(userOf(&pilasterSessionKey{Endpoint: uint32(b.b1.record.ID)}), int64(0)))
+	must(t, b.datapath.objects.PilSessionUsersV1.Put(uint32(b.b1.record.ID), int64(0)))
 	b.reopen(t, b.datapath.config)
 	b.restore(t, b.b1, b.b2, b.r1)
 	if !b.begin(t, 999, true) {
