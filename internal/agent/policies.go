@@ -280,7 +280,7 @@ func (c *Core) surroundings(name string, p *policed) (s surroundings, err error)
 			}
 		}
 	}
-	if s.judgesOthers = isJudgedThere(known.Tenant); s.judgesOthers {
+	if s.judgesOthers = known.Tenant.JudgedThere(); s.judgesOthers {
 		s.subjects = slices.AppendSeq(s.subjects, maps.Keys(s.apps))
 	}
 	slices.Sort(s.subjects)

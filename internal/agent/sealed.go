@@ -5,7 +5,6 @@ import (
 	"fmt"
 
 	"pilaster.io/pilaster/internal/network"
-	"pilaster.io/pilaster/internal/tenant"
 )
 
 // seal has none of a tenant's containers here send or receive by networks that could not police it, or lets them again.
@@ -49,14 +48,4 @@ func (c *Core) sealedOff(name string, t TenantPolicies) []string {
 		return []string{fmt.Sprintf("%v\n  its containers here neither send nor receive by it, and none is added: delete its policies, or move its containers to other nodes", err)}
 	}
 	return nil
-}
-
-// isJudgedThere tells whether nodes judge what others' containers send, and so need the rules of all apps.
-func isJudgedThere(t tenant.Tenant) bool {
-	for _, network := range []string{networkOf(t), t.Leaving} {
-		if on, known := tenant.TraitsOf(network); network != "" && known && on.JudgedThere {
-			return true
-		}
-	}
-	return false
 }

@@ -33,6 +33,7 @@ type policyView struct {
 	Revision  int64      `json:"revision,omitempty"` // of the store, when it changed
 	Change    string     `json:"change,omitempty"`   // of policy apply: created, configured, unchanged
 	DryRun    bool       `json:"dryRun,omitempty"`
+	Warnings  []string   `json:"warnings,omitempty"`
 }
 
 func viewPolicy(p *pilasterv1.Policy) policyView {
@@ -140,8 +141,11 @@ They are named. From then on such nodes get no container of the tenant. --force 
 			views := []policyView{}
 			for _, p := range resp.Msg.Policies {
 				v := viewPolicy(p.Policy)
-				v.Change, v.DryRun = strings.ToLower(strings.TrimPrefix(p.Change.String(), "POLICY_CHANGE_")), dryRun
+				v.Change, v.DryRun, v.Warnings = strings.ToLower(strings.TrimPrefix(p.Change.String(), "POLICY_CHANGE_")), dryRun, p.Warnings
 				views = append(views, v)
+				for _, warning := range p.Warnings {
+					fmt.Fprintf(env.Stderr, "warning: %s: %s\n", store.PolicyName(p.Policy), warning)
+				}
 			}
 			return out.print(env.Stdout, views, func(w io.Writer) {
 				for i, v := range views {

@@ -4,18 +4,29 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"slices"
+	"strings"
 
 	"connectrpc.com/connect"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/orchestrator/store"
+	"pilaster.io/pilaster/internal/policy"
+	"pilaster.io/pilaster/internal/tenant"
 )
 
 func (s *operatorService) ApplyPolicies(ctx context.Context, req *connect.Request[pilasterv1.ApplyPoliciesRequest]) (*connect.Response[pilasterv1.ApplyPoliciesResponse], error) {
 	policies, err := readPolicies(req.Msg.Documents)
 	if err != nil {
 		return nil, connect.NewError(connect.CodeInvalidArgument, err)
+	}
+	s.applying.Lock()
+	defer s.applying.Unlock()
+	warnings, err := s.fit(ctx, req.Msg.Tenant, policies)
+	if err != nil {
+		return nil, err
 	}
 	applied, err := s.store.ApplyPolicies(ctx, req.Msg.Tenant, policies, store.Applying{DryRun: req.Msg.DryRun, Force: req.Msg.Force})
 	if err != nil {
@@ -26,9 +37,46 @@ func (s *operatorService) ApplyPolicies(ctx context.Context, req *connect.Reques
 	for i, is := range applied {
 		p := brief(policies[i])
 		p.Tenant, p.Changed, p.Revision = req.Msg.Tenant, is.Changed, is.Revision
-		resp.Policies = append(resp.Policies, &pilasterv1.AppliedPolicy{Policy: p, Change: is.Change})
+		resp.Policies = append(resp.Policies, &pilasterv1.AppliedPolicy{Policy: p, Change: is.Change, Warnings: warnings[i]})
 	}
 	return connect.NewResponse(&resp), nil
+}
+
+// fit refuses policies that nodes could not enforce beside those that the tenant has, and says what of each may not be as its writer means it. Of a tenant
+// that is not there the store says so.
+func (s *operatorService) fit(ctx context.Context, name string, news []*pilasterv1.Policy) (warnings [][]string, err error) {
+	all, apps, together := s.model.policing(name)
+	changed, labels := map[string]bool{}, policy.LabelsOf(apps)
+	for _, p := range news {
+		read, err := policy.ParseKept(p.Kind, []byte(p.Document))
+		if err != nil {
+			return nil, connect.NewError(connect.CodeInternal, fmt.Errorf("%s is not read as it would be kept: %w; nothing was changed", store.PolicyName(p), err))
+		}
+		all[nameOf(p)] = read
+		changed[read.String()] = true
+		warnings = append(warnings, nil)
+		if keys := labels.Unheard(&read); len(apps) > 0 && len(keys) > 0 {
+			warnings[len(warnings)-1] = []string{fmt.Sprintf("it selects by %s, which no container of tenant %s has: such a selector means none, or where the label must not be there, all; who says labels to the network is in docs/policy.md", strings.Join(keys, ", "), name)}
+		}
+	}
+	err = policy.Fit(ctx, name, slices.Collect(maps.Values(all)), func(p *policy.Policy) bool { return changed[p.String()] }, apps, together)
+	if err != nil {
+		return nil, connect.NewError(connect.CodeResourceExhausted, fmt.Errorf("no node could enforce them: %w; nothing was changed", err))
+	}
+	return warnings, nil
+}
+
+// policing is what nodes compile a tenant's policies from: these, the labels of its apps, and whether each node does so for all of the apps.
+func (m *model) policing(name string) (all map[policyName]policy.Policy, apps map[address.AppID]map[string]string, together bool) {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	all, apps = map[policyName]policy.Policy{}, map[address.AppID]map[string]string{}
+	maps.Copy(all, m.policies.read[name])
+	for id, app := range m.apps[name] {
+		apps[address.AppID(id)] = app.Labels
+	}
+	t := m.tenants[name]
+	return all, apps, tenant.Tenant{Network: t.GetNetwork(), Leaving: t.GetLeaving()}.JudgedThere()
 }
 
 // brief is a policy without its document.

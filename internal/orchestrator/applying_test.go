@@ -13,6 +13,7 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/orchestrator/store"
+	"pilaster.io/pilaster/internal/tenant"
 )
 
 // netpol is a NetworkPolicy as people write it.
@@ -153,6 +154,47 @@ func TestNodesThatEnforceNothing(t *testing.T) {
 		t.Errorf("after its upgrade: %v", err)
 	}
 	says("netpila", "nimitz")
+}
+
+// TestPoliciesThatNoNodeCouldEnforce: two that go each by itself and not together. The second is refused, and is not there afterwards.
+func TestPoliciesThatNoNodeCouldEnforce(t *testing.T) {
+	t.Parallel()
+	s := start(t, testConfig(t))
+	createTenant(t, s, "blue")
+	n1 := dial(t, s, testNode(1))
+	if _, err := n1.Register(t.Context(), connect.NewRequest(&pilasterv1.RegisterRequest{Version: "test", Enforces: []string{"netpila"}})); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := n1.Resolve(t.Context(), connect.NewRequest(&pilasterv1.ResolveRequest{Tenant: "blue", Labels: map[string]string{tenant.NamespaceKey: "shop"}})); err != nil {
+		t.Fatal(err)
+	}
+	ranges := func(first int) string {
+		var b strings.Builder
+		b.WriteString("  ingress:\n  - ports:\n")
+		for i := range 2049 {
+			fmt.Fprintf(&b, "    - {port: %d, endPort: %d}\n", first+i, 40_000+first+i)
+		}
+		return b.String()
+	}
+	if got := apply(t, s, "blue", netpol("a", ranges(1))); got != "a created" {
+		t.Fatal(got)
+	}
+	second := &pilasterv1.ApplyPoliciesRequest{Tenant: "blue", Documents: []string{netpol("b", ranges(3000))}}
+	for _, second.DryRun = range []bool{true, false} {
+		_, err := operator(s.config.RunDir).ApplyPolicies(t.Context(), connect.NewRequest(second))
+		if wantCode(t, err, connect.CodeResourceExhausted); err != nil && !strings.Contains(err.Error(), "4,098 ranges of ports") {
+			t.Error(err)
+		}
+	}
+	if all := s.model.policiesOf("blue"); len(all) != 1 || all[0].Name != "a" {
+		t.Errorf("the tenant has %d policies", len(all))
+	}
+	if got := apply(t, s, "blue", netpol("a", "")); got != "a configured" {
+		t.Fatal(got)
+	}
+	if got := apply(t, s, "blue", second.Documents...); got != "b created" {
+		t.Error(got)
+	}
 }
 
 // TestLongPoliciesAreFollowed: what is longer than one message comes in several, over a real connection.

@@ -177,7 +177,7 @@ func (m *model) take(e store.Event, revision int64) {
 		delete(m.tenants, e.DeletedTenant)
 		delete(m.apps, e.DeletedTenant)
 		delete(m.ended, e.DeletedTenant)
-		delete(m.policies.of, e.DeletedTenant)
+		m.policies.removeAll(e.DeletedTenant)
 	case e.App != nil:
 		apps := m.apps[e.App.Tenant]
 		if apps == nil {

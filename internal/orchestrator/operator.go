@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"sync"
 	"time"
 
 	"connectrpc.com/connect"
@@ -26,6 +27,8 @@ type operatorService struct {
 	listen  string
 	region  string // this one's name
 	started time.Time
+
+	applying sync.Mutex // policies are looked at beside those that were applied before
 }
 
 // await waits for the revision and not for what changed, which somebody else may have changed back.

@@ -9,12 +9,14 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/orchestrator/store"
+	"pilaster.io/pilaster/internal/policy"
 )
 
 // policies are what decides which containers of a tenant may speak: its policies, and which containers are of another app than their
 // addresses say. Nodes that host the tenant are told, and no others.
 type policies struct {
 	of        map[string]map[policyName]*pilasterv1.Policy // by tenant
+	read      map[string]map[policyName]policy.Policy      // the same, but for those that this build cannot read
 	overrides map[string]map[string]*pilasterv1.Override   // by tenant, address
 	overrode  *[]store.Event                               // of overrides, in the batch at hand
 }
@@ -24,20 +26,30 @@ type policyName struct{ kind, namespace, name string }
 func nameOf(p *pilasterv1.Policy) policyName { return policyName{p.Kind, p.Namespace, p.Name} }
 
 func newPolicies() policies {
-	return policies{map[string]map[policyName]*pilasterv1.Policy{}, map[string]map[string]*pilasterv1.Override{}, new([]store.Event)}
+	return policies{map[string]map[policyName]*pilasterv1.Policy{}, map[string]map[policyName]policy.Policy{}, map[string]map[string]*pilasterv1.Override{}, new([]store.Event)}
 }
 
 func (p policies) add(is *pilasterv1.Policy) {
 	if p.of[is.Tenant] == nil {
-		p.of[is.Tenant] = map[policyName]*pilasterv1.Policy{}
+		p.of[is.Tenant], p.read[is.Tenant] = map[policyName]*pilasterv1.Policy{}, map[policyName]policy.Policy{}
 	}
 	p.of[is.Tenant][nameOf(is)] = is
+	delete(p.read[is.Tenant], nameOf(is))
+	if read, err := policy.ParseKept(is.Kind, []byte(is.Document)); err == nil { // of another build's, nodes say what they make of it
+		p.read[is.Tenant][nameOf(is)] = read
+	}
 }
 
 func (p policies) remove(was *pilasterv1.Policy) {
+	delete(p.read[was.Tenant], nameOf(was))
 	if delete(p.of[was.Tenant], nameOf(was)); len(p.of[was.Tenant]) == 0 {
-		delete(p.of, was.Tenant)
+		p.removeAll(was.Tenant)
 	}
+}
+
+func (p policies) removeAll(tenant string) {
+	delete(p.of, tenant)
+	delete(p.read, tenant)
 }
 
 // override takes note of what a node says of its containers, as it was and as it is. No other node has these addresses.

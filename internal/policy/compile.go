@@ -32,15 +32,7 @@ func Compile(tenant string, policies []Policy, apps map[address.AppID]map[string
 		}
 		places = append(places, at)
 	}
-	selecting := make([]selection, len(places))
-	for i, p := range c.policies {
-		subject := c.index.selected(p.Subject)
-		for j, at := range places {
-			if subject.has(at) {
-				selecting[j].add(i, p)
-			}
-		}
-	}
+	selecting := c.selecting(places)
 	for i, at := range places {
 		s, err := c.subject(at, selecting[i])
 		if err != nil {
@@ -62,6 +54,7 @@ type compiler struct {
 	index    *index
 	numbers  numbers
 	peers    map[place]appSet // whom rules match by labels, of those asked for so far
+	most     int              // entries of a map
 	tables   Tables
 	rows     []peerRow       // what is to be in the map of peers, which is the largest
 	sets     map[string]ID   // by what they are made of
@@ -79,14 +72,8 @@ func newCompiler(tenant string, policies []Policy, apps map[address.AppID]map[st
 			return nil, fmt.Errorf("tenant %s: %d is not the number of an app", tenant, app)
 		}
 	}
-	c := &compiler{
-		tenant: tenant, index: newIndex(apps), peers: map[place]appSet{},
-		sets: map[string]ID{}, ports: map[[32]byte]ID{}, sums: map[ID][32]byte{},
-		tables: Tables{
-			Subjects: map[address.AppID]Subject{}, Blocks: map[BlockKey]ID{},
-			Ports: map[PortKey]PortEntry{}, Ranges: map[RangeKey]Verdict{}, Names: map[uint32]RuleName{},
-		},
-	}
+	c := &compiler{tenant: tenant, index: newIndex(apps), peers: map[place]appSet{}, most: maxEntries}
+	c.clear()
 	for i := range policies {
 		c.policies = append(c.policies, &policies[i])
 	}
@@ -103,6 +90,29 @@ func newCompiler(tenant string, policies []Policy, apps map[address.AppID]map[st
 	}
 	c.numbers = number(tenant, c.policies)
 	return c, nil
+}
+
+// clear takes all out of the tables.
+func (c *compiler) clear() {
+	c.rows, c.sets, c.ports, c.sums = nil, map[string]ID{}, map[[32]byte]ID{}, map[ID][32]byte{}
+	c.tables = Tables{
+		Subjects: map[address.AppID]Subject{}, Blocks: map[BlockKey]ID{},
+		Ports: map[PortKey]PortEntry{}, Ranges: map[RangeKey]Verdict{}, Names: map[uint32]RuleName{},
+	}
+}
+
+// selecting are the policies that select the app at each of these places.
+func (c *compiler) selecting(places []int) []selection {
+	of := make([]selection, len(places))
+	for i, p := range c.policies {
+		subject := c.index.selected(p.Subject)
+		for j, at := range places {
+			if subject.has(at) {
+				of[j].add(i, p)
+			}
+		}
+	}
+	return of
 }
 
 func (c *compiler) appAt(i int) address.AppID {

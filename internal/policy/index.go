@@ -14,6 +14,9 @@ type appSet []uint64
 
 func (b appSet) has(i int) bool { return b[i/64]>>(i%64)&1 != 0 }
 func (b appSet) add(i int)      { b[i/64] |= 1 << (i % 64) }
+func (b appSet) any() bool {
+	return slices.ContainsFunc(b, func(word uint64) bool { return word != 0 })
+}
 func (b appSet) or(o appSet) {
 	for i := range b {
 		b[i] |= o[i]
@@ -30,8 +33,8 @@ func (b appSet) minus(o appSet) {
 	}
 }
 
-// values are the apps that have a label, by its value.
-type values map[string]appSet
+// values are the apps that have a label, by its value: their places, as most values are of few apps.
+type values map[string][]int
 
 // index knows which apps have which labels, so that a selector does not have to ask each. Behind the apps that are
 // known there are two places more: that of AnyApp, and that of Outside.
@@ -41,7 +44,6 @@ type index struct {
 	words      int
 	known      appSet
 	everyone   appSet
-	none       appSet
 	stranger   appSet // who is not known
 	pods       map[string]values
 	namespaces map[string]values // by the labels of namespaces
@@ -54,7 +56,7 @@ func newIndex(apps map[address.AppID]map[string]string) *index {
 		apps: slices.Sorted(maps.Keys(apps)), words: (len(apps) + 2 + 63) / 64,
 		pods: map[string]values{}, namespaces: map[string]values{}, names: values{}, ports: map[string]map[tenant.Port]appSet{},
 	}
-	ix.known, ix.everyone, ix.none, ix.stranger = ix.empty(), ix.empty(), ix.empty(), ix.empty()
+	ix.known, ix.everyone, ix.stranger = ix.empty(), ix.empty(), ix.empty()
 	ix.stranger.add(ix.unknown())
 	for i := range len(apps) + 2 {
 		ix.everyone.add(i)
@@ -63,33 +65,33 @@ func newIndex(apps map[address.AppID]map[string]string) *index {
 		id := tenant.ReadIdentity(apps[app])
 		ix.ids = append(ix.ids, id)
 		ix.known.add(i)
-		put(ix, ix.names, id.Namespace, i)
+		ix.names[id.Namespace] = append(ix.names[id.Namespace], i)
 		for k, v := range id.Pod {
-			put(ix, in(ix.pods, k), v, i)
+			put(ix.pods, k, v, i)
 		}
 		for k, v := range id.NamespaceLabels {
-			put(ix, in(ix.namespaces, k), v, i)
+			put(ix.namespaces, k, v, i)
 		}
 		for name, port := range id.Ports {
-			put(ix, in(ix.ports, name), port, i)
+			of := ix.ports[name]
+			if of == nil {
+				of = map[tenant.Port]appSet{}
+				ix.ports[name] = of
+			}
+			if of[port] == nil {
+				of[port] = ix.empty()
+			}
+			of[port].add(i)
 		}
 	}
 	return ix
 }
 
-// in is the map at a key, made where there is none.
-func in[K, V comparable, M ~map[V]appSet](m map[K]M, key K) M {
-	if m[key] == nil {
-		m[key] = M{}
+func put(labels map[string]values, key, value string, i int) {
+	if labels[key] == nil {
+		labels[key] = values{}
 	}
-	return m[key]
-}
-
-func put[V comparable, M ~map[V]appSet](ix *index, m M, value V, i int) {
-	if m[value] == nil {
-		m[value] = ix.empty()
-	}
-	m[value].add(i)
+	labels[key][value] = append(labels[key][value], i)
 }
 
 func (ix *index) empty() appSet { return make(appSet, ix.words) }
@@ -112,7 +114,7 @@ func (ix *index) selected(p Pods) appSet {
 		return out
 	}
 	if p.Namespace != "" {
-		out.and(ix.having(ix.names, p.Namespace))
+		out.and(ix.of(ix.names[p.Namespace]))
 	}
 	ix.narrow(out, p.Namespaces, ix.namespaces)
 	ix.narrow(out, p.Labels, ix.pods)
@@ -122,19 +124,14 @@ func (ix *index) selected(p Pods) appSet {
 // narrow takes away the apps whose labels do not fulfil each requirement.
 func (ix *index) narrow(out appSet, s Selector, labels map[string]values) {
 	for _, r := range s {
-		those := labels[r.Key]
-		if r.Operator == In && len(r.Values) == 1 {
-			out.and(ix.having(those, r.Values[0]))
-			continue
-		}
-		have := ix.empty()
+		those, have := labels[r.Key], ix.empty()
 		if r.Operator == In || r.Operator == NotIn {
 			for _, v := range r.Values {
-				have.or(ix.having(those, v))
+				have.addAll(those[v])
 			}
 		} else {
-			for _, b := range those {
-				have.or(b)
+			for _, places := range those {
+				have.addAll(places)
 			}
 		}
 		if r.Operator == In || r.Operator == Exists {
@@ -145,11 +142,16 @@ func (ix *index) narrow(out appSet, s Selector, labels map[string]values) {
 	}
 }
 
-func (ix *index) having(v values, value string) appSet {
-	if b := v[value]; b != nil {
-		return b
+func (ix *index) of(places []int) appSet {
+	b := ix.empty()
+	b.addAll(places)
+	return b
+}
+
+func (b appSet) addAll(places []int) {
+	for _, i := range places {
+		b.add(i)
 	}
-	return ix.none
 }
 
 // each yields the places in a set, in order.

@@ -19,12 +19,12 @@ func TestFree(t *testing.T) {
 }
 
 func TestWhatDoesNotFitIsRefused(t *testing.T) {
-	c := &compiler{rows: make([]peerRow, maxEntries)}
+	c := &compiler{rows: make([]peerRow, maxEntries), most: maxEntries}
 	if err := c.fits(); err != nil {
 		t.Error(err)
 	}
 	c.rows = append(c.rows, peerRow{})
-	if err := c.fits(); err == nil || !strings.Contains(err.Error(), "1,048,577 entries of peers on this node, more than 1,048,576") {
+	if err := c.fits(); err == nil || !strings.Contains(err.Error(), "1,048,577 entries of peers on a node, more than 1,048,576") {
 		t.Error(err)
 	}
 }

@@ -15,14 +15,7 @@ func (c *compiler) set(d Direction, policies []int, at int) (ID, error) {
 	if len(policies) == 0 {
 		return 0, nil
 	}
-	madeOf := fmt.Sprint(d, policies)
-	if d == Ingress {
-		// Names of ports mean those of the subject.
-		ports := c.index.identity(at).Ports
-		for _, name := range slices.Sorted(maps.Keys(ports)) {
-			madeOf += fmt.Sprint(" ", name, ports[name])
-		}
-	}
+	madeOf := c.madeOf(d, policies, at)
 	if id, ok := c.sets[madeOf]; ok {
 		return id, nil
 	}
@@ -33,6 +26,19 @@ func (c *compiler) set(d Direction, policies []int, at int) (ID, error) {
 	id, err := c.build(m)
 	c.sets[madeOf] = id
 	return id, err
+}
+
+// madeOf is what tells the sets of subjects apart, before they are made.
+func (c *compiler) madeOf(d Direction, policies []int, at int) string {
+	of := fmt.Sprint(d, policies)
+	if d == Ingress {
+		// Names of ports mean those of the subject.
+		ports := c.index.identity(at).Ports
+		for _, name := range slices.Sorted(maps.Keys(ports)) {
+			of += fmt.Sprint(" ", name, ports[name])
+		}
+	}
+	return of
 }
 
 // build puts a set into the tables.
@@ -222,8 +228,8 @@ func (c *compiler) identify(what string, content []byte) (id ID, isNew bool, err
 func (c *compiler) fits() error {
 	t := c.tables
 	for what, n := range map[string]int{"peers": len(c.rows), "blocks": len(t.Blocks), "ports": len(t.Ports), "ranges of ports": len(t.Ranges)} {
-		if n > maxEntries {
-			return fmt.Errorf("they need %s of %s on this node, more than %s: write fewer or simpler rules", numeral.Of(n, "entry", "entries"), what, numeral.Grouped(maxEntries))
+		if n > c.most {
+			return fmt.Errorf("they need %s of %s on a node, more than %s: write fewer or simpler rules", numeral.Of(n, "entry", "entries"), what, numeral.Grouped(c.most))
 		}
 	}
 	return nil

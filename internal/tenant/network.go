@@ -36,6 +36,16 @@ func TraitsOf(network string) (Traits, bool) {
 	return Traits{}, false
 }
 
+// JudgedThere tells whether nodes judge what others' containers of the tenant begin, and so need the rules of all its apps.
+func (t Tenant) JudgedThere() bool {
+	on, _ := TraitsOf(t.Network)
+	leaves := Traits{}
+	if t.Leaving != "" {
+		leaves, _ = TraitsOf(t.Leaving)
+	}
+	return on.JudgedThere || leaves.JudgedThere
+}
+
 // CheckNetwork refuses a tenant whose containers this build could not give addresses.
 func (t Tenant) CheckNetwork() error {
 	on, known := TraitsOf(t.Network)

@@ -3288,6 +3288,7 @@ type AppliedPolicy struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Policy        *Policy                `protobuf:"bytes,1,opt,name=policy,proto3" json:"policy,omitempty"` // without its document
 	Change        PolicyChange           `protobuf:"varint,2,opt,name=change,proto3,enum=pilaster.v1.PolicyChange" json:"change,omitempty"`
+	Warnings      []string               `protobuf:"bytes,3,rep,name=warnings,proto3" json:"warnings,omitempty"` // what may not be as its writer means it
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3334,6 +3335,13 @@ func (x *AppliedPolicy) GetChange() PolicyChange {
 		return x.Change
 	}
 	return PolicyChange_POLICY_CHANGE_UNSPECIFIED
+}
+
+func (x *AppliedPolicy) GetWarnings() []string {
+	if x != nil {
+		return x.Warnings
+	}
+	return nil
 }
 
 type ListPoliciesRequest struct {
@@ -4233,10 +4241,11 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\adry_run\x18\x03 \x01(\bR\x06dryRun\x12\x14\n" +
 	"\x05force\x18\x04 \x01(\bR\x05force\"O\n" +
 	"\x15ApplyPoliciesResponse\x126\n" +
-	"\bpolicies\x18\x01 \x03(\v2\x1a.pilaster.v1.AppliedPolicyR\bpolicies\"o\n" +
+	"\bpolicies\x18\x01 \x03(\v2\x1a.pilaster.v1.AppliedPolicyR\bpolicies\"\x8b\x01\n" +
 	"\rAppliedPolicy\x12+\n" +
 	"\x06policy\x18\x01 \x01(\v2\x13.pilaster.v1.PolicyR\x06policy\x121\n" +
-	"\x06change\x18\x02 \x01(\x0e2\x19.pilaster.v1.PolicyChangeR\x06change\"-\n" +
+	"\x06change\x18\x02 \x01(\x0e2\x19.pilaster.v1.PolicyChangeR\x06change\x12\x1a\n" +
+	"\bwarnings\x18\x03 \x03(\tR\bwarnings\"-\n" +
 	"\x13ListPoliciesRequest\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\"G\n" +
 	"\x14ListPoliciesResponse\x12/\n" +
