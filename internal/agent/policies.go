@@ -111,32 +111,63 @@ type PolicyNews struct {
 	Back      []netip.Addr // are of the app again that they say
 }
 
-// hear is all that has been heard, with the news. What this build cannot read is kept as that: to forget it would let by what it forbids.
-func (p *policed) hear(n PolicyNews) *policed {
-	next := newPoliced()
-	next.told, next.expected, next.inForce, next.made, next.refused, next.unkept = p.told, p.expected, p.inForce, p.made, p.refused, true
-	if !n.Whole {
-		next.documents, next.parsed, next.unread, next.overrides = maps.Clone(p.documents), maps.Clone(p.parsed), maps.Clone(p.unread), maps.Clone(p.overrides)
+// hear takes note of the news, and tells whether they change anything. What this build cannot read is kept as that: to forget it would let by what it forbids.
+func (p *policed) hear(n PolicyNews) (changed bool) {
+	if n.Whole {
+		n.Ended, n.Back = p.besides(n)
 	}
 	for _, d := range n.Ended {
-		next.forget(d.name())
-	}
-	for _, d := range n.Documents {
-		next.forget(d.name())
-		next.documents[d.name()] = d
-		if parsed, known := p.parsed[d.name()]; known && p.documents[d.name()] == d {
-			next.parsed[d.name()] = parsed
-		} else if parsed, err := d.parse(); err == nil {
-			next.parsed[d.name()] = parsed
-		} else {
-			next.unread[d.name()] = err
+		if _, had := p.documents[d.name()]; had {
+			p.forget(d.name())
+			changed = true
 		}
 	}
-	for _, a := range n.Back {
-		delete(next.overrides, a)
+	for _, d := range n.Documents {
+		if p.documents[d.name()] == d {
+			continue
+		}
+		p.forget(d.name())
+		p.documents[d.name()] = d
+		if parsed, err := d.parse(); err == nil {
+			p.parsed[d.name()] = parsed
+		} else {
+			p.unread[d.name()] = err
+		}
+		changed = true
 	}
-	maps.Copy(next.overrides, n.Overrides)
-	return next
+	for _, a := range n.Back {
+		if _, had := p.overrides[a]; had {
+			delete(p.overrides, a)
+			changed = true
+		}
+	}
+	for a, app := range n.Overrides {
+		if p.overrides[a] != app {
+			p.overrides[a] = app
+			changed = true
+		}
+	}
+	p.unkept = p.unkept || changed
+	return changed
+}
+
+// besides is what was heard before and is not among the news, which are all that holds.
+func (p *policed) besides(n PolicyNews) (documents []Document, overrides []netip.Addr) {
+	said := make(map[policyName]bool, len(n.Documents))
+	for _, d := range n.Documents {
+		said[d.name()] = true
+	}
+	for name, d := range p.documents {
+		if !said[name] {
+			documents = append(documents, d)
+		}
+	}
+	for a := range p.overrides {
+		if _, stays := n.Overrides[a]; !stays {
+			overrides = append(overrides, a)
+		}
+	}
+	return documents, overrides
 }
 
 func (p *policed) forget(name policyName) {
@@ -169,15 +200,14 @@ func (c *Core) ApplyPolicies(ctx context.Context, n PolicyNews) error {
 	}
 	c.policies.mu.Lock()
 	defer c.policies.mu.Unlock()
-	had := c.policies.of(n.Tenant)
-	p := had.hear(n)
-	c.policies.m[n.Tenant] = p
-	if had.isDone() && maps.Equal(had.documents, p.documents) && maps.Equal(had.overrides, p.overrides) {
-		p.unkept = false // of most tenants, that they have none; and what a snapshot repeats
-	} else if err := c.enforce(n.Tenant); err != nil {
-		return err
-	} else if p.refused == nil {
-		c.policies.times.enforced(n.Heard)
+	p := c.policies.of(n.Tenant)
+	if p.hear(n) || !p.isDone() { // nothing is new of most tenants, which have none, and of what a snapshot repeats
+		if err := c.enforce(n.Tenant); err != nil {
+			return err
+		}
+		if p.refused == nil {
+			c.policies.times.enforced(n.Heard)
+		}
 	}
 	if n.Whole && !p.isTold() {
 		close(p.told)

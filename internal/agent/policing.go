@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/reflect/protoreflect"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
@@ -33,25 +32,14 @@ type policing struct {
 // maxUnenforced is how many bytes of messages wait at most: as much as the largest message has, or a stream in its windows.
 const maxUnenforced = 4 << 20
 
-// policyFields are those of a delta that may wait: nothing else depends on when they are in force. waitingFields are those of its message, which the last one says for all.
-var (
-	policyFields  = map[protoreflect.Name]bool{"policies": true, "ended_policies": true, "overrides": true, "ended_overrides": true, "whole_policies": true}
-	waitingFields = map[protoreflect.Name]bool{"delta": true, "revision": true, "spread_ms": true, "with_policies": true}
-)
-
-// isOfPolicies tells whether an event says something of policies and of nothing else.
+// isOfPolicies tells whether an event says something of policies and of nothing else: nothing else depends on when that is in force.
 func isOfPolicies(event *pilasterv1.FollowResponse) bool {
 	d := event.GetDelta()
-	return d != nil && hasOnly(event, waitingFields) && hasOnly(d, policyFields)
-}
-
-// hasOnly tells whether a message has some of these fields and no others.
-func hasOnly(m proto.Message, these map[protoreflect.Name]bool) (is bool) {
-	m.ProtoReflect().Range(func(f protoreflect.FieldDescriptor, _ protoreflect.Value) bool {
-		is = these[f.Name()]
-		return is
-	})
-	return is
+	if d == nil || event.More || event.Refusals != nil {
+		return false
+	}
+	others := len(d.Tenants) + len(d.Apps) + len(d.DeletedTenants) + len(d.WholeTenants) + len(d.Mappings) + len(d.EndedMappings)
+	return d.Node == nil && others == 0 && len(d.Policies)+len(d.EndedPolicies)+len(d.Overrides)+len(d.EndedOverrides)+len(d.WholePolicies) > 0
 }
 
 // hear takes an event that is of policies alone. It returns before these are in force, unless very much waits.

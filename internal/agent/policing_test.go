@@ -3,12 +3,16 @@ package agent
 import (
 	"context"
 	"fmt"
+	"iter"
 	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"os"
 	"sync"
 	"testing"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
@@ -99,29 +103,68 @@ func TestPoliciesThatAreNotKept(t *testing.T) {
 	}
 }
 
-// TestIsOfPolicies: only what nothing else depends on may wait.
+// TestIsOfPolicies: only what nothing else depends on may wait. It goes through all fields that a message has, those too that come after this was written.
 func TestIsOfPolicies(t *testing.T) {
-	some := []*pilasterv1.Policy{{Tenant: "blue"}}
-	for _, c := range []struct {
-		of   *pilasterv1.FollowResponse
-		want bool
-	}{
-		{policyEvent(1, &pilasterv1.Delta{Policies: some}), true},
-		{policyEvent(1, &pilasterv1.Delta{EndedPolicies: some, WholePolicies: []string{"blue"}}), true},
-		{policyEvent(1, &pilasterv1.Delta{Overrides: []*pilasterv1.Override{{}}}), true},
-		{policyEvent(1, &pilasterv1.Delta{EndedOverrides: []*pilasterv1.Override{{}}}), true},
-		{policyEvent(1, &pilasterv1.Delta{}), false},
-		{&pilasterv1.FollowResponse{Event: policyEvent(1, &pilasterv1.Delta{Policies: some}).Event, Refusals: &pilasterv1.Refusals{}}, false},
-		{policyEvent(1, &pilasterv1.Delta{Policies: some, Apps: []*pilasterv1.App{{}}}), false},
-		{policyEvent(1, &pilasterv1.Delta{Policies: some, DeletedTenants: []string{"green"}}), false},
-		{policyEvent(1, &pilasterv1.Delta{Policies: some, Node: &pilasterv1.Node{}}), false},
-		{&pilasterv1.FollowResponse{Event: &pilasterv1.FollowResponse_Snapshot{Snapshot: &pilasterv1.Snapshot{Policies: some}}}, false},
-		{&pilasterv1.FollowResponse{Event: &pilasterv1.FollowResponse_Heartbeat{}}, false},
-	} {
-		if got := isOfPolicies(c.of); got != c.want {
-			t.Errorf("%v: %v", c.of, got)
+	mayWait := map[protoreflect.Name]bool{"policies": true, "ended_policies": true, "overrides": true, "ended_overrides": true, "whole_policies": true}
+	besides := map[protoreflect.Name]bool{"delta": true, "revision": true, "spread_ms": true, "with_policies": true}
+	some := &pilasterv1.Delta{Policies: []*pilasterv1.Policy{{Tenant: "blue"}}}
+	for f := range fieldsOf(&pilasterv1.Delta{}) {
+		if alone := (&pilasterv1.Delta{}); isOfPolicies(policyEvent(1, set(alone, f))) != mayWait[f.Name()] {
+			t.Errorf("%s alone may wait: %v", f.Name(), !mayWait[f.Name()])
+		}
+		if both := proto.CloneOf(some); isOfPolicies(policyEvent(1, set(both, f))) != mayWait[f.Name()] {
+			t.Errorf("%s beside policies may wait: %v", f.Name(), !mayWait[f.Name()])
 		}
 	}
+	for f := range fieldsOf(&pilasterv1.FollowResponse{}) {
+		if f.Name() == "delta" {
+			continue
+		}
+		if event := policyEvent(1, proto.CloneOf(some)); isOfPolicies(set(event, f)) != besides[f.Name()] {
+			t.Errorf("policies in a message with %s may wait: %v", f.Name(), !besides[f.Name()])
+		}
+	}
+	if isOfPolicies(policyEvent(1, &pilasterv1.Delta{})) {
+		t.Error("an event without anything may wait")
+	}
+}
+
+func fieldsOf(m proto.Message) iter.Seq[protoreflect.FieldDescriptor] {
+	return func(yield func(protoreflect.FieldDescriptor) bool) {
+		fields := m.ProtoReflect().Descriptor().Fields()
+		for i := range fields.Len() {
+			if !yield(fields.Get(i)) {
+				return
+			}
+		}
+	}
+}
+
+// set gives a field of a message some value that is not empty.
+func set[M proto.Message](m M, f protoreflect.FieldDescriptor) M {
+	r := m.ProtoReflect()
+	one := func(new func() protoreflect.Value) protoreflect.Value {
+		switch f.Kind() {
+		case protoreflect.MessageKind:
+			return new()
+		case protoreflect.StringKind:
+			return protoreflect.ValueOfString("x")
+		case protoreflect.BoolKind:
+			return protoreflect.ValueOfBool(true)
+		case protoreflect.Int64Kind:
+			return protoreflect.ValueOfInt64(1)
+		case protoreflect.Uint32Kind:
+			return protoreflect.ValueOfUint32(1)
+		}
+		panic(f.Kind().String() + " of " + string(f.FullName()))
+	}
+	if !f.IsList() {
+		r.Set(f, one(func() protoreflect.Value { return r.NewField(f) }))
+		return m
+	}
+	list := r.Mutable(f).List()
+	list.Append(one(list.NewElement))
+	return m
 }
 
 // TestTogether: news that are put together say what they say one after the other.
@@ -136,8 +179,10 @@ func TestTogether(t *testing.T) {
 		return some
 	}
 	for range 2000 {
-		begun := newPoliced().hear(PolicyNews{Documents: names(), Overrides: map[netip.Addr]address.AppID{netip.AddrFrom4([4]byte{0: 1}): 9}})
-		one := begun
+		is, one := newPoliced(), newPoliced()
+		begun := PolicyNews{Documents: names(), Overrides: map[netip.Addr]address.AppID{netip.AddrFrom4([4]byte{0: 1}): 9}}
+		is.hear(begun)
+		one.hear(begun)
 		var news []PolicyNews
 		for range 1 + r.IntN(5) {
 			n := PolicyNews{Tenant: "blue", Whole: r.IntN(6) == 0, Documents: names(), Ended: names(), Overrides: map[netip.Addr]address.AppID{}}
@@ -149,13 +194,18 @@ func TestTogether(t *testing.T) {
 					n.Back = append(n.Back, a)
 				}
 			}
-			news, one = append(news, n), one.hear(n)
+			had := maps.Clone(one.documents)
+			hadOverrides := maps.Clone(one.overrides)
+			news = append(news, n)
+			if changed := one.hear(n); !changed && (!maps.Equal(had, one.documents) || !maps.Equal(hadOverrides, one.overrides)) {
+				t.Fatalf("%+v changes nothing of %v, %v: now %v, %v", n, had, hadOverrides, one.documents, one.overrides)
+			}
 		}
 		all := byTenant(news)
 		if len(all) != 1 {
 			t.Fatalf("%d of one tenant", len(all))
 		}
-		if is := begun.hear(all[0]); !maps.Equal(is.documents, one.documents) || !maps.Equal(is.overrides, one.overrides) || len(is.unread) != len(one.unread) || len(is.parsed) != len(one.parsed) {
+		if is.hear(all[0]); !maps.Equal(is.documents, one.documents) || !maps.Equal(is.overrides, one.overrides) || len(is.unread) != len(one.unread) || len(is.parsed) != len(one.parsed) {
 			t.Fatalf("of %+v: together %v, %v; one after the other %v, %v", news, is.documents, is.overrides, one.documents, one.overrides)
 		}
 	}

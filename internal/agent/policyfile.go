@@ -38,7 +38,8 @@ func openPolicies(disk durable.Disk, dir string) (*policies, error) {
 		if err := disk.Read(p.path(name), stateVersion, &f); err != nil {
 			return nil, err
 		}
-		told := newPoliced().hear(PolicyNews{Tenant: name, Whole: true, Documents: f.Documents, Overrides: f.Overrides})
+		told := newPoliced()
+		told.hear(PolicyNews{Tenant: name, Whole: true, Documents: f.Documents, Overrides: f.Overrides})
 		for _, err := range told.unread {
 			return nil, &durable.CorruptError{Path: p.path(name), Err: err}
 		}

@@ -11,7 +11,6 @@ import (
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/apimachinery/pkg/util/yaml"
 	kjson "sigs.k8s.io/json"
@@ -126,32 +125,6 @@ func parseObject(where string, h head, text []byte) (found, error) {
 	}
 	return found{}, fmt.Errorf("%s: kind %q of apiVersion %q: write kind %s of %s, kind %s of %s, or a List of these",
 		where, h.Kind, h.APIVersion, networkPolicyKind, networkingV1, clusterPolicyKind, clusterV1alpha2)
-}
-
-// ParseKept reads one document of a kind, in JSON, as the orchestrator keeps it. It refuses what Parse does, and takes half the time.
-func ParseKept(kind string, text []byte) (Policy, error) {
-	var f found
-	var err error
-	switch h := (head{Kind: kind}); kind {
-	case networkPolicyKind:
-		f, err = kept(h, networkingV1, text, fromNetworkPolicy)
-	case clusterPolicyKind:
-		f, err = kept(h, clusterV1alpha2, text, fromClusterPolicy)
-	default:
-		err = fmt.Errorf("kind %q: this build knows %s and %s", kind, networkPolicyKind, clusterPolicyKind)
-	}
-	return f.policy, err
-}
-
-func kept[T any](h head, apiVersion string, text []byte, from func(*T) (Policy, field.ErrorList)) (found, error) {
-	return one("document", h, text, func(object *T) (Policy, field.ErrorList) {
-		if is := any(object).(interface {
-			GroupVersionKind() schema.GroupVersionKind
-		}).GroupVersionKind(); is.Kind != h.Kind || is.GroupVersion().String() != apiVersion {
-			return Policy{}, field.ErrorList{field.NotSupported(field.NewPath("kind"), is.String(), []string{h.Kind + " of " + apiVersion})}
-		}
-		return from(object)
-	})
 }
 
 func parseList(where string, h head, text []byte) (all []found, err error) {

@@ -1,10 +1,14 @@
 package policy_test
 
 import (
+	"encoding/json"
 	"net/netip"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"pilaster.io/pilaster/internal/policy"
 )
@@ -205,6 +209,25 @@ func TestParseKept(t *testing.T) {
 		}
 		if want, err := policy.Parse([]byte(c.text)); c.ok && (err != nil || !reflect.DeepEqual([]policy.Policy{is}, want)) {
 			t.Errorf("%s is read as %+v, and by Parse as %+v, %v", c.text, is, want, err)
+		}
+	}
+}
+
+// TestKeptMetadata: of what Kubernetes has in metadata, nothing keeps a policy from being read but what is never kept.
+func TestKeptMetadata(t *testing.T) {
+	taken := strings.Fields("creationTimestamp generation managedFields resourceVersion selfLink uid") // by the orchestrator, before it keeps a document
+	values := map[reflect.Kind]string{reflect.String: `"x"`, reflect.Map: `{}`, reflect.Slice: `[]`, reflect.Pointer: `null`, reflect.Struct: `null`, reflect.Int64: `1`}
+	meta := reflect.TypeFor[metav1.ObjectMeta]()
+	for i := range meta.NumField() {
+		f := meta.Field(i)
+		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		metadata := map[string]json.RawMessage{"name": []byte(`"x"`), name: []byte(values[f.Type.Kind()])}
+		text, err := json.Marshal(map[string]any{"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": metadata, "spec": map[string]any{"podSelector": map[string]any{}}})
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if _, err := policy.ParseKept("NetworkPolicy", text); (err == nil) == slices.Contains(taken, name) {
+			t.Errorf("%s: %v", text, err)
 		}
 	}
 }
