@@ -20,6 +20,7 @@ import (
 	"pilaster.io/pilaster/internal/network"
 	"pilaster.io/pilaster/internal/network/netpila"
 	"pilaster.io/pilaster/internal/network/nimitz"
+	"pilaster.io/pilaster/internal/policy"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -260,7 +261,24 @@ func (d *fakeDriver) SetPolicies(all []TenantPolicies) error {
 	return nil
 }
 
-func (d *fakeDriver) Why(Question) (Answer, error) { return Answer{}, d.call("Why", endpoint.Record{}) }
+// Why answers from the tables that were given last.
+func (d *fakeDriver) Why(q Question) (Answer, error) {
+	if err := d.call("Why", endpoint.Record{}); err != nil {
+		return Answer{}, err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	a := Answer{LocalApp: q.LocalApp, RemoteApp: q.RemoteApp, Allowed: [2]bool{true, true}}
+	for _, of := range d.policies {
+		if slices.Contains(of.IDs, q.Tenant) {
+			for direction, port := range [2]uint16{policy.Ingress: q.LocalPort, policy.Egress: q.RemotePort} {
+				said := of.Tables.Decide(q.LocalApp, policy.Direction(direction), q.RemoteApp, q.Remote, q.Protocol, port)
+				a.Allowed[direction], a.Rules[direction] = said.Allowed, said.Rule
+			}
+		}
+	}
+	return a, nil
+}
 
 func (d *fakeDriver) Sessions() (Sessions, error) {
 	return d.sessions, d.call("Sessions", endpoint.Record{})

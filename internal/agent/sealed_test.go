@@ -26,10 +26,6 @@ func TestRulesOfOthersApps(t *testing.T) {
 	if _, err := b.Add(t.Context(), b.green("c1")); err != nil {
 		t.Fatal(err)
 	}
-	own := netip.MustParseAddr("10.0.3.1")
-	if _, err := b.Why(own, own, policy.TCP, 80); !errors.Is(err, ErrNever) {
-		t.Errorf("why, asked of addresses that say no app: %v", err)
-	}
 	b.hear(PolicyNews{Tenant: "green", Whole: true, Documents: []Document{document("db", mutedDB)}})
 	if !b.sends(1) || b.sends(2) {
 		t.Errorf("app 1 may begin something: %v; app 2, which is not known: %v", b.sends(1), b.sends(2))

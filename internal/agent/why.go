@@ -1,9 +1,13 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"net/netip"
+	"slices"
+	"strings"
 
 	"connectrpc.com/connect"
 
@@ -33,22 +37,29 @@ type Answer struct {
 // Reason is what this node's policies say of a connection at one of its ends.
 type Reason struct {
 	Direction policy.Direction
-	Endpoint  endpoint.Record
-	Peer      netip.Addr // canonical
-	Policed   bool       // the tenant has policies at all
+	Tenant    string
+	Endpoint  *endpoint.Record // nil where it is not here
+	Peer      netip.Addr       // canonical, or as tenants of network nimitz have it
+	Policed   bool             // the tenant has policies at all
 	Own, Far  address.AppID
 	Allowed   bool
 	By, Audit *policy.RuleName // what decided, and what would have denied if it were not in audit; nil where nothing did
 }
 
-// Why says of a connection that may not exist what becomes of it at those of its ends that are here: none, one or both.
-func (c *Core) Why(source, destination netip.Addr, protocol uint8, port uint16) ([]Reason, error) {
-	from, to := c.Explain(source), c.Explain(destination)
+// Connection is one that may not exist.
+type Connection struct {
+	Source, Destination netip.Addr
+	Protocol            uint8
+	Port                uint16        // of the destination
+	Tenant              string        // of network nimitz, where containers of several here have the addresses
+	PeerApp             address.AppID // of that network: of the end that is not here
+}
+
+// Why says of a connection what becomes of it at those of its ends that are here: none, one or both.
+func (c *Core) Why(of Connection) ([]Reason, error) {
+	from, to := c.Explain(of.Source), c.Explain(of.Destination)
 	if !from.Plaintext.IsValid() || !to.Plaintext.IsValid() {
-		if len(from.Overlaid)+len(to.Overlaid) > 0 {
-			return nil, refuse(ErrNever, "%v and %v: addresses of network nimitz say no identity, its packets do; what was dropped there, and by which rule, `pilaster monitor` and `pilaster policy hits` tell", source, destination)
-		}
-		return nil, nil
+		return c.whyOverlaid(of, from.Overlaid, to.Overlaid)
 	}
 	var all []Reason
 	for _, direction := range [2]policy.Direction{policy.Egress, policy.Ingress} {
@@ -59,31 +70,83 @@ func (c *Core) Why(source, destination netip.Addr, protocol uint8, port uint16) 
 		if own.Endpoint == nil {
 			continue
 		}
-		r, err := c.why(direction, *own.Endpoint, own.Plaintext, far.Plaintext, protocol, port)
+		here, there := address.Split(own.Plaintext), address.Split(far.Plaintext)
+		r, err := c.why(of, direction, own.Endpoint.Tenant, Question{Tenant: here.Tenant, Local: own.Plaintext, Remote: far.Plaintext, LocalApp: here.App, RemoteApp: there.App})
 		if err != nil {
 			return nil, err
 		}
+		r.Endpoint = own.Endpoint
 		all = append(all, r)
 	}
 	return all, nil
 }
 
-func (c *Core) why(direction policy.Direction, own endpoint.Record, local, remote netip.Addr, protocol uint8, port uint16) (Reason, error) {
-	here, there := address.Split(local), address.Split(remote)
-	q := Question{Tenant: here.Tenant, Local: local, Remote: remote, LocalApp: here.App, RemoteApp: there.App, Protocol: protocol}
-	if direction == policy.Egress {
-		q.RemotePort = port
+// whyOverlaid is Why for network nimitz, whose addresses say no app. Its nodes have the rules of all apps of a tenant that is here, so both directions are
+// told.
+func (c *Core) whyOverlaid(of Connection, from, to []Overlaid) ([]Reason, error) {
+	here := map[string]*endpoint.Record{} // by tenant, one end
+	for _, o := range slices.Concat(from, to) {
+		if o.Endpoint != nil && (of.Tenant == "" || of.Tenant == o.Tenant) {
+			here[o.Tenant] = o.Endpoint
+		}
+	}
+	names := slices.Sorted(maps.Keys(here))
+	if len(names) > 1 {
+		return nil, refuse(ErrNever, "containers of tenants %s here have %v or %v; say which tenant is meant: --tenant %s", strings.Join(names, ", "), of.Source, of.Destination, names[0])
+	}
+	if len(names) == 0 {
+		return nil, nil
+	}
+	name := names[0]
+	apps, records := [2]address.AppID{}, [2]*endpoint.Record{}
+	for i, those := range [2][]Overlaid{from, to} {
+		at := slices.IndexFunc(those, func(o Overlaid) bool { return o.Tenant == name && o.Region == "" })
+		switch {
+		case at < 0:
+			apps[i] = policy.Outside
+		case those[at].Endpoint != nil:
+			records[i] = those[at].Endpoint
+			apps[i] = cmp.Or(records[i].AppNow, records[i].App)
+		case of.PeerApp == 0:
+			return nil, refuse(ErrNever, "%v is not on this node, and addresses of network nimitz say no app; say which with --peer-app: `pilaster endpoint list` shows it on its node", [2]netip.Addr{of.Source, of.Destination}[i])
+		default:
+			apps[i] = of.PeerApp
+		}
+	}
+	known, _, _ := c.tenants.get(name)
+	if !slices.ContainsFunc(known.Apps, func(a App) bool { return a.ID == of.PeerApp }) && of.PeerApp != 0 {
+		return nil, refuse(ErrNever, "tenant %s has no app %d that this node knows", name, of.PeerApp)
+	}
+	var all []Reason
+	for i, direction := range [2]policy.Direction{policy.Egress, policy.Ingress} {
+		ends := [2]netip.Addr{of.Source, of.Destination}
+		if apps[i] == policy.Outside {
+			continue // nobody's rules
+		}
+		r, err := c.why(of, direction, name, Question{Tenant: here[name].TenantID, Local: ends[i], Remote: ends[1-i], LocalApp: apps[i], RemoteApp: apps[1-i]})
+		if err != nil {
+			return nil, err
+		}
+		r.Endpoint = records[i]
+		all = append(all, r)
+	}
+	return all, nil
+}
+
+func (c *Core) why(of Connection, direction policy.Direction, tenant string, q Question) (Reason, error) {
+	if q.Protocol = of.Protocol; direction == policy.Egress {
+		q.RemotePort = of.Port
 	} else {
-		q.LocalPort = port
+		q.LocalPort = of.Port
 	}
 	answer, err := c.driver.Why(q)
 	if err != nil {
 		return Reason{}, err
 	}
-	r := Reason{Direction: direction, Endpoint: own, Peer: remote, Own: answer.LocalApp, Far: answer.RemoteApp, Allowed: answer.Allowed[direction]}
-	r.Policed = c.policies.inSight()[own.Tenant].polices()
-	r.By, r.Audit = c.ruleName(own.Tenant, answer.Rules[direction]), c.ruleName(own.Tenant, answer.Audits[direction])
-	return r, nil
+	return Reason{
+		Direction: direction, Tenant: tenant, Peer: q.Remote, Own: answer.LocalApp, Far: answer.RemoteApp, Allowed: answer.Allowed[direction],
+		Policed: c.policies.inSight()[tenant].polices(), By: c.ruleName(tenant, answer.Rules[direction]), Audit: c.ruleName(tenant, answer.Audits[direction]),
+	}, nil
 }
 
 func (s *Service) Why(_ context.Context, req *connect.Request[pilasterv1.WhyRequest]) (*connect.Response[pilasterv1.WhyResponse], error) {
@@ -100,14 +163,20 @@ func (s *Service) Why(_ context.Context, req *connect.Request[pilasterv1.WhyRequ
 	if req.Msg.Protocol > 255 || req.Msg.Port > 65535 {
 		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("protocol %d, port %d: there is no such", req.Msg.Protocol, req.Msg.Port))
 	}
-	reasons, err := core.Why(ends[0], ends[1], uint8(req.Msg.Protocol), uint16(req.Msg.Port))
+	if req.Msg.PeerApp >= uint32(address.FirstReservedApp) {
+		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("app %d: choose 1 to %d", req.Msg.PeerApp, address.FirstReservedApp-1))
+	}
+	reasons, err := core.Why(Connection{Source: ends[0], Destination: ends[1], Protocol: uint8(req.Msg.Protocol), Port: uint16(req.Msg.Port), Tenant: req.Msg.Tenant, PeerApp: address.AppID(req.Msg.PeerApp)})
 	if err != nil {
 		return nil, toConnect(err)
 	}
 	resp := &pilasterv1.WhyResponse{}
 	for _, r := range reasons {
-		m := &pilasterv1.Reason{Direction: r.Direction.String(), Endpoint: endpointToProto(r.Endpoint), Peer: r.Peer.String(), Policed: r.Policed,
+		m := &pilasterv1.Reason{Direction: r.Direction.String(), Tenant: r.Tenant, Peer: r.Peer.String(), Policed: r.Policed,
 			App: uint32(r.Own), PeerApp: uint32(r.Far), Allowed: r.Allowed, Rule: ruleToProto(r.By), Audit: ruleToProto(r.Audit)}
+		if r.Endpoint != nil {
+			m.Endpoint = endpointToProto(*r.Endpoint)
+		}
 		resp.Reasons = append(resp.Reasons, m)
 	}
 	return connect.NewResponse(resp), nil

@@ -18,7 +18,7 @@ import (
 // reasonView is what policies say at one end of a connection, as JSON.
 type reasonView struct {
 	Direction string `json:"direction"`
-	Endpoint  uint32 `json:"endpoint"`
+	Endpoint  uint32 `json:"endpoint,omitempty"` // of network nimitz none where it is not here
 	Pod       string `json:"pod,omitempty"`
 	Tenant    string `json:"tenant"`
 	App       uint32 `json:"app"`
@@ -45,22 +45,28 @@ var protocolNumbers = map[string]uint8{"tcp": 6, "udp": 17, "sctp": 132, "icmp":
 func newWhyCommand(env Env) *cobra.Command {
 	var out output
 	var socket agentSocket
+	var tenant string
+	var peerApp uint16
 	c := &cobra.Command{
 		Use:   "why SOURCE DESTINATION PROTOCOL[/PORT]",
 		Short: "Say whether policies allow a connection, and which rule decides",
 		Long: `Say whether policies allow a connection from one container to another, and which rule decides. This node's agent
 asks the tables that packets are judged by, in the kernel, for those ends of it that are here: the source's egress, the
 destination's ingress. A connection needs both; what is not here the other end's node knows. It ends with 1 where an
-end that is here denies it.`,
+end that is here denies it.
+
+Addresses of network nimitz say no app, and several tenants may have them: --peer-app says the app of an end that is not
+here, --tenant whose addresses they are. Its nodes have the rules of all apps of a tenant, so they answer for both ends.`,
 		Example: `  pilaster why fc05:3c9f:712b:239e:df1b:6d97:4bae:9aef fc98:14bc:4974:c7a8:470f:98a:c932:1f42 tcp/80
-  pilaster why $SOURCE $DESTINATION icmpv6 -o json`,
+  pilaster why $SOURCE $DESTINATION icmpv6 -o json
+  pilaster why 10.0.1.7 10.0.2.9 tcp/80 --tenant green --peer-app 3`,
 		Args: cobra.ExactArgs(3),
 		RunE: func(c *cobra.Command, args []string) error {
 			view, err := askWhy(args)
 			if err != nil {
 				return err
 			}
-			if err := socket.why(c.Context(), &view); err != nil {
+			if err := socket.why(c.Context(), &view, tenant, peerApp); err != nil {
 				return err
 			}
 			if err := out.print(env.Stdout, view, view.text); err != nil {
@@ -76,6 +82,8 @@ end that is here denies it.`,
 	}
 	out.bind(c)
 	socket.bind(c)
+	c.Flags().StringVar(&tenant, "tenant", "", "whose addresses they are, on network nimitz")
+	c.Flags().Uint16Var(&peerApp, "peer-app", 0, "app of the end that is not on this node, on network nimitz")
 	return c
 }
 
@@ -110,14 +118,14 @@ func askWhy(args []string) (v whyView, err error) {
 	return v, nil
 }
 
-func (s *agentSocket) why(ctx context.Context, v *whyView) error {
-	resp, err := s.client().Why(ctx, connect.NewRequest(&pilasterv1.WhyRequest{Source: v.Source.String(), Destination: v.Destination.String(), Protocol: uint32(v.Protocol), Port: uint32(v.Port)}))
+func (s *agentSocket) why(ctx context.Context, v *whyView, tenant string, peerApp uint16) error {
+	resp, err := s.client().Why(ctx, connect.NewRequest(&pilasterv1.WhyRequest{Source: v.Source.String(), Destination: v.Destination.String(), Protocol: uint32(v.Protocol), Port: uint32(v.Port), Tenant: tenant, PeerApp: uint32(peerApp)}))
 	if err != nil {
 		return err
 	}
 	v.Reasons = []reasonView{}
 	for _, r := range resp.Msg.Reasons {
-		v.Reasons = append(v.Reasons, reasonView{Direction: r.Direction, Endpoint: r.Endpoint.GetId(), Pod: r.Endpoint.GetPod(), Tenant: r.Endpoint.GetTenant(), App: r.App, Peer: r.Peer, PeerApp: r.PeerApp,
+		v.Reasons = append(v.Reasons, reasonView{Direction: r.Direction, Endpoint: r.Endpoint.GetId(), Pod: r.Endpoint.GetPod(), Tenant: r.Tenant, App: r.App, Peer: r.Peer, PeerApp: r.PeerApp,
 			Policed: r.Policed, Allowed: r.Allowed, Policy: r.Rule.GetPolicy(), Rule: r.Rule.GetRule(), Audit: r.Audit.GetRule()})
 	}
 	return nil
@@ -125,7 +133,7 @@ func (s *agentSocket) why(ctx context.Context, v *whyView) error {
 
 func (v whyView) text(w io.Writer) {
 	if len(v.Reasons) == 0 {
-		fmt.Fprintln(w, "neither end is a container of network netpila on this node; ask on the node of the source, and on that of the destination")
+		fmt.Fprintln(w, "neither end is a container on this node; ask on the node of the source, and on that of the destination")
 	}
 	for _, r := range v.Reasons {
 		verdict, because := "allowed", r.Rule
@@ -141,7 +149,11 @@ func (v whyView) text(w io.Writer) {
 		default:
 			because = "the packet path has no rules for it; see pilaster status"
 		}
-		fmt.Fprintf(w, "%-8s %-8s endpoint %d (tenant %s, app %d), peer %s (app %d): %s\n", r.Direction, verdict, r.Endpoint, r.Tenant, r.App, r.Peer, r.PeerApp, because)
+		who := fmt.Sprint("endpoint ", r.Endpoint)
+		if r.Endpoint == 0 {
+			who = "not here"
+		}
+		fmt.Fprintf(w, "%-8s %-8s %s (tenant %s, app %d), peer %s (app %d): %s\n", r.Direction, verdict, who, r.Tenant, r.App, r.Peer, r.PeerApp, because)
 		if r.Audit != "" {
 			fmt.Fprintf(w, "%-8s %-8s if it were not in audit: %s\n", r.Direction, "denied", r.Audit)
 		}

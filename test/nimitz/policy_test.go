@@ -61,6 +61,28 @@ func TestPoliciesOnOpenVSwitch(t *testing.T) {
 	must(t, l.AddContainer(ctx, lab.Container{Name: "db", Node: "n1", Tenant: "green", Labels: map[string]string{"app": "db"}}))
 	reaches("with a policy", "db", "web", false)
 	reaches("with a policy", "web", "db", true)
+	why := func(from, to string, peerApp uint32) ([]*pilasterv1.Reason, error) {
+		source, err := l.Container(from)
+		must(t, err)
+		destination, err := l.Container(to)
+		must(t, err)
+		resp, err := l.Agent("n1").Why(ctx, connect.NewRequest(&pilasterv1.WhyRequest{Source: source.Address.String(), Destination: destination.Address.String(), Protocol: 6, Port: 80, PeerApp: peerApp}))
+		if err != nil {
+			return nil, err
+		}
+		return resp.Msg.Reasons, nil
+	}
+	asked, err := why("db", "web", 0)
+	if must(t, err); len(asked) != 2 || asked[0].Allowed || asked[0].Rule.GetPolicy() != "NetworkPolicy default/db" || !asked[1].Allowed {
+		t.Errorf("why db does not reach web: %v", asked)
+	}
+	if _, err := why("web", "far", 0); err == nil || !strings.Contains(err.Error(), "--peer-app") {
+		t.Errorf("why of a container that is not here, and of no app: %v", err)
+	}
+	asked, err = why("far", "web", asked[0].App) // were it a db
+	if must(t, err); len(asked) != 2 || asked[0].Allowed || asked[0].Endpoint != nil || !asked[1].Allowed {
+		t.Errorf("why far would not reach web: %v", asked)
+	}
 	_, err = l.Operator().DeletePolicies(ctx, connect.NewRequest(&pilasterv1.DeletePoliciesRequest{Tenant: "green", Policies: []*pilasterv1.Policy{{Kind: "NetworkPolicy", Namespace: "default", Name: "db"}}}))
 	must(t, err)
 	reaches("without policies any more", "web", "far", true)

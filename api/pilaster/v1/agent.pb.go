@@ -2200,8 +2200,10 @@ type WhyRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Source        string                 `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"` // as a container sees it, or plaintext
 	Destination   string                 `protobuf:"bytes,2,opt,name=destination,proto3" json:"destination,omitempty"`
-	Protocol      uint32                 `protobuf:"varint,3,opt,name=protocol,proto3" json:"protocol,omitempty"` // of IP: 6 is TCP
-	Port          uint32                 `protobuf:"varint,4,opt,name=port,proto3" json:"port,omitempty"`         // of the destination; 0 where the protocol has none
+	Protocol      uint32                 `protobuf:"varint,3,opt,name=protocol,proto3" json:"protocol,omitempty"`              // of IP: 6 is TCP
+	Port          uint32                 `protobuf:"varint,4,opt,name=port,proto3" json:"port,omitempty"`                      // of the destination; 0 where the protocol has none
+	Tenant        string                 `protobuf:"bytes,5,opt,name=tenant,proto3" json:"tenant,omitempty"`                   // of network nimitz, where containers of several here have the addresses
+	PeerApp       uint32                 `protobuf:"varint,6,opt,name=peer_app,json=peerApp,proto3" json:"peer_app,omitempty"` // of that network: of the end that is not here
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2264,6 +2266,20 @@ func (x *WhyRequest) GetPort() uint32 {
 	return 0
 }
 
+func (x *WhyRequest) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *WhyRequest) GetPeerApp() uint32 {
+	if x != nil {
+		return x.PeerApp
+	}
+	return 0
+}
+
 type WhyResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Reasons       []*Reason              `protobuf:"bytes,1,rep,name=reasons,proto3" json:"reasons,omitempty"`
@@ -2312,14 +2328,15 @@ func (x *WhyResponse) GetReasons() []*Reason {
 type Reason struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Direction     string                 `protobuf:"bytes,1,opt,name=direction,proto3" json:"direction,omitempty"` // "egress" of the source, "ingress" of the destination
-	Endpoint      *Endpoint              `protobuf:"bytes,2,opt,name=endpoint,proto3" json:"endpoint,omitempty"`
-	Peer          string                 `protobuf:"bytes,3,opt,name=peer,proto3" json:"peer,omitempty"`        // plaintext
-	Policed       bool                   `protobuf:"varint,4,opt,name=policed,proto3" json:"policed,omitempty"` // the tenant has policies
-	App           uint32                 `protobuf:"varint,5,opt,name=app,proto3" json:"app,omitempty"`         // of the endpoint now
+	Endpoint      *Endpoint              `protobuf:"bytes,2,opt,name=endpoint,proto3" json:"endpoint,omitempty"`   // of network nimitz unset where it is not here: the node has rules for it too
+	Peer          string                 `protobuf:"bytes,3,opt,name=peer,proto3" json:"peer,omitempty"`           // plaintext, or as tenants of network nimitz have it
+	Policed       bool                   `protobuf:"varint,4,opt,name=policed,proto3" json:"policed,omitempty"`    // the tenant has policies
+	App           uint32                 `protobuf:"varint,5,opt,name=app,proto3" json:"app,omitempty"`            // of the endpoint now
 	PeerApp       uint32                 `protobuf:"varint,6,opt,name=peer_app,json=peerApp,proto3" json:"peer_app,omitempty"`
 	Allowed       bool                   `protobuf:"varint,7,opt,name=allowed,proto3" json:"allowed,omitempty"`
 	Rule          *RuleName              `protobuf:"bytes,8,opt,name=rule,proto3" json:"rule,omitempty"`   // that decided; unset where none did
 	Audit         *RuleName              `protobuf:"bytes,9,opt,name=audit,proto3" json:"audit,omitempty"` // that would have denied if its policy were not in audit
+	Tenant        string                 `protobuf:"bytes,10,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2415,6 +2432,13 @@ func (x *Reason) GetAudit() *RuleName {
 		return x.Audit
 	}
 	return nil
+}
+
+func (x *Reason) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
 }
 
 type RuleName struct {
@@ -3008,15 +3032,17 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x12\n" +
 	"\x04cidr\x18\x02 \x01(\tR\x04cidr\x12\x16\n" +
 	"\x06region\x18\x03 \x01(\tR\x06region\x121\n" +
-	"\bendpoint\x18\x04 \x01(\v2\x15.pilaster.v1.EndpointR\bendpoint\"v\n" +
+	"\bendpoint\x18\x04 \x01(\v2\x15.pilaster.v1.EndpointR\bendpoint\"\xa9\x01\n" +
 	"\n" +
 	"WhyRequest\x12\x16\n" +
 	"\x06source\x18\x01 \x01(\tR\x06source\x12 \n" +
 	"\vdestination\x18\x02 \x01(\tR\vdestination\x12\x1a\n" +
 	"\bprotocol\x18\x03 \x01(\rR\bprotocol\x12\x12\n" +
-	"\x04port\x18\x04 \x01(\rR\x04port\"<\n" +
+	"\x04port\x18\x04 \x01(\rR\x04port\x12\x16\n" +
+	"\x06tenant\x18\x05 \x01(\tR\x06tenant\x12\x19\n" +
+	"\bpeer_app\x18\x06 \x01(\rR\apeerApp\"<\n" +
 	"\vWhyResponse\x12-\n" +
-	"\areasons\x18\x01 \x03(\v2\x13.pilaster.v1.ReasonR\areasons\"\xa6\x02\n" +
+	"\areasons\x18\x01 \x03(\v2\x13.pilaster.v1.ReasonR\areasons\"\xbe\x02\n" +
 	"\x06Reason\x12\x1c\n" +
 	"\tdirection\x18\x01 \x01(\tR\tdirection\x121\n" +
 	"\bendpoint\x18\x02 \x01(\v2\x15.pilaster.v1.EndpointR\bendpoint\x12\x12\n" +
@@ -3026,7 +3052,9 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\bpeer_app\x18\x06 \x01(\rR\apeerApp\x12\x18\n" +
 	"\aallowed\x18\a \x01(\bR\aallowed\x12)\n" +
 	"\x04rule\x18\b \x01(\v2\x15.pilaster.v1.RuleNameR\x04rule\x12+\n" +
-	"\x05audit\x18\t \x01(\v2\x15.pilaster.v1.RuleNameR\x05audit\"L\n" +
+	"\x05audit\x18\t \x01(\v2\x15.pilaster.v1.RuleNameR\x05audit\x12\x16\n" +
+	"\x06tenant\x18\n" +
+	" \x01(\tR\x06tenant\"L\n" +
 	"\bRuleName\x12\x16\n" +
 	"\x06policy\x18\x01 \x01(\tR\x06policy\x12\x12\n" +
 	"\x04rule\x18\x02 \x01(\tR\x04rule\x12\x14\n" +

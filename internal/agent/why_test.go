@@ -1,0 +1,59 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"pilaster.io/pilaster/internal/policy"
+)
+
+// TestWhyOnNimitz: addresses say neither tenant nor app there, so who asks does, and is told of both ends.
+func TestWhyOnNimitz(t *testing.T) {
+	b := newBedOfTwo(t)
+	if _, err := b.Add(t.Context(), b.green("c1")); err != nil {
+		t.Fatal(err)
+	}
+	own, other, outside := netip.MustParseAddr("10.0.3.1"), netip.MustParseAddr("10.0.9.9"), netip.MustParseAddr("192.0.2.1")
+	apps := []App{{2, map[string]string{"app": "db"}}, {3, map[string]string{"app": "cache"}}}
+	if err := b.Apply(t.Context(), []Known{{Tenant: b.orchestrator.tenants["green"], Apps: apps}}, nil); err != nil {
+		t.Fatal(err)
+	}
+	b.hear(PolicyNews{Tenant: "green", Whole: true, Documents: []Document{document("db", mutedDB)}})
+	ask := func(q Connection) string {
+		q.Protocol, q.Port = policy.TCP, 80
+		reasons, err := b.Why(q)
+		if err != nil {
+			if !errors.Is(err, ErrNever) {
+				t.Error(err)
+			}
+			return err.Error()
+		}
+		var said []string
+		for _, r := range reasons {
+			said = append(said, fmt.Sprint(r.Direction, " ", r.Endpoint != nil, " ", r.Own, "-", r.Far, " ", r.Allowed, " ", r.By))
+		}
+		return strings.Join(said, "; ")
+	}
+	db := "NetworkPolicy default/db isolates in egress, and no rule accepts"
+	for name, c := range map[string]struct {
+		of   Connection
+		want string
+	}{
+		"to one that is not here":      {Connection{Source: own, Destination: other, PeerApp: 2}, "egress true 1-2 true <nil>; ingress false 2-1 true <nil>"},
+		"from one that is not here":    {Connection{Source: other, Destination: own, PeerApp: 2}, "egress false 2-1 false " + db + "; ingress true 1-2 true <nil>"},
+		"from one that may":            {Connection{Source: other, Destination: own, PeerApp: 3, Tenant: "green"}, "egress false 3-1 true <nil>; ingress true 1-3 true <nil>"},
+		"to the outside":               {Connection{Source: own, Destination: outside}, "egress true 1-0 true <nil>"},
+		"of another tenant":            {Connection{Source: own, Destination: outside, Tenant: "blue"}, ""},
+		"neither is here":              {Connection{Source: other, Destination: outside}, ""},
+		"an app that is not said":      {Connection{Source: own, Destination: other}, "10.0.9.9 is not on this node, and addresses of network nimitz say no app; say which with --peer-app"},
+		"an app that there is not":     {Connection{Source: own, Destination: other, PeerApp: 77}, "tenant green has no app 77"},
+		"an address of either network": {Connection{Source: own, Destination: netip.MustParseAddr("fd70:696c:6100:2:0:100:100:7")}, "egress true 1-0 true <nil>"},
+	} {
+		if got := ask(c.of); got != c.want && !(strings.HasPrefix(got, c.want) && c.want != "") {
+			t.Errorf("%s: %s, want %s", name, got, c.want)
+		}
+	}
+}
