@@ -51,6 +51,7 @@ type Core struct {
 	networks map[string]Network
 	driver   Driver
 	resolver Resolver
+	tried    <-chan struct{} // see Config
 	plan     address.Plan
 	absent   map[string]string
 	edge     bool
@@ -77,6 +78,7 @@ type Config struct {
 	Absent       map[string]string  // what the agent is to be started with for a network that it may lack, by name
 	Driver       Driver
 	Resolver     Resolver
+	Tried        <-chan struct{} // closed once the cluster was heard, or cannot be; nil where nobody is waited for
 	Plan         address.Plan
 	Edge         bool             // takes no endpoints
 	MaxEndpoints int              // 0 means DefaultMaxEndpoints
@@ -88,7 +90,7 @@ type Config struct {
 // New is a core that knows what store and tenants hold. Start must come before anything else.
 func New(c Config) (*Core, error) {
 	core := &Core{
-		store: c.Store, tenants: c.Tenants, policies: c.Tenants.policies, networks: c.Networks, absent: c.Absent, driver: c.Driver, resolver: c.Resolver,
+		store: c.Store, tenants: c.Tenants, policies: c.Tenants.policies, networks: c.Networks, absent: c.Absent, driver: c.Driver, resolver: c.Resolver, tried: c.Tried,
 		plan: c.Plan, edge: c.Edge, max: cmp.Or(c.MaxEndpoints, DefaultMaxEndpoints), now: c.Now, log: c.Log,
 		ids: map[endpoint.ID]bool{}, lastID: c.Store.LastID(), moved: map[endpoint.ID]bool{}, due: newSignal(),
 	}

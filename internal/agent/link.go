@@ -34,6 +34,9 @@ type Link struct {
 	unfreed map[allocation]bool // what could not be given back yet, or may have been given
 	run     func()              // begins to; nil while there is no stream
 	freeing bool                // it goes on
+
+	tried     chan struct{} // closed by the first stream, or when there is none
+	firstTime sync.Once
 }
 
 // LinkConfig is what a Link is made of.
@@ -73,8 +76,13 @@ func NewLink(c LinkConfig) *Link {
 	if c.Wait == nil {
 		c.Wait = backoff
 	}
-	return &Link{config: c, unfreed: map[allocation]bool{}, status: LinkStatus{Since: time.Now(), LastError: "not connected yet"}}
+	return &Link{config: c, unfreed: map[allocation]bool{}, tried: make(chan struct{}), status: LinkStatus{Since: time.Now(), LastError: "not connected yet"}}
 }
+
+// Tried is closed once the orchestrator has told what this node is to know, or cannot be reached.
+func (l *Link) Tried() <-chan struct{} { return l.tried }
+
+func (l *Link) hasTried() { l.firstTime.Do(func() { close(l.tried) }) }
 
 func (l *Link) Status() LinkStatus {
 	l.mu.Lock()
@@ -174,6 +182,7 @@ func (l *Link) spread() time.Duration {
 
 // lost notes why the link is not there.
 func (l *Link) lost(err error, n int) {
+	defer l.hasTried()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.status.Connected {
@@ -262,6 +271,7 @@ func (l *Link) follow(ctx context.Context, core *Core, lists *lists) (heard bool
 		reader.hear(ctx, event, changed)
 		if !heard {
 			heard = true
+			l.hasTried()
 			l.whileLinked(func() { reports.Go(func() { l.freeLate(ctx, core) }) })
 			l.config.Log.Info("connected to the orchestrator", "url", l.config.URL, "revision", event.Revision)
 		}

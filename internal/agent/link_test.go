@@ -521,3 +521,39 @@ func TestRefusals(t *testing.T) {
 		}
 	}
 }
+
+// TestTried: who waits for the first word of the orchestrator goes on once it has come and is in force, or cannot come.
+func TestTried(t *testing.T) {
+	tried := func(b *linkBed) bool {
+		select {
+		case <-b.link.Tried():
+			return true
+		default:
+			return false
+		}
+	}
+	core := newBed(t)
+	core.add("c1")
+	heard := newLinkBed(t)
+	stop := heard.run(core)
+	defer stop()
+	<-heard.cluster.hosted
+	go func() {
+		for range heard.cluster.hosted { // its reports are not what is looked at
+		}
+	}()
+	if tried(heard) {
+		t.Error("before anything was heard")
+	}
+	deny := &pilasterv1.Policy{Tenant: "blue", Kind: "NetworkPolicy", Namespace: "default", Name: "deny", Document: denyAll}
+	heard.cluster.events <- &pilasterv1.FollowResponse{Revision: 4, Event: &pilasterv1.FollowResponse_Snapshot{Snapshot: &pilasterv1.Snapshot{Policies: []*pilasterv1.Policy{deny}, WholePolicies: []string{"blue"}}}}
+	<-heard.link.Tried()
+	if core.driver.policies["blue"].Tables.Subjects == nil {
+		t.Error("what was heard is not in force")
+	}
+	away := newLinkBed(t)
+	away.cluster.refusals = []error{connect.NewError(connect.CodeUnavailable, errors.New("no leader"))}
+	stop = away.run(newBed(t))
+	defer stop()
+	<-away.link.Tried()
+}

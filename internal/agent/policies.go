@@ -405,8 +405,16 @@ func (c *Core) expectPolicies(name string) {
 	c.policies.of(name).expected = true
 }
 
-// awaitPolicies waits until all policies of a tenant that has some were heard.
+// awaitPolicies waits until all policies of a tenant that has some were heard. Those that came while this agent was not running it knows only then.
 func (c *Core) awaitPolicies(ctx context.Context, name string) error {
+	if c.tried != nil {
+		select {
+		case <-c.tried:
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(policiesWait): // an orchestrator that says nothing is as good as one that is away: what is on disk holds
+		}
+	}
 	c.policies.mu.Lock()
 	p := c.policies.m[name]
 	c.policies.mu.Unlock()

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
@@ -460,4 +461,23 @@ func TestEachContainerWaitsForPolicies(t *testing.T) {
 	if b.lets(1, 1) {
 		t.Error("a policy is not in force")
 	}
+}
+
+// TestContainersWaitForTheFirstStream: what became of policies while the agent was away it hears then, and no container begins before.
+func TestContainersWaitForTheFirstStream(t *testing.T) {
+	b := newBed(t)
+	b.add("c1")
+	tried := make(chan struct{})
+	b.tried = tried
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if _, err := b.Add(ctx, b.request("c2")); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("added before anything was heard: %v", err)
+	}
+	if n := len(b.Endpoints()); n != 1 {
+		t.Fatalf("%d endpoints", n)
+	}
+	b.hear(PolicyNews{Tenant: "blue", Whole: true, Documents: []Document{document("deny", denyAll)}})
+	close(tried)
+	b.add("c2")
 }

@@ -287,7 +287,7 @@ func (d *daemon) start(ctx context.Context, g *errgroup.Group) error {
 		}
 	}
 	core, err := New(Config{
-		Store: d.store, Tenants: d.tenants, Networks: networks, Absent: absent, Driver: d.driver, Resolver: d.link, Edge: d.Edge,
+		Store: d.store, Tenants: d.tenants, Networks: networks, Absent: absent, Driver: d.driver, Resolver: d.link, Tried: d.link.Tried(), Edge: d.Edge,
 		Plan: m.Plan, MaxEndpoints: d.MaxEndpoints, MaxTenantIDs: d.MaxTenantIDs, Log: d.Log,
 	})
 	if err != nil {
