@@ -155,8 +155,9 @@ func addPolicies(r *pilasterv1.StatusResponse, core *Core) {
 		r.Problems = append(r.Problems, "the sessions of the packet path cannot be read: "+err.Error())
 		return
 	}
+	largest, _ := core.nameOf(s.Largest)
 	p.Sessions = &pilasterv1.Sessions{Capacity: uint32(s.Capacity), Used: uint32(s.Used), HalfOpen: uint32(s.HalfOpen), Begun: s.Begun, Evicted: s.Evicted, Refused: s.Refused,
-		LargestEndpoint: uint32(s.Largest), Largest: core.nameOf(s.Largest), LargestUsed: uint32(s.Most)}
+		LargestEndpoint: uint32(s.Largest), Largest: largest, LargestUsed: uint32(s.Most)}
 }
 
 // policyTimes is how long it takes to have policies in force.

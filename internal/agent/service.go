@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -267,23 +268,18 @@ func (s *Service) RecentEvents(context.Context, *connect.Request[pilasterv1.Rece
 	return connect.NewResponse(resp), nil
 }
 
-// nameOf is what people call an endpoint: its pod, or else its container.
-func (c *Core) nameOf(id endpoint.ID) string {
-	r, ok := c.store.Get(id)
-	switch {
-	case !ok:
-		return ""
-	case r.Pod != "":
-		return r.Pod
-	}
-	return r.ContainerID
+// nameOf is what people call an endpoint: its pod, or else its container. Both are empty of one that is not here.
+func (c *Core) nameOf(id endpoint.ID) (name, tenant string) {
+	r, _ := c.store.Get(id)
+	return cmp.Or(r.Pod, r.ContainerID), r.Tenant
 }
 
 func (c *Core) eventToProto(e Event) *pilasterv1.MonitorResponse {
+	name, tenant := c.nameOf(e.Endpoint)
 	m := &pilasterv1.MonitorResponse{
 		Time: timestamppb.New(e.Time), Type: e.Type, Reason: e.Reason, Count: e.Count, Hook: e.Hook,
 		Protocol: uint32(e.Protocol), SourcePort: uint32(e.SourcePort), DestinationPort: uint32(e.DestinationPort),
-		Length: uint32(e.Length), EndpointId: uint32(e.Endpoint), Endpoint: c.nameOf(e.Endpoint), Ifindex: uint32(e.Ifindex), LostEvents: e.Lost,
+		Length: uint32(e.Length), EndpointId: uint32(e.Endpoint), Endpoint: name, Tenant: tenant, Ifindex: uint32(e.Ifindex), LostEvents: e.Lost,
 		Rule: ruleToProto(c.ruleOf(e)),
 	}
 	if e.Source.IsValid() {

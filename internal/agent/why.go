@@ -43,6 +43,7 @@ type Reason struct {
 	Policed   bool             // the tenant has policies at all
 	Own, Far  address.AppID
 	Allowed   bool
+	Strangers bool             // the ends are of two tenants, which never speak
 	By, Audit *policy.RuleName // what decided, and what would have denied if it were not in audit; nil where nothing did
 }
 
@@ -59,7 +60,17 @@ type Connection struct {
 func (c *Core) Why(of Connection) ([]Reason, error) {
 	from, to := c.Explain(of.Source), c.Explain(of.Destination)
 	if !from.Plaintext.IsValid() || !to.Plaintext.IsValid() {
+		if end := [2]netip.Addr{of.Source, of.Destination}; from.Endpoint != nil || to.Endpoint != nil {
+			unknown := end[0]
+			if from.Plaintext.IsValid() {
+				unknown = end[1]
+			}
+			return nil, refuse(ErrNever, "%v is no container's address that this node can read, and containers of network netpila speak to those of their tenant alone", unknown)
+		}
 		return c.whyOverlaid(of, from.Overlaid, to.Overlaid)
+	}
+	sameTenant := func(a, b Explanation) bool {
+		return a.Tenant != "" && a.Tenant == b.Tenant || address.Split(a.Plaintext).Tenant == address.Split(b.Plaintext).Tenant
 	}
 	var all []Reason
 	for _, direction := range [2]policy.Direction{policy.Egress, policy.Ingress} {
@@ -71,6 +82,10 @@ func (c *Core) Why(of Connection) ([]Reason, error) {
 			continue
 		}
 		here, there := address.Split(own.Plaintext), address.Split(far.Plaintext)
+		if !sameTenant(own, far) {
+			all = append(all, Reason{Direction: direction, Tenant: own.Endpoint.Tenant, Endpoint: own.Endpoint, Peer: far.Plaintext, Own: here.App, Far: there.App, Strangers: true})
+			continue
+		}
 		r, err := c.why(of, direction, own.Endpoint.Tenant, Question{Tenant: here.Tenant, Local: own.Plaintext, Remote: far.Plaintext, LocalApp: here.App, RemoteApp: there.App})
 		if err != nil {
 			return nil, err
@@ -172,7 +187,7 @@ func (s *Service) Why(_ context.Context, req *connect.Request[pilasterv1.WhyRequ
 	}
 	resp := &pilasterv1.WhyResponse{}
 	for _, r := range reasons {
-		m := &pilasterv1.Reason{Direction: r.Direction.String(), Tenant: r.Tenant, Peer: r.Peer.String(), Policed: r.Policed,
+		m := &pilasterv1.Reason{Direction: r.Direction.String(), Tenant: r.Tenant, Peer: r.Peer.String(), Policed: r.Policed, Strangers: r.Strangers,
 			App: uint32(r.Own), PeerApp: uint32(r.Far), Allowed: r.Allowed, Rule: ruleToProto(r.By), Audit: ruleToProto(r.Audit)}
 		if r.Endpoint != nil {
 			m.Endpoint = endpointToProto(*r.Endpoint)

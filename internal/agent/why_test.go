@@ -7,8 +7,33 @@ import (
 	"strings"
 	"testing"
 
+	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/policy"
 )
+
+// TestWhyOfStrangers: two tenants never speak, whatever their policies say, and an address that says nothing is named.
+func TestWhyOfStrangers(t *testing.T) {
+	b := newBed(t)
+	own := b.add("c1").Attachments[0].Plaintext
+	other := address.Split(own)
+	other.Tenant++
+	for _, c := range []Connection{{Source: own, Destination: other.Addr()}, {Source: other.Addr(), Destination: own}} {
+		reasons, err := b.Why(c)
+		if err != nil || len(reasons) != 1 || reasons[0].Allowed || !reasons[0].Strangers {
+			t.Errorf("%v to %v: %+v, %v", c.Source, c.Destination, reasons, err)
+		}
+	}
+	same := address.Split(own)
+	same.Node = netip.MustParsePrefix("fd70:696c:6100:77::/64")
+	if reasons, err := b.Why(Connection{Source: same.Addr(), Destination: own}); err != nil || len(reasons) != 1 || !reasons[0].Allowed || reasons[0].Strangers {
+		t.Errorf("of one tenant: %+v, %v", reasons, err)
+	}
+	for _, c := range []Connection{{Source: own, Destination: netip.IPv6Loopback()}, {Source: netip.IPv6Loopback(), Destination: own}} {
+		if _, err := b.Why(c); !errors.Is(err, ErrNever) || !strings.Contains(err.Error(), "::1 is no container's address") {
+			t.Errorf("%v to %v: %v", c.Source, c.Destination, err)
+		}
+	}
+}
 
 // TestWhyOnNimitz: addresses say neither tenant nor app there, so who asks does, and is told of both ends.
 func TestWhyOnNimitz(t *testing.T) {

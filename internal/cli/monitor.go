@@ -68,6 +68,7 @@ type eventView struct {
 	Length          uint32 `json:"length"`
 	EndpointID      uint32 `json:"endpointId,omitempty"`
 	Endpoint        string `json:"endpoint,omitempty"`
+	Tenant          string `json:"tenant,omitempty"` // the endpoint's
 	Ifindex         uint32 `json:"ifindex"`
 	LostEvents      uint64 `json:"lostEvents,omitempty"`
 	Policy          string `json:"policy,omitempty"` // that denied it
@@ -78,7 +79,7 @@ func viewEvent(m *pilasterv1.MonitorResponse) eventView {
 	return eventView{
 		Time: m.GetTime().AsTime().Format(time.RFC3339Nano), Type: m.GetType(), Reason: m.GetReason(), Count: m.GetCount(), Hook: m.GetHook(),
 		Source: m.GetSource(), Destination: m.GetDestination(), Protocol: m.GetProtocol(), SourcePort: m.GetSourcePort(), DestinationPort: m.GetDestinationPort(),
-		Length: m.GetLength(), EndpointID: m.GetEndpointId(), Endpoint: m.GetEndpoint(), Ifindex: m.GetIfindex(), LostEvents: m.GetLostEvents(),
+		Length: m.GetLength(), EndpointID: m.GetEndpointId(), Endpoint: m.GetEndpoint(), Tenant: m.GetTenant(), Ifindex: m.GetIfindex(), LostEvents: m.GetLostEvents(),
 		Policy: m.GetRule().GetPolicy(), Rule: m.GetRule().GetRule(),
 	}
 }
@@ -108,6 +109,9 @@ func (e eventView) line() string {
 	s := fmt.Sprintf("%s  %s  %-18s  %s  %d bytes  at %s  ×%s", at, e.Type, e.Reason, what, e.Length, who, numeral.Grouped(e.Count))
 	if e.Rule != "" {
 		s += "  by " + e.Rule
+		if e.Tenant != "" {
+			s += " (tenant " + e.Tenant + ")"
+		}
 	}
 	if e.LostEvents > 0 {
 		s += "  (" + numeral.Of(e.LostEvents, "event", "events") + " lost before)"

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -24,7 +25,8 @@ type reasonView struct {
 	App       uint32 `json:"app"`
 	Peer      string `json:"peer"`
 	PeerApp   uint32 `json:"peerApp"`
-	Policed   bool   `json:"policed"` // the tenant has policies
+	Policed   bool   `json:"policed"`             // the tenant has policies
+	Strangers bool   `json:"strangers,omitempty"` // the peer is another tenant's
 	Allowed   bool   `json:"allowed"`
 	Policy    string `json:"policy,omitempty"` // that decided
 	Rule      string `json:"rule,omitempty"`
@@ -53,7 +55,7 @@ func newWhyCommand(env Env) *cobra.Command {
 		Long: `Say whether policies allow a connection from one container to another, and which rule decides. This node's agent
 asks the tables that packets are judged by, in the kernel, for those ends of it that are here: the source's egress, the
 destination's ingress. A connection needs both; what is not here the other end's node knows. It ends with 1 where an
-end that is here denies it.
+end that is here denies it, and where none is here.
 
 Addresses of network nimitz say no app, and several tenants may have them: --peer-app says the app of an end that is not
 here, --tenant whose addresses they are. Its nodes have the rules of all apps of a tenant, so they answer for both ends.`,
@@ -72,10 +74,8 @@ here, --tenant whose addresses they are. Its nodes have the rules of all apps of
 			if err := out.print(env.Stdout, view, view.text); err != nil {
 				return err
 			}
-			for _, r := range view.Reasons {
-				if !r.Allowed {
-					return &exitError{code: ExitFailed}
-				}
+			if len(view.Reasons) == 0 || slices.ContainsFunc(view.Reasons, func(r reasonView) bool { return !r.Allowed }) {
+				return &exitError{code: ExitFailed}
 			}
 			return nil
 		},
@@ -126,7 +126,7 @@ func (s *agentSocket) why(ctx context.Context, v *whyView, tenant string, peerAp
 	v.Reasons = []reasonView{}
 	for _, r := range resp.Msg.Reasons {
 		v.Reasons = append(v.Reasons, reasonView{Direction: r.Direction, Endpoint: r.Endpoint.GetId(), Pod: r.Endpoint.GetPod(), Tenant: r.Tenant, App: r.App, Peer: r.Peer, PeerApp: r.PeerApp,
-			Policed: r.Policed, Allowed: r.Allowed, Policy: r.Rule.GetPolicy(), Rule: r.Rule.GetRule(), Audit: r.Audit.GetRule()})
+			Policed: r.Policed, Strangers: r.Strangers, Allowed: r.Allowed, Policy: r.Rule.GetPolicy(), Rule: r.Rule.GetRule(), Audit: r.Audit.GetRule()})
 	}
 	return nil
 }
@@ -142,6 +142,8 @@ func (v whyView) text(w io.Writer) {
 		}
 		switch {
 		case because != "":
+		case r.Strangers:
+			because = "the other end is another tenant's, and tenants never speak to each other"
 		case !r.Policed:
 			because = "tenant " + r.Tenant + " has no policies"
 		case r.Allowed:

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -45,12 +46,15 @@ func (s *operatorService) ApplyPolicies(ctx context.Context, req *connect.Reques
 // fit refuses policies that nodes could not enforce beside those that the tenant has, and says what of each may not be as its writer means it. Of a tenant
 // that is not there the store says so.
 func (s *operatorService) fit(ctx context.Context, name string, news []*pilasterv1.Policy) (warnings [][]string, err error) {
-	all, apps, together := s.model.policing(name)
+	all, apps, t := s.model.policing(name)
 	changed, labels := map[string]bool{}, policy.LabelsOf(apps)
 	for _, p := range news {
 		read, err := policy.ParseKept(p.Kind, []byte(p.Document))
 		if err != nil {
 			return nil, connect.NewError(connect.CodeInternal, fmt.Errorf("%s is not read as it would be kept: %w; nothing was changed", store.PolicyName(p), err))
+		}
+		if err := seenBy(t, s.store.Cluster().Plan.Private, &read); err != nil {
+			return nil, connect.NewError(connect.CodeInvalidArgument, err)
 		}
 		all[nameOf(p)] = read
 		changed[read.String()] = true
@@ -59,15 +63,35 @@ func (s *operatorService) fit(ctx context.Context, name string, news []*pilaster
 			warnings[len(warnings)-1] = []string{fmt.Sprintf("it selects by %s, which no container of tenant %s has: such a selector means none, or where the label must not be there, all; who says labels to the network is in docs/policy.md", strings.Join(keys, ", "), name)}
 		}
 	}
-	err = policy.Fit(ctx, name, slices.Collect(maps.Values(all)), func(p *policy.Policy) bool { return changed[p.String()] }, apps, together)
+	err = policy.Fit(ctx, name, slices.Collect(maps.Values(all)), func(p *policy.Policy) bool { return changed[p.String()] }, apps, t.JudgedThere())
 	if err != nil {
 		return nil, connect.NewError(connect.CodeResourceExhausted, fmt.Errorf("no node could enforce them: %w; nothing was changed", err))
 	}
 	return warnings, nil
 }
 
-// policing is what nodes compile a tenant's policies from: these, the labels of its apps, and whether each node does so for all of the apps.
-func (m *model) policing(name string) (all map[policyName]policy.Policy, apps map[address.AppID]map[string]string, together bool) {
+// seenBy refuses blocks of addresses as a tenant's containers see each other, which are enciphered: what lies beside one of them means other containers, and rules
+// are asked for plaintext.
+func seenBy(t tenant.Tenant, private netip.Prefix, p *policy.Policy) error {
+	if t.Addressing != tenant.Encrypted {
+		return nil
+	}
+	for _, rules := range p.Rules {
+		for _, r := range rules {
+			for _, b := range r.Blocks {
+				for _, prefix := range append([]netip.Prefix{b.Prefix}, b.Except...) {
+					if prefix.Bits() >= private.Bits() && private.Contains(prefix.Addr()) {
+						return fmt.Errorf("%s: %v is among the addresses that containers of tenant %s see, and blocks are compared with the plaintext behind them: select containers by labels, or say addresses of nodes and containers as `pilaster explain` shows them (plaintext); nothing was changed", p, prefix, t.Name)
+					}
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// policing is what nodes compile a tenant's policies from: these, the labels of its apps, and what of the tenant says how nodes judge.
+func (m *model) policing(name string) (all map[policyName]policy.Policy, apps map[address.AppID]map[string]string, of tenant.Tenant) {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
 	all, apps = map[policyName]policy.Policy{}, map[address.AppID]map[string]string{}
@@ -75,8 +99,13 @@ func (m *model) policing(name string) (all map[policyName]policy.Policy, apps ma
 	for id, app := range m.apps[name] {
 		apps[address.AppID(id)] = app.Labels
 	}
-	t := m.tenants[name]
-	return all, apps, tenant.Tenant{Network: t.GetNetwork(), Leaving: t.GetLeaving()}.JudgedThere()
+	if t := m.tenants[name]; t != nil {
+		of = tenant.Tenant{Name: name, Network: t.Network, Leaving: t.Leaving, Addressing: tenant.Own}
+		if t.Addressing <= pilasterv1.Addressing_ADDRESSING_ENCRYPTED {
+			of.Addressing = tenant.Encrypted
+		}
+	}
+	return all, apps, of
 }
 
 // brief is a policy without its document.

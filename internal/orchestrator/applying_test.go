@@ -2,6 +2,7 @@ package orchestrator
 
 import (
 	"fmt"
+	"net/netip"
 	"reflect"
 	"slices"
 	"strings"
@@ -13,6 +14,7 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/orchestrator/store"
+	"pilaster.io/pilaster/internal/policy"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -195,6 +197,34 @@ func TestPoliciesThatNoNodeCouldEnforce(t *testing.T) {
 	if got := apply(t, s, "blue", second.Documents...); got != "b created" {
 		t.Error(got)
 	}
+}
+
+// TestBlocksOfWhatContainersSee: blocks are of plaintext, and one among enciphered addresses would select other containers than its writer means.
+func TestBlocksOfWhatContainersSee(t *testing.T) {
+	private := netip.MustParsePrefix("fc00::/8")
+	for block, refused := range map[string]bool{
+		`{cidr: "fc22::7/128"}`: true, `{cidr: "fc00::/8"}`: true, `{cidr: "::/0", except: ["fc22::7/128"]}`: true,
+		`{cidr: "::/0"}`: false, `{cidr: "fc00::/7"}`: false, `{cidr: "fd70:696c:6100:2::/64"}`: false, `{cidr: "10.0.0.0/8"}`: false,
+	} {
+		for _, rule := range []string{"  ingress: [{from: [{ipBlock: %s}]}]\n", "  egress: [{to: [{ipBlock: %s}]}]\n"} {
+			p, err := policy.Parse([]byte(netpol("a", fmt.Sprintf(rule, block))))
+			if err != nil {
+				t.Fatal(err)
+			}
+			err = seenBy(tenant.Tenant{Name: "blue", Addressing: tenant.Encrypted}, private, &p[0])
+			if (err != nil) != refused || refused && !strings.Contains(err.Error(), "NetworkPolicy shop/a: fc") {
+				t.Errorf("%s: %v", block, err)
+			}
+			if err := seenBy(tenant.Tenant{Name: "blue", Addressing: tenant.Clear}, private, &p[0]); err != nil {
+				t.Errorf("%s of a tenant that sees plaintext: %v", block, err)
+			}
+		}
+	}
+	t.Parallel()
+	s := start(t, testConfig(t))
+	createTenant(t, s, "blue")
+	_, err := operator(s.config.RunDir).ApplyPolicies(t.Context(), connect.NewRequest(&pilasterv1.ApplyPoliciesRequest{Tenant: "blue", Documents: []string{netpol("a", "  ingress: [{from: [{ipBlock: {cidr: \"fc22::7/128\"}}]}]\n")}}))
+	wantCode(t, err, connect.CodeInvalidArgument)
 }
 
 // TestLongPoliciesAreFollowed: what is longer than one message comes in several, over a real connection.

@@ -181,7 +181,7 @@ func (c *compiler) collect(d Direction, policies []int, at int) (m setMatches, e
 		for j := range p.Rules[d] {
 			rule, where := &p.Rules[d][j], place{i, d, j}
 			rank := ranks[p.Tier]
-			if ranks[p.Tier]++; rank > maxRank {
+			if ranks[p.Tier]++; rank > maxRank && p.Tier != NetworkPolicy {
 				return m, fmt.Errorf("more than %s of ClusterNetworkPolicies select one app in %s: select fewer apps by them", numeral.Of(maxRank+1, "rule", "rules"), d)
 			}
 			var v Verdict

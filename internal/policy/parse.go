@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -186,7 +187,11 @@ func decodeSome(text []byte, into any) error {
 func inWords(err error) error {
 	var wrong *json.UnmarshalTypeError
 	if errors.As(err, &wrong) {
-		return fmt.Errorf("%s: a %s is not what belongs there", strings.TrimLeft(wrong.Field, "."), wrong.Value)
+		hint := ""
+		if wrong.Type.Kind() == reflect.String {
+			hint = `: YAML reads it so where it stands without quotes, so write it in quotes, as in "true"`
+		}
+		return fmt.Errorf("%s: a %s is not what belongs there%s", strings.TrimLeft(wrong.Field, "."), wrong.Value, hint)
 	}
 	if err != nil {
 		return errors.New(oneLine(err))

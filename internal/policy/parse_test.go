@@ -94,6 +94,7 @@ func TestParseRefuses(t *testing.T) {
 		"a field twice in JSON":     {`{"apiVersion":"networking.k8s.io/v1","kind":"NetworkPolicy","metadata":{"name":"a"},"spec":{"podSelector":{},"podSelector":{}}}`, `duplicate field "spec.podSelector"`},
 		"a label twice in JSON":     {`{"apiVersion":"networking.k8s.io/v1","kind":"NetworkPolicy","metadata":{"name":"a"},"spec":{"podSelector":{"matchLabels":{"a":"b","a":"c"}}}}`, `duplicate field "spec.podSelector.matchLabels.a"`},
 		"wrong type":                {np("a", "{podSelector: 7}"), "spec.podSelector: a number is not what belongs there"},
+		"text without quotes":       {np("a", "{podSelector: {matchLabels: {app: true}}}"), "a bool is not what belongs there: YAML reads it so where it stands without quotes"},
 		"no name":                   {np("''", "{podSelector: {}}"), "metadata.name: Required"},
 		"bad name":                  {np("A_", "{podSelector: {}}"), `metadata.name: Invalid value: "A_"`},
 		"bad namespace":             {strings.Replace(np("a", "{}"), "shop", "Shop", 1), "metadata.namespace: Invalid"},

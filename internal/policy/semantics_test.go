@@ -278,6 +278,23 @@ func parsePort(t *testing.T, s string) (port uint16, protocol uint8) {
 	return uint16(n), protocols[name]
 }
 
+// TestManyRulesOfOneApp: ranks are of ClusterNetworkPolicies alone, so NetworkPolicies may have more rules for one app than there are ranks.
+func TestManyRulesOfOneApp(t *testing.T) {
+	p := policy.Policy{Tier: policy.NetworkPolicy, Name: "a", Isolates: [2]bool{true, false}}
+	for i := range 1<<16 + 10 {
+		p.Rules[policy.Ingress] = append(p.Rules[policy.Ingress], policy.Rule{Action: policy.Accept, Everyone: true, Ports: []policy.Port{{Protocol: policy.TCP, First: uint16(i%100 + 1), Last: uint16(i%100 + 1)}}})
+	}
+	tables, err := policy.Compile("acme", []policy.Policy{p}, nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for port, want := range map[uint16]bool{100: true, 101: false} {
+		if d := tables.Decide(policy.AnyApp, policy.Ingress, 1, netip.IPv6Loopback(), policy.TCP, port); d.Allowed != want {
+			t.Errorf("port %d is allowed: %v", port, d.Allowed)
+		}
+	}
+}
+
 // TestHoldUnknown: who is not known begins nothing where a policy has a say in what anybody begins, and receives as before.
 func TestHoldUnknown(t *testing.T) {
 	for name, c := range map[string]struct {

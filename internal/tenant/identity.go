@@ -79,9 +79,8 @@ func ReadIdentity(labels map[string]string) Identity {
 		} else if key, ok := strings.CutPrefix(k, namespaceLabelPrefix); ok {
 			id.NamespaceLabels[key] = v
 		} else if name, ok := strings.CutPrefix(k, portPrefix); ok {
-			number, protocol, _ := strings.Cut(v, "-")
-			if n, err := strconv.ParseUint(number, 10, 16); err == nil && n > 0 {
-				id.Ports[name] = Port{uint16(n), protocol}
+			if port, ok := readPort(v); ok {
+				id.Ports[name] = port
 			}
 		} else {
 			id.Pod[k] = v
@@ -89,6 +88,13 @@ func ReadIdentity(labels map[string]string) Identity {
 	}
 	id.NamespaceLabels[namespaceNameKey] = id.Namespace
 	return id
+}
+
+// readPort takes apart what NamedPort has written.
+func readPort(value string) (Port, bool) {
+	number, protocol, _ := strings.Cut(value, "-")
+	n, err := strconv.ParseUint(number, 10, 16)
+	return Port{uint16(n), protocol}, err == nil && n > 0 && (protocol == "TCP" || protocol == "UDP" || protocol == "SCTP")
 }
 
 // IsPodLabel tells whether policy may select pods by a key: not those by which an identity says something else.
@@ -151,11 +157,14 @@ func CheckLabels(labels map[string]string) error {
 		if count[whose]++; count[whose] > maxLabels {
 			return fmt.Errorf("the labels of %s are %d at most, and there are more", whose, maxLabels)
 		}
+		_, isPort := readPort(v)
 		switch {
 		case k == "" || len(k) > maxLabelKey || strings.IndexFunc(k, notInKey) >= 0:
 			return fmt.Errorf("label key %.400q: 1 to %d letters, digits or . _ - / are allowed", k, maxLabelKey)
 		case len(v) > maxLabelValue || strings.IndexFunc(v, notInValue) >= 0:
 			return fmt.Errorf("label %s: value %.80q: at most %d letters, digits or . _ - are allowed", k, v, maxLabelValue)
+		case strings.HasPrefix(k, portPrefix) && !isPort:
+			return fmt.Errorf("label %s: value %q names no port: write its number and protocol, as in 80-TCP", k, v)
 		}
 	}
 	return nil

@@ -95,6 +95,16 @@ func TestCheckLabelsCountsByWhose(t *testing.T) {
 	}
 }
 
+// A name of a port that says no port is refused where it is given, for a policy that names it would select nobody.
+func TestCheckLabelsReadsPorts(t *testing.T) {
+	for value, ok := range map[string]bool{"80-TCP": true, "65535-SCTP": true, "http": false, "80": false, "80-tcp": false, "0-TCP": false, "65536-UDP": false, "80-ICMP": false} {
+		err := CheckLabels(map[string]string{portPrefix + "http": value})
+		if (err == nil) != ok || !ok && !strings.Contains(err.Error(), "as in 80-TCP") {
+			t.Errorf("%s: %v", value, err)
+		}
+	}
+}
+
 func TestIsPodLabel(t *testing.T) {
 	for key, want := range map[string]bool{"app": true, "pod-template-hash": false, NamespaceKey: false, NamespaceLabelKey("team"): false, "io.kubernetes.pod.port.http": false} {
 		if got := IsPodLabel(key); got != want {

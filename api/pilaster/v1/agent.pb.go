@@ -2337,6 +2337,7 @@ type Reason struct {
 	Rule          *RuleName              `protobuf:"bytes,8,opt,name=rule,proto3" json:"rule,omitempty"`   // that decided; unset where none did
 	Audit         *RuleName              `protobuf:"bytes,9,opt,name=audit,proto3" json:"audit,omitempty"` // that would have denied if its policy were not in audit
 	Tenant        string                 `protobuf:"bytes,10,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Strangers     bool                   `protobuf:"varint,11,opt,name=strangers,proto3" json:"strangers,omitempty"` // the ends are of two tenants, which never speak to each other
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2439,6 +2440,13 @@ func (x *Reason) GetTenant() string {
 		return x.Tenant
 	}
 	return ""
+}
+
+func (x *Reason) GetStrangers() bool {
+	if x != nil {
+		return x.Strangers
+	}
+	return false
 }
 
 type RuleName struct {
@@ -2643,6 +2651,7 @@ type MonitorResponse struct {
 	Ifindex         uint32                 `protobuf:"varint,14,opt,name=ifindex,proto3" json:"ifindex,omitempty"`
 	LostEvents      uint64                 `protobuf:"varint,15,opt,name=lost_events,json=lostEvents,proto3" json:"lost_events,omitempty"` // events the ring had no room for since the last one
 	Rule            *RuleName              `protobuf:"bytes,16,opt,name=rule,proto3" json:"rule,omitempty"`                                // of a policy that decided it
+	Tenant          string                 `protobuf:"bytes,17,opt,name=tenant,proto3" json:"tenant,omitempty"`                            // of the endpoint, while it is here
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -2787,6 +2796,13 @@ func (x *MonitorResponse) GetRule() *RuleName {
 		return x.Rule
 	}
 	return nil
+}
+
+func (x *MonitorResponse) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
 }
 
 type CollectGarbageRequest_Valid struct {
@@ -3042,7 +3058,7 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\x06tenant\x18\x05 \x01(\tR\x06tenant\x12\x19\n" +
 	"\bpeer_app\x18\x06 \x01(\rR\apeerApp\"<\n" +
 	"\vWhyResponse\x12-\n" +
-	"\areasons\x18\x01 \x03(\v2\x13.pilaster.v1.ReasonR\areasons\"\xbe\x02\n" +
+	"\areasons\x18\x01 \x03(\v2\x13.pilaster.v1.ReasonR\areasons\"\xdc\x02\n" +
 	"\x06Reason\x12\x1c\n" +
 	"\tdirection\x18\x01 \x01(\tR\tdirection\x121\n" +
 	"\bendpoint\x18\x02 \x01(\v2\x15.pilaster.v1.EndpointR\bendpoint\x12\x12\n" +
@@ -3054,7 +3070,8 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\x04rule\x18\b \x01(\v2\x15.pilaster.v1.RuleNameR\x04rule\x12+\n" +
 	"\x05audit\x18\t \x01(\v2\x15.pilaster.v1.RuleNameR\x05audit\x12\x16\n" +
 	"\x06tenant\x18\n" +
-	" \x01(\tR\x06tenant\"L\n" +
+	" \x01(\tR\x06tenant\x12\x1c\n" +
+	"\tstrangers\x18\v \x01(\bR\tstrangers\"L\n" +
 	"\bRuleName\x12\x16\n" +
 	"\x06policy\x18\x01 \x01(\tR\x06policy\x12\x12\n" +
 	"\x04rule\x18\x02 \x01(\tR\x04rule\x12\x14\n" +
@@ -3063,7 +3080,7 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\x14RecentEventsResponse\x124\n" +
 	"\x06events\x18\x01 \x03(\v2\x1c.pilaster.v1.MonitorResponseR\x06events\"&\n" +
 	"\x0eMonitorRequest\x12\x14\n" +
-	"\x05types\x18\x01 \x03(\tR\x05types\"\xf4\x03\n" +
+	"\x05types\x18\x01 \x03(\tR\x05types\"\x8c\x04\n" +
 	"\x0fMonitorResponse\x12.\n" +
 	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x12\n" +
 	"\x04type\x18\x02 \x01(\tR\x04type\x12\x16\n" +
@@ -3084,7 +3101,8 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\aifindex\x18\x0e \x01(\rR\aifindex\x12\x1f\n" +
 	"\vlost_events\x18\x0f \x01(\x04R\n" +
 	"lostEvents\x12)\n" +
-	"\x04rule\x18\x10 \x01(\v2\x15.pilaster.v1.RuleNameR\x04rule2\xa5\b\n" +
+	"\x04rule\x18\x10 \x01(\v2\x15.pilaster.v1.RuleNameR\x04rule\x12\x16\n" +
+	"\x06tenant\x18\x11 \x01(\tR\x06tenant2\xa5\b\n" +
 	"\fAgentService\x12P\n" +
 	"\vAddEndpoint\x12\x1f.pilaster.v1.AddEndpointRequest\x1a .pilaster.v1.AddEndpointResponse\x12Y\n" +
 	"\x0eDeleteEndpoint\x12\".pilaster.v1.DeleteEndpointRequest\x1a#.pilaster.v1.DeleteEndpointResponse\x12V\n" +

@@ -148,7 +148,7 @@ func (s *Store) changePolicies(ctx context.Context, name string, policies []*pil
 	}
 	// Each is compared, beside the tenant, what else is in its directory and who hosts it.
 	if most := s.changes.together - 3; len(policies) > most {
-		return 0, refuse(Full, "%d policies, and the store changes %d at once; nothing was changed: do it in several files, in an order in which each step is right by itself", len(policies), most)
+		return 0, refuse(Full, "%d policies, and the store changes %d at once; nothing was changed: do it in several steps, in an order in which each is right by itself", len(policies), most)
 	}
 	keys := []string{dirTenants + name}
 	for _, p := range policies {
@@ -172,7 +172,7 @@ func (s *Store) changePolicies(ctx context.Context, name string, policies []*pil
 		}
 		t.atOnce = true
 		if w := t.weight(); !w.fits(s.changes.together) {
-			return refuse(Full, "the policies have %d KiB together, and the store changes %d KiB at once; nothing was changed: do it in several files, in an order in which each step is right by itself", w.bytes>>10, maxBytes>>10)
+			return refuse(Full, "the policies have %d KiB together, and the store changes %d KiB at once; nothing was changed: do it in several steps, in an order in which each is right by itself", w.bytes>>10, maxBytes>>10)
 		}
 		if dryRun {
 			t.writes, t.at = nil, map[string]int{}
