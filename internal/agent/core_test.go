@@ -103,7 +103,7 @@ func TestInvalidRequestsTakeNothing(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if b.orchestrator.calls > 0 || len(b.driver.calls) > 3 { // SetPolicies, Restore and Repair at the start
+	if b.orchestrator.calls > 0 || len(b.driver.calls) > 3 { // RestorePolicies, Restore and Repair at the start
 		t.Errorf("%d calls to the orchestrator, kernel %v", b.orchestrator.calls, b.driver.calls)
 	}
 	b.clean()

@@ -56,9 +56,11 @@ type Driver interface {
 	// and not on their way to a device that is not there.
 	Lose(endpoint.Record) error
 
-	// SetPolicies has containers policed by these tenants' policies and nothing else, or is refused and leaves all as it was. What flows and is
+	// RestorePolicies has containers policed by these tenants' policies and nothing else, or is refused and leaves all as it was. What flows and is
 	// allowed goes on.
-	SetPolicies([]TenantPolicies) error
+	RestorePolicies([]TenantPolicies) error
+	// SetPolicies does that for one tenant, and leaves the others' as they are. What it is given is not changed afterwards.
+	SetPolicies(TenantPolicies) error
 
 	// Why asks the tables that packets are judged by.
 	Why(Question) (Answer, error)

@@ -54,7 +54,7 @@ type fakeDriver struct {
 func newFakeDriver() *fakeDriver {
 	return &fakeDriver{
 		tenants: map[string]tenant.Tenant{}, devices: map[endpoint.ID]endpoint.Record{}, active: map[endpoint.ID]endpoint.Record{},
-		fail: map[string]error{}, lost: map[string]error{}, events: make(chan Event), vxlan: newFakeSwitch(), mtu: 1500, status: Status{Healthy: true, FirstInChain: true},
+		policies: map[string]TenantPolicies{}, fail: map[string]error{}, lost: map[string]error{}, events: make(chan Event), vxlan: newFakeSwitch(), mtu: 1500, status: Status{Healthy: true, FirstInChain: true},
 	}
 }
 
@@ -248,8 +248,8 @@ func (d *fakeDriver) Lost(records []endpoint.Record) (map[endpoint.ID]error, err
 
 func (d *fakeDriver) Lose(r endpoint.Record) error { return d.call("Lose", r) }
 
-func (d *fakeDriver) SetPolicies(all []TenantPolicies) error {
-	if err := d.call("SetPolicies", endpoint.Record{}); err != nil {
+func (d *fakeDriver) RestorePolicies(all []TenantPolicies) error {
+	if err := d.call("RestorePolicies", endpoint.Record{}); err != nil {
 		return err
 	}
 	d.mu.Lock()
@@ -257,6 +257,18 @@ func (d *fakeDriver) SetPolicies(all []TenantPolicies) error {
 	d.policies = map[string]TenantPolicies{}
 	for _, t := range all {
 		d.policies[t.Tenant] = t
+	}
+	return nil
+}
+
+func (d *fakeDriver) SetPolicies(t TenantPolicies) error {
+	if err := d.call("SetPolicies", endpoint.Record{}); err != nil {
+		return err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.policies[t.Tenant] = t; len(t.Tables.Subjects)+len(t.Overrides) == 0 {
+		delete(d.policies, t.Tenant)
 	}
 	return nil
 }

@@ -240,8 +240,8 @@ func (p *policies) of(name string) *policed {
 	return p.m[name]
 }
 
-// enforce compiles what is known of a tenant's policies for the containers that are here, gives it to the packet path with the other tenants', and
-// keeps it. If that is refused, what was before holds, and the error is the disk's alone. The caller holds the policies' lock.
+// enforce compiles what is known of a tenant's policies for the containers that are here, gives it to the packet path, and keeps it. If that is refused,
+// what was before holds, and the error is the disk's alone. The caller holds the policies' lock.
 func (c *Core) enforce(name string) error {
 	p := c.policies.m[name]
 	defer c.policies.show()
@@ -250,7 +250,7 @@ func (c *Core) enforce(name string) error {
 		err = c.seal(name, true)
 	}
 	if err == nil {
-		err = c.driver.SetPolicies(c.policies.inForce(next))
+		err = c.driver.SetPolicies(next)
 	}
 	if err == nil && !next.restricts() {
 		err = c.seal(name, false)
@@ -316,17 +316,6 @@ func (c *Core) surroundings(name string, p *policed) (s surroundings, err error)
 	slices.Sort(s.subjects)
 	s.subjects = slices.Compact(s.subjects)
 	return s, nil
-}
-
-// inForce is what holds for all tenants, with one of them as it is to be.
-func (p *policies) inForce(next TenantPolicies) []TenantPolicies {
-	all := []TenantPolicies{next}
-	for other, t := range p.m {
-		if other != next.Tenant && t.inForce.polices() {
-			all = append(all, t.inForce)
-		}
-	}
-	return all
 }
 
 func (t TenantPolicies) polices() bool { return len(t.Tables.Subjects) > 0 }
@@ -444,8 +433,8 @@ func (c *Core) forgetPolicies(name string) error {
 	if p.isTold() {
 		p.told = make(chan struct{})
 	}
-	if p.inForce.polices() {
-		if err := c.driver.SetPolicies(c.policies.inForce(TenantPolicies{Tenant: name})); err != nil {
+	if p.inForce.polices() || len(p.inForce.Overrides) > 0 {
+		if err := c.driver.SetPolicies(TenantPolicies{Tenant: name}); err != nil {
 			return err
 		}
 		if err := c.seal(name, false); err != nil {
@@ -489,5 +478,5 @@ func (c *Core) startPolicies() error {
 		all = append(all, p.inForce)
 	}
 	c.policies.show()
-	return c.driver.SetPolicies(all)
+	return c.driver.RestorePolicies(all)
 }

@@ -141,7 +141,7 @@ func TestRestartBringsActiveEndpointsBack(t *testing.T) {
 	b.driver.devices[77] = endpoint.Record{ID: 77} // nobody's
 	b.driver.active, b.driver.tenants, b.driver.calls = map[endpoint.ID]endpoint.Record{}, map[string]tenant.Tenant{}, nil
 	b.reopen()
-	if want := []string{"PutTenant", "SetPolicies", "Restore", "Repair"}; !slices.Equal(b.driver.calls, want) {
+	if want := []string{"PutTenant", "RestorePolicies", "Restore", "Repair"}; !slices.Equal(b.driver.calls, want) {
 		t.Errorf("calls %v, want %v", b.driver.calls, want)
 	}
 	if len(b.driver.active) != 2 || b.driver.active[r1.ID].Attachments[0].Address != r1.Attachments[0].Address {

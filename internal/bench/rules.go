@@ -76,7 +76,7 @@ func police(d *datapath.Datapath, id address.TenantID, p policy.Policy, apps map
 	if err != nil {
 		return err
 	}
-	if err := d.SetPolicies([]agent.TenantPolicies{{Tenant: "bench", IDs: []address.TenantID{id}, Tables: tables}}); err != nil {
+	if err := d.SetPolicies(agent.TenantPolicies{Tenant: "bench", IDs: []address.TenantID{id}, Tables: tables}); err != nil {
 		return err
 	}
 	rules := len(p.Rules[policy.Ingress])

@@ -52,8 +52,9 @@ type Datapath struct {
 	// generation orders changes: tables first, then the count that voids the caches.
 	generation sync.Mutex
 
-	policies sync.Mutex
-	policed  *rulings // what the tables of policies hold; nil: not known
+	policies         sync.Mutex
+	policed          map[string]*agent.TenantPolicies // what tenants' containers are policed by, by name: nobody changes it meanwhile
+	arePoliciesKnown bool                             // the kernel's tables hold just that
 
 	devices  sync.Mutex // held by alone
 	removals *together.Rounds[removal]

@@ -185,13 +185,13 @@ func TestPolice(t *testing.T) {
 func TestAdoption(t *testing.T) {
 	b := newProgBench(t)
 	b.policePackets(t, policedPacket{name: "before policies", in: true, body: tcp(7, 80, packet.ACK)})
-	isolated := func(port policy.PortKey) []agent.TenantPolicies {
+	isolated := func(port policy.PortKey) agent.TenantPolicies {
 		deny, accept := policy.Verdict{Tiers: [3]uint32{1: denies | ruleNothing}}, policy.Verdict{Tiers: [3]uint32{1: accepts | ruleWeb}}
-		return []agent.TenantPolicies{{Tenant: "blue", IDs: []address.TenantID{1}, Tables: policy.Tables{
+		return agent.TenantPolicies{Tenant: "blue", IDs: []address.TenantID{1}, Tables: policy.Tables{
 			Subjects: map[address.AppID]policy.Subject{policy.AnyApp: {}, 1: {Sets: [2]policy.ID{policy.Egress: 20, policy.Ingress: 10}}},
 			Peers:    map[policy.PeerKey]policy.Peer{{Set: 10, App: policy.AnyApp}: {Table: 10}, {Set: 20, App: policy.AnyApp}: {Table: 20}},
 			Ports:    map[policy.PortKey]policy.PortEntry{port: {Verdict: accept}, {Table: 10, Scope: 2}: {Verdict: deny}, {Table: 20, Scope: 2}: {Verdict: deny}},
-		}}}
+		}}
 	}
 	const denied = "policy-denied"
 	must(t, b.datapath.SetPolicies(isolated(policy.PortKey{Table: 10, Protocol: packet.ProtocolTCP, Port: 80})))
@@ -205,7 +205,7 @@ func TestAdoption(t *testing.T) {
 	// Over, or by an agent that finds policies in force.
 	must(t, b.datapath.objects.PolAdoptionsV1.Put(uint32(1), uint64(1)))
 	must(t, b.datapath.SetPolicies(isolated(policy.PortKey{Table: 10, Protocol: packet.ProtocolTCP, Port: 80})))
-	b.datapath.policed = nil
+	b.datapath.arePoliciesKnown = false
 	must(t, b.datapath.SetPolicies(isolated(policy.PortKey{Table: 10, Protocol: packet.ProtocolTCP, Port: 80})))
 	b.reopen(t, b.datapath.config)
 	b.restore(t, b.b1, b.b2, b.r1)

@@ -4,7 +4,9 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
 	"math/bits"
+	"slices"
 
 	"github.com/cilium/ebpf"
 
@@ -30,35 +32,69 @@ func (d *Datapath) sessionBuckets() int {
 	return 1 << bits.Len(uint((d.config.MaxSessions-1)/placesPerBucket))
 }
 
-// SetPolicies has containers policed by what these tenants' policies say, and by nothing else; or it is refused, and all is as it was. What sets
-// and tables hold never changes under their names, so they come first; then containers are led to them one by one, and what nobody is led to any
-// more goes. Established sessions that the new rules let pass are not touched.
-func (d *Datapath) SetPolicies(tenants []agent.TenantPolicies) error {
+// RestorePolicies has containers policed by what these tenants' policies say, and by nothing else; or it is refused, and all is as it was.
+func (d *Datapath) RestorePolicies(tenants []agent.TenantPolicies) error {
 	d.policies.Lock()
 	defer d.policies.Unlock()
-	had, err := d.rulings()
+	all := map[string]*agent.TenantPolicies{}
+	for _, t := range tenants {
+		all[t.Tenant] = &t
+	}
+	if err := d.police(policyChange{others: slices.Collect(maps.Values(all))}); err != nil {
+		return err
+	}
+	d.policed = all
+	return nil
+}
+
+// SetPolicies has a tenant's containers policed by what its policies say now, and others as before; or it is refused, and all is as it was.
+func (d *Datapath) SetPolicies(next agent.TenantPolicies) error {
+	d.policies.Lock()
+	defer d.policies.Unlock()
+	c := policyChange{next: next, known: d.arePoliciesKnown}
+	for name, t := range d.policed {
+		if name == next.Tenant {
+			c.had = *t
+		} else {
+			c.others = append(c.others, t)
+		}
+	}
+	if err := d.police(c); err != nil {
+		return err
+	}
+	if d.policed == nil {
+		d.policed = map[string]*agent.TenantPolicies{}
+	}
+	if d.policed[next.Tenant] = &next; len(next.Tables.Subjects)+len(next.Overrides) == 0 {
+		delete(d.policed, next.Tenant)
+	}
+	return nil
+}
+
+// police changes the tables. What sets and tables hold never changes under their names, so they come first; then containers are led to them one by one, and
+// what nobody is led to any more goes. Established sessions that the new rules let pass are not touched.
+func (d *Datapath) police(c policyChange) error {
+	subjects, overrides, rules, err := d.rulingTables().compare(c)
 	if err != nil {
 		return err
 	}
-	want := noRulings()
-	for _, t := range tenants {
-		want.add(t)
+	for _, table := range append([]tableChange{subjects, overrides}, rules...) {
+		if err := table.fit(c.next.Tenant, d.config.MaxRules); err != nil {
+			return err
+		}
 	}
-	if err := want.fit(had, d.config.MaxRules); err != nil {
-		return err
+	d.arePoliciesKnown = false // until all is done
+	begin, end := withPolicies(slices.Values(subjects.added.keys)), withPolicies(slices.Values(subjects.gone))
+	err = d.adopt(begin)
+	for _, table := range rules {
+		err = errors.Join(err, table.write())
 	}
-	o := &d.objects
-	d.policed = nil // until all is done nobody knows what they hold
-	begin, end := marksOnlyOf(want.subjects, had.subjects), marksOnlyOf(had.subjects, want.subjects)
-	err = errors.Join(d.adopt(begin), putAll(o.PolPortsV1, had.ports, want.ports), putAll(o.PolRangesV1, had.ranges, want.ranges), putAll(o.PolBlocksV1, had.blocks, want.blocks),
-		putAll(o.PolAppsV1, had.apps, want.apps), d.countHits(had.hits, want.hits))
 	if err != nil {
 		return fmt.Errorf("write policies: %w; those from before hold", err)
 	}
-	err = errors.Join(putAll(o.PolOverridesV1, had.overrides, want.overrides), putAll(o.PolSubjectsV1, had.subjects, want.subjects),
-		removeOld(o.PolSubjectsV1, had.subjects, want.subjects), removeOld(o.PolOverridesV1, had.overrides, want.overrides))
+	err = errors.Join(overrides.write(), subjects.write(), subjects.clean(), overrides.clean())
 	if err == nil {
-		err = d.countUp(o.PolGenerationV1)
+		err = d.countUp(d.objects.PolGenerationV1)
 	}
 	if err == nil && len(begin)+len(end) > 0 {
 		err = d.Void() // flows say whether their tenants have policies
@@ -66,43 +102,27 @@ func (d *Datapath) SetPolicies(tenants []agent.TenantPolicies) error {
 	if err != nil {
 		return fmt.Errorf("lead containers to their policies: %w; some are under the new ones, the others under those from before", err)
 	}
-	err = errors.Join(removeOld(o.PolAppsV1, had.apps, want.apps), removeOld(o.PolBlocksV1, had.blocks, want.blocks), removeOld(o.PolPortsV1, had.ports, want.ports),
-		removeOld(o.PolRangesV1, had.ranges, want.ranges), removeOld(o.PolHitsV1, had.hits, want.hits), removeOld(o.PolAdoptionsV1, end, nil))
-	if err != nil {
+	for _, table := range slices.Backward(rules) {
+		err = errors.Join(err, table.clean())
+	}
+	if err = errors.Join(err, removeAll(d.objects.PolAdoptionsV1, slices.Collect(maps.Keys(end)))); err != nil {
 		return fmt.Errorf("remove policies that nobody needs any more: %w; the new ones hold", err)
 	}
-	d.policed = want
+	d.arePoliciesKnown = true
 	return nil
 }
 
-func (d *Datapath) countHits(had, want map[uint32]struct{}) error {
-	cpus, err := ebpf.PossibleCPU()
-	if err != nil {
-		return err
-	}
-	for rule := range want {
-		if _, counted := had[rule]; counted {
-			continue
-		}
-		if err := d.objects.PolHitsV1.Update(rule, make([]uint64, cpus), ebpf.UpdateNoExist); err != nil && !errors.Is(err, ebpf.ErrKeyExist) {
-			return err
-		}
-	}
-	return nil
-}
-
-// PolicyEntries counts what was written last; nothing where that did not succeed.
-func (d *Datapath) PolicyEntries() []agent.Entries {
+// PolicyEntries counts what was written last, and what two tenants share twice; nothing where that did not succeed.
+func (d *Datapath) PolicyEntries() (all []agent.Entries) {
 	d.policies.Lock()
 	defer d.policies.Unlock()
-	r, room := d.policed, d.config.MaxRules
-	if r == nil {
+	if !d.arePoliciesKnown {
 		return nil
 	}
-	return []agent.Entries{{Table: "policy-subjects", Used: len(r.subjects), Capacity: room}, {Table: "policy-peers", Used: len(r.apps), Capacity: room},
-		{Table: "policy-blocks", Used: len(r.blocks), Capacity: room}, {Table: "policy-ports", Used: len(r.ports), Capacity: room},
-		{Table: "policy-ranges", Used: len(r.ranges), Capacity: room}, {Table: "policy-overrides", Used: len(r.overrides), Capacity: room},
-		{Table: "policy-rules", Used: len(r.hits), Capacity: room}}
+	for _, table := range d.rulingTables().all() {
+		all = append(all, table.shows(slices.Collect(maps.Values(d.policed)), d.config.MaxRules))
+	}
+	return all
 }
 
 // RuleHits is how many packets a rule has denied, or would have if its policy were not in audit.

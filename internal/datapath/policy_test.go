@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cilium/ebpf"
+
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/agent"
 	"pilaster.io/pilaster/internal/numeral"
@@ -23,11 +25,15 @@ type policyBench struct{ *testNode }
 func newPolicyBench(t *testing.T) policyBench { return policyBench{newWireOf(t, Veth).nodes[0]} }
 
 // compiled is a case's policies for all its apps.
-func compiled(t *testing.T, c policytest.Case) []agent.TenantPolicies {
+func compiled(t *testing.T, c policytest.Case) agent.TenantPolicies {
+	return compiledFor(t, "acme", 7, c)
+}
+
+func compiledFor(t *testing.T, tenant string, id address.TenantID, c policytest.Case) agent.TenantPolicies {
 	t.Helper()
-	tables, err := policy.Compile("acme", c.Policies, c.Apps, slices.Sorted(maps.Keys(c.Apps)))
+	tables, err := policy.Compile(tenant, c.Policies, c.Apps, slices.Sorted(maps.Keys(c.Apps)))
 	must(t, err)
-	return []agent.TenantPolicies{{IDs: []address.TenantID{7}, Tables: tables}}
+	return agent.TenantPolicies{Tenant: tenant, IDs: []address.TenantID{id}, Tables: tables}
 }
 
 // ask has the kernel answer a case's queries, and says how many it allowed and refused.
@@ -47,35 +53,28 @@ func (b policyBench) ask(t *testing.T, c policytest.Case) (verdicts [2]int) {
 	return verdicts
 }
 
-// kernel is what the tables hold, read from the kernel.
-func (b policyBench) kernel(t *testing.T) *rulings {
+// differ says where the kernel's tables are not as these tenants' policies are.
+func (b policyBench) differ(t *testing.T, tenants ...agent.TenantPolicies) string {
 	t.Helper()
-	b.datapath.policed = nil
-	r, err := b.datapath.rulings()
-	must(t, err)
-	return r
+	r := b.datapath.rulingTables()
+	return strings.Join(slices.Concat(differs(t, r.subjects, tenants), differs(t, r.overrides, tenants), differs(t, r.apps, tenants), differs(t, r.blocks, tenants),
+		differs(t, r.ports, tenants), differs(t, r.ranges, tenants), differs(t, r.hits, tenants)), "; ")
 }
 
-// differ says where the kernel's tables are not as a tenant's policies are.
-func (r *rulings) differ(tenants []agent.TenantPolicies) string {
-	want := noRulings()
-	for _, p := range tenants {
-		want.add(p)
-	}
-	var all []string
-	note := func(what string, same bool, has, wants int) {
-		if !same {
-			all = append(all, fmt.Sprintf("%s: %d entries, want %d", what, has, wants))
+func differs[K comparable, V any, Key, Value comparable](t *testing.T, r *ruled[K, V, Key, Value], tenants []agent.TenantPolicies) []string {
+	t.Helper()
+	has, want := map[Key]Value{}, map[Key]Value{}
+	must(t, r.read(r.kernel, has))
+	for _, of := range tenants {
+		for k, v := range r.of(&of) {
+			key, value := r.entry(k, v)
+			want[key] = value
 		}
 	}
-	note("subjects", maps.Equal(r.subjects, want.subjects), len(r.subjects), len(want.subjects))
-	note("apps", maps.Equal(r.apps, want.apps), len(r.apps), len(want.apps))
-	note("blocks", maps.Equal(r.blocks, want.blocks), len(r.blocks), len(want.blocks))
-	note("ports", maps.Equal(r.ports, want.ports), len(r.ports), len(want.ports))
-	note("ranges", maps.Equal(r.ranges, want.ranges), len(r.ranges), len(want.ranges))
-	note("overrides", maps.Equal(r.overrides, want.overrides), len(r.overrides), len(want.overrides))
-	note("rules", maps.Equal(r.hits, want.hits), len(r.hits), len(want.hits))
-	return strings.Join(all, "; ")
+	if maps.Equal(has, want) {
+		return nil
+	}
+	return []string{fmt.Sprintf("%s: %d entries, want %d", r.name, len(has), len(want))}
 }
 
 // TestPoliciesInKernel: the packet path's own tables and program say of each of cyclonus's cases what cyclonus says, and of policies and packets by
@@ -106,7 +105,7 @@ func TestPoliciesInKernel(t *testing.T) {
 		}
 		p := compiled(t, c)
 		must(t, b.datapath.SetPolicies(p))
-		if diff := b.kernel(t).differ(p); diff != "" {
+		if diff := b.differ(t, p); diff != "" {
 			t.Fatalf("%s: the kernel has other entries: %s", c.Name, diff)
 		}
 		n := b.ask(t, c)
@@ -120,18 +119,18 @@ func TestPoliciesInKernel(t *testing.T) {
 }
 
 // big makes cases by chance until one's policies are many entries.
-func big(t *testing.T, seed uint64) []agent.TenantPolicies {
+func big(t *testing.T, seed uint64) agent.TenantPolicies {
 	t.Helper()
 	r := rand.New(rand.NewPCG(seed, 9))
 	for range 1000 {
 		c, err := policytest.Random(r, 1)
 		must(t, err)
-		if p := compiled(t, c); len(p[0].Tables.Peers) > 10 && len(p[0].Tables.Blocks) > 2 {
+		if p := compiled(t, c); len(p.Tables.Peers) > 10 && len(p.Tables.Blocks) > 2 {
 			return p
 		}
 	}
 	t.Fatal("chance makes no big policies")
-	return nil
+	return agent.TenantPolicies{}
 }
 
 // TestPoliciesOutliveTheAgent: another process finds what is in force, and writes nothing where that is what it wants.
@@ -144,10 +143,13 @@ func TestPoliciesOutliveTheAgent(t *testing.T) {
 	for _, m := range []interface{ Freeze() error }{o.PolSubjectsV1, o.PolAppsV1, o.PolBlocksV1, o.PolPortsV1, o.PolRangesV1, o.PolOverridesV1, o.PolHitsV1} {
 		must(t, m.Freeze()) // who writes is refused
 	}
-	if err := b.datapath.SetPolicies(p); err != nil {
+	if err := b.datapath.RestorePolicies([]agent.TenantPolicies{p}); err != nil {
 		t.Errorf("the same policies are written again: %v", err)
 	}
-	if diff := b.kernel(t).differ(p); diff != "" {
+	if err := b.datapath.SetPolicies(p); err != nil {
+		t.Errorf("the same policies of one tenant are written again: %v", err)
+	}
+	if diff := b.differ(t, p); diff != "" {
 		t.Errorf("the kernel has other entries: %s", diff)
 	}
 	if b.datapath.SetPolicies(big(t, 2)) == nil {
@@ -155,23 +157,154 @@ func TestPoliciesOutliveTheAgent(t *testing.T) {
 	}
 }
 
+// TestPoliciesOfOneTenant change, come and go, and all others' stay as they are, to the entry: also those whose rules have the same numbers. So it is where an
+// agent has crashed half way, and where half of a change has failed.
+func TestPoliciesOfOneTenant(t *testing.T) {
+	b := newPolicyBench(t)
+	r := rand.New(rand.NewPCG(3, 9))
+	now := map[string]agent.TenantPolicies{}
+	same := func(when string) {
+		t.Helper()
+		if diff := b.differ(t, slices.Collect(maps.Values(now))...); diff != "" {
+			t.Fatalf("%s: the kernel has other entries: %s", when, diff)
+		}
+	}
+	some := func(n int) agent.TenantPolicies {
+		p := agent.TenantPolicies{}
+		for len(p.Tables.Names) == 0 {
+			c, err := policytest.Random(r, 1)
+			must(t, err)
+			p = compiledFor(t, fmt.Sprint("t", n), address.TenantID(10+n), c)
+		}
+		p.IDs = append(p.IDs, address.TenantID(20+n+10*r.IntN(2)))
+		p.Overrides = map[netip.Addr]address.AppID{netip.AddrFrom16([16]byte{0xfd, 15: byte(n)}): address.AppID(1 + r.IntN(5))}
+		p.Tables.Names[1], p.Tables.Names[uint32(2+r.IntN(3))] = policy.RuleName{Rule: n}, policy.RuleName{Rule: n}
+		return p
+	}
+	for i := range 60 {
+		p := some(r.IntN(4))
+		if r.IntN(5) == 0 {
+			p = agent.TenantPolicies{Tenant: p.Tenant}
+		}
+		when := fmt.Sprintf("step %d, tenant %s", i, p.Tenant)
+		switch i % 6 {
+		case 3: // it fails: the rules are written, and cannot be led to
+			subjects := b.datapath.objects.PolSubjectsV1
+			b.datapath.objects.PolSubjectsV1 = b.datapath.objects.PolPortsV1
+			err := b.datapath.SetPolicies(some(r.IntN(4)))
+			if b.datapath.objects.PolSubjectsV1 = subjects; err == nil {
+				t.Fatal("subjects can be written to the table of ports")
+			}
+		case 5: // another agent begins with what was before
+			b.reopen(t, b.datapath.config)
+			must(t, b.datapath.RestorePolicies(slices.Collect(maps.Values(now))))
+			same(when + ", begun anew")
+		}
+		if now[p.Tenant] = p; len(p.IDs) == 0 {
+			delete(now, p.Tenant)
+		}
+		must(t, b.datapath.SetPolicies(p))
+		same(when)
+	}
+	must(t, b.datapath.RestorePolicies(nil))
+	clear(now)
+	same("without policies")
+}
+
+// TestSharedEntries: what two tenants have in common goes with the second of them, and what was counted stays.
+func TestSharedEntries(t *testing.T) {
+	b := newPolicyBench(t)
+	at := netip.MustParseAddr("fd00::1")
+	of := func(tenant string, set policy.ID, app address.AppID) agent.TenantPolicies {
+		return agent.TenantPolicies{Tenant: tenant, IDs: []address.TenantID{7}, Overrides: map[netip.Addr]address.AppID{at: app}, Tables: policy.Tables{
+			Subjects: map[address.AppID]policy.Subject{policy.AnyApp: {Sets: [2]policy.ID{set, set}}}, Names: map[uint32]policy.RuleName{5: {Policy: tenant}}}}
+	}
+	blue, green := of("blue", 1, 3), of("green", 2, 4)
+	must(t, b.datapath.SetPolicies(blue))
+	cpus := make([]uint64, ebpf.MustPossibleCPU())
+	cpus[0] = 42
+	must(t, b.datapath.objects.PolHitsV1.Put(uint32(5), cpus))
+	must(t, b.datapath.SetPolicies(green))
+	if diff := b.differ(t, green); diff != "" {
+		t.Errorf("who came last does not hold: %s", diff)
+	}
+	must(t, b.datapath.SetPolicies(agent.TenantPolicies{Tenant: "green"}))
+	if diff := b.differ(t, blue); diff != "" {
+		t.Errorf("who stays has not its own: %s", diff)
+	}
+	hits, err := b.datapath.RuleHits()
+	if must(t, err); hits[5] != 42 {
+		t.Errorf("the rule has denied %d packets, want 42", hits[5])
+	}
+	must(t, b.datapath.SetPolicies(agent.TenantPolicies{Tenant: "blue"}))
+	if diff := b.differ(t); diff != "" {
+		t.Errorf("nobody has policies: %s", diff)
+	}
+}
+
+// rules are policies of a tenant that are so many entries of the table of ports, beginning with a number.
+func rules(tenant string, first, n int) agent.TenantPolicies {
+	t := agent.TenantPolicies{Tenant: tenant, IDs: []address.TenantID{address.TenantID(tenant[0])}, Tables: policy.Tables{
+		Subjects: map[address.AppID]policy.Subject{policy.AnyApp: {}}, Ports: map[policy.PortKey]policy.PortEntry{}}}
+	for i := range n {
+		t.Tables.Ports[policy.PortKey{Table: policy.ID(tenant[0])<<32 + policy.ID(first+i), Scope: policy.OtherProtocols}] = policy.PortEntry{}
+	}
+	return t
+}
+
 // TestTooManyPolicies are refused, and those from before hold.
 func TestTooManyPolicies(t *testing.T) {
 	b := newPolicyBench(t)
-	p, other := big(t, 1), big(t, 2)
 	config := b.datapath.config
-	config.MaxRules = max(len(p[0].Tables.Peers), len(p[0].Tables.Ports), len(p[0].Tables.Blocks), len(p[0].Tables.Ranges), len(p[0].Tables.Names)) + 1
+	config.MaxRules = 100
 	b.reopen(t, config)
-	must(t, b.datapath.SetPolicies(p))
-	err := b.datapath.SetPolicies(append(slices.Clone(p), other...))
-	if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("the node has room for %d; nothing was changed", config.MaxRules)) {
+	p, other := rules("a", 0, 60), rules("b", 0, 41)
+	restore := func(tenants ...agent.TenantPolicies) error { return b.datapath.RestorePolicies(tenants) }
+	must(t, restore(p))
+	err := restore(p, other)
+	if err == nil || !strings.Contains(err.Error(), "policies need 101 entries for ports, with those that are in force until then, and the node has room for 100; nothing was changed") {
 		t.Errorf("%v; want a refusal that says how much there is room for", err)
 	}
-	if diff := b.kernel(t).differ(p); diff != "" {
+	if diff := b.differ(t, p); diff != "" {
 		t.Errorf("the kernel has other entries: %s", diff)
 	}
-	must(t, b.datapath.SetPolicies(nil))
-	if diff := b.kernel(t).differ(nil); diff != "" {
+	must(t, restore())
+	if diff := b.differ(t); diff != "" {
 		t.Errorf("without policies the kernel has entries: %s", diff)
 	}
+}
+
+// TestNoTenantTakesAll: nobody gets more entries than are left free, so that there is room for who has little; who has more, from before or since others came,
+// keeps it, and may have less.
+func TestNoTenantTakesAll(t *testing.T) {
+	b := newPolicyBench(t)
+	config := b.datapath.config
+	config.MaxRules = 90
+	b.reopen(t, config)
+	set := func(p agent.TenantPolicies) error { return b.datapath.SetPolicies(p) }
+	refused := func(p agent.TenantPolicies, why string) {
+		t.Helper()
+		if err := set(p); err == nil || !strings.Contains(err.Error(), why) {
+			t.Errorf("%v; want a refusal that says %q", err, why)
+		}
+	}
+	refused(rules("a", 0, 46), "policies of tenant a need 46 entries for ports, and a tenant gets no more of the node's 90 than it leaves free, of which others have 0; nothing was changed: start the agent with a higher --max-rules")
+	must(t, set(rules("a", 0, 45)))
+	must(t, set(rules("a", 1000, 45))) // all of them at once
+	refused(rules("b", 0, 23), "policies of tenant b need 23 entries for ports, and a tenant gets no more of the node's 90 than it leaves free, of which others have 45")
+	must(t, set(rules("b", 0, 22)))
+	refused(rules("a", 1000, 46), "tenant a need 46")
+	must(t, set(rules("c", 0, 11)))
+	must(t, set(rules("a", 1000, 44)))
+	must(t, set(rules("a", 1000, 30)))
+	must(t, set(rules("b", 0, 24)))
+	if diff := b.differ(t, rules("a", 1000, 30), rules("b", 0, 24), rules("c", 0, 11)); diff != "" {
+		t.Errorf("the kernel has other entries: %s", diff)
+	}
+	// What an agent finds on its disk was accepted before.
+	b.reopen(t, config)
+	must(t, b.datapath.RestorePolicies(nil))
+	must(t, b.datapath.RestorePolicies([]agent.TenantPolicies{rules("a", 1000, 80), rules("b", 0, 1)}))
+	must(t, set(rules("a", 1000, 79)))
+	refused(rules("a", 1000, 81), "tenant a need 81")
 }

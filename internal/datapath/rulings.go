@@ -3,63 +3,125 @@ package datapath
 import (
 	"errors"
 	"fmt"
+	"iter"
+	"net/netip"
+	"slices"
 
 	"github.com/cilium/ebpf"
 
+	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/agent"
 	"pilaster.io/pilaster/internal/policy"
 )
 
-// rulings is what the tables of policies hold, or are to: an entry each for an entry.
-type rulings struct {
-	subjects  map[pilasterSubjectKey]pilasterSubject
-	apps      map[pilasterAppKey]pilasterAppRules
-	blocks    map[pilasterBlockKey]pilasterBlockRules
-	ports     map[pilasterPortKey]pilasterPortRules
-	ranges    map[pilasterRangeKey]pilasterRangeRules
-	overrides map[pilasterAddr]uint32
-	hits      map[uint32]struct{}
+// rulingTables are the kernel's tables of policies. The first two lead containers to their rules; what the others hold never changes its meaning.
+type rulingTables struct {
+	subjects  *ruled[pilasterSubjectKey, pilasterSubject, pilasterSubjectKey, pilasterSubject]
+	overrides *ruled[netip.Addr, address.AppID, pilasterAddr, uint32]
+	apps      *ruled[policy.PeerKey, policy.Peer, pilasterAppKey, pilasterAppRules]
+	blocks    *ruled[policy.BlockKey, policy.ID, pilasterBlockKey, pilasterBlockRules]
+	ports     *ruled[policy.PortKey, policy.PortEntry, pilasterPortKey, pilasterPortRules]
+	ranges    *ruled[policy.RangeKey, policy.Verdict, pilasterRangeKey, pilasterRangeRules]
+	hits      *ruled[uint32, policy.RuleName, uint32, struct{}]
 }
 
-func noRulings() *rulings {
-	return &rulings{map[pilasterSubjectKey]pilasterSubject{}, map[pilasterAppKey]pilasterAppRules{}, map[pilasterBlockKey]pilasterBlockRules{},
-		map[pilasterPortKey]pilasterPortRules{}, map[pilasterRangeKey]pilasterRangeRules{}, map[pilasterAddr]uint32{}, map[uint32]struct{}{}}
+func (d *Datapath) rulingTables() *rulingTables {
+	o := &d.objects
+	t := &rulingTables{
+		subjects:  newRuled("policy-subjects", "apps of containers", o.PolSubjectsV1, subjectsOf, subjectEntry),
+		overrides: newRuled("policy-overrides", "identities that have changed", o.PolOverridesV1, overridesOf, overrideEntry),
+		apps:      newRuled("policy-peers", "apps of peers", o.PolAppsV1, peersOf, appEntry),
+		blocks:    newRuled("policy-blocks", "blocks of addresses", o.PolBlocksV1, blocksOf, blockEntry),
+		ports:     newRuled("policy-ports", "ports", o.PolPortsV1, portsOf, portEntry),
+		ranges:    newRuled("policy-ranges", "ranges of ports", o.PolRangesV1, rangesOf, rangeEntry),
+		hits:      newRuled("policy-rules", "rules", o.PolHitsV1, namesOf, hitEntry),
+	}
+	// Names of sets and tables are made with the tenant's. Ids and addresses should be one tenant's, but the cluster says so and not the node; numbers of rules are
+	// one's own within a tenant.
+	t.subjects.size, t.subjects.mayShare = func(t *agent.TenantPolicies) int { return len(t.IDs) * len(t.Tables.Subjects) }, haveSameID
+	t.overrides.mayShare = func(a, b *agent.TenantPolicies) bool { return len(a.Overrides) > 0 && len(b.Overrides) > 0 }
+	t.hits.mayShare = func(_, _ *agent.TenantPolicies) bool { return true }
+	t.hits.read, t.hits.write = readHits, writeHits
+	return t
 }
 
-// add renders a tenant's policies.
-func (r *rulings) add(of agent.TenantPolicies) {
+// all are in the order in which they are shown.
+func (t *rulingTables) all() []rulingTable {
+	return []rulingTable{t.subjects, t.apps, t.blocks, t.ports, t.ranges, t.overrides, t.hits}
+}
+
+// compare says how they are to change: those that lead, and the rules, in the order in which they are written.
+func (t *rulingTables) compare(c policyChange) (subjects *tableDifference[pilasterSubjectKey, pilasterSubject], overrides tableChange, rules []tableChange, err error) {
+	if subjects, err = t.subjects.compare(c); err != nil {
+		return nil, nil, nil, err
+	}
+	if overrides, err = t.overrides.compare(c); err != nil {
+		return nil, nil, nil, err
+	}
+	for _, table := range []rulingTable{t.hits, t.ports, t.ranges, t.blocks, t.apps} {
+		change, err := table.change(c)
+		if err != nil {
+			return nil, nil, nil, err
+		}
+		rules = append(rules, change)
+	}
+	return subjects, overrides, rules, nil
+}
+
+func overridesOf(t *agent.TenantPolicies) map[netip.Addr]address.AppID    { return t.Overrides }
+func peersOf(t *agent.TenantPolicies) map[policy.PeerKey]policy.Peer      { return t.Tables.Peers }
+func blocksOf(t *agent.TenantPolicies) map[policy.BlockKey]policy.ID      { return t.Tables.Blocks }
+func portsOf(t *agent.TenantPolicies) map[policy.PortKey]policy.PortEntry { return t.Tables.Ports }
+func rangesOf(t *agent.TenantPolicies) map[policy.RangeKey]policy.Verdict { return t.Tables.Ranges }
+func namesOf(t *agent.TenantPolicies) map[uint32]policy.RuleName          { return t.Tables.Names }
+
+func subjectsOf(of *agent.TenantPolicies) map[pilasterSubjectKey]pilasterSubject {
+	all := make(map[pilasterSubjectKey]pilasterSubject, len(of.IDs)*len(of.Tables.Subjects))
 	for app, s := range of.Tables.Subjects {
 		for _, id := range of.IDs {
-			r.subjects[pilasterSubjectKey{Tenant: uint32(id), App: uint32(app)}] = pilasterSubject{Sets: byWay(s.Sets), Audits: byWay(s.Audit)}
+			all[pilasterSubjectKey{Tenant: uint32(id), App: uint32(app)}] = pilasterSubject{Sets: byWay(s.Sets), Audits: byWay(s.Audit)}
 		}
 	}
-	for k, p := range of.Tables.Peers {
-		r.apps[pilasterAppKey{Set: uint64(k.Set), App: uint32(k.App)}] = pilasterAppRules{Table: uint64(p.Table), Blocks: oneIf(p.Blocks)}
-	}
-	for k, table := range of.Tables.Blocks {
-		key := pilasterBlockKey{Bits: 64 + uint32(k.Prefix.Bits()), Set: uint64(k.Set), Address: words(k.Prefix.Addr())}
-		r.blocks[key] = pilasterBlockRules{Bits: key.Bits, Table: uint64(table)}
-	}
-	for k, e := range of.Tables.Ports {
-		key := pilasterPortKey{Table: uint64(k.Table), Port: networkOrder(k.Port), Proto: k.Protocol, Scope: uint8(k.Scope)}
-		r.ports[key] = pilasterPortRules{Ruling: rulingOf(e.Verdict), Ranges: oneIf(e.Ranges)}
-	}
-	for k, v := range of.Tables.Ranges {
-		key := pilasterRangeKey{Bits: 64 + 8 + uint32(k.Bits), Table: uint64(k.Table), Proto: k.Protocol, Port: networkOrder(k.Port)}
-		r.ranges[key] = pilasterRangeRules{Bits: key.Bits, Ruling: rulingOf(v)}
-	}
-	for a, app := range of.Overrides {
-		r.overrides[words(a)] = uint32(app)
-	}
-	for number := range of.Tables.Names {
-		r.hits[number] = struct{}{}
-	}
+	return all
+}
+
+func haveSameID(a, b *agent.TenantPolicies) bool {
+	return slices.ContainsFunc(a.IDs, func(id address.TenantID) bool { return slices.Contains(b.IDs, id) })
+}
+
+func subjectEntry(k pilasterSubjectKey, s pilasterSubject) (pilasterSubjectKey, pilasterSubject) {
+	return k, s
 }
 
 // byWay is what holds for packets out of a container and into it, in that order.
 func byWay(sets [2]policy.ID) [2]uint64 {
 	return [2]uint64{uint64(sets[policy.Egress]), uint64(sets[policy.Ingress])}
 }
+
+func appEntry(k policy.PeerKey, p policy.Peer) (pilasterAppKey, pilasterAppRules) {
+	return pilasterAppKey{Set: uint64(k.Set), App: uint32(k.App)}, pilasterAppRules{Table: uint64(p.Table), Blocks: oneIf(p.Blocks)}
+}
+
+func blockEntry(k policy.BlockKey, table policy.ID) (pilasterBlockKey, pilasterBlockRules) {
+	key := pilasterBlockKey{Bits: 64 + uint32(k.Prefix.Bits()), Set: uint64(k.Set), Address: words(k.Prefix.Addr())}
+	return key, pilasterBlockRules{Bits: key.Bits, Table: uint64(table)}
+}
+
+func portEntry(k policy.PortKey, e policy.PortEntry) (pilasterPortKey, pilasterPortRules) {
+	return pilasterPortKey{Table: uint64(k.Table), Port: networkOrder(k.Port), Proto: k.Protocol, Scope: uint8(k.Scope)},
+		pilasterPortRules{Ruling: rulingOf(e.Verdict), Ranges: oneIf(e.Ranges)}
+}
+
+func rangeEntry(k policy.RangeKey, v policy.Verdict) (pilasterRangeKey, pilasterRangeRules) {
+	key := pilasterRangeKey{Bits: 64 + 8 + uint32(k.Bits), Table: uint64(k.Table), Proto: k.Protocol, Port: networkOrder(k.Port)}
+	return key, pilasterRangeRules{Bits: key.Bits, Ruling: rulingOf(v)}
+}
+
+func overrideEntry(a netip.Addr, app address.AppID) (pilasterAddr, uint32) {
+	return words(a), uint32(app)
+}
+
+func hitEntry(rule uint32, _ policy.RuleName) (uint32, struct{}) { return rule, struct{}{} }
 
 func rulingOf(v policy.Verdict) pilasterRuling { return pilasterRuling{Rules: v.Tiers, Ranks: v.Rank} }
 
@@ -73,17 +135,34 @@ func oneIf(is bool) uint32 {
 	return 0
 }
 
-// rulings is what the tables hold: as this process has left them, or read from the kernel.
-func (d *Datapath) rulings() (*rulings, error) {
-	if d.policed != nil {
-		return d.policed, nil
+// readHits leaves out what was counted.
+func readHits(m *ebpf.Map, into map[uint32]struct{}) error {
+	cpus, err := ebpf.PossibleCPU()
+	if err != nil {
+		return err
 	}
-	r, o := noRulings(), &d.objects
-	return r, errors.Join(read(o.PolSubjectsV1, r.subjects), read(o.PolAppsV1, r.apps), read(o.PolBlocksV1, r.blocks), read(o.PolPortsV1, r.ports),
-		read(o.PolRangesV1, r.ranges), read(o.PolOverridesV1, r.overrides), r.readHits(o.PolHitsV1))
+	return eachBatch(m, make([]uint32, entriesAtOnce), make([]uint64, entriesAtOnce*cpus), func(rules []uint32, _ []uint64) {
+		for _, rule := range rules {
+			into[rule] = struct{}{}
+		}
+	})
 }
 
-// entriesAtOnce are read with one call.
+// writeHits begins to count rules that are new.
+func writeHits(m *ebpf.Map, rules []uint32, _ []struct{}) error {
+	cpus, err := ebpf.PossibleCPU()
+	if err != nil {
+		return err
+	}
+	for some := range slices.Chunk(rules, entriesAtOnce) {
+		if _, err := m.BatchUpdate(some, make([]uint64, len(some)*cpus), nil); err != nil {
+			return fmt.Errorf("%v: %w", m, err)
+		}
+	}
+	return nil
+}
+
+// entriesAtOnce are read or written with one call.
 const entriesAtOnce = 4096
 
 // read takes all of a table that nobody else writes to.
@@ -91,18 +170,6 @@ func read[K comparable, V any](m *ebpf.Map, into map[K]V) error {
 	return eachBatch(m, make([]K, entriesAtOnce), make([]V, entriesAtOnce), func(k []K, v []V) {
 		for i := range k {
 			into[k[i]] = v[i]
-		}
-	})
-}
-
-func (r *rulings) readHits(m *ebpf.Map) error {
-	cpus, err := ebpf.PossibleCPU()
-	if err != nil {
-		return err
-	}
-	return eachBatch(m, make([]uint32, entriesAtOnce), make([]uint64, entriesAtOnce*cpus), func(rules []uint32, _ []uint64) {
-		for _, rule := range rules {
-			r.hits[rule] = struct{}{}
 		}
 	})
 }
@@ -121,66 +188,39 @@ func eachBatch[K, V any](m *ebpf.Map, keys []K, values []V, do func([]K, []V)) e
 	}
 }
 
-// fit refuses what the tables have no room for beside what they hold until then.
-func (r *rulings) fit(had *rulings, room int) error {
-	for _, t := range []struct {
-		what string
-		n    int
-	}{
-		{"apps of containers", union(had.subjects, r.subjects)}, {"apps of peers", union(had.apps, r.apps)}, {"blocks of addresses", union(had.blocks, r.blocks)},
-		{"ports", union(had.ports, r.ports)}, {"ranges of ports", union(had.ranges, r.ranges)}, {"identities that have changed", union(had.overrides, r.overrides)},
-		{"rules", union(had.hits, r.hits)},
-	} {
-		if t.n > room {
-			return fmt.Errorf("policies need %d entries for %s, with those that are in force until then, and the node has room for %d; nothing was changed: start the agent with a higher --max-rules, or change fewer policies at once", t.n, t.what, room)
-		}
-	}
-	return nil
-}
-
-func union[K comparable, V any](a, b map[K]V) int {
-	n := len(a)
-	for k := range b {
-		if _, both := a[k]; !both {
-			n++
-		}
-	}
-	return n
-}
-
-// putAll writes what is not there yet, or is there and says something else.
-func putAll[K, V comparable](m *ebpf.Map, had, want map[K]V) error {
-	for k, v := range want {
-		if is, there := had[k]; there && is == v {
-			continue
-		}
-		if err := m.Put(k, v); err != nil {
+func write[K, V any](m *ebpf.Map, keys []K, values []V) error {
+	for len(keys) > 0 {
+		n := min(len(keys), entriesAtOnce)
+		if _, err := m.BatchUpdate(keys[:n], values[:n], nil); err != nil {
 			return fmt.Errorf("%v: %w", m, err)
 		}
+		keys, values = keys[n:], values[n:]
 	}
 	return nil
 }
 
-// removeOld takes away what was there and is to be no more.
-func removeOld[K comparable, V any](m *ebpf.Map, had, want map[K]V) error {
-	for k := range had {
-		if _, stays := want[k]; stays {
-			continue
+// removeAll takes away what may be gone already.
+func removeAll[K any](m *ebpf.Map, keys []K) error {
+	for len(keys) > 0 {
+		n, err := m.BatchDelete(keys[:min(len(keys), entriesAtOnce)], nil)
+		if errors.Is(err, ebpf.ErrKeyNotExist) {
+			n, err = n+1, nil
 		}
-		if err := m.Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		if err != nil {
 			return fmt.Errorf("%v: %w", m, err)
 		}
+		keys = keys[n:]
 	}
 	return nil
 }
 
-// marksOnlyOf is tenants that have policies by the first and none by the second.
-func marksOnlyOf(a, b map[pilasterSubjectKey]pilasterSubject) map[uint32]bool {
-	only := map[uint32]bool{}
-	for k := range a {
-		if _, both := b[k]; !both && k.App == uint32(policy.AnyApp) {
-			only[k.Tenant] = true
+// withPolicies are the tenant ids of which these entries say that they have policies.
+func withPolicies(subjects iter.Seq[pilasterSubjectKey]) map[uint32]bool {
+	ids := map[uint32]bool{}
+	for k := range subjects {
+		if k.App == uint32(policy.AnyApp) {
+			ids[k.Tenant] = true
 		}
 	}
-	return only
+	return ids
 }

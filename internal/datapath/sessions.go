@@ -3,6 +3,7 @@ package datapath
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"time"
@@ -79,7 +80,7 @@ func (d *Datapath) takeOverSessions(known bool) error {
 	if err := read(d.objects.PolSubjectsV1, subjects); err != nil {
 		return err
 	}
-	return d.adopt(marksOnlyOf(subjects, nil))
+	return d.adopt(withPolicies(maps.Keys(subjects)))
 }
 
 // monotonic is CLOCK_MONOTONIC in ns, as programs read it.

@@ -20,8 +20,9 @@ const uplinkMTU = 1500
 type driver struct {
 	names    *deviceNames
 	mu       sync.Mutex
-	devices  bitset // by endpoint
-	attached bitset // of these, those with a program
+	devices  bitset                     // by endpoint
+	attached bitset                     // of these, those with a program
+	ports    map[string]map[uint16]bool // that rules name, by tenant
 	enforced enforced
 }
 

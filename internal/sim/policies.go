@@ -198,25 +198,45 @@ type enforced struct {
 	next  chan struct{} // closed when it is given something else; nil while nobody waits
 }
 
-func (d *driver) SetPolicies(all []agent.TenantPolicies) error {
-	given := enforced{since: time.Now()}
-	for _, of := range all {
-		for k := range of.Tables.Ports {
-			if k.Scope == policy.ThisPort {
-				if given.ports == nil {
-					given.ports = map[uint16]bool{}
-				}
-				given.ports[k.Port] = true
-			}
-		}
-	}
+func (d *driver) RestorePolicies(all []agent.TenantPolicies) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	d.ports = map[string]map[uint16]bool{}
+	for _, of := range all {
+		d.ports[of.Tenant] = portsOf(of)
+	}
+	d.enforce()
+	return nil
+}
+
+func (d *driver) SetPolicies(of agent.TenantPolicies) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.ports[of.Tenant] = portsOf(of)
+	d.enforce()
+	return nil
+}
+
+func portsOf(t agent.TenantPolicies) map[uint16]bool {
+	ports := map[uint16]bool{}
+	for k := range t.Tables.Ports {
+		if k.Scope == policy.ThisPort {
+			ports[k.Port] = true
+		}
+	}
+	return ports
+}
+
+// enforce is for who holds the lock.
+func (d *driver) enforce() {
+	given := enforced{ports: map[uint16]bool{}, since: time.Now()}
+	for _, ports := range d.ports {
+		maps.Copy(given.ports, ports)
+	}
 	if d.enforced.next != nil {
 		close(d.enforced.next)
 	}
 	d.enforced = given
-	return nil
 }
 
 // awaitPort waits until a rule names the port, and says since when one does.

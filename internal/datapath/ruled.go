@@ -1,0 +1,187 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/cilium/ebpf"
+
+	"pilaster.io/pilaster/internal/agent"
+)
+
+// rulingTable is one of the kernel's tables of policies.
+type rulingTable interface {
+	change(policyChange) (tableChange, error)
+	// shows is how many entries of it these tenants have.
+	shows(tenants []*agent.TenantPolicies, room int) agent.Entries
+}
+
+// tableChange makes a table what it is to be.
+type tableChange interface {
+	fit(tenant string, room int) error // refuses what there is no room for
+	write() error                      // what it is to hold, beside what it held
+	clean() error                      // takes away what it is to hold no more
+}
+
+// policyChange is of one tenant's policies, or of none's where the tables are to hold what the others have.
+type policyChange struct {
+	had, next agent.TenantPolicies
+	others    []*agent.TenantPolicies
+	known     bool // the tables hold what the others have and what this one had, and nothing else
+}
+
+// ruled is such a table: an entry for an entry of a tenant's own map. It is made from that whenever it is asked for, so that nothing is kept twice.
+type ruled[K comparable, V any, Key, Value comparable] struct {
+	name, what string // for people
+	kernel     *ebpf.Map
+	of         func(*agent.TenantPolicies) map[K]V
+	size       func(*agent.TenantPolicies) int // of that
+	entry      func(K, V) (Key, Value)
+	mayShare   func(a, b *agent.TenantPolicies) bool // whether two tenants may have entries in common; nil: no two have
+	read       func(*ebpf.Map, map[Key]Value) error
+	write      func(*ebpf.Map, []Key, []Value) error
+}
+
+func newRuled[K comparable, V any, Key, Value comparable](name, what string, m *ebpf.Map, of func(*agent.TenantPolicies) map[K]V, entry func(K, V) (Key, Value)) *ruled[K, V, Key, Value] {
+	return &ruled[K, V, Key, Value]{name: name, what: what, kernel: m, of: of, size: func(t *agent.TenantPolicies) int { return len(of(t)) }, entry: entry,
+		read: read[Key, Value], write: write[Key, Value]}
+}
+
+func (r *ruled[K, V, Key, Value]) shows(tenants []*agent.TenantPolicies, room int) agent.Entries {
+	return agent.Entries{Table: r.name, Used: r.count(tenants), Capacity: room}
+}
+
+// count takes what two tenants share for an entry of either.
+func (r *ruled[K, V, Key, Value]) count(tenants []*agent.TenantPolicies) (n int) {
+	for _, t := range tenants {
+		n += r.size(t)
+	}
+	return n
+}
+
+func (r *ruled[K, V, Key, Value]) change(c policyChange) (tableChange, error) { return r.compare(c) }
+
+// compare says how the table is to change. The kernel is read only where it is not known what it holds.
+func (r *ruled[K, V, Key, Value]) compare(c policyChange) (*tableDifference[Key, Value], error) {
+	d := &tableDifference[Key, Value]{what: r.what, kernel: r.kernel, put: r.write, had: r.size(&c.had), next: r.size(&c.next), others: r.count(c.others)}
+	if c.known {
+		r.fromTenant(c, d)
+		return d, nil
+	}
+	return d, r.fromKernel(append([]*agent.TenantPolicies{&c.next}, c.others...), d)
+}
+
+// fromTenant looks at one tenant's entries alone, but where another one may have the same.
+func (r *ruled[K, V, Key, Value]) fromTenant(c policyChange, d *tableDifference[Key, Value]) {
+	had, next := r.of(&c.had), r.of(&c.next)
+	var theirs []map[K]V
+	for _, o := range c.others {
+		if r.mayShare != nil && (r.mayShare(&c.had, o) || r.mayShare(&c.next, o)) {
+			theirs = append(theirs, r.of(o))
+		}
+	}
+	d.before = d.had + d.others
+	for k, v := range next {
+		key, value := r.entry(k, v)
+		old, there := had[k]
+		if !there {
+			old, there = first(theirs, k)
+		}
+		if !there {
+			d.added.add(key, value)
+		} else if _, is := r.entry(k, old); is != value {
+			d.changed.add(key, value)
+		}
+	}
+	for k, v := range had {
+		if _, stays := next[k]; stays {
+			continue
+		}
+		key, is := r.entry(k, v)
+		if other, stays := first(theirs, k); !stays {
+			d.gone = append(d.gone, key)
+		} else if _, value := r.entry(k, other); is != value {
+			d.changed.add(key, value)
+		}
+	}
+}
+
+func first[K comparable, V any](in []map[K]V, k K) (v V, found bool) {
+	for _, m := range in {
+		if v, found = m[k]; found {
+			return v, true
+		}
+	}
+	return v, false
+}
+
+// fromKernel looks at all of them.
+func (r *ruled[K, V, Key, Value]) fromKernel(tenants []*agent.TenantPolicies, d *tableDifference[Key, Value]) error {
+	had := map[Key]Value{}
+	if err := r.read(r.kernel, had); err != nil {
+		return err
+	}
+	d.before = len(had)
+	for _, t := range tenants {
+		for k, v := range r.of(t) {
+			key, value := r.entry(k, v)
+			if is, there := had[key]; !there {
+				d.added.add(key, value)
+			} else if is != value {
+				d.changed.add(key, value)
+			}
+			had[key] = value
+		}
+	}
+	for _, t := range tenants {
+		for k, v := range r.of(t) {
+			key, _ := r.entry(k, v)
+			delete(had, key)
+		}
+	}
+	for key := range had {
+		d.gone = append(d.gone, key)
+	}
+	return nil
+}
+
+// tableDifference is what a table lacks, and has beside.
+type tableDifference[Key, Value any] struct {
+	what   string
+	kernel *ebpf.Map
+	put    func(*ebpf.Map, []Key, []Value) error
+
+	added, changed entries[Key, Value]
+	gone           []Key
+
+	before            int // entries of the table
+	had, next, others int // and of those the tenant's that changes, then and now, and other tenants'
+}
+
+type entries[Key, Value any] struct {
+	keys   []Key
+	values []Value
+}
+
+func (e *entries[Key, Value]) add(k Key, v Value) {
+	e.keys, e.values = append(e.keys, k), append(e.values, v)
+}
+
+// fit refuses what the table has no room for beside what it holds until then, and a tenant that wants more than it leaves free: so one alone gets half of the
+// table, and can have all of its policies changed at once; and something is always left for who has little. Who has got more keeps it.
+func (d *tableDifference[Key, Value]) fit(tenant string, room int) error {
+	if free := room - d.others - d.next; d.next > d.had && d.next > free {
+		return fmt.Errorf("policies of tenant %s need %d entries for %s, and a tenant gets no more of the node's %d than it leaves free, of which others have %d; nothing was changed: start the agent with a higher --max-rules, or have the tenant's policies say less",
+			tenant, d.next, d.what, room, d.others)
+	}
+	if n := d.before + len(d.added.keys); n > room {
+		return fmt.Errorf("policies need %d entries for %s, with those that are in force until then, and the node has room for %d; nothing was changed: start the agent with a higher --max-rules, or change fewer policies at once", n, d.what, room)
+	}
+	return nil
+}
+
+func (d *tableDifference[Key, Value]) write() error {
+	return errors.Join(d.put(d.kernel, d.added.keys, d.added.values), d.put(d.kernel, d.changed.keys, d.changed.values))
+}
+
+func (d *tableDifference[Key, Value]) clean() error { return removeAll(d.kernel, d.gone) }
