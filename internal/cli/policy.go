@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -86,15 +87,18 @@ would drop is counted, and nothing is dropped.`,
 }
 
 // documentFiles is the flag of commands that read documents.
-type documentFiles []string
+type documentFiles struct {
+	names []string
+	of    []int // the file that each document is in
+}
 
 func (f *documentFiles) bind(cmd *cobra.Command, usage string) {
-	cmd.Flags().StringArrayVarP((*[]string)(f), "filename", "f", nil, usage)
+	cmd.Flags().StringArrayVarP(&f.names, "filename", "f", nil, usage)
 }
 
 // read is the documents of all files, in their order.
-func (f documentFiles) read(env Env) (documents []string, err error) {
-	for _, file := range f {
+func (f *documentFiles) read(env Env) (documents []string, err error) {
+	for i, file := range f.names {
 		var text []byte
 		if file == "-" {
 			text, err = io.ReadAll(env.Stdin)
@@ -104,12 +108,29 @@ func (f documentFiles) read(env Env) (documents []string, err error) {
 		if err != nil {
 			return nil, usage("%w; nothing was changed", err)
 		}
-		documents = append(documents, orchestrator.SplitDocuments(string(text))...)
+		some := orchestrator.SplitDocuments(string(text))
+		documents = append(documents, some...)
+		f.of = append(f.of, slices.Repeat([]int{i}, len(some))...)
 	}
 	if len(documents) == 0 {
 		return nil, usage("there is no document in what was read; nothing was changed")
 	}
 	return documents, nil
+}
+
+// named has an error that begins with the number of a document say which file that is in, where there are several, and count there.
+func (f *documentFiles) named(err error) error {
+	var remote *connect.Error
+	var n int
+	if len(f.names) < 2 || !errors.As(err, &remote) {
+		return err
+	}
+	if _, wrong := fmt.Sscanf(remote.Message(), "document %d:", &n); wrong != nil || n < 1 || n > len(f.of) {
+		return err
+	}
+	_, rest, _ := strings.Cut(remote.Message(), ":")
+	in := f.of[n-1]
+	return connect.NewError(remote.Code(), fmt.Errorf("%s, document %d:%s", f.names[in], n-slices.Index(f.of, in), rest))
 }
 
 func newPolicyApply(env Env) *cobra.Command {
@@ -136,7 +157,7 @@ They are named. From then on such nodes get no container of the tenant. --force 
 			}
 			resp, err := socket.client().ApplyPolicies(cmd.Context(), connect.NewRequest(&pilasterv1.ApplyPoliciesRequest{Tenant: tenant, Documents: documents, DryRun: dryRun, Force: force}))
 			if err != nil {
-				return err
+				return files.named(err)
 			}
 			views := []policyView{}
 			for _, p := range resp.Msg.Policies {
@@ -269,7 +290,7 @@ NAME is as for policy get. With -f it is the policies that the files have, whate
 		Example: "  pilaster policy delete networkpolicy/shop/web clusternetworkpolicy/base --tenant blue\n  pilaster policy delete -f web.yaml --tenant blue",
 		Args:    cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if (len(args) > 0) == (len(files) > 0) {
+			if (len(args) > 0) == (len(files.names) > 0) {
 				return usage("say which policies: by name, or with -f by the files that they were applied from; nothing was changed")
 			}
 			req := &pilasterv1.DeletePoliciesRequest{Tenant: tenant}
@@ -280,7 +301,7 @@ NAME is as for policy get. With -f it is the policies that the files have, whate
 				}
 				req.Policies = append(req.Policies, p)
 			}
-			if len(files) > 0 {
+			if len(files.names) > 0 {
 				var err error
 				if req.Documents, err = files.read(env); err != nil {
 					return err
@@ -288,7 +309,7 @@ NAME is as for policy get. With -f it is the policies that the files have, whate
 			}
 			resp, err := socket.client().DeletePolicies(cmd.Context(), connect.NewRequest(req))
 			if err != nil {
-				return err
+				return files.named(err)
 			}
 			gone := []goneView{}
 			for _, p := range resp.Msg.Policies {
