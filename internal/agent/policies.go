@@ -64,6 +64,9 @@ type policed struct {
 	inForce TenantPolicies
 	made    surroundings // that the tables were made for
 	refused error        // why what was heard last is not in force
+
+	index   *policy.Index // of indexed, the apps that were last compiled for
+	indexed map[address.AppID]map[string]string
 }
 
 // surroundings are what a tenant's tables are made for beside its policies.
@@ -77,8 +80,11 @@ type surroundings struct {
 }
 
 func (s surroundings) equal(o surroundings) bool {
-	return s.judgesOthers == o.judgesOthers && slices.Equal(s.ids, o.ids) && slices.Equal(s.subjects, o.subjects) && maps.Equal(s.overrides, o.overrides) &&
-		maps.EqualFunc(s.apps, o.apps, func(a, b map[string]string) bool { return maps.Equal(a, b) })
+	return s.judgesOthers == o.judgesOthers && slices.Equal(s.ids, o.ids) && slices.Equal(s.subjects, o.subjects) && maps.Equal(s.overrides, o.overrides) && sameApps(s.apps, o.apps)
+}
+
+func sameApps(a, b map[address.AppID]map[string]string) bool {
+	return maps.EqualFunc(a, b, func(a, b map[string]string) bool { return maps.Equal(a, b) })
 }
 
 func newPoliced() *policed {
@@ -279,8 +285,11 @@ func (c *Core) compile(name string, p *policed) (next TenantPolicies, around sur
 	}
 	defer c.policies.times.compiled(time.Now())
 	next = TenantPolicies{Tenant: name, IDs: around.ids, Overrides: around.overrides}
+	if p.index == nil || !sameApps(p.indexed, around.apps) {
+		p.index, p.indexed = policy.NewIndex(around.apps), around.apps
+	}
 	all := slices.Collect(maps.Values(p.parsed))
-	if next.Tables, err = policy.Compile(name, all, around.apps, around.subjects); around.judgesOthers {
+	if next.Tables, err = p.index.Compile(name, all, around.subjects); around.judgesOthers {
 		next.Tables.HoldUnknown(all)
 	}
 	return next, around, err

@@ -23,7 +23,7 @@ func Fit(ctx context.Context, name string, policies []Policy, changed func(*Poli
 }
 
 func fit(ctx context.Context, name string, policies []Policy, changed func(*Policy) bool, apps map[address.AppID]map[string]string, together bool, most int) error {
-	c, err := newCompiler(name, policies, apps)
+	c, err := newCompiler(name, policies, NewIndex(apps))
 	if err != nil {
 		return err
 	}

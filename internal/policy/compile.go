@@ -20,7 +20,12 @@ const (
 // Compile makes the tables of the subjects: the apps on this node, which are among the apps that it knows, with their
 // identity labels. The same arguments give the same tables.
 func Compile(tenant string, policies []Policy, apps map[address.AppID]map[string]string, subjects []address.AppID) (Tables, error) {
-	c, err := newCompiler(tenant, policies, apps)
+	return NewIndex(apps).Compile(tenant, policies, subjects)
+}
+
+// Compile makes the tables of subjects that are among the index' apps.
+func (ix *Index) Compile(tenant string, policies []Policy, subjects []address.AppID) (Tables, error) {
+	c, err := newCompiler(tenant, policies, ix)
 	if err != nil || len(policies) == 0 {
 		return Tables{}, err
 	}
@@ -51,7 +56,7 @@ func Compile(tenant string, policies []Policy, apps map[address.AppID]map[string
 type compiler struct {
 	tenant   string
 	policies []*Policy // in the order of evaluation
-	index    *index
+	index    *Index
 	numbers  numbers
 	peers    map[place]appSet // whom rules match by labels, of those asked for so far
 	most     int              // entries of a map
@@ -63,16 +68,16 @@ type compiler struct {
 	sums     map[ID][32]byte // the whole hashes of those in use
 }
 
-func newCompiler(tenant string, policies []Policy, apps map[address.AppID]map[string]string) (*compiler, error) {
+func newCompiler(tenant string, policies []Policy, ix *Index) (*compiler, error) {
 	if len(policies) > MaxPolicies {
 		return nil, fmt.Errorf("tenant %s has %s, more than %s", tenant, numeral.Of(len(policies), "policy", "policies"), numeral.Grouped(MaxPolicies))
 	}
-	for app := range apps {
+	for _, app := range ix.apps {
 		if app == Outside || app >= address.FirstReservedApp {
 			return nil, fmt.Errorf("tenant %s: %d is not the number of an app", tenant, app)
 		}
 	}
-	c := &compiler{tenant: tenant, index: newIndex(apps), peers: map[place]appSet{}, most: maxEntries}
+	c := &compiler{tenant: tenant, index: ix, peers: map[place]appSet{}, most: maxEntries}
 	c.clear()
 	for i := range policies {
 		c.policies = append(c.policies, &policies[i])

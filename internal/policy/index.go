@@ -36,11 +36,11 @@ func (b appSet) minus(o appSet) {
 // values are the apps that have a label, by its value: their places, as most values are of few apps.
 type values map[string][]int
 
-// index knows which apps have which labels, so that a selector does not have to ask each. Behind the apps that are
-// known there are two places more: that of AnyApp, and that of Outside.
-type index struct {
-	apps       []address.AppID // in order
-	ids        []tenant.Identity
+// An Index knows which apps of a tenant have which labels, so that a selector does not have to ask each. It may be used for as long as these are the same.
+// Behind the apps that are known there are two places more: that of AnyApp, and that of Outside.
+type Index struct {
+	apps       []address.AppID          // in order
+	own        []map[string]tenant.Port // the named ports of each, nil where it has none
 	words      int
 	known      appSet
 	everyone   appSet
@@ -51,8 +51,9 @@ type index struct {
 	ports      map[string]map[tenant.Port]appSet
 }
 
-func newIndex(apps map[address.AppID]map[string]string) *index {
-	ix := &index{
+// NewIndex takes the identity labels of all apps that are known.
+func NewIndex(apps map[address.AppID]map[string]string) *Index {
+	ix := &Index{
 		apps: slices.Sorted(maps.Keys(apps)), words: (len(apps) + 2 + 63) / 64,
 		pods: map[string]values{}, namespaces: map[string]values{}, names: values{}, ports: map[string]map[tenant.Port]appSet{},
 	}
@@ -63,7 +64,10 @@ func newIndex(apps map[address.AppID]map[string]string) *index {
 	}
 	for i, app := range ix.apps {
 		id := tenant.ReadIdentity(apps[app])
-		ix.ids = append(ix.ids, id)
+		if len(id.Ports) == 0 {
+			id.Ports = nil
+		}
+		ix.own = append(ix.own, id.Ports)
 		ix.known.add(i)
 		ix.names[id.Namespace] = append(ix.names[id.Namespace], i)
 		for k, v := range id.Pod {
@@ -94,20 +98,20 @@ func put(labels map[string]values, key, value string, i int) {
 	labels[key][value] = append(labels[key][value], i)
 }
 
-func (ix *index) empty() appSet { return make(appSet, ix.words) }
-func (ix *index) unknown() int  { return len(ix.apps) }
-func (ix *index) outside() int  { return len(ix.apps) + 1 }
+func (ix *Index) empty() appSet { return make(appSet, ix.words) }
+func (ix *Index) unknown() int  { return len(ix.apps) }
+func (ix *Index) outside() int  { return len(ix.apps) + 1 }
 
-// identity is that of a place; who is not known, or outside, has none.
-func (ix *index) identity(i int) tenant.Identity {
-	if i < len(ix.ids) {
-		return ix.ids[i]
+// namedPorts are those of a place; who is not known, or outside, has none.
+func (ix *Index) namedPorts(i int) map[string]tenant.Port {
+	if i < len(ix.own) {
+		return ix.own[i]
 	}
-	return tenant.Identity{}
+	return nil
 }
 
 // selected are the apps that Pods select.
-func (ix *index) selected(p Pods) appSet {
+func (ix *Index) selected(p Pods) appSet {
 	out := slices.Clone(ix.known)
 	if p.all() {
 		out.add(ix.unknown())
@@ -122,7 +126,7 @@ func (ix *index) selected(p Pods) appSet {
 }
 
 // narrow takes away the apps whose labels do not fulfil each requirement.
-func (ix *index) narrow(out appSet, s Selector, labels map[string]values) {
+func (ix *Index) narrow(out appSet, s Selector, labels map[string]values) {
 	for _, r := range s {
 		those, have := labels[r.Key], ix.empty()
 		if r.Operator == In || r.Operator == NotIn {
@@ -142,7 +146,7 @@ func (ix *index) narrow(out appSet, s Selector, labels map[string]values) {
 	}
 }
 
-func (ix *index) of(places []int) appSet {
+func (ix *Index) of(places []int) appSet {
 	b := ix.empty()
 	b.addAll(places)
 	return b

@@ -71,14 +71,14 @@ func (p Port) called(port tenant.Port) (portRange, bool) {
 
 // matches are those of a rule in the set of a subject. On egress a name means a port of each app's own, so that is a
 // match of its own; addresses have no names.
-func (ix *index) matches(r *Rule, d Direction, v Verdict, apps appSet, subject int) (pods []podMatch, blocks []blockMatch) {
+func (ix *Index) matches(r *Rule, d Direction, v Verdict, apps appSet, subject int) (pods []podMatch, blocks []blockMatch) {
 	ports, never := numbered(r)
 	for _, p := range r.Ports {
 		if p.Name == "" {
 			continue
 		}
 		if d == Ingress {
-			if own, ok := ix.identity(subject).Ports[p.Name]; ok {
+			if own, ok := ix.namedPorts(subject)[p.Name]; ok {
 				if r, ok := p.called(own); ok {
 					ports, never = append(ports, r), false
 				}

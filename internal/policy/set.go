@@ -33,7 +33,7 @@ func (c *compiler) madeOf(d Direction, policies []int, at int) string {
 	of := fmt.Sprint(d, policies)
 	if d == Ingress {
 		// Names of ports mean those of the subject.
-		ports := c.index.identity(at).Ports
+		ports := c.index.namedPorts(at)
 		for _, name := range slices.Sorted(maps.Keys(ports)) {
 			of += fmt.Sprint(" ", name, ports[name])
 		}
