@@ -181,7 +181,7 @@ func TestPoliciesOfOneTenant(t *testing.T) {
 		p.Tables.Names[1], p.Tables.Names[uint32(2+r.IntN(3))] = policy.RuleName{Rule: n}, policy.RuleName{Rule: n}
 		return p
 	}
-	for i := range 60 {
+	for i := range 36 {
 		p := some(r.IntN(4))
 		if r.IntN(5) == 0 {
 			p = agent.TenantPolicies{Tenant: p.Tenant}
