@@ -147,7 +147,8 @@ stays so, and no node hears of it. A policy that is not given stays too: delete 
 
 The first policy of a tenant that is not in audit is refused while nodes host the tenant that would not enforce it: nodes of builds without
 policies, where everything would pass in silence, and nodes where Open vSwitch carries the tenant's packets, which cut its containers off.
-They are named. From then on such nodes get no container of the tenant. --force applies it all the same.`,
+They are named. From then on such nodes get no container of the tenant. Refused is also what needs more room than a node has as it is installed. --force
+applies it all the same.`,
 		Example: "  pilaster policy apply -f web.yaml --tenant blue\n  pilaster policy apply -f web.yaml -f db.yaml --tenant blue --dry-run\n  kubectl get networkpolicy -A -o yaml | pilaster policy apply -f - --tenant blue",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -186,7 +187,7 @@ They are named. From then on such nodes get no container of the tenant. --force 
 	namedFlag(cmd, &tenant, "tenant", "whose they are", socket.tenants)
 	_ = cmd.MarkFlagRequired("tenant")
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "say what would change, and change nothing")
-	cmd.Flags().BoolVar(&force, "force", false, "though nodes that host the tenant would not enforce it")
+	cmd.Flags().BoolVar(&force, "force", false, "though nodes that host the tenant, or as they are installed, would not enforce it")
 	return cmd
 }
 

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"math"
 	"net/netip"
 	"slices"
 	"strings"
@@ -25,7 +26,7 @@ func (s *operatorService) ApplyPolicies(ctx context.Context, req *connect.Reques
 	}
 	s.applying.Lock()
 	defer s.applying.Unlock()
-	warnings, err := s.fit(ctx, req.Msg.Tenant, policies)
+	warnings, err := s.fit(ctx, req.Msg.Tenant, policies, req.Msg.Force)
 	if err != nil {
 		return nil, err
 	}
@@ -45,7 +46,7 @@ func (s *operatorService) ApplyPolicies(ctx context.Context, req *connect.Reques
 
 // fit refuses policies that nodes could not enforce beside those that the tenant has, and says what of each may not be as its writer means it. Of a tenant
 // that is not there the store says so.
-func (s *operatorService) fit(ctx context.Context, name string, news []*pilasterv1.Policy) (warnings [][]string, err error) {
+func (s *operatorService) fit(ctx context.Context, name string, news []*pilasterv1.Policy, force bool) (warnings [][]string, err error) {
 	all, apps, t := s.model.policing(name)
 	changed, labels := map[string]bool{}, policy.LabelsOf(apps)
 	for _, p := range news {
@@ -63,9 +64,13 @@ func (s *operatorService) fit(ctx context.Context, name string, news []*pilaster
 			warnings[len(warnings)-1] = []string{fmt.Sprintf("it selects by %s, which no container of tenant %s has: such a selector means none, or where the label must not be there, all; who says labels to the network is in docs/policy.md", strings.Join(keys, ", "), name)}
 		}
 	}
-	err = policy.Fit(ctx, name, slices.Collect(maps.Values(all)), func(p *policy.Policy) bool { return changed[p.String()] }, apps, t.JudgedThere())
+	room := policy.Room
+	if force { // the nodes may have been given more
+		room = math.MaxInt
+	}
+	err = policy.Fit(ctx, name, slices.Collect(maps.Values(all)), func(p *policy.Policy) bool { return changed[p.String()] }, apps, t.JudgedThere(), room)
 	if err != nil {
-		return nil, connect.NewError(connect.CodeResourceExhausted, fmt.Errorf("no node could enforce them: %w; nothing was changed", err))
+		return nil, connect.NewError(connect.CodeResourceExhausted, fmt.Errorf("nodes as they are installed could not enforce them: %w; nothing was changed", err))
 	}
 	return warnings, nil
 }

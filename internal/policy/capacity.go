@@ -8,26 +8,18 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// MaxOfApp is how many entries of each table the policies of one app may need: half of what nodes have room for as they are installed, as those that
-// were in force before stay until the next are.
-const MaxOfApp = 1 << 17
+// Room is how many entries of each table a tenant may have on a node as it is installed: half, for no tenant takes more than it leaves free.
+const Room = 1 << 17
 
 // Fit refuses policies that no node could enforce, before anybody has them: those of one app alone that cannot be compiled, or for which nodes have no room.
 // It looks at the apps that changed policies select, and at a policy by itself that selects none yet. Where nodes judge what containers of others begin, each has the tables of all apps, so these are
-// looked at together.
-func Fit(ctx context.Context, name string, policies []Policy, changed func(*Policy) bool, apps map[address.AppID]map[string]string, together bool) error {
-	if together {
-		return fit(ctx, name, policies, changed, apps, together, maxEntries)
-	}
-	return fit(ctx, name, policies, changed, apps, together, MaxOfApp)
-}
-
-func fit(ctx context.Context, name string, policies []Policy, changed func(*Policy) bool, apps map[address.AppID]map[string]string, together bool, most int) error {
+// looked at together. Most is the entries of a table that there is room for, Room or more.
+func Fit(ctx context.Context, name string, policies []Policy, changed func(*Policy) bool, apps map[address.AppID]map[string]string, together bool, most int) error {
 	c, err := newCompiler(name, policies, NewIndex(apps))
 	if err != nil {
 		return err
 	}
-	c.most = most
+	c.most = min(most, maxEntries)
 	places := []int{c.index.unknown()}
 	for at := range c.index.apps {
 		places = append(places, at)

@@ -62,14 +62,14 @@ func TestFit(t *testing.T) {
 			func(p *Policy) bool { return p.Name == "q" }, false, "the policies that select app 4"},
 		"everybody's": {[]Policy{{Tier: Admin, Name: "p", Subject: Pods{}, Rules: [2][]Rule{{withRanges(5000)}}}}, all, false, "the policies that select all containers: 5,000 ranges of ports"},
 	} {
-		err := fit(t.Context(), "blue", c.policies, c.changed, apps, c.together, room)
+		err := Fit(t.Context(), "blue", c.policies, c.changed, apps, c.together, room)
 		if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
 			t.Errorf("%s: %v, want %q", name, err, c.want)
 		}
 	}
 	ended, end := context.WithCancel(t.Context())
 	end()
-	if err := Fit(ended, "blue", each, all, apps, false); !errors.Is(err, context.Canceled) {
+	if err := Fit(ended, "blue", each, all, apps, false, room); !errors.Is(err, context.Canceled) {
 		t.Errorf("of a call that has ended: %v", err)
 	}
 }
