@@ -96,7 +96,7 @@ func (t *Tenants) Report(to *pilasterv1.FollowRequest, newStream bool) {
 			continue
 		}
 		to.HostedTenants = append(to.HostedTenants, name)
-		said := &pilasterv1.Hosting{Tenant: name, Moving: h.moving, Overrides: overrides[name], HeardRound: h.heard, KeepsApps: t.keeps(name)}
+		said := &pilasterv1.Hosting{Tenant: name, Moving: h.moving, Overrides: overrides[name], HeardRound: h.heard, KeepsApps: t.keeps(name), Unenforced: h.unenforced}
 		for _, id := range h.put.IDs {
 			said.Accepts = append(said.Accepts, uint32(id.ID))
 		}

@@ -261,7 +261,9 @@ func (c *Core) enforce(name string) error {
 	if err == nil && !next.restricts() {
 		err = c.seal(name, false)
 	}
-	if p.refused = err; err != nil {
+	p.refused = err
+	c.tenants.setUnenforced(name, err)
+	if err != nil {
 		c.log.Error("policies are not in force as the cluster has them", "tenant", name, "error", err)
 		return nil // to hear the same again would not help
 	}
@@ -435,6 +437,7 @@ func (c *Core) forgetPolicies(name string) error {
 	c.policies.mu.Lock()
 	defer c.policies.mu.Unlock()
 	c.tenants.setTold(name, false)
+	c.tenants.setUnenforced(name, nil)
 	p := c.policies.m[name]
 	if p == nil {
 		return nil

@@ -209,12 +209,23 @@ func TestRefusedPoliciesAreTriedAgain(t *testing.T) {
 	if problems := b.unenforced(); len(problems) != 1 || !strings.Contains(problems[0], "Firewall") {
 		t.Errorf("what cannot be read is forgotten with the next news: %q", problems)
 	}
+	said := func() string {
+		var report pilasterv1.FollowRequest
+		b.tenants.Report(&report, false)
+		return report.Hosting[0].Unenforced
+	}
+	if s := said(); !strings.Contains(s, "Firewall") {
+		t.Errorf("the cluster is told %q", s)
+	}
 	if _, err := b.Add(t.Context(), b.request("c2")); !errors.Is(err, ErrUnavailable) {
 		t.Errorf("an endpoint was added: %v", err)
 	}
 	b.hear(PolicyNews{Tenant: "blue", Ended: []Document{{Kind: "Firewall", Name: "f"}}})
 	if problems := b.unenforced(); len(problems) != 0 || !b.lets(2, 1) {
 		t.Errorf("it has ended, and the others are not in force: %q", problems)
+	}
+	if s := said(); s != "" {
+		t.Errorf("it has ended, and the cluster is told %q", s)
 	}
 
 	b.driver.fail["SetPolicies"] = errFake

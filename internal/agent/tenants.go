@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -68,19 +69,20 @@ const tenantsFolder = "tenants"
 // hosted is a tenant that lives here, or is about to.
 type hosted struct {
 	Known
-	deleted   bool                     // by an operator; endpoints of it still live
-	policed   bool                     // it has policies
-	endpoints map[address.TenantID]int // those being made included
-	put       tenant.Tenant            // what the networks know
-	on        []string                 // which networks do
-	moving    *pilasterv1.Moving       // how far this node is with the network it leaves; nil where it leaves none
-	subnets   []netip.Prefix           // this node's, one of each overlay; nil before it asked
-	refused   error                    // why this node did not take what it heard last
-	unsaved   bool                     // by learn: the disk does not have it yet
-	told      bool                     // all its policies were heard by this process
-	heard     uint64                   // the last round of retiring apps that this node goes by
-	asked     bool                     // the stream was asked for the whole of it, which is on its way
-	listed    chan struct{}            // closed when its mappings were told; nil where nobody waits for that
+	deleted    bool                     // by an operator; endpoints of it still live
+	policed    bool                     // it has policies
+	endpoints  map[address.TenantID]int // those being made included
+	put        tenant.Tenant            // what the networks know
+	on         []string                 // which networks do
+	moving     *pilasterv1.Moving       // how far this node is with the network it leaves; nil where it leaves none
+	unenforced string                   // why its policies are not in force as the cluster has them
+	subnets    []netip.Prefix           // this node's, one of each overlay; nil before it asked
+	refused    error                    // why this node did not take what it heard last
+	unsaved    bool                     // by learn: the disk does not have it yet
+	told       bool                     // all its policies were heard by this process
+	heard      uint64                   // the last round of retiring apps that this node goes by
+	asked      bool                     // the stream was asked for the whole of it, which is on its way
+	listed     chan struct{}            // closed when its mappings were told; nil where nobody waits for that
 }
 
 func newHosted(k Known) *hosted { return &hosted{Known: k, endpoints: map[address.TenantID]int{}} }
@@ -393,6 +395,21 @@ func (t *Tenants) setTold(name string, told bool) {
 	defer t.mu.Unlock()
 	if h := t.m[name]; h != nil {
 		h.told, h.asked = told, h.asked && told
+	}
+}
+
+// setUnenforced has the cluster told why a tenant's policies are not in force here as it has them, or that they are.
+func (t *Tenants) setUnenforced(name string, why error) {
+	words := ""
+	if why != nil {
+		words = why.Error()
+		words = strings.ToValidUTF8(words[:min(len(words), maxProblem)], "")
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if h := t.m[name]; h != nil && h.unenforced != words {
+		h.unenforced = words
+		t.signal()
 	}
 }
 

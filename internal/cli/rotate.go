@@ -56,7 +56,7 @@ func viewIDs(ids []*pilasterv1.TenantId) []tenantIDView {
 func viewHosted(r *pilasterv1.GetTenantResponse) tenantView {
 	v := viewTenant(r.Tenant)
 	v.Apps, v.Nodes = []appView{}, []hostView{}
-	v.Leaving, v.AppNumbers = viewLeaving(r.Tenant, r.Hosting), viewAppNumbers(r)
+	v.Leaving, v.AppNumbers, v.Unenforced = viewLeaving(r.Tenant, r.Hosting), viewAppNumbers(r), viewUnenforced(r.Hosting)
 	for _, a := range r.Apps {
 		v.Apps = append(v.Apps, appView{a.Id, a.Labels})
 	}

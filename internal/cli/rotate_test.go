@@ -61,3 +61,11 @@ func TestTenantTextOfAnAppWithoutLabels(t *testing.T) {
 		t.Errorf("%q", out.String())
 	}
 }
+
+func TestTenantTextOfPoliciesThatAreNotInForce(t *testing.T) {
+	v := viewHosted(&pilasterv1.GetTenantResponse{Tenant: &pilasterv1.Tenant{Name: "blue"}, Hosting: []*pilasterv1.Hosting{{Node: "n1"}, {Node: "n2", Unenforced: "no room"}}})
+	var out strings.Builder
+	if printTenant(&out, v); strings.Count(out.String(), "policies\t") != 1 || !strings.Contains(out.String(), "policies\tn2\tnot in force there as they were applied, but those before: no room\n") {
+		t.Errorf("%q", out.String())
+	}
+}

@@ -30,6 +30,21 @@ type tenantView struct {
 	AppNumbers *appNumbersView   `json:"appNumbers,omitempty"`
 	Nodes      []hostView        `json:"nodes,omitzero"` // of tenant get: those that host it
 	Leaving    *leavingView      `json:"leaving,omitempty"`
+	Unenforced []unenforcedView  `json:"unenforced,omitzero"` // of tenant get: nodes where its policies are not in force as they were applied last
+}
+
+type unenforcedView struct {
+	Node    string `json:"node"`
+	Problem string `json:"problem"`
+}
+
+func viewUnenforced(hosting []*pilasterv1.Hosting) (all []unenforcedView) {
+	for _, h := range hosting {
+		if h.Unenforced != "" {
+			all = append(all, unenforcedView{h.Node, h.Unenforced})
+		}
+	}
+	return all
 }
 
 type appView struct {
@@ -329,6 +344,9 @@ func printTenant(w io.Writer, v tenantView) {
 	}
 	for _, id := range v.IDs {
 		fmt.Fprintf(w, "id\t%d\t%s\n", id.ID, id.describe())
+	}
+	for _, u := range v.Unenforced {
+		fmt.Fprintf(w, "policies\t%s\tnot in force there as they were applied, but those before: %s\n", u.Node, u.Problem)
 	}
 	if v.AppNumbers != nil && v.AppNumbers.Capacity > 0 { // of an earlier build's orchestrator it is not known
 		fmt.Fprintf(w, "apps\t%s\n", v.AppNumbers.describe())

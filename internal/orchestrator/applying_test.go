@@ -1,6 +1,7 @@
 package orchestrator
 
 import (
+	"context"
 	"fmt"
 	"net/netip"
 	"reflect"
@@ -312,6 +313,31 @@ func TestOverrides(t *testing.T) {
 	}
 	f1.send(t, say(15, many...))
 	f1.ended(t, connect.CodeInvalidArgument)
+}
+
+// TestUnenforced: that a tenant's policies are not in force on a node is known where it was said, until it is said no more.
+func TestUnenforced(t *testing.T) {
+	t.Parallel()
+	s := start(t, testConfig(t))
+	createTenant(t, s, "blue")
+	n1 := registered(t, s, testNode(1))
+	resolve(t, n1, "blue", "web")
+	f := follow(t, n1, hosting("blue"))
+	f.next(t)
+	for i, words := range []string{"no room for 7 ports", ""} {
+		f.send(t, &pilasterv1.FollowRequest{HostedTenants: []string{"blue"}, Sequence: uint64(10 + i), Hosting: []*pilasterv1.Hosting{{Tenant: "blue", Accepts: []uint32{1}, Holds: []uint32{1}, Unenforced: words}}})
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		if err := s.model.await(ctx, func() bool { return s.model.hosting["blue"]["n1"].GetUnenforced() == words }); err != nil {
+			t.Fatalf("%q is not noted: %v", words, err)
+		}
+		cancel()
+		resp, err := operator(s.config.RunDir).GetTenant(t.Context(), connect.NewRequest(&pilasterv1.GetTenantRequest{Name: "blue"}))
+		if err != nil || len(resp.Msg.Hosting) != 1 || resp.Msg.Hosting[0].Unenforced != words {
+			t.Errorf("%q is shown as %v, %v", words, resp, err)
+		}
+	}
+	f.send(t, &pilasterv1.FollowRequest{HostedTenants: []string{"blue"}, Sequence: 12, Hosting: []*pilasterv1.Hosting{{Tenant: "blue", Unenforced: strings.Repeat("x", maxProblem+1)}}})
+	f.ended(t, connect.CodeInvalidArgument)
 }
 
 func TestSplitDocuments(t *testing.T) {

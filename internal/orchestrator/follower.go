@@ -207,7 +207,7 @@ func (m *model) alreadyNoted(f *follower, first *pilasterv1.FollowRequest) map[s
 	for _, name := range first.HostedTenants {
 		t, h := m.tenants[name], m.hosting[name][f.node.Name]
 		if t != nil && h != nil && len(t.Ids) == 1 && t.Leaving == "" && t.RetiringApps == nil && h.Sequence <= first.Sequence {
-			noted[name] = &pilasterv1.Hosting{Tenant: name, Accepts: h.Accepts, Holds: h.Holds, Moving: h.Moving, Overrides: h.Overrides, HeardRound: h.HeardRound, KeepsApps: h.KeepsApps}
+			noted[name] = &pilasterv1.Hosting{Tenant: name, Accepts: h.Accepts, Holds: h.Holds, Moving: h.Moving, Overrides: h.Overrides, HeardRound: h.HeardRound, KeepsApps: h.KeepsApps, Unenforced: h.Unenforced}
 		}
 	}
 	return noted

@@ -379,7 +379,7 @@ func checkHosted(req *pilasterv1.FollowRequest) error {
 	overrides := 0
 	for _, h := range req.Hosting {
 		overrides += len(h.Overrides)
-		if n := len(h.GetMoving().GetProblem()); n > maxProblem {
+		if n := max(len(h.GetMoving().GetProblem()), len(h.Unenforced)); n > maxProblem {
 			return connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("a problem of %d bytes, and %d are kept; nothing was changed", n, maxProblem))
 		}
 		if len(h.Accepts) > tenant.MaxIDs || len(h.Holds) > tenant.MaxIDs {

@@ -12,18 +12,14 @@ import (
 const Room = 1 << 17
 
 // Fit refuses policies that no node could enforce, before anybody has them: those of one app alone that cannot be compiled, or for which nodes have no room.
-// It looks at the apps that changed policies select, and at a policy by itself that selects none yet. Where nodes judge what containers of others begin, each has the tables of all apps, so these are
-// looked at together. Most is the entries of a table that there is room for, Room or more.
+// It looks at the apps that changed policies select, and at a policy by itself that selects none yet. Where nodes judge what containers of others begin, each has
+// the tables of all apps, so these are looked at together. Most is the entries of a table that there is room for, Room or more.
 func Fit(ctx context.Context, name string, policies []Policy, changed func(*Policy) bool, apps map[address.AppID]map[string]string, together bool, most int) error {
 	c, err := newCompiler(name, policies, NewIndex(apps))
 	if err != nil {
 		return err
 	}
 	c.most = min(most, maxEntries)
-	places := []int{c.index.unknown()}
-	for at := range c.index.apps {
-		places = append(places, at)
-	}
 	called := func(at int) string {
 		if at == c.index.unknown() {
 			return "all containers"
@@ -45,11 +41,14 @@ func Fit(ctx context.Context, name string, policies []Policy, changed func(*Poli
 			c.clear()
 		}
 	}
+	var places []int
+	for at := c.index.unknown(); at >= 0; at-- { // first who is not known, whom policies for all select
+		if together || concerned.has(at) {
+			places = append(places, at)
+		}
+	}
 	selecting, fitted := c.selecting(places), map[string]bool{}
 	for i, at := range places {
-		if !together && !concerned.has(at) {
-			continue
-		}
 		if err := ctx.Err(); err != nil {
 			return fmt.Errorf("whether nodes have room for the policies was not found out in time: %w; apply fewer at once, or with a higher --timeout", err)
 		}

@@ -976,6 +976,7 @@ type Hosting struct {
 	Overrides     []*Override            `protobuf:"bytes,8,rep,name=overrides,proto3" json:"overrides,omitempty"`                           // of its containers, without the tenant
 	HeardRound    uint64                 `protobuf:"varint,9,opt,name=heard_round,json=heardRound,proto3" json:"heard_round,omitempty"`      // the last of RetiringApps that the node goes by; an earlier build says none
 	KeepsApps     []uint32               `protobuf:"varint,10,rep,packed,name=keeps_apps,json=keepsApps,proto3" json:"keeps_apps,omitempty"` // of these, those that its containers have, or that it has not forgotten
+	Unenforced    string                 `protobuf:"bytes,11,opt,name=unenforced,proto3" json:"unenforced,omitempty"`                        // why the tenant's policies are not in force there as the cluster has them
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1078,6 +1079,13 @@ func (x *Hosting) GetKeepsApps() []uint32 {
 		return x.KeepsApps
 	}
 	return nil
+}
+
+func (x *Hosting) GetUnenforced() string {
+	if x != nil {
+		return x.Unenforced
+	}
+	return ""
 }
 
 // Moving is how far a node is with a tenant that leaves a network.
@@ -1538,7 +1546,7 @@ const file_pilaster_v1_cluster_proto_rawDesc = "" +
 	"\x02to\x18\x02 \x01(\tR\x02to\x12\x12\n" +
 	"\x04node\x18\x03 \x01(\tR\x04node\x12\x12\n" +
 	"\x04name\x18\x04 \x01(\tR\x04name\x12\x10\n" +
-	"\x03key\x18\x05 \x01(\tR\x03key\"\xc1\x02\n" +
+	"\x03key\x18\x05 \x01(\tR\x03key\"\xe1\x02\n" +
 	"\aHosting\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12\x18\n" +
@@ -1552,7 +1560,10 @@ const file_pilaster_v1_cluster_proto_rawDesc = "" +
 	"heardRound\x12\x1d\n" +
 	"\n" +
 	"keeps_apps\x18\n" +
-	" \x03(\rR\tkeepsApps\"V\n" +
+	" \x03(\rR\tkeepsApps\x12\x1e\n" +
+	"\n" +
+	"unenforced\x18\v \x01(\tR\n" +
+	"unenforced\"V\n" +
 	"\x06Moving\x12\x1c\n" +
 	"\tendpoints\x18\x01 \x01(\rR\tendpoints\x12\x14\n" +
 	"\x05moved\x18\x02 \x01(\rR\x05moved\x12\x18\n" +

@@ -70,12 +70,12 @@ func (s *Store) hosts(t *txn, n pki.Node, sequence uint64, add []*pilasterv1.Hos
 		// Of a single id nothing can be said that is soon no longer so: that needs no later sequence.
 		same := slices.Equal(noted.Accepts, said.Accepts) && slices.Equal(noted.Holds, said.Holds) && proto.Equal(noted.Moving, said.Moving) &&
 			slices.EqualFunc(noted.Overrides, overrides, func(a, b *pilasterv1.Override) bool { return proto.Equal(a, b) }) &&
-			noted.HeardRound == said.HeardRound && slices.Equal(noted.KeepsApps, said.KeepsApps)
+			noted.HeardRound == said.HeardRound && slices.Equal(noted.KeepsApps, said.KeepsApps) && noted.Unenforced == said.Unenforced
 		if exists && (len(found.Ids) == 1 && found.Leaving == "" && found.RetiringApps == nil || noted.Sequence == sequence) && same {
 			continue
 		}
 		if err := t.save(hostingKey(said.Tenant, n.Name), &pilasterv1.Hosting{Accepts: said.Accepts, Holds: said.Holds, Moving: said.Moving, Overrides: overrides,
-			HeardRound: said.HeardRound, KeepsApps: said.KeepsApps, Sequence: sequence}); err != nil {
+			HeardRound: said.HeardRound, KeepsApps: said.KeepsApps, Unenforced: said.Unenforced, Sequence: sequence}); err != nil {
 			return is, err
 		}
 	}
@@ -141,7 +141,7 @@ func (t *txn) expect(n pki.Node, sequence uint64, found *pilasterv1.Tenant) erro
 		return err
 	}
 	said := &pilasterv1.Hosting{Accepts: noted.Accepts, Holds: noted.Holds, Moving: noted.Moving, Overrides: noted.Overrides,
-		HeardRound: noted.HeardRound, KeepsApps: noted.KeepsApps, Sequence: sequence}
+		HeardRound: noted.HeardRound, KeepsApps: noted.KeepsApps, Unenforced: noted.Unenforced, Sequence: sequence}
 	if !exists {
 		for _, id := range found.Ids {
 			said.Accepts = append(said.Accepts, id.Id)
