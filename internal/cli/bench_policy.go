@@ -37,7 +37,7 @@ else. docs/benchmarks.md explains scenarios, metrics and method.`,
 	}
 	f := c.Flags()
 	f.BoolVar(&quick, "quick", false, "three minutes (default)")
-	f.BoolVar(&full, "full", false, "nine minutes: more rounds, and more traffic")
+	f.BoolVar(&full, "full", false, "fifteen minutes: more rounds, and more traffic")
 	f.BoolVar(&smoke, "smoke", false, "seconds: does it all work? On a busy machine too; its figures mean little")
 	c.MarkFlagsMutuallyExclusive("quick", "full", "smoke")
 	bindReport(c, &to)

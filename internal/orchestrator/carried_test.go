@@ -22,10 +22,10 @@ func publishes(m *model, revision int64, tenant string, nodes ...string) {
 
 // heard is the next message of a stream in a few words: what the node carries where its record came, tenants, which of these are whole, apps, deleted ones.
 func heard(f *follower) string {
-	if len(f.queue) == 0 {
+	if f.queue.len() == 0 {
 		return "nothing"
 	}
-	r := f.next()
+	r := f.queue.next()
 	node, tenants, apps := r.GetDelta().GetNode(), r.GetDelta().GetTenants(), r.GetDelta().GetApps()
 	if s := r.GetSnapshot(); s != nil {
 		node, tenants, apps = s.Node, s.Tenants, s.Apps

@@ -15,10 +15,7 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/store"
 )
 
-// maxQueue is how many changes may wait for a node before its stream is ended.
-const maxQueue = 256
-
-// follower is one node's stream. Everything in it belongs to the model's lock.
+// follower is one node's stream. Everything in it but its queue belongs to the model's lock.
 type follower struct {
 	node    pki.Node
 	session store.Session
@@ -27,8 +24,7 @@ type follower struct {
 	asking  bool                           // for mappings: it is not told of them
 	noted   map[string]*pilasterv1.Hosting // what this stream has had noted in the store
 	refused map[string][]error             // of that, what was not taken
-	queue   []*pilasterv1.FollowResponse   // waits for the node; there are many nodes, and mostly nothing waits
-	filled  chan struct{}                  // has something while the queue has
+	queue   queue
 	end     context.CancelCauseFunc
 }
 
@@ -37,7 +33,7 @@ type follower struct {
 func (m *model) follow(n pki.Node, session store.Session, first *pilasterv1.FollowRequest, end context.CancelCauseFunc) *follower {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	f := &follower{node: n, session: session, asking: first.WithoutMappings, filled: make(chan struct{}, 1), end: end}
+	f := &follower{node: n, session: session, asking: first.WithoutMappings, queue: newQueue(), end: end}
 	if !m.judge(f) {
 		return f
 	}
@@ -289,6 +285,21 @@ func set(names []string) map[string]bool {
 	return s
 }
 
+// common is what a batch means to every node that hosts its tenant, with the tenant's name; nil where it is of several, or means to each node something else.
+func common(b store.Batch) (*pilasterv1.FollowResponse, string) {
+	if len(b.Events) == 0 {
+		return nil, ""
+	}
+	tenant := newsOf(b.Events[0])
+	for _, e := range b.Events {
+		if newsOf(e) != tenant || e.Mapping != nil || e.EndedMapping != nil {
+			return nil, ""
+		}
+	}
+	d, _ := (&follower{hosted: map[string]bool{tenant: true}}).delta(b)
+	return response(b.Revision, d), tenant
+}
+
 // feed queues what a batch means to a stream.
 func (m *model) feed(f *follower, b store.Batch) {
 	d, found := f.delta(b)
@@ -303,39 +314,16 @@ func (m *model) feed(f *follower, b store.Batch) {
 	}
 }
 
+// queue has a message wait for a node. Nothing else has it yet.
 func (m *model) queue(f *follower, r *pilasterv1.FollowResponse) {
-	if len(f.queue) == maxQueue {
-		m.endOne(f, connect.CodeResourceExhausted, "slow", fmt.Sprintf("the node reads too slowly: %d changes wait; follow again", maxQueue))
-		return
-	}
 	r.SpreadMs, r.WithPolicies = m.spread(), true
-	f.queue = append(f.queue, r)
-	f.signal()
+	m.queueShared(f, r)
 }
 
-func (m *model) dequeue(f *follower) *pilasterv1.FollowResponse {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return f.next()
-}
-
-// next takes what waits longest for the node, nil where nothing does.
-func (f *follower) next() (next *pilasterv1.FollowResponse) {
-	if len(f.queue) == 0 {
-		return nil
-	}
-	if next, f.queue = f.queue[0], f.queue[1:]; len(f.queue) == 0 {
-		f.queue = nil
-	} else {
-		f.signal()
-	}
-	return next
-}
-
-func (f *follower) signal() {
-	select {
-	case f.filled <- struct{}{}:
-	default:
+// queueShared is for a message that is as it is to be, and others may have.
+func (m *model) queueShared(f *follower, r *pilasterv1.FollowResponse) {
+	if !f.queue.put(r) {
+		m.endOne(f, connect.CodeResourceExhausted, "slow", fmt.Sprintf("the node reads too slowly: %d changes wait; follow again", maxQueue))
 	}
 }
 
@@ -349,7 +337,7 @@ func (m *model) heartbeatEvery() time.Duration {
 func (m *model) heartbeat(f *follower) *pilasterv1.FollowResponse {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
-	if len(f.queue) > 0 {
+	if f.queue.len() > 0 {
 		return nil
 	}
 	return &pilasterv1.FollowResponse{Revision: m.revision, SpreadMs: m.spread(), WithPolicies: true, Event: &pilasterv1.FollowResponse_Heartbeat{Heartbeat: &pilasterv1.Heartbeat{}}}

@@ -123,8 +123,16 @@ func (m *model) tell(news store.Batch) {
 			to[f] = true
 		}
 	}
+	all, tenant := common(news)
+	if all != nil {
+		all.SpreadMs, all.WithPolicies = m.spread(), true
+	}
 	for f := range to {
-		m.feed(f, news)
+		if all != nil && f.hosted[tenant] && !m.renewed[f.node.Name] {
+			m.queueShared(f, all)
+		} else {
+			m.feed(f, news)
+		}
 	}
 }
 

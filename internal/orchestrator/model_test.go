@@ -61,8 +61,8 @@ func TestResume(t *testing.T) {
 			app(m, 13, "blue")
 			f := m.follow(testNode(1), store.Session{}, &pilasterv1.FollowRequest{HostedTenants: c.hosted, ResumeRevision: c.resume, IncompleteTenants: c.incomplete}, func(error) {})
 			deltas, tenants, last := 0, 0, int64(0)
-			for len(f.queue) > 0 {
-				r := f.next()
+			for f.queue.len() > 0 {
+				r := f.queue.next()
 				last = r.Revision
 				if r.GetSnapshot() != nil != c.snapshot {
 					t.Fatalf("got %v", r)
@@ -84,14 +84,14 @@ func TestResumeAfterTooMuch(t *testing.T) {
 	for i := range int64(maxPast) {
 		app(m, 11+i, "red")
 	}
-	if f, _ := testFollow(m, 10, "blue"); f.next().GetDelta() == nil {
+	if f, _ := testFollow(m, 10, "blue"); f.queue.next().GetDelta() == nil {
 		t.Error("everything since is remembered, yet a snapshot came")
 	}
 	app(m, 11+maxPast, "red")
-	if f, _ := testFollow(m, 10, "blue"); f.next().GetSnapshot() == nil {
+	if f, _ := testFollow(m, 10, "blue"); f.queue.next().GetSnapshot() == nil {
 		t.Error("one change is forgotten, yet no snapshot came")
 	}
-	if f, _ := testFollow(m, 11, "red"); f.next().GetSnapshot() == nil {
+	if f, _ := testFollow(m, 11, "red"); f.queue.next().GetSnapshot() == nil {
 		t.Error("more was missed than a queue holds, yet no snapshot came")
 	}
 }
@@ -103,10 +103,10 @@ func TestResumeAfterManyRecords(t *testing.T) {
 	for i := range int64(maxPastEvents/each + 1) {
 		m.apply(store.Batch{Revision: 11 + i, Events: slices.Repeat([]store.Event{{App: &pilasterv1.App{Tenant: "red", Id: 1}}}, each)})
 	}
-	if f, _ := testFollow(m, 10, "blue"); f.next().GetSnapshot() == nil {
+	if f, _ := testFollow(m, 10, "blue"); f.queue.next().GetSnapshot() == nil {
 		t.Error("one change is forgotten, yet no snapshot came")
 	}
-	if f, _ := testFollow(m, 11, "blue"); f.next().GetDelta() == nil {
+	if f, _ := testFollow(m, 11, "blue"); f.queue.next().GetDelta() == nil {
 		t.Error("everything since is remembered, yet a snapshot came")
 	}
 }
@@ -155,7 +155,7 @@ func TestSlowFollowerIsEnded(t *testing.T) {
 		t.Errorf("cause %v, ended %v, connected %d", context.Cause(ctx), ended, m.size().streams)
 	}
 	again, _ := testFollow(m, 11, "blue")
-	if r := again.next(); r.GetSnapshot() == nil || len(again.queue) != 0 {
+	if r := again.queue.next(); r.GetSnapshot() == nil || again.queue.len() != 0 {
 		t.Errorf("followed again it hears %v, and more", r)
 	}
 }
@@ -209,13 +209,13 @@ func TestIncompleteTenantsComeWhole(t *testing.T) {
 	m, _ := newTestModel()
 	app(m, 11, "blue")
 	f, _ := testFollow(m, 0, "blue")
-	f.next()
+	f.queue.next()
 	m.rehost(f, &pilasterv1.FollowRequest{HostedTenants: []string{"blue"}})
-	if len(f.queue) != 0 {
-		t.Fatalf("nothing changed, yet %v came", f.next())
+	if f.queue.len() != 0 {
+		t.Fatalf("nothing changed, yet %v came", f.queue.next())
 	}
 	m.rehost(f, &pilasterv1.FollowRequest{HostedTenants: []string{"blue"}, IncompleteTenants: []string{"blue"}})
-	if d := f.next().GetDelta(); len(d.Tenants) != 1 || len(d.Apps) != 1 || len(d.WholeTenants) != 1 {
+	if d := f.queue.next().GetDelta(); len(d.Tenants) != 1 || len(d.Apps) != 1 || len(d.WholeTenants) != 1 {
 		t.Errorf("got %v", d)
 	}
 }

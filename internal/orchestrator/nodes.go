@@ -289,6 +289,7 @@ func (s *nodeService) Follow(ctx context.Context, stream *connect.BidiStream[pil
 func (s *nodeService) tell(ctx context.Context, f *follower, stream *connect.BidiStream[pilasterv1.FollowRequest, pilasterv1.FollowResponse], requests <-chan *pilasterv1.FollowRequest) error {
 	heartbeat := time.NewTimer(s.model.heartbeatEvery())
 	defer heartbeat.Stop()
+	var told time.Time // how far it is, last
 	for {
 		var next *pilasterv1.FollowResponse
 		select {
@@ -302,11 +303,16 @@ func (s *nodeService) tell(ctx context.Context, f *follower, stream *connect.Bid
 				return err
 			}
 			continue
-		case <-f.filled:
-			next = s.model.dequeue(f)
+		case <-f.queue.filled:
+			next = f.queue.next()
 		case <-heartbeat.C:
+			every := s.model.heartbeatEvery()
+			if left := time.Until(told.Add(every)); left > 0 {
+				heartbeat.Reset(left)
+				continue
+			}
 			next = s.model.heartbeat(f)
-			heartbeat.Reset(s.model.heartbeatEvery())
+			heartbeat.Reset(every)
 		}
 		if next == nil {
 			continue
@@ -315,6 +321,9 @@ func (s *nodeService) tell(ctx context.Context, f *follower, stream *connect.Bid
 			if err := s.send(ctx, f, stream, part); err != nil {
 				return err
 			}
+		}
+		if next.Revision > 0 {
+			told = time.Now()
 		}
 	}
 }

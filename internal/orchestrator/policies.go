@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/orchestrator/store"
@@ -133,6 +134,7 @@ func parts(r *pilasterv1.FollowResponse) []*pilasterv1.FollowResponse {
 	}
 	var policies []*pilasterv1.Policy
 	var overrides []*pilasterv1.Override
+	r = shallow(r)
 	switch e := r.Event.(type) {
 	case *pilasterv1.FollowResponse_Snapshot:
 		policies, e.Snapshot.Policies = e.Snapshot.Policies, nil
@@ -168,4 +170,21 @@ func parts(r *pilasterv1.FollowResponse) []*pilasterv1.FollowResponse {
 	last := all[len(all)-1]
 	last.Revision, last.More = revision, false
 	return all
+}
+
+// shallow is an event of its own with the same records: others may have the event as well.
+func shallow(r *pilasterv1.FollowResponse) *pilasterv1.FollowResponse {
+	event := func(of proto.Message) proto.Message {
+		to := of.ProtoReflect().New()
+		of.ProtoReflect().Range(func(field protoreflect.FieldDescriptor, v protoreflect.Value) bool { to.Set(field, v); return true })
+		return to.Interface()
+	}
+	r = event(r).(*pilasterv1.FollowResponse)
+	switch e := r.Event.(type) {
+	case *pilasterv1.FollowResponse_Snapshot:
+		r.Event = &pilasterv1.FollowResponse_Snapshot{Snapshot: event(e.Snapshot).(*pilasterv1.Snapshot)}
+	case *pilasterv1.FollowResponse_Delta:
+		r.Event = &pilasterv1.FollowResponse_Delta{Delta: event(e.Delta).(*pilasterv1.Delta)}
+	}
+	return r
 }

@@ -3,6 +3,7 @@ package orchestrator
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -62,14 +63,14 @@ func ruled(r *pilasterv1.FollowResponse) string {
 func wantRuled(t *testing.T, f *follower, messages ...string) {
 	t.Helper()
 	for _, want := range messages {
-		if len(f.queue) == 0 {
+		if f.queue.len() == 0 {
 			t.Errorf("heard nothing, want %q", want)
-		} else if got := ruled(f.next()); got != want {
+		} else if got := ruled(f.queue.next()); got != want {
 			t.Errorf("heard %q, want %q", got, want)
 		}
 	}
-	for len(f.queue) > 0 {
-		t.Errorf("also heard %q", ruled(f.next()))
+	for f.queue.len() > 0 {
+		t.Errorf("also heard %q", ruled(f.queue.next()))
 	}
 }
 
@@ -184,11 +185,11 @@ func TestResumeAfterLongPolicies(t *testing.T) {
 	for range fit {
 		m.happens(policyEvent("red", "a", long))
 	}
-	if f, _ := testFollow(m, 10, "blue"); f.next().GetDelta() == nil {
+	if f, _ := testFollow(m, 10, "blue"); f.queue.next().GetDelta() == nil {
 		t.Error("everything since is remembered, yet a snapshot came")
 	}
 	m.happens(policyEvent("red", "a", long))
-	if f, _ := testFollow(m, 10, "blue"); f.next().GetSnapshot() == nil {
+	if f, _ := testFollow(m, 10, "blue"); f.queue.next().GetSnapshot() == nil {
 		t.Error("more is remembered than there is room for")
 	}
 }
@@ -220,7 +221,7 @@ func TestParts(t *testing.T) {
 			}
 			m.happens(append(events, hostingEvent("blue", "n2", overrides...))...)
 			f, _ := testFollow(m, 0, "blue")
-			whole := f.next()
+			whole := f.queue.next()
 			snapshot := proto.CloneOf(whole.GetSnapshot())
 			revision := whole.Revision
 			all := parts(whole)
@@ -243,8 +244,12 @@ func TestParts(t *testing.T) {
 		})
 	}
 	d := response(7, &pilasterv1.Delta{Policies: []*pilasterv1.Policy{{Tenant: "blue", Document: strings.Repeat("x", maxPart)}}, EndedPolicies: []*pilasterv1.Policy{{Name: "b"}}})
+	as := proto.CloneOf(d)
 	if all := parts(d); len(all) != 2 || len(all[0].GetDelta().EndedPolicies) != 1 || len(all[1].GetDelta().Policies) != 1 || all[1].Revision != 7 {
 		t.Errorf("a delta is in parts %.300v", all)
+	}
+	if !proto.Equal(d, as) {
+		t.Error("what other streams may have as well was written to")
 	}
 }
 
@@ -265,7 +270,7 @@ func TestMessagesOfPolicies(t *testing.T) {
 			tenant = "blue"
 		}
 		f := m.follow(testNode(i), store.Session{}, &pilasterv1.FollowRequest{HostedTenants: []string{tenant}}, context.CancelCauseFunc(func(error) {}))
-		f.next() // the snapshot
+		f.queue.next() // the snapshot
 		streams = append(streams, f)
 	}
 	for _, c := range []struct {
@@ -281,8 +286,8 @@ func TestMessagesOfPolicies(t *testing.T) {
 		m.happens(c.events...)
 		for i, f := range streams {
 			heard, want := 0, 0
-			for ; len(f.queue) > 0; heard++ {
-				f.next()
+			for ; f.queue.len() > 0; heard++ {
+				f.queue.next()
 			}
 			if i < hosts {
 				want = 1
@@ -291,5 +296,53 @@ func TestMessagesOfPolicies(t *testing.T) {
 				t.Errorf("%s: node %d heard %d messages, want %d", c.name, i, heard, want)
 			}
 		}
+	}
+}
+
+// Many streams have the same message; whatever happens, it says what each of them would be told by itself.
+func TestSharedMessages(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	m := newModel("self", func(string) {})
+	events := []store.Event{{Tenant: &pilasterv1.Tenant{Name: "blue"}}, {Tenant: &pilasterv1.Tenant{Name: "red"}}}
+	const nodes = 12
+	for i := range nodes {
+		events = append(events, store.Event{Node: &pilasterv1.Node{Name: testNode(i).Name, Uuid: testNode(i).UUID}})
+	}
+	m.apply(store.Batch{Revision: 10, Whole: true, Events: events})
+	var streams []*follower
+	for i := range nodes {
+		hosts := [][]string{{"blue"}, {"red"}, {"blue", "red"}, nil}[i%4]
+		f := m.follow(testNode(i), store.Session{}, &pilasterv1.FollowRequest{HostedTenants: hosts, WithoutMappings: i >= nodes/2}, func(error) {})
+		f.queue.next() // the snapshot
+		streams = append(streams, f)
+	}
+	m.hear(streams[3], nil, map[string]bool{"blue": true})
+	shared := 0
+	for revision := int64(11); revision < 1000; revision++ {
+		b := store.Batch{Revision: revision}
+		for range 1 + r.IntN(3) {
+			name := []string{"blue", "red"}[r.IntN(2)]
+			b.Events = append(b.Events, []store.Event{
+				{App: &pilasterv1.App{Tenant: name, Id: uint32(revision)}},
+				policyEvent(name, "a", fmt.Sprint(revision)),
+				endedPolicy(name, "b"),
+				{Mapping: &pilasterv1.Mapping{Tenant: name, To: "10.0.0.5/32", Node: "fd70:696c:6100:1::/64", Name: testNode(0).Name, Key: "k"}},
+			}[r.IntN(4)])
+		}
+		m.apply(b)
+		had := map[*pilasterv1.FollowResponse]bool{}
+		for i, f := range streams {
+			got := f.queue.next()
+			if want, any := f.delta(b); any != (got != nil) || any && !proto.Equal(got.GetDelta(), want) || f.queue.len() > 0 {
+				t.Fatalf("%v: node %d is told %v, want %v", b.Events, i, got, want)
+			}
+			if had[got] {
+				shared++
+			}
+			had[got] = got != nil
+		}
+	}
+	if shared == 0 {
+		t.Error("no two streams had the same message: this proved nothing")
 	}
 }

@@ -153,7 +153,7 @@ func TestNodeThatReadsNothing(t *testing.T) {
 	for revision := int64(12); ; revision++ {
 		m.mu.Lock()
 		f := m.followers[testNode(1).Name]
-		keepsUp := f == nil || len(f.queue) == 0
+		keepsUp := f == nil || f.queue.len() == 0
 		m.mu.Unlock()
 		if keepsUp { // so that it is not ended because of its queue
 			m.apply(store.Batch{Revision: revision, Events: []store.Event{{App: &pilasterv1.App{Tenant: "blue", Id: 1, Labels: big}}}})

@@ -395,7 +395,7 @@ func TestSessionsOfOthers(t *testing.T) {
 		t.Error("this orchestrator knows that it has no such stream")
 	}
 	of := m.follow(testNode(1), mine, &pilasterv1.FollowRequest{}, end)
-	if m.node("n1").Connected || len(of.queue) != 0 || ended["replaced"] != 2 {
+	if m.node("n1").Connected || of.queue.len() != 0 || ended["replaced"] != 2 {
 		t.Errorf("a stream that was replaced before it began; ended %v", ended)
 	}
 	if len(m.past) != 0 {

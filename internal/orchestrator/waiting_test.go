@@ -119,7 +119,7 @@ func TestHearingIsWhatFollowersHave(t *testing.T) {
 		}
 		if e.DeletedTenant == "" || r.IntN(4) == 0 {
 			for _, f := range all {
-				for f.next() != nil { // so that none is ended for its queue
+				for f.queue.next() != nil { // so that none is ended for its queue
 				}
 			}
 			hears := map[*follower]bool{}
@@ -133,10 +133,10 @@ func TestHearingIsWhatFollowersHave(t *testing.T) {
 				if hears[f] || m.followers[f.node.Name] == f && m.carries(f.node.Name)[name] { // from now on
 					want = 1
 				}
-				if len(f.queue) != want {
-					t.Fatalf("%+v: %d messages for a stream, want %d", e, len(f.queue), want)
+				if f.queue.len() != want {
+					t.Fatalf("%+v: %d messages for a stream, want %d", e, f.queue.len(), want)
 				}
-				told += len(f.queue)
+				told += f.queue.len()
 			}
 		}
 		want := map[string]map[*follower]bool{}
