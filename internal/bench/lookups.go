@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"path/filepath"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -55,19 +56,49 @@ const (
 	placesOfBench = 1 << 12
 )
 
+// waysOf are those in which so many rules select peers.
+func waysOf(rules int) []string {
+	if rules == 0 {
+		return []string{byNothing}
+	}
+	return []string{bySelectors, byAddresses}
+}
+
+// measures tells whether packets of the size at i are measured so.
+func (l Lookups) measures(i int, by, session string) bool {
+	return i == 0 || by != byAddresses && session != isFound
+}
+
+// rows is how many figures there will be.
+func (l Lookups) rows() (n int) {
+	for _, rules := range l.Rules {
+		for _, by := range waysOf(rules) {
+			for i := range l.Bytes {
+				for _, session := range sessionsOf(rules) {
+					if l.measures(i, by, session) {
+						n++
+					}
+				}
+			}
+		}
+	}
+	return n
+}
+
+// stepsOfRow is how long a figure takes, in rounds of one metric: about 2 µs a packet.
+func (r *run) stepsOfRow() int {
+	row := time.Duration(r.Lookups.Packets*r.Lookups.Rounds) * 2 * time.Microsecond
+	return 1 + int(row/(time.Duration(len(r.Scenarios))*(r.Warmup+r.Window)))
+}
+
 // measureLookups makes a node of one container for each number of rules.
 func (r *run) measureLookups(ctx context.Context) error {
 	for _, n := range r.Lookups.Rules {
-		kinds := []string{bySelectors, byAddresses}
-		if n == 0 {
-			kinds = []string{byNothing}
-		}
-		for _, by := range kinds {
+		for _, by := range waysOf(n) {
 			if err := r.lookups(ctx, n, by); err != nil {
 				return fmt.Errorf("first packets under %s by %s: %w", numeral.Of(n, "rule", "rules"), by, err)
 			}
 		}
-		r.step(r.Rounds-1, "lookups")
 	}
 	return nil
 }
@@ -97,7 +128,7 @@ func (r *run) lookups(ctx context.Context, rules int, by string) (err error) {
 		m := &scaleMeter{ScaleOptions: ScaleOptions{Rounds: r.Lookups.Rounds, Packets: r.Lookups.Packets}, ctx: ctx, random: rand.New(rand.NewPCG(r.Seed, 2)), bed: bed}
 		for i, size := range r.Lookups.Bytes {
 			for _, session := range sessionsOf(rules) {
-				if i > 0 && (by == byAddresses || session == isFound) {
+				if !r.Lookups.measures(i, by, session) {
 					continue
 				}
 				ns, err := m.uncached(peers[0], size, session)
@@ -105,6 +136,7 @@ func (r *run) lookups(ctx context.Context, rules int, by string) (err error) {
 					return fmt.Errorf("%d bytes, session %s: %w", size, session, err)
 				}
 				r.looked = append(r.looked, LookupCost{rules, by, session, size, ns})
+				r.step(r.Rounds-1, "lookups", r.stepsOfRow())
 			}
 		}
 		return nil

@@ -83,7 +83,7 @@ func (r *run) measureProfile(ctx context.Context) (err error) {
 				return fmt.Errorf("round %d, where the time of %s goes: %w", round+1, r.Scenarios[i].Name, err)
 			}
 		}
-		r.step(round, "PROFILE")
+		r.step(round, "PROFILE", 1)
 	}
 	return nil
 }

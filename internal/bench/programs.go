@@ -78,7 +78,7 @@ func (r *run) measurePrograms(ctx context.Context) (err error) {
 			}
 			r.countPrograms(s, after.Since(before))
 		}
-		r.step(round, "PROGRAM")
+		r.step(round, "PROGRAM", 1)
 	}
 	return nil
 }

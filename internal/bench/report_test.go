@@ -50,7 +50,7 @@ func TestMedian(t *testing.T) {
 }
 
 func TestJudge(t *testing.T) {
-	low, whole, high := Gate{AtLeast: 0.85}, Gate{AtLeast: 0.85, Whole: true}, Gate{AtMost: 80}
+	low, whole, reach, high := Gate{AtLeast: 0.85}, Gate{AtLeast: 0.85, Whole: true}, Gate{AtLeast: 0.85, Reach: true}, Gate{AtMost: 80}
 	for _, c := range []struct {
 		gate    Gate
 		got     Interval
@@ -75,6 +75,11 @@ func TestJudge(t *testing.T) {
 		{high, Interval{70, 60, 75}, 0.1, Passed},
 		{high, Interval{90, 82, 99}, 0.1, TooHigh},
 		{Gate{AtMost: 80, Whole: true}, Interval{79, 77, 81}, 0.1, TooHigh},
+		{reach, Interval{0.84, 0.83, 0.86}, 0.1, Passed},
+		{reach, Interval{0.83, 0.82, 0.84}, 0.1, TooLow},
+		{reach, Interval{0.92, 0.91, 0.93}, 0.1, Passed},
+		{reach, Interval{0.84, 0.78, 0.90}, 0.1, TooNoisy},
+		{reach, Interval{0.70, 0.60, 0.80}, 0.1, TooLow},
 	} {
 		if got := c.gate.judge(c.got, c.tooWide); got != c.want {
 			t.Errorf("%+v against %+v: %q, want %q", c.got, c.gate, got, c.want)
@@ -85,7 +90,7 @@ func TestJudge(t *testing.T) {
 // Every gate names scenarios and metrics that there are, or that device kinds to come will bring.
 func TestGatesNameWhatThereIs(t *testing.T) {
 	known := append(Names(Scenarios()), "", best)
-	for _, g := range slices.Concat(FullGates(), QuickGates(), SmokeGates()) {
+	for _, g := range slices.Concat(FullGates(), QuickGates(), SmokeGates(), PolicyGates(0.97)) {
 		if _, ok := metricByName(g.Metric); !ok || !slices.Contains(known, g.Scenario) || !slices.Contains(known, g.Against) || g.AtLeast == 0 && g.AtMost == 0 {
 			t.Errorf("%+v", g)
 		}

@@ -73,7 +73,7 @@ func Full() Options {
 	}
 }
 
-// SmokePolicy takes seconds, QuickPolicy three minutes and FullPolicy nine. Their reference is a tenant without policies.
+// SmokePolicy takes seconds, QuickPolicy three minutes and FullPolicy fifteen. Their reference is a tenant without policies.
 func SmokePolicy() Options {
 	o := policyOptions("smoke", nil, 4, Lookups{Rules: []int{0, 1, 100}, Bytes: []int{64, 512}, Packets: 2000, Rounds: 2}, "TCP_RR", "TCP_CRR")
 	o.Scenarios = slices.DeleteFunc(o.Scenarios, func(s Scenario) bool { return strings.HasSuffix(s.Name, "000") })
@@ -86,13 +86,13 @@ func QuickPolicy() Options {
 }
 
 func FullPolicy() Options {
-	return policyOptions("full", PolicyGates(ofNoRules), 60, Lookups{Rules: []int{0, 1, 8, 64, 100, 1000, 10_000}, Bytes: []int{64, 128, 256, 512}, Packets: 200_000, Rounds: 15},
+	return policyOptions("full", PolicyGates(ofNoRules), 60, Lookups{Rules: []int{0, 1, 8, 64, 100, 1000, 10_000}, Bytes: []int{64, 128, 256, 512}, Packets: 100_000, Rounds: 15},
 		"TCP_RR", "UDP_RR", "TCP_CRR", "UDP_PPS", "TCP_STREAM", "TCP_STREAM4", "PROGRAM_OUT", "PROGRAM_IN")
 }
 
 func policyOptions(form string, gates []Gate, rounds int, lookups Lookups, metrics ...string) Options {
 	o := Options{
-		Form: form, Scenarios: slices.Concat(some("netpila"), some("route"), ruleScenarios()), Gates: gates, TooWide: 0.10,
+		Form: form, Scenarios: slices.Concat(some("netpila"), some("route"), ruleScenarios()), Gates: gates, TooWide: 0.15,
 		Lookups: lookups, Rounds: rounds, Warmup: 20 * time.Millisecond, Window: 80 * time.Millisecond,
 	}
 	o.Metrics, _ = Pick(Metrics(), metrics)
@@ -204,7 +204,7 @@ func (r *run) measure(ctx context.Context, started time.Time) (*Report, error) {
 			r.steps += r.Rounds
 		}
 	}
-	r.steps += len(r.Lookups.Rules)
+	r.steps += r.Lookups.rows() * r.stepsOfRow()
 	for round := range r.Rounds {
 		for m, metric := range r.Metrics {
 			if !r.leads(m) {
@@ -213,7 +213,7 @@ func (r *run) measure(ctx context.Context, started time.Time) (*Report, error) {
 			if err := r.round(ctx, m); err != nil {
 				return nil, fmt.Errorf("round %d, %s of %w", round+1, metric.Name, err)
 			}
-			r.step(round, metric.Name)
+			r.step(round, metric.Name, 1)
 		}
 	}
 	if profiles {
@@ -298,8 +298,9 @@ func (r *run) leads(m int) bool {
 	return r.Metrics[m].programs == 0 && r.together(m)[0] == m
 }
 
-func (r *run) step(round int, metric string) {
-	r.done++
+// step counts what has been done, in rounds of one metric.
+func (r *run) step(round int, metric string, many int) {
+	r.done += many
 	r.Progress(Step{Round: round + 1, Metric: metric, Part: float64(r.done) / float64(r.steps)})
 }
 

@@ -217,6 +217,9 @@ func newPolicyList(env Env) *cobra.Command {
 			for _, p := range resp.Msg.Policies {
 				views = append(views, viewPolicy(p))
 			}
+			for _, h := range resp.Msg.Unenforced {
+				fmt.Fprintf(env.Stderr, "warning: tenant %s: node %s has the policies from before in force, and adds no container of it: %s\n", h.Tenant, h.Node, h.Unenforced)
+			}
 			return out.print(env.Stdout, views, func(w io.Writer) {
 				fmt.Fprintln(w, "TENANT\tNAME\tMODE\tRULES\tCHANGED")
 				for i, v := range views {

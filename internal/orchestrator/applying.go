@@ -3,6 +3,7 @@ package orchestrator
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"math"
@@ -59,10 +60,14 @@ func (s *operatorService) fit(ctx context.Context, name string, news []*pilaster
 		}
 		all[nameOf(p)] = read
 		changed[read.String()] = true
-		warnings = append(warnings, nil)
+		var about []string
 		if keys := labels.Unheard(&read); len(apps) > 0 && len(keys) > 0 {
-			warnings[len(warnings)-1] = []string{fmt.Sprintf("it selects by %s, which no container of tenant %s has: such a selector means none, or where the label must not be there, all; who says labels to the network is in docs/policy.md", strings.Join(keys, ", "), name)}
+			about = append(about, fmt.Sprintf("it selects by %s, which no container of tenant %s has: such a selector means none, or where the label must not be there, all; who says labels to the network is in docs/policy.md", strings.Join(keys, ", "), name))
 		}
+		if lacksSpec(p.Document) {
+			about = append(about, fmt.Sprintf("it has no spec, and so selects all containers of namespace %s and lets nothing in: delete it if that is not meant", p.Namespace))
+		}
+		warnings = append(warnings, about)
 	}
 	room := policy.Room
 	if force { // the nodes may have been given more
@@ -73,6 +78,14 @@ func (s *operatorService) fit(ctx context.Context, name string, news []*pilaster
 		return nil, connect.NewError(connect.CodeResourceExhausted, fmt.Errorf("nodes as they are installed could not enforce them: %w; nothing was changed", err))
 	}
 	return warnings, nil
+}
+
+// lacksSpec tells whether a document leaves out all that it is to say, as Kubernetes allows of a NetworkPolicy.
+func lacksSpec(document string) bool {
+	var is struct {
+		Spec json.RawMessage `json:"spec"`
+	}
+	return json.Unmarshal([]byte(document), &is) == nil && (len(is.Spec) == 0 || string(is.Spec) == "null")
 }
 
 // seenBy refuses blocks of addresses as a tenant's containers see each other, which are enciphered: what lies beside one of them means other containers, and rules
@@ -128,6 +141,7 @@ func (s *operatorService) ListPolicies(_ context.Context, req *connect.Request[p
 		for _, p := range s.model.policiesOf(t.Name) {
 			resp.Policies = append(resp.Policies, brief(p))
 		}
+		resp.Unenforced = append(resp.Unenforced, s.model.unenforced(t.Name)...)
 	}
 	return connect.NewResponse(&resp), nil
 }
@@ -142,6 +156,19 @@ func (m *model) policiesOf(tenant string) (all []*pilasterv1.Policy) {
 	slices.SortFunc(all, func(a, b *pilasterv1.Policy) int {
 		return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 	})
+	return all
+}
+
+// unenforced is where a tenant's policies are not in force as they were applied last, by node, and why.
+func (m *model) unenforced(tenant string) (all []*pilasterv1.Hosting) {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	for node, h := range m.hosting[tenant] {
+		if h.Unenforced != "" {
+			all = append(all, &pilasterv1.Hosting{Tenant: tenant, Node: node, Unenforced: h.Unenforced})
+		}
+	}
+	slices.SortFunc(all, func(a, b *pilasterv1.Hosting) int { return cmp.Compare(a.Node, b.Node) })
 	return all
 }
 

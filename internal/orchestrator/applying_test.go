@@ -315,6 +315,32 @@ func TestOverrides(t *testing.T) {
 	f1.ended(t, connect.CodeInvalidArgument)
 }
 
+// TestWarnings: what may not be as its writer means it is said, and applied all the same.
+func TestWarnings(t *testing.T) {
+	t.Parallel()
+	s := start(t, testConfig(t))
+	createTenant(t, s, "blue")
+	resolve(t, registered(t, s, testNode(1)), "blue", "web")
+	if err := s.model.await(t.Context(), func() bool { return len(s.model.apps["blue"]) == 1 }); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ document, want string }{
+		{netpol("all", "  ingress: [{}]\n"), ""},
+		{strings.Replace(netpol("web", ""), "podSelector: {}", "podSelector: {matchLabels: {app: web}}", 1), ""},
+		{strings.Replace(netpol("typo", ""), "podSelector: {}", "podSelector: {matchLabels: {ap: web}}", 1), "it selects by label \"ap\""},
+		{"apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: empty, namespace: shop}\n", "all containers of namespace shop"},
+	} {
+		resp, err := operator(s.config.RunDir).ApplyPolicies(t.Context(), connect.NewRequest(&pilasterv1.ApplyPoliciesRequest{Tenant: "blue", Documents: []string{c.document}}))
+		if err != nil {
+			t.Fatalf("%s: %v", c.document, err)
+		}
+		got := strings.Join(resp.Msg.Policies[0].Warnings, "; ")
+		if (got == "") != (c.want == "") || !strings.Contains(got, c.want) {
+			t.Errorf("%s\nwarned of %q, want %q", c.document, got, c.want)
+		}
+	}
+}
+
 // TestUnenforced: that a tenant's policies are not in force on a node is known where it was said, until it is said no more.
 func TestUnenforced(t *testing.T) {
 	t.Parallel()
@@ -334,6 +360,10 @@ func TestUnenforced(t *testing.T) {
 		resp, err := operator(s.config.RunDir).GetTenant(t.Context(), connect.NewRequest(&pilasterv1.GetTenantRequest{Name: "blue"}))
 		if err != nil || len(resp.Msg.Hosting) != 1 || resp.Msg.Hosting[0].Unenforced != words {
 			t.Errorf("%q is shown as %v, %v", words, resp, err)
+		}
+		list, err := operator(s.config.RunDir).ListPolicies(t.Context(), connect.NewRequest(&pilasterv1.ListPoliciesRequest{}))
+		if err != nil || len(list.Msg.Unenforced) != 1-i || i == 0 && (list.Msg.Unenforced[0].Tenant != "blue" || list.Msg.Unenforced[0].Node != "n1" || list.Msg.Unenforced[0].Unenforced != words) {
+			t.Errorf("beside policies %q is shown as %v, %v", words, list, err)
 		}
 	}
 	f.send(t, &pilasterv1.FollowRequest{HostedTenants: []string{"blue"}, Sequence: 12, Hosting: []*pilasterv1.Hosting{{Tenant: "blue", Unenforced: strings.Repeat("x", maxProblem+1)}}})

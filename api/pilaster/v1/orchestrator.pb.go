@@ -3390,7 +3390,8 @@ func (x *ListPoliciesRequest) GetTenant() string {
 
 type ListPoliciesResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Policies      []*Policy              `protobuf:"bytes,1,rep,name=policies,proto3" json:"policies,omitempty"`
+	Policies      []*Policy              `protobuf:"bytes,1,rep,name=policies,proto3" json:"policies,omitempty"`     // by tenant, kind, namespace and name; without documents
+	Unenforced    []*Hosting             `protobuf:"bytes,2,rep,name=unenforced,proto3" json:"unenforced,omitempty"` // tenant, node and why: where they are not in force as they were applied last; by tenant and node
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3428,6 +3429,13 @@ func (*ListPoliciesResponse) Descriptor() ([]byte, []int) {
 func (x *ListPoliciesResponse) GetPolicies() []*Policy {
 	if x != nil {
 		return x.Policies
+	}
+	return nil
+}
+
+func (x *ListPoliciesResponse) GetUnenforced() []*Hosting {
+	if x != nil {
+		return x.Unenforced
 	}
 	return nil
 }
@@ -4247,9 +4255,12 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\x06change\x18\x02 \x01(\x0e2\x19.pilaster.v1.PolicyChangeR\x06change\x12\x1a\n" +
 	"\bwarnings\x18\x03 \x03(\tR\bwarnings\"-\n" +
 	"\x13ListPoliciesRequest\x12\x16\n" +
-	"\x06tenant\x18\x01 \x01(\tR\x06tenant\"G\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\"}\n" +
 	"\x14ListPoliciesResponse\x12/\n" +
-	"\bpolicies\x18\x01 \x03(\v2\x13.pilaster.v1.PolicyR\bpolicies\"?\n" +
+	"\bpolicies\x18\x01 \x03(\v2\x13.pilaster.v1.PolicyR\bpolicies\x124\n" +
+	"\n" +
+	"unenforced\x18\x02 \x03(\v2\x14.pilaster.v1.HostingR\n" +
+	"unenforced\"?\n" +
 	"\x10GetPolicyRequest\x12+\n" +
 	"\x06policy\x18\x01 \x01(\v2\x13.pilaster.v1.PolicyR\x06policy\"@\n" +
 	"\x11GetPolicyResponse\x12+\n" +
@@ -4491,87 +4502,88 @@ var file_pilaster_v1_orchestrator_proto_depIdxs = []int32{
 	82, // 53: pilaster.v1.AppliedPolicy.policy:type_name -> pilaster.v1.Policy
 	0,  // 54: pilaster.v1.AppliedPolicy.change:type_name -> pilaster.v1.PolicyChange
 	82, // 55: pilaster.v1.ListPoliciesResponse.policies:type_name -> pilaster.v1.Policy
-	82, // 56: pilaster.v1.GetPolicyRequest.policy:type_name -> pilaster.v1.Policy
-	82, // 57: pilaster.v1.GetPolicyResponse.policy:type_name -> pilaster.v1.Policy
-	82, // 58: pilaster.v1.DeletePoliciesRequest.policies:type_name -> pilaster.v1.Policy
-	82, // 59: pilaster.v1.DeletePoliciesResponse.policies:type_name -> pilaster.v1.Policy
-	79, // 60: pilaster.v1.GetNodeResponse.node:type_name -> pilaster.v1.Node
-	79, // 61: pilaster.v1.ListNodesResponse.nodes:type_name -> pilaster.v1.Node
-	80, // 62: pilaster.v1.ClusterStatusResponse.plan:type_name -> pilaster.v1.Plan
-	89, // 63: pilaster.v1.ClusterStatusResponse.started:type_name -> google.protobuf.Timestamp
-	7,  // 64: pilaster.v1.NodeService.Join:input_type -> pilaster.v1.JoinRequest
-	9,  // 65: pilaster.v1.NodeService.Renew:input_type -> pilaster.v1.RenewRequest
-	11, // 66: pilaster.v1.NodeService.Register:input_type -> pilaster.v1.RegisterRequest
-	14, // 67: pilaster.v1.NodeService.Resolve:input_type -> pilaster.v1.ResolveRequest
-	16, // 68: pilaster.v1.NodeService.Follow:input_type -> pilaster.v1.FollowRequest
-	1,  // 69: pilaster.v1.NodeService.Allocate:input_type -> pilaster.v1.AllocateRequest
-	3,  // 70: pilaster.v1.NodeService.Free:input_type -> pilaster.v1.FreeRequest
-	5,  // 71: pilaster.v1.NodeService.ListMappings:input_type -> pilaster.v1.ListMappingsRequest
-	34, // 72: pilaster.v1.OperatorService.CreateTenant:input_type -> pilaster.v1.CreateTenantRequest
-	36, // 73: pilaster.v1.OperatorService.GetTenant:input_type -> pilaster.v1.GetTenantRequest
-	38, // 74: pilaster.v1.OperatorService.ListTenants:input_type -> pilaster.v1.ListTenantsRequest
-	42, // 75: pilaster.v1.OperatorService.DeleteTenant:input_type -> pilaster.v1.DeleteTenantRequest
-	44, // 76: pilaster.v1.OperatorService.RotateKey:input_type -> pilaster.v1.RotateKeyRequest
-	40, // 77: pilaster.v1.OperatorService.MigrateTenant:input_type -> pilaster.v1.MigrateTenantRequest
-	46, // 78: pilaster.v1.OperatorService.CreateService:input_type -> pilaster.v1.CreateServiceRequest
-	48, // 79: pilaster.v1.OperatorService.ListServices:input_type -> pilaster.v1.ListServicesRequest
-	50, // 80: pilaster.v1.OperatorService.DeleteService:input_type -> pilaster.v1.DeleteServiceRequest
-	52, // 81: pilaster.v1.OperatorService.CreatePublication:input_type -> pilaster.v1.CreatePublicationRequest
-	54, // 82: pilaster.v1.OperatorService.ListPublications:input_type -> pilaster.v1.ListPublicationsRequest
-	56, // 83: pilaster.v1.OperatorService.DeletePublication:input_type -> pilaster.v1.DeletePublicationRequest
-	58, // 84: pilaster.v1.OperatorService.ApplyPolicies:input_type -> pilaster.v1.ApplyPoliciesRequest
-	61, // 85: pilaster.v1.OperatorService.ListPolicies:input_type -> pilaster.v1.ListPoliciesRequest
-	63, // 86: pilaster.v1.OperatorService.GetPolicy:input_type -> pilaster.v1.GetPolicyRequest
-	65, // 87: pilaster.v1.OperatorService.DeletePolicies:input_type -> pilaster.v1.DeletePoliciesRequest
-	67, // 88: pilaster.v1.OperatorService.GetNode:input_type -> pilaster.v1.GetNodeRequest
-	69, // 89: pilaster.v1.OperatorService.ListNodes:input_type -> pilaster.v1.ListNodesRequest
-	71, // 90: pilaster.v1.OperatorService.DeleteNode:input_type -> pilaster.v1.DeleteNodeRequest
-	73, // 91: pilaster.v1.OperatorService.ClusterStatus:input_type -> pilaster.v1.ClusterStatusRequest
-	30, // 92: pilaster.v1.OperatorService.GetToken:input_type -> pilaster.v1.GetTokenRequest
-	32, // 93: pilaster.v1.OperatorService.RotateToken:input_type -> pilaster.v1.RotateTokenRequest
-	22, // 94: pilaster.v1.OperatorService.ExportRegion:input_type -> pilaster.v1.ExportRegionRequest
-	24, // 95: pilaster.v1.OperatorService.ImportRegion:input_type -> pilaster.v1.ImportRegionRequest
-	26, // 96: pilaster.v1.OperatorService.ListRegions:input_type -> pilaster.v1.ListRegionsRequest
-	28, // 97: pilaster.v1.OperatorService.DeleteRegion:input_type -> pilaster.v1.DeleteRegionRequest
-	8,  // 98: pilaster.v1.NodeService.Join:output_type -> pilaster.v1.JoinResponse
-	10, // 99: pilaster.v1.NodeService.Renew:output_type -> pilaster.v1.RenewResponse
-	13, // 100: pilaster.v1.NodeService.Register:output_type -> pilaster.v1.RegisterResponse
-	15, // 101: pilaster.v1.NodeService.Resolve:output_type -> pilaster.v1.ResolveResponse
-	17, // 102: pilaster.v1.NodeService.Follow:output_type -> pilaster.v1.FollowResponse
-	2,  // 103: pilaster.v1.NodeService.Allocate:output_type -> pilaster.v1.AllocateResponse
-	4,  // 104: pilaster.v1.NodeService.Free:output_type -> pilaster.v1.FreeResponse
-	6,  // 105: pilaster.v1.NodeService.ListMappings:output_type -> pilaster.v1.ListMappingsResponse
-	35, // 106: pilaster.v1.OperatorService.CreateTenant:output_type -> pilaster.v1.CreateTenantResponse
-	37, // 107: pilaster.v1.OperatorService.GetTenant:output_type -> pilaster.v1.GetTenantResponse
-	39, // 108: pilaster.v1.OperatorService.ListTenants:output_type -> pilaster.v1.ListTenantsResponse
-	43, // 109: pilaster.v1.OperatorService.DeleteTenant:output_type -> pilaster.v1.DeleteTenantResponse
-	45, // 110: pilaster.v1.OperatorService.RotateKey:output_type -> pilaster.v1.RotateKeyResponse
-	41, // 111: pilaster.v1.OperatorService.MigrateTenant:output_type -> pilaster.v1.MigrateTenantResponse
-	47, // 112: pilaster.v1.OperatorService.CreateService:output_type -> pilaster.v1.CreateServiceResponse
-	49, // 113: pilaster.v1.OperatorService.ListServices:output_type -> pilaster.v1.ListServicesResponse
-	51, // 114: pilaster.v1.OperatorService.DeleteService:output_type -> pilaster.v1.DeleteServiceResponse
-	53, // 115: pilaster.v1.OperatorService.CreatePublication:output_type -> pilaster.v1.CreatePublicationResponse
-	55, // 116: pilaster.v1.OperatorService.ListPublications:output_type -> pilaster.v1.ListPublicationsResponse
-	57, // 117: pilaster.v1.OperatorService.DeletePublication:output_type -> pilaster.v1.DeletePublicationResponse
-	59, // 118: pilaster.v1.OperatorService.ApplyPolicies:output_type -> pilaster.v1.ApplyPoliciesResponse
-	62, // 119: pilaster.v1.OperatorService.ListPolicies:output_type -> pilaster.v1.ListPoliciesResponse
-	64, // 120: pilaster.v1.OperatorService.GetPolicy:output_type -> pilaster.v1.GetPolicyResponse
-	66, // 121: pilaster.v1.OperatorService.DeletePolicies:output_type -> pilaster.v1.DeletePoliciesResponse
-	68, // 122: pilaster.v1.OperatorService.GetNode:output_type -> pilaster.v1.GetNodeResponse
-	70, // 123: pilaster.v1.OperatorService.ListNodes:output_type -> pilaster.v1.ListNodesResponse
-	72, // 124: pilaster.v1.OperatorService.DeleteNode:output_type -> pilaster.v1.DeleteNodeResponse
-	74, // 125: pilaster.v1.OperatorService.ClusterStatus:output_type -> pilaster.v1.ClusterStatusResponse
-	31, // 126: pilaster.v1.OperatorService.GetToken:output_type -> pilaster.v1.GetTokenResponse
-	33, // 127: pilaster.v1.OperatorService.RotateToken:output_type -> pilaster.v1.RotateTokenResponse
-	23, // 128: pilaster.v1.OperatorService.ExportRegion:output_type -> pilaster.v1.ExportRegionResponse
-	25, // 129: pilaster.v1.OperatorService.ImportRegion:output_type -> pilaster.v1.ImportRegionResponse
-	27, // 130: pilaster.v1.OperatorService.ListRegions:output_type -> pilaster.v1.ListRegionsResponse
-	29, // 131: pilaster.v1.OperatorService.DeleteRegion:output_type -> pilaster.v1.DeleteRegionResponse
-	98, // [98:132] is the sub-list for method output_type
-	64, // [64:98] is the sub-list for method input_type
-	64, // [64:64] is the sub-list for extension type_name
-	64, // [64:64] is the sub-list for extension extendee
-	0,  // [0:64] is the sub-list for field type_name
+	81, // 56: pilaster.v1.ListPoliciesResponse.unenforced:type_name -> pilaster.v1.Hosting
+	82, // 57: pilaster.v1.GetPolicyRequest.policy:type_name -> pilaster.v1.Policy
+	82, // 58: pilaster.v1.GetPolicyResponse.policy:type_name -> pilaster.v1.Policy
+	82, // 59: pilaster.v1.DeletePoliciesRequest.policies:type_name -> pilaster.v1.Policy
+	82, // 60: pilaster.v1.DeletePoliciesResponse.policies:type_name -> pilaster.v1.Policy
+	79, // 61: pilaster.v1.GetNodeResponse.node:type_name -> pilaster.v1.Node
+	79, // 62: pilaster.v1.ListNodesResponse.nodes:type_name -> pilaster.v1.Node
+	80, // 63: pilaster.v1.ClusterStatusResponse.plan:type_name -> pilaster.v1.Plan
+	89, // 64: pilaster.v1.ClusterStatusResponse.started:type_name -> google.protobuf.Timestamp
+	7,  // 65: pilaster.v1.NodeService.Join:input_type -> pilaster.v1.JoinRequest
+	9,  // 66: pilaster.v1.NodeService.Renew:input_type -> pilaster.v1.RenewRequest
+	11, // 67: pilaster.v1.NodeService.Register:input_type -> pilaster.v1.RegisterRequest
+	14, // 68: pilaster.v1.NodeService.Resolve:input_type -> pilaster.v1.ResolveRequest
+	16, // 69: pilaster.v1.NodeService.Follow:input_type -> pilaster.v1.FollowRequest
+	1,  // 70: pilaster.v1.NodeService.Allocate:input_type -> pilaster.v1.AllocateRequest
+	3,  // 71: pilaster.v1.NodeService.Free:input_type -> pilaster.v1.FreeRequest
+	5,  // 72: pilaster.v1.NodeService.ListMappings:input_type -> pilaster.v1.ListMappingsRequest
+	34, // 73: pilaster.v1.OperatorService.CreateTenant:input_type -> pilaster.v1.CreateTenantRequest
+	36, // 74: pilaster.v1.OperatorService.GetTenant:input_type -> pilaster.v1.GetTenantRequest
+	38, // 75: pilaster.v1.OperatorService.ListTenants:input_type -> pilaster.v1.ListTenantsRequest
+	42, // 76: pilaster.v1.OperatorService.DeleteTenant:input_type -> pilaster.v1.DeleteTenantRequest
+	44, // 77: pilaster.v1.OperatorService.RotateKey:input_type -> pilaster.v1.RotateKeyRequest
+	40, // 78: pilaster.v1.OperatorService.MigrateTenant:input_type -> pilaster.v1.MigrateTenantRequest
+	46, // 79: pilaster.v1.OperatorService.CreateService:input_type -> pilaster.v1.CreateServiceRequest
+	48, // 80: pilaster.v1.OperatorService.ListServices:input_type -> pilaster.v1.ListServicesRequest
+	50, // 81: pilaster.v1.OperatorService.DeleteService:input_type -> pilaster.v1.DeleteServiceRequest
+	52, // 82: pilaster.v1.OperatorService.CreatePublication:input_type -> pilaster.v1.CreatePublicationRequest
+	54, // 83: pilaster.v1.OperatorService.ListPublications:input_type -> pilaster.v1.ListPublicationsRequest
+	56, // 84: pilaster.v1.OperatorService.DeletePublication:input_type -> pilaster.v1.DeletePublicationRequest
+	58, // 85: pilaster.v1.OperatorService.ApplyPolicies:input_type -> pilaster.v1.ApplyPoliciesRequest
+	61, // 86: pilaster.v1.OperatorService.ListPolicies:input_type -> pilaster.v1.ListPoliciesRequest
+	63, // 87: pilaster.v1.OperatorService.GetPolicy:input_type -> pilaster.v1.GetPolicyRequest
+	65, // 88: pilaster.v1.OperatorService.DeletePolicies:input_type -> pilaster.v1.DeletePoliciesRequest
+	67, // 89: pilaster.v1.OperatorService.GetNode:input_type -> pilaster.v1.GetNodeRequest
+	69, // 90: pilaster.v1.OperatorService.ListNodes:input_type -> pilaster.v1.ListNodesRequest
+	71, // 91: pilaster.v1.OperatorService.DeleteNode:input_type -> pilaster.v1.DeleteNodeRequest
+	73, // 92: pilaster.v1.OperatorService.ClusterStatus:input_type -> pilaster.v1.ClusterStatusRequest
+	30, // 93: pilaster.v1.OperatorService.GetToken:input_type -> pilaster.v1.GetTokenRequest
+	32, // 94: pilaster.v1.OperatorService.RotateToken:input_type -> pilaster.v1.RotateTokenRequest
+	22, // 95: pilaster.v1.OperatorService.ExportRegion:input_type -> pilaster.v1.ExportRegionRequest
+	24, // 96: pilaster.v1.OperatorService.ImportRegion:input_type -> pilaster.v1.ImportRegionRequest
+	26, // 97: pilaster.v1.OperatorService.ListRegions:input_type -> pilaster.v1.ListRegionsRequest
+	28, // 98: pilaster.v1.OperatorService.DeleteRegion:input_type -> pilaster.v1.DeleteRegionRequest
+	8,  // 99: pilaster.v1.NodeService.Join:output_type -> pilaster.v1.JoinResponse
+	10, // 100: pilaster.v1.NodeService.Renew:output_type -> pilaster.v1.RenewResponse
+	13, // 101: pilaster.v1.NodeService.Register:output_type -> pilaster.v1.RegisterResponse
+	15, // 102: pilaster.v1.NodeService.Resolve:output_type -> pilaster.v1.ResolveResponse
+	17, // 103: pilaster.v1.NodeService.Follow:output_type -> pilaster.v1.FollowResponse
+	2,  // 104: pilaster.v1.NodeService.Allocate:output_type -> pilaster.v1.AllocateResponse
+	4,  // 105: pilaster.v1.NodeService.Free:output_type -> pilaster.v1.FreeResponse
+	6,  // 106: pilaster.v1.NodeService.ListMappings:output_type -> pilaster.v1.ListMappingsResponse
+	35, // 107: pilaster.v1.OperatorService.CreateTenant:output_type -> pilaster.v1.CreateTenantResponse
+	37, // 108: pilaster.v1.OperatorService.GetTenant:output_type -> pilaster.v1.GetTenantResponse
+	39, // 109: pilaster.v1.OperatorService.ListTenants:output_type -> pilaster.v1.ListTenantsResponse
+	43, // 110: pilaster.v1.OperatorService.DeleteTenant:output_type -> pilaster.v1.DeleteTenantResponse
+	45, // 111: pilaster.v1.OperatorService.RotateKey:output_type -> pilaster.v1.RotateKeyResponse
+	41, // 112: pilaster.v1.OperatorService.MigrateTenant:output_type -> pilaster.v1.MigrateTenantResponse
+	47, // 113: pilaster.v1.OperatorService.CreateService:output_type -> pilaster.v1.CreateServiceResponse
+	49, // 114: pilaster.v1.OperatorService.ListServices:output_type -> pilaster.v1.ListServicesResponse
+	51, // 115: pilaster.v1.OperatorService.DeleteService:output_type -> pilaster.v1.DeleteServiceResponse
+	53, // 116: pilaster.v1.OperatorService.CreatePublication:output_type -> pilaster.v1.CreatePublicationResponse
+	55, // 117: pilaster.v1.OperatorService.ListPublications:output_type -> pilaster.v1.ListPublicationsResponse
+	57, // 118: pilaster.v1.OperatorService.DeletePublication:output_type -> pilaster.v1.DeletePublicationResponse
+	59, // 119: pilaster.v1.OperatorService.ApplyPolicies:output_type -> pilaster.v1.ApplyPoliciesResponse
+	62, // 120: pilaster.v1.OperatorService.ListPolicies:output_type -> pilaster.v1.ListPoliciesResponse
+	64, // 121: pilaster.v1.OperatorService.GetPolicy:output_type -> pilaster.v1.GetPolicyResponse
+	66, // 122: pilaster.v1.OperatorService.DeletePolicies:output_type -> pilaster.v1.DeletePoliciesResponse
+	68, // 123: pilaster.v1.OperatorService.GetNode:output_type -> pilaster.v1.GetNodeResponse
+	70, // 124: pilaster.v1.OperatorService.ListNodes:output_type -> pilaster.v1.ListNodesResponse
+	72, // 125: pilaster.v1.OperatorService.DeleteNode:output_type -> pilaster.v1.DeleteNodeResponse
+	74, // 126: pilaster.v1.OperatorService.ClusterStatus:output_type -> pilaster.v1.ClusterStatusResponse
+	31, // 127: pilaster.v1.OperatorService.GetToken:output_type -> pilaster.v1.GetTokenResponse
+	33, // 128: pilaster.v1.OperatorService.RotateToken:output_type -> pilaster.v1.RotateTokenResponse
+	23, // 129: pilaster.v1.OperatorService.ExportRegion:output_type -> pilaster.v1.ExportRegionResponse
+	25, // 130: pilaster.v1.OperatorService.ImportRegion:output_type -> pilaster.v1.ImportRegionResponse
+	27, // 131: pilaster.v1.OperatorService.ListRegions:output_type -> pilaster.v1.ListRegionsResponse
+	29, // 132: pilaster.v1.OperatorService.DeleteRegion:output_type -> pilaster.v1.DeleteRegionResponse
+	99, // [99:133] is the sub-list for method output_type
+	65, // [65:99] is the sub-list for method input_type
+	65, // [65:65] is the sub-list for extension type_name
+	65, // [65:65] is the sub-list for extension extendee
+	0,  // [0:65] is the sub-list for field type_name
 }
 
 func init() { file_pilaster_v1_orchestrator_proto_init() }
