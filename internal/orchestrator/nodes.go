@@ -289,7 +289,7 @@ func (s *nodeService) Follow(ctx context.Context, stream *connect.BidiStream[pil
 func (s *nodeService) tell(ctx context.Context, f *follower, stream *connect.BidiStream[pilasterv1.FollowRequest, pilasterv1.FollowResponse], requests <-chan *pilasterv1.FollowRequest) error {
 	heartbeat := time.NewTimer(s.model.heartbeatEvery())
 	defer heartbeat.Stop()
-	var told time.Time // how far it is, last
+	var told time.Time // something else, last: it says as well how far the stream is
 	for {
 		var next *pilasterv1.FollowResponse
 		select {
@@ -322,7 +322,7 @@ func (s *nodeService) tell(ctx context.Context, f *follower, stream *connect.Bid
 				return err
 			}
 		}
-		if next.Revision > 0 {
+		if next.GetHeartbeat() == nil {
 			told = time.Now()
 		}
 	}
