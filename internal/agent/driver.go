@@ -56,9 +56,9 @@ type Driver interface {
 	// and not on their way to a device that is not there.
 	Lose(endpoint.Record) error
 
-	// RestorePolicies has containers policed by these tenants' policies and nothing else, or is refused and leaves all as it was. What flows and is
-	// allowed goes on.
-	RestorePolicies([]TenantPolicies) error
+	// RestorePolicies has containers policed by these tenants' policies, those of held tenants by what an earlier process has left, or isolated where that is
+	// nothing, and by nothing else; or it is refused and leaves all as it was. What flows and is allowed goes on.
+	RestorePolicies(tenants, held []TenantPolicies) error
 	// SetPolicies does that for one tenant, and leaves the others' as they are. What it is given is not changed afterwards.
 	SetPolicies(TenantPolicies) error
 

@@ -248,15 +248,19 @@ func (d *fakeDriver) Lost(records []endpoint.Record) (map[endpoint.ID]error, err
 
 func (d *fakeDriver) Lose(r endpoint.Record) error { return d.call("Lose", r) }
 
-func (d *fakeDriver) RestorePolicies(all []TenantPolicies) error {
+func (d *fakeDriver) RestorePolicies(all, held []TenantPolicies) error {
 	if err := d.call("RestorePolicies", endpoint.Record{}); err != nil {
 		return err
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	had := d.policies
 	d.policies = map[string]TenantPolicies{}
 	for _, t := range all {
 		d.policies[t.Tenant] = t
+	}
+	for _, t := range held {
+		d.policies[t.Tenant] = had[t.Tenant]
 	}
 	return nil
 }

@@ -261,13 +261,12 @@ func (c *Core) enforce(name string) error {
 	if err == nil && !next.restricts() {
 		err = c.seal(name, false)
 	}
-	p.refused = err
-	c.tenants.setUnenforced(name, err)
 	if err != nil {
-		c.log.Error("policies are not in force as the cluster has them", "tenant", name, "error", err)
+		c.refusePolicies(name, p, err)
 		return nil // to hear the same again would not help
 	}
-	p.inForce, p.made = next, around
+	p.inForce, p.made, p.refused = next, around, nil
+	c.tenants.setUnenforced(name, nil)
 	if !p.unkept {
 		return nil
 	}
@@ -276,6 +275,13 @@ func (c *Core) enforce(name string) error {
 	}
 	p.unkept = false
 	return nil
+}
+
+// refusePolicies notes that what was heard last is not in force.
+func (c *Core) refusePolicies(name string, p *policed, why error) {
+	p.refused = why
+	c.tenants.setUnenforced(name, why)
+	c.log.Error("policies are not in force as the cluster has them", "tenant", name, "error", why)
 }
 
 func (c *Core) compile(name string, p *policed) (next TenantPolicies, around surroundings, err error) {
@@ -330,6 +336,16 @@ func (c *Core) surroundings(name string, p *policed) (s surroundings, err error)
 }
 
 func (t TenantPolicies) polices() bool { return len(t.Tables.Subjects) > 0 }
+
+// mayRestrict tells whether a policy that is not in audit was heard.
+func (p *policed) mayRestrict() bool {
+	for _, read := range p.parsed {
+		if !read.Audit {
+			return true
+		}
+	}
+	return false
+}
 
 // restricts tells whether a policy that is not in audit holds for anybody.
 func (t TenantPolicies) restricts() bool {
@@ -445,7 +461,7 @@ func (c *Core) forgetPolicies(name string) error {
 	if p.isTold() {
 		p.told = make(chan struct{})
 	}
-	if p.inForce.polices() || len(p.inForce.Overrides) > 0 {
+	if p.refused != nil || p.inForce.polices() || len(p.inForce.Overrides) > 0 { // what was refused may be in force in part
 		if err := c.driver.SetPolicies(TenantPolicies{Tenant: name}); err != nil {
 			return err
 		}
@@ -461,17 +477,18 @@ func (c *Core) forgetPolicies(name string) error {
 	return nil
 }
 
-// startPolicies has those from the disk in force, all at once: until then what the kernel has holds. It comes before endpoints are brought back. Policies
-// that cannot be enforced end the start, for without them containers would do what they may not.
+// startPolicies has those from the disk in force, all at once: until then what the kernel has holds. It comes before endpoints are brought back. A tenant whose
+// policies cannot be enforced, as its apps may have become more since they were, does not keep the others from theirs: what the kernel has of them holds on.
 func (c *Core) startPolicies() error {
 	c.policies.mu.Lock()
 	defer c.policies.mu.Unlock()
-	var all []TenantPolicies
+	defer c.policies.show()
 	for _, name := range c.tenants.Names() {
 		if c.tenants.isPoliced(name) && c.policies.m[name] == nil {
 			return &durable.CorruptError{Path: c.policies.path(name), Err: fmt.Errorf("it is missing, and tenant %s has policies", name)}
 		}
 	}
+	var all, held []TenantPolicies
 	for name, p := range c.policies.m {
 		if !c.tenants.isHosted(name) {
 			if err := c.keepPolicies(name, newPoliced()); err != nil {
@@ -480,15 +497,32 @@ func (c *Core) startPolicies() error {
 			delete(c.policies.m, name)
 			continue
 		}
-		var err error
-		if p.inForce, p.made, err = c.compile(name, p); err != nil {
-			return fmt.Errorf("policies of tenant %s: %w", name, err)
+		next, around, err := c.compile(name, p)
+		sealed := next.restricts()
+		if err != nil {
+			sealed, held = p.mayRestrict(), append(held, TenantPolicies{Tenant: name, IDs: around.ids})
+			c.refusePolicies(name, p, err)
+		} else {
+			all, p.inForce, p.made = append(all, next), next, around
 		}
-		if err := c.seal(name, p.inForce.restricts()); err != nil {
+		if err := c.seal(name, sealed); err != nil {
 			return err
 		}
-		all = append(all, p.inForce)
 	}
-	c.policies.show()
-	return c.driver.RestorePolicies(all)
+	err := c.driver.RestorePolicies(all, held)
+	if err == nil || len(all) == 0 {
+		return err
+	}
+	c.log.Warn("policies are brought back of one tenant after the other", "error", err)
+	if err := c.driver.RestorePolicies(nil, append(held, all...)); err != nil {
+		return err
+	}
+	for _, t := range all {
+		p := c.policies.m[t.Tenant]
+		p.inForce, p.made = TenantPolicies{}, surroundings{}
+		if err := c.enforce(t.Tenant); err != nil {
+			return err
+		}
+	}
+	return nil
 }

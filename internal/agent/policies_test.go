@@ -241,6 +241,35 @@ func TestRefusedPoliciesAreTriedAgain(t *testing.T) {
 	}
 }
 
+// A tenant whose policies cannot be in force when the agent starts keeps nobody else from starting: what was in force holds, and no container of it is added.
+func TestStartWithPoliciesThatAreRefused(t *testing.T) {
+	b := newBed(t)
+	b.add("c1")
+	b.hear(PolicyNews{Tenant: "blue", Whole: true, Documents: []Document{document("deny", denyAll)}})
+	b.driver.fail["RestorePolicies"], b.driver.fail["SetPolicies"] = errFake, errFake
+	b.driver.during = func(call string, _ endpoint.Record) {
+		if call == "RestorePolicies" { // the second try is of none but those that are held
+			b.driver.during = func(string, endpoint.Record) { b.driver.fail["RestorePolicies"] = nil }
+		}
+	}
+	b.reopen()
+	if b.lets(1, 1) {
+		t.Error("what was in force holds no more")
+	}
+	if problems := b.unenforced(); len(problems) != 1 || !strings.Contains(problems[0], "tenant blue") {
+		t.Errorf("problems %q", problems)
+	}
+	if _, err := b.Add(t.Context(), b.request("c2")); !errors.Is(err, ErrUnavailable) || !errors.Is(err, errFake) {
+		t.Errorf("an endpoint was added: %v", err)
+	}
+	b.driver.fail["SetPolicies"] = nil
+	b.add("c2")
+	b.hear(PolicyNews{Tenant: "blue", Ended: []Document{document("deny", "")}})
+	if problems := b.unenforced(); len(problems) != 0 || !b.lets(1, 1) {
+		t.Errorf("all is well again: %q", problems)
+	}
+}
+
 // A container that the node has no room for takes nothing from the others.
 func TestRoomForPolicies(t *testing.T) {
 	b := newBed(t)

@@ -54,7 +54,8 @@ type Datapath struct {
 
 	policies         sync.Mutex
 	policed          map[string]*agent.TenantPolicies // what tenants' containers are policed by, by name: nobody changes it meanwhile
-	arePoliciesKnown bool                             // the kernel's tables hold just that
+	held             map[string]*agent.TenantPolicies // tenants whose containers are policed by what an earlier process has left, without it
+	arePoliciesKnown bool                             // the kernel's tables hold what policed says, and nothing else
 
 	devices  sync.Mutex // held by alone
 	removals *together.Rounds[removal]

@@ -227,6 +227,24 @@ func TestAdoption(t *testing.T) {
 	b.policePackets(t, policedPacket{name: "that nobody may begin", in: true, body: tcp(7, 80, packet.ACK), reason: denied})
 }
 
+// TestHalfAPolicy: a tenant's first policy that came half-way into the tables is in force once another change has succeeded, also for packets whose way is cached.
+func TestHalfAPolicy(t *testing.T) {
+	b := newProgBench(t)
+	const denied = "policy-denied"
+	first := agent.TenantPolicies{Tenant: "blue", IDs: []address.TenantID{1}, Tables: policy.Isolating(), Overrides: map[netip.Addr]address.AppID{netip.MustParseAddr("fd00::1"): 3}}
+	must(t, b.datapath.SetPolicies(agent.TenantPolicies{Tenant: "green"})) // from now on it is known what the tables hold
+	b.fillCache(t, b.cached(t, b.b3.Addr(), 1500))
+	b.policePackets(t, policedPacket{name: "before policies", body: udp(80, 9)})
+	overrides := b.datapath.objects.PolOverridesV1
+	b.datapath.objects.PolOverridesV1 = b.datapath.objects.PolPortsV1
+	err := b.datapath.SetPolicies(first)
+	if b.datapath.objects.PolOverridesV1 = overrides; err == nil {
+		t.Fatal("overrides can be written to the table of ports")
+	}
+	must(t, b.datapath.SetPolicies(first))
+	b.policePackets(t, policedPacket{name: "tried again", body: udp(82, 9), reason: denied})
+}
+
 // TestPoliceBetweenTwo: between containers of one node the sender's rules and the receiver's count.
 func TestPoliceBetweenTwo(t *testing.T) {
 	b := newProgBench(t)

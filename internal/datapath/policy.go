@@ -32,26 +32,62 @@ func (d *Datapath) sessionBuckets() int {
 	return 1 << bits.Len(uint((d.config.MaxSessions-1)/placesPerBucket))
 }
 
-// RestorePolicies has containers policed by what these tenants' policies say, and by nothing else; or it is refused, and all is as it was.
-func (d *Datapath) RestorePolicies(tenants []agent.TenantPolicies) error {
+// RestorePolicies has containers policed by what these tenants' policies say; those of the tenants that are held, by what the kernel has of them, until their
+// policies are set. Where that is nothing, they are isolated. Nobody else is policed; or it is refused, and all is as it was.
+func (d *Datapath) RestorePolicies(tenants, held []agent.TenantPolicies) error {
 	d.policies.Lock()
 	defer d.policies.Unlock()
-	all := map[string]*agent.TenantPolicies{}
+	all, holding := map[string]*agent.TenantPolicies{}, map[string]*agent.TenantPolicies{}
 	for _, t := range tenants {
 		all[t.Tenant] = &t
 	}
-	if err := d.police(policyChange{others: slices.Collect(maps.Values(all))}); err != nil {
+	for _, t := range held {
+		has, err := d.polices(t.IDs)
+		if err != nil {
+			return err
+		}
+		if has {
+			holding[t.Tenant] = &t
+		} else {
+			t.Tables = policy.Isolating()
+			all[t.Tenant] = &t
+		}
+	}
+	if err := d.police(policyChange{others: slices.Collect(maps.Values(all)), held: idsOf(holding)}); err != nil {
 		return err
 	}
-	d.policed = all
+	d.policed, d.held = all, holding
 	return nil
+}
+
+// polices tells whether the kernel has policies for some of these ids.
+func (d *Datapath) polices(ids []address.TenantID) (bool, error) {
+	for _, id := range ids {
+		err := d.objects.PolSubjectsV1.Lookup(pilasterSubjectKey{Tenant: uint32(id), App: uint32(policy.AnyApp)}, new(pilasterSubject))
+		if !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return err == nil, err
+		}
+	}
+	return false, nil
+}
+
+func idsOf(tenants map[string]*agent.TenantPolicies) map[uint32]bool {
+	ids := map[uint32]bool{}
+	for _, t := range tenants {
+		for _, id := range t.IDs {
+			ids[uint32(id)] = true
+		}
+	}
+	return ids
 }
 
 // SetPolicies has a tenant's containers policed by what its policies say now, and others as before; or it is refused, and all is as it was.
 func (d *Datapath) SetPolicies(next agent.TenantPolicies) error {
 	d.policies.Lock()
 	defer d.policies.Unlock()
-	c := policyChange{next: next, known: d.arePoliciesKnown}
+	holding := maps.Clone(d.held)
+	delete(holding, next.Tenant)
+	c := policyChange{next: next, known: d.arePoliciesKnown, held: idsOf(holding)}
 	for name, t := range d.policed {
 		if name == next.Tenant {
 			c.had = *t
@@ -62,6 +98,7 @@ func (d *Datapath) SetPolicies(next agent.TenantPolicies) error {
 	if err := d.police(c); err != nil {
 		return err
 	}
+	d.held = holding
 	if d.policed == nil {
 		d.policed = map[string]*agent.TenantPolicies{}
 	}
@@ -93,11 +130,9 @@ func (d *Datapath) police(c policyChange) error {
 		return fmt.Errorf("write policies: %w; those from before hold", err)
 	}
 	err = errors.Join(overrides.write(), subjects.write(), subjects.clean(), overrides.clean())
-	if err == nil {
-		err = d.countUp(d.objects.PolGenerationV1)
-	}
-	if err == nil && len(begin)+len(end) > 0 {
-		err = d.Void() // flows say whether their tenants have policies
+	err = errors.Join(err, d.countUp(d.objects.PolGenerationV1)) // also after an error: some are led anew
+	if !c.known || len(begin)+len(end) > 0 {
+		err = errors.Join(err, d.Void()) // flows say whether their tenants have policies; a try that failed half-way has not had them say so
 	}
 	if err != nil {
 		return fmt.Errorf("lead containers to their policies: %w; some are under the new ones, the others under those from before", err)
@@ -108,7 +143,7 @@ func (d *Datapath) police(c policyChange) error {
 	if err = errors.Join(err, removeAll(d.objects.PolAdoptionsV1, slices.Collect(maps.Keys(end)))); err != nil {
 		return fmt.Errorf("remove policies that nobody needs any more: %w; the new ones hold", err)
 	}
-	d.arePoliciesKnown = true
+	d.arePoliciesKnown = len(c.held) == 0
 	return nil
 }
 

@@ -143,7 +143,7 @@ func TestPoliciesOutliveTheAgent(t *testing.T) {
 	for _, m := range []interface{ Freeze() error }{o.PolSubjectsV1, o.PolAppsV1, o.PolBlocksV1, o.PolPortsV1, o.PolRangesV1, o.PolOverridesV1, o.PolHitsV1} {
 		must(t, m.Freeze()) // who writes is refused
 	}
-	if err := b.datapath.RestorePolicies([]agent.TenantPolicies{p}); err != nil {
+	if err := b.datapath.RestorePolicies([]agent.TenantPolicies{p}, nil); err != nil {
 		t.Errorf("the same policies are written again: %v", err)
 	}
 	if err := b.datapath.SetPolicies(p); err != nil {
@@ -197,7 +197,7 @@ func TestPoliciesOfOneTenant(t *testing.T) {
 			}
 		case 5: // another agent begins with what was before
 			b.reopen(t, b.datapath.config)
-			must(t, b.datapath.RestorePolicies(slices.Collect(maps.Values(now))))
+			must(t, b.datapath.RestorePolicies(slices.Collect(maps.Values(now)), nil))
 			same(when + ", begun anew")
 		}
 		if now[p.Tenant] = p; len(p.IDs) == 0 {
@@ -206,7 +206,7 @@ func TestPoliciesOfOneTenant(t *testing.T) {
 		must(t, b.datapath.SetPolicies(p))
 		same(when)
 	}
-	must(t, b.datapath.RestorePolicies(nil))
+	must(t, b.datapath.RestorePolicies(nil, nil))
 	clear(now)
 	same("without policies")
 }
@@ -259,12 +259,22 @@ func TestTooManyPolicies(t *testing.T) {
 	config.MaxRules = 100
 	b.reopen(t, config)
 	p, other := rules("a", 0, 60), rules("b", 0, 41)
-	restore := func(tenants ...agent.TenantPolicies) error { return b.datapath.RestorePolicies(tenants) }
+	restore := func(tenants ...agent.TenantPolicies) error { return b.datapath.RestorePolicies(tenants, nil) }
 	must(t, restore(p))
-	err := restore(p, other)
-	if err == nil || !strings.Contains(err.Error(), "policies need 101 entries for ports, with those that are in force until then, and the node has room for 100; nothing was changed") {
-		t.Errorf("%v; want a refusal that says how much there is room for", err)
+	refused := func(words string, tenants ...agent.TenantPolicies) {
+		t.Helper()
+		if err := restore(tenants...); err == nil || !strings.Contains(err.Error(), words) {
+			t.Errorf("%v; want a refusal that says how much there is room for", err)
+		}
 	}
+	refused("policies need 101 entries for ports, and the node has room for 100; nothing was changed", p, other)
+	p = rules("a", 1000, 100)
+	must(t, restore(p)) // all others beside those that are in force until then
+	for i := range 50 { // of a process that was killed
+		must(t, b.datapath.objects.PolPortsV1.Put(pilasterPortKey{Table: uint64(i + 1)}, pilasterPortRules{}))
+	}
+	refused("policies need 201 entries for ports, with those that are in force until then, and there are 200; nothing was changed", rules("a", 0, 51))
+	must(t, restore(p)) // it goes with the next
 	if diff := b.differ(t, p); diff != "" {
 		t.Errorf("the kernel has other entries: %s", diff)
 	}
@@ -295,7 +305,7 @@ func TestNoTenantTakesAll(t *testing.T) {
 	must(t, set(rules("b", 0, 22)))
 	refused(rules("a", 1000, 46), "tenant a need 46")
 	must(t, set(rules("c", 0, 11)))
-	must(t, set(rules("a", 1000, 44)))
+	must(t, set(rules("a", 5000, 44))) // still all of them at once
 	must(t, set(rules("a", 1000, 30)))
 	must(t, set(rules("b", 0, 24)))
 	if diff := b.differ(t, rules("a", 1000, 30), rules("b", 0, 24), rules("c", 0, 11)); diff != "" {
@@ -303,8 +313,52 @@ func TestNoTenantTakesAll(t *testing.T) {
 	}
 	// What an agent finds on its disk was accepted before.
 	b.reopen(t, config)
-	must(t, b.datapath.RestorePolicies(nil))
-	must(t, b.datapath.RestorePolicies([]agent.TenantPolicies{rules("a", 1000, 80), rules("b", 0, 1)}))
+	must(t, b.datapath.RestorePolicies(nil, nil))
+	must(t, b.datapath.RestorePolicies([]agent.TenantPolicies{rules("a", 1000, 80), rules("b", 0, 1)}, nil))
 	must(t, set(rules("a", 1000, 79)))
 	refused(rules("a", 1000, 81), "tenant a need 81")
+}
+
+// TestHeldPolicies: of a tenant whose policies an agent cannot have in force when it starts, what the kernel has holds until they are; and others' change as ever.
+func TestHeldPolicies(t *testing.T) {
+	b := newPolicyBench(t)
+	at := func(p agent.TenantPolicies) agent.TenantPolicies {
+		a := netip.AddrFrom16([16]byte{0: 0xfd, 10: p.Tenant[0]}) // of its id
+		p.Overrides = map[netip.Addr]address.AppID{a: 1}
+		return p
+	}
+	same := func(when string, want ...agent.TenantPolicies) {
+		t.Helper()
+		if diff := b.differ(t, want...); diff != "" {
+			t.Fatalf("%s: the kernel has other entries: %s", when, diff)
+		}
+	}
+	blue, red := at(rules("blue", 0, 30)), at(rules("red", 0, 20))
+	must(t, b.datapath.SetPolicies(blue))
+	must(t, b.datapath.SetPolicies(red))
+	b.reopen(t, b.datapath.config)
+	held := []agent.TenantPolicies{{Tenant: "blue", IDs: blue.IDs}, {Tenant: "green", IDs: []address.TenantID{'g'}}}
+	must(t, b.datapath.RestorePolicies([]agent.TenantPolicies{red}, held))
+	isolated := agent.TenantPolicies{IDs: []address.TenantID{'g'}, Tables: policy.Isolating()}
+	same("begun", blue, red, isolated)
+	red = at(rules("red", 1000, 10))
+	must(t, b.datapath.SetPolicies(red))
+	same("another one's have changed", blue, red, isolated)
+	must(t, b.datapath.SetPolicies(agent.TenantPolicies{Tenant: "red"}))
+	same("another one's have gone", blue, isolated)
+	green := at(rules("green", 0, 5))
+	must(t, b.datapath.SetPolicies(green))
+	same("what was isolated has policies", blue, green)
+
+	b.datapath.config.MaxRules = 40
+	if b.datapath.SetPolicies(at(rules("blue", 500, 36))) == nil {
+		t.Fatal("41 entries are too many")
+	}
+	same("refused once more", blue, green)
+	b.datapath.config.MaxRules = 400
+	blue = at(rules("blue", 500, 36))
+	must(t, b.datapath.SetPolicies(blue))
+	same("held no more", blue, green)
+	must(t, b.datapath.SetPolicies(agent.TenantPolicies{Tenant: "blue"}))
+	same("gone", green)
 }

@@ -27,7 +27,8 @@ type tableChange interface {
 type policyChange struct {
 	had, next agent.TenantPolicies
 	others    []*agent.TenantPolicies
-	known     bool // the tables hold what the others have and what this one had, and nothing else
+	held      map[uint32]bool // ids of further tenants, whose entries stay as they are; of rules, names do not say whose they are
+	known     bool            // the tables hold what the others have and what this one had, and nothing else
 }
 
 // ruled is such a table: an entry for an entry of a tenant's own map. It is made from that whenever it is asked for, so that nothing is kept twice.
@@ -38,6 +39,7 @@ type ruled[K comparable, V any, Key, Value comparable] struct {
 	size       func(*agent.TenantPolicies) int // of that
 	entry      func(K, V) (Key, Value)
 	mayShare   func(a, b *agent.TenantPolicies) bool // whether two tenants may have entries in common; nil: no two have
+	id         func(Key) uint32                      // whose an entry is; nil: it does not say
 	read       func(*ebpf.Map, map[Key]Value) error
 	write      func(*ebpf.Map, []Key, []Value) error
 }
@@ -68,7 +70,7 @@ func (r *ruled[K, V, Key, Value]) compare(c policyChange) (*tableDifference[Key,
 		r.fromTenant(c, d)
 		return d, nil
 	}
-	return d, r.fromKernel(append([]*agent.TenantPolicies{&c.next}, c.others...), d)
+	return d, r.fromKernel(c, d)
 }
 
 // fromTenant looks at one tenant's entries alone, but where another one may have the same.
@@ -116,8 +118,8 @@ func first[K comparable, V any](in []map[K]V, k K) (v V, found bool) {
 }
 
 // fromKernel looks at all of them.
-func (r *ruled[K, V, Key, Value]) fromKernel(tenants []*agent.TenantPolicies, d *tableDifference[Key, Value]) error {
-	had := map[Key]Value{}
+func (r *ruled[K, V, Key, Value]) fromKernel(c policyChange, d *tableDifference[Key, Value]) error {
+	tenants, had := append([]*agent.TenantPolicies{&c.next}, c.others...), map[Key]Value{}
 	if err := r.read(r.kernel, had); err != nil {
 		return err
 	}
@@ -139,10 +141,31 @@ func (r *ruled[K, V, Key, Value]) fromKernel(tenants []*agent.TenantPolicies, d 
 			delete(had, key)
 		}
 	}
+	stays := r.held(c)
 	for key := range had {
-		d.gone = append(d.gone, key)
+		if !stays(key) {
+			d.gone = append(d.gone, key)
+		}
 	}
 	return nil
+}
+
+// held tells of an entry that nobody has any more whether it may be of those who are held.
+func (r *ruled[K, V, Key, Value]) held(c policyChange) func(Key) bool {
+	if len(c.held) == 0 {
+		return func(Key) bool { return false }
+	}
+	if r.id != nil {
+		return func(key Key) bool { return c.held[r.id(key)] }
+	}
+	own := map[Key]bool{}
+	if r.mayShare == nil {
+		for k, v := range r.of(&c.had) {
+			key, _ := r.entry(k, v)
+			own[key] = true
+		}
+	}
+	return func(key Key) bool { return !own[key] }
 }
 
 // tableDifference is what a table lacks, and has beside.
@@ -167,15 +190,19 @@ func (e *entries[Key, Value]) add(k Key, v Value) {
 	e.keys, e.values = append(e.keys, k), append(e.values, v)
 }
 
-// fit refuses what the table has no room for beside what it holds until then, and a tenant that wants more than it leaves free: so one alone gets half of the
-// table, and can have all of its policies changed at once; and something is always left for who has little. Who has got more keeps it.
+// fit refuses what there is no room for, and a tenant that wants more than it leaves free: so one alone gets half of the room, and something is always left for
+// who has little. Who has got more keeps it. The tables of rules have twice that room, so that what is in force until then has its own.
 func (d *tableDifference[Key, Value]) fit(tenant string, room int) error {
 	if free := room - d.others - d.next; d.next > d.had && d.next > free {
 		return fmt.Errorf("policies of tenant %s need %d entries for %s, and a tenant gets no more of the node's %d than it leaves free, of which others have %d; nothing was changed: start the agent with a higher --max-rules, or have the tenant's policies say less",
 			tenant, d.next, d.what, room, d.others)
 	}
-	if n := d.before + len(d.added.keys); n > room {
-		return fmt.Errorf("policies need %d entries for %s, with those that are in force until then, and the node has room for %d; nothing was changed: start the agent with a higher --max-rules, or change fewer policies at once", n, d.what, room)
+	most := d.before + len(d.added.keys)
+	if n := most - len(d.gone); n > room {
+		return fmt.Errorf("policies need %d entries for %s, and the node has room for %d; nothing was changed: start the agent with a higher --max-rules, or have policies say less", n, d.what, room)
+	}
+	if both := int(d.kernel.MaxEntries()); most > both {
+		return fmt.Errorf("policies need %d entries for %s, with those that are in force until then, and there are %d; nothing was changed: start the agent with a higher --max-rules, or change fewer policies at once", most, d.what, both)
 	}
 	return nil
 }

@@ -39,6 +39,8 @@ func (d *Datapath) rulingTables() *rulingTables {
 	// Names of sets and tables are made with the tenant's. Ids and addresses should be one tenant's, but the cluster says so and not the node; numbers of rules are
 	// one's own within a tenant.
 	t.subjects.size, t.subjects.mayShare = func(t *agent.TenantPolicies) int { return len(t.IDs) * len(t.Tables.Subjects) }, haveSameID
+	t.subjects.id = func(k pilasterSubjectKey) uint32 { return k.Tenant }
+	t.overrides.id = func(a pilasterAddr) uint32 { return uint32(address.Split(a.netip()).Tenant) }
 	t.overrides.mayShare = func(a, b *agent.TenantPolicies) bool { return len(a.Overrides) > 0 && len(b.Overrides) > 0 }
 	t.hits.mayShare = func(_, _ *agent.TenantPolicies) bool { return true }
 	t.hits.read, t.hits.write = readHits, writeHits

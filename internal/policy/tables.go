@@ -93,6 +93,11 @@ func (t *Tables) HoldUnknown(policies []Policy) {
 	}
 }
 
+// Isolating has no app of a tenant begin anything, nor anybody anything to it.
+func Isolating() Tables {
+	return Tables{Subjects: map[address.AppID]Subject{AnyApp: {Sets: [2]ID{nothing, nothing}}}}
+}
+
 // A Verdict is what each tier says: an action in the 2 upper bits and the number of its rule below.
 type Verdict struct {
 	Tiers [3]uint32 // by Tier

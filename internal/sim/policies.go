@@ -198,7 +198,7 @@ type enforced struct {
 	next  chan struct{} // closed when it is given something else; nil while nobody waits
 }
 
-func (d *driver) RestorePolicies(all []agent.TenantPolicies) error {
+func (d *driver) RestorePolicies(all, _ []agent.TenantPolicies) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.ports = map[string]map[uint16]bool{}
