@@ -2,46 +2,16 @@ package agent
 
 import (
 	"context"
-	"sync"
+
+	"pilaster.io/pilaster/internal/keylock"
 )
 
-// keyLocks serialises work on one key and lets different keys run side by side.
-type keyLocks struct {
-	mu    sync.Mutex
-	locks map[string]*keyLock
-}
-
-type keyLock struct {
-	held  chan struct{} // capacity 1
-	users int           // holder and waiters
-}
+type keyLocks struct{ keylock.Locks }
 
 // lock waits for the key or for ctx to end.
 func (k *keyLocks) lock(ctx context.Context, key string) (unlock func(), err error) {
-	k.mu.Lock()
-	if k.locks == nil {
-		k.locks = map[string]*keyLock{}
+	if unlock, err = k.Lock(ctx, key); err != nil {
+		return nil, refuse(ErrUnavailable, "%w", err)
 	}
-	l := k.locks[key]
-	if l == nil {
-		l = &keyLock{held: make(chan struct{}, 1)}
-		k.locks[key] = l
-	}
-	l.users++
-	k.mu.Unlock()
-
-	leave := func() {
-		k.mu.Lock()
-		defer k.mu.Unlock()
-		if l.users--; l.users == 0 {
-			delete(k.locks, key)
-		}
-	}
-	select {
-	case l.held <- struct{}{}:
-		return func() { <-l.held; leave() }, nil
-	case <-ctx.Done():
-		leave()
-		return nil, refuse(ErrUnavailable, "another call about %s is still running: %w", key, ctx.Err())
-	}
+	return unlock, nil
 }

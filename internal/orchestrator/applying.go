@@ -25,8 +25,11 @@ func (s *operatorService) ApplyPolicies(ctx context.Context, req *connect.Reques
 	if err != nil {
 		return nil, connect.NewError(connect.CodeInvalidArgument, err)
 	}
-	s.applying.Lock()
-	defer s.applying.Unlock()
+	unlock, err := s.applying.Lock(ctx, req.Msg.Tenant)
+	if err != nil {
+		return nil, connect.NewError(connect.CodeUnavailable, fmt.Errorf("%w; nothing was changed", err))
+	}
+	defer unlock()
 	warnings, err := s.fit(ctx, req.Msg.Tenant, policies, req.Msg.Force)
 	if err != nil {
 		return nil, err
@@ -55,11 +58,13 @@ func (s *operatorService) fit(ctx context.Context, name string, news []*pilaster
 		if err != nil {
 			return nil, connect.NewError(connect.CodeInternal, fmt.Errorf("%s is not read as it would be kept: %w; nothing was changed", store.PolicyName(p), err))
 		}
-		if err := seenBy(t, s.store.Cluster().Plan.Private, &read); err != nil {
-			return nil, connect.NewError(connect.CodeInvalidArgument, err)
+		if !s.model.keeps(name, p) { // what it has already is not asked of it again
+			if err := seenBy(t, s.store.Cluster().Plan.Private, &read); err != nil {
+				return nil, connect.NewError(connect.CodeInvalidArgument, err)
+			}
+			all[nameOf(p)] = read
+			changed[read.String()] = true
 		}
-		all[nameOf(p)] = read
-		changed[read.String()] = true
 		var about []string
 		if keys := labels.Unheard(&read); len(apps) > 0 && len(keys) > 0 {
 			about = append(about, fmt.Sprintf("it selects by %s, which no container of tenant %s has: such a selector means none, or where the label must not be there, all; who says labels to the network is in docs/policy.md", strings.Join(keys, ", "), name))
@@ -68,6 +73,9 @@ func (s *operatorService) fit(ctx context.Context, name string, news []*pilaster
 			about = append(about, fmt.Sprintf("it has no spec, and so selects all containers of namespace %s and lets nothing in: delete it if that is not meant", p.Namespace))
 		}
 		warnings = append(warnings, about)
+	}
+	if len(changed) == 0 {
+		return warnings, nil
 	}
 	room := policy.Room
 	if force { // the nodes may have been given more
@@ -124,6 +132,14 @@ func (m *model) policing(name string) (all map[policyName]policy.Policy, apps ma
 		}
 	}
 	return all, apps, of
+}
+
+// keeps tells whether a tenant has just this policy.
+func (m *model) keeps(tenant string, p *pilasterv1.Policy) bool {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	had := m.policies.of[tenant][nameOf(p)]
+	return had != nil && had.Document == p.Document
 }
 
 // brief is a policy without its document.

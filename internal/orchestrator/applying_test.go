@@ -198,6 +198,22 @@ func TestPoliciesThatNoNodeCouldEnforce(t *testing.T) {
 	if got := apply(t, s, "blue", second.Documents...); got != "b created" {
 		t.Error(got)
 	}
+
+	// What it has already stays so, though no node could enforce it since the tenant has other apps.
+	first := []string{netpol("a", ranges(1))}
+	read, err := readPolicies(first)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.store.ApplyPolicies(t.Context(), "blue", read, store.Applying{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.model.await(t.Context(), func() bool { return s.model.policies.of["blue"][nameOf(read[0])].GetDocument() == read[0].Document }); err != nil {
+		t.Fatal(err)
+	}
+	if got := apply(t, s, "blue", first...); got != "a unchanged" {
+		t.Error(got)
+	}
 }
 
 // TestBlocksOfWhatContainersSee: blocks are of plaintext, and one among enciphered addresses would select other containers than its writer means.
