@@ -76,7 +76,7 @@ and refuses to start without, because what it mounts there ends with it.`,
 		},
 	}
 	f := c.Flags()
-	f.IntVar(&maxRules, "max-rules", datapath.DefaultMaxRules, "entries of each table of policies that the node takes; memory is used as they come")
+	f.IntVar(&maxRules, "max-rules", datapath.DefaultMaxRules, "entries of each table of policies that the node takes; 160 bytes each at once, and more as they come")
 	f.IntVar(&maxSessions, "max-sessions", datapath.DefaultMaxSessions, "sessions of containers under policies that the node remembers, 73 bytes each from the start; a power of 2 of sevens is used")
 	f.StringVar(&o.OrchestratorURL, "orchestrator", "", "URL of the orchestrator, https://host:port")
 	f.StringVar(&tokenFile, "token-file", "", "file with the join token; it may go when the node has joined")

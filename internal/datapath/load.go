@@ -62,12 +62,12 @@ func (d *Datapath) tables() []table {
 		{pilasterMapPilGenerationV1, 0},
 		{pilasterMapPilDropsV1, 0},
 		{pilasterMapPilEventsV2, 0},
-		{pilasterMapPolSubjectsV1, d.config.MaxRules},
-		{pilasterMapPolAppsV1, 2 * d.config.MaxRules}, // those in force have their room until the next are
+		{pilasterMapPolSubjectsV1, 2 * d.config.MaxRules}, // what is in force has its room until the next is
+		{pilasterMapPolAppsV1, 2 * d.config.MaxRules},
 		{pilasterMapPolBlocksV1, 2 * d.config.MaxRules},
 		{pilasterMapPolPortsV1, 2 * d.config.MaxRules},
 		{pilasterMapPolRangesV1, 2 * d.config.MaxRules},
-		{pilasterMapPolOverridesV1, d.config.MaxRules},
+		{pilasterMapPolOverridesV1, 2 * d.config.MaxRules},
 		{pilasterMapPolHitsV1, 2 * d.config.MaxRules},
 		{pilasterMapPolGenerationV1, 0},
 		{pilasterMapPolAdoptionsV1, d.config.MaxRules},

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"math/bits"
+	"path/filepath"
 	"slices"
 
 	"github.com/cilium/ebpf"
@@ -44,7 +45,7 @@ func (d *Datapath) RestorePolicies(tenants, held []agent.TenantPolicies) error {
 	for _, t := range held {
 		has, err := d.polices(t.IDs)
 		if err != nil {
-			return err
+			return fmt.Errorf("tenant %s: %w", t.Tenant, err)
 		}
 		if has {
 			holding[t.Tenant] = &t
@@ -60,10 +61,26 @@ func (d *Datapath) RestorePolicies(tenants, held []agent.TenantPolicies) error {
 	return nil
 }
 
-// polices tells whether the kernel has policies for some of these ids.
-func (d *Datapath) polices(ids []address.TenantID) (bool, error) {
+// polices tells whether the kernel has policies for some of these ids. Those in tables of another size it cannot hold: packets meet the new ones soon.
+func (d *Datapath) polices(ids []address.TenantID) (is bool, err error) {
+	if is, err = leads(d.objects.PolSubjectsV1, ids); is || err != nil {
+		return is, err
+	}
+	pins, err := filepath.Glob(filepath.Join(d.mapsDir(), pilasterMapPolSubjectsV1+"_*"))
+	for _, pin := range pins {
+		if err == nil && !is {
+			err = readPinned(pin, func(m *ebpf.Map) (err error) { is, err = leads(m, ids); return err })
+		}
+	}
+	if is {
+		return false, errors.New("its policies cannot be in force now, and those that are lie in tables of another size; packets flow as before: start the build and the --max-rules that these are from, or a higher --max-rules")
+	}
+	return false, err
+}
+
+func leads(subjects *ebpf.Map, ids []address.TenantID) (bool, error) {
 	for _, id := range ids {
-		err := d.objects.PolSubjectsV1.Lookup(pilasterSubjectKey{Tenant: uint32(id), App: uint32(policy.AnyApp)}, new(pilasterSubject))
+		err := subjects.Lookup(pilasterSubjectKey{Tenant: uint32(id), App: uint32(policy.AnyApp)}, new(pilasterSubject))
 		if !errors.Is(err, ebpf.ErrKeyNotExist) {
 			return err == nil, err
 		}

@@ -336,7 +336,14 @@ func TestHeldPolicies(t *testing.T) {
 	blue, red := at(rules("blue", 0, 30)), at(rules("red", 0, 20))
 	must(t, b.datapath.SetPolicies(blue))
 	must(t, b.datapath.SetPolicies(red))
-	b.reopen(t, b.datapath.config)
+	config := b.datapath.config
+	config.MaxRules = 25
+	b.reopen(t, config)
+	if err := b.datapath.RestorePolicies([]agent.TenantPolicies{red}, []agent.TenantPolicies{{Tenant: "blue", IDs: blue.IDs}}); err == nil || !strings.Contains(err.Error(), "tenant blue: its policies cannot be in force now, and those that are lie in tables of another size; packets flow as before") {
+		t.Errorf("in tables of another size: %v", err)
+	}
+	config.MaxRules = 0
+	b.reopen(t, config)
 	held := []agent.TenantPolicies{{Tenant: "blue", IDs: blue.IDs}, {Tenant: "green", IDs: []address.TenantID{'g'}}}
 	must(t, b.datapath.RestorePolicies([]agent.TenantPolicies{red}, held))
 	isolated := agent.TenantPolicies{IDs: []address.TenantID{'g'}, Tables: policy.Isolating()}

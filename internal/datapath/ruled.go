@@ -191,7 +191,7 @@ func (e *entries[Key, Value]) add(k Key, v Value) {
 }
 
 // fit refuses what there is no room for, and a tenant that wants more than it leaves free: so one alone gets half of the room, and something is always left for
-// who has little. Who has got more keeps it. The tables of rules have twice that room, so that what is in force until then has its own.
+// who has little. Who has got more keeps it. The tables have twice that room, so that what is in force until then has its own.
 func (d *tableDifference[Key, Value]) fit(tenant string, room int) error {
 	if free := room - d.others - d.next; d.next > d.had && d.next > free {
 		return fmt.Errorf("policies of tenant %s need %d entries for %s, and a tenant gets no more of the node's %d than it leaves free, of which others have %d; nothing was changed: start the agent with a higher --max-rules, or have the tenant's policies say less",
