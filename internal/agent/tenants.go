@@ -402,7 +402,7 @@ func (t *Tenants) setTold(name string, told bool) {
 func (t *Tenants) setUnenforced(name string, why error) {
 	words := ""
 	if why != nil {
-		words = why.Error()
+		words = strings.Join(strings.FieldsFunc(why.Error(), func(r rune) bool { return r == '\n' }), ";")
 		words = strings.ToValidUTF8(words[:min(len(words), maxProblem)], "")
 	}
 	t.mu.Lock()

@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -25,6 +26,7 @@ type Lookups struct {
 	Bytes   []int // of a frame; the first with all ways that there are, the others as in Nezha's table
 	Packets int   // a sample
 	Rounds  int
+	AtMost  float64 // that a lookup under the most rules may take of one under a single rule; 0: nothing is asked
 }
 
 // LookupCost is what the program on the uplink takes for a packet.
@@ -189,6 +191,37 @@ func (m *scaleMeter) uncached(p scalePeer, size int, session string) (Interval, 
 	f.size = size
 	ns, err := m.samples(func() (float64, error) { return f.program(m.Packets, forwarded) })
 	return ns, errors.Join(err, f.Close())
+}
+
+// checkLookups asks that the rules are found however many there are.
+func (r *Report) checkLookups(l Lookups) {
+	if l.AtMost == 0 {
+		return
+	}
+	of := func(rules int, c LookupCost) (same LookupCost, found bool) {
+		c.Rules = rules
+		i := slices.IndexFunc(r.Lookups, func(x LookupCost) bool {
+			x.Ns = c.Ns
+			return x == c
+		})
+		if i < 0 {
+			return same, false
+		}
+		return r.Lookups[i], true
+	}
+	most := slices.Max(l.Rules)
+	for _, one := range r.Lookups {
+		many, found := of(most, one)
+		if one.Rules != 1 || !found {
+			continue
+		}
+		name := func(n int) string { return numeral.Of(n, "rule", "rules") + " by " + one.By }
+		g := Gate{Scenario: name(most), Against: name(1), Metric: fmt.Sprintf("session %s, %d bytes", one.Session, one.Bytes), AtMost: l.AtMost}
+		c := Check{Gate: g, Got: Interval{many.Ns.Median / one.Ns.Median, many.Ns.Low / one.Ns.High, many.Ns.High / one.Ns.Low}}
+		c.Verdict = g.judge(c.Got, r.Settings.TooWide)
+		r.Pass = r.Pass && c.Verdict == Passed
+		r.Checks = append(r.Checks, c)
+	}
 }
 
 var lookupsHead = []string{"rules", "by", "session", "bytes", "ns", "95 %", "a second"}

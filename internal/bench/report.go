@@ -128,6 +128,7 @@ func (r *run) report(started time.Time) *Report {
 	}
 	p.Beside, p.Profiles, p.Lookups = p.beside(r.Scenarios), r.profilesOf(p.Settings), r.looked
 	p.check(r.Options)
+	p.checkLookups(r.Options.Lookups)
 	return p
 }
 

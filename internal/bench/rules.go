@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -80,10 +81,8 @@ func police(d *datapath.Datapath, id address.TenantID, p policy.Policy, apps map
 		return err
 	}
 	rules := len(p.Rules[policy.Ingress])
-	for _, e := range d.PolicyEntries() {
-		if e.Table == "policy-rules" && e.Used < rules {
-			return fmt.Errorf("%d rules in the tables, of %d", e.Used, rules)
-		}
+	if hits, err := d.RuleHits(); err != nil || len(hits) < rules { // it counts each rule there is
+		return errors.Join(err, fmt.Errorf("%d rules in the tables, of %d", len(hits), rules))
 	}
 	a, err := d.Why(agent.Question{Tenant: id, Local: local, Remote: remote, LocalApp: app, RemoteApp: app, Protocol: policy.TCP, LocalPort: 80, RemotePort: 40_000})
 	if err != nil {

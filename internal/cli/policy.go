@@ -8,7 +8,9 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -118,19 +120,25 @@ func (f *documentFiles) read(env Env) (documents []string, err error) {
 	return documents, nil
 }
 
-// named has an error that begins with the number of a document say which file that is in, where there are several, and count there.
+// documentNumber is where the orchestrator says of which document it speaks.
+var documentNumber = regexp.MustCompile(`(^|first in )document (\d+)`)
+
+// named has an error that says numbers of documents say which files they are in, where there are several, and count there.
 func (f *documentFiles) named(err error) error {
 	var remote *connect.Error
-	var n int
 	if len(f.names) < 2 || !errors.As(err, &remote) {
 		return err
 	}
-	if _, wrong := fmt.Sscanf(remote.Message(), "document %d:", &n); wrong != nil || n < 1 || n > len(f.of) {
-		return err
-	}
-	_, rest, _ := strings.Cut(remote.Message(), ":")
-	in := f.of[n-1]
-	return connect.NewError(remote.Code(), fmt.Errorf("%s, document %d:%s", f.names[in], n-slices.Index(f.of, in), rest))
+	words := documentNumber.ReplaceAllStringFunc(remote.Message(), func(said string) string {
+		parts := documentNumber.FindStringSubmatch(said)
+		n, err := strconv.Atoi(parts[2])
+		if err != nil || n < 1 || n > len(f.of) {
+			return said
+		}
+		in := f.of[n-1]
+		return fmt.Sprintf("%s%s, document %d", parts[1], f.names[in], n-slices.Index(f.of, in))
+	})
+	return connect.NewError(remote.Code(), errors.New(words))
 }
 
 func newPolicyApply(env Env) *cobra.Command {
@@ -218,7 +226,7 @@ func newPolicyList(env Env) *cobra.Command {
 				views = append(views, viewPolicy(p))
 			}
 			for _, h := range resp.Msg.Unenforced {
-				fmt.Fprintf(env.Stderr, "warning: tenant %s: node %s has the policies from before in force, and adds no container of it: %s\n", h.Tenant, h.Node, h.Unenforced)
+				fmt.Fprintf(env.Stderr, "warning: tenant %s: node %s does not have the policies in force as they were applied (those from before hold, or its containers are isolated), and adds no container of it: %s\n", h.Tenant, h.Node, h.Unenforced)
 			}
 			return out.print(env.Stdout, views, func(w io.Writer) {
 				fmt.Fprintln(w, "TENANT\tNAME\tMODE\tRULES\tCHANGED")

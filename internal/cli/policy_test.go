@@ -71,7 +71,7 @@ func TestPolicyCommands(t *testing.T) {
 		{ExitUsage, "pod.yaml, document 1: ", "policy apply --tenant blue -f " + web + " -f " + file("pod.yaml", "kind: Pod")},
 		{ExitUsage, "two.yaml, document 2: ", "policy apply --tenant blue -f " + web + " -f " + file("two.yaml", basePolicy+"---\nkind: Pod") + " -f " + base},
 		{ExitUsage, ": document 2: ", "policy apply --tenant blue -f " + file("one.yaml", basePolicy+"---\nkind: Pod")},
-		{ExitUsage, "is there twice", "policy apply --tenant blue -f " + web + " -f " + web},
+		{ExitUsage, "web.yaml, document 1: networkpolicy/shop/web is there twice, first in " + dir + "/two.yaml, document 2;", "policy apply --tenant blue -f " + base + " -f " + file("two.yaml", "kind: List\napiVersion: v1\nitems: []\n---\n"+webPolicy) + " -f " + web},
 		{ExitUsage, "tenant name", "policy apply --tenant Blue -f " + web},
 		{ExitUsage, "it is empty", "policy apply --tenant= -f " + web},
 		{ExitFailed, `no tenant "green"`, "policy apply --tenant green -f " + web},

@@ -346,7 +346,7 @@ func printTenant(w io.Writer, v tenantView) {
 		fmt.Fprintf(w, "id\t%d\t%s\n", id.ID, id.describe())
 	}
 	for _, u := range v.Unenforced {
-		fmt.Fprintf(w, "policies\t%s\tnot in force there as they were applied, but those before: %s\n", u.Node, u.Problem)
+		fmt.Fprintf(w, "policies\t%s\tnot in force there as they were applied (those before are, or containers are isolated): %s\n", u.Node, u.Problem)
 	}
 	if v.AppNumbers != nil && v.AppNumbers.Capacity > 0 { // of an earlier build's orchestrator it is not known
 		fmt.Fprintf(w, "apps\t%s\n", v.AppNumbers.describe())

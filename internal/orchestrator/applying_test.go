@@ -367,7 +367,11 @@ func TestUnenforced(t *testing.T) {
 	f := follow(t, n1, hosting("blue"))
 	f.next(t)
 	for i, words := range []string{"no room for 7 ports", ""} {
-		f.send(t, &pilasterv1.FollowRequest{HostedTenants: []string{"blue"}, Sequence: uint64(10 + i), Hosting: []*pilasterv1.Hosting{{Tenant: "blue", Accepts: []uint32{1}, Holds: []uint32{1}, Unenforced: words}}})
+		said := words
+		if words != "" { // what a terminal obeys is not passed on
+			said = "no\x1broom\nfor\u202e7 ports"
+		}
+		f.send(t, &pilasterv1.FollowRequest{HostedTenants: []string{"blue"}, Sequence: uint64(10 + i), Hosting: []*pilasterv1.Hosting{{Tenant: "blue", Accepts: []uint32{1}, Holds: []uint32{1}, Unenforced: said}}})
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 		if err := s.model.await(ctx, func() bool { return s.model.hosting["blue"]["n1"].GetUnenforced() == words }); err != nil {
 			t.Fatalf("%q is not noted: %v", words, err)

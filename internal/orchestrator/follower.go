@@ -246,7 +246,7 @@ func (m *model) refuse(f *follower, said []*pilasterv1.Hosting, refused map[stri
 		}
 	}
 	for _, h := range said {
-		if had := f.refused[h.Tenant]; had == nil && refused[h.Tenant] == nil {
+		if slices.EqualFunc(f.refused[h.Tenant], refused[h.Tenant], func(a, b error) bool { return a.Error() == b.Error() }) {
 			continue
 		}
 		if f.refused == nil {

@@ -9,7 +9,9 @@ import (
 	"log/slog"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
+	"unicode"
 
 	"connectrpc.com/connect"
 	"google.golang.org/protobuf/proto"
@@ -149,7 +151,7 @@ func registration(ctx context.Context, m *pilasterv1.RegisterRequest) (r store.R
 	slices.Sort(r.Enforces)
 	r.Enforces = slices.Compact(r.Enforces)
 	r.Edge, r.Gateway, r.Published = m.Edge, m.Gateway, m.Held.GetPublished()
-	r.Version, r.Tenants, r.Apps, r.Mappings = m.Version, m.Held.GetTenants(), m.Held.GetApps(), m.Held.GetMappings()
+	r.Version, r.Tenants, r.Apps, r.Mappings = printable(m.Version), m.Held.GetTenants(), m.Held.GetApps(), m.Held.GetMappings()
 	if m.WantedPrefix != "" {
 		if r.Prefix, err = netip.ParsePrefix(m.WantedPrefix); err != nil {
 			return r, fmt.Errorf("node prefix: %w", err)
@@ -379,6 +381,17 @@ func receive(ctx context.Context, stream *connect.BidiStream[pilasterv1.FollowRe
 	}
 }
 
+// printable is a node's words on one line and without what a terminal obeys, as people are shown them.
+func printable(words string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) {
+			return r
+		}
+		return ' '
+	}, words)
+}
+
+// checkHosted refuses what no node of ours says.
 func checkHosted(req *pilasterv1.FollowRequest) error {
 	for _, name := range slices.Concat(req.HostedTenants, req.CarriedTenants) {
 		if err := tenant.CheckName(name); err != nil {
@@ -387,6 +400,9 @@ func checkHosted(req *pilasterv1.FollowRequest) error {
 	}
 	overrides := 0
 	for _, h := range req.Hosting {
+		if h.Unenforced = printable(h.Unenforced); h.Moving != nil {
+			h.Moving.Problem = printable(h.Moving.Problem)
+		}
 		overrides += len(h.Overrides)
 		if n := max(len(h.GetMoving().GetProblem()), len(h.Unenforced)); n > maxProblem {
 			return connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("a problem of %d bytes, and %d are kept; nothing was changed", n, maxProblem))

@@ -159,7 +159,7 @@ func TestChangePolicy(t *testing.T) {
 func TestChangePolicyLate(t *testing.T) {
 	t.Parallel()
 	r := run(t, "{nodes: 4, containersPerNode: 1, events: [{do: change-policy, times: 2, within: 1us}]}")
-	if r.Pass() || len(r.Exceeded) != 1 || !strings.Contains(r.Exceeded[0], "in force on a node within") {
+	if r.Pass() || len(r.Exceeded) != 2 || !strings.Contains(r.Exceeded[0], "in force on a node within") || !strings.Contains(r.Exceeded[1], "in force on the last node within") {
 		t.Errorf("within a microsecond: exceeded %q", r.Exceeded)
 	}
 }
