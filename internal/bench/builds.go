@@ -14,6 +14,8 @@ import (
 	"runtime"
 	"strings"
 	"time"
+
+	"pilaster.io/pilaster/internal/version"
 )
 
 // BuildsOptions are how two builds of this program are compared.
@@ -86,5 +88,5 @@ func identify(program string) Build {
 	if err != nil {
 		return Build{Program: program}
 	}
-	return Build{Program: program, Version: info.Main.Version}
+	return Build{Program: program, Version: cmp.Or(version.Recorded(info).Describe(), info.Main.Version)}
 }

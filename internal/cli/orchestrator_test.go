@@ -207,13 +207,13 @@ func TestOrchestratorFlags(t *testing.T) {
 
 func TestVersion(t *testing.T) {
 	v := ask[versionView](t, "version")
-	if v.Version == "" || !strings.HasPrefix(v.Go, "go") || v.Platform == "" {
+	if !strings.HasPrefix(v.Version, "v0.") || !strings.HasPrefix(v.Go, "go") || v.Platform == "" {
 		t.Errorf("version %+v", v)
 	}
 	if r := command(t, "--version"); r.stdout != "pilaster "+v.Version+"\n" {
 		t.Errorf("pilaster --version says %q, version -o json %q", r.stdout, v.Version)
 	}
-	if r := command(t, "version"); !strings.HasPrefix(r.stdout, "pilaster ") {
+	if r := command(t, "version"); !strings.HasPrefix(r.stdout, "pilaster "+v.Version) || !strings.HasPrefix(programVersion(), v.Version) {
 		t.Errorf("version %+v", r)
 	}
 }

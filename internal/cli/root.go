@@ -21,7 +21,7 @@ wrongly and nothing was done, and 3 when the agent or orchestrator does not answ
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		Args:          cobra.NoArgs,
-		Version:       programVersion(), // --version, where people look for it first
+		Version:       buildVersion().Version, // --version, where people look for it first
 	}
 	root.SetVersionTemplate("pilaster {{.Version}}\n")
 	root.SetIn(env.Stdin)

@@ -4,58 +4,48 @@ import (
 	"fmt"
 	"io"
 	"runtime"
-	"runtime/debug"
 
 	"github.com/spf13/cobra"
+
+	"pilaster.io/pilaster/internal/version"
 )
 
-// versionView is what is known of this binary, from what the Go linker wrote into it.
+// versionView is the build of this binary: its release, and what the Go linker recorded of its source.
 type versionView struct {
-	Version  string `json:"version"`
-	Revision string `json:"revision,omitempty"` // of the source
-	Modified bool   `json:"modified"`           // the source had changes beside it
-	Time     string `json:"time,omitempty"`     // of the revision
+	Version  string `json:"version"`            // the release
+	Revision string `json:"revision,omitempty"` // commit of the source
+	Modified bool   `json:"modified"`           // the source had uncommitted changes
+	Time     string `json:"time,omitempty"`     // of the commit
 	Go       string `json:"go"`
 	Platform string `json:"platform"`
 }
 
 func buildVersion() versionView {
-	v := versionView{Version: "unknown", Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
-	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		return v
+	b := version.Current()
+	return versionView{
+		Version: b.Release, Revision: b.Commit, Modified: b.Modified, Time: b.Time,
+		Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH,
 	}
-	v.Version = info.Main.Version
-	for _, s := range info.Settings {
-		switch s.Key {
-		case "vcs.revision":
-			v.Revision = s.Value
-		case "vcs.modified":
-			v.Modified = s.Value == "true"
-		case "vcs.time":
-			v.Time = s.Value
-		}
-	}
-	return v
 }
 
-// programVersion is what daemons tell each other.
-func programVersion() string { return buildVersion().Version }
+// programVersion is what daemons report to each other: the release and the commit.
+func programVersion() string { return version.Current().String() }
 
 func newVersionCommand(env Env) *cobra.Command {
 	var out output
 	cmd := &cobra.Command{
 		Use:     "version",
-		Short:   "Show what this binary was built from",
+		Short:   "Show the release and the commit of this binary",
 		Example: "  pilaster version -o json",
 		Args:    cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			v := buildVersion()
-			return out.print(env.Stdout, v, func(w io.Writer) {
-				fmt.Fprintf(w, "pilaster %s (%s, %s)\n", v.Version, v.Go, v.Platform)
-				if v.Revision != "" {
-					fmt.Fprintf(w, "source %s of %s, changed: %t\n", v.Revision, v.Time, v.Modified)
+			return out.print(env.Stdout, buildVersion(), func(w io.Writer) {
+				b := version.Current()
+				fmt.Fprintf(w, "pilaster %s\n", b.Describe())
+				if b.Time != "" {
+					fmt.Fprintf(w, "committed %s\n", b.Time)
 				}
+				fmt.Fprintf(w, "built with %s for %s/%s\n", runtime.Version(), runtime.GOOS, runtime.GOARCH)
 			})
 		},
 	}

@@ -59,7 +59,7 @@ func makeOther(tree string) (string, error) {
 	if err := rewriteAll(datapath, "*.go", generated, otherGo); err != nil {
 		return "", err
 	}
-	version := filepath.Join(tree, "internal", "cli", "version.go")
+	version := filepath.Join(tree, "internal", "version", "version.go")
 	if err := rewrite(version, filepath.Join(folder, "version.go"), otherVersion); err != nil {
 		return "", err
 	}
@@ -179,5 +179,5 @@ func otherNames(maps *regexp.Regexp, text, version string) string {
 }
 
 func otherVersion(text string) string {
-	return strings.Replace(text, "v.Version = info.Main.Version", "v.Version = info.Main.Version + "+strconv.Quote(OtherVersion), 1)
+	return strings.Replace(text, "return text\n", "return text + "+strconv.Quote(OtherVersion)+"\n", 1)
 }
