@@ -33,10 +33,14 @@ demo: ## a network of 3 nodes on this machine, proven and taken down again; KEEP
 	@$(MAKE) build
 	@bin/pilaster demo $(if $(KEEP),--keep)
 
+# How long each package and test took; .ci/test-times makes the table dist/test-times.txt of it.
+times := dist/test-times.raw
+
 test: ## every test, as root; a skipped test is a failed one
 	@$(as_root)
 	@$(MAKE) deps build
-	@go test -v -count=1 -timeout 15m ./... | awk -f .ci/test-output.awk
+	@mkdir -p dist; rm -f $(times)
+	@trap '.ci/test-times $(times)' EXIT; go test -v -count=1 -timeout 15m ./... | awk -v times=$(times) -f .ci/test-output.awk
 
 # Seeds alone run in every `go test`. FUZZ=PATTERN runs those targets only.
 fuzz: ## each fuzz target for FUZZTIME=5s, FUZZ_PARALLEL=1 at once

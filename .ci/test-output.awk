@@ -1,7 +1,10 @@
 # Reads `go test -v ./...`: prints the closing line of a package that passed and everything of one
-# that did not. A test skipped where all of them can run is a failure.
+# that did not. A test skipped where all of them can run is a failure. With -v times=FILE it appends
+# a line for every package and test to FILE: seconds, "package" or "test", name.
+function seconds(text) { gsub(/[^0-9.]/, "", text); return text + 0 }
 { package = package $0 "\n" }
 /^ *--- SKIP: / { skips = 1 }
+times && /^--- (PASS|FAIL): .* \([0-9.]+s\)$/ { tests[count++] = seconds($NF) "\ttest\t%s " $3 }
 /^(ok  |\?   )\t/ {
     if (skips) {
         printf "%sFAIL: skipped a test\n", package
@@ -10,7 +13,11 @@
         print
 }
 /^FAIL\t/ { printf "%s", package; failed = 1 }
-/^(ok  |\?   |FAIL)\t/ { package = ""; skips = 0; fflush() }
+/^(ok  |\?   |FAIL)\t/ {
+    if (times && $3 ~ /^[0-9.]+s$/) print seconds($3) "\tpackage\t" $2 >> times
+    for (i = 0; i < count; i++) printf tests[i] "\n", $2 >> times
+    package = ""; skips = 0; count = 0; fflush()
+}
 END {
     printf "%s", package # "FAIL" alone, or what go test said before it broke off
     exit failed
