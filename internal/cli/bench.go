@@ -51,7 +51,7 @@ BPF, all in one run, in turn and in random order. Every scenario has two nodes o
 veth link. Client and server share one CPU, unless --free leaves that to the scheduler.
 
 It fails where NETPILA stays below what is asked of it, and where the run was too noisy to tell; nothing is asked of
-a --free run. Run it on a machine that does nothing else. docs/benchmarks.md explains scenarios, metrics and method.
+a --free run. Run it on a machine that does nothing else. docs/reference/benchmarks.md explains scenarios, metrics and method.
 
 ` + benchNames(),
 		Example: `  pilaster bench datapath --quick -o results
@@ -90,7 +90,7 @@ a --free run. Run it on a machine that does nothing else. docs/benchmarks.md exp
 	f.BoolVar(&free, "free", false, "client and server on any CPU; nothing is judged")
 	f.StringSliceVar(&scenarios, "scenarios", nil, "these only, by name; the first of the list below is what the others are compared to")
 	f.StringSliceVar(&metrics, "metrics", nil, "these only, by name")
-	f.StringArrayVar(&peers, "peer", nil, "NAME=COMMAND: a network that COMMAND builds between two of our nodes, as docs/benchmarks.md tells it; may be repeated")
+	f.StringArrayVar(&peers, "peer", nil, "NAME=COMMAND: a network that COMMAND builds between two of our nodes, as docs/reference/benchmarks.md tells it; may be repeated")
 	bindReport(c, &to)
 	_ = c.RegisterFlagCompletionFunc("scenarios", offered)
 	_ = c.RegisterFlagCompletionFunc("metrics", listed(bench.Names(bench.Metrics())))

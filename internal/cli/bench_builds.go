@@ -23,7 +23,7 @@ and say how much of the other's speed this one has: the median over the pairs, w
 
 It fails where a speed is below what is asked (--at-least), and where what is asked lies in an interval that is too wide to
 tell. Of times, as of the programs themselves (PROGRAM_OUT, PROGRAM_IN), nothing is asked. It takes about five minutes; run it
-on a machine that does nothing else. docs/builds.md explains the method, docs/benchmarks.md scenarios and metrics.`,
+on a machine that does nothing else. docs/results/compare.md explains the method, docs/reference/benchmarks.md scenarios and metrics.`,
 		Example: "  pilaster bench builds ./pilaster-before -o results\n  pilaster bench builds ./pilaster-before --scenarios netpila,netpila-macvlan --metrics UDP_RR,UDP_PPS --pairs 60",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) (err error) {

@@ -19,7 +19,7 @@ func newBenchCleanUpCommand(env Env) *cobra.Command {
 		Short: "Measure what it takes Open vSwitch to delete entries",
 		Long: `Measure how long Open vSwitch takes to delete 2,000 of NIMITZ's entries, by how many it has: loosely, which has it
 search them all and is what NIMITZ met at scale, and strictly, as pilaster does unless told otherwise. The switch is one
-of its own, in a network namespace. docs/clean-up.md says how to read it.
+of its own, in a network namespace. docs/results/flow-delete.md says how to read it.
 
 A folder given with -o gets report.json, and report.html with plots. Run it on a machine that does nothing else.`,
 		Example: "  pilaster bench clean-up --quick -o results\n  pilaster bench clean-up --installed 2000,100000 -o json",

@@ -20,7 +20,7 @@ func newBenchEntriesCommand(env Env) *cobra.Command {
 		Long: `Fill the switch of one node of network nimitz as its agent does, and read its entries from it: from the kernel's tables,
 and from Open vSwitch. The cluster around it is simulated: its nodes and containers are told of, and do not exist. It
 counts with node CIDRs and without, and fails where entries are more than a sum of what nodes, containers and services
-have each. docs/entries.md says how to read it.
+have each. docs/results/entries.md says how to read it.
 
 A folder given with -o gets report.json, and report.html with plots.`,
 		Example: "  pilaster bench entries --quick -o results\n  pilaster bench entries --switches ebpf --nodes 1,100,2000 -o json",

@@ -26,7 +26,7 @@ revalidation with late counters, and what removes that (12).
 
 It is a model and no measurement: there is no NIC, no driver and no packet. What it says depends on its assumptions,
 and the report lists them with where each comes from. The same seed gives the same figures. Figure 7 takes about half
-a minute, the others some seconds. docs/nic.md explains it.
+a minute, the others some seconds. docs/results/nic.md explains it.
 
 --record writes a traffic matrix to a new file: the model's rehearsal, or what an Open vSwitch counts while a job runs in a
 lab or on a node. --matrix has figure 8's preheating read such a file, and --job has another be what the job speaks with.`,

@@ -18,7 +18,7 @@ measured in one run, in turn and in random order, as "pilaster bench datapath" d
 are asked: what the program takes for one, by rules and by size (Nezha's table A1).
 
 It fails where a policy costs more than is asked, and where the run was too noisy to tell. Run it on a machine that does nothing
-else. docs/benchmarks.md explains scenarios, metrics and method.`,
+else. docs/reference/benchmarks.md explains scenarios, metrics and method.`,
 		Example: "  pilaster bench policy --quick -o results\n  pilaster bench policy --full -o json",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {

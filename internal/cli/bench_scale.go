@@ -25,7 +25,7 @@ func newBenchScaleCommand(env Env) *cobra.Command {
 		Long: `Measure what the packet path's programs take for a packet, by how many endpoints and tenants the node has and
 with how many peers they talk, in random order; what a packet takes that the flow cache does not know; and what
 flows take beside a container that sprays addresses. The tables of a node of its own are filled as an agent does it,
-and the kernel runs the programs by themselves on one CPU (BPF_PROG_TEST_RUN). docs/scale.md says how to read it.
+and the kernel runs the programs by themselves on one CPU (BPF_PROG_TEST_RUN). docs/results/scale.md says how to read it.
 
 A folder given with -o gets report.json, and report.html with plots. Run it on a machine that does nothing else.`,
 		Example: "  pilaster bench scale --quick -o results\n  pilaster bench scale --endpoints 1,1000 --peers 10,1000000 -o json",

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -45,28 +46,57 @@ func understood(line string, mention bool) error {
 var (
 	block   = regexp.MustCompile("(?ms)^```[^\n]*\n(.*?)^```$")
 	mention = regexp.MustCompile("`(pilaster [^`]*)`")
-	target  = regexp.MustCompile(`\]\(([^)#:]+)(#[^)]*)?\)`)
+	target  = regexp.MustCompile(`\]\(([^)#:]*)(#[^)]*)?\)`)
+	heading = regexp.MustCompile(`(?m)^#{1,6} (.*)$`)
 )
 
-func guides(t *testing.T) map[string]string {
+// Floors of what the pages contain. A page that a move hides from these tests would else never fail one.
+const (
+	minPages    = 34
+	minTyped    = 80
+	minMentions = 120
+	minLinks    = 70
+	minNames    = 60 // of pages, in sources
+)
+
+// pages returns the text of every Markdown page by its path: all of docs/ and those at the root of the repository, except the changelog,
+// which names commands of its time.
+func pages(t *testing.T) map[string]string {
 	t.Helper()
 	root := filepath.Join("..", "..")
-	paths, _ := filepath.Glob(filepath.Join(root, "docs", "*.md"))
+	paths := []string{filepath.Join(root, "README.md"), filepath.Join(root, "CONTRIBUTING.md"), filepath.Join(root, "ARCHITECTURE.md")}
+	err := filepath.WalkDir(filepath.Join(root, "docs"), func(path string, _ fs.DirEntry, err error) error {
+		if filepath.Ext(path) == ".md" {
+			paths = append(paths, path)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(paths) < minPages {
+		t.Fatalf("found only %d pages: %q", len(paths), paths)
+	}
 	texts := map[string]string{}
-	for _, path := range append(paths, filepath.Join(root, "README.md")) {
+	for _, path := range paths {
 		b, err := os.ReadFile(path)
 		if err != nil {
 			t.Fatal(err)
 		}
 		texts[path] = string(b)
 	}
+	for _, folder := range []string{"howto", "reference", "results"} {
+		if !slices.ContainsFunc(paths, func(p string) bool { return strings.HasPrefix(p, filepath.Join(root, "docs", folder)+"/") }) {
+			t.Errorf("docs/%s has no page", folder)
+		}
+	}
 	return texts
 }
 
-// TestDocsCommands: every command in the guides exists, with its flags; those to be typed are complete.
+// TestDocsCommands checks every command on the pages: it exists, with its flags; those in code blocks are complete.
 func TestDocsCommands(t *testing.T) {
 	typed, mentioned := 0, 0
-	for path, text := range guides(t) {
+	for path, text := range pages(t) {
 		for _, b := range block.FindAllStringSubmatch(text, -1) {
 			for line := range strings.Lines(b[1]) {
 				line = strings.TrimPrefix(strings.TrimSpace(line), "$ ")
@@ -86,8 +116,9 @@ func TestDocsCommands(t *testing.T) {
 			}
 		}
 	}
-	if typed < 10 || mentioned < 20 {
-		t.Errorf("only %d commands and %d mentions were found", typed, mentioned)
+	t.Logf("%d commands in code blocks, %d in text", typed, mentioned)
+	if typed < minTyped || mentioned < minMentions {
+		t.Errorf("only %d commands in code blocks and %d in text were found", typed, mentioned)
 	}
 	for _, wrong := range []string{"pilaster nonsense", "pilaster status --nonsense", "pilaster explain", "pilaster agent --uplink eth0", "pilaster tenant nonsense"} {
 		if understood(wrong, false) == nil {
@@ -123,32 +154,93 @@ func TestExamples(t *testing.T) {
 	visit(newRoot(Env{}))
 }
 
-// TestDocsReferences: files that the guides point at are there, and reasons they tell about are known.
+// anchors returns the anchors of a page's headings, as GitHub makes them.
+func anchors(text string) map[string]bool {
+	all := map[string]bool{}
+	for _, m := range heading.FindAllStringSubmatch(block.ReplaceAllString(text, ""), -1) {
+		name := regexp.MustCompile(`[^\p{L}\p{N} _-]`).ReplaceAllString(strings.ToLower(m[1]), "")
+		all["#"+strings.ReplaceAll(name, " ", "-")] = true
+	}
+	return all
+}
+
+// TestDocsReferences checks that files and headings that the pages link to exist, and that drop reasons they explain do.
 func TestDocsReferences(t *testing.T) {
 	var known []string
 	for _, r := range reason.All() {
 		known = append(known, r.String())
 	}
-	for path, text := range guides(t) {
-		for _, m := range target.FindAllStringSubmatch(text, -1) {
-			if _, err := os.Stat(filepath.Join(filepath.Dir(path), m[1])); err != nil {
+	texts := pages(t)
+	links, explained := 0, 0
+	for path, text := range texts {
+		for _, m := range target.FindAllStringSubmatch(block.ReplaceAllString(text, ""), -1) {
+			links++
+			to := path
+			if m[1] != "" {
+				to = filepath.Join(filepath.Dir(path), m[1])
+			}
+			if _, err := os.Stat(to); err != nil {
 				t.Errorf("%s: %v", path, err)
+			} else if m[2] != "" && !anchors(texts[to])[m[2]] {
+				t.Errorf("%s: %s has no heading %s", path, to, m[2])
 			}
 		}
 		if filepath.Base(path) != "troubleshooting.md" {
 			continue
 		}
-		told := 0
 		for _, row := range regexp.MustCompile("(?m)^\\| `[a-z0-9-]+`[^|]*\\|").FindAllString(text, -1) {
 			for _, m := range regexp.MustCompile("`([a-z0-9-]+)`").FindAllStringSubmatch(row, -1) {
-				told++
+				explained++
 				if !slices.Contains(known, m[1]) {
-					t.Errorf("%s tells of %s, which is no reason", path, m[1])
+					t.Errorf("%s explains %s, which is no drop reason", path, m[1])
 				}
 			}
 		}
-		if told < 12 {
-			t.Errorf("%s tells of only %d reasons", path, told)
+	}
+	t.Logf("%d pages, %d links, %d drop reasons", len(texts), links, explained)
+	if links < minLinks || explained < 12 {
+		t.Errorf("only %d links and %d drop reasons were found", links, explained)
+	}
+}
+
+// TestDocsPaths checks that pages which sources name (help texts, errors, reports, units) exist.
+func TestDocsPaths(t *testing.T) {
+	root := filepath.Join("..", "..")
+	name := regexp.MustCompile(`\bdocs/[a-z/-]+\.(md|yaml)\b`)
+	found := 0
+	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
 		}
+		if d.IsDir() {
+			if n := d.Name(); n == ".git" || n == "bin" || n == "dist" {
+				return fs.SkipDir
+			}
+			return nil
+		}
+		switch ext := filepath.Ext(path); {
+		case slices.Contains([]string{".go", ".html", ".txt", ".h", ".c", ".proto", ".service", ".md"}, ext) && d.Name() != "CHANGELOG.md":
+		case d.Name() == "Makefile":
+		default:
+			return nil
+		}
+		b, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		for _, page := range name.FindAllString(string(b), -1) {
+			found++
+			if _, err := os.Stat(filepath.Join(root, page)); err != nil {
+				t.Errorf("%s names %s, which does not exist", path, page)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%d names of pages", found)
+	if found < minNames {
+		t.Errorf("found only %d names of pages", found)
 	}
 }

@@ -38,7 +38,7 @@ func newSimRunCommand(env Env) *cobra.Command {
 		Short: "Play a scenario and count what orchestrator and agents say to each other",
 		Long: `Play the scenario of a YAML file: so many nodes with so many containers each, and what happens to them. It runs the
 real orchestrator with its etcd and, for every node, the real agent but for its kernel, disk and sockets, all in one process, and says
-for each event how long it took and which messages it cost. docs/simulation.md says what may stand in a scenario, what is real and
+for each event how long it took and which messages it cost. docs/reference/simulation.md says what may stand in a scenario, what is real and
 what is not.
 
 It ends with 1 where something did not hold that always must, such as that no two containers have one address, or a limit of the scenario was

@@ -30,7 +30,7 @@ It ends with 1 where the agent of network netpila is not independent of the othe
 resident within 5 %, and it is told nothing but heartbeats. Network nimitz is not judged: there each node is to know all others.
 
 A folder given with -o gets report.json, and report.html with plots. It needs root; run it on a machine that does nothing else.
-docs/simulation.md says what is real.`,
+docs/reference/simulation.md says what is real.`,
 		Example: "  pilaster sim agent -o results\n  pilaster sim agent --sizes 1000,10000,100000 --networks netpila --node-containers 4 -o json",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) (err error) {

@@ -30,7 +30,7 @@ func newSimPaperCommand(env Env) *cobra.Command {
 		Long: `Draw figures 7, 9 to 12 and 16 to 18 and table 1 of the NETPILA and NIMITZ paper again, beside the numbers of its text: with simulated
 clusters of the real orchestrator and agents, with the kernel's and Open vSwitch's tables, with the bench of the datapath, and
 where a NIC would be needed with the model of "pilaster bench nic". Each figure says at which sizes it was run, what was run, and
-why it is not as in the paper. docs/paper.md says how to read them.
+why it is not as in the paper. docs/results/paper.md says how to read them.
 
 A folder given with -o gets index.html with all plots, which needs no other file, and for each figure its data with the scenario:
 fig9.json and fig9.tsv. Figures that an earlier run left in the folder stay until they are drawn again, so that --only can do one after the other.

@@ -67,7 +67,7 @@ func (s *operatorService) fit(ctx context.Context, name string, news []*pilaster
 		}
 		var about []string
 		if keys := labels.Unheard(&read); len(apps) > 0 && len(keys) > 0 {
-			about = append(about, fmt.Sprintf("it selects by %s, which no container of tenant %s has: such a selector means none, or where the label must not be there, all; who says labels to the network is in docs/policy.md", strings.Join(keys, ", "), name))
+			about = append(about, fmt.Sprintf("it selects by %s, which no container of tenant %s has: such a selector means none, or where the label must not be there, all; who says labels to the network is in docs/howto/policy.md", strings.Join(keys, ", "), name))
 		}
 		if lacksSpec(p.Document) {
 			about = append(about, fmt.Sprintf("it has no spec, and so selects all containers of namespace %s and lets nothing in: delete it if that is not meant", p.Namespace))

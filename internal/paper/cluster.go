@@ -187,7 +187,7 @@ func (r *run) fig9(ctx context.Context, f *Figure) error {
 		return err
 	}
 	f.Sizes, f.Scenario = sentences(sizesOf(all), leftOut), scenarios(all)
-	f.Ran = fmt.Sprintf("The real orchestrator, with %d list queries a second for the tenant and %d nodes a page, and a real agent for each node, all in one process (docs/simulation.md): all new nodes list the others before one of them is given its subnet, and then each of those that were there asks what is new.", listRate, listPage)
+	f.Ran = fmt.Sprintf("The real orchestrator, with %d list queries a second for the tenant and %d nodes a page, and a real agent for each node, all in one process (docs/reference/simulation.md): all new nodes list the others before one of them is given its subnet, and then each of those that were there asks what is new.", listRate, listPage)
 	var off []string
 	for _, g := range all {
 		if sum := int(sumOf(g)); g.queries() != sum {
@@ -239,7 +239,7 @@ func (r *run) fig17(ctx context.Context, f *Figure) error {
 		}
 		return points
 	}
-	f.Ran = "The real agents of a simulated cluster told packet paths that count (docs/simulation.md) what to have; entries are of all tables of the network, looked at on every node when the cluster had grown."
+	f.Ran = "The real agents of a simulated cluster told packet paths that count (docs/reference/simulation.md) what to have; entries are of all tables of the network, looked at on every node when the cluster had grown."
 	slope, from, to := slopes(onNimitz)
 	flat, least, most := slopes(onNetpila)
 	f.Differs = fmt.Sprintf("NIMITZ's entries grow from %s to %s, %.2f for each further node, and NETPILA's are %s at the smallest size and %s at the largest, %.2f for each further node, of which %s are two for each container of the node; the text has no number of this figure, and those drawn are of the paper's jobs, whose containers a node it does not name; it counts two pairs of entries for each container (§6.1), and entries here are of eBPF maps in place of a NIC's table.",
@@ -285,7 +285,7 @@ func (r *run) fig18(ctx context.Context, f *Figure) error {
 	if err != nil {
 		return err
 	}
-	f.Ran = fmt.Sprintf("The real orchestrator, with %d list queries a second for the tenant, and a real agent for each node, all in one process (docs/simulation.md): a tenth more nodes join and get their containers, and the time ends when all of them follow the orchestrator and, on NIMITZ, those that were there have asked what is new.", listRate)
+	f.Ran = fmt.Sprintf("The real orchestrator, with %d list queries a second for the tenant, and a real agent for each node, all in one process (docs/reference/simulation.md): a tenth more nodes join and get their containers, and the time ends when all of them follow the orchestrator and, on NIMITZ, those that were there have asked what is new.", listRate)
 	nimitz, netpila := onNimitz[len(onNimitz)-1], onNetpila[len(onNetpila)-1]
 	f.Differs = fmt.Sprintf("NIMITZ at %s nodes made %s list queries, for which the throttle alone asks for %.1f of its %.1f s; NETPILA at %s nodes made %s, so that no throttle is in its %.2f s, which took %.1f s of CPU time for %s messages: one machine's %d CPUs hold the orchestrator and all agents, and the paper's nodes are machines of their own.",
 		numeral.Grouped(nimitz.nodes), numeral.Grouped(nimitz.queries()), nimitz.throttled(), nimitz.seconds(),

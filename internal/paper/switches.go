@@ -61,7 +61,7 @@ func (r *run) fig10(ctx context.Context, f *Figure) error {
 		return points
 	}
 	loose, strict := looseOf(last)/looseOf(first), strictOf(last)/strictOf(first)
-	f.Ran = fmt.Sprintf("%s in a network namespace deleted %s entries, drawn at random from all that were installed, in one transaction (docs/clean-up.md): loosely, as NIMITZ did, and strictly, as pilaster does; there is no traffic and no NIC.", report.Switch, numeral.Grouped(report.Batch))
+	f.Ran = fmt.Sprintf("%s in a network namespace deleted %s entries, drawn at random from all that were installed, in one transaction (docs/results/flow-delete.md): loosely, as NIMITZ did, and strictly, as pilaster does; there is no traffic and no NIC.", report.Switch, numeral.Grouped(report.Batch))
 	f.Differs = fmt.Sprintf("Loose deletions take %.1f times as long with %s entries as with %s, strict ones %.1f times; the paper's 28 times are of 50,000 entries, and of the search of the switch's rules together with the NIC's driver, which reclaims what is offloaded (§4.1): there is no NIC here.",
 		loose, numeral.Grouped(last.Installed), numeral.Grouped(first.Installed), strict)
 	for _, c := range report.Results {
@@ -165,7 +165,7 @@ func (r *run) fig16(ctx context.Context, f *Figure) error {
 	f.Sizes, f.Scenario = strings.Join(sizes, "; "), append(options, modelled(map[string]any{"everyNode": r.Form.JobStep}))
 	f.Rows = append(f.Rows, Row{"job A on NIMITZ, the model of figure 7: offloaded at the peak", numeral.Grouped(int(offloaded.Peak)), "~8k, of both jobs", "§7.1"},
 		Row{"entries of a node's switch in a job on 8,076 nodes", "", "11,830", jobSections})
-	f.Ran = fmt.Sprintf("NIMITZ's entries were read from a real switch of one node, which was told of the others (docs/entries.md); NETPILA's were counted by a simulated cluster's agents (docs/simulation.md); what is offloaded is figure 7's model, with %s nodes of job A.", numeral.Grouped(len(offloaded.Counts)))
+	f.Ran = fmt.Sprintf("NIMITZ's entries were read from a real switch of one node, which was told of the others (docs/results/entries.md); NETPILA's were counted by a simulated cluster's agents (docs/reference/simulation.md); what is offloaded is figure 7's model, with %s nodes of job A.", numeral.Grouped(len(offloaded.Counts)))
 	f.Differs = fmt.Sprintf("Here %s; containers and services of the paper's jobs are not in the text, so containers were chosen such that its two pairs of entries for each come to its 12 and 20, and %d services; NETPILA's entries here are two for each container, one of the tenant and one of its key, of eBPF maps in place of a NIC's table.", strings.Join(texts, ", "), services)
 	var series []Series
 	for _, name := range r.Form.Switches {

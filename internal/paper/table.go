@@ -72,7 +72,7 @@ func (r *run) table1(ctx context.Context, f *Figure) error {
 	}
 	f.Sizes = sentences(f.Sizes, fmt.Sprintf("datapath: %s", numeral.Of(report.Settings.Rounds, "round", "rounds")))
 	f.Scenario = map[string]any{"clusters": append(scenarios(nimitz), scenarios(netpila)...), "datapath": report.Settings}
-	f.Ran = fmt.Sprintf("Entries and messages are figures 17's and 18's clusters and one with 1 container a node; latency is that of a transaction (%s) and throughput that of one connection (%s) of pilaster bench datapath (docs/benchmarks.md), with %s and %s beside %s in the same rounds.",
+	f.Ran = fmt.Sprintf("Entries and messages are figures 17's and 18's clusters and one with 1 container a node; latency is that of a transaction (%s) and throughput that of one connection (%s) of pilaster bench datapath (docs/reference/benchmarks.md), with %s and %s beside %s in the same rounds.",
 		transactions, stream, onNimitz, onNetpila, bare)
 	f.Differs = fmt.Sprintf("Here the CPUs of one machine encapsulate, translate and forward by programs between namespaces, with eBPF maps in place of a NIC's table, where the paper has NICs and servers on a wire; without a NIC the channel is not measured; messages count all between agents and orchestrator in both directions, of which NIMITZ's list queries, which §4.1 counts, were %s of %s at its largest size.",
 		numeral.Grouped(nimitz[len(nimitz)-1].queries()), numeral.Grouped(nimitz[len(nimitz)-1].messages()))

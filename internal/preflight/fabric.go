@@ -28,7 +28,7 @@ const (
 // comes back where the router has the route. Before it goes one with a source that is nobody's, which
 // comes back as well unless the fabric checks sources.
 func fabric(ctx context.Context, uplink netlink.Link, plan address.Plan, prefix netip.Prefix) (route, sources Result) {
-	const urpf = "let every port of the fabric check sources (uRPF): docs/fabric.md"
+	const urpf = "let every port of the fabric check sources (uRPF): docs/howto/fabric.md"
 	unchecked := func(why string) (Result, Result) {
 		return todo("give the fabric this node's route as 'pilaster node list' says it, and ping the node's address ending in ::1 from another node", "not checked: %s", why),
 			todo(urpf, "not checked: %s", why)
@@ -50,7 +50,7 @@ func fabric(ctx context.Context, uplink netlink.Link, plan address.Plan, prefix 
 		return unchecked(err.Error())
 	case !came:
 		_, sources = unchecked("nothing comes back from the fabric")
-		return warn(fmt.Sprintf("give the fabric the route %v via %v: docs/fabric.md", prefix, source),
+		return warn(fmt.Sprintf("give the fabric the route %v via %v: docs/howto/fabric.md", prefix, source),
 			"a packet for %v, handed to the router, did not come back", prefix), sources
 	}
 	route = ok("a packet for %v, handed to the router, came back", prefix)

@@ -64,7 +64,7 @@ func device(uplink netlink.Link, choice string, there []endpoint.Record) Result 
 	}
 	other := changes(uplink, kind)
 	if kind == datapath.Macvlan {
-		return warn("use veth where a container has CAP_NET_ADMIN: behind a macvlan that lets it listen to the node (docs/operations.md)",
+		return warn("use veth where a container has CAP_NET_ADMIN: behind a macvlan that lets it listen to the node (docs/howto/devices.md)",
 			"containers get macvlans on %s%s", uplink.Attrs().Name, other)
 	}
 	return ok("containers get %s devices%s%s", kind, why, other)

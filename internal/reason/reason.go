@@ -1,10 +1,10 @@
 // Package reason names why a packet was dropped. reasons.txt is the one list; the C enum, the
-// constants here and docs/reasons.md are made from it.
+// constants here and docs/reference/drop-reasons.md are made from it.
 package reason
 
 import "fmt"
 
-//go:generate go run ./gen reasons.txt ../../bpf/reason.h reasons_gen.go ../../docs/reasons.md
+//go:generate go run ./gen reasons.txt ../../bpf/reason.h reasons_gen.go ../../docs/reference/drop-reasons.md
 
 // Reason is a number of the list; 0 is no reason.
 type Reason uint32

@@ -4,5 +4,5 @@
 // The orchestrator is the real one, with its etcd and that's disk; so are its handlers, the encoding of messages, and of each agent
 // the core, the link to the orchestrator and the drawing of addresses. What is not real is in this package: the way between them has no TLS
 // and no sockets (fabric), packet paths only count (driver), the disks of agents are in memory (disk), and all share one machine's clock and
-// processors. docs/simulation.md says what follows from that.
+// processors. docs/reference/simulation.md says what follows from that.
 package sim

@@ -25,7 +25,7 @@ import (
 // docExample is the JSON under a heading of the installation guide.
 func docExample(t *testing.T, heading string) []byte {
 	t.Helper()
-	guide, err := os.ReadFile("../../docs/install-cni.md")
+	guide, err := os.ReadFile("../../docs/howto/cni.md")
 	if err != nil {
 		t.Fatal(err)
 	}

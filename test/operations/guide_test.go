@@ -57,13 +57,13 @@ func (s step) fits(output string) bool {
 	return regexp.MustCompile("^" + strings.Join(lines, "\n") + "$").MatchString(strings.TrimSuffix(output, "\n"))
 }
 
-// TestPolicyGuide does what docs/policy.md says, and compares what it shows.
+// TestPolicyGuide does what docs/howto/policy.md says, and compares what it shows.
 func TestPolicyGuide(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
 	}
 	ctx := labtest.Context(t)
-	files, steps := guide(t, "../../docs/policy.md")
+	files, steps := guide(t, "../../docs/howto/policy.md")
 	dir, name := t.TempDir(), labtest.Name(t)
 	for file, text := range files {
 		must(t, os.WriteFile(filepath.Join(dir, file), []byte(strings.Replace(text, "name: shop\n", "name: "+name+"\n", 1)), 0o600))

@@ -305,7 +305,7 @@ func TestSysdump(t *testing.T) {
 // documented compares what daemons tell with what the guide tells.
 func documented(t *testing.T, pages ...[]byte) {
 	t.Helper()
-	guide, err := os.ReadFile("../../docs/metrics.md")
+	guide, err := os.ReadFile("../../docs/reference/metrics.md")
 	must(t, err)
 	told, says := map[string]bool{}, map[string]bool{}
 	for _, m := range regexp.MustCompile("(?m)^\\| `(pilaster_[a-z_]+)` \\| ([a-z]+)").FindAllSubmatch(guide, -1) {
@@ -324,7 +324,7 @@ func documented(t *testing.T, pages ...[]byte) {
 		says[later] = says[later] || told[later]
 	}
 	if len(says) < 15 || !maps.Equal(told, says) {
-		t.Errorf("docs/metrics.md has\n%q, the daemons\n%q", slices.Sorted(maps.Keys(told)), slices.Sorted(maps.Keys(says)))
+		t.Errorf("docs/reference/metrics.md has\n%q, the daemons\n%q", slices.Sorted(maps.Keys(told)), slices.Sorted(maps.Keys(says)))
 	}
 }
 

@@ -28,7 +28,7 @@ type pace struct {
 	goneInAll    time.Duration // of a hundred DELs that begin together, until the last has ended
 }
 
-// paceOf a kind of device, on the machine of docs/scale.md in its slow hours: that says what was aimed at, 20 and 60 ms for an ADD behind a
+// paceOf a kind of device, on the machine of docs/results/scale.md in its slow hours: that says what was aimed at, 20 and 60 ms for an ADD behind a
 // macvlan and 100 for the DELs, and what the kernel and the processes alone take.
 func paceOf(device string) pace {
 	p := pace{one: 20 * time.Millisecond, ten: 60 * time.Millisecond, slowest: 90 * time.Millisecond, goneInAll: 300 * time.Millisecond}
