@@ -61,8 +61,9 @@ lint: deps ## gofmt, vet, staticcheck, clang warnings, clang-format
 	    $(CLANG) -target bpf -O2 -g -Wall -Wextra -Wno-unused-parameter -Wno-sign-compare -Werror -c "$$f" -o /dev/null; done
 	git ls-files 'bpf/*.c' 'bpf/*.h' ':!bpf/vmlinux.h' | xargs $(CLANG:clang%=clang-format%) --dry-run -Werror
 
-generate: deps ## protobuf, eBPF objects and drop reasons anew, and who made them
+generate: deps ## protobuf, eBPF objects, drop reasons and the command reference anew, and who made them
 	go generate ./...
+	@PILASTER_DOCS=write go test -count=1 -run '^TestReference$$' ./internal/cli
 	@{ $(CLANG) --version | head -1; protoc --version; } > .ci/toolchain
 
 # FORM=full takes 28 minutes and, of policies, some nine; FORM=smoke is for CI and its figures mean little.

@@ -50,9 +50,10 @@ var (
 	heading = regexp.MustCompile(`(?m)^#{1,6} (.*)$`)
 )
 
-// Floors of what the pages contain. A page that a move hides from these tests would else never fail one.
+// Floors of what the pages contain, the generated command reference left out. Without them a page that a move hides from these tests would
+// never fail one.
 const (
-	minPages    = 34
+	minPages    = 55
 	minTyped    = 80
 	minMentions = 120
 	minLinks    = 70
@@ -93,6 +94,14 @@ func pages(t *testing.T) map[string]string {
 	return texts
 }
 
+// written is 1 for a page that a person wrote, and 0 for a generated one.
+func written(path string) int {
+	if filepath.Dir(path) == referenceFolder {
+		return 0
+	}
+	return 1
+}
+
 // TestDocsCommands checks every command on the pages: it exists, with its flags; those in code blocks are complete.
 func TestDocsCommands(t *testing.T) {
 	typed, mentioned := 0, 0
@@ -103,14 +112,14 @@ func TestDocsCommands(t *testing.T) {
 				if !strings.HasPrefix(line, "pilaster ") {
 					continue
 				}
-				typed++
+				typed += written(path)
 				if err := understood(line, false); err != nil {
 					t.Errorf("%s: %s: %v", path, line, err)
 				}
 			}
 		}
 		for _, m := range mention.FindAllStringSubmatch(block.ReplaceAllString(text, ""), -1) {
-			mentioned++
+			mentioned += written(path)
 			if err := understood(m[1], true); err != nil {
 				t.Errorf("%s: `%s`: %v", path, m[1], err)
 			}
@@ -174,7 +183,7 @@ func TestDocsReferences(t *testing.T) {
 	links, explained := 0, 0
 	for path, text := range texts {
 		for _, m := range target.FindAllStringSubmatch(block.ReplaceAllString(text, ""), -1) {
-			links++
+			links += written(path)
 			to := path
 			if m[1] != "" {
 				to = filepath.Join(filepath.Dir(path), m[1])
