@@ -82,18 +82,18 @@ func DumpTables(bpffs string) (Tables, error) {
 		return nil
 	}
 	err := errors.Join(
-		pinned(pilasterMapPilLocalsV1, func(m *ebpf.Map) error {
+		pinned(pinLocals, func(m *ebpf.Map) error {
 			return each(m, func(k uint64, v pilasterLocal) {
 				low := pilasterAddr{Lo: k}.netip()
 				t.Locals = append(t.Locals, LocalEntry{low.String(), v.Address.netip(), v.Ifindex, v.Endpoint})
 			})
 		}),
-		pinned(pilasterMapPilSourcesV2, func(m *ebpf.Map) error {
+		pinned(pinSources, func(m *ebpf.Map) error {
 			return each(m, func(k pilasterAddr, v pilasterSource) {
 				t.Sources = append(t.Sources, SourceEntry{k.netip(), v.Ifindex, v.Plain.netip(), v.Endpoint, v.TenantId})
 			})
 		}),
-		pinned(pilasterMapPilTenantsV2, func(m *ebpf.Map) error {
+		pinned(pinTenants, func(m *ebpf.Map) error {
 			return each(m, func(id uint32, v pilasterTenant) {
 				e := TenantEntry{ID: id, Clear: v.Clear != 0, Gateway: v.Gateway.netip()}
 				for _, sibling := range v.Ids {
@@ -104,16 +104,16 @@ func DumpTables(bpffs string) (Tables, error) {
 				t.Tenants = append(t.Tenants, e)
 			})
 		}),
-		pinned(pilasterMapPilKeysV1, func(m *ebpf.Map) error {
+		pinned(pinKeys, func(m *ebpf.Map) error {
 			ids, err := mapKeys[uint32](m)
 			t.Keys = append(t.Keys, ids...)
 			return err
 		}),
-		pinned(pilasterMapPilPortsV1, func(m *ebpf.Map) error {
+		pinned(pinPorts, func(m *ebpf.Map) error {
 			return each(m, func(device uint32, p pilasterPlug) { t.Ports = append(t.Ports, PortEntry{device, p.Number}) })
 		}),
-		pinned(pilasterMapPilGenerationV1, func(m *ebpf.Map) error { return m.Lookup(uint32(0), &t.Generation) }),
-		pinned(pilasterMapPilDropsV1, func(m *ebpf.Map) error {
+		pinned(pinGeneration, func(m *ebpf.Map) error { return m.Lookup(uint32(0), &t.Generation) }),
+		pinned(pinDrops, func(m *ebpf.Map) error {
 			for _, r := range reason.All() {
 				var states []pilasterDropState
 				if err := m.Lookup(uint32(r), &states); err != nil {

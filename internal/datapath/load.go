@@ -29,12 +29,13 @@ func (d *Datapath) linksDir() string { return filepath.Join(d.config.BPFFS, link
 // table is a map that is pinned and so outlives this process. All but the counters are filled from
 // the records at each start, so nothing is lost with a table of another layout.
 type table struct {
-	name string // in the object
-	room int    // entries, by the settings; 0: as many as the object says
+	symbol string // of the map in the object
+	name   string // of the pin, before its size
+	room   int    // entries, by the settings; 0: as many as the object says
 }
 
-// pin names what must agree for two builds to share the table: its layout, by the rule that another
-// layout has another name, and its size.
+// pin is the file name of the pinned map. Two builds share the map if name and size agree: another layout has another
+// name.
 func (t table) pin() string {
 	if t.room == 0 {
 		return t.name
@@ -42,39 +43,74 @@ func (t table) pin() string {
 	return fmt.Sprintf("%s_%d", t.name, t.room)
 }
 
+// Pin names. Other builds find the maps by these names, whatever the programs call them; they also begin the names that
+// the kernel shows. A changed layout gets a new name with a higher version.
+const (
+	pinSources       = "pil_sources_v2"
+	pinLocals        = "pil_locals_v1"
+	pinTenants       = "pil_tenants_v2"
+	pinKeys          = "pil_keys_v1"
+	pinPorts         = "pil_ports_v1"
+	pinNetworks      = "pil_networks_v1"
+	pinNimNode       = "nim_node_v1"
+	pinNimPeers      = "nim_peers_v1"
+	pinNimSenders    = "nim_senders_v1"
+	pinNimForeign    = "nim_foreign_v1"
+	pinNimOutside    = "nim_outside_v1"
+	pinNimDnat       = "nim_dnat_v1"
+	pinNimSnat       = "nim_snat_v1"
+	pinNimForward    = "nim_forward_v1"
+	pinGeneration    = "pil_generation_v1"
+	pinDrops         = "pil_drops_v1"
+	pinEvents        = "pil_events_v2"
+	pinPolSubjects   = "pol_subjects_v1"
+	pinPolApps       = "pol_apps_v1"
+	pinPolBlocks     = "pol_blocks_v1"
+	pinPolPorts      = "pol_ports_v1"
+	pinPolRanges     = "pol_ranges_v1"
+	pinPolOverrides  = "pol_overrides_v1"
+	pinPolHits       = "pol_hits_v1"
+	pinPolGeneration = "pol_generation_v1"
+	pinPolAdoptions  = "pol_adoptions_v1"
+	pinSessions      = "pil_sessions_v1"
+	pinSessionCounts = "pil_session_counts_v1"
+	pinSessionUsers  = "pil_session_users_v1"
+	pinFragments     = "pil_fragments_v1"
+)
+
 // tables are the pinned maps; another one is a line here.
 func (d *Datapath) tables() []table {
 	return []table{
-		{pilasterMapPilSourcesV2, d.config.MaxEndpoints},
-		{pilasterMapPilLocalsV1, d.config.MaxEndpoints},
-		{pilasterMapPilTenantsV2, d.config.MaxTenantIDs + 1}, // tryCipher's, also on a full node
-		{pilasterMapPilKeysV1, d.config.MaxTenantIDs + 1},
-		{pilasterMapPilPortsV1, d.config.MaxEndpoints},
-		{pilasterMapPilNetworksV1, 0},
-		{pilasterMapNimNodeV1, 0},
-		{pilasterMapNimPeersV1, maxPeers},
-		{pilasterMapNimSendersV1, 2 * d.config.MaxEndpoints}, // an address of each family
-		{pilasterMapNimForeignV1, d.config.MaxMappings},
-		{pilasterMapNimOutsideV1, d.config.MaxMappings},
-		{pilasterMapNimDnatV1, d.config.MaxMappings},
-		{pilasterMapNimSnatV1, d.config.MaxMappings},
-		{pilasterMapNimForwardV1, d.config.MaxMappings},
-		{pilasterMapPilGenerationV1, 0},
-		{pilasterMapPilDropsV1, 0},
-		{pilasterMapPilEventsV2, 0},
-		{pilasterMapPolSubjectsV1, 2 * d.config.MaxRules}, // what is in force has its room until the next is
-		{pilasterMapPolAppsV1, 2 * d.config.MaxRules},
-		{pilasterMapPolBlocksV1, 2 * d.config.MaxRules},
-		{pilasterMapPolPortsV1, 2 * d.config.MaxRules},
-		{pilasterMapPolRangesV1, 2 * d.config.MaxRules},
-		{pilasterMapPolOverridesV1, 2 * d.config.MaxRules},
-		{pilasterMapPolHitsV1, 2 * d.config.MaxRules},
-		{pilasterMapPolGenerationV1, 0},
-		{pilasterMapPolAdoptionsV1, d.config.MaxRules},
-		{pilasterMapPilSessionsV1, d.sessionBuckets()},
-		{pilasterMapPilSessionCountsV1, 0},
-		{pilasterMapPilSessionUsersV1, d.sessionUsers()},
-		{pilasterMapPilFragmentsV1, 0},
+		{pilasterMapPilSourcesV2, pinSources, d.config.MaxEndpoints},
+		{pilasterMapPilLocalsV1, pinLocals, d.config.MaxEndpoints},
+		{pilasterMapPilTenantsV2, pinTenants, d.config.MaxTenantIDs + 1}, // tryCipher's, also on a full node
+		{pilasterMapPilKeysV1, pinKeys, d.config.MaxTenantIDs + 1},
+		{pilasterMapPilPortsV1, pinPorts, d.config.MaxEndpoints},
+		{pilasterMapPilNetworksV1, pinNetworks, 0},
+		{pilasterMapNimNodeV1, pinNimNode, 0},
+		{pilasterMapNimPeersV1, pinNimPeers, maxPeers},
+		{pilasterMapNimSendersV1, pinNimSenders, 2 * d.config.MaxEndpoints}, // an address of each family
+		{pilasterMapNimForeignV1, pinNimForeign, d.config.MaxMappings},
+		{pilasterMapNimOutsideV1, pinNimOutside, d.config.MaxMappings},
+		{pilasterMapNimDnatV1, pinNimDnat, d.config.MaxMappings},
+		{pilasterMapNimSnatV1, pinNimSnat, d.config.MaxMappings},
+		{pilasterMapNimForwardV1, pinNimForward, d.config.MaxMappings},
+		{pilasterMapPilGenerationV1, pinGeneration, 0},
+		{pilasterMapPilDropsV1, pinDrops, 0},
+		{pilasterMapPilEventsV2, pinEvents, 0},
+		{pilasterMapPolSubjectsV1, pinPolSubjects, 2 * d.config.MaxRules}, // what is in force has its room until the next is
+		{pilasterMapPolAppsV1, pinPolApps, 2 * d.config.MaxRules},
+		{pilasterMapPolBlocksV1, pinPolBlocks, 2 * d.config.MaxRules},
+		{pilasterMapPolPortsV1, pinPolPorts, 2 * d.config.MaxRules},
+		{pilasterMapPolRangesV1, pinPolRanges, 2 * d.config.MaxRules},
+		{pilasterMapPolOverridesV1, pinPolOverrides, 2 * d.config.MaxRules},
+		{pilasterMapPolHitsV1, pinPolHits, 2 * d.config.MaxRules},
+		{pilasterMapPolGenerationV1, pinPolGeneration, 0},
+		{pilasterMapPolAdoptionsV1, pinPolAdoptions, d.config.MaxRules},
+		{pilasterMapPilSessionsV1, pinSessions, d.sessionBuckets()},
+		{pilasterMapPilSessionCountsV1, pinSessionCounts, 0},
+		{pilasterMapPilSessionUsersV1, pinSessionUsers, d.sessionUsers()},
+		{pilasterMapPilFragmentsV1, pinFragments, 0},
 	}
 }
 
@@ -92,7 +128,7 @@ func (d *Datapath) load() error {
 		return fmt.Errorf("read the programs built into this binary: %w", err)
 	}
 	for _, t := range d.tables() {
-		m := spec.Maps[t.name]
+		m := spec.Maps[t.symbol]
 		m.Name, m.Pinning = t.pin(), ebpf.PinByName
 		if t.room > 0 {
 			m.MaxEntries = uint32(t.room)
@@ -143,7 +179,7 @@ func (d *Datapath) load() error {
 // inherit takes over what the second network's tables of other sizes hold, whose entries nobody records here: until Restore
 // has moved all hooks those are what packets meet, and then they go.
 func (d *Datapath) inherit() error {
-	own := map[string]*ebpf.Map{pilasterMapPilPortsV1: d.objects.PilPortsV1}
+	own := map[string]*ebpf.Map{pinPorts: d.objects.PilPortsV1}
 	for _, t := range nimitzTables {
 		own[t.pin] = t.of(&d.objects)
 	}

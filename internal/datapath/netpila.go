@@ -214,26 +214,26 @@ func (d netpilaPath) Check(_ context.Context, r endpoint.Record) error {
 	for _, a := range r.Attachments {
 		var local pilasterLocal
 		if err := d.objects.PilLocalsV1.Lookup(words(a.Plaintext).Lo, &local); err != nil {
-			return fmt.Errorf("endpoint %d: map entry %s of %v: %w", r.ID, pilasterMapPilLocalsV1, a.Plaintext, err)
+			return fmt.Errorf("endpoint %d: map entry %s of %v: %w", r.ID, pinLocals, a.Plaintext, err)
 		}
 		if local != localEntry(r, a) {
-			return fmt.Errorf("endpoint %d: map entry %s of %v says %v on device %d for endpoint %d", r.ID, pilasterMapPilLocalsV1, a.Plaintext, local.Address.netip(), local.Ifindex, local.Endpoint)
+			return fmt.Errorf("endpoint %d: map entry %s of %v says %v on device %d for endpoint %d", r.ID, pinLocals, a.Plaintext, local.Address.netip(), local.Ifindex, local.Endpoint)
 		}
 		var source pilasterSource
 		if err := d.objects.PilSourcesV2.Lookup(words(a.Address), &source); err != nil {
-			return fmt.Errorf("endpoint %d: map entry %s of %v: %w", r.ID, pilasterMapPilSourcesV2, a.Address, err)
+			return fmt.Errorf("endpoint %d: map entry %s of %v: %w", r.ID, pinSources, a.Address, err)
 		}
 		if source != sourceEntry(r, a) {
-			return fmt.Errorf("endpoint %d: map entry %s of %v says %v on device %d, tenant id %d, endpoint %d", r.ID, pilasterMapPilSourcesV2, a.Address, source.Plain.netip(), source.Ifindex, source.TenantId, source.Endpoint)
+			return fmt.Errorf("endpoint %d: map entry %s of %v says %v on device %d, tenant id %d, endpoint %d", r.ID, pinSources, a.Address, source.Plain.netip(), source.Ifindex, source.TenantId, source.Endpoint)
 		}
 	}
 	var t pilasterTenant
 	if err := d.objects.PilTenantsV2.Lookup(uint32(r.TenantID), &t); err != nil {
-		return fmt.Errorf("endpoint %d: map entry %s of tenant id %d: %w", r.ID, pilasterMapPilTenantsV2, r.TenantID, err)
+		return fmt.Errorf("endpoint %d: map entry %s of tenant id %d: %w", r.ID, pinTenants, r.TenantID, err)
 	}
 	if t.Clear == 0 {
 		if err := d.objects.PilKeysV1.Lookup(uint32(r.TenantID), new([8]byte)); err != nil {
-			return fmt.Errorf("endpoint %d: map entry %s of tenant id %d: %w", r.ID, pilasterMapPilKeysV1, r.TenantID, err)
+			return fmt.Errorf("endpoint %d: map entry %s of tenant id %d: %w", r.ID, pinKeys, r.TenantID, err)
 		}
 	}
 	return nil

@@ -31,7 +31,7 @@ func TestGatewayOutlivesItsAgent(t *testing.T) {
 		echoes, err = packet.Ping(ctx, c.ns, name, packet.PingOptions{Count: count, Interval: 10 * time.Millisecond})
 		failed <- err
 	}()
-	must(t, os.Remove(filepath.Join(n.datapath.mapsDir(), pilasterMapNimNodeV1)))
+	must(t, os.Remove(filepath.Join(n.datapath.mapsDir(), pinNimNode)))
 	old := n.datapath
 	must(t, n.ns.Do(func() (err error) { n.datapath, err = Open(old.config); return err }))
 	t.Cleanup(func() { n.datapath.Close() })

@@ -35,20 +35,20 @@ func (r row) there() ([]byte, error) {
 // nimitzTable is one of the pipeline's. Its name for people is that of its entries.
 type nimitzTable struct {
 	name string
-	pin  string // as the object has it
+	pin  string
 	of   func(*pilasterObjects) *ebpf.Map
 	read func(key, value []byte) (pipeline.Entry, error)
 }
 
 // nimitzTables are the pipeline's, in the order of its stages.
 var nimitzTables = []nimitzTable{
-	{"peers", pilasterMapNimPeersV1, func(o *pilasterObjects) *ebpf.Map { return o.NimPeersV1 }, readPeer},
-	{"senders", pilasterMapNimSendersV1, func(o *pilasterObjects) *ebpf.Map { return o.NimSendersV1 }, readSender},
-	{"foreign", pilasterMapNimForeignV1, func(o *pilasterObjects) *ebpf.Map { return o.NimForeignV1 }, readForeign},
-	{"outside", pilasterMapNimOutsideV1, func(o *pilasterObjects) *ebpf.Map { return o.NimOutsideV1 }, readOutside},
-	{"dnat", pilasterMapNimDnatV1, func(o *pilasterObjects) *ebpf.Map { return o.NimDnatV1 }, readDNAT},
-	{"snat", pilasterMapNimSnatV1, func(o *pilasterObjects) *ebpf.Map { return o.NimSnatV1 }, readSNAT},
-	{"forwarding", pilasterMapNimForwardV1, func(o *pilasterObjects) *ebpf.Map { return o.NimForwardV1 }, readForward},
+	{"peers", pinNimPeers, func(o *pilasterObjects) *ebpf.Map { return o.NimPeersV1 }, readPeer},
+	{"senders", pinNimSenders, func(o *pilasterObjects) *ebpf.Map { return o.NimSendersV1 }, readSender},
+	{"foreign", pinNimForeign, func(o *pilasterObjects) *ebpf.Map { return o.NimForeignV1 }, readForeign},
+	{"outside", pinNimOutside, func(o *pilasterObjects) *ebpf.Map { return o.NimOutsideV1 }, readOutside},
+	{"dnat", pinNimDnat, func(o *pilasterObjects) *ebpf.Map { return o.NimDnatV1 }, readDNAT},
+	{"snat", pinNimSnat, func(o *pilasterObjects) *ebpf.Map { return o.NimSnatV1 }, readSNAT},
+	{"forwarding", pinNimForward, func(o *pilasterObjects) *ebpf.Map { return o.NimForwardV1 }, readForward},
 }
 
 // scopeOf is the bpf programs': a family and a VNI.

@@ -66,7 +66,7 @@ func (d *Datapath) polices(ids []address.TenantID) (is bool, err error) {
 	if is, err = leads(d.objects.PolSubjectsV1, ids); is || err != nil {
 		return is, err
 	}
-	pins, err := filepath.Glob(filepath.Join(d.mapsDir(), pilasterMapPolSubjectsV1+"_*"))
+	pins, err := filepath.Glob(filepath.Join(d.mapsDir(), pinPolSubjects+"_*"))
 	for _, pin := range pins {
 		if err == nil && !is {
 			err = readPinned(pin, func(m *ebpf.Map) (err error) { is, err = leads(m, ids); return err })

@@ -378,7 +378,7 @@ func TestCountersOfAnotherLayout(t *testing.T) {
 	must(t, a.ns.Do(func() error { return sendUDP(netip.MustParseAddr("fc12::1"), []byte("noise")) }))
 	want := n.drops(t)["dst-undecryptable"]
 	// What this build counted, as if another had: a wider value and fewer reasons would read the same.
-	pin := filepath.Join(n.datapath.mapsDir(), pilasterMapPilDropsV1)
+	pin := filepath.Join(n.datapath.mapsDir(), pinDrops)
 	must(t, os.Rename(pin, filepath.Join(n.datapath.mapsDir(), "pil_drops_v0")))
 	for range 2 {
 		n.reopen(t, n.datapath.config)

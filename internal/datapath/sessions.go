@@ -67,7 +67,7 @@ func (d *Datapath) adopt(tenants map[uint32]bool) error {
 
 // knowsSessions tells whether there is a table of sessions of this size already.
 func (d *Datapath) knowsSessions() bool {
-	_, err := os.Lstat(filepath.Join(d.mapsDir(), table{pilasterMapPilSessionsV1, d.sessionBuckets()}.pin()))
+	_, err := os.Lstat(filepath.Join(d.mapsDir(), table{pilasterMapPilSessionsV1, pinSessions, d.sessionBuckets()}.pin()))
 	return err == nil
 }
 

@@ -92,7 +92,7 @@ func (d *Datapath) openCounters() error {
 		return err
 	}
 	for _, pin := range pins {
-		if filepath.Base(pin) == pilasterMapPilDropsV1 {
+		if filepath.Base(pin) == pinDrops {
 			continue
 		}
 		m, err := ebpf.LoadPinnedMap(pin, nil)

@@ -117,12 +117,11 @@ func attack(t *testing.T, overlay, tests string) ([]byte, error) {
 func compile(t *testing.T, file, text string) (overlay string) {
 	t.Helper()
 	dir := t.TempDir()
-	headers, err := filepath.Glob(filepath.Join(sources, "*.[ch]"))
-	must(t, err)
-	for _, h := range headers {
-		h, err = filepath.Abs(h)
+	for _, name := range sourceFiles(t) {
+		source, err := filepath.Abs(filepath.Join(sources, name))
 		must(t, err)
-		must(t, os.Symlink(h, filepath.Join(dir, filepath.Base(h))))
+		must(t, os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o700))
+		must(t, os.Symlink(source, filepath.Join(dir, name)))
 	}
 	must(t, os.Remove(filepath.Join(dir, file)))
 	must(t, os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600))
@@ -150,6 +149,30 @@ func compile(t *testing.T, file, text string) (overlay string) {
 	return overlay
 }
 
+// fewestSources is a floor for the C files of bpf/ in all folders: below it they have moved to where the suite does not
+// look.
+const fewestSources = 30
+
+// fewestReasons is a floor for the places where headers name the reason for a drop.
+const fewestReasons = 135
+
+// sourceFiles are the C files below bpf/, by their path there.
+func sourceFiles(t *testing.T) (names []string) {
+	t.Helper()
+	must(t, filepath.WalkDir(sources, func(path string, entry os.DirEntry, err error) error {
+		if err != nil || entry.IsDir() || !slices.Contains([]string{".c", ".h"}, filepath.Ext(path)) {
+			return err
+		}
+		name, err := filepath.Rel(sources, path)
+		names = append(names, name)
+		return err
+	}))
+	if len(names) < fewestSources {
+		t.Fatalf("bpf/ has %d C files, expected %d or more: %q", len(names), fewestSources, names)
+	}
+	return names
+}
+
 func generateCommand(t *testing.T) []string {
 	t.Helper()
 	doc, err := os.ReadFile(filepath.Join(datapath, "doc.go"))
@@ -168,11 +191,14 @@ func generateCommand(t *testing.T) []string {
 func TestTableIsComplete(t *testing.T) {
 	reason := regexp.MustCompile(`\bREASON_\w+`)
 	mutations, unreachable := table(), unreachable()
-	names, err := filepath.Glob(filepath.Join(sources, "*.h"))
-	must(t, err)
+	names, seen := sourceFiles(t), 0
+	for _, name := range slices.Concat(slices.Collect(maps.Keys(mutations)), slices.Collect(maps.Keys(unreachable))) {
+		if !slices.Contains(names, name) {
+			t.Errorf("%s: the table has mutations of this file, and bpf/ does not have it", name)
+		}
+	}
 	for _, name := range names {
-		name = filepath.Base(name)
-		if name == "reason.h" || name == "vmlinux.h" {
+		if base := filepath.Base(name); base == "reason.h" || base == "vmlinux.h" || filepath.Ext(base) != ".h" {
 			continue
 		}
 		text := []byte(read(t, name))
@@ -182,6 +208,7 @@ func TestTableIsComplete(t *testing.T) {
 			}
 		}
 		covered := slices.Clone(text)
+		seen += len(reason.FindAll(text, -1))
 		hide := func(part string) {
 			if at := bytes.Index(text, []byte(part)); at >= 0 {
 				copy(covered[at:], bytes.Repeat([]byte{' '}, len(part)))
@@ -199,6 +226,9 @@ func TestTableIsComplete(t *testing.T) {
 			line := 1 + bytes.Count(text[:at[0]], []byte{'\n'})
 			t.Errorf("%s:%d: no mutation has this %s", name, line, text[at[0]:at[1]])
 		}
+	}
+	if seen < fewestReasons {
+		t.Errorf("the headers name reasons in %d places, expected %d or more", seen, fewestReasons)
 	}
 	known := map[string]bool{}
 	for file, list := range mutations {

@@ -2,7 +2,9 @@ package labtest
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -46,34 +48,26 @@ func makeOther(tree string) (string, error) {
 	if err := os.RemoveAll(folder); err != nil {
 		return "", err
 	}
+	if err := otherSources(tree, folder); err != nil {
+		return "", err
+	}
 	c, generated := filepath.Join(folder, "bpf"), filepath.Join(folder, "datapath")
-	for _, dir := range []string{c, generated} {
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			return "", err
-		}
-	}
-	if err := rewriteAll(filepath.Join(tree, "bpf"), "*.[ch]", c, otherC); err != nil {
-		return "", err
-	}
 	datapath := filepath.Join(tree, "internal", "datapath")
-	if err := rewriteAll(datapath, "*.go", generated, otherGo); err != nil {
-		return "", err
-	}
-	version := filepath.Join(tree, "internal", "version", "version.go")
-	if err := rewrite(version, filepath.Join(folder, "version.go"), otherVersion); err != nil {
-		return "", err
-	}
 	if err := generate(datapath, c, generated); err != nil {
 		return "", err
 	}
 
-	replace := map[string]string{version: filepath.Join(folder, "version.go")}
-	files, err := os.ReadDir(generated)
+	replace := map[string]string{filepath.Join(tree, "internal", "version", "version.go"): filepath.Join(folder, "version.go")}
+	err = filepath.WalkDir(generated, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			return err
+		}
+		name, err := filepath.Rel(generated, path)
+		replace[filepath.Join(datapath, name)] = path
+		return err
+	})
 	if err != nil {
 		return "", err
-	}
-	for _, f := range files {
-		replace[filepath.Join(datapath, f.Name())] = filepath.Join(generated, f.Name())
 	}
 	overlay := filepath.Join(folder, "overlay.json")
 	text, err := json.Marshal(map[string]map[string]string{"Replace": replace})
@@ -91,6 +85,18 @@ func makeOther(tree string) (string, error) {
 		return "", fmt.Errorf("build with other programs: %w\n%s", err, out)
 	}
 	return binary, os.Symlink(filepath.Join(tree, "bin", "pilaster-cni"), filepath.Join(folder, "pilaster-cni"))
+}
+
+// otherSources writes the changed sources into a folder: those of bpf/ and internal/datapath, and version.go.
+func otherSources(tree, folder string) error {
+	r := &rewriter{changed: map[*regexp.Regexp]int{}}
+	c, datapath := filepath.Join(folder, "bpf"), filepath.Join(folder, "datapath")
+	return errors.Join(
+		r.rewriteTree(filepath.Join(tree, "bpf"), c, []string{".c", ".h"}, 29, r.otherC),
+		r.rewriteTree(filepath.Join(tree, "internal", "datapath"), datapath, []string{".go"}, 25, r.otherGo),
+		rewrite(filepath.Join(tree, "internal", "version", "version.go"), filepath.Join(folder, "version.go"), r.otherVersion),
+		r.check(),
+	)
 }
 
 // generate does what go generate does, with the sources in c.
@@ -116,21 +122,28 @@ func generate(datapath, c, out string) error {
 	return nil
 }
 
-// rewriteAll writes what becomes of a folder's files into another one.
-func rewriteAll(from, pattern, to string, change func(string) string) error {
-	paths, err := filepath.Glob(filepath.Join(from, pattern))
-	if err != nil {
-		return err
-	}
-	for _, path := range paths {
-		if strings.HasSuffix(path, "_test.go") {
-			continue
-		}
-		if err := rewrite(path, filepath.Join(to, filepath.Base(path)), change); err != nil {
+// rewriteTree writes a changed copy of each source file of a folder into another folder, under the same relative path.
+// It leaves tests out, and fails if it finds fewer files than least: then the sources have moved.
+func (r *rewriter) rewriteTree(from, to string, extensions []string, least int, change func(string) string) error {
+	files := 0
+	err := filepath.WalkDir(from, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() || !slices.Contains(extensions, filepath.Ext(path)) || strings.HasSuffix(path, "_test.go") {
 			return err
 		}
+		files++
+		name, err := filepath.Rel(from, path)
+		if err != nil {
+			return err
+		}
+		if err := os.MkdirAll(filepath.Dir(filepath.Join(to, name)), 0o755); err != nil {
+			return err
+		}
+		return rewrite(path, filepath.Join(to, name), change)
+	})
+	if err == nil && files < least {
+		err = fmt.Errorf("%s has %d source files, expected %d or more; OtherBinary must know where they are", from, files, least)
 	}
-	return nil
+	return err
 }
 
 func rewrite(from, to string, change func(string) string) error {
@@ -144,40 +157,87 @@ func rewrite(from, to string, change func(string) string) error {
 var (
 	mapInC  = regexp.MustCompile(`\b((?:pil|nim|pol)_[a-z_]+)_v\d+\b`)
 	mapInGo = regexp.MustCompile(`((?:Pil|Nim|Pol)[A-Z][A-Za-z]*)V\d+\b`)
-	// What is remembered of conversations goes from one build to the next.
+	pinInGo = regexp.MustCompile(`"((?:pil|nim|pol)_[a-z_]+)_v\d+"`)
+	// Sessions go from one build to the next.
 	kept    = regexp.MustCompile(`^(pil_sessions?_|PilSessions?[A-Z])`)
 	entries = regexp.MustCompile(`(?m)^struct (source|local|tenant) \{\n`)
 	sizes   = regexp.MustCompile(`(sizeof\(struct (?:source|local|tenant)\) == )(\d+)`)
 	// Counters begin with the packets in every layout.
 	counters = regexp.MustCompile(`(?s)(struct drop_state \{.*?)\n\};`)
+	release  = regexp.MustCompile(`return text\n`)
 )
 
+// The number of changes that each expression makes in the whole tree: exactly, or at least. A renamed struct or a
+// moved file would otherwise give a build that is not another one.
+var (
+	exactly = map[*regexp.Regexp]int{entries: 3, sizes: 3, counters: 1, release: 1}
+	atLeast = map[*regexp.Regexp]int{mapInC: 70, mapInGo: 100, pinInGo: 25}
+)
+
+// rewriter counts what each expression changes.
+type rewriter struct {
+	changed map[*regexp.Regexp]int
+}
+
+func (r *rewriter) replace(expression *regexp.Regexp, text string, change func(match []string) string) string {
+	return expression.ReplaceAllStringFunc(text, func(s string) string {
+		changed := change(expression.FindStringSubmatch(s))
+		if changed != s {
+			r.changed[expression]++
+		}
+		return changed
+	})
+}
+
+func (r *rewriter) check() error {
+	var errs []error
+	for expression, want := range exactly {
+		if got := r.changed[expression]; got != want {
+			errs = append(errs, fmt.Errorf("%s has changed %d places, not %d", expression, got, want))
+		}
+	}
+	for expression, least := range atLeast {
+		if got := r.changed[expression]; got < least {
+			errs = append(errs, fmt.Errorf("%s has changed %d places, not %d or more", expression, got, least))
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // otherC gives the maps other names, moves all that entries hold and makes counters larger.
-func otherC(text string) string {
-	text = otherNames(mapInC, text, "_v99")
-	text = entries.ReplaceAllString(text, "${0}\t__u32 other[2];\n")
-	text = sizes.ReplaceAllStringFunc(text, func(s string) string {
-		m := sizes.FindStringSubmatch(s)
+func (r *rewriter) otherC(text string) string {
+	text = r.otherNames(mapInC, text, "_v99")
+	text = r.replace(entries, text, func(m []string) string { return m[0] + "\t__u32 other[2];\n" })
+	text = r.replace(sizes, text, func(m []string) string {
 		size, _ := strconv.Atoi(m[2])
 		return m[1] + strconv.Itoa(size+8)
 	})
-	return counters.ReplaceAllString(text, "${1}\n\t__u64 other;\n};")
+	return r.replace(counters, text, func(m []string) string { return m[1] + "\n\t__u64 other;\n};" })
 }
 
-func otherGo(text string) string { return otherNames(mapInGo, text, "V99") }
-
-// IsShared tells of a map that OtherBinary's build has under the same name.
-func IsShared(name string) bool { return kept.MatchString(name) }
-
-func otherNames(maps *regexp.Regexp, text, version string) string {
-	return maps.ReplaceAllStringFunc(text, func(name string) string {
-		if IsShared(name) {
-			return name
+// otherGo gives the maps of the generated file, and their pins, other names. All builds share the pin of the mark.
+func (r *rewriter) otherGo(text string) string {
+	text = r.otherNames(mapInGo, text, "V99")
+	return r.replace(pinInGo, text, func(m []string) string {
+		if IsShared(m[1]+"_") || m[1] == "pil_mark" {
+			return m[0]
 		}
-		return maps.FindStringSubmatch(name)[1] + version
+		return strconv.Quote(m[1] + "_v99")
 	})
 }
 
-func otherVersion(text string) string {
-	return strings.Replace(text, "return text\n", "return text + "+strconv.Quote(OtherVersion)+"\n", 1)
+// IsShared reports whether OtherBinary's build has a map under the same name.
+func IsShared(name string) bool { return kept.MatchString(name) }
+
+func (r *rewriter) otherNames(maps *regexp.Regexp, text, version string) string {
+	return r.replace(maps, text, func(m []string) string {
+		if IsShared(m[0]) {
+			return m[0]
+		}
+		return m[1] + version
+	})
+}
+
+func (r *rewriter) otherVersion(text string) string {
+	return r.replace(release, text, func([]string) string { return "return text + " + strconv.Quote(OtherVersion) + "\n" })
 }

@@ -1,0 +1,27 @@
+package datapath
+
+import (
+	"slices"
+	"testing"
+)
+
+// TestPinNames: the pins keep the names by which other builds find them.
+func TestPinNames(t *testing.T) {
+	var got []string
+	for _, table := range (&Datapath{}).tables() {
+		got = append(got, table.name)
+	}
+	slices.Sort(got)
+	want := []string{
+		"nim_dnat_v1", "nim_foreign_v1", "nim_forward_v1", "nim_node_v1", "nim_outside_v1", "nim_peers_v1", "nim_senders_v1",
+		"nim_snat_v1",
+		"pil_drops_v1", "pil_events_v2", "pil_fragments_v1", "pil_generation_v1", "pil_keys_v1", "pil_locals_v1",
+		"pil_networks_v1", "pil_ports_v1", "pil_session_counts_v1", "pil_session_users_v1", "pil_sessions_v1",
+		"pil_sources_v2", "pil_tenants_v2",
+		"pol_adoptions_v1", "pol_apps_v1", "pol_blocks_v1", "pol_generation_v1", "pol_hits_v1", "pol_overrides_v1",
+		"pol_ports_v1", "pol_ranges_v1", "pol_subjects_v1",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("the pins are\n%q, not\n%q", got, want)
+	}
+}
