@@ -1,7 +1,7 @@
 // Package survive_test kills agents while packets pass and containers come and go, and adds and
 // removes so many containers that whatever one of them left behind would be seen.
 //
-// Alone the tests make short runs; `make survive` makes the long ones by the environment:
+// Alone the tests make short runs; `make restart` and `make churn` make the long ones by the environment:
 // PILASTER_SURVIVE_KILLS, PILASTER_SURVIVE_CONTAINERS, PILASTER_SURVIVE_ROUNDS and PILASTER_SURVIVE_SYNS. With
 // PILASTER_SURVIVE_LIMITS times are judged, which needs a machine with nothing else to do.
 package survive_test
