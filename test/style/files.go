@@ -1,0 +1,137 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// language is how a file is read.
+type language string
+
+const (
+	golang   language = "Go"
+	clang    language = "C"
+	protobuf language = "protobuf"
+	markdown language = "Markdown"
+	yaml     language = "YAML"
+	makefile language = "Makefile"
+	shell    language = "shell"
+	plain    language = "text" // unit files, lists of drop reasons
+)
+
+// file is a file that git tracks, in a language that the rules know.
+type file struct {
+	path     string // from the root of the repository, with slashes
+	language language
+	text     []byte
+}
+
+func (f file) lines() []string { return strings.Split(strings.TrimSuffix(string(f.text), "\n"), "\n") }
+
+// isTest reports whether a file is part of the tests, or of a package that only tests import.
+func (f file) isTest() bool {
+	folder := filepath.Base(filepath.Dir(f.path))
+	return strings.HasPrefix(f.path, "test/") || strings.HasSuffix(f.path, "_test.go") ||
+		strings.HasSuffix(folder, "test") || folder == "testdata"
+}
+
+// Generated files follow their generator. The pattern is Go's; C has the same text in its own comments.
+var generated = regexp.MustCompile(`(?m)^(?://|/\*|#) ?Code generated .* DO NOT EDIT\.`)
+
+// ours are the files of the working tree below the given paths, in languages that the rules know. Generated files,
+// the kernel's types, test data and licences are left out.
+func ours(root string, paths []string) ([]file, error) {
+	command := exec.Command("git", append([]string{"-C", root, "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--"}, paths...)...)
+	command.Stderr = os.Stderr
+	out, err := command.Output()
+	if err != nil {
+		return nil, fmt.Errorf("list the files of git: %w", err)
+	}
+	var files []file
+	folders := map[string]bool{}
+	for path := range strings.SplitSeq(strings.TrimSuffix(string(out), "\x00"), "\x00") {
+		as, known := languageOf(path)
+		if !known {
+			continue
+		}
+		if folder := filepath.Dir(path); !folders[folder] {
+			folders[folder] = true
+			// go test repeats the result of an earlier run unless a file or folder that it read has changed.
+			if _, err := os.ReadDir(filepath.Join(root, folder)); err != nil && !os.IsNotExist(err) {
+				return nil, err
+			}
+		}
+		text, err := os.ReadFile(filepath.Join(root, path))
+		if os.IsNotExist(err) {
+			continue // deleted, and not yet committed
+		}
+		if err != nil {
+			return nil, err
+		}
+		if as == "" {
+			if !bytes.HasPrefix(text, []byte("#!")) {
+				continue
+			}
+			as = shell
+		}
+		if generated.Match(text[:min(len(text), 1000)]) {
+			continue
+		}
+		files = append(files, file{path: path, language: as, text: text})
+	}
+	slices.SortFunc(files, func(a, b file) int { return strings.Compare(a.path, b.path) })
+	return slices.CompactFunc(files, func(a, b file) bool { return a.path == b.path }), nil
+}
+
+// languageOf is empty for a known file without an extension: its first line decides.
+func languageOf(path string) (language, bool) {
+	if strings.Contains(path, "/testdata/") || strings.HasPrefix(path, "dist/") || path == "bpf/vmlinux.h" {
+		return "", false
+	}
+	switch filepath.Ext(path) {
+	case ".go":
+		return golang, true
+	case ".c", ".h":
+		return clang, true
+	case ".proto":
+		return protobuf, true
+	case ".md":
+		return markdown, true
+	case ".yaml", ".yml":
+		return yaml, true
+	case ".mk":
+		return makefile, true
+	case ".sh":
+		return shell, true
+	case ".service", ".txt":
+		return plain, true
+	case "":
+		if filepath.Base(path) == "Makefile" {
+			return makefile, true
+		}
+		return "", filepath.Base(path) != "LICENSE"
+	}
+	return "", false
+}
+
+// rootOf is the root of the repository that holds a folder.
+func rootOf(folder string) (string, error) {
+	folder, err := filepath.Abs(folder)
+	if err != nil {
+		return "", err
+	}
+	for dir := folder; ; dir = filepath.Dir(dir) {
+		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
+			return dir, nil
+		} else if !os.IsNotExist(err) || dir == filepath.Dir(dir) {
+			return "", fmt.Errorf("find go.mod above %s: %w", folder, fs.ErrNotExist)
+		}
+	}
+}

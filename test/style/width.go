@@ -1,0 +1,48 @@
+package main
+
+import (
+	"fmt"
+	"regexp"
+	"strings"
+	"unicode/utf8"
+)
+
+// maxColumns is the longest line, in columns.
+const maxColumns = 120
+
+// tabColumns are the columns of a tab: eight in C, as clang-format counts; four elsewhere.
+func tabColumns(l language) int {
+	if l == clang {
+		return 8
+	}
+	return 4
+}
+
+// Lines that cannot be broken without losing something.
+var (
+	url       = regexp.MustCompile(`\b(?:https?|ftp)://`)
+	structTag = regexp.MustCompile("`[a-z]+:\"[^`]*`(?:\\s*//.*)?$")
+	linkOnly  = regexp.MustCompile(`^\s*(?:[-*] )?(?:!?\[[^\]]*\])\([^)]*\)[.,]?\s*$`)
+)
+
+// checkWidth finds lines of more than maxColumns columns. Tables and code fences of Markdown, lines with a URL,
+// go:generate and go:build lines and struct tags may be longer.
+func checkWidth(f file) (found []finding) {
+	fenced := false
+	for i, line := range f.lines() {
+		start := strings.TrimSpace(line)
+		if f.language == markdown && (strings.HasPrefix(start, "```") || strings.HasPrefix(start, "~~~")) {
+			fenced = !fenced
+			continue
+		}
+		columns := utf8.RuneCountInString(line) + strings.Count(line, "\t")*(tabColumns(f.language)-1)
+		switch {
+		case columns <= maxColumns, url.MatchString(line):
+		case f.language == markdown && (fenced || strings.HasPrefix(start, "|") || linkOnly.MatchString(line)):
+		case f.language == golang && (strings.HasPrefix(start, "//go:") || structTag.MatchString(line)):
+		default:
+			found = append(found, finding{f.path, i + 1, "width", fmt.Sprintf("%d columns; at most %d", columns, maxColumns)})
+		}
+	}
+	return found
+}
