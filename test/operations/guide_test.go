@@ -14,8 +14,15 @@ import (
 	"pilaster.io/pilaster/internal/lab/labtest"
 )
 
-// A step is a command of a guide, and what it shows there.
-type step struct{ command, shown string }
+// A step is a command of a guide, the machine that it is typed on (empty where a guide has one machine), and its output there.
+type step struct{ machine, command, shown string }
+
+var prompt = regexp.MustCompile(`^(n[0-9])?\$ (.*)`)
+
+// unfinished reports whether a command goes on in the next line: behind a backslash, or inside of quotes.
+func unfinished(command string) bool {
+	return strings.HasSuffix(command, `\`) || strings.Count(command, "'")%2 == 1
+}
 
 // guide reads what a guide has one do: blocks of yaml that begin with "# NAME.yaml" are files, and blocks of console are commands behind "$ ", with
 // what they show. In that "…" is whatever there is, and runs of spaces are as wide as they need to be; "(exit status 1)" is how the command ends, which
@@ -34,10 +41,14 @@ func guide(t *testing.T, path string) (files map[string]string, steps []step) {
 			continue
 		}
 		for line := range strings.Lines(block[2]) {
-			if command, typed := strings.CutPrefix(line, "$ "); typed {
-				steps = append(steps, step{command: strings.TrimSpace(command)})
-			} else if len(steps) > 0 {
-				steps[len(steps)-1].shown += line
+			last := len(steps) - 1
+			switch m := prompt.FindStringSubmatch(strings.TrimSpace(line)); {
+			case m != nil:
+				steps = append(steps, step{machine: m[1], command: m[2]})
+			case last >= 0 && steps[last].shown == "" && unfinished(steps[last].command):
+				steps[last].command += "\n" + strings.TrimSpace(line)
+			case last >= 0:
+				steps[last].shown += line
 			}
 		}
 	}
@@ -117,7 +128,7 @@ func TestGuideIsCompared(t *testing.T) {
 		{"", "", true}, {"", "more\n", false}, {"a  b\n", "a b\n", true}, {"a b\n", "a b\nc\n", false}, {"a … c\n", "a b b c\n", true}, {"a … c\n", "a b\n", false},
 		{"x\n(exit status 1)\n", "x\n(exit status 1)\n", true}, {"x\n", "x\n(exit status 1)\n", false}, {"1 (of 2)\n", "1 (of 3)\n", false}, {"a\nb\n", "a\n", false},
 	} {
-		if (step{"", c.shown}).fits(c.output) != c.fits {
+		if (step{shown: c.shown}).fits(c.output) != c.fits {
 			t.Errorf("%q, shown as %q, fits: %v", c.output, c.shown, !c.fits)
 		}
 	}
