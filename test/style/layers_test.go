@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 )
 
@@ -85,32 +86,41 @@ type listed struct {
 
 func (p listed) folder() string { return strings.TrimPrefix(p.ImportPath, module) }
 
-// packages are those of the module, by folder, with their imports of each other.
+// packages are those of the module, by folder.
 func packages(t *testing.T) map[string]listed {
-	root, err := rootOf(".")
+	all, err := listOnce()
 	if err != nil {
 		t.Fatal(err)
-	}
-	command := exec.Command("go", "list", "-json=Dir,ImportPath,GoFiles,Imports", "./...")
-	command.Dir, command.Stderr = root, os.Stderr
-	out, err := command.Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	all := map[string]listed{}
-	for d := json.NewDecoder(bytes.NewReader(out)); ; {
-		var p listed
-		if err := d.Decode(&p); errors.Is(err, io.EOF) {
-			break
-		} else if err != nil {
-			t.Fatal(err)
-		}
-		all[p.folder()] = p
 	}
 	if len(all) < minPackages {
 		t.Fatalf("%d packages; the module has at least %d", len(all), minPackages)
 	}
 	return all
+}
+
+var listOnce = sync.OnceValues(list)
+
+func list() (map[string]listed, error) {
+	root, err := rootOf(".")
+	if err != nil {
+		return nil, err
+	}
+	command := exec.Command("go", "list", "-json=Dir,ImportPath,GoFiles,Imports", "./...")
+	command.Dir, command.Stderr = root, os.Stderr
+	out, err := command.Output()
+	if err != nil {
+		return nil, err
+	}
+	all := map[string]listed{}
+	for d := json.NewDecoder(bytes.NewReader(out)); ; {
+		var p listed
+		if err := d.Decode(&p); errors.Is(err, io.EOF) {
+			return all, nil
+		} else if err != nil {
+			return nil, err
+		}
+		all[p.folder()] = p
+	}
 }
 
 // imports are the packages of the module that one imports, as folders.

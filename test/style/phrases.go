@@ -86,7 +86,7 @@ func checkPhrases(f file) (found []finding) {
 				continue
 			}
 			for _, at := range p.match.FindAllStringIndex(s.text, -1) {
-				if p.except != nil && p.except.MatchString(sentence(s.text, at[0], at[1])) {
+				if isKey(s.text, at[0], at[1]) || p.except != nil && p.except.MatchString(sentence(s.text, at[0], at[1])) {
 					continue
 				}
 				line := s.line + strings.Count(s.text[:at[0]], "\n")
@@ -97,6 +97,18 @@ func checkPhrases(f file) (found []finding) {
 	}
 	return found
 }
+
+// isKey reports whether a match is a key of JSON, or part of a name with hyphens or slashes: other programs read those.
+func isKey(text string, from, to int) bool {
+	before, after := text[:from], text[to:]
+	return hyphened.MatchString(before[max(0, from-2):]) || hyphenNext.MatchString(after) ||
+		strings.HasSuffix(before, `"`) && strings.HasPrefix(after, `":`)
+}
+
+var (
+	hyphened   = regexp.MustCompile(`\w[-/]$`)
+	hyphenNext = regexp.MustCompile(`^[-/]\w`)
+)
 
 // isBelow reports whether a path is in one of some folders.
 func isBelow(path, folders string) bool {
