@@ -44,16 +44,6 @@ const lowerFrom = 0.8
 
 // TestBudget: a change that makes a program dearer to load or nearer to a kernel's limits says so in its diff.
 func TestBudget(t *testing.T) {
-	spent := map[string]cost{}
-	// Of times the shortest counts: whatever else the machine does makes them longer only.
-	for range 5 {
-		for name, c := range measureCosts(t) {
-			if was, again := spent[name]; again {
-				c.LoadMs = min(c.LoadMs, was.LoadMs)
-			}
-			spent[name] = c
-		}
-	}
 	series := kernelSeries(t)
 	budgets := map[string]map[string]cost{}
 	text, err := os.ReadFile(budgetFile)
@@ -63,18 +53,33 @@ func TestBudget(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	write := os.Getenv("PILASTER_BUDGET") == "write"
+	budget, known := budgets[series]
+	spent := map[string]cost{}
+	// Of times the shortest counts: other work on the machine only makes them longer. So a time within its budget is not
+	// measured again.
+	for range 5 {
+		for name, c := range measureCosts(t) {
+			if was, again := spent[name]; again {
+				c.LoadMs = min(c.LoadMs, was.LoadMs)
+			}
+			spent[name] = c
+		}
+		if !write && (!known || len(compareCosts(spent, budget)) == 0) {
+			break
+		}
+	}
 	for name, c := range spent {
 		t.Logf("%-16s %6d verified, %5d instructions, %3d bytes of stack, %3d ms", name, c.Verified, c.Instructions, c.Stack, c.LoadMs)
 		if c.Verified > mostVerified || c.Stack > mostStack {
 			t.Errorf("%s: %+v is more than kernels take", name, c)
 		}
 	}
-	if os.Getenv("PILASTER_BUDGET") == "write" {
+	if write {
 		budgets[series] = withHeadroom(spent)
 		must(t, writeBudgets(budgets))
 		return
 	}
-	budget, known := budgets[series]
 	if !known {
 		t.Logf("%s has no entry for Linux %s: only the limits of all kernels were checked", budgetFile, series)
 		return

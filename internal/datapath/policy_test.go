@@ -22,7 +22,11 @@ import (
 // policyBench is a node's tables of policies, which nothing else asks.
 type policyBench struct{ *testNode }
 
-func newPolicyBench(t *testing.T) policyBench { return policyBench{newWireOf(t, Veth).nodes[0]} }
+func newPolicyBench(t *testing.T) policyBench {
+	n := newLink(t).nodes[0]
+	n.open(t, Veth)
+	return policyBench{n}
+}
 
 // compiled is a case's policies for all its apps.
 func compiled(t *testing.T, c policytest.Case) agent.TenantPolicies {

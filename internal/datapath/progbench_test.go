@@ -39,7 +39,7 @@ type skb struct {
 // progBench is a node with two blue containers and a red one, whose programs are run on packets as data.
 type progBench struct {
 	*testNode
-	far        *testNode // another node's prefix and addresses; packets for it leave the node
+	far        *testNode // another node's prefix and addresses, without a Datapath; packets for it leave the node
 	b1, b2, r1 *testContainer
 	b3         address.Plain // a blue container on the far node
 	uplinkMAC  net.HardwareAddr
@@ -47,8 +47,9 @@ type progBench struct {
 }
 
 func newProgBench(t testing.TB) *progBench {
-	w := newWireOf(t, Veth) // frames run as data come in by devices of the node
+	w := newLink(t)
 	b := &progBench{testNode: w.nodes[0], far: w.nodes[1]}
+	b.open(t, Veth) // frames run as data come in by devices of the node
 	b.b1, b.b2, b.r1 = b.add(t, blue, 1), b.add(t, blue, 2), b.add(t, red, 1)
 	b.b3 = drawn(address.Plain{Node: b.far.prefix, Tenant: 1, App: 1, Index: 77})
 	h, err := b.ns.Netlink()

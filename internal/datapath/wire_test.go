@@ -84,6 +84,16 @@ func newWire(t testing.TB) *wire { return newWireOf(t, joined) }
 // newWireOf is for tests of one kind of device alone.
 func newWireOf(t testing.TB, kind string) *wire {
 	t.Helper()
+	w := newLink(t)
+	for _, n := range w.nodes {
+		n.open(t, kind)
+	}
+	return w
+}
+
+// newLink makes the two nodes without a Datapath. Loading the programs is what costs most in these tests.
+func newLink(t testing.TB) *wire {
+	t.Helper()
 	w := &wire{}
 	for i := range w.nodes {
 		w.nodes[i] = &testNode{
@@ -107,7 +117,6 @@ func newWireOf(t testing.TB, kind string) *wire {
 	b.configure(t, a)
 	for _, n := range w.nodes {
 		must(t, n.ns.WaitUp(t.Context(), "eth0"))
-		n.open(t, kind)
 	}
 	return w
 }
