@@ -10,50 +10,50 @@
 #define PACKET_BROADCAST     1
 #define PACKET_MULTICAST     2
 
-#define ANSWER_HOPS	     64
+#define ICMP_ERROR_HOPS	     64
 #define IPV6_MIN_MTU	     1280 /* an error is no longer than any link can take */
-#define ANSWER_HLEN	     (IPV6_HLEN + ICMPV6_HLEN)
-#define QUOTE_MAX	     (IPV6_MIN_MTU - ANSWER_HLEN)
+#define ICMP_ERROR_HLEN	     (IPV6_HLEN + ICMPV6_HLEN)
+#define QUOTE_MAX	     (IPV6_MIN_MTU - ICMP_ERROR_HLEN)
 
-struct answer {
-	struct frame frame;
+struct icmp6_error {
+	struct eth_ip6 frame;
 	__u8 type, code;
 	__u16 checksum;
 	__be32 mtu; /* of packet too big, else 0 */
 } __attribute__((packed, aligned(2)));
-_Static_assert(sizeof(struct answer) == ETH_HLEN + ANSWER_HLEN, "Ethernet, IPv6 and ICMPv6 headers");
+_Static_assert(sizeof(struct icmp6_error) == ETH_HLEN + ICMP_ERROR_HLEN, "Ethernet, IPv6 and ICMPv6 headers");
 
-/* A container hears ANSWER_BURST errors one by one, enough for a traceroute that asks all at once, and
+/* A container hears ICMP_ERROR_BURST errors one by one, enough for a traceroute that asks all at once, and
  * then one in 10 ms. Devices that share a slot share its pace; two CPUs may count one answer as none. */
-#define ANSWER_INTERVAL 10000000ULL
-#define ANSWER_BURST	32
-#define ANSWER_SLOTS	1024
+#define ICMP_ERROR_INTERVAL 10000000ULL
+#define ICMP_ERROR_BURST    32
+#define ICMP_ERROR_SLOTS    1024
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
-	__type(value, __u64); /* when the next answer would be due at one in ANSWER_INTERVAL */
-	__uint(max_entries, ANSWER_SLOTS);
-} pil_answers SEC(".maps");
+	__type(value, __u64); /* when the next answer would be due at one in ICMP_ERROR_INTERVAL */
+	__uint(max_entries, ICMP_ERROR_SLOTS);
+} pil_icmp_rate SEC(".maps");
 
-static __always_inline bool may_answer(__u32 device)
+static __always_inline bool icmp_error_allowed(__u32 device)
 {
-	__u32 slot = device % ANSWER_SLOTS;
-	__u64 *pace = bpf_map_lookup_elem(&pil_answers, &slot), now = bpf_ktime_get_ns(), due;
+	__u32 slot = device % ICMP_ERROR_SLOTS;
+	__u64 *pace = bpf_map_lookup_elem(&pil_icmp_rate, &slot), now = bpf_ktime_get_ns(), due;
 
 	if (!pace)
 		return false;
 	due = *pace < now ? now : *pace;
-	if (due - now > ANSWER_BURST * ANSWER_INTERVAL)
+	if (due - now > ICMP_ERROR_BURST * ICMP_ERROR_INTERVAL)
 		return false;
-	*pace = due + ANSWER_INTERVAL;
+	*pace = due + ICMP_ERROR_INTERVAL;
 	return true;
 }
 
 #define SUM_CHUNK 64
 
-/* sum_up adds the bytes from at to end, at most IPV6_MIN_MTU of them, to a checksum. */
-__noinline __u32 sum_up(struct __sk_buff *skb, __u32 at, __u32 end, __u32 sum)
+/* csum_payload adds the bytes from at to end, at most IPV6_MIN_MTU of them, to a checksum. */
+__noinline __u32 csum_payload(struct __sk_buff *skb, __u32 at, __u32 end, __u32 sum)
 {
 	for (int i = 0; i < IPV6_MIN_MTU / SUM_CHUNK; i++) {
 		__u8 chunk[SUM_CHUNK] = {};
@@ -74,16 +74,16 @@ __noinline __u32 sum_up(struct __sk_buff *skb, __u32 at, __u32 end, __u32 sum)
 
 /* Nobody answers an error, nor what was sent to many (RFC 4443 §2.4). A later fragment of ICMPv6 may be
  * part of an error. */
-static __always_inline bool wants_answer(struct __sk_buff *skb, const struct packet *p)
+static __always_inline bool icmp_error_wanted(struct __sk_buff *skb, const struct packet *p)
 {
 	if (is_error(p) || (p->proto == NEXTHDR_ICMP && !p->l4))
 		return false;
 	return skb->pkt_type != PACKET_BROADCAST && skb->pkt_type != PACKET_MULTICAST;
 }
 
-/* make_room takes the packet away but for the beginning that is quoted, and makes room before it. Both helpers take
+/* trim_to_quote takes the packet away but for the beginning that is quoted, and makes room before it. Both helpers take
  * away what only makes sense of the packet it was, such as its segments. It returns how much is quoted, or 0. */
-static __always_inline __u32 make_room(struct __sk_buff *skb, __u32 most, __u32 room)
+static __always_inline __u32 trim_to_quote(struct __sk_buff *skb, __u32 most, __u32 room)
 {
 	__u32 length = skb->len - ETH_HLEN;
 
@@ -94,8 +94,8 @@ static __always_inline __u32 make_room(struct __sk_buff *skb, __u32 most, __u32 
 	return length;
 }
 
-/* hand_back gives an error, in the packet's place, to who sent that. */
-static __always_inline int hand_back(struct __sk_buff *skb, __u32 device)
+/* return_to_sender gives an error, in the packet's place, to who sent that. */
+static __always_inline int return_to_sender(struct __sk_buff *skb, __u32 device)
 {
 	bpf_skb_change_type(skb, PACKET_HOST);
 	skb->mark = 0;
@@ -103,11 +103,11 @@ static __always_inline int hand_back(struct __sk_buff *skb, __u32 device)
 	return to_container(skb, device, on_way_in(skb, device), false);
 }
 
-/* tell makes of a packet the ICMPv6 error about itself, which has addresses, type and MTU already and is to quote what
- * was sent, as it was sent. */
-static __always_inline int tell(struct __sk_buff *skb, __u32 device, struct answer *a)
+/* icmp_error_build makes of a packet the ICMPv6 error about itself, which has addresses, type and MTU already and is to
+ * quote what was sent, as it was sent. */
+static __always_inline int icmp_error_build(struct __sk_buff *skb, __u32 device, struct icmp6_error *a)
 {
-	__u32 length = make_room(skb, QUOTE_MAX, ANSWER_HLEN), sum;
+	__u32 length = trim_to_quote(skb, QUOTE_MAX, ICMP_ERROR_HLEN), sum;
 
 	if (!length)
 		return TC_ACT_SHOT;
@@ -118,27 +118,27 @@ static __always_inline int tell(struct __sk_buff *skb, __u32 device, struct answ
 	a->frame.priority_version = 6 << 4;
 	a->frame.payload_len = bpf_htons(length);
 	a->frame.nexthdr = NEXTHDR_ICMP;
-	a->frame.hop_limit = ANSWER_HOPS;
+	a->frame.hop_limit = ICMP_ERROR_HOPS;
 	sum = bpf_htons(length) + bpf_htons(NEXTHDR_ICMP); /* in the pseudo header, with the addresses */
 	sum = bpf_csum_diff(NULL, 0, (__be32 *)src_of(&a->frame), 2 * sizeof(struct addr), sum);
 	sum = bpf_csum_diff(NULL, 0, (__be32 *)&a->type, ICMPV6_HLEN, sum);
-	sum = sum_up(skb, sizeof(*a), sizeof(*a) + length - ICMPV6_HLEN, sum);
-	a->checksum = ~fold(sum);
+	sum = csum_payload(skb, sizeof(*a), sizeof(*a) + length - ICMPV6_HLEN, sum);
+	a->checksum = ~csum_fold(sum);
 	if (bpf_skb_store_bytes(skb, 0, a, sizeof(*a), 0))
 		return TC_ACT_SHOT;
-	return hand_back(skb, device);
+	return return_to_sender(skb, device);
 }
 
-/* answer drops a container's packet and sends the error about it, which comes from the node as the container's tenant
- * sees it. */
-__noinline int answer(struct __sk_buff *skb, const struct packet *p, const struct flow *f, __u32 reason)
+/* icmp_error_send drops a container's packet and sends the error about it, which comes from the node as the container's
+ * tenant sees it. */
+__noinline int icmp_error_send(struct __sk_buff *skb, const struct packet *p, const struct flow *f, __u32 reason)
 {
-	struct answer a = {.type = ICMPV6_TIME_EXCEEDED};
+	struct icmp6_error a = {.type = ICMPV6_TIME_EXCEEDED};
 	struct tenant *own;
 	__u32 id;
 
 	drop(skb, reason, HOOK_CONTAINER);
-	if (!p || !f || !wants_answer(skb, p) || !may_answer(f->key.device))
+	if (!p || !f || !icmp_error_wanted(skb, p) || !icmp_error_allowed(f->key.device))
 		return TC_ACT_SHOT;
 	id = tenant_id(&f->src);
 	own = bpf_map_lookup_elem(&pil_tenants_v2, &id);
@@ -150,5 +150,5 @@ __noinline int answer(struct __sk_buff *skb, const struct packet *p, const struc
 		a.type = ICMPV6_TOO_BIG;
 		a.mtu = bpf_htonl(f->mtu);
 	}
-	return tell(skb, f->key.device, &a);
+	return icmp_error_build(skb, f->key.device, &a);
 }

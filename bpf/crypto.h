@@ -33,13 +33,13 @@ struct {
 	__uint(max_entries, 1);
 } pil_block SEC(".maps");
 
-enum direction {
+enum crypt_op {
 	DECRYPT,
 	ENCRYPT
 };
 
 /* crypt replaces *a by its translation, or returns a reason and leaves it. */
-static __always_inline int crypt(__u32 id, struct addr *a, enum direction way)
+static __always_inline int crypt(__u32 id, struct addr *a, enum crypt_op op)
 {
 	struct bpf_dynptr block;
 	struct key_context *key;
@@ -58,8 +58,8 @@ static __always_inline int crypt(__u32 id, struct addr *a, enum direction way)
 
 	*scratch = *a;
 	bpf_dynptr_from_mem(scratch, sizeof(*scratch), 0, &block);
-	err = way == ENCRYPT ? bpf_crypto_encrypt(ctx, &block, &block, NULL)
-			     : bpf_crypto_decrypt(ctx, &block, &block, NULL);
+	err = op == ENCRYPT ? bpf_crypto_encrypt(ctx, &block, &block, NULL)
+			    : bpf_crypto_decrypt(ctx, &block, &block, NULL);
 	if (err)
 		return REASON_NO_KEY;
 	*a = *scratch;

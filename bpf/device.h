@@ -18,7 +18,7 @@ CONSTANT __u32 packet_mark = 0;
 /* Tells what we have judged and what came in by no device: what a container behind a netkit sends, and what one behind
  * a macvlan sent and the neighbour table brings to us again. The latter can set a mark itself, so it is a secret of the
  * node that is never put on what a container receives. */
-CONSTANT __u32 judged_mark = 0;
+CONSTANT __u32 accept_mark = 0;
 /* Containers may be behind macvlans. */
 CONSTANT bool macvlan = false;
 

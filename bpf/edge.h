@@ -46,9 +46,9 @@ static __always_inline bool is_vtep(const struct addr *a)
 	return a->lo == VTEP_HOST && (in_base(a) || is_peer(a));
 }
 
-/* speaks_for_node tells of a packet from a tunnel address, or to one (as which other region's, this node may not know),
+/* spoofs_vtep tells of a packet from a tunnel address, or to one (as which other region's, this node may not know),
  * what nodes would take for another's tunnel: UDP to VXLAN's port, or what may be a fragment of that. */
-SELDOM int speaks_for_node(struct __sk_buff *skb, const struct addr *src, const struct addr *dst, __u32 nexthdr)
+__slowpath int spoofs_vtep(struct __sk_buff *skb, const struct addr *src, const struct addr *dst, __u32 nexthdr)
 {
 	__be16 port = 0;
 
@@ -64,17 +64,17 @@ SELDOM int speaks_for_node(struct __sk_buff *skb, const struct addr *src, const 
 static __always_inline bool is_tunnel(struct __sk_buff *skb, const struct addr *src, const struct addr *dst,
 				      __u8 nexthdr)
 {
-	return (src->lo == VTEP_HOST || dst->lo == VTEP_HOST) && speaks_for_node(skb, src, dst, nexthdr);
+	return (src->lo == VTEP_HOST || dst->lo == VTEP_HOST) && spoofs_vtep(skb, src, dst, nexthdr);
 }
 
-static __always_inline int at_edge(struct __sk_buff *skb, bool inward, __u32 hook)
+static __always_inline int check_host_if(struct __sk_buff *skb, bool inward, __u32 hook)
 {
-	struct frame f = {};
+	struct eth_ip6 f = {};
 	struct addr src, dst;
 	int why;
 
 	/* A VLAN has a device of its own, where its frames are looked at. */
-	if (in_vlan(skb) || !headers_of(skb, &f))
+	if (in_vlan(skb) || !load_headers(skb, &f))
 		return TCX_NEXT;
 	if (hides_in_tag(&f))
 		return drop(skb, REASON_MALFORMED, hook);
@@ -92,14 +92,15 @@ static __always_inline int at_edge(struct __sk_buff *skb, bool inward, __u32 hoo
  * process reaches the tunnels' device, and on the way in nothing is past the hook. */
 #define LOOPBACK 1
 
-static __always_inline int from_edge(struct __sk_buff *skb)
+static __always_inline int host_if_in(struct __sk_buff *skb)
 {
-	return skb->pkt_type == PACKET_OTHERHOST ? TCX_NEXT : at_edge(skb, skb->ifindex != LOOPBACK, HOOK_EDGE_IN);
+	return skb->pkt_type == PACKET_OTHERHOST ? TCX_NEXT
+						 : check_host_if(skb, skb->ifindex != LOOPBACK, HOOK_EDGE_IN);
 }
 
 /* A bridge or a bond takes away what its ports receive, but for frames to addresses that never pass a bridge (IEEE
  * 802.1Q, table 8-1): those the stack sees at the port, whatever is in them. */
-static __always_inline int from_port(struct __sk_buff *skb)
+static __always_inline int bridge_port_in(struct __sk_buff *skb)
 {
 	static const __u8 reserved[] = {0x01, 0x80, 0xc2, 0x00, 0x00};
 	__u8 to[ETH_ALEN] = {};
@@ -107,10 +108,10 @@ static __always_inline int from_port(struct __sk_buff *skb)
 	if (bpf_skb_load_bytes(skb, 0, to, sizeof(to)) || __builtin_memcmp(to, reserved, sizeof(reserved)) ||
 	    to[5] > 0x0f)
 		return TCX_NEXT;
-	return at_edge(skb, true, HOOK_EDGE_IN);
+	return check_host_if(skb, true, HOOK_EDGE_IN);
 }
 
-static __always_inline int to_edge(struct __sk_buff *skb)
+static __always_inline int host_if_out(struct __sk_buff *skb)
 {
-	return at_edge(skb, false, HOOK_EDGE_OUT);
+	return check_host_if(skb, false, HOOK_EDGE_OUT);
 }

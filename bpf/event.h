@@ -62,11 +62,11 @@ struct {
 /* describe says from whom to whom a packet is, as far as it does itself. */
 static __always_inline void describe(struct __sk_buff *skb, struct drop_event *event, __u32 at)
 {
-	struct frame header = {};
-	struct frame4 *h4 = (void *)&header;
+	struct eth_ip6 header = {};
+	struct eth_ip4 *h4 = (void *)&header;
 	__u32 l4 = 0;
 
-	if (headers_of(skb, &header) && header.eth.h_proto == bpf_htons(ETH_P_IPV6)) {
+	if (load_headers(skb, &header) && header.eth.h_proto == bpf_htons(ETH_P_IPV6)) {
 		event->version = 6;
 		event->src = header.src;
 		event->dst = header.dst;
@@ -75,8 +75,8 @@ static __always_inline void describe(struct __sk_buff *skb, struct drop_event *e
 	} else if (has_ethernet(skb) && !bpf_skb_load_bytes(skb, 0, h4, sizeof(*h4)) &&
 		   h4->eth.h_proto == bpf_htons(ETH_P_IP) && h4->version_length >> 4 == 4) {
 		event->version = 4;
-		event->src = mapped(h4->src);
-		event->dst = mapped(h4->dst);
+		event->src = ip4_mapped(h4->src);
+		event->dst = ip4_mapped(h4->dst);
 		event->proto = h4->proto;
 		if (!(h4->fragment & bpf_htons(IP4_FRAGMENT_OFFSET)))
 			l4 = at + (h4->version_length & 15) * 4;
@@ -85,7 +85,7 @@ static __always_inline void describe(struct __sk_buff *skb, struct drop_event *e
 		bpf_skb_load_bytes(skb, l4, &event->sport, 2 * sizeof(event->sport));
 }
 
-SELDOM int drop_by(struct __sk_buff *skb, __u32 reason, __u32 hook, __u32 rule)
+__slowpath int drop_by(struct __sk_buff *skb, __u32 reason, __u32 hook, __u32 rule)
 {
 	struct drop_state *state = bpf_map_lookup_elem(&pil_drops_v1, &reason);
 	__u64 now = bpf_ktime_get_ns();

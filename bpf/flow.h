@@ -6,11 +6,11 @@
 #include "device.h"
 
 /* How the packet goes on. */
-enum way {
-	WAY_LOCAL = 1, /* into the namespace of a container here */
-	WAY_UPLINK,    /* out, to a next hop whose MAC is known */
-	WAY_NEIGHBOUR, /* out, through the kernel's neighbour table */
-	WAY_DEVICE,    /* over a device pair of ours, between the node's stack and a container */
+enum flow_egress {
+	EGRESS_LOCAL = 1, /* into the namespace of a container here */
+	EGRESS_UPLINK,	  /* out, to a next hop whose MAC is known */
+	EGRESS_NEIGHBOUR, /* out, through the kernel's neighbour table */
+	EGRESS_DEVICE,	  /* over a device pair of ours, between the node's stack and a container */
 };
 
 struct flow_key {
@@ -24,14 +24,14 @@ struct flow_key {
 struct flow {
 	struct flow_key key;
 	__u8 dmac[ETH_ALEN], smac[ETH_ALEN];
-	__u8 way;
+	__u8 egress;
 	__u8 translate;	      /* 0: the addresses stay */
-	__u16 mtu;	      /* longest packet that goes there, from the IPv6 header on; not for WAY_LOCAL */
+	__u16 mtu;	      /* longest packet that goes there, from the IPv6 header on; not for EGRESS_LOCAL */
 	struct addr src, dst; /* as the packet goes; plaintext where it goes as it came */
-	__u64 expires;	      /* jiffies; only WAY_UPLINK */
+	__u64 expires;	      /* jiffies; only EGRESS_UPLINK */
 	__u32 checksum;	      /* difference of both addresses */
 	__u32 ifindex;	      /* where it goes */
-	__u32 policed[2];     /* endpoints here whose tenant has policies: of the source and of the destination, or 0 */
+	__u32 policy_ep[2];   /* endpoints here whose tenant has policies: of the source and of the destination, or 0 */
 	__u64 zero;
 };
 _Static_assert(sizeof(struct flow_key) == 48, "no padding in a key");
@@ -79,7 +79,7 @@ struct {
  * each, because every path costs a slot and its own first packet. */
 #define PATHS 8
 
-static __always_inline __u32 path_of(const struct frame *h)
+static __always_inline __u32 path_of(const struct eth_ip6 *h)
 {
 	return h->flow[2] % PATHS;
 }
@@ -104,5 +104,5 @@ static __always_inline bool flow_matches(const struct flow *f, const struct flow
 	if (no_flow_cache)
 		return false;
 	return same_addr(&f->key.dst, &key->dst) && same_addr(&f->key.src, &key->src) && f->key.device == key->device &&
-	       f->key.generation == key->generation && f->key.path == key->path && f->way;
+	       f->key.generation == key->generation && f->key.path == key->path && f->egress;
 }

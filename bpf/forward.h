@@ -6,8 +6,8 @@
 
 #define AF_INET6 10
 
-/* corrected is what a checksum field that held sum must hold after the addresses changed. */
-static __always_inline __u16 corrected(struct __sk_buff *skb, const struct packet *p, __u16 sum, __u32 difference)
+/* corrected_csum is what a checksum field that held sum must hold after the addresses changed. */
+static __always_inline __u16 corrected_csum(struct __sk_buff *skb, const struct packet *p, __u16 sum, __u32 difference)
 {
 	/* None, as a tunnel may have it (RFC 6935), also for segments that are still to be cut. */
 	if (p->proto == NEXTHDR_UDP && !sum)
@@ -15,8 +15,8 @@ static __always_inline __u16 corrected(struct __sk_buff *skb, const struct packe
 	/* Before a device fills it in, the field holds the pseudo header's sum and not its complement. So
 	 * it does in the outer header of a tunnel's segments; in a tunnel's single packet it is complete. */
 	if (p->pending && (p->pending == p->l4 || skb->gso_size))
-		return fold(add_checksums(difference, sum));
-	sum = ~fold(add_checksums(difference, (__u16)~sum));
+		return csum_fold(csum_add(difference, sum));
+	sum = ~csum_fold(csum_add(difference, (__u16)~sum));
 	return p->proto == NEXTHDR_UDP && !sum ? 0xffff : sum;
 }
 
@@ -25,19 +25,19 @@ static __always_inline __u16 corrected(struct __sk_buff *skb, const struct packe
  * knows that of IPv6 only since 6.16, and takes longer. */
 static __always_inline int fix_checksum(struct __sk_buff *skb, const struct packet *p, __u32 difference)
 {
-	__u32 offset = checksum_offset(p->proto);
-	void *l4 = CTX_POINTER(skb, data) + sizeof(struct frame);
+	__u32 offset = l4_csum_offset(p->proto);
+	void *l4 = CTX_POINTER(skb, data) + sizeof(struct eth_ip6);
 	__u16 *field = l4 + (p->proto == NEXTHDR_TCP ? 16 : 6);
 	__u16 sum = 0; /* set, because its place on the stack may have been a dynptr's */
 
-	if (p->l4 == sizeof(struct frame) && (p->proto == NEXTHDR_TCP || p->proto == NEXTHDR_UDP) &&
+	if (p->l4 == sizeof(struct eth_ip6) && (p->proto == NEXTHDR_TCP || p->proto == NEXTHDR_UDP) &&
 	    (void *)(field + 1) <= CTX_POINTER(skb, data_end)) {
-		*field = corrected(skb, p, *field, difference);
+		*field = corrected_csum(skb, p, *field, difference);
 		return 0;
 	}
 	if (bpf_skb_load_bytes(skb, p->l4 + offset, &sum, sizeof(sum)))
 		return -1;
-	sum = corrected(skb, p, sum, difference);
+	sum = corrected_csum(skb, p, sum, difference);
 	return bpf_skb_store_bytes(skb, p->l4 + offset, &sum, sizeof(sum), 0);
 }
 
@@ -59,12 +59,12 @@ static __always_inline int translate_quoted_checksum(struct __sk_buff *skb, cons
 		if (bpf_skb_load_bytes(skb, q.l4, &q.icmp_type, sizeof(q.icmp_type)) || is_error(&q))
 			return REASON_ICMP_QUOTE;
 	}
-	field = q.l4 + checksum_offset(q.proto);
+	field = q.l4 + l4_csum_offset(q.proto);
 	if (q.l4 && field > q.l4 && field + sizeof(sum) <= p->end) {
 		if (bpf_skb_load_bytes(skb, field, &sum, sizeof(sum)))
 			return REASON_MALFORMED;
 		if (sum || q.proto != NEXTHDR_UDP) {
-			sum = ~fold(add_checksums(difference, (__u16)~sum));
+			sum = ~csum_fold(csum_add(difference, (__u16)~sum));
 			if (!sum)
 				sum = 0xffff; /* the same number, and for UDP the one that is allowed */
 			return bpf_skb_store_bytes(skb, field, &sum, sizeof(sum), 0) ? REASON_MALFORMED : 0;
@@ -76,7 +76,7 @@ static __always_inline int translate_quoted_checksum(struct __sk_buff *skb, cons
 /* An ICMPv6 error quotes the packet it is about: from the receiver of the error, to its sender. Any other
  * would let a container meddle with conversations it has no part in. The quote is translated like the
  * header. The kernel's own errors between containers always have that form. */
-SELDOM int check_quote(struct __sk_buff *skb, const struct packet *p, const struct flow *f)
+__slowpath int check_quote(struct __sk_buff *skb, const struct packet *p, const struct flow *f)
 {
 	struct addr quoted[2];
 	__u32 at;
@@ -112,8 +112,8 @@ __noinline __u32 wire_length(struct __sk_buff *skb, const struct packet *p)
 	if (!size || !at)
 		return whole;
 	/* A stream's, which are most: with a hop-by-hop header they would be longer. */
-	if (at == sizeof(struct frame) && p->proto == NEXTHDR_TCP) {
-		__u8 *tcp = CTX_POINTER(skb, data) + sizeof(struct frame);
+	if (at == sizeof(struct eth_ip6) && p->proto == NEXTHDR_TCP) {
+		__u8 *tcp = CTX_POINTER(skb, data) + sizeof(struct eth_ip6);
 
 		if ((void *)(tcp + TCP_OFFSET + 1) <= CTX_POINTER(skb, data_end))
 			return IPV6_HLEN + (tcp[TCP_OFFSET] >> 4 << 2) + size;
@@ -126,7 +126,7 @@ __noinline __u32 wire_length(struct __sk_buff *skb, const struct packet *p)
 		header = octet >> 4 << 2;
 	}
 	/* BIG TCP's option says how long they are together, and none of them has it. */
-	bpf_skb_load_bytes(skb, offsetof(struct frame, payload_len), length, sizeof(length));
+	bpf_skb_load_bytes(skb, offsetof(struct eth_ip6, payload_len), length, sizeof(length));
 	if (!length[0] && !length[1] && length[2] == NEXTHDR_HOP)
 		at -= JUMBO_OPTION;
 	return at - ETH_HLEN + header + size;
@@ -142,18 +142,19 @@ static __always_inline int redirect_to_neighbour(struct flow *f, struct addr *ne
 	return bpf_redirect_neigh(f->ifindex, &hop, sizeof(hop), 0);
 }
 
-/* forward writes the packet as the flow says and sends it. next_hop is for WAY_NEIGHBOUR
+/* forward writes the packet as the flow says and sends it. next_hop is for EGRESS_NEIGHBOUR
  * only, and NULL leaves it to the kernel's own routing. */
-static __always_inline int forward(struct __sk_buff *skb, struct frame *h, const struct packet *p, struct flow *f,
-				   enum way way, struct addr *next_hop, enum hook hook)
+static __always_inline int forward(struct __sk_buff *skb, struct eth_ip6 *h, const struct packet *p, struct flow *f,
+				   enum flow_egress egress, struct addr *next_hop, enum hook hook)
 {
-	bool out = way != WAY_LOCAL && way != WAY_DEVICE;
+	bool out = egress != EGRESS_LOCAL && egress != EGRESS_DEVICE;
 
-	if (hook != HOOK_NODE && f->policed[TX] | f->policed[RX]) {
+	if (hook != HOOK_NODE && f->policy_ep[TX] | f->policy_ep[RX]) {
 		/* What goes between two containers of the node passes for each. */
-		if ((f->policed[TX] && police(skb, p, f, TX, hook)) || (f->policed[RX] && police(skb, p, f, RX, hook)))
+		if ((f->policy_ep[TX] && policy_enforce(skb, p, f, TX, hook)) ||
+		    (f->policy_ep[RX] && policy_enforce(skb, p, f, RX, hook)))
 			return TC_ACT_SHOT;
-		h = frame_of(skb);
+		h = eth_ip6_of(skb);
 		if (!h)
 			return drop(skb, REASON_MALFORMED, hook);
 	}
@@ -162,25 +163,25 @@ static __always_inline int forward(struct __sk_buff *skb, struct frame *h, const
 
 		if (why)
 			return drop(skb, why, hook);
-		h = frame_of(skb);
+		h = eth_ip6_of(skb);
 		if (!h)
 			return drop(skb, REASON_MALFORMED, hook);
 	}
 	if (out) {
 		if (h->hop_limit <= 1)
-			return answer(skb, p, f, REASON_HOP_LIMIT);
+			return icmp_error_send(skb, p, f, REASON_HOP_LIMIT);
 		if (skb->len - ETH_HLEN > f->mtu && wire_length(skb, p) > f->mtu)
-			return answer(skb, p, f, REASON_TOO_BIG);
+			return icmp_error_send(skb, p, f, REASON_TOO_BIG);
 		h->hop_limit--;
 	}
 	/* Whatever MAC the sender wrote, the packet is for this container. */
 	if (!out && skb->pkt_type != PACKET_HOST)
 		bpf_skb_change_type(skb, PACKET_HOST);
-	if (way != WAY_NEIGHBOUR) {
+	if (egress != EGRESS_NEIGHBOUR) {
 		set_macs(h, f);
 	}
 	if (f->translate) {
-		if (p->l4 && checksum_offset(p->proto)) {
+		if (p->l4 && l4_csum_offset(p->proto)) {
 			*src_of(h) = f->src;
 			*dst_of(h) = f->dst;
 			if (fix_checksum(skb, p, f->checksum))
@@ -189,7 +190,7 @@ static __always_inline int forward(struct __sk_buff *skb, struct frame *h, const
 			struct addr both[2] = {f->src, f->dst};
 
 			/* No checksum makes up for them here, so a sum over the whole packet changes. */
-			if (bpf_skb_store_bytes(skb, offsetof(struct frame, src), both, sizeof(both),
+			if (bpf_skb_store_bytes(skb, offsetof(struct eth_ip6, src), both, sizeof(both),
 						BPF_F_RECOMPUTE_CSUM))
 				return drop(skb, REASON_MALFORMED, hook);
 		}
@@ -197,16 +198,16 @@ static __always_inline int forward(struct __sk_buff *skb, struct frame *h, const
 	if (!out) {
 		skb->mark = 0;
 		skb->tstamp = 0;
-		return to_container(skb, f->ifindex, way == WAY_LOCAL && on_way_in(skb, f->key.device),
+		return to_container(skb, f->ifindex, egress == EGRESS_LOCAL && on_way_in(skb, f->key.device),
 				    hook == HOOK_UPLINK_IN);
 	}
-	if (way == WAY_UPLINK && f->key.device & ON_UPLINK)
+	if (egress == EGRESS_UPLINK && f->key.device & ON_UPLINK)
 		return pass(skb);
-	skb->mark = !macvlan && on_way_in(skb, f->key.device) ? packet_mark : judged_mark;
+	skb->mark = !macvlan && on_way_in(skb, f->key.device) ? packet_mark : accept_mark;
 	/* Beside macvlans a mark is not proof enough, and what has been routed by the node's own table is. */
 	if (macvlan && !(f->key.device & ON_UPLINK))
 		return redirect_to_neighbour(f, NULL);
-	if (way == WAY_NEIGHBOUR)
+	if (egress == EGRESS_NEIGHBOUR)
 		return redirect_to_neighbour(f, next_hop);
 	return bpf_redirect(f->ifindex, 0);
 }

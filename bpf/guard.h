@@ -13,7 +13,7 @@ static __always_inline void own_mac(struct __sk_buff *skb, __u8 *mac)
 
 /* The kernel's own ARP has neither socket nor route, whosever it is. The node's has the uplink's MAC, which no macvlan
  * may take; a container that sends on what came in by a device of its own could have written that into anything. */
-static __always_inline bool is_nodes_arp(struct __sk_buff *skb)
+static __always_inline bool is_node_arp(struct __sk_buff *skb)
 {
 	struct ethhdr *eth = CTX_POINTER(skb, data);
 	__u8 own[ETH_ALEN] = {};
@@ -25,11 +25,11 @@ static __always_inline bool is_nodes_arp(struct __sk_buff *skb)
 	return !__builtin_memcmp(eth->h_source, own, sizeof(own));
 }
 
-static __always_inline bool is_nodes(struct __sk_buff *skb)
+static __always_inline bool from_node_netns(struct __sk_buff *skb)
 {
 	__u64 space = namespace_of(skb);
 
-	return space == node_cookie || (!space && is_nodes_arp(skb));
+	return space == node_cookie || (!space && is_node_arp(skb));
 }
 
 /* for_macvlan reports whether a frame of the fabric would go straight into a container. Frames for many would, into
@@ -49,14 +49,14 @@ static __always_inline bool for_macvlan(struct __sk_buff *skb)
 	return eth->h_dest[0] == macvlan_mac[0] && eth->h_dest[1] == macvlan_mac[1];
 }
 
-static __always_inline int guard_in(struct __sk_buff *skb)
+static __always_inline int backstop_in(struct __sk_buff *skb)
 {
 	if (skb->mark == packet_mark)
 		return pass(skb);
 	return for_macvlan(skb) ? drop(skb, REASON_NO_PROGRAM, HOOK_UPLINK_IN) : TCX_NEXT;
 }
 
-static __always_inline int guard_out(struct __sk_buff *skb)
+static __always_inline int backstop_out(struct __sk_buff *skb)
 {
-	return is_nodes(skb) ? TCX_NEXT : drop(skb, REASON_NO_PROGRAM, HOOK_UPLINK_OUT);
+	return from_node_netns(skb) ? TCX_NEXT : drop(skb, REASON_NO_PROGRAM, HOOK_UPLINK_OUT);
 }

@@ -11,7 +11,7 @@
 /* decap takes packets that came by the uplink from the tunnel addresses of nodes, and from nobody else's. The uplink's
  * program marks what is for this node's, but for what claims to be of this node; other interfaces bring none, and the
  * mark stands for them until programs do. */
-static __noinline int decap(struct __sk_buff *skb, struct journey *j)
+static __noinline int decap(struct __sk_buff *skb, struct pkt_ctx *j)
 {
 	struct vxlan_metadata policy = {};
 	struct bpf_tunnel_key key = {};
@@ -23,15 +23,15 @@ static __noinline int decap(struct __sk_buff *skb, struct journey *j)
 	if (!is_known_tunnel(skb) || from.lo != VTEP_HOST || !is_peer(&from))
 		return REASON_PEER_UNKNOWN;
 	if (!in_base(&from))
-		j->abroad = from.hi;
+		j->remote_edge = from.hi;
 	j->vni = key.tunnel_id;
 	if (bpf_skb_get_tunnel_opt(skb, &policy, sizeof(policy)) > 0)
 		j->identity = policy.gbp & GBP_IDENTITY;
 	return 0;
 }
 
-/* register_sender says whose a container's packet is. */
-static __always_inline int register_sender(struct journey *j)
+/* lookup_sender says whose a container's packet is. */
+static __always_inline int lookup_sender(struct pkt_ctx *j)
 {
 	struct sender_key key = {.source = j->src, .port = j->from, .scope = scope_of(j->family, 0)};
 	struct sender *s = bpf_map_lookup_elem(&nim_senders_v1, &key);
@@ -43,12 +43,12 @@ static __always_inline int register_sender(struct journey *j)
 	return 0;
 }
 
-/* register_foreign does for what came from another region, whose VNIs and identities are not ours. */
-static __always_inline int register_foreign(struct journey *j)
+/* lookup_remote_sender does for what came from another region, whose VNIs and identities are not ours. */
+static __always_inline int lookup_remote_sender(struct pkt_ctx *j)
 {
-	struct foreign_key key = {
-		.bits = 96 + 128, .scope = scope_of(j->family, j->vni), .edge = j->abroad, .source = j->src};
-	struct foreign *f = bpf_map_lookup_elem(&nim_foreign_v1, &key);
+	struct remote_sender_key key = {
+		.bits = 96 + 128, .scope = scope_of(j->family, j->vni), .edge = j->remote_edge, .source = j->src};
+	struct remote_sender *f = bpf_map_lookup_elem(&nim_foreign_v1, &key);
 
 	if (!f)
 		return REASON_FOREIGN_UNKNOWN;
@@ -58,7 +58,7 @@ static __always_inline int register_foreign(struct journey *j)
 }
 
 /* A service's name is outside too: what it becomes is judged after. */
-static __noinline void nat(struct journey *j)
+static __noinline void nat(struct pkt_ctx *j)
 {
 	struct scoped_addr key = {.address = j->dst, .scope = scope_of(j->family, j->vni)};
 	struct translation *t = bpf_map_lookup_elem(&nim_dnat_v1, &key);
@@ -82,7 +82,7 @@ static __noinline void nat(struct journey *j)
 	}
 }
 
-static __always_inline struct route *find_route(const struct journey *j)
+static __always_inline struct route *find_route(const struct pkt_ctx *j)
 {
 	struct scoped_prefix key = {.bits = 32 + 128, .scope = scope_of(j->family, j->vni), .address = j->dst};
 	struct route *r = bpf_map_lookup_elem(&nim_forward_v1, &key);
@@ -93,22 +93,22 @@ static __always_inline struct route *find_route(const struct journey *j)
 	return bpf_map_lookup_elem(&nim_forward_v1, &key);
 }
 
-/* take_hop is for what goes on to another node, as a router does. */
-static __always_inline int take_hop(struct __sk_buff *skb, const struct journey *j)
+/* dec_ttl is for what goes on to another node, as a router does. */
+static __always_inline int dec_ttl(struct __sk_buff *skb, const struct pkt_ctx *j)
 {
-	struct frame4 *h4;
-	struct frame *h;
+	struct eth_ip4 *h4;
+	struct eth_ip6 *h;
 
 	if (j->family == FAMILY_4) {
-		h4 = frame4_of(skb);
+		h4 = eth_ip4_of(skb);
 		if (!h4 || h4->ttl <= 1)
 			return REASON_HOP_LIMIT;
 		h4->ttl--;
 		/* One less in the high byte of a word (RFC 1624). */
-		h4->check = ~fold(add_checksums((__u16)~h4->check, (__u16)~bpf_htons(0x0100)));
+		h4->check = ~csum_fold(csum_add((__u16)~h4->check, (__u16)~bpf_htons(0x0100)));
 		return 0;
 	}
-	h = frame_of(skb);
+	h = eth_ip6_of(skb);
 	if (!h || h->hop_limit <= 1)
 		return REASON_HOP_LIMIT;
 	h->hop_limit--;
@@ -116,7 +116,7 @@ static __always_inline int take_hop(struct __sk_buff *skb, const struct journey 
 }
 
 /* encap leaves the rest to the VXLAN device: all it has to know is beside the packet. */
-static __always_inline int encap(struct __sk_buff *skb, const struct journey *j, const struct addr *vtep)
+static __always_inline int encap(struct __sk_buff *skb, const struct pkt_ctx *j, const struct addr *vtep)
 {
 	struct bpf_tunnel_key key = {.tunnel_id = j->vni, .tunnel_ttl = TUNNEL_HOPS};
 	struct vxlan_metadata policy = {.gbp = j->identity};
@@ -128,8 +128,8 @@ static __always_inline int encap(struct __sk_buff *skb, const struct journey *j,
 	       bpf_skb_set_tunnel_opt(skb, &policy, sizeof(policy));
 }
 
-/* check_way says why a packet cannot go on by the tunnels' device, before anything of it is changed but its hops. */
-static __always_inline int check_way(struct __sk_buff *skb, struct journey *j, __u32 device)
+/* check_egress says why a packet cannot go on by the tunnels' device, before anything of it is changed but its hops. */
+static __always_inline int check_egress(struct __sk_buff *skb, struct pkt_ctx *j, __u32 device)
 {
 	long fits = bpf_check_mtu(skb, device, &j->mtu, 0, skb->gso_segs ? BPF_MTU_CHK_SEGS : 0);
 
@@ -138,11 +138,11 @@ static __always_inline int check_way(struct __sk_buff *skb, struct journey *j, _
 	if (fits)
 		return REASON_TOO_BIG;
 	j->mtu = 0;
-	return take_hop(skb, j);
+	return dec_ttl(skb, j);
 }
 
-/* into_tunnel sends a packet to the node of a tunnel address. */
-static __noinline int into_tunnel(struct __sk_buff *skb, const struct journey *j, const struct addr *vtep, __u32 device)
+/* tunnel_xmit sends a packet to the node of a tunnel address. */
+static __noinline int tunnel_xmit(struct __sk_buff *skb, const struct pkt_ctx *j, const struct addr *vtep, __u32 device)
 {
 	if (encap(skb, j, vtep))
 		return drop(skb, REASON_MALFORMED, j->hook);
@@ -150,9 +150,9 @@ static __noinline int into_tunnel(struct __sk_buff *skb, const struct journey *j
 	return bpf_redirect(device, 0);
 }
 
-/* journey_on is the stages that a packet goes through from whichever port, behind the one where it is found whose it
- * is. */
-__noinline int journey_on(struct __sk_buff *skb, const struct packet *p, struct journey *j)
+/* nimitz_forward is the stages that a packet goes through from whichever port, behind the one where it is found whose
+ * it is. */
+__noinline int nimitz_forward(struct __sk_buff *skb, const struct packet *p, struct pkt_ctx *j)
 {
 	struct nimitz_node *node;
 	struct addr vtep, from;
@@ -168,24 +168,24 @@ __noinline int journey_on(struct __sk_buff *skb, const struct packet *p, struct 
 	node = bpf_map_lookup_elem(&nim_node_v1, &zero);
 	if (!r || !node)
 		return drop(skb, REASON_NO_ROUTE, j->hook);
-	if (r->port == PORT_NOBODY)
+	if (r->port == PORT_NONE)
 		return drop(skb, REASON_NO_ENDPOINT, j->hook);
 	/* Never back to where it came from, be that this region or others. */
-	if ((r->port == PORT_VXLAN && j->from == PORT_VXLAN && in_base(&r->vtep) == !j->abroad) ||
+	if ((r->port == PORT_VXLAN && j->from == PORT_VXLAN && in_base(&r->vtep) == !j->remote_edge) ||
 	    (r->port == PORT_GATEWAY && (j->from == PORT_GATEWAY || !node->gateway)))
 		return drop(skb, REASON_NO_ROUTE, j->hook);
 	/* An address of the overlay means nothing there, or somebody else. */
 	if (r->port == PORT_GATEWAY && !j->translated)
 		return drop(skb, REASON_UNTRANSLATED, j->hook);
-	if (police_journey(skb, p, j, &from, vni, r))
+	if (nimitz_policy(skb, p, j, &from, vni, r))
 		return TC_ACT_SHOT;
 	if (r->port == PORT_VXLAN) {
-		j->why = check_way(skb, j, node->vxlan);
+		j->why = check_egress(skb, j, node->vxlan);
 		if (j->why)
 			return TC_ACT_SHOT;
 	}
 
-	if (is_any_error(p, j->family) && !quotes_own(skb, p, j, &from))
+	if (is_any_error(p, j->family) && !quote_matches(skb, p, j, &from))
 		return drop(skb, REASON_ICMP_QUOTE, j->hook);
 	if ((is_translated(j) && translate(skb, p, j, &from)) || set_both_macs(skb))
 		return drop(skb, REASON_MALFORMED, j->hook);
@@ -193,7 +193,7 @@ __noinline int journey_on(struct __sk_buff *skb, const struct packet *p, struct 
 		bpf_skb_change_type(skb, PACKET_HOST);
 	if (r->port == PORT_VXLAN) {
 		vtep = r->vtep;
-		return into_tunnel(skb, j, &vtep, node->vxlan);
+		return tunnel_xmit(skb, j, &vtep, node->vxlan);
 	}
 	skb->mark = 0;
 	skb->tstamp = 0;
@@ -202,8 +202,8 @@ __noinline int journey_on(struct __sk_buff *skb, const struct packet *p, struct 
 	return to_container(skb, r->ifindex, on_way_in(skb, skb->ifindex), false);
 }
 
-/* end_of is for packets of which nobody is told. */
-static __always_inline int end_of(struct __sk_buff *skb, const struct journey *j, int verdict)
+/* finish is for packets of which nobody is told. */
+static __always_inline int finish(struct __sk_buff *skb, const struct pkt_ctx *j, int verdict)
 {
 	return j->why ? drop(skb, j->why, j->hook) : verdict;
 }
@@ -211,41 +211,41 @@ static __always_inline int end_of(struct __sk_buff *skb, const struct journey *j
 /* From a container, whose hook is netpila's: what that has no source for goes on here. */
 static __always_inline int nimitz_from_container(struct __sk_buff *skb)
 {
-	struct journey j = {.hook = HOOK_CONTAINER};
+	struct pkt_ctx j = {.hook = HOOK_CONTAINER};
 	__u32 device = device_of(skb);
-	struct plug *own = bpf_map_lookup_elem(&pil_ports_v1, &device);
+	struct dev_ep *own = bpf_map_lookup_elem(&pil_ports_v1, &device);
 	struct packet p = {};
 	int why;
 
 	if (!own)
 		return drop(skb, REASON_SRC_NOT_OWN, HOOK_CONTAINER);
-	j.from = own->number;
-	why = look(skb, &j, &p);
+	j.from = own->endpoint;
+	why = parse_any(skb, &j, &p);
 	if (!why && is_multicast(&j))
 		why = REASON_MULTICAST;
 	if (!why)
-		why = register_sender(&j);
+		why = lookup_sender(&j);
 	if (why)
 		return drop(skb, why, HOOK_CONTAINER);
-	why = journey_on(skb, &p, &j);
-	return j.why ? tell_sender(skb, &p, &j) : why;
+	why = nimitz_forward(skb, &p, &j);
+	return j.why ? nimitz_icmp_error(skb, &p, &j) : why;
 }
 
 static __always_inline int nimitz_from_tunnel(struct __sk_buff *skb)
 {
-	struct journey j = {.hook = HOOK_TUNNEL, .from = PORT_VXLAN};
+	struct pkt_ctx j = {.hook = HOOK_TUNNEL, .from = PORT_VXLAN};
 	struct packet p = {};
 	int why = decap(skb, &j);
 
 	if (!why)
-		why = look(skb, &j, &p);
-	if (!why && j.abroad)
-		why = register_foreign(&j);
-	return why ? drop(skb, why, HOOK_TUNNEL) : end_of(skb, &j, journey_on(skb, &p, &j));
+		why = parse_any(skb, &j, &p);
+	if (!why && j.remote_edge)
+		why = lookup_remote_sender(&j);
+	return why ? drop(skb, why, HOOK_TUNNEL) : finish(skb, &j, nimitz_forward(skb, &p, &j));
 }
 
 /* A router's error speaks for whom the packet it quotes was for: the container hears of no other. */
-static __noinline void find_speaker(struct __sk_buff *skb, const struct packet *p, struct journey *j)
+static __noinline void icmp_err_set_src(struct __sk_buff *skb, const struct packet *p, struct pkt_ctx *j)
 {
 	struct addr quoted[2] = {};
 
@@ -255,11 +255,11 @@ static __noinline void find_speaker(struct __sk_buff *skb, const struct packet *
 
 static __always_inline int nimitz_from_gateway(struct __sk_buff *skb)
 {
-	struct journey j = {.hook = HOOK_GATEWAY, .from = PORT_GATEWAY, .vni = GATEWAY_VNI};
+	struct pkt_ctx j = {.hook = HOOK_GATEWAY, .from = PORT_GATEWAY, .vni = GATEWAY_VNI};
 	struct packet p = {};
-	int why = look(skb, &j, &p);
+	int why = parse_any(skb, &j, &p);
 
 	if (!why && is_any_error(&p, j.family))
-		find_speaker(skb, &p, &j);
-	return why ? drop(skb, why, HOOK_GATEWAY) : end_of(skb, &j, journey_on(skb, &p, &j));
+		icmp_err_set_src(skb, &p, &j);
+	return why ? drop(skb, why, HOOK_GATEWAY) : finish(skb, &j, nimitz_forward(skb, &p, &j));
 }

@@ -7,7 +7,7 @@
 
 #define GATEWAY_APP 0xff00
 
-static __always_inline bool is_gateways(const struct addr *a)
+static __always_inline bool is_gateway_addr(const struct addr *a)
 {
 	return a->hi == own_node && !tenant_id(a) && app_id(a) == GATEWAY_APP;
 }
@@ -45,12 +45,12 @@ static __always_inline int gateway_to_fabric(struct __sk_buff *skb)
 	struct addr next_hop;
 	struct packet p = {};
 	struct flow f = {};
-	struct frame *h;
+	struct eth_ip6 *h;
 	int why;
 
 	if (skb->protocol != bpf_htons(ETH_P_IPV6) || skb->vlan_present)
 		return drop(skb, REASON_NOT_IP6, HOOK_GATEWAY);
-	h = frame_of(skb);
+	h = eth_ip6_of(skb);
 	if (!h)
 		return drop(skb, REASON_MALFORMED, HOOK_GATEWAY);
 	f.src = *src_of(h);
@@ -59,7 +59,7 @@ static __always_inline int gateway_to_fabric(struct __sk_buff *skb)
 	why = parse(skb, h, &p); /* also what the stack says to nobody */
 	if (why)
 		return drop(skb, why, HOOK_GATEWAY);
-	if (!is_gateways(&f.src))
+	if (!is_gateway_addr(&f.src))
 		return drop(skb, REASON_UNTRANSLATED, HOOK_GATEWAY);
 	if (claims_tenant(&f.dst))
 		return drop(skb, REASON_TENANT_MISMATCH, HOOK_GATEWAY);
@@ -68,6 +68,6 @@ static __always_inline int gateway_to_fabric(struct __sk_buff *skb)
 		why = find_next_hop(skb, &p, &f, &next_hop);
 	if (why)
 		return drop(skb, why, HOOK_GATEWAY);
-	skb->mark = judged_mark;
+	skb->mark = accept_mark;
 	return bpf_redirect_neigh(f.ifindex, NULL, 0, 0);
 }

@@ -8,35 +8,35 @@
 #define QUOTED_ADDRESSES_4 (ICMPV6_HLEN + 12)
 
 /* A packet on its way through the stages. */
-struct journey {
-	struct addr src, dst;	      /* as NAT makes them */
-	struct addr was_src, was_dst; /* as they came */
+struct pkt_ctx {
+	struct addr src, dst;		/* as NAT makes them */
+	struct addr orig_src, orig_dst; /* as they came */
 	__u32 family;
 	__u32 from; /* port */
 	__u32 vni;
 	__u32 identity;
 	__u32 hook;
-	__u32 translated; /* 1: src is one that the underlay may see */
-	__u32 why;	  /* it is dropped: its sender may be told */
-	__u32 mtu;	  /* of the way on, where that is too narrow for it */
-	__u64 abroad;	  /* the /64 of the other region's Edge Switch that it came from, or 0 */
+	__u32 translated;  /* 1: src is one that the underlay may see */
+	__u32 why;	   /* it is dropped: its sender may be told */
+	__u32 mtu;	   /* of the way on, where that is too narrow for it */
+	__u64 remote_edge; /* the /64 of the other region's Edge Switch that it came from, or 0 */
 };
 
-static __always_inline __be32 unmapped(const struct addr *a)
+static __always_inline __be32 ip4_unmapped(const struct addr *a)
 {
 	return a->lo >> 32;
 }
 
-static __always_inline struct frame4 *frame4_of(struct __sk_buff *skb)
+static __always_inline struct eth_ip4 *eth_ip4_of(struct __sk_buff *skb)
 {
 	void *data = CTX_POINTER(skb, data), *end = CTX_POINTER(skb, data_end);
 
-	if (data + sizeof(struct frame4) > end) {
-		if (bpf_skb_pull_data(skb, sizeof(struct frame4)))
+	if (data + sizeof(struct eth_ip4) > end) {
+		if (bpf_skb_pull_data(skb, sizeof(struct eth_ip4)))
 			return NULL;
 		data = CTX_POINTER(skb, data);
 		end = CTX_POINTER(skb, data_end);
-		if (data + sizeof(struct frame4) > end)
+		if (data + sizeof(struct eth_ip4) > end)
 			return NULL;
 	}
 	return data;
@@ -55,7 +55,7 @@ static __always_inline int check_icmp4(struct __sk_buff *skb, struct packet *p)
 }
 
 /* Options could lead a packet past the checks (source routes), and nobody needs any. */
-static __always_inline int parse4(struct __sk_buff *skb, const struct frame4 *h, struct packet *p)
+static __always_inline int parse4(struct __sk_buff *skb, const struct eth_ip4 *h, struct packet *p)
 {
 	int why;
 
@@ -83,15 +83,15 @@ static __always_inline int parse4(struct __sk_buff *skb, const struct frame4 *h,
 	return check_pending(skb, p);
 }
 
-/* look finds addresses and transport of a frame of either family, or says why not. */
-static __always_inline int look(struct __sk_buff *skb, struct journey *j, struct packet *p)
+/* parse_any finds addresses and transport of a frame of either family, or says why not. */
+static __always_inline int parse_any(struct __sk_buff *skb, struct pkt_ctx *j, struct packet *p)
 {
-	struct frame4 *h4;
-	struct frame *h;
+	struct eth_ip4 *h4;
+	struct eth_ip6 *h;
 
 	if (skb->vlan_present)
 		return REASON_NOT_IP6;
-	h4 = frame4_of(skb);
+	h4 = eth_ip4_of(skb);
 	if (!h4)
 		return REASON_MALFORMED;
 	/* On its way out a frame is called what the sending socket calls it. */
@@ -99,27 +99,27 @@ static __always_inline int look(struct __sk_buff *skb, struct journey *j, struct
 		return REASON_NOT_IP6;
 	if (h4->eth.h_proto == bpf_htons(ETH_P_IP)) {
 		j->family = FAMILY_4;
-		j->src = j->was_src = mapped(h4->src);
-		j->dst = j->was_dst = mapped(h4->dst);
+		j->src = j->orig_src = ip4_mapped(h4->src);
+		j->dst = j->orig_dst = ip4_mapped(h4->dst);
 		return parse4(skb, h4, p);
 	}
 	if (h4->eth.h_proto != bpf_htons(ETH_P_IPV6))
 		return REASON_NOT_IP6;
-	h = frame_of(skb);
+	h = eth_ip6_of(skb);
 	if (!h)
 		return REASON_MALFORMED;
 	j->family = FAMILY_6;
-	j->src = j->was_src = *src_of(h);
-	j->dst = j->was_dst = *dst_of(h);
+	j->src = j->orig_src = *src_of(h);
+	j->dst = j->orig_dst = *dst_of(h);
 	return parse(skb, h, p);
 }
 
-static __always_inline bool is_multicast(const struct journey *j)
+static __always_inline bool is_multicast(const struct pkt_ctx *j)
 {
 	__u8 first = *(__u8 *)&j->dst;
 
 	if (j->family == FAMILY_4)
-		return bpf_ntohl(unmapped(&j->dst)) >> 28 >= 0xe; /* and all stations */
+		return bpf_ntohl(ip4_unmapped(&j->dst)) >> 28 >= 0xe; /* and all stations */
 	return first == 0xff;
 }
 
@@ -136,13 +136,13 @@ static __always_inline void read_quote(struct __sk_buff *skb, const struct packe
 	}
 	if (p->l4 + QUOTED_ADDRESSES_4 + sizeof(ip4) <= p->end)
 		bpf_skb_load_bytes(skb, p->l4 + QUOTED_ADDRESSES_4, ip4, sizeof(ip4));
-	quoted[0] = mapped(ip4[0]);
-	quoted[1] = mapped(ip4[1]);
+	quoted[0] = ip4_mapped(ip4[0]);
+	quoted[1] = ip4_mapped(ip4[1]);
 }
 
-static __always_inline bool is_translated(const struct journey *j)
+static __always_inline bool is_translated(const struct pkt_ctx *j)
 {
-	return !same_addr(&j->src, &j->was_src) || !same_addr(&j->dst, &j->was_dst);
+	return !same_addr(&j->src, &j->orig_src) || !same_addr(&j->dst, &j->orig_dst);
 }
 
 static __always_inline bool is_any_error(const struct packet *p, enum family family)
@@ -152,24 +152,23 @@ static __always_inline bool is_any_error(const struct packet *p, enum family fam
 
 /* An error quotes the packet it is about, which went the other way: any other would let its sender meddle with
  * conversations it has no part in. */
-static __always_inline bool quotes_own(struct __sk_buff *skb, const struct packet *p, const struct journey *j,
-				       const struct addr *from)
+static __always_inline bool quote_matches(struct __sk_buff *skb, const struct packet *p, const struct pkt_ctx *j,
+					  const struct addr *from)
 {
 	struct addr quoted[2] = {};
 
 	read_quote(skb, p, j->family, quoted);
-	return same_addr(&quoted[0], &j->was_dst) && same_addr(&quoted[1], from);
+	return same_addr(&quoted[0], &j->orig_dst) && same_addr(&quoted[1], from);
 }
 
 /* translate_quote has an error quote its packet with the addresses that its receiver knows. The quoted transport's own
  * checksum stays: nobody looks at it. */
-static __always_inline int translate_quote(struct __sk_buff *skb, const struct packet *p, const struct journey *j,
+static __always_inline int translate_quote(struct __sk_buff *skb, const struct packet *p, const struct pkt_ctx *j,
 					   struct addr *from)
 {
-	struct addr was_dst = j->was_dst, quoted[2] = {j->dst, j->src};
-	__u32 difference =
-		add_checksums(address_difference(&was_dst, &quoted[0]), address_difference(from, &quoted[1]));
-	__be32 ip4[2] = {unmapped(&quoted[0]), unmapped(&quoted[1])};
+	struct addr orig_dst = j->orig_dst, quoted[2] = {j->dst, j->src};
+	__u32 difference = csum_add(csum_diff_addr(&orig_dst, &quoted[0]), csum_diff_addr(from, &quoted[1]));
+	__be32 ip4[2] = {ip4_unmapped(&quoted[0]), ip4_unmapped(&quoted[1])};
 	__u16 sum = 0;
 
 	if (j->family == FAMILY_6)
@@ -178,39 +177,39 @@ static __always_inline int translate_quote(struct __sk_buff *skb, const struct p
 	/* The quoted header's checksum makes up for its addresses in the error's. */
 	if (bpf_skb_load_bytes(skb, p->l4 + QUOTED_CHECKSUM_4, &sum, sizeof(sum)))
 		return -1;
-	sum = ~fold(add_checksums(difference, (__u16)~sum));
+	sum = ~csum_fold(csum_add(difference, (__u16)~sum));
 	return bpf_skb_store_bytes(skb, p->l4 + QUOTED_CHECKSUM_4, &sum, sizeof(sum), 0) ||
 	       bpf_skb_store_bytes(skb, p->l4 + QUOTED_ADDRESSES_4, ip4, sizeof(ip4), 0);
 }
 
-static __always_inline int translate4(struct __sk_buff *skb, const struct packet *p, const struct journey *j,
+static __always_inline int translate4(struct __sk_buff *skb, const struct packet *p, const struct pkt_ctx *j,
 				      __u32 difference)
 {
-	__u32 at = p->proto == NEXTHDR_ICMP ? 0 : checksum_offset(p->proto);
-	struct frame4 *h = frame4_of(skb);
+	__u32 at = p->proto == NEXTHDR_ICMP ? 0 : l4_csum_offset(p->proto);
+	struct eth_ip4 *h = eth_ip4_of(skb);
 	__u16 sum = 0;
 
 	if (!h)
 		return -1;
 	/* In a sum over the whole packet header and addresses cancel out; the transport's checksum does not. */
-	h->check = ~fold(add_checksums(difference, (__u16)~h->check));
-	h->src = unmapped(&j->src);
-	h->dst = unmapped(&j->dst);
+	h->check = ~csum_fold(csum_add(difference, (__u16)~h->check));
+	h->src = ip4_unmapped(&j->src);
+	h->dst = ip4_unmapped(&j->dst);
 	if (!p->l4 || !at)
 		return 0;
 	if (bpf_skb_load_bytes(skb, p->l4 + at, &sum, sizeof(sum)))
 		return -1;
-	sum = corrected(skb, p, sum, difference);
+	sum = corrected_csum(skb, p, sum, difference);
 	return bpf_skb_store_bytes(skb, p->l4 + at, &sum, sizeof(sum), BPF_F_RECOMPUTE_CSUM);
 }
 
-static __always_inline int translate6(struct __sk_buff *skb, const struct packet *p, const struct journey *j,
+static __always_inline int translate6(struct __sk_buff *skb, const struct packet *p, const struct pkt_ctx *j,
 				      __u32 difference)
 {
 	struct addr both[2] = {j->src, j->dst};
-	bool cancels = p->l4 && checksum_offset(p->proto);
+	bool cancels = p->l4 && l4_csum_offset(p->proto);
 
-	if (bpf_skb_store_bytes(skb, offsetof(struct frame, src), both, sizeof(both),
+	if (bpf_skb_store_bytes(skb, offsetof(struct eth_ip6, src), both, sizeof(both),
 				cancels ? 0 : BPF_F_RECOMPUTE_CSUM))
 		return -1;
 	return cancels ? fix_checksum(skb, p, difference) : 0;
@@ -218,7 +217,7 @@ static __always_inline int translate6(struct __sk_buff *skb, const struct packet
 
 /* translate gives a packet the addresses that NAT has found; from is the source it had before, if it is an error that
  * of whom it speaks for. */
-SELDOM int translate(struct __sk_buff *skb, const struct packet *p, struct journey *j, struct addr *from)
+__slowpath int translate(struct __sk_buff *skb, const struct packet *p, struct pkt_ctx *j, struct addr *from)
 {
 	__u32 difference;
 
@@ -226,6 +225,6 @@ SELDOM int translate(struct __sk_buff *skb, const struct packet *p, struct journ
 		return -1;
 	if (is_any_error(p, j->family) && translate_quote(skb, p, j, from))
 		return -1;
-	difference = add_checksums(address_difference(&j->was_src, &j->src), address_difference(&j->was_dst, &j->dst));
+	difference = csum_add(csum_diff_addr(&j->orig_src, &j->src), csum_diff_addr(&j->orig_dst, &j->dst));
 	return j->family == FAMILY_4 ? translate4(skb, p, j, difference) : translate6(skb, p, j, difference);
 }

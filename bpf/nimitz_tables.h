@@ -12,7 +12,7 @@
 #define FIRST_DEVICE 0x10000 /* ports below are endpoints */
 
 enum nimitz_port {
-	PORT_NOBODY = 0,
+	PORT_NONE = 0,
 	PORT_VXLAN = FIRST_DEVICE,
 	PORT_GATEWAY,
 };
@@ -64,15 +64,15 @@ struct {
 } nim_senders_v1 SEC(".maps");
 
 /* And who sends from another region: by its Edge Switch, the VNI there and the source. */
-struct foreign_key {
+struct remote_sender_key {
 	__u32 bits;   /* with those before the source */
 	__be32 scope; /* a family and their VNI */
 	__u64 edge;   /* the /64 */
 	struct addr source;
 } __attribute__((packed));
-_Static_assert(sizeof(struct foreign_key) == 32, "no padding in a key");
+_Static_assert(sizeof(struct remote_sender_key) == 32, "no padding in a key");
 
-struct foreign {
+struct remote_sender {
 	__u32 bits;
 	__u32 vni; /* here */
 };
@@ -80,8 +80,8 @@ struct foreign {
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct foreign_key);
-	__type(value, struct foreign);
+	__type(key, struct remote_sender_key);
+	__type(value, struct remote_sender);
 	__uint(max_entries, 1); /* set at load */
 } nim_foreign_v1 SEC(".maps");
 

@@ -7,21 +7,21 @@
 #define TC_ACT_STOLEN 4
 
 /* Netpila's packets go to a container by its device too, and are judged. No other network has such addresses. */
-static __always_inline bool is_netpilas(const struct journey *j)
+static __always_inline bool is_netpila(const struct pkt_ctx *j)
 {
 	return j->family == FAMILY_6 && (in_private(&j->src) || in_base(&j->src)) &&
 	       (in_private(&j->dst) || in_base(&j->dst));
 }
 
-static __always_inline int to_tapped(struct __sk_buff *skb)
+static __always_inline int ovs_port_egress(struct __sk_buff *skb)
 {
-	struct journey j = {};
+	struct pkt_ctx j = {};
 	struct packet p = {};
-	int why = look(skb, &j, &p);
+	int why = parse_any(skb, &j, &p);
 
-	if (is_netpilas(&j))
+	if (is_netpila(&j))
 		return TCX_NEXT;
-	if (!why && is_any_error(&p, j.family) && !quotes_own(skb, &p, &j, &j.src))
+	if (!why && is_any_error(&p, j.family) && !quote_matches(skb, &p, &j, &j.src))
 		why = REASON_ICMP_QUOTE;
 	if (!why)
 		return TCX_NEXT;

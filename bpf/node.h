@@ -13,9 +13,9 @@ volatile const __u32 node_ifindex;
 #define ICMPV6_REPLY  129
 #define CURRENT_NETNS ((__u64)-1)
 
-/* check_answer drops what is no answer to something the node began. The sockets of the node tell: one that a
+/* check_reply drops what is no answer to something the node began. The sockets of the node tell: one that a
  * container could have had made does not exist, because what would make it is dropped here. */
-static __always_inline int check_answer(struct __sk_buff *skb, const struct packet *p, const struct flow_key *key)
+static __always_inline int check_reply(struct __sk_buff *skb, const struct packet *p, const struct flow_key *key)
 {
 	struct bpf_sock_tuple t = {};
 	struct addr node = node_address();
@@ -53,30 +53,31 @@ static __always_inline int check_answer(struct __sk_buff *skb, const struct pack
 }
 
 /* to_node delivers a container's answer. Each is looked at, so the slot is used and left empty. */
-static __always_inline int to_node(struct __sk_buff *skb, struct frame *h, const struct packet *p,
+static __always_inline int to_node(struct __sk_buff *skb, struct eth_ip6 *h, const struct packet *p,
 				   const struct flow_key *key, struct flow *f)
 {
-	int why = check_answer(skb, p, key);
+	int why = check_reply(skb, p, key);
 
 	if (why)
 		return drop(skb, why, HOOK_CONTAINER);
-	f->way = 0;
+	f->egress = 0;
 	f->key = *key;
 	f->src = key->src;
 	f->dst = node_address();
 	f->translate = 1;
-	f->policed[TX] = f->policed[RX] = 0; /* what a node and its own containers say to each other always passes */
-	f->checksum = address_difference(&f->key.dst, &f->dst);
+	f->policy_ep[TX] = f->policy_ep[RX] =
+		0; /* what a node and its own containers say to each other always passes */
+	f->checksum = csum_diff_addr(&f->key.dst, &f->dst);
 	send_to(f, node_ifindex);
-	return forward(skb, h, p, f, WAY_DEVICE, NULL, HOOK_CONTAINER);
+	return forward(skb, h, p, f, EGRESS_DEVICE, NULL, HOOK_CONTAINER);
 }
 
-static __always_inline int from_node_slow(struct __sk_buff *skb, struct frame *h, const struct packet *p,
+static __always_inline int from_node_slow(struct __sk_buff *skb, struct eth_ip6 *h, const struct packet *p,
 					  const struct flow_key *key, struct flow *f)
 {
 	struct addr node = node_address();
 	struct tenant *its;
-	struct source *to;
+	struct ep_src *to;
 
 	if (!same_addr(&key->src, &node))
 		return drop(skb, REASON_SRC_NOT_OWN, HOOK_NODE);
@@ -86,23 +87,23 @@ static __always_inline int from_node_slow(struct __sk_buff *skb, struct frame *h
 	its = bpf_map_lookup_elem(&pil_tenants_v2, &to->tenant_id);
 	if (!its)
 		return drop(skb, REASON_NO_KEY, HOOK_NODE);
-	f->way = 0; /* the slot holds nothing until all of it is written */
+	f->egress = 0; /* the slot holds nothing until all of it is written */
 	f->key = *key;
 	f->src = its->gateway;
 	f->dst = key->dst;
 	f->translate = 1;
-	f->policed[TX] = f->policed[RX] = 0;
-	f->checksum = address_difference(&f->key.src, &f->src);
+	f->policy_ep[TX] = f->policy_ep[RX] = 0;
+	f->checksum = csum_diff_addr(&f->key.src, &f->src);
 	send_to(f, to->ifindex);
-	f->way = WAY_DEVICE;
-	return forward(skb, h, p, f, WAY_DEVICE, NULL, HOOK_NODE);
+	f->egress = EGRESS_DEVICE;
+	return forward(skb, h, p, f, EGRESS_DEVICE, NULL, HOOK_NODE);
 }
 
 static __always_inline int from_node(struct __sk_buff *skb)
 {
 	struct flow_key key = {.generation = generation(), .device = skb->ifindex};
 	struct packet p = {};
-	struct frame *h;
+	struct eth_ip6 *h;
 	struct flow *f;
 	int why;
 
@@ -111,7 +112,7 @@ static __always_inline int from_node(struct __sk_buff *skb)
 	/* What came in by a device is not the node's, whatever it says. */
 	if (skb->ingress_ifindex)
 		return drop(skb, REASON_SRC_NOT_OWN, HOOK_NODE);
-	h = frame_of(skb);
+	h = eth_ip6_of(skb);
 	if (!h)
 		return drop(skb, REASON_MALFORMED, HOOK_NODE);
 	key.src = *src_of(h);
@@ -119,11 +120,11 @@ static __always_inline int from_node(struct __sk_buff *skb)
 	why = parse(skb, h, &p);
 	if (why)
 		return drop(skb, why, HOOK_NODE);
-	h = frame_of(skb);
+	h = eth_ip6_of(skb);
 	f = flow_slot(&key);
 	if (!h || !f)
 		return drop(skb, REASON_MALFORMED, HOOK_NODE);
 	if (likely(flow_matches(f, &key)))
-		return forward(skb, h, &p, f, WAY_DEVICE, NULL, HOOK_NODE);
+		return forward(skb, h, &p, f, EGRESS_DEVICE, NULL, HOOK_NODE);
 	return from_node_slow(skb, h, &p, &key, f);
 }

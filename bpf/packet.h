@@ -12,7 +12,7 @@
 /* What few packets need lies behind what all need, so that those pass few lines of the instruction cache: the
  * programs' own time is mostly spent on waiting for them. */
 #define likely(x)	    __builtin_expect(!!(x), 1)
-#define SELDOM		    __noinline __attribute__((cold, section(".text")))
+#define __slowpath	    __noinline __attribute__((cold, section(".text")))
 
 #define TC_ACT_SHOT	    2
 
@@ -64,7 +64,7 @@
 static const __u8 gateway_mac[ETH_ALEN] = {0x02, 0x70, 0x69, 0x6c, 0x00, 0x01};
 static const __u8 container_mac[ETH_ALEN] = {0x02, 0x70, 0x69, 0x6c, 0x00, 0x02};
 
-struct frame {
+struct eth_ip6 {
 	struct ethhdr eth;
 	__u8 priority_version; /* version is the high nibble */
 	__u8 flow[3];
@@ -73,9 +73,9 @@ struct frame {
 	__u8 hop_limit;
 	struct addr src, dst;
 } __attribute__((packed, aligned(2)));
-_Static_assert(sizeof(struct frame) == ETH_HLEN + 40, "Ethernet and IPv6 headers");
+_Static_assert(sizeof(struct eth_ip6) == ETH_HLEN + 40, "Ethernet and IPv6 headers");
 
-struct frame4 {
+struct eth_ip4 {
 	struct ethhdr eth;
 	__u8 version_length, tos;
 	__be16 length, id, fragment;
@@ -83,10 +83,10 @@ struct frame4 {
 	__sum16 check;
 	__be32 src, dst;
 } __attribute__((packed, aligned(2)));
-_Static_assert(sizeof(struct frame4) == ETH_HLEN + 20, "Ethernet and IPv4 headers");
+_Static_assert(sizeof(struct eth_ip4) == ETH_HLEN + 20, "Ethernet and IPv4 headers");
 
-/* mapped writes an address of IPv4 as IPv6 does (RFC 4291 §2.5.5.2). */
-static __always_inline struct addr mapped(__be32 ip4)
+/* ip4_mapped writes an address of IPv4 as IPv6 does (RFC 4291 §2.5.5.2). */
+static __always_inline struct addr ip4_mapped(__be32 ip4)
 {
 	struct addr a = {.lo = (__u64)ip4 << 32 | bpf_htonl(0xffff)};
 
@@ -95,14 +95,14 @@ static __always_inline struct addr mapped(__be32 ip4)
 
 /* Addresses lie at odd places in a frame. The kernel reads packets by words wherever they lie, and so may programs;
  * put together of two bytes each, as a compiler would, they were half the instructions of the fast path. */
-static __always_inline struct addr *src_of(struct frame *h)
+static __always_inline struct addr *src_of(struct eth_ip6 *h)
 {
-	return (void *)h + offsetof(struct frame, src);
+	return (void *)h + offsetof(struct eth_ip6, src);
 }
 
-static __always_inline struct addr *dst_of(struct frame *h)
+static __always_inline struct addr *dst_of(struct eth_ip6 *h)
 {
-	return (void *)h + offsetof(struct frame, dst);
+	return (void *)h + offsetof(struct eth_ip6, dst);
 }
 
 struct packet {
@@ -138,9 +138,9 @@ static __always_inline __u32 ip_offset(struct __sk_buff *skb)
 	return has_ethernet(skb) ? ETH_HLEN : (__u16)(kernel->network_header - kernel->mac_header);
 }
 
-/* headers_of reads what the packet says itself, for a packet socket may call it anything. Without Ethernet that
+/* load_headers reads what the packet says itself, for a packet socket may call it anything. Without Ethernet that
  * is the IP header alone. */
-static __always_inline bool headers_of(struct __sk_buff *skb, struct frame *f)
+static __always_inline bool load_headers(struct __sk_buff *skb, struct eth_ip6 *f)
 {
 	if (has_ethernet(skb))
 		return !bpf_skb_load_bytes(skb, 0, f, sizeof(*f));
@@ -149,18 +149,18 @@ static __always_inline bool headers_of(struct __sk_buff *skb, struct frame *f)
 	       f->priority_version >> 4 == 6;
 }
 
-/* frame_of makes the two headers readable and writable in place. Call it again after any helper that may
+/* eth_ip6_of makes the two headers readable and writable in place. Call it again after any helper that may
  * move the packet. */
-static __always_inline struct frame *frame_of(struct __sk_buff *skb)
+static __always_inline struct eth_ip6 *eth_ip6_of(struct __sk_buff *skb)
 {
 	void *data = CTX_POINTER(skb, data), *end = CTX_POINTER(skb, data_end);
 
-	if (data + sizeof(struct frame) > end) {
-		if (bpf_skb_pull_data(skb, sizeof(struct frame)))
+	if (data + sizeof(struct eth_ip6) > end) {
+		if (bpf_skb_pull_data(skb, sizeof(struct eth_ip6)))
 			return NULL;
 		data = CTX_POINTER(skb, data);
 		end = CTX_POINTER(skb, data_end);
-		if (data + sizeof(struct frame) > end)
+		if (data + sizeof(struct eth_ip6) > end)
 			return NULL;
 	}
 	return data;
@@ -179,7 +179,7 @@ static __always_inline bool is_tag(__be16 proto)
 
 /* A tag of number 0 in the frame itself is one that Linux takes off behind our programs, here or where the
  * frame arrives; IPv6 may hide there, or in one more. Number and protocol lie where the IPv6 header would begin. */
-static __always_inline bool hides_in_tag(const struct frame *f)
+static __always_inline bool hides_in_tag(const struct eth_ip6 *f)
 {
 	const __be16 *tag = (const __be16 *)&f->priority_version;
 	__be16 number = tag[0] & bpf_htons(VLAN_VID), inner = tag[1];
@@ -230,7 +230,7 @@ static __always_inline int check_transport(struct __sk_buff *skb, struct packet 
  *
  * Functions with loops are not static: the verifier then walks each once, whatever calls it, which is
  * 6,000 instructions a program instead of 171,000, and a quarter of a second less at every start. */
-SELDOM int check_options(struct __sk_buff *skb, __u32 at, __u32 end)
+__slowpath int check_options(struct __sk_buff *skb, __u32 at, __u32 end)
 {
 	for (int i = 0; i < MAX_OPTIONS; i++) {
 		__u8 option[2] = {};
@@ -253,7 +253,7 @@ SELDOM int check_options(struct __sk_buff *skb, __u32 at, __u32 end)
 }
 
 /* Follows the chain from a header of kind p->proto at p->l4 to the transport's, which it leaves there. */
-SELDOM int find_transport(struct __sk_buff *skb, struct packet *p)
+__slowpath int find_transport(struct __sk_buff *skb, struct packet *p)
 {
 	__u8 header[8];
 	__u32 at, length;
@@ -310,25 +310,25 @@ static __always_inline bool is_error4(const struct packet *p)
 	return p->icmp_type == 3 || p->icmp_type == 4 || p->icmp_type == 11 || p->icmp_type == 12;
 }
 
-static __always_inline __u32 add_checksums(__u32 a, __u32 b)
+static __always_inline __u32 csum_add(__u32 a, __u32 b)
 {
 	__u64 sum = (__u64)a + b;
 
 	return sum + (sum >> 32);
 }
 
-static __always_inline __u32 address_difference(struct addr *from, struct addr *to)
+static __always_inline __u32 csum_diff_addr(struct addr *from, struct addr *to)
 {
 	return bpf_csum_diff((__be32 *)from, sizeof(*from), (__be32 *)to, sizeof(*to), 0);
 }
 
-static __always_inline __u16 fold(__u32 sum)
+static __always_inline __u16 csum_fold(__u32 sum)
 {
 	sum = (sum & 0xffff) + (sum >> 16);
 	return (sum & 0xffff) + (sum >> 16);
 }
 
-static __always_inline __u32 checksum_offset(__u8 proto)
+static __always_inline __u32 l4_csum_offset(__u8 proto)
 {
 	switch (proto) {
 	case NEXTHDR_TCP:
@@ -349,7 +349,7 @@ static __always_inline __u32 checksum_offset(__u8 proto)
 static __always_inline int check_pending(struct __sk_buff *skb, struct packet *p)
 {
 	struct sk_buff *kernel = bpf_cast_to_kern_ctx(skb);
-	__u32 field = p->proto == NEXTHDR_SCTP ? 8 : checksum_offset(p->proto);
+	__u32 field = p->proto == NEXTHDR_SCTP ? 8 : l4_csum_offset(p->proto);
 
 	if (BPF_CORE_READ_BITFIELD(kernel, ip_summed) != CHECKSUM_PARTIAL)
 		return 0;
@@ -361,7 +361,7 @@ static __always_inline int check_pending(struct __sk_buff *skb, struct packet *p
 	return REASON_MALFORMED;
 }
 
-static __always_inline int parse_headers(struct __sk_buff *skb, const struct frame *f, struct packet *p)
+static __always_inline int parse_headers(struct __sk_buff *skb, const struct eth_ip6 *f, struct packet *p)
 {
 	__u32 payload = bpf_ntohs(f->payload_len);
 
@@ -384,7 +384,7 @@ static __always_inline int parse_headers(struct __sk_buff *skb, const struct fra
 	return p->l4 ? check_transport(skb, p) : 0;
 }
 
-static __always_inline int parse(struct __sk_buff *skb, const struct frame *f, struct packet *p)
+static __always_inline int parse(struct __sk_buff *skb, const struct eth_ip6 *f, struct packet *p)
 {
 	int why = parse_headers(skb, f, p);
 

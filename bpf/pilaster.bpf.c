@@ -30,31 +30,31 @@ int pil_uplink_out(struct __sk_buff *skb)
 SEC("tc")
 int pil_guard_in(struct __sk_buff *skb)
 {
-	return guard_in(skb);
+	return backstop_in(skb);
 }
 
 SEC("tc")
 int pil_guard_out(struct __sk_buff *skb)
 {
-	return guard_out(skb);
+	return backstop_out(skb);
 }
 
 SEC("tc")
 int pil_edge_in(struct __sk_buff *skb)
 {
-	return from_edge(skb);
+	return host_if_in(skb);
 }
 
 SEC("tc")
 int pil_port_in(struct __sk_buff *skb)
 {
-	return from_port(skb);
+	return bridge_port_in(skb);
 }
 
 SEC("tc")
 int pil_edge_out(struct __sk_buff *skb)
 {
-	return to_edge(skb);
+	return host_if_out(skb);
 }
 
 SEC("tc")
@@ -90,7 +90,7 @@ int pil_underlay_in(struct __sk_buff *skb)
 SEC("tc")
 int pil_tapped(struct __sk_buff *skb)
 {
-	return to_tapped(skb);
+	return ovs_port_egress(skb);
 }
 
 /* Giving a tenant id its key, and trying the cipher: run by the agent, never by a packet. */
@@ -130,7 +130,7 @@ int pil_set_key(struct key_request *request)
 /* What rules say of a session that does not have to exist; asked by people, never by a packet. The question is behind
  * an Ethernet header, as a program that may use all tables wants one, and the answer in its place. */
 struct why_request {
-	struct ends ends; /* with the apps that the addresses say */
+	struct flow_tuple tuple; /* with the apps that the addresses say */
 	struct pre_actions pre;
 };
 const struct why_request *unused_why_request __attribute__((unused)); /* for BTF */
@@ -142,17 +142,17 @@ int pil_why(struct __sk_buff *skb)
 
 	if (bpf_skb_load_bytes(skb, ETH_HLEN, &r, sizeof(r)))
 		return -1;
-	r.ends.local_app = app_of(&r.ends.local, r.ends.local_app);
-	r.ends.remote_app = app_of(&r.ends.remote, r.ends.remote_app);
-	return consult_rules(&r.ends, &r.pre) || bpf_skb_store_bytes(skb, ETH_HLEN, &r, sizeof(r), 0);
+	r.tuple.local_app = current_app(&r.tuple.local, r.tuple.local_app);
+	r.tuple.remote_app = current_app(&r.tuple.remote, r.tuple.remote_app);
+	return policy_lookup(&r.tuple, &r.pre) || bpf_skb_store_bytes(skb, ETH_HLEN, &r, sizeof(r), 0);
 }
 
 /* The decision alone, for tests. */
 struct action_request {
-	struct moment moment;
+	struct pkt_info pkt;
 	struct session_state state;
 	struct pre_actions pre;
-	struct outcome outcome;
+	struct ct_result result;
 };
 
 SEC("syscall")
@@ -160,16 +160,16 @@ int pil_try_action(struct action_request *request)
 {
 	struct session_state state = request->state;
 	struct pre_actions pre = request->pre;
-	struct moment moment = request->moment;
+	struct pkt_info pkt = request->pkt;
 
-	request->outcome = action(&moment, &pre, &state);
+	request->result = action(&pkt, &pre, &state);
 	return 0;
 }
 
 SEC("tc")
 int pil_try_cipher(struct __sk_buff *skb)
 {
-	struct frame *h = frame_of(skb);
+	struct eth_ip6 *h = eth_ip6_of(skb);
 	struct addr a;
 	int why;
 
@@ -180,7 +180,7 @@ int pil_try_cipher(struct __sk_buff *skb)
 	why = crypt(tenant_id(&a), &a, ENCRYPT);
 	if (why)
 		return why;
-	h = frame_of(skb);
+	h = eth_ip6_of(skb);
 	if (!h)
 		return REASON_MALFORMED;
 	*src_of(h) = a;

@@ -23,16 +23,16 @@ _Static_assert(sizeof(struct verdict) == 128, "two lines of the data cache, of w
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE); /* begins with a page, so that no slot straddles lines */
+	__uint(map_flags, BPF_F_MMAPABLE); /* is_tcp_syn with a page, so that no slot straddles lines */
 	__type(key, __u32);
 	__type(value, struct verdict);
 	__uint(max_entries, VERDICT_SLOTS); /* times the CPUs, set at load */
 } pil_verdicts SEC(".maps");
 
 /* How long an established session passes unseen, in jiffies: 0.1 to 1 s, of which its life is many. */
-#define UNSEEN	  100
+#define VERDICT_TTL 100
 
-#define TCP_FLAGS 13 /* offset in its header */
+#define TCP_FLAGS   13 /* offset in its header */
 
 static __always_inline struct verdict *verdict_slot(const struct addr *local, const struct addr *remote, __u32 ports)
 {
@@ -52,7 +52,7 @@ struct fragment_key {
 	struct addr local, remote;
 	__u32 id;
 	__u32 endpoint;
-	__u32 way;
+	__u32 dir;
 	__u32 zero;
 };
 
@@ -65,7 +65,7 @@ struct {
 
 /* Both ends of a packet by canonical addresses, as the endpoint at one end of its flow sees them: of what came from the
  * fabric those it came with, of others those it goes with. */
-static __always_inline const struct addr *end_of_flow(const struct flow *f, bool source, __u32 hook)
+static __always_inline const struct addr *flow_end(const struct flow *f, bool source, __u32 hook)
 {
 	if (hook == HOOK_UPLINK_IN)
 		return source ? &f->key.src : &f->key.dst;
@@ -73,32 +73,32 @@ static __always_inline const struct addr *end_of_flow(const struct flow *f, bool
 }
 
 /* How an end of a packet is judged. */
-enum judging {
-	BY_ADDRESSES, /* by the end's own rules: both apps stand in the addresses */
-	BY_APPS,      /* by the rules of both ends */
-	ELSEWHERE,    /* nothing is judged here, and what is seen is remembered for what comes back */
+enum enforce_mode {
+	ENFORCE_BY_ADDR, /* by the end's own rules: both apps stand in the addresses */
+	ENFORCE_BY_APP,	 /* by the rules of both ends */
+	ENFORCE_REMOTE,	 /* nothing is judged here, and what is seen is remembered for what comes back */
 };
-#define APPS_ELSEWHERE 0xffffffff
+#define APPS_REMOTE 0xffffffff
 
 /* What is too large for the stack. Programs run with softirqs off, so a CPU's is never shared. */
-struct desk {
-	struct turn turn;
-	struct ends ends;
+struct pol_scratch {
+	struct ct_ctx ct;
+	struct flow_tuple tuple;
 	struct fragment_key fragment;
-	__u32 quotes_later; /* 1: an error about a later fragment, which fragment tells */
-	__u32 judging;
-	__u32 apps; /* of BY_APPS: the endpoint's in the upper half, its peer's in the lower */
+	__u32 quotes_fragment; /* 1: an error about a later fragment, which fragment tells */
+	__u32 mode;
+	__u32 apps; /* of ENFORCE_BY_APP: the endpoint's in the upper half, its peer's in the lower */
 	struct pre_actions pre;
-	struct ends other; /* as the peer sees it, and what its rules say */
-	struct pre_actions others;
+	struct flow_tuple peer_tuple; /* as the peer sees it, and what its rules say */
+	struct pre_actions peer_pre;
 };
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);
-	__type(value, struct desk);
+	__type(value, struct pol_scratch);
 	__uint(max_entries, 1);
-} pil_desk SEC(".maps");
+} pil_pol_scratch SEC(".maps");
 
 static __always_inline bool is_echo(__u8 proto, __u8 type)
 {
@@ -145,9 +145,10 @@ static __always_inline int find_transport4(struct __sk_buff *skb, __u32 at, stru
 	return 0;
 }
 
-/* read_quoted does so of the packet that an error is about, which went the other way. Its addresses are the error's
- * own: that is checked elsewhere. Of a later fragment only its packet can be told. */
-static __noinline int read_quoted(struct __sk_buff *skb, const struct packet *p, struct desk *d, __be16 *ports)
+/* read_quoted_ports does so of the packet that an error is about, which went the other way. Its addresses are the
+ * error's own: that is checked elsewhere. Of a later fragment only its packet can be told. */
+static __noinline int read_quoted_ports(struct __sk_buff *skb, const struct packet *p, struct pol_scratch *d,
+					__be16 *ports)
 {
 	struct packet q = {.l4 = p->l4 + ICMPV6_HLEN + IPV6_HLEN, .end = p->end};
 	__be16 sent[2] = {};
@@ -160,9 +161,9 @@ static __noinline int read_quoted(struct __sk_buff *skb, const struct packet *p,
 		return -1;
 	}
 	if (!q.l4) {
-		d->quotes_later = 1;
+		d->quotes_fragment = 1;
 		d->fragment.id = q.fragment;
-		d->fragment.way = RX - d->fragment.way;
+		d->fragment.dir = RX - d->fragment.dir;
 		return q.proto;
 	}
 	if (q.l4 + TRANSPORT_MIN > q.end || read_ports(skb, q.proto, q.l4, sent))
@@ -172,35 +173,35 @@ static __noinline int read_quoted(struct __sk_buff *skb, const struct packet *p,
 	return q.proto;
 }
 
-/* consult_peer adds what the rules of the other end say: what one begins, they have begin there. */
-static __always_inline void consult_peer(struct desk *d)
+/* policy_lookup_peer adds what the rules of the other end say: what one begins, they have begin there. */
+static __always_inline void policy_lookup_peer(struct pol_scratch *d)
 {
-	d->other.local = d->ends.remote;
-	d->other.remote = d->ends.local;
-	d->other.tenant = d->ends.tenant;
-	d->other.local_app = d->ends.remote_app;
-	d->other.remote_app = d->ends.local_app;
-	d->other.local_port = d->ends.remote_port;
-	d->other.remote_port = d->ends.local_port;
-	d->other.proto = d->ends.proto;
-	consult_rules(&d->other, &d->others);
-	for (int way = TX; way <= RX; way++) {
-		if (d->pre.verdicts[way] != ACCEPT)
+	d->peer_tuple.local = d->tuple.remote;
+	d->peer_tuple.remote = d->tuple.local;
+	d->peer_tuple.tenant = d->tuple.tenant;
+	d->peer_tuple.local_app = d->tuple.remote_app;
+	d->peer_tuple.remote_app = d->tuple.local_app;
+	d->peer_tuple.local_port = d->tuple.remote_port;
+	d->peer_tuple.remote_port = d->tuple.local_port;
+	d->peer_tuple.proto = d->tuple.proto;
+	policy_lookup(&d->peer_tuple, &d->peer_pre);
+	for (int dir = TX; dir <= RX; dir++) {
+		if (d->pre.verdicts[dir] != ACCEPT)
 			continue;
-		if (!d->pre.audits[way])
-			d->pre.audits[way] = d->others.audits[RX - way];
-		if (d->others.verdicts[RX - way] == ACCEPT)
+		if (!d->pre.audits[dir])
+			d->pre.audits[dir] = d->peer_pre.audits[RX - dir];
+		if (d->peer_pre.verdicts[RX - dir] == ACCEPT)
 			continue;
-		d->pre.verdicts[way] = DENY;
-		d->pre.rules[way] = d->others.rules[RX - way];
+		d->pre.verdicts[dir] = DENY;
+		d->pre.rules[dir] = d->peer_pre.rules[RX - dir];
 	}
 }
 
-/* ask_rules finds the pre-actions of a session. It is a function for the sake of the stack. */
-static __noinline void ask_rules(struct desk *d)
+/* policy_lookup_session finds the pre-actions of a session. It is a function for the sake of the stack. */
+static __noinline void policy_lookup_session(struct pol_scratch *d)
 {
-	struct session_key *key = &d->turn.key;
-	struct ends *e = &d->ends;
+	struct session_key *key = &d->ct.key;
+	struct flow_tuple *e = &d->tuple;
 
 	e->local = key->local;
 	e->remote = key->remote;
@@ -208,51 +209,51 @@ static __noinline void ask_rules(struct desk *d)
 	e->local_port = key->local_port;
 	e->remote_port = key->remote_port;
 	e->proto = key->proto;
-	if (d->judging == BY_ADDRESSES) {
-		e->local_app = app_of(&e->local, app_id(&e->local));
-		e->remote_app = app_of(&e->remote, app_id(&e->remote));
-		consult_rules(e, &d->pre);
+	if (d->mode == ENFORCE_BY_ADDR) {
+		e->local_app = current_app(&e->local, app_id(&e->local));
+		e->remote_app = current_app(&e->remote, app_id(&e->remote));
+		policy_lookup(e, &d->pre);
 		return;
 	}
 	e->local_app = d->apps >> 16;
 	e->remote_app = d->apps & 0xffff;
-	consult_rules(e, &d->pre);
+	policy_lookup(e, &d->pre);
 	if (e->remote_app != APP_OUTSIDE && e->remote_app < FIRST_RESERVED_APP)
-		consult_peer(d);
+		policy_lookup_peer(d);
 }
 
-/* find_pre_actions asks the rules, or remembers what they said. */
-static __always_inline void find_pre_actions(struct verdict *v, struct desk *d, __u32 generation)
+/* get_pre_actions asks the rules, or remembers what they said. */
+static __always_inline void get_pre_actions(struct verdict *v, struct pol_scratch *d, __u32 generation)
 {
-	bool known = v->generation == generation && same_session(&v->key, &d->turn.key);
+	bool known = v->generation == generation && same_session(&v->key, &d->ct.key);
 
 	if (known && v->apps == d->apps) {
 		d->pre = v->pre;
 		return;
 	}
-	if (d->judging == ELSEWHERE) {
+	if (d->mode == ENFORCE_REMOTE) {
 		__builtin_memset(&d->pre, 0, sizeof(d->pre));
 		d->pre.verdicts[TX] = d->pre.verdicts[RX] = ACCEPT;
 		if (known)
 			return; /* what rules said of the packets that come back stays */
 	} else {
-		ask_rules(d);
+		policy_lookup_session(d);
 	}
 	v->until = 0;
 	v->generation = generation;
 	v->apps = d->apps;
 	v->pre = d->pre;
-	v->key = d->turn.key;
+	v->key = d->ct.key;
 }
 
-static __always_inline void remember_fragment(struct fragment_key *f)
+static __always_inline void fragment_add(struct fragment_key *f)
 {
 	__u64 until = bpf_ktime_get_coarse_ns() + FRAGMENT_LIFE;
 
 	bpf_map_update_elem(&pil_fragments_v1, f, &until, BPF_ANY);
 }
 
-static __always_inline bool knows_fragment(const struct fragment_key *f)
+static __always_inline bool fragment_known(const struct fragment_key *f)
 {
 	__u64 *until = bpf_map_lookup_elem(&pil_fragments_v1, f);
 
@@ -268,36 +269,36 @@ static __always_inline void count_rule(__be32 rule)
 		++*packets;
 }
 
-/* decide is for a packet that the cache does not let pass. It says why it is dropped, by what rule, or 0. */
-__noinline int decide(struct verdict *v, struct desk *d, __be32 *rule)
+/* ct_verdict is for a packet that the cache does not let pass. It says why it is dropped, by what rule, or 0. */
+__noinline int ct_verdict(struct verdict *v, struct pol_scratch *d, __be32 *rule)
 {
-	struct outcome *o;
+	struct ct_result *o;
 	__be32 audit;
 
 	if (!v || !d || !rule)
 		return REASON_SESSION_LIMIT;
-	o = &d->turn.outcome;
+	o = &d->ct.result;
 	v->until = 0;
-	d->turn.now = bpf_ktime_get_coarse_ns();
-	if (!step(&d->turn, &d->pre))
+	d->ct.now = bpf_ktime_get_coarse_ns();
+	if (!ct_update(&d->ct, &d->pre))
 		return REASON_SESSION_LIMIT;
-	*rule = d->pre.rules[o->way & 1];
+	*rule = d->pre.rules[o->dir & 1];
 	if (o->verdict != ACCEPT) {
 		count_rule(*rule);
 		return REASON_POLICY_DENIED;
 	}
-	audit = d->pre.audits[o->way & 1];
+	audit = d->pre.audits[o->dir & 1];
 	if (audit)
 		count_rule(audit);
-	else if (o->state.seen & ESTABLISHED && !is_over(&o->state) && v->apps == d->apps)
-		v->until = bpf_jiffies64() + UNSEEN;
+	else if (o->state.seen & ESTABLISHED && !is_closed(&o->state) && v->apps == d->apps)
+		v->until = bpf_jiffies64() + VERDICT_TTL;
 	return 0;
 }
 
-/* pair is both ports as a session has them, the endpoint's first. */
-static __always_inline __u32 pair(__u32 ports, __u32 way)
+/* endpoint_ports is both ports as a session has them, the endpoint's first. */
+static __always_inline __u32 endpoint_ports(__u32 ports, __u32 dir)
 {
-	return way == TX ? ports : ports << 16 | ports >> 16;
+	return dir == TX ? ports : ports << 16 | ports >> 16;
 }
 
 static __always_inline __u32 ports_of(const struct session_key *k)
@@ -305,11 +306,11 @@ static __always_inline __u32 ports_of(const struct session_key *k)
 	return *(const __u32 *)&k->local_port;
 }
 
-/* is_settled is the fast path: a packet in the middle of a session that is established, and was a moment ago. Its
+/* policy_fast_hit is the fast path: a packet in the middle of a session that is established, and was a moment ago. Its
  * transport header is at a constant place. */
-static __always_inline bool is_settled(struct __sk_buff *skb, const struct packet *p, __u32 at,
-				       const struct addr *local, const struct addr *remote, __u32 endpoint, __u32 apps,
-				       __u32 way)
+static __always_inline bool policy_fast_hit(struct __sk_buff *skb, const struct packet *p, __u32 at,
+					    const struct addr *local, const struct addr *remote, __u32 endpoint,
+					    __u32 apps, __u32 dir)
 {
 	__u8 *l4 = CTX_POINTER(skb, data) + at, *end = CTX_POINTER(skb, data_end);
 	struct verdict *v;
@@ -320,24 +321,24 @@ static __always_inline bool is_settled(struct __sk_buff *skb, const struct packe
 		return false;
 	if (p->proto == NEXTHDR_TCP && (l4 + TCP_FLAGS + 1 > end || l4[TCP_FLAGS] & (TCP_SYN | TCP_FIN | TCP_RST)))
 		return false;
-	ports = pair(*(__u32 *)l4, way);
+	ports = endpoint_ports(*(__u32 *)l4, dir);
 	v = verdict_slot(local, remote, ports);
 	return v && v->until > bpf_jiffies64() && v->generation == policy_generation() &&
 	       same_addr(&v->key.local, local) && same_addr(&v->key.remote, remote) && ports_of(&v->key) == ports &&
-	       v->key.endpoint == endpoint && v->key.proto == p->proto && (v->apps == apps || apps == APPS_ELSEWHERE);
+	       v->key.endpoint == endpoint && v->key.proto == p->proto && (v->apps == apps || apps == APPS_REMOTE);
 }
 
-/* find_session tells which session a packet is of, and what of it counts for that. It says why there is none, or 0. */
-static __noinline int find_session(struct __sk_buff *skb, const struct packet *p, struct desk *d)
+/* ct_parse tells which session a packet is of, and what of it counts for that. It says why there is none, or 0. */
+static __noinline int ct_parse(struct __sk_buff *skb, const struct packet *p, struct pol_scratch *d)
 {
-	struct session_key *key = &d->turn.key;
-	struct moment *m = &d->turn.moment;
+	struct session_key *key = &d->ct.key;
+	struct pkt_info *m = &d->ct.pkt;
 	__be16 ports[2] = {};
 
 	m->proto = p->proto;
-	m->flags = m->error = m->adopt = 0;
+	m->flags = m->error = m->pickup = 0;
 	if (p->ip4 ? is_error4(p) : is_error(p)) {
-		int quoted = read_quoted(skb, p, d, ports);
+		int quoted = read_quoted_ports(skb, p, d, ports);
 
 		if (quoted < 0)
 			return REASON_ICMP_QUOTE;
@@ -349,16 +350,17 @@ static __noinline int find_session(struct __sk_buff *skb, const struct packet *p
 	if (m->proto == NEXTHDR_TCP && !m->error)
 		bpf_skb_load_bytes(skb, p->l4 + TCP_FLAGS, &m->flags, sizeof(m->flags));
 	key->proto = m->proto;
-	key->local_port = m->way == TX ? ports[0] : ports[1];
-	key->remote_port = m->way == TX ? ports[1] : ports[0];
-	d->turn.position = position_of(key);
+	key->local_port = m->dir == TX ? ports[0] : ports[1];
+	key->remote_port = m->dir == TX ? ports[1] : ports[0];
+	d->ct.slot = ct_slot_of(key);
 	return 0;
 }
 
-/* examine is for all other packets. It says why one is dropped, and by what rule, or 0. */
-static __always_inline int examine(struct __sk_buff *skb, const struct packet *p, struct desk *d, __be32 *rule)
+/* policy_slow is for all other packets. It says why one is dropped, and by what rule, or 0. */
+static __always_inline int policy_slow(struct __sk_buff *skb, const struct packet *p, struct pol_scratch *d,
+				       __be32 *rule)
 {
-	const struct session_key *key = &d->turn.key;
+	const struct session_key *key = &d->ct.key;
 	__u32 generation = policy_generation();
 	struct verdict *v;
 	int why;
@@ -367,59 +369,61 @@ static __always_inline int examine(struct __sk_buff *skb, const struct packet *p
 	d->fragment.remote = key->remote;
 	d->fragment.id = p->fragment;
 	d->fragment.endpoint = key->endpoint;
-	d->fragment.way = d->turn.moment.way;
+	d->fragment.dir = d->ct.pkt.dir;
 	d->fragment.zero = 0;
-	d->quotes_later = 0;
-	why = p->l4 ? find_session(skb, p, d) : 0;
+	d->quotes_fragment = 0;
+	why = p->l4 ? ct_parse(skb, p, d) : 0;
 	if (why)
 		return why;
-	if (!p->l4 || d->quotes_later)
-		return d->judging == ELSEWHERE || knows_fragment(&d->fragment) ? 0 : REASON_FRAGMENT_UNKNOWN;
+	if (!p->l4 || d->quotes_fragment)
+		return d->mode == ENFORCE_REMOTE || fragment_known(&d->fragment) ? 0 : REASON_FRAGMENT_UNKNOWN;
 	v = verdict_slot(&key->local, &key->remote, ports_of(key));
 	if (!v)
 		return REASON_SESSION_LIMIT;
-	find_pre_actions(v, d, generation);
-	return decide(v, d, rule);
+	get_pre_actions(v, d, generation);
+	return ct_verdict(v, d, rule);
 }
 
-/* judge_packet lets a packet pass (0), or drops it and says so. */
-static __always_inline int judge_packet(struct __sk_buff *skb, const struct packet *p, struct desk *d, __u32 hook)
+/* policy_check lets a packet pass (0), or drops it and says so. */
+static __always_inline int policy_check(struct __sk_buff *skb, const struct packet *p, struct pol_scratch *d,
+					__u32 hook)
 {
 	__be32 rule = 0;
-	int why = examine(skb, p, d, &rule);
+	int why = policy_slow(skb, p, d, &rule);
 
 	if (why)
 		return drop_by(skb, why, hook, bpf_ntohl(rule));
-	if (p->fragment && !d->quotes_later)
-		remember_fragment(&d->fragment);
+	if (p->fragment && !d->quotes_fragment)
+		fragment_add(&d->fragment);
 	return 0;
 }
 
-/* police does so for an endpoint that is told by addresses. */
-__noinline int police(struct __sk_buff *skb, const struct packet *p, const struct flow *f, __u32 way, __u32 hook)
+/* policy_enforce does so for an endpoint that is told by addresses. */
+__noinline int policy_enforce(struct __sk_buff *skb, const struct packet *p, const struct flow *f, __u32 dir,
+			      __u32 hook)
 {
 	const struct addr *local, *remote;
 	struct session_key *key;
-	struct desk *d;
+	struct pol_scratch *d;
 	__u32 zero = 0;
 
 	if (!p || !f)
 		return TC_ACT_SHOT;
-	local = end_of_flow(f, way == TX, hook);
-	remote = end_of_flow(f, way != TX, hook);
-	if (is_settled(skb, p, sizeof(struct frame), local, remote, f->policed[way & 1], 0, way))
+	local = flow_end(f, dir == TX, hook);
+	remote = flow_end(f, dir != TX, hook);
+	if (policy_fast_hit(skb, p, sizeof(struct eth_ip6), local, remote, f->policy_ep[dir & 1], 0, dir))
 		return 0;
-	d = bpf_map_lookup_elem(&pil_desk, &zero);
+	d = bpf_map_lookup_elem(&pil_pol_scratch, &zero);
 	if (!d)
 		return TC_ACT_SHOT;
-	key = &d->turn.key;
+	key = &d->ct.key;
 	key->local = *local;
 	key->remote = *remote;
-	key->endpoint = f->policed[way & 1];
+	key->endpoint = f->policy_ep[dir & 1];
 	key->tenant = tenant_id(&key->local);
 	key->zero[0] = key->zero[1] = key->zero[2] = 0;
-	d->turn.moment.way = way;
-	d->judging = BY_ADDRESSES;
+	d->ct.pkt.dir = dir;
+	d->mode = ENFORCE_BY_ADDR;
 	d->apps = 0;
-	return judge_packet(skb, p, d, hook);
+	return policy_check(skb, p, d, hook);
 }

@@ -10,12 +10,12 @@
 #define APP_OUTSIDE 0	   /* a peer that is no container of the tenant */
 
 /* Whom policies select. */
-struct subject_key {
+struct pol_target_key {
 	__u32 tenant; /* id or VNI */
 	__u32 app;
 };
 
-struct subject {
+struct pol_target {
 	__u64 sets[2];	 /* of rules, by way: TX is egress; 0: nothing restricts it */
 	__u64 audits[2]; /* what held if policies in audit were enforced; 0: the same */
 };
@@ -23,8 +23,8 @@ struct subject {
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct subject_key);
-	__type(value, struct subject);
+	__type(key, struct pol_target_key);
+	__type(value, struct pol_target);
 	__uint(max_entries, 1); /* set at load */
 } pol_subjects_v1 SEC(".maps");
 
@@ -37,7 +37,7 @@ struct app_key {
 
 struct app_rules {
 	__u64 table;
-	__u32 blocks; /* 1: the set also has rules for addresses */
+	__u32 cidrs; /* 1: the set also has rules for addresses */
 	__u32 zero;
 };
 
@@ -51,13 +51,13 @@ struct {
 
 /* And by its address, that of IPv4 written as of IPv6. The value begins with the length of the prefix that was found.
  */
-struct block_key {
+struct cidr_key {
 	__u32 bits; /* with the set's */
 	__u64 set;
 	struct addr address;
 } __attribute__((packed));
 
-struct block_rules {
+struct cidr_rules {
 	__u32 bits;
 	__u32 zero;
 	__u64 table;
@@ -66,8 +66,8 @@ struct block_rules {
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct block_key);
-	__type(value, struct block_rules);
+	__type(key, struct cidr_key);
+	__type(value, struct cidr_rules);
 	__uint(max_entries, 1); /* set at load */
 } pol_blocks_v1 SEC(".maps");
 
@@ -90,11 +90,11 @@ enum rule_action {
 #define RULE_NUMBER   0x3fffffffu
 #define RULE_DENY_ALL ((__u32)RULE_DENY << 30) /* by no rule */
 
-struct ruling {
+struct rule_verdict {
 	__u32 rules[TIERS];
 	__u16 ranks[2]; /* of Admin and Baseline: the lower is earlier */
 };
-_Static_assert(sizeof(struct ruling) == 16, "no implicit padding");
+_Static_assert(sizeof(struct rule_verdict) == 16, "no implicit padding");
 
 enum port_scope {
 	SCOPE_PORT,	/* this one */
@@ -111,7 +111,7 @@ struct port_key {
 };
 
 struct port_rules {
-	struct ruling ruling;
+	struct rule_verdict verdict;
 	__u32 ranges; /* 1: of SCOPE_PROTOCOL, that there are ranges too */
 	__u32 zero;
 };
@@ -133,7 +133,7 @@ struct range_key {
 
 struct range_rules {
 	__u32 bits;
-	struct ruling ruling;
+	struct rule_verdict verdict;
 };
 
 struct {
@@ -179,13 +179,13 @@ static __always_inline __u32 policy_generation(void)
 
 static __always_inline bool has_policies(__u32 tenant)
 {
-	struct subject_key key = {tenant, APP_ANY};
+	struct pol_target_key key = {tenant, APP_ANY};
 
 	return bpf_map_lookup_elem(&pol_subjects_v1, &key);
 }
 
-/* app_of is who has an address now; app is what the address itself says. */
-static __always_inline __u32 app_of(const struct addr *a, __u32 app)
+/* current_app is who has an address now; app is what the address itself says. */
+static __always_inline __u32 current_app(const struct addr *a, __u32 app)
 {
 	struct addr key = *a;
 	__u32 *other = bpf_map_lookup_elem(&pol_overrides_v1, &key);
@@ -194,7 +194,7 @@ static __always_inline __u32 app_of(const struct addr *a, __u32 app)
 }
 
 /* Both ends of a session, as rules look at them. */
-struct ends {
+struct flow_tuple {
 	struct addr local, remote;
 	__u32 tenant;
 	__u32 local_app, remote_app;
@@ -203,13 +203,13 @@ struct ends {
 	__u8 zero[7];
 };
 
-static __noinline struct ruling *ruling_of(__u64 table, __u8 proto, __be16 port)
+static __noinline struct rule_verdict *lookup_port_rules(__u64 table, __u8 proto, __be16 port)
 {
 	struct port_key key = {.table = table, .port = port, .proto = proto, .scope = SCOPE_PORT};
 	struct port_rules *found = bpf_map_lookup_elem(&pol_ports_v1, &key);
 
 	if (found)
-		return &found->ruling;
+		return &found->verdict;
 	key.port = 0;
 	key.scope = SCOPE_PROTOCOL;
 	found = bpf_map_lookup_elem(&pol_ports_v1, &key);
@@ -218,63 +218,65 @@ static __noinline struct ruling *ruling_of(__u64 table, __u8 proto, __be16 port)
 		struct range_rules *in;
 
 		if (!found->ranges)
-			return &found->ruling;
+			return &found->verdict;
 		in = bpf_map_lookup_elem(&pol_ranges_v1, &range);
-		return in ? &in->ruling : &found->ruling;
+		return in ? &in->verdict : &found->verdict;
 	}
 	key.proto = 0;
 	key.scope = SCOPE_ALL;
 	found = bpf_map_lookup_elem(&pol_ports_v1, &key);
-	return found ? &found->ruling : NULL;
+	return found ? &found->verdict : NULL;
 }
 
-static __always_inline bool tells(__u32 rule)
+static __always_inline bool is_final(__u32 rule)
 {
 	return rule >> 30 == RULE_ACCEPT || rule >> 30 == RULE_DENY;
 }
 
-/* earlier is that rule of an outer tier which comes first of those for the peer's app and for its address. */
-static __always_inline __u32 earlier(const struct ruling *app, const struct ruling *block, enum tier tier)
+/* first_match is that rule of an outer tier which comes first of those for the peer's app and for its address. */
+static __always_inline __u32 first_match(const struct rule_verdict *app, const struct rule_verdict *cidr,
+					 enum tier tier)
 {
 	int i = tier == TIER_BASELINE;
 
-	if (!block || !(block->rules[tier] >> 30))
+	if (!cidr || !(cidr->rules[tier] >> 30))
 		return app->rules[tier];
 	if (!(app->rules[tier] >> 30))
-		return block->rules[tier];
-	return block->ranks[i] < app->ranks[i] ? block->rules[tier] : app->rules[tier];
+		return cidr->rules[tier];
+	return cidr->ranks[i] < app->ranks[i] ? cidr->rules[tier] : app->rules[tier];
 }
 
-/* judge goes through the tiers to the rule that decides, with its action. Rules of the middle tier only ever accept:
- * one that does outweighs that nothing else did. */
-static __always_inline __u32 judge(const struct ruling *app, const struct ruling *block)
+/* evaluate_tiers goes through the tiers to the rule that decides, with its action. Rules of the middle tier only ever
+ * accept: one that does outweighs that nothing else did. */
+static __always_inline __u32 evaluate_tiers(const struct rule_verdict *app, const struct rule_verdict *cidr)
 {
-	__u32 rule = earlier(app, block, TIER_ADMIN);
+	__u32 rule = first_match(app, cidr, TIER_ADMIN);
 
-	if (tells(rule))
+	if (is_final(rule))
 		return rule;
 	rule = app->rules[TIER_NETWORK];
-	if (block && block->rules[TIER_NETWORK] >> 30 == RULE_ACCEPT)
-		rule = block->rules[TIER_NETWORK];
-	if (tells(rule))
+	if (cidr && cidr->rules[TIER_NETWORK] >> 30 == RULE_ACCEPT)
+		rule = cidr->rules[TIER_NETWORK];
+	if (is_final(rule))
 		return rule;
-	rule = earlier(app, block, TIER_BASELINE);
-	return tells(rule) ? rule : RULE_ACCEPT << 30;
+	rule = first_match(app, cidr, TIER_BASELINE);
+	return is_final(rule) ? rule : RULE_ACCEPT << 30;
 }
 
-static __noinline struct block_rules *block_of(__u64 set, const struct addr *address)
+static __noinline struct cidr_rules *lookup_cidr(__u64 set, const struct addr *address)
 {
-	struct block_key prefix = {.bits = 64 + 128, .set = set, .address = *address};
+	struct cidr_key prefix = {.bits = 64 + 128, .set = set, .address = *address};
 
 	return bpf_map_lookup_elem(&pol_blocks_v1, &prefix);
 }
 
-/* consult asks a set about the peer. A table that is missing denies: it is being changed, or somebody has meddled. */
-static __noinline __u32 consult(__u64 set, const struct ends *e, __be16 port)
+/* policy_lookup_set asks a set about the peer. A table that is missing denies: it is being changed, or somebody has
+ * meddled. */
+static __noinline __u32 policy_lookup_set(__u64 set, const struct flow_tuple *e, __be16 port)
 {
 	struct app_key key = {.set = set, .app = e->remote_app < FIRST_RESERVED_APP ? e->remote_app : APP_OUTSIDE};
 	struct app_rules *by_app = bpf_map_lookup_elem(&pol_apps_v1, &key);
-	struct ruling *app, *block = NULL;
+	struct rule_verdict *app, *cidr = NULL;
 
 	if (!by_app) {
 		key.app = APP_ANY;
@@ -282,25 +284,25 @@ static __noinline __u32 consult(__u64 set, const struct ends *e, __be16 port)
 	}
 	if (!by_app)
 		return RULE_DENY_ALL;
-	app = ruling_of(by_app->table, e->proto, port);
+	app = lookup_port_rules(by_app->table, e->proto, port);
 	if (!app)
 		return RULE_DENY_ALL;
-	if (by_app->blocks) {
-		struct block_rules *by_block = block_of(set, &e->remote);
+	if (by_app->cidrs) {
+		struct cidr_rules *by_cidr = lookup_cidr(set, &e->remote);
 
-		if (by_block) {
-			block = ruling_of(by_block->table, e->proto, port);
-			if (!block)
+		if (by_cidr) {
+			cidr = lookup_port_rules(by_cidr->table, e->proto, port);
+			if (!cidr)
 				return RULE_DENY_ALL;
 		}
 	}
-	return judge(app, block);
+	return evaluate_tiers(app, cidr);
 }
 
-static __always_inline struct subject *subject_of(__u32 tenant, __u32 app)
+static __always_inline struct pol_target *lookup_target(__u32 tenant, __u32 app)
 {
-	struct subject_key key = {tenant, app};
-	struct subject *s = bpf_map_lookup_elem(&pol_subjects_v1, &key);
+	struct pol_target_key key = {tenant, app};
+	struct pol_target *s = bpf_map_lookup_elem(&pol_subjects_v1, &key);
 
 	if (s)
 		return s;
@@ -308,28 +310,28 @@ static __always_inline struct subject *subject_of(__u32 tenant, __u32 app)
 	return bpf_map_lookup_elem(&pol_subjects_v1, &key);
 }
 
-/* consult_rules finds the pre-actions of a session. */
-__noinline int consult_rules(const struct ends *e, struct pre_actions *pre)
+/* policy_lookup finds the pre-actions of a session. */
+__noinline int policy_lookup(const struct flow_tuple *e, struct pre_actions *pre)
 {
-	struct subject *s;
+	struct pol_target *s;
 
 	if (!e || !pre)
 		return -1;
 	__builtin_memset(pre, 0, sizeof(*pre));
 	pre->version = PRE_ACTIONS_VERSION;
-	s = subject_of(e->tenant, e->local_app);
-	for (int way = TX; way <= RX; way++) {
-		__be16 port = way == TX ? e->remote_port : e->local_port; /* the one that the session is begun to */
+	s = lookup_target(e->tenant, e->local_app);
+	for (int dir = TX; dir <= RX; dir++) {
+		__be16 port = dir == TX ? e->remote_port : e->local_port; /* the one that the session is begun to */
 		__u32 rule = RULE_ACCEPT << 30;
 
-		if (s && s->sets[way])
-			rule = consult(s->sets[way], e, port);
-		pre->verdicts[way] = rule >> 30 == RULE_ACCEPT ? ACCEPT : DENY;
-		pre->rules[way] = bpf_htonl(rule & RULE_NUMBER);
-		if (s && s->audits[way] && pre->verdicts[way] == ACCEPT) {
-			rule = consult(s->audits[way], e, port);
+		if (s && s->sets[dir])
+			rule = policy_lookup_set(s->sets[dir], e, port);
+		pre->verdicts[dir] = rule >> 30 == RULE_ACCEPT ? ACCEPT : DENY;
+		pre->rules[dir] = bpf_htonl(rule & RULE_NUMBER);
+		if (s && s->audits[dir] && pre->verdicts[dir] == ACCEPT) {
+			rule = policy_lookup_set(s->audits[dir], e, port);
 			if (rule >> 30 == RULE_DENY)
-				pre->audits[way] = bpf_htonl(rule & RULE_NUMBER);
+				pre->audits[dir] = bpf_htonl(rule & RULE_NUMBER);
 		}
 	}
 	return 0;

@@ -7,7 +7,7 @@
 #include <bpf/bpf_helpers.h>
 
 /* Ways of a packet, as the endpoint sees them. */
-enum way_of {
+enum ct_dir {
 	TX = 0,
 	RX = 1,
 };
@@ -32,13 +32,13 @@ struct pre_actions {
 _Static_assert(sizeof(struct pre_actions) == 20, "it travels in packets");
 
 enum seen {
-	SEEN_BEGINNER = 1 << 0, /* packets of who began the session */
-	SEEN_PEER = 1 << 1,	/* and of the other */
-	ESTABLISHED = 1 << 2,	/* both have heard of each other */
-	FIN_BEGINNER = 1 << 3,
-	FIN_PEER = 1 << 4,
+	SEEN_INITIATOR = 1 << 0, /* packets of who began the session */
+	SEEN_RESPONDER = 1 << 1, /* and of the other */
+	ESTABLISHED = 1 << 2,	 /* both have heard of each other */
+	FIN_INITIATOR = 1 << 3,
+	FIN_RESPONDER = 1 << 4,
 	RESET = 1 << 5,
-	ADOPTED = 1 << 6, /* nobody knows who began it */
+	PICKED_UP = 1 << 6, /* nobody knows who began it */
 };
 
 struct session_state {
@@ -51,19 +51,19 @@ struct session_state {
 _Static_assert(sizeof(struct session_state) == 8, "it travels in packets (Nezha §7.1: most need no more)");
 
 /* As much of a packet as the decision needs. */
-struct moment {
-	__u8 way;
+struct pkt_info {
+	__u8 dir;
 	__u8 proto;
-	__u8 flags; /* of TCP */
-	__u8 error; /* 1: it is ICMP's, about a packet of the session */
-	__u8 adopt; /* 1: what nobody remembers may be older than the tenant's policies */
+	__u8 flags;  /* of TCP */
+	__u8 error;  /* 1: it is ICMP's, about a packet of the session */
+	__u8 pickup; /* 1: what nobody remembers may be older than the tenant's policies */
 	__u8 zero[3];
 };
 
-struct outcome {
+struct ct_result {
 	struct session_state state; /* as it is from now on; of version 0 where nothing is to be remembered */
 	__u8 verdict;
-	__u8 way; /* whose pre-action decided */
+	__u8 dir; /* whose pre-action decided */
 	__u8 changed;
 	__u8 zero;
 };
@@ -75,102 +75,102 @@ struct outcome {
 
 #define IPPROTO_TCP_ 6
 
-static __always_inline bool is_over(const struct session_state *s)
+static __always_inline bool is_closed(const struct session_state *s)
 {
-	return s->seen & RESET || (s->seen & FIN_BEGINNER && s->seen & FIN_PEER);
+	return s->seen & RESET || (s->seen & FIN_INITIATOR && s->seen & FIN_RESPONDER);
 }
 
-/* begins tells of a packet that opens a connection: it is judged for itself, whatever was before. */
-static __always_inline bool begins(const struct moment *m)
+/* is_tcp_syn tells of a packet that opens a connection: it is judged for itself, whatever was before. */
+static __always_inline bool is_tcp_syn(const struct pkt_info *m)
 {
 	return m->proto == IPPROTO_TCP_ && (m->flags & (TCP_SYN | TCP_ACK | TCP_RST)) == TCP_SYN;
 }
 
-/* is_midst tells of a packet that somebody sent who had heard of the other: it begins nothing. */
-static __always_inline bool is_midst(const struct moment *m)
+/* is_midstream tells of a packet that somebody sent who had heard of the other: it begins nothing. */
+static __always_inline bool is_midstream(const struct pkt_info *m)
 {
 	return m->proto == IPPROTO_TCP_ && m->flags & TCP_ACK;
 }
 
-static __always_inline __u8 advance(__u8 seen, const struct moment *m, bool beginner)
+static __always_inline __u8 update_seen(__u8 seen, const struct pkt_info *m, bool initiator)
 {
 	if (m->proto != IPPROTO_TCP_) {
-		seen |= beginner ? SEEN_BEGINNER : SEEN_PEER;
-		return seen & SEEN_PEER ? seen | ESTABLISHED : seen;
+		seen |= initiator ? SEEN_INITIATOR : SEEN_RESPONDER;
+		return seen & SEEN_RESPONDER ? seen | ESTABLISHED : seen;
 	}
 	if (m->flags & TCP_RST)
 		return seen | RESET;
 	if (m->flags & TCP_FIN)
-		seen |= beginner ? FIN_BEGINNER : FIN_PEER;
+		seen |= initiator ? FIN_INITIATOR : FIN_RESPONDER;
 	/* A handshake is whole when who began it answers the answer: one that only says what it wants is half open,
 	 * however often it does. */
-	if (beginner && m->flags & TCP_ACK && !(m->flags & TCP_SYN) && seen & SEEN_PEER)
+	if (initiator && m->flags & TCP_ACK && !(m->flags & TCP_SYN) && seen & SEEN_RESPONDER)
 		seen |= ESTABLISHED;
-	return seen | (beginner ? SEEN_BEGINNER : SEEN_PEER);
+	return seen | (initiator ? SEEN_INITIATOR : SEEN_RESPONDER);
 }
 
-/* said_of is the pre-action for who began. The verifier takes no address that depends on it. */
-static __always_inline __u8 said_of(const struct pre_actions *pre, __u8 way)
+/* pre_verdict_for is the pre-action for who began. The verifier takes no address that depends on it. */
+static __always_inline __u8 pre_verdict_for(const struct pre_actions *pre, __u8 dir)
 {
 	__u32 tx = pre->verdicts[TX], rx = pre->verdicts[RX];
 
 	asm volatile("" : "+r"(tx), "+r"(rx));
-	return way == TX ? tx : rx;
+	return dir == TX ? tx : rx;
 }
 
 /* action is the one decision about a packet of an endpoint: that of the pre-action for whoever began the session. It
  * reads nothing but what it is given. */
-static __always_inline struct outcome action(const struct moment *m, const struct pre_actions *pre,
-					     const struct session_state *state)
+static __always_inline struct ct_result action(const struct pkt_info *m, const struct pre_actions *pre,
+					       const struct session_state *state)
 {
-	bool known = state->version == STATE_VERSION, fresh, adopted;
-	struct outcome o = {.way = m->way};
+	bool known = state->version == STATE_VERSION, fresh, picked_up;
+	struct ct_result o = {.dir = m->dir};
 
 	/* A new connection between the ports of one that lives is not it, and does not end it either. */
-	fresh = !known || (begins(m) && (is_over(state) || m->way != state->first || state->seen & ADOPTED));
+	fresh = !known || (is_tcp_syn(m) && (is_closed(state) || m->dir != state->first || state->seen & PICKED_UP));
 	if (!fresh)
-		o.way = state->first;
-	o.verdict = said_of(pre, o.way);
+		o.dir = state->first;
+	o.verdict = pre_verdict_for(pre, o.dir);
 	/* Either may have begun what was there before any policy. No connection can be begun by it. */
-	adopted = fresh ? m->adopt && is_midst(m) : state->seen & ADOPTED;
-	if (adopted && o.verdict != ACCEPT) {
-		o.way = RX - o.way;
-		o.verdict = said_of(pre, o.way);
+	picked_up = fresh ? m->pickup && is_midstream(m) : state->seen & PICKED_UP;
+	if (picked_up && o.verdict != ACCEPT) {
+		o.dir = RX - o.dir;
+		o.verdict = pre_verdict_for(pre, o.dir);
 	}
 	/* An error belongs to the session that it is about, and changes nothing. */
 	if (m->error)
 		return o;
-	if (o.verdict != ACCEPT || (fresh && known && !is_over(state)))
+	if (o.verdict != ACCEPT || (fresh && known && !is_closed(state)))
 		return o;
 	/* What ends nothing that is known begins nothing either. */
 	if (fresh && m->proto == IPPROTO_TCP_ && m->flags & (TCP_RST | TCP_FIN))
 		return o;
 	if (fresh) {
-		o.state.first = o.way;
-		o.state.seen = adopted ? ADOPTED : 0;
+		o.state.first = o.dir;
+		o.state.seen = picked_up ? PICKED_UP : 0;
 	} else {
 		o.state = *state;
 	}
 	o.state.version = STATE_VERSION;
 	o.state.proto = m->proto;
-	o.state.seen = advance(o.state.seen, m, m->way == o.state.first);
+	o.state.seen = update_seen(o.state.seen, m, m->dir == o.state.first);
 	o.changed = fresh || o.state.seen != state->seen;
 	return o;
 }
 
 /* How long a session is remembered after its last packet, in seconds. A connection of TCP at rest as RFC 5382 (REQ-5)
  * asks, datagrams as RFC 4787 (REQ-5); what is half open ages fast (Nezha §7.3). */
-#define LIFE_HALF_OPEN 10
-#define LIFE_ONE_WAY   30
-#define LIFE_DATAGRAMS 180
-#define LIFE_TCP       7440
-#define LIFE_OVER      10
+#define TIMEOUT_HALF_OPEN 10
+#define TIMEOUT_ONE_WAY	  30
+#define TIMEOUT_DATAGRAMS 180
+#define TIMEOUT_TCP	  7440
+#define TIMEOUT_CLOSED	  10
 
-static __always_inline __u32 life(const struct session_state *s)
+static __always_inline __u32 ct_timeout(const struct session_state *s)
 {
-	if (is_over(s))
-		return LIFE_OVER;
+	if (is_closed(s))
+		return TIMEOUT_CLOSED;
 	if (s->proto == IPPROTO_TCP_)
-		return s->seen & ESTABLISHED ? LIFE_TCP : LIFE_HALF_OPEN;
-	return s->seen & ESTABLISHED ? LIFE_DATAGRAMS : LIFE_ONE_WAY;
+		return s->seen & ESTABLISHED ? TIMEOUT_TCP : TIMEOUT_HALF_OPEN;
+	return s->seen & ESTABLISHED ? TIMEOUT_DATAGRAMS : TIMEOUT_ONE_WAY;
 }

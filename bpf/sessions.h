@@ -22,13 +22,13 @@ struct session {
 };
 _Static_assert(sizeof(struct session_key) == 48 && sizeof(struct session) == 64, "no implicit padding");
 
-#define BUCKET_PLACES 7
+#define BUCKET_ENTRIES 7
 
 struct session_bucket {
 	struct bpf_spin_lock lock;
-	__u32 tags[BUCKET_PLACES];
+	__u32 tags[BUCKET_ENTRIES];
 	__u64 zero[4];
-	struct session places[BUCKET_PLACES];
+	struct session entries[BUCKET_ENTRIES];
 };
 _Static_assert(sizeof(struct session_bucket) == 512, "what is looked at first is one line of the data cache");
 
@@ -61,33 +61,33 @@ struct {
 	__uint(max_entries, 1); /* set at load */
 } pil_session_users_v1 SEC(".maps");
 
-static __always_inline __u32 user_of(const struct session_key *k)
+static __always_inline __u32 quota_owner(const struct session_key *k)
 {
 	return k->endpoint;
 }
 
-static __always_inline void count_user(__u32 user, __s64 places)
+static __always_inline void charge_quota(__u32 owner, __s64 entries)
 {
-	__s64 *n = bpf_map_lookup_elem(&pil_session_users_v1, &user);
+	__s64 *n = bpf_map_lookup_elem(&pil_session_users_v1, &owner);
 
 	if (n)
-		__sync_fetch_and_add(n, places);
+		__sync_fetch_and_add(n, entries);
 }
 
-/* is_crowded tells of a user that has as many places as are free: it gets no more of those. So one alone gets half of
+/* over_quota tells of a user that has as many places as are free: it gets no more of those. So one alone gets half of
  * the table, two a third each, and something is always left for who has little. */
-static __always_inline bool is_crowded(__u32 user)
+static __always_inline bool over_quota(__u32 owner)
 {
 	__u32 zero = 0;
-	__s64 *own = bpf_map_lookup_elem(&pil_session_users_v1, &user),
+	__s64 *own = bpf_map_lookup_elem(&pil_session_users_v1, &owner),
 	      *all = bpf_map_lookup_elem(&pil_session_users_v1, &zero);
 
-	return !own || !all || *own >= (__s64)session_buckets * BUCKET_PLACES - *all;
+	return !own || !all || *own >= (__s64)session_buckets * BUCKET_ENTRIES - *all;
 }
 
 /* What became of sessions, since ever. */
 struct session_counts {
-	__u64 begun;
+	__u64 created;
 	__u64 evicted; /* half open, for another's sake */
 	__u64 refused; /* for want of room */
 	__u64 zero;
@@ -120,14 +120,14 @@ static __always_inline __u64 session_hash(const struct session_key *k)
 }
 
 /* Both buckets of a session, and what stands for it there; never 0. */
-struct position {
+struct ct_slot {
 	__u32 first, second, tag;
 };
 
-static __always_inline struct position position_of(const struct session_key *key)
+static __always_inline struct ct_slot ct_slot_of(const struct session_key *key)
 {
 	__u64 h = session_hash(key);
-	struct position p = {.tag = (__u32)(h >> 32) | 1};
+	struct ct_slot p = {.tag = (__u32)(h >> 32) | 1};
 
 	p.first = (__u32)h & (session_buckets - 1);
 	p.second = (p.first ^ (p.tag * 0x85ebca6b >> 3 | 1)) & (session_buckets - 1);
@@ -135,69 +135,70 @@ static __always_inline struct position position_of(const struct session_key *key
 }
 
 /* Whether a place may be given to a new session. */
-enum worth {
-	WORTH_NOTHING, /* free, or its time is over */
-	WORTH_LITTLE,  /* half open, or just ended */
-	WORTH_KEEPING,
+enum evict_class {
+	EVICT_FREE,  /* free, or its time is over */
+	EVICT_CHEAP, /* half open, or just ended */
+	EVICT_NEVER,
 };
 
-static __always_inline enum worth worth_of(__u32 tag, const struct session *s, __u64 now)
+static __always_inline enum evict_class evict_class_of(__u32 tag, const struct session *s, __u64 now)
 {
 	if (!tag || s->until <= now)
-		return WORTH_NOTHING;
-	return s->state.seen & ESTABLISHED && !is_over(&s->state) ? WORTH_KEEPING : WORTH_LITTLE;
+		return EVICT_FREE;
+	return s->state.seen & ESTABLISHED && !is_closed(&s->state) ? EVICT_NEVER : EVICT_CHEAP;
 }
 
 /* A packet at the table, and what it comes to. */
-struct turn {
+struct ct_ctx {
 	struct session_key key;
-	struct position position;
-	struct moment moment;
-	struct outcome outcome;
-	__u64 now;	/* CLOCK_MONOTONIC, ns */
-	__u32 place;	/* found in a bucket. What is read from here the verifier has no idea of: else it would walk all
-			   that follows once for each place */
-	__u32 taken[2]; /* places in both buckets */
-	__u32 user;
-	__u32 crowded;
-	__u32 losers[BUCKET_PLACES]; /* users whose places were taken; 0: nobody's */
+	struct ct_slot slot;
+	struct pkt_info pkt;
+	struct ct_result result;
+	__u64 now;     /* CLOCK_MONOTONIC, ns */
+	__u32 entry;   /* found in a bucket. What is read from here the verifier has no idea of: else it would walk all
+			  that follows once for each place */
+	__u32 used[2]; /* places in both buckets */
+	__u32 owner;
+	__u32 over_quota;
+	__u32 evicted_eps[BUCKET_ENTRIES]; /* users whose places were taken; 0: nobody's */
 };
 
-/* visit looks for a session in a bucket and has action decide with what is there.
+/* ct_lookup_bucket looks for a session in a bucket and has action decide with what is there.
  *
  * Functions here are not static: the verifier then walks each once. */
-__noinline int visit(struct turn *t, const struct pre_actions *pre, __u32 bucket)
+__noinline int ct_lookup_bucket(struct ct_ctx *t, const struct pre_actions *pre, __u32 bucket)
 {
 	struct session_bucket *b = bpf_map_lookup_elem(&pil_sessions_v1, &bucket);
-	__u32 at, taken = 0;
+	__u32 at, used = 0;
 
 	if (!b || !t || !pre)
 		return false;
-	t->place = BUCKET_PLACES;
+	t->entry = BUCKET_ENTRIES;
 	bpf_spin_lock(&b->lock);
-	for (int i = 0; i < BUCKET_PLACES; i++) {
-		taken += b->tags[i] != 0;
-		if (b->tags[i] == t->position.tag && b->places[i].until > t->now &&
-		    same_session(&b->places[i].key, &t->key))
-			t->place = i;
+	for (int i = 0; i < BUCKET_ENTRIES; i++) {
+		used += b->tags[i] != 0;
+		if (b->tags[i] == t->slot.tag && b->entries[i].until > t->now &&
+		    same_session(&b->entries[i].key, &t->key))
+			t->entry = i;
 	}
-	at = t->place;
-	if (at < BUCKET_PLACES) {
-		struct session *s = &b->places[at];
+	at = t->entry;
+	if (at < BUCKET_ENTRIES) {
+		struct session *s = &b->entries[at];
 
-		t->outcome = action(&t->moment, pre, &s->state);
-		if (t->outcome.state.version) {
-			s->state = t->outcome.state;
-			s->until = t->now + life(&s->state) * 1000000000ULL;
+		t->result = action(&t->pkt, pre, &s->state);
+		if (t->result.state.version) {
+			s->state = t->result.state;
+			s->until = t->now + ct_timeout(&s->state) * 1000000000ULL;
 		}
 	}
 	bpf_spin_unlock(&b->lock);
-	t->taken[bucket != t->position.first] = taken;
-	return at < BUCKET_PLACES;
+	t->used[bucket != t->slot.first] = used;
+	return at < BUCKET_ENTRIES;
 }
 
-/* place puts a new session into a bucket, in a place worth no more than most; a crowded user's in one that it has. */
-__noinline int place(struct turn *t, __u32 bucket, __u32 most)
+/* ct_insert puts a new session into a bucket, in a place worth no more than most; a crowded user's in one that it has.
+ */
+__noinline int ct_insert(struct ct_ctx *t, __u32 bucket, __u32 max_class)
 {
 	struct session_bucket *b = bpf_map_lookup_elem(&pil_sessions_v1, &bucket);
 	__u64 oldest = ~0ULL;
@@ -205,91 +206,91 @@ __noinline int place(struct turn *t, __u32 bucket, __u32 most)
 
 	if (!b || !t)
 		return false;
-	t->place = BUCKET_PLACES;
+	t->entry = BUCKET_ENTRIES;
 	bpf_spin_lock(&b->lock);
-	for (int i = 0; i < BUCKET_PLACES; i++) {
-		enum worth worth = worth_of(b->tags[i], &b->places[i], t->now);
+	for (int i = 0; i < BUCKET_ENTRIES; i++) {
+		enum evict_class class = evict_class_of(b->tags[i], &b->entries[i], t->now);
 
-		if (t->crowded && (!b->tags[i] || user_of(&b->places[i].key) != t->user))
+		if (t->over_quota && (!b->tags[i] || quota_owner(&b->entries[i].key) != t->owner))
 			continue;
-		if (worth == WORTH_NOTHING) {
-			t->place = i;
+		if (class == EVICT_FREE) {
+			t->entry = i;
 			break;
 		}
-		if (worth <= most && b->places[i].until < oldest) {
-			oldest = b->places[i].until;
-			t->place = i;
+		if (class <= max_class && b->entries[i].until < oldest) {
+			oldest = b->entries[i].until;
+			t->entry = i;
 		}
 	}
-	chosen = t->place;
-	if (chosen < BUCKET_PLACES) {
-		struct session *s = &b->places[chosen];
+	chosen = t->entry;
+	if (chosen < BUCKET_ENTRIES) {
+		struct session *s = &b->entries[chosen];
 
-		t->losers[0] = b->tags[chosen] ? user_of(&s->key) : 0;
-		b->tags[chosen] = t->position.tag;
+		t->evicted_eps[0] = b->tags[chosen] ? quota_owner(&s->key) : 0;
+		b->tags[chosen] = t->slot.tag;
 		s->key = t->key;
-		s->state = t->outcome.state;
-		s->until = t->now + life(&s->state) * 1000000000ULL;
+		s->state = t->result.state;
+		s->until = t->now + ct_timeout(&s->state) * 1000000000ULL;
 	}
 	bpf_spin_unlock(&b->lock);
-	if (chosen >= BUCKET_PLACES)
+	if (chosen >= BUCKET_ENTRIES)
 		return false;
-	count_user(t->losers[0], t->losers[0] ? -1 : 1);
-	count_user(t->user, 1);
+	charge_quota(t->evicted_eps[0], t->evicted_eps[0] ? -1 : 1);
+	charge_quota(t->owner, 1);
 	return true;
 }
 
-/* sweep has places whose time is over be nobody's. */
-__noinline int sweep(struct turn *t, __u32 bucket)
+/* ct_expire_bucket has places whose time is over be nobody's. */
+__noinline int ct_expire_bucket(struct ct_ctx *t, __u32 bucket)
 {
 	struct session_bucket *b = bpf_map_lookup_elem(&pil_sessions_v1, &bucket);
 
 	if (!b || !t)
 		return 0;
 	bpf_spin_lock(&b->lock);
-	for (int i = 0; i < BUCKET_PLACES; i++) {
-		t->losers[i] = 0;
-		if (!b->tags[i] || b->places[i].until > t->now)
+	for (int i = 0; i < BUCKET_ENTRIES; i++) {
+		t->evicted_eps[i] = 0;
+		if (!b->tags[i] || b->entries[i].until > t->now)
 			continue;
-		t->losers[i] = user_of(&b->places[i].key);
+		t->evicted_eps[i] = quota_owner(&b->entries[i].key);
 		b->tags[i] = 0;
 	}
 	bpf_spin_unlock(&b->lock);
-	for (int i = 0; i < BUCKET_PLACES; i++) {
-		if (!t->losers[i])
+	for (int i = 0; i < BUCKET_ENTRIES; i++) {
+		if (!t->evicted_eps[i])
 			continue;
-		count_user(t->losers[i], -1);
-		count_user(0, -1);
+		charge_quota(t->evicted_eps[i], -1);
+		charge_quota(0, -1);
 	}
 	return 0;
 }
 
-/* is_full tells of a user that it has its share, when what is over no longer counts where it is looked for; nobody may
- * have come by there for long, nor in a bucket that is nowhere near. */
-static __always_inline bool is_full(struct turn *t)
+/* over_quota_after_expiry tells of a user that it has its share, when what is over no longer counts where it is looked
+ * for; nobody may have come by there for long, nor in a bucket that is nowhere near. */
+static __always_inline bool over_quota_after_expiry(struct ct_ctx *t)
 {
-	if (!is_crowded(t->user))
+	if (!over_quota(t->owner))
 		return false;
-	sweep(t, t->position.first);
-	sweep(t, t->position.second);
-	sweep(t, bpf_get_prandom_u32() & (session_buckets - 1));
-	return is_crowded(t->user);
+	ct_expire_bucket(t, t->slot.first);
+	ct_expire_bucket(t, t->slot.second);
+	ct_expire_bucket(t, bpf_get_prandom_u32() & (session_buckets - 1));
+	return over_quota(t->owner);
 }
 
-/* may_adopt tells of a connection that it may be older than what is remembered. */
-static __always_inline bool may_adopt(const struct turn *t)
+/* may_pick_up tells of a connection that it may be older than what is remembered. */
+static __always_inline bool may_pick_up(const struct ct_ctx *t)
 {
 	__u32 tenant = t->key.tenant;
 	__u64 *until;
 
-	if (!is_midst(&t->moment))
+	if (!is_midstream(&t->pkt))
 		return false;
 	until = bpf_map_lookup_elem(&pol_adoptions_v1, &tenant);
 	return until && *until > t->now;
 }
 
-/* begin_session has action decide about what is known of nobody, and remembers what becomes of it. */
-__noinline int begin_session(struct turn *t, const struct pre_actions *pre)
+/* ct_create has action decide about what is known of nobody, and remembers what becomes of it. */
+__noinline int ct_create(struct ct_ctx *t, const struct pre_actions *pre)
 {
 	struct session_state none = {};
 	struct session_counts *counts;
@@ -298,24 +299,24 @@ __noinline int begin_session(struct turn *t, const struct pre_actions *pre)
 	counts = bpf_map_lookup_elem(&pil_session_counts_v1, &zero);
 	if (!counts || !t || !pre)
 		return false;
-	t->moment.adopt = may_adopt(t);
-	t->outcome = action(&t->moment, pre, &none);
-	if (!t->outcome.state.version)
+	t->pkt.pickup = may_pick_up(t);
+	t->result = action(&t->pkt, pre, &none);
+	if (!t->result.state.version)
 		return true;
-	if (t->taken[1] < t->taken[0]) {
-		__u32 first = t->position.first;
+	if (t->used[1] < t->used[0]) {
+		__u32 first = t->slot.first;
 
-		t->position.first = t->position.second;
-		t->position.second = first;
+		t->slot.first = t->slot.second;
+		t->slot.second = first;
 	}
-	t->user = user_of(&t->key);
-	t->crowded = is_full(t);
-	if (place(t, t->position.first, WORTH_NOTHING) || place(t, t->position.second, WORTH_NOTHING)) {
-		counts->begun++;
+	t->owner = quota_owner(&t->key);
+	t->over_quota = over_quota_after_expiry(t);
+	if (ct_insert(t, t->slot.first, EVICT_FREE) || ct_insert(t, t->slot.second, EVICT_FREE)) {
+		counts->created++;
 		return true;
 	}
-	if (place(t, t->position.first, WORTH_LITTLE) || place(t, t->position.second, WORTH_LITTLE)) {
-		counts->begun++;
+	if (ct_insert(t, t->slot.first, EVICT_CHEAP) || ct_insert(t, t->slot.second, EVICT_CHEAP)) {
+		counts->created++;
 		counts->evicted++;
 		return true;
 	}
@@ -323,9 +324,9 @@ __noinline int begin_session(struct turn *t, const struct pre_actions *pre)
 	return false;
 }
 
-/* step has action decide with what is known of the session, and remembers what becomes of it. It reports whether there
- * was room for that. */
-static __always_inline bool step(struct turn *t, const struct pre_actions *pre)
+/* ct_update has action decide with what is known of the session, and remembers what becomes of it. It reports whether
+ * there was room for that. */
+static __always_inline bool ct_update(struct ct_ctx *t, const struct pre_actions *pre)
 {
-	return visit(t, pre, t->position.first) || visit(t, pre, t->position.second) || begin_session(t, pre);
+	return ct_lookup_bucket(t, pre, t->slot.first) || ct_lookup_bucket(t, pre, t->slot.second) || ct_create(t, pre);
 }

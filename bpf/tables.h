@@ -6,38 +6,38 @@
 #include <bpf/bpf_helpers.h>
 
 /* Whose an address is; the key is the address as its container sees it. */
-struct source {
+struct ep_src {
 	struct addr plain;
 	__u32 ifindex; /* host side of the container's device: its packets come from there alone */
 	__u32 endpoint;
 	__u32 tenant_id;
 	__u32 checksum; /* difference address -> plain */
 };
-_Static_assert(sizeof(struct source) == 32, "no implicit padding");
+_Static_assert(sizeof(struct ep_src) == 32, "no implicit padding");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, struct addr);
-	__type(value, struct source);
+	__type(value, struct ep_src);
 	__uint(max_entries, 1); /* set at load */
 } pil_sources_v2 SEC(".maps");
 
 /* Where a packet for an address of this node goes; the key is the low half, the high half is own_node. */
-struct local {
+struct ep_dst {
 	struct addr address; /* as the container sees it */
 	__u32 ifindex;
 	__u32 endpoint;
 	__u32 checksum; /* difference plain -> address */
 	__u32 zero;
 };
-_Static_assert(sizeof(struct local) == 32, "no implicit padding");
+_Static_assert(sizeof(struct ep_dst) == 32, "no implicit padding");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, __u64);
-	__type(value, struct local);
+	__type(value, struct ep_dst);
 	__uint(max_entries, 1); /* set at load */
 } pil_locals_v1 SEC(".maps");
 
@@ -53,7 +53,7 @@ struct tenant {
 };
 _Static_assert(sizeof(struct tenant) == 40, "no implicit padding");
 
-static __always_inline bool owns(const struct tenant *t, __u32 id)
+static __always_inline bool has_id(const struct tenant *t, __u32 id)
 {
 	for (int i = 0; i < MAX_TENANT_IDS; i++)
 		if (t->ids[i] == id)
@@ -70,8 +70,8 @@ struct {
 } pil_tenants_v2 SEC(".maps");
 
 /* Devices of endpoints that another network serves, alone or beside netpila. */
-struct plug {
-	__u32 number; /* of the endpoint */
+struct dev_ep {
+	__u32 endpoint; /* of the endpoint */
 	__u32 network;
 };
 
@@ -79,7 +79,7 @@ struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, __u32); /* number of the device */
-	__type(value, struct plug);
+	__type(value, struct dev_ep);
 	__uint(max_entries, 1); /* set at load */
 } pil_ports_v1 SEC(".maps");
 
@@ -87,7 +87,7 @@ struct {
 enum network {
 	NETWORK_NIMITZ = 0,
 	NETWORK_COUNT,
-	NETWORK_TAPPED = 0xff /* none: a switch that reads the device itself has the packet already */
+	NETWORK_OVS = 0xff /* none: a switch that reads the device itself has the packet already */
 };
 
 struct {

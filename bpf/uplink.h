@@ -6,10 +6,10 @@
 #include "guard.h"
 #include "nimitz_gateway.h"
 
-/* speak_for_peer gives an error of the fabric (too big, time exceeded, unreachable) the peer's address as
+/* icmp_err_set_peer_src gives an error of the fabric (too big, time exceeded, unreachable) the peer's address as
  * source: the one the container sent to and the error quotes. From there on it is the peer's own error,
  * with every check that implies, and the container does not learn which router it was. */
-static __always_inline int speak_for_peer(struct __sk_buff *skb, const struct packet *p, struct addr *source)
+static __always_inline int icmp_err_set_peer_src(struct __sk_buff *skb, const struct packet *p, struct addr *source)
 {
 	struct addr peer = {};
 
@@ -18,20 +18,20 @@ static __always_inline int speak_for_peer(struct __sk_buff *skb, const struct pa
 	/* What this node's containers say to each other never was on the fabric. */
 	if (peer.hi == own_node)
 		return REASON_ICMP_QUOTE;
-	if (fix_checksum(skb, p, address_difference(source, &peer)) ||
-	    bpf_skb_store_bytes(skb, offsetof(struct frame, src), &peer, sizeof(peer), 0))
+	if (fix_checksum(skb, p, csum_diff_addr(source, &peer)) ||
+	    bpf_skb_store_bytes(skb, offsetof(struct eth_ip6, src), &peer, sizeof(peer), 0))
 		return REASON_MALFORMED;
 	*source = peer;
 	return 0;
 }
 
-static __always_inline int from_fabric_slow(struct __sk_buff *skb, struct frame *h, const struct packet *p,
+static __always_inline int from_fabric_slow(struct __sk_buff *skb, struct eth_ip6 *h, const struct packet *p,
 					    const struct flow_key *key, struct flow *f)
 {
 	__u32 from_id = tenant_id(&key->src), to_id = tenant_id(&key->dst);
 	struct addr source = key->src;
 	struct tenant *to;
-	struct local *local;
+	struct ep_dst *local;
 	int why;
 
 	if (app_id(&key->dst) >= FIRST_RESERVED_APP)
@@ -40,7 +40,7 @@ static __always_inline int from_fabric_slow(struct __sk_buff *skb, struct frame 
 	if (!local)
 		return drop(skb, REASON_NO_ENDPOINT, HOOK_UPLINK_IN);
 	to = bpf_map_lookup_elem(&pil_tenants_v2, &to_id);
-	if (!to || !in_base(&source) || !owns(to, from_id))
+	if (!to || !in_base(&source) || !has_id(to, from_id))
 		return drop(skb, REASON_TENANT_MISMATCH, HOOK_UPLINK_IN);
 	if (app_id(&source) >= FIRST_RESERVED_APP)
 		return drop(skb, REASON_APP_RESERVED, HOOK_UPLINK_IN);
@@ -50,24 +50,24 @@ static __always_inline int from_fabric_slow(struct __sk_buff *skb, struct frame 
 			return drop(skb, why, HOOK_UPLINK_IN);
 	}
 
-	f->way = 0; /* the slot holds nothing until all of it is written */
+	f->egress = 0; /* the slot holds nothing until all of it is written */
 	f->key = *key;
 	f->src = source;
 	f->dst = local->address;
 	f->translate = !to->clear;
-	f->policed[TX] = 0;
-	f->policed[RX] = has_policies(to_id) ? local->endpoint : 0;
-	f->checksum = add_checksums(local->checksum, address_difference(&f->key.src, &f->src));
+	f->policy_ep[TX] = 0;
+	f->policy_ep[RX] = has_policies(to_id) ? local->endpoint : 0;
+	f->checksum = csum_add(local->checksum, csum_diff_addr(&f->key.src, &f->src));
 	send_to(f, local->ifindex);
-	f->way = WAY_LOCAL;
-	return forward(skb, h, p, f, WAY_LOCAL, NULL, HOOK_UPLINK_IN);
+	f->egress = EGRESS_LOCAL;
+	return forward(skb, h, p, f, EGRESS_LOCAL, NULL, HOOK_UPLINK_IN);
 }
 
 static __always_inline int from_fabric(struct __sk_buff *skb)
 {
 	struct flow_key key = {.generation = generation(), .device = skb->ifindex};
 	struct packet p = {};
-	struct frame *h;
+	struct eth_ip6 *h;
 	struct flow *f;
 	int why;
 
@@ -79,7 +79,7 @@ static __always_inline int from_fabric(struct __sk_buff *skb)
 	}
 	if (in_vlan(skb) || skb->pkt_type == PACKET_OTHERHOST)
 		return TCX_NEXT;
-	h = frame_of(skb);
+	h = eth_ip6_of(skb);
 	if (!h)
 		return TCX_NEXT;
 	if (hides_in_tag(h))
@@ -96,7 +96,7 @@ static __always_inline int from_fabric(struct __sk_buff *skb)
 		/* Containers speak to containers; between those of other nodes this one may be a router. */
 		if (!why && claims_tenant(&key.src) && !claims_tenant(&key.dst))
 			why = REASON_TENANT_TO_NODE;
-		if (!why && is_gateways(&key.dst))
+		if (!why && is_gateway_addr(&key.dst))
 			return to_gateway(skb);
 		/* What the tunnel's device has of the uplink, and not of a process of this node. */
 		if (!why && !macvlan && key.dst.hi == own_node && key.dst.lo == VTEP_HOST)
@@ -107,27 +107,27 @@ static __always_inline int from_fabric(struct __sk_buff *skb)
 	if (why)
 		return drop(skb, why, HOOK_UPLINK_IN);
 	if (is_error(&p) && !claims_tenant(&key.src)) {
-		why = speak_for_peer(skb, &p, &key.src);
+		why = icmp_err_set_peer_src(skb, &p, &key.src);
 		if (why)
 			return drop(skb, why, HOOK_UPLINK_IN);
 	}
 	if (skb->vlan_present)
 		bpf_skb_vlan_pop(skb); /* it is beside the frame, and of the uplink alone */
-	h = frame_of(skb);
+	h = eth_ip6_of(skb);
 	f = flow_slot(&key);
 	if (!h || !f)
 		return drop(skb, REASON_MALFORMED, HOOK_UPLINK_IN);
 	if (likely(flow_matches(f, &key)))
-		return forward(skb, h, &p, f, WAY_LOCAL, NULL, HOOK_UPLINK_IN);
+		return forward(skb, h, &p, f, EGRESS_LOCAL, NULL, HOOK_UPLINK_IN);
 	return from_fabric_slow(skb, h, &p, &key, f);
 }
 
 /* A container's packet that comes by a second time, from the neighbour table, or from a netkit: judged, and still its
  * own, or led by a route of the node where the node chose the next hop. */
-static __always_inline bool is_judged(struct __sk_buff *skb)
+static __always_inline bool is_accepted(struct __sk_buff *skb)
 {
-	struct frame *h = frame_of(skb);
-	struct local *own;
+	struct eth_ip6 *h = eth_ip6_of(skb);
+	struct ep_dst *own;
 	struct addr src;
 	__u64 cookie;
 
@@ -145,23 +145,23 @@ static __always_inline bool is_judged(struct __sk_buff *skb)
 static __always_inline bool is_ours(struct __sk_buff *skb)
 {
 	if (macvlan)
-		return skb->mark == judged_mark && is_judged(skb);
-	return skb->mark == judged_mark || (skb->mark == packet_mark && skb->ingress_ifindex);
+		return skb->mark == accept_mark && is_accepted(skb);
+	return skb->mark == accept_mark || (skb->mark == packet_mark && skb->ingress_ifindex);
 }
 
 /* The host's own stack must not speak as a container, nor tell the fabric what only containers see. */
 static __always_inline int to_fabric(struct __sk_buff *skb)
 {
 	struct addr src, dst;
-	struct frame *h;
+	struct eth_ip6 *h;
 	__u8 nexthdr;
 	int why;
 
 	if (is_ours(skb))
 		return pass(skb);
-	if (macvlan && !is_nodes(skb))
+	if (macvlan && !from_node_netns(skb))
 		return from_container(skb);
-	h = frame_of(skb);
+	h = eth_ip6_of(skb);
 	if (!h)
 		return TCX_NEXT;
 	if (hides_in_tag(h))

@@ -90,11 +90,11 @@ func TestAction(t *testing.T) {
 // arrive has a packet come to what the packets before it have left.
 func (b *progBench) arrive(t *testing.T, name string, request *pilasterActionRequest, proto uint8, a arrival) {
 	t.Helper()
-	request.Moment.Way, request.Moment.Proto, request.Moment.Flags, request.Moment.Error = a.way, proto, uint8(a.flags), flag(a.error)
+	request.Pkt.Dir, request.Pkt.Proto, request.Pkt.Flags, request.Pkt.Error = a.way, proto, uint8(a.flags), flag(a.error)
 	b.ask(t, b.datapath.objects.PilTryAction, request)
-	o := request.Outcome
-	if passes := o.Verdict == 1; passes != a.passes || o.Way != a.by {
-		t.Errorf("%s: passes %v by what way %d may begin; want %v by %d", name, passes, o.Way, a.passes, a.by)
+	o := request.Result
+	if passes := o.Verdict == 1; passes != a.passes || o.Dir != a.by {
+		t.Errorf("%s: passes %v by what way %d may begin; want %v by %d", name, passes, o.Dir, a.passes, a.by)
 	}
 	begun := a.by
 	if request.State.Version != 0 && o.State.Seen&adopted != 0 {
@@ -143,7 +143,7 @@ func TestActionAdopts(t *testing.T) {
 		request := pilasterActionRequest{}
 		request.Pre.Version = 1
 		for _, s := range steps {
-			request.Moment.Adopt = 1
+			request.Pkt.Pickup = 1
 			request.Pre.Verdicts = [2]uint8{flag(s.out), flag(s.in)}
 			b.arrive(t, s.name, &request, proto, s.arrival)
 		}

@@ -150,8 +150,8 @@ func TestAnswersAreFew(t *testing.T) {
 	b := newProgBench(t)
 	last := b.frame(packet.Packet{Source: b.b1.seen(), Destination: sees(b.b3.Addr()), HopLimit: 1, Body: gram})
 	pace := func(due uint64) {
-		for slot := range b.datapath.objects.PilAnswers.MaxEntries() {
-			must(t, b.datapath.objects.PilAnswers.Put(slot, due))
+		for slot := range b.datapath.objects.PilIcmpRate.MaxEntries() {
+			must(t, b.datapath.objects.PilIcmpRate.Put(slot, due))
 		}
 	}
 	answers := func() (n int) {

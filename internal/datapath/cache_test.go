@@ -37,7 +37,7 @@ func TestCacheAnswersOnlyItsKey(t *testing.T) {
 		{nil, b.b1.ifindex(), progCase{name: "another path", frame: b.frame(labelled(b.sent(sees(far), gram))), out: labelled(across(far))}},
 		{func(f *pilasterFlow) { f.Key.Generation-- }, b.b1.ifindex(), progCase{name: "from before a change", frame: frame, out: across(far)}},
 		{func(f *pilasterFlow) { f.Expires = 0 }, b.b1.ifindex(), progCase{name: "a next hop that is too old", frame: frame, out: across(far)}},
-		{func(f *pilasterFlow) { f.Way = 0 }, b.b1.ifindex(), progCase{name: "an entry that was not finished", frame: frame, out: across(far)}},
+		{func(f *pilasterFlow) { f.Egress = 0 }, b.b1.ifindex(), progCase{name: "an entry that was not finished", frame: frame, out: across(far)}},
 	} {
 		f := cached()
 		if c.change != nil {
@@ -123,7 +123,7 @@ func (b *progBench) cached(t *testing.T, to netip.Addr, mtu uint16) pilasterFlow
 	must(t, b.datapath.objects.PilGenerationV1.Lookup(uint32(0), &generation))
 	seen := sees(b.b3.Addr())
 	f := pilasterFlow{
-		Src: words(b.b1.plain()), Dst: words(to), Expires: math.MaxInt64, Ifindex: b.uplinkIfindex(), Way: wayUplink, Translate: 1, Mtu: mtu,
+		Src: words(b.b1.plain()), Dst: words(to), Expires: math.MaxInt64, Ifindex: b.uplinkIfindex(), Egress: wayUplink, Translate: 1, Mtu: mtu,
 		Checksum: difference(seen, to),
 	}
 	f.Key.Src, f.Key.Dst, f.Key.Device, f.Key.Generation = words(b.b1.seen()), words(seen), b.b1.ifindex(), generation

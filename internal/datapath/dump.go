@@ -83,13 +83,13 @@ func DumpTables(bpffs string) (Tables, error) {
 	}
 	err := errors.Join(
 		pinned(pinLocals, func(m *ebpf.Map) error {
-			return each(m, func(k uint64, v pilasterLocal) {
+			return each(m, func(k uint64, v pilasterEpDst) {
 				low := pilasterAddr{Lo: k}.netip()
 				t.Locals = append(t.Locals, LocalEntry{low.String(), v.Address.netip(), v.Ifindex, v.Endpoint})
 			})
 		}),
 		pinned(pinSources, func(m *ebpf.Map) error {
-			return each(m, func(k pilasterAddr, v pilasterSource) {
+			return each(m, func(k pilasterAddr, v pilasterEpSrc) {
 				t.Sources = append(t.Sources, SourceEntry{k.netip(), v.Ifindex, v.Plain.netip(), v.Endpoint, v.TenantId})
 			})
 		}),
@@ -110,7 +110,7 @@ func DumpTables(bpffs string) (Tables, error) {
 			return err
 		}),
 		pinned(pinPorts, func(m *ebpf.Map) error {
-			return each(m, func(device uint32, p pilasterPlug) { t.Ports = append(t.Ports, PortEntry{device, p.Number}) })
+			return each(m, func(device uint32, p pilasterDevEp) { t.Ports = append(t.Ports, PortEntry{device, p.Endpoint}) })
 		}),
 		pinned(pinGeneration, func(m *ebpf.Map) error { return m.Lookup(uint32(0), &t.Generation) }),
 		pinned(pinDrops, func(m *ebpf.Map) error {

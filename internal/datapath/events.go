@@ -88,7 +88,7 @@ func (d *Datapath) endpointOf(device uint32) endpoint.ID {
 
 // readOwners learns them from the tables another process has filled.
 func (d *Datapath) readOwners() error {
-	return d.eachLocal(func(l pilasterLocal) { d.owners.Store(l.Ifindex, endpoint.ID(l.Endpoint)) })
+	return d.eachLocal(func(l pilasterEpDst) { d.owners.Store(l.Ifindex, endpoint.ID(l.Endpoint)) })
 }
 
 func swap(port uint16) uint16 {

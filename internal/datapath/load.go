@@ -226,7 +226,7 @@ func (d *Datapath) setConstants(spec *ebpf.CollectionSpec, mark uint32, cookie u
 		pilasterVarNoFlowCache:   d.config.NoCache,
 		// Programs of two loads run side by side during an upgrade, so they must agree on the mark.
 		pilasterVarPacketMark:     uint32(sum[0])<<24 | uint32(sum[1])<<16 | uint32(sum[2])<<8 | 1,
-		pilasterVarJudgedMark:     mark,
+		pilasterVarAcceptMark:     mark,
 		pilasterVarTunnelMark:     tunnelMark(mark),
 		pilasterVarTunnelBits:     uint32(pipeline.MarkBits),
 		pilasterVarMacvlan:        d.config.Device == Macvlan,

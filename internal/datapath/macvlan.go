@@ -208,7 +208,7 @@ func (d macvlan) removeInside(r endpoint.Record, in *inside) error {
 // carrying finds those with an entry: the programs that judge them are always there.
 func (d macvlan) carrying() ([]endpoint.ID, error) {
 	var ids []endpoint.ID
-	err := d.eachLocal(func(l pilasterLocal) {
+	err := d.eachLocal(func(l pilasterEpDst) {
 		if l.Ifindex&onUplink != 0 {
 			ids = append(ids, endpoint.ID(l.Endpoint))
 		}

@@ -33,7 +33,7 @@ func TestMacvlanSendsAsItself(t *testing.T) {
 	var mark uint32
 	must(t, n.datapath.objects.PacketMark.Get(&mark))
 	must(t, marked.Mark(mark))
-	must(t, n.datapath.objects.JudgedMark.Get(&mark)) // if one day a container guesses it
+	must(t, n.datapath.objects.AcceptMark.Get(&mark)) // if one day a container guesses it
 	must(t, secret.Mark(mark))
 	red1, red2 := n.add(t, red, 1), peer.add(t, red, 1)
 	called := injector(t, c.ns)
@@ -99,7 +99,7 @@ func TestMacvlanWithoutOwner(t *testing.T) {
 	must(t, err)
 	var known, secret uint32
 	must(t, n.datapath.objects.PacketMark.Get(&known))
-	must(t, n.datapath.objects.JudgedMark.Get(&secret)) // if one day a container guesses it
+	must(t, n.datapath.objects.AcceptMark.Get(&secret)) // if one day a container guesses it
 	for name, mark := range map[string]uint32{"no mark": 0, "the mark": known, "the secret mark": secret} {
 		const markOffset = 8 // in struct __sk_buff
 		reflect, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "GPL", Instructions: asm.Instructions{

@@ -118,9 +118,9 @@ func (d netpilaPath) writeEntries(r endpoint.Record) error {
 }
 
 // eachLocal reads the containers' entries.
-func (d *Datapath) eachLocal(f func(pilasterLocal)) error {
+func (d *Datapath) eachLocal(f func(pilasterEpDst)) error {
 	var key uint64
-	var local pilasterLocal
+	var local pilasterEpDst
 	entries := d.objects.PilLocalsV1.Iterate()
 	for entries.Next(&key, &local) {
 		f(local)
@@ -131,15 +131,15 @@ func (d *Datapath) eachLocal(f func(pilasterLocal)) error {
 	return nil
 }
 
-func localEntry(r endpoint.Record, a endpoint.Attachment) pilasterLocal {
-	return pilasterLocal{
+func localEntry(r endpoint.Record, a endpoint.Attachment) pilasterEpDst {
+	return pilasterEpDst{
 		Address: words(a.Address), Ifindex: uint32(r.Device.HostIfindex), Endpoint: uint32(r.ID),
 		Checksum: difference(a.Plaintext, a.Address),
 	}
 }
 
-func sourceEntry(r endpoint.Record, a endpoint.Attachment) pilasterSource {
-	return pilasterSource{
+func sourceEntry(r endpoint.Record, a endpoint.Attachment) pilasterEpSrc {
+	return pilasterEpSrc{
 		Plain: words(a.Plaintext), Ifindex: uint32(r.Device.HostIfindex), Endpoint: uint32(r.ID), TenantId: uint32(r.TenantID),
 		Checksum: difference(a.Address, a.Plaintext),
 	}
@@ -212,14 +212,14 @@ func (d netpilaPath) keepSiblings(ids map[uint32]bool) error {
 // Check compares the endpoint's entries and its tenant's.
 func (d netpilaPath) Check(_ context.Context, r endpoint.Record) error {
 	for _, a := range r.Attachments {
-		var local pilasterLocal
+		var local pilasterEpDst
 		if err := d.objects.PilLocalsV1.Lookup(words(a.Plaintext).Lo, &local); err != nil {
 			return fmt.Errorf("endpoint %d: map entry %s of %v: %w", r.ID, pinLocals, a.Plaintext, err)
 		}
 		if local != localEntry(r, a) {
 			return fmt.Errorf("endpoint %d: map entry %s of %v says %v on device %d for endpoint %d", r.ID, pinLocals, a.Plaintext, local.Address.netip(), local.Ifindex, local.Endpoint)
 		}
-		var source pilasterSource
+		var source pilasterEpSrc
 		if err := d.objects.PilSourcesV2.Lookup(words(a.Address), &source); err != nil {
 			return fmt.Errorf("endpoint %d: map entry %s of %v: %w", r.ID, pinSources, a.Address, err)
 		}

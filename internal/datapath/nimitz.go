@@ -57,7 +57,7 @@ func (d *Datapath) Nimitz() (*Nimitz, error) {
 		}
 		n.used[t.of(&d.objects)] = len(keys)
 	}
-	err := each(d.objects.PilPortsV1, func(device uint32, p pilasterPlug) { n.ports[pipeline.Port(p.Number)] = device })
+	err := each(d.objects.PilPortsV1, func(device uint32, p pilasterDevEp) { n.ports[pipeline.Port(p.Endpoint)] = device })
 	return n, err
 }
 
@@ -88,7 +88,7 @@ func (n *Nimitz) Plug(_ context.Context, port pipeline.Port, is pipeline.Device)
 				return err
 			}
 		}
-		err = n.d.objects.PilPortsV1.Put(index, pilasterPlug{Number: uint32(port), Network: networkNimitz})
+		err = n.d.objects.PilPortsV1.Put(index, pilasterDevEp{Endpoint: uint32(port), Network: networkNimitz})
 	}
 	if err != nil {
 		return fmt.Errorf("make %s %v: %w", device, port, err)
@@ -237,8 +237,8 @@ func (n *Nimitz) Check(_ context.Context, port pipeline.Port, device pipeline.De
 	if err != nil {
 		return fmt.Errorf("%v: device %s: %w", port, device.Name, err)
 	}
-	var is pilasterPlug
-	want := pilasterPlug{Number: uint32(port), Network: networkNimitz}
+	var is pilasterDevEp
+	want := pilasterDevEp{Endpoint: uint32(port), Network: networkNimitz}
 	if err := n.d.objects.PilPortsV1.Lookup(uint32(l.Attrs().Index), &is); err != nil || is != want {
 		return fmt.Errorf("device %s is not %v of the switch", device.Name, port)
 	}

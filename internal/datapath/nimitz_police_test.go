@@ -76,11 +76,11 @@ func policedNimitz(t *testing.T) (*nimitzBench, pipeline.Table) {
 	b.says(t, 30, 1, denies|ruleSilent, 0, 0)
 	b.says(t, 40, 1, denies|ruleShut, 0, 0)
 	o := &b.datapath.objects
-	for app, s := range map[uint32]pilasterSubject{
+	for app, s := range map[uint32]pilasterPolTarget{
 		appOwn: {Sets: [2]uint64{20, 10}}, appSilent: {Sets: [2]uint64{30, 0}}, appShut: {Sets: [2]uint64{0, 40}}, appFree: {}, appBeside: {},
 		appAny: {Sets: [2]uint64{30, 0}}, // as if a policy selected everyone
 	} {
-		must(t, o.PolSubjectsV1.Put(pilasterSubjectKey{Tenant: 7, App: app}, s))
+		must(t, o.PolSubjectsV1.Put(pilasterPolTargetKey{Tenant: 7, App: app}, s))
 	}
 	for _, rule := range []uint32{ruleNothing, ruleSilent, ruleShut, ruleMail} {
 		must(t, o.PolHitsV1.Put(rule, make([]uint64, len(b.counts(t)))))
@@ -207,20 +207,20 @@ func TestNimitzPolice(t *testing.T) {
 			{name: "another region's answer", by: pipeline.VXLAN, from: w.abroad, to: w.own, body: udp(9, 55)},
 		})
 		// What is judged where it begins or ends is only carried here.
-		carried := b.sessions(t).Begun
+		carried := b.sessions(t).Created
 		b.police(t, table, w, []overlayStep{
 			{name: "from outside to another node", by: pipeline.Gateway, from: w.gateway, to: w.leads, body: tcp(9, 81, packet.SYN)},
 			{name: "another node's outside", identity: appSilent, from: w.far, to: w.gateway, body: tcp(82, 9, packet.SYN)},
 			{name: "from another region to another node", by: pipeline.VXLAN, from: w.abroad, to: w.far, body: tcp(9, 81, packet.SYN)},
 			{name: "another node's, to another region", identity: appSilent, from: w.far, to: w.abroad, body: tcp(82, 9, packet.SYN)},
 		})
-		if n := b.sessions(t).Begun; n != carried {
+		if n := b.sessions(t).Created; n != carried {
 			t.Errorf("%s: %d sessions of what was only carried", w.name, n-carried)
 		}
 	}
 	// A change counts from the next packet on.
 	b.says(t, 11, 1, denies|ruleNothing, 0, 0)
-	must(t, b.datapath.objects.PolSubjectsV1.Put(pilasterSubjectKey{Tenant: 7, App: appOwn}, pilasterSubject{Sets: [2]uint64{20, 11}}))
+	must(t, b.datapath.objects.PolSubjectsV1.Put(pilasterPolTargetKey{Tenant: 7, App: appOwn}, pilasterPolTarget{Sets: [2]uint64{20, 11}}))
 	b.voidVerdicts(t)
 	for _, w := range overlayFamilies() {
 		b.police(t, table, w, []overlayStep{
@@ -248,7 +248,7 @@ func TestNimitzOthersAreFree(t *testing.T) {
 		b.send(t, c)
 		b.leaves(t, c.Name, before, c.Want())
 	}
-	if n := b.sessions(t); n.Begun != 0 {
-		t.Errorf("a tenant without policies has %d sessions", n.Begun)
+	if n := b.sessions(t); n.Created != 0 {
+		t.Errorf("a tenant without policies has %d sessions", n.Created)
 	}
 }

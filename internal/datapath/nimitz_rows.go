@@ -125,8 +125,8 @@ func renderForeign(m *ebpf.Map, e pipeline.Foreign) (row, error) {
 		return row{}, fmt.Errorf("%v is no node's prefix", e.Edge)
 	}
 	source := prefixKey(e.Source, e.Theirs)
-	key := pilasterForeignKey{Bits: address.NodeBits + source.Bits, Scope: source.Scope, Edge: words(e.Edge.Addr()).Hi, Source: source.Address}
-	return newRow(m, key, pilasterForeign{Bits: key.Bits, Vni: uint32(e.VNI)}), nil
+	key := pilasterRemoteSenderKey{Bits: address.NodeBits + source.Bits, Scope: source.Scope, Edge: words(e.Edge.Addr()).Hi, Source: source.Address}
+	return newRow(m, key, pilasterRemoteSender{Bits: key.Bits, Vni: uint32(e.VNI)}), nil
 }
 
 func (n *Nimitz) renderForward(e pipeline.Forward) (row, error) {
@@ -220,8 +220,8 @@ func readSender(key, value []byte) (pipeline.Entry, error) {
 }
 
 func readForeign(key, value []byte) (pipeline.Entry, error) {
-	k, err := unpacked[pilasterForeignKey](key)
-	v, err2 := unpacked[pilasterForeign](value)
+	k, err := unpacked[pilasterRemoteSenderKey](key)
+	v, err2 := unpacked[pilasterRemoteSender](value)
 	theirs, source := pilasterScopedPrefix{Bits: k.Bits - address.NodeBits, Scope: k.Scope, Address: k.Source}.prefix()
 	edge := netip.PrefixFrom(pilasterAddr{Hi: k.Edge}.netip(), address.NodeBits)
 	return pipeline.Foreign{Edge: edge, Theirs: theirs, Source: source, VNI: pipeline.VNI(v.Vni)}, errors.Join(err, err2)

@@ -97,7 +97,7 @@ func newNimitzBench(t testing.TB) *nimitzBench {
 // trust has a node let by what an injector sends by its uplink.
 func (n *testNode) trust(i *packet.Injector) error {
 	var mark uint32
-	if err := n.datapath.objects.JudgedMark.Get(&mark); err != nil {
+	if err := n.datapath.objects.AcceptMark.Get(&mark); err != nil {
 		return err
 	}
 	return i.Mark(mark)
@@ -365,9 +365,9 @@ func TestNimitzOutlivesItsAgent(t *testing.T) {
 		return b.datapath.Netpila().Repair(t.Context(), found, found)
 	})
 	must(t, err)
-	must(t, each(b.datapath.objects.PilPortsV1, func(_ uint32, p pilasterPlug) {
-		if p.Number == 2 {
-			t.Errorf("port %d is of a container that has gone", p.Number)
+	must(t, each(b.datapath.objects.PilPortsV1, func(_ uint32, p pilasterDevEp) {
+		if p.Endpoint == 2 {
+			t.Errorf("port %d is of a container that has gone", p.Endpoint)
 		}
 	}))
 

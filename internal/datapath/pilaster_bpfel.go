@@ -14,11 +14,11 @@ import (
 )
 
 type pilasterActionRequest struct {
-	_       structs.HostLayout
-	Moment  pilasterMoment
-	State   pilasterSessionState
-	Pre     pilasterPreActions
-	Outcome pilasterOutcome
+	_      structs.HostLayout
+	Pkt    pilasterPktInfo
+	State  pilasterSessionState
+	Pre    pilasterPreActions
+	Result pilasterCtResult
 }
 
 type pilasterAddr struct {
@@ -35,24 +35,58 @@ type pilasterAppKey struct {
 }
 
 type pilasterAppRules struct {
-	_      structs.HostLayout
-	Table  uint64
-	Blocks uint32
-	Zero   uint32
+	_     structs.HostLayout
+	Table uint64
+	Cidrs uint32
+	Zero  uint32
 }
 
-type pilasterBlockKey struct {
+type pilasterCidrKey struct {
 	_       structs.HostLayout
 	Bits    uint32
 	Set     uint64
 	Address pilasterAddr
 }
 
-type pilasterBlockRules struct {
+type pilasterCidrRules struct {
 	_     structs.HostLayout
 	Bits  uint32
 	Zero  uint32
 	Table uint64
+}
+
+type pilasterCtCtx struct {
+	_    structs.HostLayout
+	Key  pilasterSessionKey
+	Slot struct {
+		_      structs.HostLayout
+		First  uint32
+		Second uint32
+		Tag    uint32
+	}
+	Pkt        pilasterPktInfo
+	Result     pilasterCtResult
+	Now        uint64
+	Entry      uint32
+	Used       [2]uint32
+	Owner      uint32
+	OverQuota  uint32
+	EvictedEps [7]uint32
+}
+
+type pilasterCtResult struct {
+	_       structs.HostLayout
+	State   pilasterSessionState
+	Verdict uint8
+	Dir     uint8
+	Changed uint8
+	Zero    uint8
+}
+
+type pilasterDevEp struct {
+	_        structs.HostLayout
+	Endpoint uint32
+	Network  uint32
 }
 
 type pilasterDropEvent struct {
@@ -83,17 +117,22 @@ type pilasterDropState struct {
 	Lost    uint64
 }
 
-type pilasterEnds struct {
-	_          structs.HostLayout
-	Local      pilasterAddr
-	Remote     pilasterAddr
-	Tenant     uint32
-	LocalApp   uint32
-	RemoteApp  uint32
-	LocalPort  uint16
-	RemotePort uint16
-	Proto      uint8
-	Zero       [7]uint8
+type pilasterEpDst struct {
+	_        structs.HostLayout
+	Address  pilasterAddr
+	Ifindex  uint32
+	Endpoint uint32
+	Checksum uint32
+	Zero     uint32
+}
+
+type pilasterEpSrc struct {
+	_        structs.HostLayout
+	Plain    pilasterAddr
+	Ifindex  uint32
+	Endpoint uint32
+	TenantId uint32
+	Checksum uint32
 }
 
 type pilasterFlow struct {
@@ -101,7 +140,7 @@ type pilasterFlow struct {
 	Key       pilasterFlowKey
 	Dmac      [6]uint8
 	Smac      [6]uint8
-	Way       uint8
+	Egress    uint8
 	Translate uint8
 	Mtu       uint16
 	Src       pilasterAddr
@@ -109,7 +148,7 @@ type pilasterFlow struct {
 	Expires   uint64
 	Checksum  uint32
 	Ifindex   uint32
-	Policed   [2]uint32
+	PolicyEp  [2]uint32
 	Zero      uint64
 }
 
@@ -123,18 +162,17 @@ type pilasterFlowKey struct {
 	Zero       uint32
 }
 
-type pilasterForeign struct {
-	_    structs.HostLayout
-	Bits uint32
-	Vni  uint32
-}
-
-type pilasterForeignKey struct {
-	_      structs.HostLayout
-	Bits   uint32
-	Scope  uint32
-	Edge   uint64
-	Source pilasterAddr
+type pilasterFlowTuple struct {
+	_          structs.HostLayout
+	Local      pilasterAddr
+	Remote     pilasterAddr
+	Tenant     uint32
+	LocalApp   uint32
+	RemoteApp  uint32
+	LocalPort  uint16
+	RemotePort uint16
+	Proto      uint8
+	Zero       [7]uint8
 }
 
 type pilasterFragmentKey struct {
@@ -143,7 +181,7 @@ type pilasterFragmentKey struct {
 	Remote   pilasterAddr
 	Id       uint32
 	Endpoint uint32
-	Way      uint32
+	Dir      uint32
 	Zero     uint32
 }
 
@@ -154,25 +192,6 @@ type pilasterKeyRequest struct {
 	Error    int32
 }
 
-type pilasterLocal struct {
-	_        structs.HostLayout
-	Address  pilasterAddr
-	Ifindex  uint32
-	Endpoint uint32
-	Checksum uint32
-	Zero     uint32
-}
-
-type pilasterMoment struct {
-	_     structs.HostLayout
-	Way   uint8
-	Proto uint8
-	Flags uint8
-	Error uint8
-	Adopt uint8
-	Zero  [3]uint8
-}
-
 type pilasterNimitzNode struct {
 	_        structs.HostLayout
 	Vxlan    uint32
@@ -181,25 +200,32 @@ type pilasterNimitzNode struct {
 	Underlay uint32
 }
 
-type pilasterOutcome struct {
-	_       structs.HostLayout
-	State   pilasterSessionState
-	Verdict uint8
-	Way     uint8
-	Changed uint8
-	Zero    uint8
-}
-
 type pilasterPeerKey struct {
 	_    structs.HostLayout
 	Bits uint32
 	Node pilasterAddr
 }
 
-type pilasterPlug struct {
-	_       structs.HostLayout
-	Number  uint32
-	Network uint32
+type pilasterPktInfo struct {
+	_      structs.HostLayout
+	Dir    uint8
+	Proto  uint8
+	Flags  uint8
+	Error  uint8
+	Pickup uint8
+	Zero   [3]uint8
+}
+
+type pilasterPolTarget struct {
+	_      structs.HostLayout
+	Sets   [2]uint64
+	Audits [2]uint64
+}
+
+type pilasterPolTargetKey struct {
+	_      structs.HostLayout
+	Tenant uint32
+	App    uint32
 }
 
 type pilasterPortKey struct {
@@ -212,10 +238,10 @@ type pilasterPortKey struct {
 }
 
 type pilasterPortRules struct {
-	_      structs.HostLayout
-	Ruling pilasterRuling
-	Ranges uint32
-	Zero   uint32
+	_       structs.HostLayout
+	Verdict pilasterRuleVerdict
+	Ranges  uint32
+	Zero    uint32
 }
 
 type pilasterPreActions struct {
@@ -236,9 +262,23 @@ type pilasterRangeKey struct {
 }
 
 type pilasterRangeRules struct {
+	_       structs.HostLayout
+	Bits    uint32
+	Verdict pilasterRuleVerdict
+}
+
+type pilasterRemoteSender struct {
+	_    structs.HostLayout
+	Bits uint32
+	Vni  uint32
+}
+
+type pilasterRemoteSenderKey struct {
 	_      structs.HostLayout
 	Bits   uint32
-	Ruling pilasterRuling
+	Scope  uint32
+	Edge   uint64
+	Source pilasterAddr
 }
 
 type pilasterRoute struct {
@@ -250,7 +290,7 @@ type pilasterRoute struct {
 	Vtep    pilasterAddr
 }
 
-type pilasterRuling struct {
+type pilasterRuleVerdict struct {
 	_     structs.HostLayout
 	Rules [3]uint32
 	Ranks [2]uint16
@@ -296,14 +336,14 @@ type pilasterSessionBucket struct {
 		_   structs.HostLayout
 		Val uint32
 	}
-	Tags   [7]uint32
-	Zero   [4]uint64
-	Places [7]pilasterSession
+	Tags    [7]uint32
+	Zero    [4]uint64
+	Entries [7]pilasterSession
 }
 
 type pilasterSessionCounts struct {
 	_       structs.HostLayout
-	Begun   uint64
+	Created uint64
 	Evicted uint64
 	Refused uint64
 	Zero    uint64
@@ -330,27 +370,6 @@ type pilasterSessionState struct {
 	Zero    uint32
 }
 
-type pilasterSource struct {
-	_        structs.HostLayout
-	Plain    pilasterAddr
-	Ifindex  uint32
-	Endpoint uint32
-	TenantId uint32
-	Checksum uint32
-}
-
-type pilasterSubject struct {
-	_      structs.HostLayout
-	Sets   [2]uint64
-	Audits [2]uint64
-}
-
-type pilasterSubjectKey struct {
-	_      structs.HostLayout
-	Tenant uint32
-	App    uint32
-}
-
 type pilasterTenant struct {
 	_       structs.HostLayout
 	Ids     [4]uint32
@@ -366,25 +385,6 @@ type pilasterTranslation struct {
 	Zero    uint32
 }
 
-type pilasterTurn struct {
-	_        structs.HostLayout
-	Key      pilasterSessionKey
-	Position struct {
-		_      structs.HostLayout
-		First  uint32
-		Second uint32
-		Tag    uint32
-	}
-	Moment  pilasterMoment
-	Outcome pilasterOutcome
-	Now     uint64
-	Place   uint32
-	Taken   [2]uint32
-	User    uint32
-	Crowded uint32
-	Losers  [7]uint32
-}
-
 type pilasterVerdict struct {
 	_          structs.HostLayout
 	Key        pilasterSessionKey
@@ -396,10 +396,10 @@ type pilasterVerdict struct {
 }
 
 type pilasterWhyRequest struct {
-	_    structs.HostLayout
-	Ends pilasterEnds
-	Pre  pilasterPreActions
-	_    [4]byte
+	_     structs.HostLayout
+	Tuple pilasterFlowTuple
+	Pre   pilasterPreActions
+	_     [4]byte
 }
 
 // Names of all BPF objects in the ELF.
@@ -414,17 +414,17 @@ const (
 	pilasterMapNimPeersV1         = "nim_peers_v1"
 	pilasterMapNimSendersV1       = "nim_senders_v1"
 	pilasterMapNimSnatV1          = "nim_snat_v1"
-	pilasterMapPilAnswers         = "pil_answers"
 	pilasterMapPilBlock           = "pil_block"
-	pilasterMapPilDesk            = "pil_desk"
 	pilasterMapPilDropsV1         = "pil_drops_v1"
 	pilasterMapPilEventsV2        = "pil_events_v2"
 	pilasterMapPilFlows           = "pil_flows"
 	pilasterMapPilFragmentsV1     = "pil_fragments_v1"
 	pilasterMapPilGenerationV1    = "pil_generation_v1"
+	pilasterMapPilIcmpRate        = "pil_icmp_rate"
 	pilasterMapPilKeysV1          = "pil_keys_v1"
 	pilasterMapPilLocalsV1        = "pil_locals_v1"
 	pilasterMapPilNetworksV1      = "pil_networks_v1"
+	pilasterMapPilPolScratch      = "pil_pol_scratch"
 	pilasterMapPilPortsV1         = "pil_ports_v1"
 	pilasterMapPilSessionCountsV1 = "pil_session_counts_v1"
 	pilasterMapPilSessionUsersV1  = "pil_session_users_v1"
@@ -459,9 +459,9 @@ const (
 	pilasterProgPilUplinkIn       = "pil_uplink_in"
 	pilasterProgPilUplinkOut      = "pil_uplink_out"
 	pilasterProgPilWhy            = "pil_why"
+	pilasterVarAcceptMark         = "accept_mark"
 	pilasterVarBaseMask           = "base_mask"
 	pilasterVarBasePrefix         = "base_prefix"
-	pilasterVarJudgedMark         = "judged_mark"
 	pilasterVarMacvlan            = "macvlan"
 	pilasterVarNoFlowCache        = "no_flow_cache"
 	pilasterVarNodeCookie         = "node_cookie"
@@ -553,17 +553,17 @@ type pilasterMapSpecs struct {
 	NimPeersV1         *ebpf.MapSpec `ebpf:"nim_peers_v1"`
 	NimSendersV1       *ebpf.MapSpec `ebpf:"nim_senders_v1"`
 	NimSnatV1          *ebpf.MapSpec `ebpf:"nim_snat_v1"`
-	PilAnswers         *ebpf.MapSpec `ebpf:"pil_answers"`
 	PilBlock           *ebpf.MapSpec `ebpf:"pil_block"`
-	PilDesk            *ebpf.MapSpec `ebpf:"pil_desk"`
 	PilDropsV1         *ebpf.MapSpec `ebpf:"pil_drops_v1"`
 	PilEventsV2        *ebpf.MapSpec `ebpf:"pil_events_v2"`
 	PilFlows           *ebpf.MapSpec `ebpf:"pil_flows"`
 	PilFragmentsV1     *ebpf.MapSpec `ebpf:"pil_fragments_v1"`
 	PilGenerationV1    *ebpf.MapSpec `ebpf:"pil_generation_v1"`
+	PilIcmpRate        *ebpf.MapSpec `ebpf:"pil_icmp_rate"`
 	PilKeysV1          *ebpf.MapSpec `ebpf:"pil_keys_v1"`
 	PilLocalsV1        *ebpf.MapSpec `ebpf:"pil_locals_v1"`
 	PilNetworksV1      *ebpf.MapSpec `ebpf:"pil_networks_v1"`
+	PilPolScratch      *ebpf.MapSpec `ebpf:"pil_pol_scratch"`
 	PilPortsV1         *ebpf.MapSpec `ebpf:"pil_ports_v1"`
 	PilSessionCountsV1 *ebpf.MapSpec `ebpf:"pil_session_counts_v1"`
 	PilSessionUsersV1  *ebpf.MapSpec `ebpf:"pil_session_users_v1"`
@@ -586,9 +586,9 @@ type pilasterMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type pilasterVariableSpecs struct {
+	AcceptMark       *ebpf.VariableSpec `ebpf:"accept_mark"`
 	BaseMask         *ebpf.VariableSpec `ebpf:"base_mask"`
 	BasePrefix       *ebpf.VariableSpec `ebpf:"base_prefix"`
-	JudgedMark       *ebpf.VariableSpec `ebpf:"judged_mark"`
 	Macvlan          *ebpf.VariableSpec `ebpf:"macvlan"`
 	NoFlowCache      *ebpf.VariableSpec `ebpf:"no_flow_cache"`
 	NodeCookie       *ebpf.VariableSpec `ebpf:"node_cookie"`
@@ -634,17 +634,17 @@ type pilasterMaps struct {
 	NimPeersV1         *ebpf.Map `ebpf:"nim_peers_v1"`
 	NimSendersV1       *ebpf.Map `ebpf:"nim_senders_v1"`
 	NimSnatV1          *ebpf.Map `ebpf:"nim_snat_v1"`
-	PilAnswers         *ebpf.Map `ebpf:"pil_answers"`
 	PilBlock           *ebpf.Map `ebpf:"pil_block"`
-	PilDesk            *ebpf.Map `ebpf:"pil_desk"`
 	PilDropsV1         *ebpf.Map `ebpf:"pil_drops_v1"`
 	PilEventsV2        *ebpf.Map `ebpf:"pil_events_v2"`
 	PilFlows           *ebpf.Map `ebpf:"pil_flows"`
 	PilFragmentsV1     *ebpf.Map `ebpf:"pil_fragments_v1"`
 	PilGenerationV1    *ebpf.Map `ebpf:"pil_generation_v1"`
+	PilIcmpRate        *ebpf.Map `ebpf:"pil_icmp_rate"`
 	PilKeysV1          *ebpf.Map `ebpf:"pil_keys_v1"`
 	PilLocalsV1        *ebpf.Map `ebpf:"pil_locals_v1"`
 	PilNetworksV1      *ebpf.Map `ebpf:"pil_networks_v1"`
+	PilPolScratch      *ebpf.Map `ebpf:"pil_pol_scratch"`
 	PilPortsV1         *ebpf.Map `ebpf:"pil_ports_v1"`
 	PilSessionCountsV1 *ebpf.Map `ebpf:"pil_session_counts_v1"`
 	PilSessionUsersV1  *ebpf.Map `ebpf:"pil_session_users_v1"`
@@ -673,17 +673,17 @@ func (m *pilasterMaps) Close() error {
 		m.NimPeersV1,
 		m.NimSendersV1,
 		m.NimSnatV1,
-		m.PilAnswers,
 		m.PilBlock,
-		m.PilDesk,
 		m.PilDropsV1,
 		m.PilEventsV2,
 		m.PilFlows,
 		m.PilFragmentsV1,
 		m.PilGenerationV1,
+		m.PilIcmpRate,
 		m.PilKeysV1,
 		m.PilLocalsV1,
 		m.PilNetworksV1,
+		m.PilPolScratch,
 		m.PilPortsV1,
 		m.PilSessionCountsV1,
 		m.PilSessionUsersV1,
@@ -707,9 +707,9 @@ func (m *pilasterMaps) Close() error {
 //
 // It can be passed to loadPilasterObjects or ebpf.CollectionSpec.LoadAndAssign.
 type pilasterVariables struct {
+	AcceptMark       *ebpf.Variable `ebpf:"accept_mark"`
 	BaseMask         *ebpf.Variable `ebpf:"base_mask"`
 	BasePrefix       *ebpf.Variable `ebpf:"base_prefix"`
-	JudgedMark       *ebpf.Variable `ebpf:"judged_mark"`
 	Macvlan          *ebpf.Variable `ebpf:"macvlan"`
 	NoFlowCache      *ebpf.Variable `ebpf:"no_flow_cache"`
 	NodeCookie       *ebpf.Variable `ebpf:"node_cookie"`

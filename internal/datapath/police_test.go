@@ -26,13 +26,13 @@ const (
 )
 
 // policed gives blue's tenant policies: for apps 1 and 2, b1's and b2's, as given; others are free.
-func policed(t *testing.T, b *progBench, own pilasterSubject) {
+func policed(t *testing.T, b *progBench, own pilasterPolTarget) {
 	t.Helper()
 	o := &b.datapath.objects
 	for app := range uint32(2) {
-		must(t, o.PolSubjectsV1.Put(pilasterSubjectKey{Tenant: 1, App: 1 + app}, own))
+		must(t, o.PolSubjectsV1.Put(pilasterPolTargetKey{Tenant: 1, App: 1 + app}, own))
 	}
-	must(t, o.PolSubjectsV1.Put(pilasterSubjectKey{Tenant: 1, App: appAny}, pilasterSubject{}))
+	must(t, o.PolSubjectsV1.Put(pilasterPolTargetKey{Tenant: 1, App: appAny}, pilasterPolTarget{}))
 	b.generation(t)
 }
 
@@ -49,7 +49,7 @@ func (b *testNode) says(t *testing.T, set uint64, tier int, rule uint32, port ui
 	o := &b.datapath.objects
 	must(t, o.PolAppsV1.Put(pilasterAppKey{Set: set, App: appAny}, pilasterAppRules{Table: set}))
 	all, one := pilasterPortRules{}, pilasterPortRules{}
-	all.Ruling.Rules[tier], one.Ruling.Rules[tier] = rule, other
+	all.Verdict.Rules[tier], one.Verdict.Rules[tier] = rule, other
 	must(t, o.PolPortsV1.Put(pilasterPortKey{Table: set, Scope: 2}, all))
 	if port != 0 {
 		must(t, o.PolPortsV1.Put(pilasterPortKey{Table: set, Port: bigEndian(port), Proto: packet.ProtocolTCP}, one))
@@ -107,12 +107,12 @@ func TestPolice(t *testing.T) {
 	b := newProgBench(t)
 	far := sees(b.b3.Addr())
 	b.policePackets(t, policedPacket{name: "without policies", in: true, body: tcp(7, 80, packet.SYN)})
-	if c := b.sessions(t); c.Begun != 0 {
-		t.Errorf("a tenant without policies has %d sessions", c.Begun)
+	if c := b.sessions(t); c.Created != 0 {
+		t.Errorf("a tenant without policies has %d sessions", c.Created)
 	}
 	b.says(t, 10, 1, denies|ruleNothing, 80, accepts|ruleWeb) // in: TCP to 80 alone
 	b.says(t, 20, 1, accepts|ruleWeb, 25, denies|ruleNothing) // out: all but TCP to 25
-	policed(t, b, pilasterSubject{Sets: [2]uint64{20, 10}})
+	policed(t, b, pilasterPolTarget{Sets: [2]uint64{20, 10}})
 
 	quoted := func(source, destination netip.Addr, body packet.Body) packet.ICMP {
 		return packet.ICMP{Type: packet.DestinationUnreachable, Code: 4, Payload: packet.Packet{Source: source, Destination: destination, Body: body}.Marshal()}
@@ -172,7 +172,7 @@ func TestPolice(t *testing.T) {
 
 	// A change counts from the next packet on, also for what is established; nothing else is lost with it.
 	b.says(t, 11, 1, denies|ruleNothing, 0, 0)
-	policed(t, b, pilasterSubject{Sets: [2]uint64{20, 11}})
+	policed(t, b, pilasterPolTarget{Sets: [2]uint64{20, 11}})
 	b.policePackets(t,
 		policedPacket{name: "to the port that was open", in: true, body: tcp(7, 80, packet.ACK), reason: denied},
 		policedPacket{name: "its answer", body: tcp(80, 7, packet.ACK), reason: denied},
@@ -249,7 +249,7 @@ func TestHalfAPolicy(t *testing.T) {
 func TestPoliceBetweenTwo(t *testing.T) {
 	b := newProgBench(t)
 	b.says(t, 10, 1, denies|ruleNothing, 80, accepts|ruleWeb)
-	policed(t, b, pilasterSubject{Sets: [2]uint64{0, 10}})
+	policed(t, b, pilasterPolTarget{Sets: [2]uint64{0, 10}})
 	for _, c := range []struct {
 		from, to *testContainer
 		body     packet.Body
@@ -273,11 +273,11 @@ func TestMissingRulesDeny(t *testing.T) {
 	o := &b.datapath.objects
 	must(t, o.PolAppsV1.Put(pilasterAppKey{Set: 11, App: appAny}, pilasterAppRules{Table: 11}))
 	b.says(t, 12, 1, accepts|ruleWeb, 0, 0)
-	must(t, o.PolAppsV1.Put(pilasterAppKey{Set: 12, App: appAny}, pilasterAppRules{Table: 12, Blocks: 1}))
-	all := pilasterBlockKey{Bits: 64, Set: 12}
-	must(t, o.PolBlocksV1.Put(all, pilasterBlockRules{Bits: all.Bits, Table: 13}))
+	must(t, o.PolAppsV1.Put(pilasterAppKey{Set: 12, App: appAny}, pilasterAppRules{Table: 12, Cidrs: 1}))
+	all := pilasterCidrKey{Bits: 64, Set: 12}
+	must(t, o.PolBlocksV1.Put(all, pilasterCidrRules{Bits: all.Bits, Table: 13}))
 	for set, name := range map[uint64]string{10: "a set", 11: "a table", 12: "a table of blocks"} {
-		policed(t, b, pilasterSubject{Sets: [2]uint64{0, set}})
+		policed(t, b, pilasterPolTarget{Sets: [2]uint64{0, set}})
 		b.policePackets(t, policedPacket{name: name, in: true, body: udp(9, 53), reason: "policy-denied"})
 	}
 }
@@ -286,7 +286,7 @@ func TestMissingRulesDeny(t *testing.T) {
 func TestEventsNameTheRule(t *testing.T) {
 	b := newEventBench(t)
 	b.says(t, 10, 1, denies|ruleNothing, 0, 0)
-	policed(t, b.progBench, pilasterSubject{Sets: [2]uint64{0, 10}})
+	policed(t, b.progBench, pilasterPolTarget{Sets: [2]uint64{0, 10}})
 	program, ctx, frame := b.fromEither(true, udp(9, 53))
 	b.run(t, program, frame, ctx)
 	if e := b.next(t, reason.PolicyDenied); e.Rule != ruleNothing {
@@ -303,7 +303,7 @@ func TestAudit(t *testing.T) {
 	b := newProgBench(t)
 	b.says(t, 10, 1, denies|ruleAudited, 80, accepts|ruleWeb)
 	must(t, b.datapath.objects.PolHitsV1.Put(uint32(ruleAudited), make([]uint64, len(b.hits(t, 0)))))
-	policed(t, b, pilasterSubject{Audits: [2]uint64{0, 10}})
+	policed(t, b, pilasterPolTarget{Audits: [2]uint64{0, 10}})
 	for range 3 {
 		b.policePackets(t, policedPacket{name: "what would be denied", in: true, body: udp(9, 53)}, policedPacket{name: "answered", body: udp(53, 9)},
 			policedPacket{name: "what would not", in: true, body: tcp(7, 80, packet.SYN)})
@@ -336,7 +336,7 @@ func (b *testNode) counts(t *testing.T) (all []pilasterSessionCounts) {
 func (b *testNode) sessions(t *testing.T) (sum pilasterSessionCounts) {
 	t.Helper()
 	for _, c := range b.counts(t) {
-		sum.Begun, sum.Evicted, sum.Refused = sum.Begun+c.Begun, sum.Evicted+c.Evicted, sum.Refused+c.Refused
+		sum.Created, sum.Evicted, sum.Refused = sum.Created+c.Created, sum.Evicted+c.Evicted, sum.Refused+c.Refused
 	}
 	return sum
 }

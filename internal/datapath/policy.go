@@ -25,8 +25,8 @@ const (
 	MaxMaxSessions = placesPerBucket << 20
 )
 
-// placesPerBucket is bpf/sessions.h's BUCKET_PLACES.
-const placesPerBucket = len(pilasterSessionBucket{}.Places)
+// placesPerBucket is bpf/sessions.h's BUCKET_ENTRIES.
+const placesPerBucket = len(pilasterSessionBucket{}.Entries)
 
 // sessionBuckets is a power of 2, for the programs to find one by a mask.
 func (d *Datapath) sessionBuckets() int {
@@ -80,7 +80,7 @@ func (d *Datapath) polices(ids []address.TenantID) (is bool, err error) {
 
 func leads(subjects *ebpf.Map, ids []address.TenantID) (bool, error) {
 	for _, id := range ids {
-		err := subjects.Lookup(pilasterSubjectKey{Tenant: uint32(id), App: uint32(policy.AnyApp)}, new(pilasterSubject))
+		err := subjects.Lookup(pilasterPolTargetKey{Tenant: uint32(id), App: uint32(policy.AnyApp)}, new(pilasterPolTarget))
 		if !errors.Is(err, ebpf.ErrKeyNotExist) {
 			return err == nil, err
 		}
@@ -193,7 +193,7 @@ func (d *Datapath) RuleHits() (map[uint32]uint64, error) {
 
 // Why asks the program that packets meet.
 func (d *Datapath) Why(q agent.Question) (agent.Answer, error) {
-	r := pilasterWhyRequest{Ends: pilasterEnds{Local: words(q.Local), Remote: words(q.Remote), Tenant: uint32(q.Tenant), LocalApp: uint32(q.LocalApp), RemoteApp: uint32(q.RemoteApp),
+	r := pilasterWhyRequest{Tuple: pilasterFlowTuple{Local: words(q.Local), Remote: words(q.Remote), Tenant: uint32(q.Tenant), LocalApp: uint32(q.LocalApp), RemoteApp: uint32(q.RemoteApp),
 		LocalPort: networkOrder(q.LocalPort), RemotePort: networkOrder(q.RemotePort), Proto: q.Protocol}}
 	// The question and its answer pass as a packet, behind an Ethernet header.
 	frame, err := binary.Append(make([]byte, ethernetHeader), binary.NativeEndian, r)
@@ -208,7 +208,7 @@ func (d *Datapath) Why(q agent.Question) (agent.Answer, error) {
 	if _, err := binary.Decode(out[ethernetHeader:], binary.NativeEndian, &r); err != nil {
 		return agent.Answer{}, err
 	}
-	a := agent.Answer{LocalApp: address.AppID(r.Ends.LocalApp), RemoteApp: address.AppID(r.Ends.RemoteApp)}
+	a := agent.Answer{LocalApp: address.AppID(r.Tuple.LocalApp), RemoteApp: address.AppID(r.Tuple.RemoteApp)}
 	for way, direction := range [2]policy.Direction{policy.Egress, policy.Ingress} {
 		a.Allowed[direction] = r.Pre.Verdicts[way] == 1
 		a.Rules[direction], a.Audits[direction] = bits.ReverseBytes32(r.Pre.Rules[way]), bits.ReverseBytes32(r.Pre.Audits[way])

@@ -243,7 +243,7 @@ func TestToFabric(t *testing.T) {
 	}
 	mark := b.mark(t)
 	var secret uint32
-	must(t, b.datapath.objects.JudgedMark.Get(&secret))
+	must(t, b.datapath.objects.AcceptMark.Get(&secret))
 	for _, c := range []struct {
 		progCase
 		ctx skb

@@ -16,10 +16,10 @@ import (
 
 // rulingTables are the kernel's tables of policies. The first two lead containers to their rules; what the others hold never changes its meaning.
 type rulingTables struct {
-	subjects  *ruled[pilasterSubjectKey, pilasterSubject, pilasterSubjectKey, pilasterSubject]
+	subjects  *ruled[pilasterPolTargetKey, pilasterPolTarget, pilasterPolTargetKey, pilasterPolTarget]
 	overrides *ruled[netip.Addr, address.AppID, pilasterAddr, uint32]
 	apps      *ruled[policy.PeerKey, policy.Peer, pilasterAppKey, pilasterAppRules]
-	blocks    *ruled[policy.BlockKey, policy.ID, pilasterBlockKey, pilasterBlockRules]
+	blocks    *ruled[policy.BlockKey, policy.ID, pilasterCidrKey, pilasterCidrRules]
 	ports     *ruled[policy.PortKey, policy.PortEntry, pilasterPortKey, pilasterPortRules]
 	ranges    *ruled[policy.RangeKey, policy.Verdict, pilasterRangeKey, pilasterRangeRules]
 	hits      *ruled[uint32, policy.RuleName, uint32, struct{}]
@@ -39,7 +39,7 @@ func (d *Datapath) rulingTables() *rulingTables {
 	// Names of sets and tables are made with the tenant's. Ids and addresses should be one tenant's, but the cluster says so and not the node; numbers of rules are
 	// one's own within a tenant.
 	t.subjects.size, t.subjects.mayShare = func(t *agent.TenantPolicies) int { return len(t.IDs) * len(t.Tables.Subjects) }, haveSameID
-	t.subjects.id = func(k pilasterSubjectKey) uint32 { return k.Tenant }
+	t.subjects.id = func(k pilasterPolTargetKey) uint32 { return k.Tenant }
 	t.overrides.id = func(a pilasterAddr) uint32 { return uint32(address.Split(a.netip()).Tenant) }
 	t.overrides.mayShare = func(a, b *agent.TenantPolicies) bool { return len(a.Overrides) > 0 && len(b.Overrides) > 0 }
 	t.hits.mayShare = func(_, _ *agent.TenantPolicies) bool { return true }
@@ -53,7 +53,7 @@ func (t *rulingTables) all() []rulingTable {
 }
 
 // compare says how they are to change: those that lead, and the rules, in the order in which they are written.
-func (t *rulingTables) compare(c policyChange) (subjects *tableDifference[pilasterSubjectKey, pilasterSubject], overrides tableChange, rules []tableChange, err error) {
+func (t *rulingTables) compare(c policyChange) (subjects *tableDifference[pilasterPolTargetKey, pilasterPolTarget], overrides tableChange, rules []tableChange, err error) {
 	if subjects, err = t.subjects.compare(c); err != nil {
 		return nil, nil, nil, err
 	}
@@ -77,11 +77,11 @@ func portsOf(t *agent.TenantPolicies) map[policy.PortKey]policy.PortEntry { retu
 func rangesOf(t *agent.TenantPolicies) map[policy.RangeKey]policy.Verdict { return t.Tables.Ranges }
 func namesOf(t *agent.TenantPolicies) map[uint32]policy.RuleName          { return t.Tables.Names }
 
-func subjectsOf(of *agent.TenantPolicies) map[pilasterSubjectKey]pilasterSubject {
-	all := make(map[pilasterSubjectKey]pilasterSubject, len(of.IDs)*len(of.Tables.Subjects))
+func subjectsOf(of *agent.TenantPolicies) map[pilasterPolTargetKey]pilasterPolTarget {
+	all := make(map[pilasterPolTargetKey]pilasterPolTarget, len(of.IDs)*len(of.Tables.Subjects))
 	for app, s := range of.Tables.Subjects {
 		for _, id := range of.IDs {
-			all[pilasterSubjectKey{Tenant: uint32(id), App: uint32(app)}] = pilasterSubject{Sets: byWay(s.Sets), Audits: byWay(s.Audit)}
+			all[pilasterPolTargetKey{Tenant: uint32(id), App: uint32(app)}] = pilasterPolTarget{Sets: byWay(s.Sets), Audits: byWay(s.Audit)}
 		}
 	}
 	return all
@@ -91,7 +91,7 @@ func haveSameID(a, b *agent.TenantPolicies) bool {
 	return slices.ContainsFunc(a.IDs, func(id address.TenantID) bool { return slices.Contains(b.IDs, id) })
 }
 
-func subjectEntry(k pilasterSubjectKey, s pilasterSubject) (pilasterSubjectKey, pilasterSubject) {
+func subjectEntry(k pilasterPolTargetKey, s pilasterPolTarget) (pilasterPolTargetKey, pilasterPolTarget) {
 	return k, s
 }
 
@@ -101,22 +101,22 @@ func byWay(sets [2]policy.ID) [2]uint64 {
 }
 
 func appEntry(k policy.PeerKey, p policy.Peer) (pilasterAppKey, pilasterAppRules) {
-	return pilasterAppKey{Set: uint64(k.Set), App: uint32(k.App)}, pilasterAppRules{Table: uint64(p.Table), Blocks: oneIf(p.Blocks)}
+	return pilasterAppKey{Set: uint64(k.Set), App: uint32(k.App)}, pilasterAppRules{Table: uint64(p.Table), Cidrs: oneIf(p.Blocks)}
 }
 
-func blockEntry(k policy.BlockKey, table policy.ID) (pilasterBlockKey, pilasterBlockRules) {
-	key := pilasterBlockKey{Bits: 64 + uint32(k.Prefix.Bits()), Set: uint64(k.Set), Address: words(k.Prefix.Addr())}
-	return key, pilasterBlockRules{Bits: key.Bits, Table: uint64(table)}
+func blockEntry(k policy.BlockKey, table policy.ID) (pilasterCidrKey, pilasterCidrRules) {
+	key := pilasterCidrKey{Bits: 64 + uint32(k.Prefix.Bits()), Set: uint64(k.Set), Address: words(k.Prefix.Addr())}
+	return key, pilasterCidrRules{Bits: key.Bits, Table: uint64(table)}
 }
 
 func portEntry(k policy.PortKey, e policy.PortEntry) (pilasterPortKey, pilasterPortRules) {
 	return pilasterPortKey{Table: uint64(k.Table), Port: networkOrder(k.Port), Proto: k.Protocol, Scope: uint8(k.Scope)},
-		pilasterPortRules{Ruling: rulingOf(e.Verdict), Ranges: oneIf(e.Ranges)}
+		pilasterPortRules{Verdict: rulingOf(e.Verdict), Ranges: oneIf(e.Ranges)}
 }
 
 func rangeEntry(k policy.RangeKey, v policy.Verdict) (pilasterRangeKey, pilasterRangeRules) {
 	key := pilasterRangeKey{Bits: 64 + 8 + uint32(k.Bits), Table: uint64(k.Table), Proto: k.Protocol, Port: networkOrder(k.Port)}
-	return key, pilasterRangeRules{Bits: key.Bits, Ruling: rulingOf(v)}
+	return key, pilasterRangeRules{Bits: key.Bits, Verdict: rulingOf(v)}
 }
 
 func overrideEntry(a netip.Addr, app address.AppID) (pilasterAddr, uint32) {
@@ -125,7 +125,9 @@ func overrideEntry(a netip.Addr, app address.AppID) (pilasterAddr, uint32) {
 
 func hitEntry(rule uint32, _ policy.RuleName) (uint32, struct{}) { return rule, struct{}{} }
 
-func rulingOf(v policy.Verdict) pilasterRuling { return pilasterRuling{Rules: v.Tiers, Ranks: v.Rank} }
+func rulingOf(v policy.Verdict) pilasterRuleVerdict {
+	return pilasterRuleVerdict{Rules: v.Tiers, Ranks: v.Rank}
+}
 
 // networkOrder is a number whose bytes in memory are those of a port in a packet.
 func networkOrder(port uint16) uint16 { return port<<8 | port>>8 }
@@ -217,7 +219,7 @@ func removeAll[K any](m *ebpf.Map, keys []K) error {
 }
 
 // withPolicies are the tenant ids of which these entries say that they have policies.
-func withPolicies(subjects iter.Seq[pilasterSubjectKey]) map[uint32]bool {
+func withPolicies(subjects iter.Seq[pilasterPolTargetKey]) map[uint32]bool {
 	ids := map[uint32]bool{}
 	for k := range subjects {
 		if k.App == uint32(policy.AnyApp) {

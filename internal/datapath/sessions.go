@@ -32,7 +32,7 @@ func (d *Datapath) countUsers() error {
 	users, counts := make([]uint32, m.MaxEntries()), make([]int64, m.MaxEntries())
 	err := eachBucket(d.objects.PilSessionsV1, func(b *pilasterSessionBucket) {
 		for i, tag := range b.Tags {
-			if user := b.Places[i].Key.Endpoint; tag != 0 && int(user) < len(counts) {
+			if user := b.Entries[i].Key.Endpoint; tag != 0 && int(user) < len(counts) {
 				counts[user]++
 			}
 			counts[0] += int64(oneIf(tag != 0))
@@ -76,7 +76,7 @@ func (d *Datapath) takeOverSessions(known bool) error {
 	if err := d.countUsers(); err != nil || known {
 		return err
 	}
-	subjects := map[pilasterSubjectKey]pilasterSubject{}
+	subjects := map[pilasterPolTargetKey]pilasterPolTarget{}
 	if err := read(d.objects.PolSubjectsV1, subjects); err != nil {
 		return err
 	}
@@ -106,7 +106,7 @@ func (d *Datapath) Sessions() (agent.Sessions, error) {
 	users := map[endpoint.ID]int{}
 	err = eachBucket(m, func(b *pilasterSessionBucket) {
 		for i, tag := range b.Tags {
-			if place := &b.Places[i]; tag != 0 && place.Until > now {
+			if place := &b.Entries[i]; tag != 0 && place.Until > now {
 				s.Used++
 				s.HalfOpen += int(oneIf(isHalfOpen(place.State.Seen)))
 				users[endpoint.ID(place.Key.Endpoint)]++
@@ -126,7 +126,7 @@ func (d *Datapath) Sessions() (agent.Sessions, error) {
 		return s, fmt.Errorf("read what became of sessions: %w", err)
 	}
 	for _, c := range each {
-		s.Begun, s.Evicted, s.Refused = s.Begun+c.Begun, s.Evicted+c.Evicted, s.Refused+c.Refused
+		s.Begun, s.Evicted, s.Refused = s.Begun+c.Created, s.Evicted+c.Evicted, s.Refused+c.Refused
 	}
 	return s, nil
 }

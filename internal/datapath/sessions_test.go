@@ -17,7 +17,7 @@ func newSessionBench(t *testing.T, sessions int) *progBench {
 	b.reopen(t, config)
 	b.restore(t, b.b1, b.b2, b.r1)
 	b.says(t, 10, 1, denies|ruleNothing, 0, 0)
-	policed(t, b, pilasterSubject{Sets: [2]uint64{0, 10}})
+	policed(t, b, pilasterPolTarget{Sets: [2]uint64{0, 10}})
 	return b
 }
 
@@ -71,9 +71,9 @@ func TestHalfOpenGoFirst(t *testing.T) {
 		}
 	}
 	c := b.sessions(t)
-	t.Logf("%d begun, %d evicted, %d refused", c.Begun, c.Evicted, c.Refused)
+	t.Logf("%d begun, %d evicted, %d refused", c.Created, c.Evicted, c.Refused)
 	// The flood's own share is half of the table, and few pairs of buckets have nothing of it to give away.
-	if c.Begun+c.Refused != uint64(stand+flood) || c.Evicted < uint64(flood-refused-room/2) || c.Refused != uint64(refused) || refused > flood/50 {
+	if c.Created+c.Refused != uint64(stand+flood) || c.Evicted < uint64(flood-refused-room/2) || c.Refused != uint64(refused) || refused > flood/50 {
 		t.Errorf("%+v; want %d begun, all but half a table of %d evicted, next to none refused", c, stand+flood, flood)
 	}
 }
@@ -204,8 +204,8 @@ func (b *progBench) overAll(t *testing.T) {
 	for i := range m.MaxEntries() {
 		var bucket pilasterSessionBucket
 		must(t, m.LookupWithFlags(i, &bucket, ebpf.LookupLock))
-		for j := range bucket.Places {
-			bucket.Places[j].Until = 1
+		for j := range bucket.Entries {
+			bucket.Entries[j].Until = 1
 		}
 		must(t, m.Update(i, &bucket, ebpf.UpdateLock))
 	}

@@ -37,7 +37,7 @@ func (d *Datapath) Taps() (*Taps, error) {
 	}
 	t := &Taps{d: d, devices: map[pipeline.Port]uint32{}}
 	d.taps = t
-	return t, each(d.objects.PilPortsV1, func(device uint32, p pilasterPlug) { t.devices[pipeline.Port(p.Number)] = device })
+	return t, each(d.objects.PilPortsV1, func(device uint32, p pilasterDevEp) { t.devices[pipeline.Port(p.Endpoint)] = device })
 }
 
 // Mark is what tells the programs on the uplink that a tunnel is the node's own.
@@ -68,7 +68,7 @@ func (t *Taps) Plug(_ context.Context, port pipeline.Port, is pipeline.Device) e
 	if err := t.d.alone(func() error { return t.attach(l) }); err != nil {
 		return fmt.Errorf("%v: %w", port, err)
 	}
-	if err := t.d.objects.PilPortsV1.Put(index, pilasterPlug{Number: uint32(port), Network: networkTapped}); err != nil {
+	if err := t.d.objects.PilPortsV1.Put(index, pilasterDevEp{Endpoint: uint32(port), Network: networkTapped}); err != nil {
 		return fmt.Errorf("make %s %v: %w", is.Name, port, err)
 	}
 	t.devices[port] = index

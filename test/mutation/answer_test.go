@@ -6,7 +6,7 @@ func answer() []mutation {
 	return []mutation{
 		{
 			name:  "pace",
-			old:   "if (due - now > ANSWER_BURST * ANSWER_INTERVAL)\n\t\treturn false;",
+			old:   "if (due - now > ICMP_ERROR_BURST * ICMP_ERROR_INTERVAL)\n\t\treturn false;",
 			test:  "TestAnswersAreFew",
 			cases: []string{"after too many"},
 		},

@@ -21,7 +21,7 @@ func attackers() []mutation {
 		},
 		{
 			name:  "another node as another tenant",
-			old:   " || !owns(to, from_id)",
+			old:   " || !has_id(to, from_id)",
 			test:  node,
 			cases: []string{"another tenant's container", "as itself", "its own container, to another tenant"},
 		},

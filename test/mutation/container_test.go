@@ -4,7 +4,7 @@ func container() []mutation {
 	return []mutation{
 		{
 			name:  "what a socket calls its frame",
-			old:   "if (h->eth.h_proto != bpf_htons(ETH_P_IPV6))\n\t\treturn drop_own(skb, &key, REASON_NOT_IP6);",
+			old:   "if (h->eth.h_proto != bpf_htons(ETH_P_IPV6))\n\t\treturn drop_from_container(skb, &key, REASON_NOT_IP6);",
 			test:  "TestMacvlanSendsAsItself",
 			cases: []string{"a tag that the socket calls IPv6"},
 		},
@@ -66,7 +66,7 @@ func container() []mutation {
 		{
 			name:  "keys of the tenant's other ids",
 			old:   "if (tenant_id(&plain) == id)",
-			new:   "if (owns(own, tenant_id(&plain)))",
+			new:   "if (has_id(own, tenant_id(&plain)))",
 			test:  "TestIdsOfOneTenant",
 			cases: []string{"an address under the key of another id"},
 		},
@@ -78,7 +78,7 @@ func container() []mutation {
 		},
 		{
 			name:  "other tenants, for a clear one",
-			old:   "if (!owns(own, tenant_id(dst)))\n\t\t\treturn REASON_TENANT_MISMATCH;",
+			old:   "if (!has_id(own, tenant_id(dst)))\n\t\t\treturn REASON_TENANT_MISMATCH;",
 			test:  "TestClearTenantsStayInside",
 			cases: []string{"another tenant"},
 		},
@@ -98,21 +98,21 @@ func container() []mutation {
 		},
 		{
 			name:  "nodes without a route",
-			old:   "if (why)\n\t\t\treturn drop(skb, why, HOOK_CONTAINER);\n\t\tif (f->way == WAY_UPLINK)",
-			new:   "if (why && 0)\n\t\t\treturn drop(skb, why, HOOK_CONTAINER);\n\t\tif (f->way == WAY_UPLINK)",
+			old:   "if (why)\n\t\t\treturn drop(skb, why, HOOK_CONTAINER);\n\t\tif (f->egress == EGRESS_UPLINK)",
+			new:   "if (why && 0)\n\t\t\treturn drop(skb, why, HOOK_CONTAINER);\n\t\tif (f->egress == EGRESS_UPLINK)",
 			test:  "TestFromContainer",
 			cases: []string{"a node without a route"},
 		},
 		{
 			name:  "source",
-			old:   "return other_network(skb, key, REASON_SRC_NOT_OWN);",
+			old:   "return to_other_network(skb, key, REASON_SRC_NOT_OWN);",
 			new:   "return TCX_NEXT;",
 			test:  "TestFromContainer",
 			cases: []string{"foreign source", "no source", "own plaintext as source", "own source from another device"},
 		},
 		{
 			name:  "sources of ours behind a switch",
-			old:   "return claims_ours(key) ? drop(skb, why, HOOK_CONTAINER) : TC_ACT_SHOT;",
+			old:   "return claims_netpila_src(key) ? drop(skb, why, HOOK_CONTAINER) : TC_ACT_SHOT;",
 			new:   "return TC_ACT_SHOT;",
 			test:  "TestNimitzPorts",
 			cases: []string{"a switch's, in netpila's name"},
@@ -132,7 +132,7 @@ func container() []mutation {
 		},
 		{
 			name:  "unfinished entries",
-			old:   "f->way = 0; /* the slot holds nothing until all of it is written */",
+			old:   "f->egress = 0; /* the slot holds nothing until all of it is written */",
 			new:   "",
 			test:  "TestCacheAnswersOnlyItsKey",
 			cases: []string{"a node without a route, again"},
@@ -146,8 +146,8 @@ func container() []mutation {
 		},
 		{
 			name:  "other protocols",
-			old:   "if (skb->protocol != bpf_htons(ETH_P_IPV6) || skb->vlan_present)\n\t\treturn other_network(skb, &key, REASON_NOT_IP6);",
-			new:   "if (skb->vlan_present)\n\t\treturn other_network(skb, &key, REASON_NOT_IP6);",
+			old:   "if (skb->protocol != bpf_htons(ETH_P_IPV6) || skb->vlan_present)\n\t\treturn to_other_network(skb, &key, REASON_NOT_IP6);",
+			new:   "if (skb->vlan_present)\n\t\treturn to_other_network(skb, &key, REASON_NOT_IP6);",
 			test:  "TestFromContainer",
 			cases: []string{"ARP"},
 		},
@@ -160,21 +160,21 @@ func container() []mutation {
 		},
 		{
 			name:  "half a header",
-			old:   "\th = frame_of(skb);\n\tif (!h)\n\t\treturn drop_own(skb, &key, REASON_MALFORMED);\n\t/* On its way",
-			new:   "\th = frame_of(skb);\n\tif (!h)\n\t\treturn TCX_NEXT;\n\t/* On its way",
+			old:   "\th = eth_ip6_of(skb);\n\tif (!h)\n\t\treturn drop_from_container(skb, &key, REASON_MALFORMED);\n\t/* On its way",
+			new:   "\th = eth_ip6_of(skb);\n\tif (!h)\n\t\treturn TCX_NEXT;\n\t/* On its way",
 			test:  "TestHalfAHeaderStaysIn",
 			cases: []string{"half an IPv6 header"},
 		},
 		{
 			name:  "what a switch counts",
-			old:   "its && its->network == NETWORK_TAPPED && (",
+			old:   "its && its->network == NETWORK_OVS && (",
 			new:   "its && its->network == NETWORK_COUNT && (",
 			test:  "TestNimitzPorts",
 			cases: []string{"a switch's", "half a header, in netpila's name"},
 		},
 		{
 			name:  "what a switch leaves to us",
-			old:   "(linkwide || !claims_ours(key))",
+			old:   "(linkwide || !claims_netpila_src(key))",
 			new:   "(linkwide || key)",
 			test:  "TestNimitzPorts",
 			cases: []string{"half a header, in netpila's name"},
@@ -188,7 +188,7 @@ func container() []mutation {
 		},
 		{
 			name:  "what a switch reads",
-			old:   "if (its->network == NETWORK_TAPPED)\n\t\treturn claims_ours(key) ? drop(skb, why, HOOK_CONTAINER) : TC_ACT_SHOT;",
+			old:   "if (its->network == NETWORK_OVS)\n\t\treturn claims_netpila_src(key) ? drop(skb, why, HOOK_CONTAINER) : TC_ACT_SHOT;",
 			test:  "TestNimitzPorts",
 			cases: []string{"a switch's", "a switch's, in netpila's name"},
 		},
@@ -221,7 +221,7 @@ func container() []mutation {
 		},
 		{
 			name:  "the FIB's word on the length",
-			old:   "if (why == REASON_TOO_BIG) /* which a router asks after the hops */\n\t\t\treturn answer(skb, p, f, h->hop_limit <= 1 ? REASON_HOP_LIMIT : why);",
+			old:   "if (why == REASON_TOO_BIG) /* which a router asks after the hops */\n\t\t\treturn icmp_error_send(skb, p, f, h->hop_limit <= 1 ? REASON_HOP_LIMIT : why);",
 			test:  "TestAnswers",
 			cases: []string{"1,401 bytes, by a narrow route", "1,501 bytes", "1,501 bytes and a hop limit of 1"},
 		},

@@ -102,8 +102,8 @@ func edge() []mutation {
 		},
 		{
 			name:  "VLANs",
-			old:   "if (in_vlan(skb) || !headers_of(skb, &f))",
-			new:   "if (!headers_of(skb, &f))",
+			old:   "if (in_vlan(skb) || !load_headers(skb, &f))",
+			new:   "if (!load_headers(skb, &f))",
 			test:  stranger,
 			cases: []string{"in a VLAN"},
 		},
@@ -123,7 +123,7 @@ func edge() []mutation {
 		},
 		{
 			name: "what a bridge leaves to the stack",
-			old:  "return at_edge(skb, true, HOOK_EDGE_IN);",
+			old:  "return check_host_if(skb, true, HOOK_EDGE_IN);",
 			new:  "return TCX_NEXT;",
 			test: "TestStrangerAtPort",
 			cases: []string{
@@ -141,8 +141,8 @@ func edge() []mutation {
 		},
 		{
 			name: "what the stack says to itself",
-			old:  "at_edge(skb, skb->ifindex != LOOPBACK, ",
-			new:  "at_edge(skb, true, ",
+			old:  "check_host_if(skb, skb->ifindex != LOOPBACK, ",
+			new:  "check_host_if(skb, true, ",
 			test: "TestNimitzTunnels",
 			cases: []string{"a process to its own node", "a process to its own node, as another", "a process to another address of its own node, as another",
 				"a process that has guessed the mark, to its own node"},
@@ -177,7 +177,7 @@ func edge() []mutation {
 		},
 		{
 			name:  "frames for others",
-			old:   "skb->pkt_type == PACKET_OTHERHOST ? TCX_NEXT : ",
+			old:   "skb->pkt_type == PACKET_OTHERHOST ? TCX_NEXT\n\t\t\t\t\t\t : ",
 			new:   "",
 			test:  "TestFromEdge",
 			cases: []string{"for another machine on the link"},

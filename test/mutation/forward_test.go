@@ -72,13 +72,13 @@ func forward() []mutation {
 		},
 		{
 			name:  "hop limit",
-			old:   "if (h->hop_limit <= 1)\n\t\t\treturn answer(skb, p, f, REASON_HOP_LIMIT);",
+			old:   "if (h->hop_limit <= 1)\n\t\t\treturn icmp_error_send(skb, p, f, REASON_HOP_LIMIT);",
 			test:  "TestFromContainer",
 			cases: []string{"last hop"},
 		},
 		{
 			name:  "length",
-			old:   "if (skb->len - ETH_HLEN > f->mtu && wire_length(skb, p) > f->mtu)\n\t\t\treturn answer(skb, p, f, REASON_TOO_BIG);",
+			old:   "if (skb->len - ETH_HLEN > f->mtu && wire_length(skb, p) > f->mtu)\n\t\t\treturn icmp_error_send(skb, p, f, REASON_TOO_BIG);",
 			test:  "TestAnswers",
 			cases: []string{"1,401 bytes, from the cache"},
 		},
@@ -146,7 +146,7 @@ func forward() []mutation {
 		{
 			name:  "segments of a tunnel without a checksum",
 			old:   "/* None, as a tunnel may have it (RFC 6935), also for segments that are still to be cut. */",
-			new:   "if (skb->gso_size && p->pending != p->l4)\n\t\treturn fold(add_checksums(difference, sum));",
+			new:   "if (skb->gso_size && p->pending != p->l4)\n\t\treturn csum_fold(csum_add(difference, sum));",
 			test:  "TestTunnelOfContainers",
 			cases: []string{"uplink that cuts", "uplink without checksums"},
 		},
@@ -194,7 +194,7 @@ func flow() []mutation {
 		{name: "generation", old: "f->key.generation == key->generation && ", test: test, cases: []string{"from a container that was removed", "from a tenant that was removed", "from before a change"}},
 		{name: "path", old: "f->key.path == key->path && ", test: test, cases: []string{"another path"}},
 		{name: "no cache", old: "	if (no_flow_cache)\n		return false;\n", test: "TestNoCache", cases: []string{"the same packet without a cache"}},
-		{name: "unfinished entries", old: "f->key.path == key->path && f->way", new: "f->key.path == key->path", test: test, cases: []string{"an entry that was not finished", "a node without a route, again"}},
+		{name: "unfinished entries", old: "f->key.path == key->path && f->egress", new: "f->key.path == key->path", test: test, cases: []string{"an entry that was not finished", "a node without a route, again"}},
 	}
 }
 
@@ -212,8 +212,8 @@ func crypto() []mutation {
 	return []mutation{
 		{
 			name:  "direction",
-			old:   "err = way == ENCRYPT ?",
-			new:   "err = way == DECRYPT ?",
+			old:   "err = op == ENCRYPT ?",
+			new:   "err = op == DECRYPT ?",
 			test:  "TestFromContainer",
 			cases: []string{"the kernel's ecb(aes) turns fd70"},
 		},
@@ -271,7 +271,7 @@ func guard() []mutation {
 		},
 		{
 			name:  "what nobody judged, from a container",
-			old:   "return is_nodes(skb) ? TCX_NEXT : drop(skb, REASON_NO_PROGRAM, HOOK_UPLINK_OUT);",
+			old:   "return from_node_netns(skb) ? TCX_NEXT : drop(skb, REASON_NO_PROGRAM, HOOK_UPLINK_OUT);",
 			new:   "return TCX_NEXT;",
 			test:  "TestMacvlanWithoutItsJudge",
 			cases: []string{"drops for no-program", "leaked"},

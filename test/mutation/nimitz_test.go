@@ -37,7 +37,7 @@ func nimitz() []mutation {
 		},
 		{
 			name: "quotes",
-			old:  "if (is_any_error(p, j->family) && !quotes_own(skb, p, j, &from))\n\t\treturn drop(skb, REASON_ICMP_QUOTE, j->hook);",
+			old:  "if (is_any_error(p, j->family) && !quote_matches(skb, p, j, &from))\n\t\treturn drop(skb, REASON_ICMP_QUOTE, j->hook);",
 			test: drops,
 			cases: append(both("an error about somebody else's packet", "an error that quotes nothing"),
 				"an error about a packet for somebody else, IPv4"),
@@ -60,21 +60,21 @@ func nimitz() []mutation {
 		},
 		{
 			name:  "nobody",
-			old:   "if (r->port == PORT_NOBODY)\n\t\treturn drop(skb, REASON_NO_ENDPOINT, j->hook);",
+			old:   "if (r->port == PORT_NONE)\n\t\treturn drop(skb, REASON_NO_ENDPOINT, j->hook);",
 			test:  packets,
 			cases: both("nobody is there", "the other tenant to who is beside"),
 		},
 		{
 			name:  "a transit",
-			old:   "in_base(&r->vtep) == !j->abroad)",
-			new:   "!in_base(&r->vtep) && j->abroad)",
+			old:   "in_base(&r->vtep) == !j->remote_edge)",
+			new:   "!in_base(&r->vtep) && j->remote_edge)",
 			test:  packets,
 			cases: both("a node passes nothing on"),
 		},
 		{
 			name:  "a transit between others",
-			old:   "in_base(&r->vtep) == !j->abroad)",
-			new:   "in_base(&r->vtep) && !j->abroad)",
+			old:   "in_base(&r->vtep) == !j->remote_edge)",
+			new:   "in_base(&r->vtep) && !j->remote_edge)",
 			test:  packets,
 			cases: both("from abroad to abroad", "from abroad and back"),
 		},
@@ -114,7 +114,7 @@ func nimitz() []mutation {
 			"e, arrives, UDP without a checksum", "e, arrives, ICMP", "e, arrives, another protocol", "e, arrives, a first fragment", "e, arrives, a later fragment")},
 		{
 			name:  "whom is told",
-			old:   "return j.why ? tell_sender(skb, &p, &j) : why;",
+			old:   "return j.why ? nimitz_icmp_error(skb, &p, &j) : why;",
 			new:   "return j.why ? drop(skb, j.why, HOOK_CONTAINER) : why;",
 			test:  "TestNimitzAnswers",
 			cases: both("out of hops", "a long one out of hops", "longer than a tunnel takes", "longer than a narrow one takes"),
@@ -181,14 +181,14 @@ func nimitzNAT() []mutation {
 		},
 		{
 			name:  "quoted destination",
-			old:   "same_addr(&quoted[0], &j->was_dst) && same_addr(&quoted[1], from)",
-			new:   "same_addr(&quoted[0], &j->was_dst)",
+			old:   "same_addr(&quoted[0], &j->orig_dst) && same_addr(&quoted[1], from)",
+			new:   "same_addr(&quoted[0], &j->orig_dst)",
 			test:  drops,
 			cases: []string{"an error about a packet for somebody else, IPv4"},
 		},
 		{
 			name:  "quoted source",
-			old:   "return same_addr(&quoted[0], &j->was_dst) &&",
+			old:   "return same_addr(&quoted[0], &j->orig_dst) &&",
 			new:   "return",
 			test:  drops,
 			cases: both("an error about somebody else's packet"),
@@ -207,7 +207,7 @@ func nimitzGateway() []mutation {
 	return []mutation{
 		{
 			name: "sources",
-			old:  "if (!is_gateways(&f.src))\n\t\treturn drop(skb, REASON_UNTRANSLATED, HOOK_GATEWAY);",
+			old:  "if (!is_gateway_addr(&f.src))\n\t\treturn drop(skb, REASON_UNTRANSLATED, HOOK_GATEWAY);",
 			test: leaks,
 			cases: []string{
 				"a container's virtual address", "a container's overlay address", "the node's address", "a tunnel address",
@@ -231,8 +231,8 @@ func nimitzGateway() []mutation {
 		{name: "the private prefix", old: "why = check_private(&f.src, &f.dst);", new: "why = 0;", test: leaks, cases: []string{"to the private prefix"}},
 		{
 			name:  "whole headers",
-			old:   "h = frame_of(skb);\n\tif (!h)\n\t\treturn drop(skb, REASON_MALFORMED, HOOK_GATEWAY);",
-			new:   "h = frame_of(skb);\n\tif (!h)\n\t\treturn TCX_NEXT;",
+			old:   "h = eth_ip6_of(skb);\n\tif (!h)\n\t\treturn drop(skb, REASON_MALFORMED, HOOK_GATEWAY);",
+			new:   "h = eth_ip6_of(skb);\n\tif (!h)\n\t\treturn TCX_NEXT;",
 			test:  leaks,
 			cases: []string{"cut short"},
 		},
@@ -262,14 +262,14 @@ func nimitzAnswer() []mutation {
 		},
 		{
 			name:  "what nobody is told of",
-			old:   "j->why == REASON_NO_ROUTE || ",
+			old:   "j->why == REASON_NO_ROUTE ||\n\t    ",
 			test:  "TestNimitzAnswers",
 			cases: both("without the tunnels' device"),
 		},
 		{
 			name:  "errors and fragments of IPv6",
-			old:   "j->family == FAMILY_4 ? wants_answer4(skb, p) : wants_answer(skb, p)",
-			new:   "j->family != FAMILY_4 || wants_answer4(skb, p)",
+			old:   "j->family == FAMILY_4 ? icmp4_error_wanted(skb, p) : icmp_error_wanted(skb, p)",
+			new:   "j->family != FAMILY_4 || icmp4_error_wanted(skb, p)",
 			test:  "TestNimitzAnswers",
 			cases: []string{"a later fragment out of hops, IPv6", "an error out of hops, IPv6"},
 		},

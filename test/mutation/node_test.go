@@ -60,8 +60,8 @@ func node() []mutation {
 		},
 		{
 			name: "what is no answer",
-			old:  "int why = check_answer(skb, p, key);\n\n\tif (why)",
-			new:  "int why = check_answer(skb, p, key);\n\n\tif (why && 0)",
+			old:  "int why = check_reply(skb, p, key);\n\n\tif (why)",
+			new:  "int why = check_reply(skb, p, key);\n\n\tif (why && 0)",
 			test: "TestToNode",
 			cases: []string{
 				"echo", "connection", "connection where one is", "segment for a listener", "segment of no connection", "later fragment", "another protocol",

@@ -39,7 +39,7 @@ func bugs() []planted {
 		{"FuzzParseConfig", "internal/cni/config.go", "if err := tenant.CheckName(name); err != nil {", "if err := tenant.CheckName(name); err != nil && len(name) > 63 {"},
 		{"FuzzResult", "internal/cni/result.go", "addr, err := netip.ParseAddr(a.Address)\n\t\tif err != nil {", "addr, err := netip.ParseAddr(a.Address)\n\t\tif err != nil && a.Address == \"\" {"},
 		{"FuzzReply", "internal/openflow/field.go", "len(b) < size || masked && size%2 != 0 {", "len(b) < size {"},
-		{"FuzzFromContainer", "bpf/container.h", "if (tenant_id(&plain) == id)", "if (owns(own, tenant_id(&plain)))"},
+		{"FuzzFromContainer", "bpf/container.h", "if (tenant_id(&plain) == id)", "if (has_id(own, tenant_id(&plain)))"},
 		{"FuzzFromFabric", "bpf/uplink.h", "crypt(from_id, &source, ENCRYPT)", "crypt(to_id, &source, ENCRYPT)"},
 		{"FuzzToFabric", "bpf/edge.h", "return in_base(a) && tenant_id(a);", "return in_base(a) && tenant_id(a) && tenant_id(a) != 9;"},
 		{"FuzzFromEdge", "bpf/edge.h", "if (claims_tenant(src))", "if (claims_tenant(src) && tenant_id(src) != 9)"},

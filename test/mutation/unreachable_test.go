@@ -9,9 +9,9 @@ func unreachable() map[string]map[string]string {
 	)
 	return map[string]map[string]string{
 		"container.h": {
-			"if (found != BPF_FIB_LKUP_RET_SUCCESS && found != BPF_FIB_LKUP_RET_NO_NEIGH)\n\t\treturn REASON_NO_ROUTE;":                  "without a route the FIB names no device, so the check of the device says the same",
-			"return drop_own(skb, &key, why);\n\th = frame_of(skb);\n\tif (!h)\n\t\treturn drop(skb, REASON_MALFORMED, HOOK_CONTAINER);": again,
-			"if (!f)\n\t\treturn drop(skb, REASON_MALFORMED, HOOK_CONTAINER);":                                                           verifier,
+			"if (found != BPF_FIB_LKUP_RET_SUCCESS && found != BPF_FIB_LKUP_RET_NO_NEIGH)\n\t\treturn REASON_NO_ROUTE;":                               "without a route the FIB names no device, so the check of the device says the same",
+			"return drop_from_container(skb, &key, why);\n\th = eth_ip6_of(skb);\n\tif (!h)\n\t\treturn drop(skb, REASON_MALFORMED, HOOK_CONTAINER);": again,
+			"if (!f)\n\t\treturn drop(skb, REASON_MALFORMED, HOOK_CONTAINER);":                                                                        verifier,
 		},
 		"node.h": {
 			"if (bpf_skb_load_bytes(skb, p->l4, &t.ipv6.sport, 2 * sizeof(t.ipv6.sport)))\n\t\treturn REASON_MALFORMED;": within,
@@ -19,24 +19,24 @@ func unreachable() map[string]map[string]string {
 			"if (!h || !f)\n\t\treturn drop(skb, REASON_MALFORMED, HOOK_NODE);":                                          again,
 		},
 		"uplink.h": {
-			"if (fix_checksum(skb, p, address_difference(source, &peer)) ||\n\t    bpf_skb_store_bytes(skb, offsetof(struct frame, src), &peer, sizeof(peer), 0))\n\t\treturn REASON_MALFORMED;": within,
-			"if (!h || !f)\n\t\treturn drop(skb, REASON_MALFORMED, HOOK_UPLINK_IN);": again,
+			"if (fix_checksum(skb, p, csum_diff_addr(source, &peer)) ||\n\t    bpf_skb_store_bytes(skb, offsetof(struct eth_ip6, src), &peer, sizeof(peer), 0))\n\t\treturn REASON_MALFORMED;": within,
+			"if (!h || !f)\n\t\treturn drop(skb, REASON_MALFORMED, HOOK_UPLINK_IN);":                                                                                                           again,
 		},
 		"packet.h": {
 			"if (bpf_skb_load_bytes(skb, at, option, 1))\n\t\t\treturn REASON_MALFORMED;": within,
 			"if (!p)\n\t\treturn REASON_MALFORMED;":                                       verifier,
 		},
 		"forward.h": {
-			"if (bpf_skb_load_bytes(skb, p->l4 + ICMPV6_HLEN + 6, &q.proto, sizeof(q.proto)))\n\t\treturn REASON_MALFORMED;":     within,
-			"if (bpf_skb_load_bytes(skb, field, &sum, sizeof(sum)))\n\t\t\treturn REASON_MALFORMED;":                             within,
-			"bpf_skb_store_bytes(skb, field, &sum, sizeof(sum), 0) ? REASON_MALFORMED : 0":                                       within,
-			"bpf_l4_csum_replace(skb, p->l4 + 2, 0, difference, 0) ? REASON_MALFORMED : 0":                                       within,
-			"if (!p || !f)\n\t\treturn REASON_ICMP_QUOTE;":                                                                       verifier,
-			"if (bpf_skb_store_bytes(skb, at, quoted, sizeof(quoted), 0))\n\t\treturn REASON_MALFORMED;":                         within,
-			"return drop(skb, why, hook);\n\t\th = frame_of(skb);\n\t\tif (!h)\n\t\t\treturn drop(skb, REASON_MALFORMED, hook);": again,
-			"return TC_ACT_SHOT;\n\t\th = frame_of(skb);\n\t\tif (!h)\n\t\t\treturn drop(skb, REASON_MALFORMED, hook);":          again,
-			"if (fix_checksum(skb, p, f->checksum))\n\t\t\t\treturn drop(skb, REASON_MALFORMED, hook);":                          within,
-			"BPF_F_RECOMPUTE_CSUM))\n\t\t\t\treturn drop(skb, REASON_MALFORMED, hook);":                                          within,
+			"if (bpf_skb_load_bytes(skb, p->l4 + ICMPV6_HLEN + 6, &q.proto, sizeof(q.proto)))\n\t\treturn REASON_MALFORMED;":       within,
+			"if (bpf_skb_load_bytes(skb, field, &sum, sizeof(sum)))\n\t\t\treturn REASON_MALFORMED;":                               within,
+			"bpf_skb_store_bytes(skb, field, &sum, sizeof(sum), 0) ? REASON_MALFORMED : 0":                                         within,
+			"bpf_l4_csum_replace(skb, p->l4 + 2, 0, difference, 0) ? REASON_MALFORMED : 0":                                         within,
+			"if (!p || !f)\n\t\treturn REASON_ICMP_QUOTE;":                                                                         verifier,
+			"if (bpf_skb_store_bytes(skb, at, quoted, sizeof(quoted), 0))\n\t\treturn REASON_MALFORMED;":                           within,
+			"return drop(skb, why, hook);\n\t\th = eth_ip6_of(skb);\n\t\tif (!h)\n\t\t\treturn drop(skb, REASON_MALFORMED, hook);": again,
+			"return TC_ACT_SHOT;\n\t\th = eth_ip6_of(skb);\n\t\tif (!h)\n\t\t\treturn drop(skb, REASON_MALFORMED, hook);":          again,
+			"if (fix_checksum(skb, p, f->checksum))\n\t\t\t\treturn drop(skb, REASON_MALFORMED, hook);":                            within,
+			"BPF_F_RECOMPUTE_CSUM))\n\t\t\t\treturn drop(skb, REASON_MALFORMED, hook);":                                            within,
 		},
 		"police.h": {
 			"if (!v || !d || !rule)\n\t\treturn REASON_SESSION_LIMIT;": verifier,

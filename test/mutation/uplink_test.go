@@ -55,14 +55,14 @@ func uplink() []mutation {
 		},
 		{
 			name:  "base of the source",
-			old:   "if (!to || !in_base(&source) || !owns(to, from_id))\n\t\treturn drop(skb, REASON_TENANT_MISMATCH, HOOK_UPLINK_IN);",
-			new:   "if (!to || !owns(to, from_id))\n\t\treturn drop(skb, REASON_TENANT_MISMATCH, HOOK_UPLINK_IN);",
+			old:   "if (!to || !in_base(&source) || !has_id(to, from_id))\n\t\treturn drop(skb, REASON_TENANT_MISMATCH, HOOK_UPLINK_IN);",
+			new:   "if (!to || !has_id(to, from_id))\n\t\treturn drop(skb, REASON_TENANT_MISMATCH, HOOK_UPLINK_IN);",
 			test:  "TestFromFabric",
 			cases: []string{"a tenant id outside the base"},
 		},
 		{
 			name:  "other tenants",
-			old:   " || !owns(to, from_id)",
+			old:   " || !has_id(to, from_id)",
 			test:  "TestFromFabric",
 			cases: []string{"from another tenant", "from an unknown tenant", "from a node"},
 		},
@@ -117,7 +117,7 @@ func uplink() []mutation {
 		},
 		{
 			name: "containers behind macvlans",
-			old:  "if (macvlan && !is_nodes(skb))\n\t\treturn from_container(skb);",
+			old:  "if (macvlan && !from_node_netns(skb))\n\t\treturn from_container(skb);",
 			test: "TestMacvlanSendsAsItself",
 			cases: []string{"ARP, as the node", "IPv4", "a tag", "a tag that the socket calls IPv6", "after all of it", "as a sibling, with its MAC", "as a sibling, with its own MAC",
 				"as another tenant's, with the secret mark", "as the node", "as the node's underlay", "as the node, with the mark", "as the node, with the secret mark",
@@ -239,13 +239,13 @@ func uplink() []mutation {
 		},
 		{
 			name:  "a mark beside macvlans",
-			old:   "\tif (macvlan)\n\t\treturn skb->mark == judged_mark && is_judged(skb);\n",
+			old:   "\tif (macvlan)\n\t\treturn skb->mark == accept_mark && is_accepted(skb);\n",
 			test:  "TestMacvlanWithoutOwner",
 			cases: []string{"the mark", "the secret mark"},
 		},
 		{
 			name: "the secret of a netkit's packets",
-			old:  "return skb->mark == judged_mark || (",
+			old:  "return skb->mark == accept_mark || (",
 			new:  "return true || (",
 			test: "TestToFabric",
 			cases: []string{

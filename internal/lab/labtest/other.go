@@ -160,8 +160,8 @@ var (
 	pinInGo = regexp.MustCompile(`"((?:pil|nim|pol)_[a-z_]+)_v\d+"`)
 	// Sessions go from one build to the next.
 	kept    = regexp.MustCompile(`^(pil_sessions?_|PilSessions?[A-Z])`)
-	entries = regexp.MustCompile(`(?m)^struct (source|local|tenant) \{\n`)
-	sizes   = regexp.MustCompile(`(sizeof\(struct (?:source|local|tenant)\) == )(\d+)`)
+	entries = regexp.MustCompile(`(?m)^struct (ep_src|ep_dst|tenant) \{\n`)
+	sizes   = regexp.MustCompile(`(sizeof\(struct (?:ep_src|ep_dst|tenant)\) == )(\d+)`)
 	// Counters begin with the packets in every layout.
 	counters = regexp.MustCompile(`(?s)(struct drop_state \{.*?)\n\};`)
 	release  = regexp.MustCompile(`return text\n`)
