@@ -42,8 +42,8 @@ func (f file) isTest() bool {
 		strings.HasSuffix(folder, "test") || folder == "testdata"
 }
 
-// Generated files follow their generator. The pattern is Go's; C has the same text in its own comments.
-var generated = regexp.MustCompile(`(?m)^(?://|/\*|#) ?Code generated .* DO NOT EDIT\.`)
+// Generated files follow their generator. The pattern is that of Go, in the comments of each language.
+var generated = regexp.MustCompile(`(?m)^(?://|/\*|#|<!--) ?Code generated .* DO NOT EDIT\.`)
 
 // ours are the files of the working tree below the given paths, in languages that the rules know. Generated files,
 // the kernel's types, test data and licences are left out.
