@@ -90,7 +90,7 @@ a --free run. Run it on a machine that does nothing else. docs/reference/benchma
 	f.BoolVar(&free, "free", false, "client and server on any CPU; nothing is judged")
 	f.StringSliceVar(&scenarios, "scenarios", nil, "these only, by name; the first of the list below is what the others are compared to")
 	f.StringSliceVar(&metrics, "metrics", nil, "these only, by name")
-	f.StringArrayVar(&peers, "peer", nil, "NAME=COMMAND: a network that COMMAND builds between two of our nodes, as docs/reference/benchmarks.md tells it; may be repeated")
+	f.StringArrayVar(&peers, "peer", nil, "NAME=COMMAND: a network that COMMAND builds between two of our nodes, as docs/howto/benchmark-peer.md describes it; may be repeated")
 	bindReport(c, &to)
 	_ = c.RegisterFlagCompletionFunc("scenarios", offered)
 	_ = c.RegisterFlagCompletionFunc("metrics", listed(bench.Names(bench.Metrics())))

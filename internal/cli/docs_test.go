@@ -53,10 +53,10 @@ var (
 // Floors of what the pages contain, the generated command reference left out. Without them a page that a move hides from these tests would
 // never fail one.
 const (
-	minPages    = 55
-	minTyped    = 80
-	minMentions = 120
-	minLinks    = 70
+	minPages    = 75
+	minTyped    = 95
+	minMentions = 150
+	minLinks    = 150
 	minNames    = 60 // of pages, in sources
 )
 
@@ -236,6 +236,9 @@ func TestDocsPaths(t *testing.T) {
 		b, err := os.ReadFile(path)
 		if err != nil {
 			return err
+		}
+		if path == filepath.Join(root, "test", "style", "style_test.go") { // its cases name files that never exist
+			return nil
 		}
 		for _, page := range name.FindAllString(string(b), -1) {
 			found++

@@ -22,9 +22,12 @@ const referenceNotice = "<!-- Code generated from the commands' help by make gen
 
 // TestReference compares the command reference in docs/ with the help texts. With PILASTER_DOCS=write it writes the pages.
 func TestReference(t *testing.T) {
-	for _, name := range []string{"TMPDIR", "PILASTER_AGENT_SOCKET", "PILASTER_ORCHESTRATOR_SOCKET", "PILASTER_LAB_ROOT", "PILASTER_STATE_DIR", "PILASTER_BPFFS"} {
-		t.Setenv(name, "") // restores it
-		os.Unsetenv(name)
+	write := os.Getenv("PILASTER_DOCS") == "write"
+	for _, v := range append(os.Environ(), "TMPDIR=") { // defaults of flags come from them
+		if name, _, _ := strings.Cut(v, "="); name == "TMPDIR" || strings.HasPrefix(name, "PILASTER_") {
+			t.Setenv(name, "") // restores it
+			os.Unsetenv(name)
+		}
 	}
 	want := referencePages(newRoot(Env{}))
 	if len(want) < 15 {
@@ -38,7 +41,7 @@ func TestReference(t *testing.T) {
 	for _, f := range files {
 		have = append(have, f.Name())
 	}
-	if os.Getenv("PILASTER_DOCS") == "write" {
+	if write {
 		if err := os.MkdirAll(referenceFolder, 0o755); err != nil {
 			t.Fatal(err)
 		}
