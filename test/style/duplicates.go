@@ -60,12 +60,16 @@ func duplicates(files []file) (blocks []block) {
 					continue
 				}
 				n := maxTwice + 1
-				for j+n < len(code) && p.line+n < len(codes[p.file]) && code[j+n].text == codes[p.file][p.line+n].text &&
+				other := codes[p.file]
+				for j+n < len(code) && p.line+n < len(other) && code[j+n].text == other[p.line+n].text &&
 					(p.file != i || p.line+n < j) {
 					n++
 				}
 				ends[distance] = j + n
-				blocks = append(blocks, block{paths[i], paths[p.file], code[j].line, codes[p.file][p.line].line, n, longest(code[j : j+n])})
+				blocks = append(blocks, block{
+					file: paths[i], other: paths[p.file], line: code[j].line, at: other[p.line].line,
+					lines: n, longest: longest(code[j : j+n]),
+				})
 			}
 			seen[key] = append(seen[key], place{i, j})
 		}

@@ -48,7 +48,8 @@ var generated = regexp.MustCompile(`(?m)^(?://|/\*|#|<!--) ?Code generated .* DO
 // ours are the files of the working tree below the given paths, in languages that the rules know. Generated files,
 // the kernel's types, test data and licences are left out.
 func ours(root string, paths []string) ([]file, error) {
-	command := exec.Command("git", append([]string{"-C", root, "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--"}, paths...)...)
+	list := []string{"-C", root, "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--"}
+	command := exec.Command("git", append(list, paths...)...)
 	command.Stderr = os.Stderr
 	out, err := command.Output()
 	if err != nil {

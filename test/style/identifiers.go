@@ -190,7 +190,8 @@ func checkIdentifiers(f file) (found []finding) {
 	}
 	report := func(line int, name string, is kind) {
 		if old, yes := banned(names, f.path, name, is); yes {
-			found = append(found, finding{f.path, line, "identifier", fmt.Sprintf("%s %s is now %s", is, name, old.better)})
+			text := fmt.Sprintf("%s %s is now %s", is, name, old.better)
+			found = append(found, finding{f.path, line, "identifier", text})
 		}
 	}
 	report(1, path.Base(f.path), sourceFile)

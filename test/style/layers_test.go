@@ -24,8 +24,9 @@ var layers = []struct {
 	folders []string
 }{
 	{"tools of no domain", []string{
-		"internal/durable", "internal/keylock", "internal/local", "internal/netns", "internal/numeral", "internal/observe",
-		"internal/openflow", "internal/plot", "internal/specfile", "internal/spoil", "internal/together", "internal/version",
+		"internal/durable", "internal/keylock", "internal/local", "internal/netns", "internal/numeral",
+		"internal/observe", "internal/openflow", "internal/plot", "internal/specfile", "internal/spoil",
+		"internal/together", "internal/version",
 	}},
 	{"the domain, pure", []string{
 		"api", "internal/address", "internal/tenant", "internal/policy", "internal/reason", "internal/packet",
@@ -199,7 +200,8 @@ func TestLayers(t *testing.T) {
 	}
 	for _, l := range layers {
 		for _, f := range l.folders {
-			if !slices.ContainsFunc(slices.Collect(maps.Keys(all)), func(folder string) bool { return isIn(folder, f) }) {
+			below := func(folder string) bool { return isIn(folder, f) }
+			if !slices.ContainsFunc(slices.Collect(maps.Keys(all)), below) {
 				t.Errorf("there is no package below %s: remove it from the table of layers", f)
 			}
 		}
@@ -275,7 +277,8 @@ func TestLayerRules(t *testing.T) {
 		planted[from] = p
 	}
 	above := slices.Sorted(maps.Keys(upward(planted)))
-	if want := []string{"internal/agent/y → internal/bench", "internal/datapath/x → internal/lab"}; !slices.Equal(above, want) {
+	want := []string{"internal/agent/y → internal/bench", "internal/datapath/x → internal/lab"}
+	if !slices.Equal(above, want) {
 		t.Errorf("imports of layers above: %v, want %v", above, want)
 	}
 	if got, want := reached(planted, nil), map[string]string{
@@ -286,7 +289,8 @@ func TestLayerRules(t *testing.T) {
 	if got := reached(planted, map[string]string{"internal/lab → internal/agent/y": "known"}); len(got) != 0 {
 		t.Errorf("forbidden imports without those known: %v", got)
 	}
-	if network, below := layerOf("internal/network/nimitz"), layerOf("internal/network/nimitz/pipeline"); below >= network {
+	network, below := layerOf("internal/network/nimitz"), layerOf("internal/network/nimitz/pipeline")
+	if below >= network {
 		t.Errorf("the pipeline is in layer %d, its network in %d", below, network)
 	}
 	if layerOf("internal/unheard") != -1 {

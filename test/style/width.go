@@ -41,7 +41,8 @@ func checkWidth(f file) (found []finding) {
 		case f.language == markdown && (fenced || strings.HasPrefix(start, "|") || linkOnly.MatchString(line)):
 		case f.language == golang && (strings.HasPrefix(start, "//go:") || structTag.MatchString(line)):
 		default:
-			found = append(found, finding{f.path, i + 1, "width", fmt.Sprintf("%d columns; at most %d", columns, maxColumns)})
+			text := fmt.Sprintf("%d columns; at most %d", columns, maxColumns)
+			found = append(found, finding{f.path, i + 1, "width", text})
 		}
 	}
 	return found
