@@ -5,10 +5,10 @@ package main
 import (
 	"syscall"
 
-	"pilaster.io/pilaster/internal/plugin"
+	"pilaster.io/pilaster/internal/cniclient"
 )
 
-var call plugin.Call
+var call cniclient.Call
 
 func main() {
 	for _, v := range syscall.Environ() {

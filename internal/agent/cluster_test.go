@@ -17,11 +17,11 @@ import (
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/join"
-	"pilaster.io/pilaster/internal/local"
 	"pilaster.io/pilaster/internal/network/netpila"
 	"pilaster.io/pilaster/internal/network/nimitz"
 	"pilaster.io/pilaster/internal/orchestrator"
 	"pilaster.io/pilaster/internal/orchestrator/pki"
+	"pilaster.io/pilaster/internal/unixrpc"
 )
 
 // cluster is an orchestrator with its store, for agents without a kernel.
@@ -45,7 +45,7 @@ func newCluster(t *testing.T) *cluster {
 // start is an orchestrator's process, which allows so many list queries a second.
 func (c *cluster) start(listen string, listRate int) {
 	c.t.Helper()
-	c.op = pilasterv1connect.NewOperatorServiceClient(local.Client(orchestrator.Socket(c.dir)), local.URL)
+	c.op = pilasterv1connect.NewOperatorServiceClient(unixrpc.Client(orchestrator.Socket(c.dir)), unixrpc.URL)
 	s, err := orchestrator.Start(c.t.Context(), orchestrator.Config{
 		DataDir: filepath.Join(c.dir, "data"), RunDir: c.dir, Listen: listen, Log: slog.New(slog.DiscardHandler),
 		Now:    func() time.Time { return time.Now().Add(time.Duration(c.ahead.Load())) },

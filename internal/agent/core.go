@@ -14,14 +14,9 @@ import (
 	"time"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/tenant"
-)
-
-// What a node takes unless told otherwise.
-const (
-	DefaultMaxEndpoints = 4096
-	DefaultMaxTenantIDs = 4095 // tables are made one larger: a power of two costs least
 )
 
 // removeTimeout bounds the undoing of an ADD whose caller may have gone.
@@ -49,7 +44,7 @@ type Core struct {
 	tenants  *Tenants
 	policies *policies
 	networks map[string]Network
-	driver   Driver
+	driver   dpapi.Driver
 	resolver Resolver
 	tried    <-chan struct{} // see Config
 	plan     address.Plan
@@ -76,7 +71,7 @@ type Config struct {
 	Tenants      *Tenants
 	Networks     map[string]Network // by name
 	Absent       map[string]string  // what the agent is to be started with for a network that it may lack, by name
-	Driver       Driver
+	Driver       dpapi.Driver
 	Resolver     Resolver
 	Tried        <-chan struct{} // closed once the cluster was heard, or cannot be; nil where nobody is waited for
 	Plan         address.Plan
@@ -91,12 +86,12 @@ type Config struct {
 func New(c Config) (*Core, error) {
 	core := &Core{
 		store: c.Store, tenants: c.Tenants, policies: c.Tenants.policies, networks: c.Networks, absent: c.Absent, driver: c.Driver, resolver: c.Resolver, tried: c.Tried,
-		plan: c.Plan, edge: c.Edge, max: cmp.Or(c.MaxEndpoints, DefaultMaxEndpoints), now: c.Now, log: c.Log,
+		plan: c.Plan, edge: c.Edge, max: cmp.Or(c.MaxEndpoints, dpapi.DefaultMaxEndpoints), now: c.Now, log: c.Log,
 		ids: map[endpoint.ID]bool{}, lastID: c.Store.LastID(), moved: map[endpoint.ID]bool{}, due: newSignal(),
 	}
 	c.Tenants.overrides = core.overrides
 	c.Tenants.used = core.usedApps
-	c.Tenants.maxIDs = cmp.Or(c.MaxTenantIDs, DefaultMaxTenantIDs)
+	c.Tenants.maxIDs = cmp.Or(c.MaxTenantIDs, dpapi.DefaultMaxTenantIDs)
 	if core.max < 1 || core.max > int(endpoint.MaxID) {
 		return nil, fmt.Errorf("%d endpoints: a node takes 1 to %d", core.max, endpoint.MaxID)
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/endpoint"
 )
 
@@ -33,7 +34,7 @@ func TestDevicesThatGoAreNoticed(t *testing.T) {
 		}
 		settled <- strings.Join(names, " ")
 	}
-	b.driver.lost["c1"] = fmt.Errorf("link pil1: %w", ErrNoNamespace)
+	b.driver.lost["c1"] = fmt.Errorf("link pil1: %w", dpapi.ErrNoNamespace)
 	for _, r := range []endpoint.Record{reaped, lost} {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name = r.Device.HostName
@@ -65,7 +66,7 @@ func TestDevicesThatGoAreNoticed(t *testing.T) {
 	}
 	wait("c1 c2 c3 c4") // at first, all, and at once
 	b.driver.mu.Lock()
-	b.driver.lost["c2"], b.driver.lost["c3"] = fmt.Errorf("link pil2: %w", ErrNoNamespace), errFake
+	b.driver.lost["c2"], b.driver.lost["c3"] = fmt.Errorf("link pil2: %w", dpapi.ErrNoNamespace), errFake
 	b.driver.mu.Unlock()
 	for _, r := range []endpoint.Record{reaped, lost} {
 		if err := h.LinkDel(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: r.Device.HostName}}); err != nil {

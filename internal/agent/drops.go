@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"maps"
+	"pilaster.io/pilaster/internal/dpapi"
 	"slices"
 	"sync"
 	"time"
@@ -23,7 +24,7 @@ type dropWindow struct {
 
 // run samples counters at every tick until ctx ends, and says when something begins or
 // ceases to be wrong with the packet path, after it was set again.
-func (w *dropWindow) run(ctx context.Context, keepSettings func() error, status func(context.Context) (Status, error), tick <-chan time.Time, log *slog.Logger) {
+func (w *dropWindow) run(ctx context.Context, keepSettings func() error, status func(context.Context) (dpapi.Status, error), tick <-chan time.Time, log *slog.Logger) {
 	var known []string
 	for {
 		if err := keepSettings(); err != nil {
@@ -44,7 +45,7 @@ func (w *dropWindow) run(ctx context.Context, keepSettings func() error, status 
 	}
 }
 
-func (w *dropWindow) add(drops []Drops) {
+func (w *dropWindow) add(drops []dpapi.Drops) {
 	sample := make(map[string]uint64, len(drops))
 	for _, d := range drops {
 		sample[d.Reason] = d.Packets
@@ -62,7 +63,7 @@ func (w *dropWindow) add(drops []Drops) {
 
 // since is how far a counter has risen within the window. What was counted before the first
 // sample was not dropped in the last minute as far as anyone knows.
-func (w *dropWindow) since(d Drops) uint64 {
+func (w *dropWindow) since(d dpapi.Drops) uint64 {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if len(w.samples) == 0 {

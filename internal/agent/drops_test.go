@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"log/slog"
+	"pilaster.io/pilaster/internal/dpapi"
 	"slices"
 	"strings"
 	"testing"
@@ -17,7 +18,7 @@ func TestSettingsAreKept(t *testing.T) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		status := func(context.Context) (Status, error) { return d.Status() }
+		status := func(context.Context) (dpapi.Status, error) { return d.Status() }
 		new(dropWindow).run(ctx, d.KeepSettings, status, ticks, slog.New(slog.DiscardHandler))
 	}()
 	ticks <- time.Time{}

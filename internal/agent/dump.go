@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"pilaster.io/pilaster/internal/address"
-	"pilaster.io/pilaster/internal/durable"
 	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/statefile"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -39,8 +39,8 @@ type DiskTenant struct {
 // ReadDiskState reads what it can; the error names each file it could not use.
 func ReadDiskState(dir string) (DiskState, error) {
 	s := DiskState{Endpoints: endpoint.Peek(dir)}
-	errs := []error{durable.Read(filepath.Join(dir, nodeFileName), stateVersion, &s.Node)}
-	names, err := durable.Names(filepath.Join(dir, tenantsFolder), ".json")
+	errs := []error{statefile.Read(filepath.Join(dir, nodeFileName), stateVersion, &s.Node)}
+	names, err := statefile.Names(filepath.Join(dir, tenantsFolder), ".json")
 	errs = append(errs, err)
 	for _, name := range names {
 		path := filepath.Join(dir, tenantsFolder, name+".json")
@@ -55,14 +55,14 @@ func ReadDiskState(dir string) (DiskState, error) {
 		}
 		s.Tenants = append(s.Tenants, t)
 	}
-	policed, err := durable.Names(filepath.Join(dir, policiesFolder), ".json")
+	policed, err := statefile.Names(filepath.Join(dir, policiesFolder), ".json")
 	if !errors.Is(err, os.ErrNotExist) { // an older build's
 		errs = append(errs, err)
 	}
 	s.Policies = map[string]policyFile{}
 	for _, name := range policed {
 		var f policyFile
-		if err := durable.Read(filepath.Join(dir, policiesFolder, name+".json"), stateVersion, &f); err != nil {
+		if err := statefile.Read(filepath.Join(dir, policiesFolder, name+".json"), stateVersion, &f); err != nil {
 			errs = append(errs, err)
 			continue
 		}

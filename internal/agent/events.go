@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"pilaster.io/pilaster/internal/dpapi"
 	"slices"
 	"sync"
 )
@@ -18,16 +19,16 @@ const (
 type eventHub struct {
 	mu       sync.Mutex
 	watchers map[*watcher]bool
-	past     []Event // oldest first
+	past     []dpapi.Event // oldest first
 }
 
 type watcher struct {
-	events chan Event
+	events chan dpapi.Event
 	lost   uint64
 }
 
 // run reads the driver's events until ctx ends.
-func (h *eventHub) run(ctx context.Context, d Driver, log *slog.Logger) error {
+func (h *eventHub) run(ctx context.Context, d dpapi.Driver, log *slog.Logger) error {
 	events, err := d.Events(ctx)
 	if err != nil {
 		return fmt.Errorf("reading events of the packet path: %w", err)
@@ -41,7 +42,7 @@ func (h *eventHub) run(ctx context.Context, d Driver, log *slog.Logger) error {
 	return nil
 }
 
-func (h *eventHub) publish(e Event) {
+func (h *eventHub) publish(e dpapi.Event) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if len(h.past) == eventsKept {
@@ -61,15 +62,15 @@ func (h *eventHub) publish(e Event) {
 }
 
 // recent are the last events, oldest first.
-func (h *eventHub) recent() []Event {
+func (h *eventHub) recent() []dpapi.Event {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return slices.Clone(h.past)
 }
 
 // watch delivers events until stop is called.
-func (h *eventHub) watch() (events <-chan Event, stop func()) {
-	w := &watcher{events: make(chan Event, eventsAhead)}
+func (h *eventHub) watch() (events <-chan dpapi.Event, stop func()) {
+	w := &watcher{events: make(chan dpapi.Event, eventsAhead)}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.watchers == nil {

@@ -10,6 +10,7 @@ import (
 	"connectrpc.com/connect"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/endpoint"
 )
 
@@ -25,8 +26,8 @@ func TestMonitor(t *testing.T) {
 		t.Fatal(err)
 	}
 	at := time.Unix(5, 0)
-	b.driver.events <- Event{Time: at, Type: "trace", Reason: "unwanted"}
-	b.driver.events <- Event{
+	b.driver.events <- dpapi.Event{Time: at, Type: "trace", Reason: "unwanted"}
+	b.driver.events <- dpapi.Event{
 		Time: at, Type: "drop", Reason: "src-not-own", Hook: "container", Count: 3, Endpoint: 1, Lost: 2, Length: 80,
 		Source: netip.MustParseAddr("fc00::1"), Destination: netip.MustParseAddr("fc00::2"), Protocol: 17, SourcePort: 1, DestinationPort: 2,
 	}
@@ -50,14 +51,14 @@ func TestSlowWatcherIsTold(t *testing.T) {
 	slow, stop := h.watch()
 	defer stop()
 	for n := range eventsAhead + 10 {
-		h.publish(Event{Count: uint64(n)})
+		h.publish(dpapi.Event{Count: uint64(n)})
 	}
 	for n := range eventsAhead {
 		if e := <-slow; e.Count != uint64(n) || e.Lost != 0 {
 			t.Fatalf("event %d is %+v", n, e)
 		}
 	}
-	h.publish(Event{Lost: 1})
+	h.publish(dpapi.Event{Lost: 1})
 	if e := <-slow; e.Lost != 11 {
 		t.Errorf("told of %d lost events, want 11", e.Lost)
 	}
@@ -65,7 +66,7 @@ func TestSlowWatcherIsTold(t *testing.T) {
 
 func TestDropsOfTheLastMinute(t *testing.T) {
 	var w dropWindow
-	if n := w.since(Drops{"x", 5}); n != 0 {
+	if n := w.since(dpapi.Drops{Reason: "x", Packets: 5}); n != 0 {
 		t.Errorf("without a sample: %d", n)
 	}
 	d := newFakeDriver()
@@ -75,11 +76,11 @@ func TestDropsOfTheLastMinute(t *testing.T) {
 	var packets uint64
 	d.during = func(string, endpoint.Record) {
 		packets += 10
-		d.status.Drops = []Drops{{"x", packets}}
+		d.status.Drops = []dpapi.Drops{{Reason: "x", Packets: packets}}
 	}
 	go func() {
 		defer close(ended)
-		w.run(ctx, d.KeepSettings, func(context.Context) (Status, error) { return d.Status() }, tick, slog.New(slog.DiscardHandler))
+		w.run(ctx, d.KeepSettings, func(context.Context) (dpapi.Status, error) { return d.Status() }, tick, slog.New(slog.DiscardHandler))
 	}()
 	for range samplesKept + 5 {
 		tick <- time.Time{}
@@ -87,7 +88,7 @@ func TestDropsOfTheLastMinute(t *testing.T) {
 	cancel()
 	<-ended
 	first := w.samples[0]["x"]
-	if len(w.samples) != samplesKept || w.since(Drops{"x", first + 7}) != 7 || w.since(Drops{"x", first - 1}) != 0 || w.since(Drops{"new", 3}) != 0 {
+	if len(w.samples) != samplesKept || w.since(dpapi.Drops{Reason: "x", Packets: first + 7}) != 7 || w.since(dpapi.Drops{Reason: "x", Packets: first - 1}) != 0 || w.since(dpapi.Drops{Reason: "new", Packets: 3}) != 0 {
 		t.Errorf("%d samples, first %d", len(w.samples), first)
 	}
 }

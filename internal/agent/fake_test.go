@@ -16,6 +16,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/network"
 	"pilaster.io/pilaster/internal/network/netpila"
@@ -41,20 +42,20 @@ type fakeDriver struct {
 	lost     map[string]error // what Restore says of containers
 	during   func(call string, r endpoint.Record)
 	looked   func([]endpoint.Record) // for their devices
-	status   Status
-	sessions Sessions
-	entries  []Entries
+	status   dpapi.Status
+	sessions dpapi.Sessions
+	entries  []dpapi.Entries
 	mtu      int
-	events   chan Event
+	events   chan dpapi.Event
 	vxlan    *fakeSwitch // its part of network nimitz
-	policies map[string]TenantPolicies
+	policies map[string]dpapi.TenantPolicies
 	hits     map[uint32]uint64
 }
 
 func newFakeDriver() *fakeDriver {
 	return &fakeDriver{
 		tenants: map[string]tenant.Tenant{}, devices: map[endpoint.ID]endpoint.Record{}, active: map[endpoint.ID]endpoint.Record{},
-		policies: map[string]TenantPolicies{}, fail: map[string]error{}, lost: map[string]error{}, events: make(chan Event), vxlan: newFakeSwitch(), mtu: 1500, status: Status{Healthy: true, FirstInChain: true},
+		policies: map[string]dpapi.TenantPolicies{}, fail: map[string]error{}, lost: map[string]error{}, events: make(chan dpapi.Event), vxlan: newFakeSwitch(), mtu: 1500, status: dpapi.Status{Healthy: true, FirstInChain: true},
 	}
 }
 
@@ -175,7 +176,7 @@ func (d fakePath) Repair(_ context.Context, _, found []endpoint.Record) error {
 	return nil
 }
 
-func (d fakePath) Entries(context.Context) ([]Entries, error) {
+func (d fakePath) Entries(context.Context) ([]dpapi.Entries, error) {
 	return d.entries, d.call("Entries", endpoint.Record{})
 }
 
@@ -248,14 +249,14 @@ func (d *fakeDriver) Lost(records []endpoint.Record) (map[endpoint.ID]error, err
 
 func (d *fakeDriver) Lose(r endpoint.Record) error { return d.call("Lose", r) }
 
-func (d *fakeDriver) RestorePolicies(all, held []TenantPolicies) error {
+func (d *fakeDriver) RestorePolicies(all, held []dpapi.TenantPolicies) error {
 	if err := d.call("RestorePolicies", endpoint.Record{}); err != nil {
 		return err
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	had := d.policies
-	d.policies = map[string]TenantPolicies{}
+	d.policies = map[string]dpapi.TenantPolicies{}
 	for _, t := range all {
 		d.policies[t.Tenant] = t
 	}
@@ -265,7 +266,7 @@ func (d *fakeDriver) RestorePolicies(all, held []TenantPolicies) error {
 	return nil
 }
 
-func (d *fakeDriver) SetPolicies(t TenantPolicies) error {
+func (d *fakeDriver) SetPolicies(t dpapi.TenantPolicies) error {
 	if err := d.call("SetPolicies", endpoint.Record{}); err != nil {
 		return err
 	}
@@ -278,13 +279,13 @@ func (d *fakeDriver) SetPolicies(t TenantPolicies) error {
 }
 
 // Why answers from the tables that were given last.
-func (d *fakeDriver) Why(q Question) (Answer, error) {
+func (d *fakeDriver) Why(q dpapi.PolicyQuery) (dpapi.PolicyVerdict, error) {
 	if err := d.call("Why", endpoint.Record{}); err != nil {
-		return Answer{}, err
+		return dpapi.PolicyVerdict{}, err
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	a := Answer{LocalApp: q.LocalApp, RemoteApp: q.RemoteApp, Allowed: [2]bool{true, true}}
+	a := dpapi.PolicyVerdict{LocalApp: q.LocalApp, RemoteApp: q.RemoteApp, Allowed: [2]bool{true, true}}
 	for _, of := range d.policies {
 		if slices.Contains(of.IDs, q.Tenant) {
 			for direction, port := range [2]uint16{policy.Ingress: q.LocalPort, policy.Egress: q.RemotePort} {
@@ -296,12 +297,12 @@ func (d *fakeDriver) Why(q Question) (Answer, error) {
 	return a, nil
 }
 
-func (d *fakeDriver) Sessions() (Sessions, error) {
+func (d *fakeDriver) Sessions() (dpapi.Sessions, error) {
 	return d.sessions, d.call("Sessions", endpoint.Record{})
 }
 
-func (d *fakeDriver) PolicyEntries() []Entries {
-	return []Entries{{Table: "policy-ports", Used: 7, Capacity: 100}}
+func (d *fakeDriver) PolicyEntries() []dpapi.Entries {
+	return []dpapi.Entries{{Table: "policy-ports", Used: 7, Capacity: 100}}
 }
 
 func (d *fakeDriver) RuleHits() (map[uint32]uint64, error) {
@@ -312,10 +313,12 @@ func (d *fakeDriver) KeepSettings() error { return d.call("KeepSettings", endpoi
 
 func (d *fakeDriver) GuardEdge(netlink.Link) error { return d.call("GuardEdge", endpoint.Record{}) }
 
-func (d *fakeDriver) Status() (Status, error) { return d.status, d.call("Status", endpoint.Record{}) }
+func (d *fakeDriver) Status() (dpapi.Status, error) {
+	return d.status, d.call("Status", endpoint.Record{})
+}
 
-func (d *fakeDriver) Events(ctx context.Context) (<-chan Event, error) {
-	out := make(chan Event)
+func (d *fakeDriver) Events(ctx context.Context) (<-chan dpapi.Event, error) {
+	out := make(chan dpapi.Event)
 	go func() {
 		defer close(out)
 		for {

@@ -13,8 +13,8 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
-	"pilaster.io/pilaster/internal/durable"
-	"pilaster.io/pilaster/internal/spoil"
+	"pilaster.io/pilaster/internal/fuzzmutate"
+	"pilaster.io/pilaster/internal/statefile"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -30,18 +30,18 @@ var tenantFiles = []string{
 // FuzzTenantFile: a tenant that is accepted from disk is usable, is what the file says, and is the same when written again.
 func FuzzTenantFile(f *testing.F) {
 	for _, text := range tenantFiles {
-		f.Add([]byte(text), spoil.Nothing)
+		f.Add([]byte(text), fuzzmutate.Nothing)
 	}
 	for _, twice := range []string{`"ids":[{"id":1,"key":"` + fuzzKey + `"},{"id":1,"key":"` + otherKey + `"}]`,
 		`"ids":[{"id":1,"key":"` + fuzzKey + `"}],"apps":[{"id":1,"labels":{}},{"id":2,"labels":{}}]`} {
-		f.Add([]byte(`{"version":1,"name":"blue","addressing":"clear",`+twice+`}`), spoil.Nothing)
+		f.Add([]byte(`{"version":1,"name":"blue","addressing":"clear",`+twice+`}`), fuzzmutate.Nothing)
 	}
 	tenants := &Tenants{dir: f.TempDir()}
 	path := filepath.Join(tenants.dir, "read")
 	f.Fuzz(func(t *testing.T, text, script []byte) {
-		text = spoil.JSON(text, script, tenantFiles...)
+		text = fuzzmutate.JSON(text, script, tenantFiles...)
 		write(t, path, text)
-		h, _, err := readTenant(durable.Disk{}, path)
+		h, _, err := readTenant(statefile.Disk{}, path)
 		if err != nil {
 			return
 		}
@@ -78,7 +78,7 @@ func FuzzTenantFile(f *testing.F) {
 		if err := tenants.write(h); err != nil {
 			t.Fatalf("accepted and not written: %v", err)
 		}
-		back, _, err := readTenant(durable.Disk{}, tenants.path("written"))
+		back, _, err := readTenant(statefile.Disk{}, tenants.path("written"))
 		if err != nil || !back.Tenant.Created.Equal(h.Tenant.Created) {
 			t.Fatalf("became %+v, %v", back, err)
 		}
@@ -98,12 +98,12 @@ func FuzzNodeFile(f *testing.F) {
 		`{"version":2,"name":"n1","uuid":"u1"}`, ``,
 	}
 	for _, text := range files {
-		f.Add([]byte(text), spoil.Nothing)
+		f.Add([]byte(text), fuzzmutate.Nothing)
 	}
 	dir := f.TempDir()
 	path := filepath.Join(dir, nodeFileName)
 	f.Fuzz(func(t *testing.T, text, script []byte) {
-		write(t, path, spoil.JSON(text, script, files[:2]...))
+		write(t, path, fuzzmutate.JSON(text, script, files[:2]...))
 		n, err := OpenNode(dir, "n1")
 		if err != nil {
 			return
@@ -125,7 +125,7 @@ func FuzzNodeFile(f *testing.F) {
 // FuzzDiskState: what is told of a state directory, for people far away, has no key in it.
 func FuzzDiskState(f *testing.F) {
 	for _, text := range tenantFiles {
-		f.Add([]byte(text), spoil.Nothing)
+		f.Add([]byte(text), fuzzmutate.Nothing)
 	}
 	dir := f.TempDir()
 	if err := os.Mkdir(filepath.Join(dir, tenantsFolder), 0o700); err != nil {
@@ -133,8 +133,8 @@ func FuzzDiskState(f *testing.F) {
 	}
 	path := filepath.Join(dir, tenantsFolder, "blue.json")
 	f.Fuzz(func(t *testing.T, text, script []byte) {
-		write(t, path, spoil.JSON(text, script, tenantFiles...))
-		h, _, err := readTenant(durable.Disk{}, path)
+		write(t, path, fuzzmutate.JSON(text, script, tenantFiles...))
+		h, _, err := readTenant(statefile.Disk{}, path)
 		if err != nil {
 			return
 		}
@@ -176,12 +176,12 @@ func FuzzKnown(f *testing.F) {
 			f.Fatal(err)
 		}
 		deltas = append(deltas, string(text))
-		f.Add(text, spoil.Nothing)
+		f.Add(text, fuzzmutate.Nothing)
 	}
 	had := tenant.ID{ID: 7, Key: address.Key{}}
 	f.Fuzz(func(t *testing.T, text, script []byte) {
 		said := new(pilasterv1.Delta)
-		if protojson.Unmarshal(spoil.JSON(text, script, deltas...), said) != nil {
+		if protojson.Unmarshal(fuzzmutate.JSON(text, script, deltas...), said) != nil {
 			return
 		}
 		checkNews(t, said)
@@ -277,11 +277,11 @@ func FuzzMembership(f *testing.F) {
 		f.Fatal(err)
 	}
 	good := string(text)
-	f.Add(text, spoil.Nothing)
+	f.Add(text, fuzzmutate.Nothing)
 	dir := f.TempDir()
 	f.Fuzz(func(t *testing.T, text, script []byte) {
 		said := new(pilasterv1.RegisterResponse)
-		if protojson.Unmarshal(spoil.JSON(text, script, good), said) != nil {
+		if protojson.Unmarshal(fuzzmutate.JSON(text, script, good), said) != nil {
 			return
 		}
 		m, err := membershipFromProto(proto.CloneOf(said))

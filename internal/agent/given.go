@@ -12,8 +12,8 @@ import (
 	"connectrpc.com/connect"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
-	"pilaster.io/pilaster/internal/local"
 	"pilaster.io/pilaster/internal/network"
+	"pilaster.io/pilaster/internal/unixrpc"
 )
 
 var _ network.Cluster = (*Link)(nil)
@@ -81,11 +81,11 @@ func (l *Link) Free(ctx context.Context, name, key string) error {
 		return nil
 	}
 	if hopeless(err) {
-		l.config.Log.Error("addresses are not given back: the orchestrator refuses, and is not asked again", "tenant", name, "endpoint", key, "error", local.Words(err))
+		l.config.Log.Error("addresses are not given back: the orchestrator refuses, and is not asked again", "tenant", name, "endpoint", key, "error", unixrpc.Words(err))
 		return nil
 	}
 	l.setUnfreed(name, key, true)
-	l.config.Log.Warn("addresses are not given back yet; trying again while there is a connection to the orchestrator", "tenant", name, "endpoint", key, "error", local.Words(err))
+	l.config.Log.Warn("addresses are not given back yet; trying again while there is a connection to the orchestrator", "tenant", name, "endpoint", key, "error", unixrpc.Words(err))
 	return nil
 }
 

@@ -10,8 +10,8 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
-	"pilaster.io/pilaster/internal/durable"
 	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/statefile"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -201,7 +201,7 @@ func TestSequenceGrowsOverRestarts(t *testing.T) {
 // A node that has no address left under an id says what helps, and it does.
 func TestRotationGivesFreshAddresses(t *testing.T) {
 	b := newBed(t)
-	if err := durable.Write(filepath.Join(b.dir, "cursors", "1-1.json"), map[string]address.Index{"version": 1, "reserved": address.MaxIndex}, 0o600); err != nil {
+	if err := statefile.Write(filepath.Join(b.dir, "cursors", "1-1.json"), map[string]address.Index{"version": 1, "reserved": address.MaxIndex}, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	b.reopen()

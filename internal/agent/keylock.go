@@ -3,10 +3,10 @@ package agent
 import (
 	"context"
 
-	"pilaster.io/pilaster/internal/keylock"
+	"pilaster.io/pilaster/internal/keymutex"
 )
 
-type keyLocks struct{ keylock.Locks }
+type keyLocks struct{ keymutex.Locks }
 
 // lock waits for the key or for ctx to end.
 func (k *keyLocks) lock(ctx context.Context, key string) (unlock func(), err error) {

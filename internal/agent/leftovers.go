@@ -11,30 +11,24 @@ import (
 	"strings"
 	"time"
 
-	"pilaster.io/pilaster/internal/durable"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/join"
 	"pilaster.io/pilaster/internal/network"
+	"pilaster.io/pilaster/internal/statefile"
 )
-
-// Leftover is one thing of ours on a node where no agent runs.
-type Leftover = network.Leftover
-
-// LeftDevice is the kind of a container's device: its container lives.
-const LeftDevice = "device"
 
 // Remains is what an agent that does not run has left on disk. Until it is closed no agent can
 // start over it.
 type Remains struct {
-	Prefix    netip.Prefix // the node's; zero where it is not known
-	Endpoints []string     // what DEL was not called for, as people know it
-	Files     []Leftover   // in the order in which they can be removed
+	Prefix    netip.Prefix         // the node's; zero where it is not known
+	Endpoints []string             // what DEL was not called for, as people know it
+	Files     []network.StaleState // in the order in which they can be removed
 	lock      *os.File
 }
 
 // FindRemains reads what is there and changes nothing. It fails where an agent runs. Before what it finds goes what networks have left, which may lie in
 // the same folders.
-func FindRemains(stateDir, runDir string, before []Leftover) (_ *Remains, err error) {
+func FindRemains(stateDir, runDir string, before []network.StaleState) (_ *Remains, err error) {
 	socket := filepath.Join(runDir, agentSocket)
 	if c, err := net.DialTimeout("unix", socket, time.Second); err == nil {
 		c.Close()
@@ -65,13 +59,13 @@ func FindRemains(stateDir, runDir string, before []Leftover) (_ *Remains, err er
 }
 
 func isState(name string) bool {
-	return slices.Contains(append(endpoint.Folders(), endpoint.LastIDFile, nodeFileName, gatewaysFileName, tenantsFolder, policiesFolder, join.MemberFile, durable.LockFile), name) ||
-		durable.IsUnfinished(name)
+	return slices.Contains(append(endpoint.Folders(), endpoint.LastIDFile, nodeFileName, gatewaysFileName, tenantsFolder, policiesFolder, join.MemberFile, statefile.LockFile), name) ||
+		statefile.IsUnfinished(name)
 }
 
 // find lists what of a folder is ours, and the folder itself where it holds nothing else but what goes before: an
 // orchestrator's socket and data may lie beside.
-func find(dir string, ours func(name string) bool, before []Leftover) ([]Leftover, error) {
+func find(dir string, ours func(name string) bool, before []network.StaleState) ([]network.StaleState, error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil
@@ -79,9 +73,9 @@ func find(dir string, ours func(name string) bool, before []Leftover) ([]Leftove
 	if err != nil {
 		return nil, err
 	}
-	var all []Leftover
+	var all []network.StaleState
 	entries = slices.DeleteFunc(entries, func(e os.DirEntry) bool {
-		return slices.ContainsFunc(before, func(l Leftover) bool { return l.Name == filepath.Join(dir, e.Name()) })
+		return slices.ContainsFunc(before, func(l network.StaleState) bool { return l.Name == filepath.Join(dir, e.Name()) })
 	})
 	for _, e := range entries {
 		if ours(e.Name()) {
@@ -89,25 +83,25 @@ func find(dir string, ours func(name string) bool, before []Leftover) ([]Leftove
 		}
 	}
 	if len(all) == len(entries) {
-		all = append(all, Leftover{Kind: "folder", Name: dir, Remove: func() error { return os.Remove(dir) }})
+		all = append(all, network.StaleState{Kind: "folder", Name: dir, Remove: func() error { return os.Remove(dir) }})
 	}
 	return all, nil
 }
 
-func leftAt(path string, folder bool) Leftover {
+func leftAt(path string, folder bool) network.StaleState {
 	if folder {
-		return Leftover{Kind: "folder", Name: path, Remove: func() error { return os.RemoveAll(path) }}
+		return network.StaleState{Kind: "folder", Name: path, Remove: func() error { return os.RemoveAll(path) }}
 	}
-	return Leftover{Kind: "file", Name: path, Remove: func() error { return os.Remove(path) }}
+	return network.StaleState{Kind: "file", Name: path, Remove: func() error { return os.Remove(path) }}
 }
 
 // read takes the lock and learns what it can: a reset must also work where files are damaged.
 func (r *Remains) read(stateDir string) (err error) {
-	if r.lock, err = durable.Lock(stateDir); err != nil {
+	if r.lock, err = statefile.Lock(stateDir); err != nil {
 		return err
 	}
 	var node nodeFile
-	if durable.Read(filepath.Join(stateDir, nodeFileName), stateVersion, &node) == nil && node.Cluster != nil {
+	if statefile.Read(filepath.Join(stateDir, nodeFileName), stateVersion, &node) == nil && node.Cluster != nil {
 		r.Prefix = node.Cluster.Prefix
 	}
 	for path, record := range endpoint.Peek(stateDir) {

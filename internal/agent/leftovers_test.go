@@ -6,9 +6,10 @@ import (
 	"strings"
 	"testing"
 
-	"pilaster.io/pilaster/internal/durable"
 	"pilaster.io/pilaster/internal/endpoint"
-	"pilaster.io/pilaster/internal/local"
+	"pilaster.io/pilaster/internal/network"
+	"pilaster.io/pilaster/internal/statefile"
+	"pilaster.io/pilaster/internal/unixrpc"
 )
 
 func writeFile(t *testing.T, content string, elem ...string) {
@@ -34,9 +35,9 @@ func TestRemainsBesideAnOrchestrator(t *testing.T) {
 	writeFile(t, "", run, agentSocket)
 	writeFile(t, "", run, "orchestrator.sock")
 
-	network := filepath.Join(run, "gateway")
-	writeFile(t, "", network)
-	before := []Leftover{{Kind: "file", Name: network, Remove: func() error { return os.Remove(network) }}}
+	gateway := filepath.Join(run, "gateway")
+	writeFile(t, "", gateway)
+	before := []network.StaleState{{Kind: "file", Name: gateway, Remove: func() error { return os.Remove(gateway) }}}
 
 	r, err := FindRemains(state, run, before)
 	if err != nil {
@@ -46,7 +47,7 @@ func TestRemainsBesideAnOrchestrator(t *testing.T) {
 	if len(r.Endpoints) != 1 || !strings.Contains(r.Endpoints[0], "7.json") || r.Prefix.IsValid() {
 		t.Errorf("remains %+v", r)
 	}
-	if _, err := durable.Lock(state); err == nil {
+	if _, err := statefile.Lock(state); err == nil {
 		t.Error("an agent could start meanwhile")
 	}
 	for _, l := range append(before, r.Files...) {
@@ -72,7 +73,7 @@ func TestRemainsBesideAnOrchestrator(t *testing.T) {
 func TestRemainsOfARunningAgent(t *testing.T) {
 	state, run := t.TempDir(), t.TempDir()
 	writeFile(t, "", state, nodeFileName)
-	lock, err := durable.Lock(state)
+	lock, err := statefile.Lock(state)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -80,7 +81,7 @@ func TestRemainsOfARunningAgent(t *testing.T) {
 		t.Errorf("a locked state: %v", err)
 	}
 	lock.Close()
-	l, err := local.Listen(filepath.Join(run, agentSocket))
+	l, err := unixrpc.Listen(filepath.Join(run, agentSocket))
 	if err != nil {
 		t.Fatal(err)
 	}

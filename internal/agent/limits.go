@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 
+	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -21,7 +22,7 @@ var flags = map[string]string{limitEndpoints: "--max-endpoints", limitTenantIDs:
 
 // Limit is how much a node takes of something, and who has most of it.
 type Limit struct {
-	Entries
+	dpapi.Entries
 	Largest     string // tenant; empty where nobody has any
 	LargestUsed int
 }
@@ -38,7 +39,7 @@ func (c *Core) Limits() []Limit {
 
 // limit finds the largest user; of equals the first by name. The caller holds the lock.
 func (t *Tenants) limit(name string, used, capacity int) Limit {
-	l := Limit{Entries: Entries{Table: name, Used: used, Capacity: capacity}}
+	l := Limit{Entries: dpapi.Entries{Table: name, Used: used, Capacity: capacity}}
 	for _, tenant := range slices.Sorted(maps.Keys(t.m)) {
 		uses := t.m[tenant].count()
 		if name == limitTenantIDs {

@@ -16,7 +16,7 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
 	"pilaster.io/pilaster/internal/endpoint"
-	"pilaster.io/pilaster/internal/local"
+	"pilaster.io/pilaster/internal/unixrpc"
 )
 
 // Link is the agent's connection to the orchestrator. Without it everything this node knows
@@ -188,7 +188,7 @@ func (l *Link) lost(err error, n int) {
 	if l.status.Connected {
 		l.status.Connected, l.status.Since = false, time.Now()
 	}
-	l.status.LastError, l.status.Untaken = local.Words(err), nil // the next stream says it again
+	l.status.LastError, l.status.Untaken = unixrpc.Words(err), nil // the next stream says it again
 	l.status.Refused = refused(err, n)
 	l.config.Log.Warn("no connection to the orchestrator", "url", l.config.URL, "failures", n+1, "error", l.status.LastError)
 }

@@ -20,7 +20,7 @@ import (
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/endpoint"
-	"pilaster.io/pilaster/internal/local"
+	"pilaster.io/pilaster/internal/unixrpc"
 )
 
 // fakeCluster is an orchestrator that does what a test tells it.
@@ -516,7 +516,7 @@ func TestRefusals(t *testing.T) {
 	}{{deleted, 0, true}, {taken, 0, false}, {taken, 4, false}, {taken, 5, true}, {away, 9, false}, {errFake, 9, false}} {
 		b := newLinkBed(t)
 		b.link.lost(fmt.Errorf("registering: %w", c.err), c.n)
-		if why := b.link.problem(); (why != nil) != c.refused || why != nil && !strings.Contains(why.Error(), local.Words(c.err)) {
+		if why := b.link.problem(); (why != nil) != c.refused || why != nil && !strings.Contains(why.Error(), unixrpc.Words(c.err)) {
 			t.Errorf("%v after %d failures: %v", c.err, c.n, why)
 		}
 	}

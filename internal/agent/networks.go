@@ -9,9 +9,10 @@ import (
 	"slices"
 
 	"pilaster.io/pilaster/internal/address"
-	"pilaster.io/pilaster/internal/durable"
+	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/network"
+	"pilaster.io/pilaster/internal/statefile"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -93,7 +94,7 @@ func (c *Core) putTenant(ctx context.Context, t tenant.Tenant, wanted []string, 
 }
 
 // status is the driver's, with what switches of networks have dropped beside it.
-func (c *Core) status(ctx context.Context) (Status, error) {
+func (c *Core) status(ctx context.Context) (dpapi.Status, error) {
 	s, err := c.driver.Status()
 	if err != nil {
 		return s, err
@@ -167,15 +168,15 @@ func (c *Core) validate(r endpoint.Record) error {
 			return fmt.Errorf("endpoint %d is on network %s, which this node does not have\n  packets flow as before; %s, or remove such containers first", r.ID, name, c.howToHave(name))
 		}
 		if err := n.Validate(r.On(name)); err != nil {
-			return &durable.CorruptError{Path: c.store.RecordPath(r.ID), Err: err}
+			return &statefile.CorruptError{Path: c.store.RecordPath(r.ID), Err: err}
 		}
 	}
 	return nil
 }
 
 // Entries says how full the networks' tables are.
-func (c *Core) Entries(ctx context.Context) ([]Entries, error) {
-	var all []Entries
+func (c *Core) Entries(ctx context.Context) ([]dpapi.Entries, error) {
+	var all []dpapi.Entries
 	err := c.allNetworks(func(name string, n Network) error {
 		entries, err := n.Entries(ctx)
 		if err != nil {

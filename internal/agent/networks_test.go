@@ -11,10 +11,11 @@ import (
 	"testing"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/dpapi"
+	"pilaster.io/pilaster/internal/dropreason"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/network/nimitz"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
-	"pilaster.io/pilaster/internal/reason"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -28,7 +29,7 @@ type fakeSwitch struct {
 	subnets []netip.Prefix // of the node
 	during  func(call string)
 	mtu     int
-	dropped map[reason.Reason]uint64
+	dropped map[dropreason.Reason]uint64
 
 	unpoliced error
 }
@@ -86,7 +87,7 @@ func (s *fakeSwitch) Check(_ context.Context, p pipeline.Port, device pipeline.D
 	return nil
 }
 
-func (s *fakeSwitch) Drops(context.Context) (map[reason.Reason]uint64, error) {
+func (s *fakeSwitch) Drops(context.Context) (map[dropreason.Reason]uint64, error) {
 	return s.dropped, s.fail
 }
 
@@ -282,8 +283,8 @@ func TestEndpointOnTwoNetworks(t *testing.T) {
 // TestDropsOfSwitches: what a network's own switch drops is counted with the driver's, each time anew, and what it lacks is said once.
 func TestDropsOfSwitches(t *testing.T) {
 	b := newBedOfTwo(t)
-	b.driver.status.Drops = []Drops{{"src-not-own", 7}, {"no-route", 1}}
-	b.nimitz.dropped = map[reason.Reason]uint64{reason.SrcNotOwn: 5}
+	b.driver.status.Drops = []dpapi.Drops{{Reason: "src-not-own", Packets: 7}, {Reason: "no-route", Packets: 1}}
+	b.nimitz.dropped = map[dropreason.Reason]uint64{dropreason.SrcNotOwn: 5}
 	for range 2 {
 		s, err := b.status(t.Context())
 		if err != nil || fmt.Sprint(s.Drops) != "[{src-not-own 12} {no-route 1}]" || len(s.Problems) != 0 || !slices.Equal(s.Without, []string{"traceroute"}) || len(s.Switches) != 1 || s.Switches[nimitz.Name] != "fake" {

@@ -11,13 +11,13 @@ import (
 	"sync/atomic"
 
 	"pilaster.io/pilaster/internal/address"
-	"pilaster.io/pilaster/internal/durable"
 	"pilaster.io/pilaster/internal/join"
+	"pilaster.io/pilaster/internal/statefile"
 )
 
 // Node is who this node is, kept on disk: it lasts as long as the state directory.
 type Node struct {
-	disk durable.Disk
+	disk statefile.Disk
 	path string
 
 	mu       sync.Mutex
@@ -68,10 +68,10 @@ type Membership struct {
 }
 
 // OpenNode reads <dir>/node.json, or makes a new UUID, and writes it with one start more.
-func OpenNode(dir, name string) (*Node, error) { return OpenNodeOn(durable.Disk{}, dir, name) }
+func OpenNode(dir, name string) (*Node, error) { return OpenNodeOn(statefile.Disk{}, dir, name) }
 
 // OpenNodeOn is OpenNode of a directory on another disk.
-func OpenNodeOn(disk durable.Disk, dir, name string) (*Node, error) {
+func OpenNodeOn(disk statefile.Disk, dir, name string) (*Node, error) {
 	n := &Node{disk: disk, path: filepath.Join(dir, nodeFileName)}
 	err := disk.Read(n.path, stateVersion, &n.file)
 	fresh := errors.Is(err, fs.ErrNotExist)
@@ -84,7 +84,7 @@ func OpenNodeOn(disk durable.Disk, dir, name string) (*Node, error) {
 		return nil, err
 	}
 	if err := n.file.validate(); err != nil {
-		return nil, &durable.CorruptError{Path: n.path, Err: err}
+		return nil, &statefile.CorruptError{Path: n.path, Err: err}
 	}
 	if err := n.readGateways(); err != nil {
 		return nil, err
@@ -106,12 +106,12 @@ func OpenNodeOn(disk durable.Disk, dir, name string) (*Node, error) {
 func (n *Node) lost(dir string) error {
 	witness := ""
 	err := n.disk.Walk(dir, func(path string, entry fs.DirEntry) {
-		if entry.Name() != durable.LockFile && !durable.IsUnfinished(entry.Name()) && isState(topOf(dir, path)) {
+		if entry.Name() != statefile.LockFile && !statefile.IsUnfinished(entry.Name()) && isState(topOf(dir, path)) {
 			witness = path
 		}
 	})
 	if err == nil && witness != "" {
-		err = &durable.CorruptError{Path: n.path, Err: fmt.Errorf("it is missing, though %s is there", witness)}
+		err = &statefile.CorruptError{Path: n.path, Err: fmt.Errorf("it is missing, though %s is there", witness)}
 	}
 	return err
 }
@@ -136,7 +136,7 @@ func (n *Node) readGateways() error {
 	}
 	if m, joined := n.Membership(); joined {
 		if err := m.validate(); err != nil {
-			return &durable.CorruptError{Path: path, Err: err}
+			return &statefile.CorruptError{Path: path, Err: err}
 		}
 	}
 	return nil

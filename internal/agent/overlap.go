@@ -11,6 +11,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/netns"
 )
 
@@ -61,7 +62,7 @@ func present() ([]found, error) {
 	}
 	for _, r := range routes {
 		refuses := r.Type == unix.RTN_UNREACHABLE || r.Type == unix.RTN_BLACKHOLE || r.Type == unix.RTN_PROHIBIT
-		if p := prefixOf(r.Dst); p.IsValid() && !refuses && names[r.LinkIndex] != NodeDevice {
+		if p := prefixOf(r.Dst); p.IsValid() && !refuses && names[r.LinkIndex] != dpapi.NodeDevice {
 			all = append(all, found{p, names[r.LinkIndex]})
 		}
 	}
@@ -147,7 +148,7 @@ func (w *overlapWatch) watch(ctx context.Context, log *slog.Logger) error {
 		if p := prefixOf(dst); !p.IsValid() || !p.Overlaps(w.private) || device != 0 && device == own {
 			continue
 		}
-		if l, err := netlink.LinkByIndex(device); err == nil && l.Attrs().Name == NodeDevice {
+		if l, err := netlink.LinkByIndex(device); err == nil && l.Attrs().Name == dpapi.NodeDevice {
 			own = device
 			continue
 		}

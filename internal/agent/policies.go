@@ -12,23 +12,16 @@ import (
 	"time"
 
 	"pilaster.io/pilaster/internal/address"
-	"pilaster.io/pilaster/internal/durable"
+	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/policy"
+	"pilaster.io/pilaster/internal/statefile"
 )
-
-// TenantPolicies is what the packet path polices a tenant's containers by.
-type TenantPolicies struct {
-	Tenant    string
-	IDs       []address.TenantID // all that belong to it
-	Tables    policy.Tables
-	Overrides map[netip.Addr]address.AppID // canonical addresses whose container is of another app now
-}
 
 // policies are what this node knows of the policies of tenants that live here. They are on disk, so that a start without the orchestrator
 // has them in force before any container's packet.
 type policies struct {
-	disk durable.Disk
+	disk statefile.Disk
 	dir  string
 
 	mu sync.Mutex // held while they are compiled and given to the packet path: what was heard last wins
@@ -61,7 +54,7 @@ type policed struct {
 	expected  bool          // there are some: no container is added before they are told
 	unkept    bool          // the disk has not all of it: what could not be enforced does not go there, for no start would succeed with it
 
-	inForce TenantPolicies
+	inForce dpapi.TenantPolicies
 	made    surroundings // that the tables were made for
 	refused error        // why what was heard last is not in force
 
@@ -252,13 +245,13 @@ func (c *Core) enforce(name string) error {
 	p := c.policies.m[name]
 	defer c.policies.show()
 	next, around, err := c.compile(name, p)
-	if err == nil && next.restricts() {
+	if err == nil && next.Restricts() {
 		err = c.seal(name, true)
 	}
 	if err == nil {
 		err = c.driver.SetPolicies(next)
 	}
-	if err == nil && !next.restricts() {
+	if err == nil && !next.Restricts() {
 		err = c.seal(name, false)
 	}
 	if err != nil {
@@ -284,7 +277,7 @@ func (c *Core) refusePolicies(name string, p *policed, why error) {
 	c.log.Error("policies are not in force as the cluster has them", "tenant", name, "error", why)
 }
 
-func (c *Core) compile(name string, p *policed) (next TenantPolicies, around surroundings, err error) {
+func (c *Core) compile(name string, p *policed) (next dpapi.TenantPolicies, around surroundings, err error) {
 	for _, err := range p.unread {
 		return next, around, err
 	}
@@ -292,7 +285,7 @@ func (c *Core) compile(name string, p *policed) (next TenantPolicies, around sur
 		return next, around, err
 	}
 	defer c.policies.times.compiled(time.Now())
-	next = TenantPolicies{Tenant: name, IDs: around.ids, Overrides: around.overrides}
+	next = dpapi.TenantPolicies{Tenant: name, IDs: around.ids, Overrides: around.overrides}
 	if p.index == nil || !sameApps(p.indexed, around.apps) {
 		p.index, p.indexed = policy.NewIndex(around.apps), around.apps
 	}
@@ -335,22 +328,10 @@ func (c *Core) surroundings(name string, p *policed) (s surroundings, err error)
 	return s, nil
 }
 
-func (t TenantPolicies) polices() bool { return len(t.Tables.Subjects) > 0 }
-
 // mayRestrict tells whether a policy that is not in audit was heard.
 func (p *policed) mayRestrict() bool {
 	for _, read := range p.parsed {
 		if !read.Audit {
-			return true
-		}
-	}
-	return false
-}
-
-// restricts tells whether a policy that is not in audit holds for anybody.
-func (t TenantPolicies) restricts() bool {
-	for _, s := range t.Tables.Subjects {
-		if s.Sets != [2]policy.ID{} {
 			return true
 		}
 	}
@@ -390,7 +371,7 @@ func (c *Core) police(r endpoint.Record) error {
 			err = p.refused
 		}
 	}
-	if err == nil && p.inForce.restricts() {
+	if err == nil && p.inForce.Restricts() {
 		err = c.unpoliced(r.Tenant, r.Networks())
 	}
 	if err != nil {
@@ -461,8 +442,8 @@ func (c *Core) forgetPolicies(name string) error {
 	if p.isTold() {
 		p.told = make(chan struct{})
 	}
-	if p.refused != nil || p.inForce.polices() || len(p.inForce.Overrides) > 0 { // what was refused may be in force in part
-		if err := c.driver.SetPolicies(TenantPolicies{Tenant: name}); err != nil {
+	if p.refused != nil || p.inForce.Selects() || len(p.inForce.Overrides) > 0 { // what was refused may be in force in part
+		if err := c.driver.SetPolicies(dpapi.TenantPolicies{Tenant: name}); err != nil {
 			return err
 		}
 		if err := c.seal(name, false); err != nil {
@@ -485,10 +466,10 @@ func (c *Core) startPolicies() error {
 	defer c.policies.show()
 	for _, name := range c.tenants.Names() {
 		if c.tenants.isPoliced(name) && c.policies.m[name] == nil {
-			return &durable.CorruptError{Path: c.policies.path(name), Err: fmt.Errorf("it is missing, and tenant %s has policies", name)}
+			return &statefile.CorruptError{Path: c.policies.path(name), Err: fmt.Errorf("it is missing, and tenant %s has policies", name)}
 		}
 	}
-	var all, held []TenantPolicies
+	var all, held []dpapi.TenantPolicies
 	for name, p := range c.policies.m {
 		if !c.tenants.isHosted(name) {
 			if err := c.keepPolicies(name, newPoliced()); err != nil {
@@ -498,9 +479,9 @@ func (c *Core) startPolicies() error {
 			continue
 		}
 		next, around, err := c.compile(name, p)
-		sealed := next.restricts()
+		sealed := next.Restricts()
 		if err != nil {
-			sealed, held = p.mayRestrict(), append(held, TenantPolicies{Tenant: name, IDs: around.ids})
+			sealed, held = p.mayRestrict(), append(held, dpapi.TenantPolicies{Tenant: name, IDs: around.ids})
 			c.refusePolicies(name, p, err)
 		} else {
 			all, p.inForce, p.made = append(all, next), next, around
@@ -519,7 +500,7 @@ func (c *Core) startPolicies() error {
 	}
 	for _, t := range all {
 		p := c.policies.m[t.Tenant]
-		p.inForce, p.made = TenantPolicies{}, surroundings{}
+		p.inForce, p.made = dpapi.TenantPolicies{}, surroundings{}
 		if err := c.enforce(t.Tenant); err != nil {
 			return err
 		}

@@ -13,9 +13,9 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
-	"pilaster.io/pilaster/internal/durable"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/policy"
+	"pilaster.io/pilaster/internal/statefile"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -182,7 +182,7 @@ func TestPoliciesAreNotLost(t *testing.T) {
 	if err := os.Rename(file, file+".lost"); err != nil {
 		t.Fatal(err)
 	}
-	var corrupt *durable.CorruptError
+	var corrupt *statefile.CorruptError
 	if err := b.tryReopen(); !errors.As(err, &corrupt) || corrupt.Path != file {
 		t.Errorf("a start without the policies: %v", err)
 	}

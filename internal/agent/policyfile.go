@@ -11,7 +11,7 @@ import (
 	"strings"
 
 	"pilaster.io/pilaster/internal/address"
-	"pilaster.io/pilaster/internal/durable"
+	"pilaster.io/pilaster/internal/statefile"
 )
 
 const policiesFolder = "policies"
@@ -24,7 +24,7 @@ type policyFile struct {
 }
 
 // openPolicies reads what is known from <dir>/policies.
-func openPolicies(disk durable.Disk, dir string) (*policies, error) {
+func openPolicies(disk statefile.Disk, dir string) (*policies, error) {
 	p := &policies{disk: disk, dir: filepath.Join(dir, policiesFolder), m: map[string]*policed{}, times: newPolicyTimes()}
 	if err := disk.MakeFolder(p.dir); err != nil {
 		return nil, err
@@ -41,7 +41,7 @@ func openPolicies(disk durable.Disk, dir string) (*policies, error) {
 		told := newPoliced()
 		told.hear(PolicyNews{Tenant: name, Whole: true, Documents: f.Documents, Overrides: f.Overrides})
 		for _, err := range told.unread {
-			return nil, &durable.CorruptError{Path: p.path(name), Err: err}
+			return nil, &statefile.CorruptError{Path: p.path(name), Err: err}
 		}
 		told.unkept = false
 		close(told.told)

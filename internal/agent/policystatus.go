@@ -12,12 +12,13 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/policy"
 )
 
 // shown is what people see of a tenant's policies.
 type shown struct {
-	TenantPolicies
+	dpapi.TenantPolicies
 	refused error
 }
 
@@ -25,7 +26,7 @@ type shown struct {
 func (p *policies) show() {
 	all := map[string]shown{}
 	for name, t := range p.m {
-		if t.inForce.polices() || t.refused != nil {
+		if t.inForce.Selects() || t.refused != nil {
 			all[name] = shown{t.inForce, t.refused}
 		}
 	}
@@ -61,7 +62,7 @@ func (c *Core) ruleName(tenant string, number uint32) *policy.RuleName {
 }
 
 // ruleOf says by which rule of a policy a packet was dropped; nil where by none.
-func (c *Core) ruleOf(e Event) *policy.RuleName {
+func (c *Core) ruleOf(e dpapi.Event) *policy.RuleName {
 	if e.Rule == 0 {
 		return nil
 	}
@@ -133,7 +134,7 @@ func hitsToProto(hits []RuleHits) (all []*pilasterv1.RuleHits) {
 func addPolicies(r *pilasterv1.StatusResponse, core *Core) {
 	p := &pilasterv1.Policies{}
 	for _, t := range core.policies.inSight() {
-		if t.polices() {
+		if t.Selects() {
 			p.Tenants++
 			p.Rules += uint32(len(t.Tables.Names))
 		}

@@ -10,6 +10,7 @@ import (
 	"connectrpc.com/connect"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/dpapi"
 )
 
 // A rule that denies is named: in events, in its count, and its policy in metrics.
@@ -35,15 +36,15 @@ func TestRulesAreNamed(t *testing.T) {
 		}
 	}
 	b.driver.hits[12345] = 9 // since then it has gone
-	b.driver.sessions = Sessions{Capacity: 700, Used: 10, HalfOpen: 4, Begun: 20, Evicted: 2, Refused: 1, Largest: 1, Most: 8}
+	b.driver.sessions = dpapi.Sessions{Capacity: 700, Used: 10, HalfOpen: 4, Begun: 20, Evicted: 2, Refused: 1, Largest: 1, Most: 8}
 
 	const rule = "NetworkPolicy default/web isolates in ingress, and no rule accepts"
-	for _, e := range []Event{{Endpoint: 1, Rule: isolation}, {Rule: isolation}} {
+	for _, e := range []dpapi.Event{{Endpoint: 1, Rule: isolation}, {Rule: isolation}} {
 		if m := b.eventToProto(e); m.Rule.GetRule() != rule || m.Rule.GetPolicy() != "NetworkPolicy default/web" {
 			t.Errorf("%+v is by %v", e, m.Rule)
 		}
 	}
-	if m := b.eventToProto(Event{Endpoint: 1, Rule: 12345}); m.Rule != nil {
+	if m := b.eventToProto(dpapi.Event{Endpoint: 1, Rule: 12345}); m.Rule != nil {
 		t.Errorf("a rule that is not known is %v", m.Rule)
 	}
 

@@ -9,8 +9,8 @@ import (
 	"connectrpc.com/connect"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
-	"pilaster.io/pilaster/internal/local"
 	"pilaster.io/pilaster/internal/tenant"
+	"pilaster.io/pilaster/internal/unixrpc"
 )
 
 // resolveTimeout is how long an ADD waits for the orchestrator before it says try again.
@@ -44,7 +44,7 @@ func (l *Link) unhelpful(err error, lacking string) error {
 			return refuse(ErrExhausted, "%s", remote.Message())
 		}
 	}
-	return refuse(ErrUnavailable, "%s, and the orchestrator at %s did not help: %s\n  nothing was changed; try again when it does", lacking, l.config.URL, local.Words(err))
+	return refuse(ErrUnavailable, "%s, and the orchestrator at %s did not help: %s\n  nothing was changed; try again when it does", lacking, l.config.URL, unixrpc.Words(err))
 }
 
 // missing names what this node would have to know.

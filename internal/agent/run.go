@@ -18,13 +18,14 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
-	"pilaster.io/pilaster/internal/durable"
+	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/humanize"
 	"pilaster.io/pilaster/internal/join"
-	"pilaster.io/pilaster/internal/local"
 	"pilaster.io/pilaster/internal/network"
-	"pilaster.io/pilaster/internal/numeral"
-	"pilaster.io/pilaster/internal/observe"
+	"pilaster.io/pilaster/internal/sdnotify"
+	"pilaster.io/pilaster/internal/statefile"
+	"pilaster.io/pilaster/internal/unixrpc"
 )
 
 // Options are those of the daemon.
@@ -49,7 +50,7 @@ type Options struct {
 
 // DriverCloser is a Driver that holds something open.
 type DriverCloser interface {
-	Driver
+	dpapi.Driver
 	io.Closer
 }
 
@@ -76,7 +77,7 @@ func Run(ctx context.Context, o Options) (err error) {
 		return nil
 	})
 	<-ctx.Done()
-	observe.Notify(observe.Stopping)
+	sdnotify.Notify(sdnotify.Stopping)
 	return g.Wait()
 }
 
@@ -104,7 +105,7 @@ func newDaemon(o Options) (*daemon, error) {
 	}
 	d := &daemon{Options: o, joined: make(chan *join.Client, 1), changed: make(chan struct{}, 1)}
 	var err error
-	if d.lock, err = durable.Lock(o.StateDir); err != nil {
+	if d.lock, err = statefile.Lock(o.StateDir); err != nil {
 		return nil, err
 	}
 	if err := d.load(); err != nil {
@@ -124,7 +125,7 @@ func newDaemon(o Options) (*daemon, error) {
 
 // stateError adds what corruption means for the node.
 func stateError(err error) error {
-	var corrupt *durable.CorruptError
+	var corrupt *statefile.CorruptError
 	if errors.As(err, &corrupt) {
 		return fmt.Errorf("%w\n  packets of containers flow as before; where there is nothing to restore, move the containers away and run `pilaster node reset`", err)
 	}
@@ -151,7 +152,7 @@ func (d *daemon) load() (err error) {
 func (d *daemon) fits() error {
 	if has := d.store.List(); d.Edge && len(has) > 0 {
 		return fmt.Errorf("--edge: an Edge Switch takes no containers, and this node has %s, such as %s of container %s\n  nothing was changed and packets flow as before; start the agent without --edge, or use another node",
-			numeral.Of(len(has), "endpoint", "endpoints"), has[0].Interface, has[0].ContainerID)
+			humanize.Of(len(has), "endpoint", "endpoints"), has[0].Interface, has[0].ContainerID)
 	}
 	ids := 0
 	for _, k := range d.tenants.All() {
@@ -161,8 +162,8 @@ func (d *daemon) fits() error {
 		flag, what string
 		max, has   int
 	}{
-		{"--max-endpoints", "endpoints", cmp.Or(d.MaxEndpoints, DefaultMaxEndpoints), len(d.store.List())},
-		{"--max-tenant-ids", "tenant ids", cmp.Or(d.MaxTenantIDs, DefaultMaxTenantIDs), ids},
+		{"--max-endpoints", "endpoints", cmp.Or(d.MaxEndpoints, dpapi.DefaultMaxEndpoints), len(d.store.List())},
+		{"--max-tenant-ids", "tenant ids", cmp.Or(d.MaxTenantIDs, dpapi.DefaultMaxTenantIDs), ids},
 	} {
 		if c.has > c.max {
 			return fmt.Errorf("%s %d is less than the %d %s of this node\n  nothing was changed and packets flow as before; allow at least as many, or remove containers first", c.flag, c.max, c.has, c.what)
@@ -219,11 +220,11 @@ const agentSocket = "agent.sock"
 // serve answers on the agent's socket, at first only with what it waits for.
 func (d *daemon) serve(ctx context.Context, g *errgroup.Group) error {
 	observer := d.service.ObserveHandler()
-	socket, err := local.Listen(filepath.Join(d.RunDir, agentSocket))
+	socket, err := unixrpc.Listen(filepath.Join(d.RunDir, agentSocket))
 	if err != nil {
 		return err
 	}
-	server := local.Server(d.service.Handler(observer))
+	server := unixrpc.Server(d.service.Handler(observer))
 	server.ConnContext = withPeer
 	serve(ctx, g, server, socket)
 	if d.MetricsListen == "" {
@@ -298,7 +299,7 @@ func (d *daemon) start(ctx context.Context, g *errgroup.Group) error {
 	}
 	d.service.Serve(core, func() error { return cmp.Or(overlap.problem(), d.link.problem()) })
 	d.Log.Info("agent is ready", "node", d.node.Name(), "prefix", m.Prefix, "endpoints", len(core.Endpoints()))
-	if err := observe.Notify(observe.Ready); err != nil {
+	if err := sdnotify.Notify(sdnotify.Ready); err != nil {
 		d.Log.Warn("the supervisor was not told", "error", err)
 	}
 	d.supply(ctx, g, core, overlap)

@@ -18,8 +18,8 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
 	"pilaster.io/pilaster/internal/address"
-	"pilaster.io/pilaster/internal/local"
 	"pilaster.io/pilaster/internal/network"
+	"pilaster.io/pilaster/internal/unixrpc"
 )
 
 // closing is a fakeDriver that remembers being let go of.
@@ -102,7 +102,7 @@ func TestDaemonWithTheOrchestratorAway(t *testing.T) {
 		t.Errorf("a second agent on the same state: %v", err)
 	}
 
-	client := pilasterv1connect.NewAgentServiceClient(local.Client(filepath.Join(o.RunDir, "agent.sock")), local.URL, connect.WithGRPC())
+	client := pilasterv1connect.NewAgentServiceClient(unixrpc.Client(filepath.Join(o.RunDir, "agent.sock")), unixrpc.URL, connect.WithGRPC())
 	add := func(labels map[string]string) error {
 		_, err := client.AddEndpoint(ctx, connect.NewRequest(&pilasterv1.AddEndpointRequest{
 			ContainerId: "c2", Interface: "eth0", Netns: makeNetns(t), Tenant: "blue", Labels: labels,
@@ -179,7 +179,7 @@ func TestDaemonWaitsForItsPrefix(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
 	go func() { ended <- Run(ctx, o) }()
-	client := pilasterv1connect.NewAgentServiceClient(local.Client(filepath.Join(o.RunDir, "agent.sock")), local.URL)
+	client := pilasterv1connect.NewAgentServiceClient(unixrpc.Client(filepath.Join(o.RunDir, "agent.sock")), unixrpc.URL)
 	var s *pilasterv1.StatusResponse
 	for s.GetOrchestrator().GetLastError() == "" || strings.Contains(s.Orchestrator.LastError, "not connected yet") {
 		select {

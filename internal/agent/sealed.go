@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 
+	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/network"
 )
 
@@ -39,9 +40,9 @@ func (c *Core) unpoliced(name string, networks []string) error {
 }
 
 // sealedOff says which tenants' containers here are cut off for that.
-func (c *Core) sealedOff(name string, t TenantPolicies) []string {
+func (c *Core) sealedOff(name string, t dpapi.TenantPolicies) []string {
 	known, _, ok := c.tenants.get(name)
-	if !ok || !t.restricts() {
+	if !ok || !t.Restricts() {
 		return nil
 	}
 	if err := c.unpoliced(name, c.networksOf(known.Tenant)); err != nil {

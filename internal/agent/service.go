@@ -18,9 +18,10 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
 	"pilaster.io/pilaster/internal/address"
-	"pilaster.io/pilaster/internal/cni"
+	"pilaster.io/pilaster/internal/cniserver"
+	"pilaster.io/pilaster/internal/debugserver"
+	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/endpoint"
-	"pilaster.io/pilaster/internal/observe"
 )
 
 // Service is AgentService in front of a Core. Until the core is there it answers that it waits,
@@ -57,11 +58,11 @@ func NewService(c ServiceConfig) *Service {
 // Handler is what the agent's socket serves: runtimes by the plugin, people by AgentService, and observer.
 func (s *Service) Handler(observer http.Handler) http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("/cni", cni.Handler(s, s.timedCNI))
+	mux.Handle("/cni", cniserver.Handler(s, s.timedCNI))
 	mux.Handle(pilasterv1connect.NewAgentServiceHandler(s, connect.WithInterceptors(s.Timed())))
 	mux.Handle("/", observer)
-	mux.HandleFunc("/debug/goroutines", observe.Goroutines)
-	mux.HandleFunc("/debug/memory", observe.ServeMemory)
+	mux.HandleFunc("/debug/goroutines", debugserver.Goroutines)
+	mux.HandleFunc("/debug/memory", debugserver.ServeMemory)
 	return mux
 }
 
@@ -274,7 +275,7 @@ func (c *Core) nameOf(id endpoint.ID) (name, tenant string) {
 	return cmp.Or(r.Pod, r.ContainerID), r.Tenant
 }
 
-func (c *Core) eventToProto(e Event) *pilasterv1.MonitorResponse {
+func (c *Core) eventToProto(e dpapi.Event) *pilasterv1.MonitorResponse {
 	name, tenant := c.nameOf(e.Endpoint)
 	m := &pilasterv1.MonitorResponse{
 		Time: timestamppb.New(e.Time), Type: e.Type, Reason: e.Reason, Count: e.Count, Hook: e.Hook,

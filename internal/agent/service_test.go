@@ -20,9 +20,10 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/cniclient"
+	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/endpoint"
-	"pilaster.io/pilaster/internal/local"
-	"pilaster.io/pilaster/internal/plugin"
+	"pilaster.io/pilaster/internal/unixrpc"
 )
 
 // serviceBed is a Service on its socket, with a real namespace for a container.
@@ -47,16 +48,16 @@ func newServiceBed(t *testing.T) *serviceBed {
 	}
 	link := NewLink(LinkConfig{URL: "https://orchestrator", Node: node, Tenants: b.tenants, Log: slog.New(slog.DiscardHandler)})
 	b.service = NewService(ServiceConfig{Node: node, Link: link, URL: "https://orchestrator", Uplink: "eth0", Version: "v1"})
-	l, err := local.Listen(b.socket)
+	l, err := unixrpc.Listen(b.socket)
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := local.Server(b.service.Handler(b.service.ObserveHandler()))
+	server := unixrpc.Server(b.service.Handler(b.service.ObserveHandler()))
 	server.ConnContext = withPeer
 	done := make(chan struct{})
 	go func() { defer close(done); server.Serve(l) }()
 	t.Cleanup(func() { server.Close(); <-done })
-	b.client = pilasterv1connect.NewAgentServiceClient(local.Client(b.socket), local.URL)
+	b.client = pilasterv1connect.NewAgentServiceClient(unixrpc.Client(b.socket), unixrpc.URL)
 	return b
 }
 
@@ -73,7 +74,7 @@ func (b *serviceBed) cniIn(verb, container, netns, extra string) (string, error)
 		"CNI_ARGS=IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=web-0",
 	}
 	config := `{"cniVersion":"1.1.0","name":"pilaster","type":"pilaster-cni","tenant":"blue","labels":{"app":"web"},"agentSocket":"` + b.socket + `"` + extra + `}`
-	c := &plugin.Call{Kernel: syscall.Syscall6}
+	c := &cniclient.Call{Kernel: syscall.Syscall6}
 	for _, v := range env {
 		c.Variable(v)
 	}
@@ -225,21 +226,21 @@ func TestStatusTellsAll(t *testing.T) {
 	}
 	b.service.Serve(b.Core, nil)
 	b.add("c1")
-	b.driver.status = Status{
+	b.driver.status = dpapi.Status{
 		DeviceKind: "veth", Programs: "p1", Healthy: true, FirstInChain: true,
-		Drops: []Drops{{"src-not-own", 7}, {"malformed", 0}},
+		Drops: []dpapi.Drops{{Reason: "src-not-own", Packets: 7}, {Reason: "malformed", Packets: 0}},
 	}
-	b.driver.entries = []Entries{{Table: "locals", Used: 1, Capacity: 10}, {Table: "flows", Used: 3, Capacity: 8, Cache: true}}
-	b.service.drops.add([]Drops{{"src-not-own", 3}})
+	b.driver.entries = []dpapi.Entries{{Table: "locals", Used: 1, Capacity: 10}, {Table: "flows", Used: 3, Capacity: 8, Cache: true}}
+	b.service.drops.add([]dpapi.Drops{{Reason: "src-not-own", Packets: 3}})
 	s := status()
-	if !s.Ready || s.Endpoints != 1 || len(s.Limits) != 2 || s.Limits[0].Capacity != DefaultMaxEndpoints || s.Tenants != 1 || s.Uplink != "eth0" || len(s.Datapath.Entries) != 2 {
+	if !s.Ready || s.Endpoints != 1 || len(s.Limits) != 2 || s.Limits[0].Capacity != dpapi.DefaultMaxEndpoints || s.Tenants != 1 || s.Uplink != "eth0" || len(s.Datapath.Entries) != 2 {
 		t.Errorf("status %v", s)
 	}
 	if d := s.Drops[0]; d.Packets != 7 || d.LastMinute != 4 {
 		t.Errorf("drops %v", s.Drops)
 	}
 	get := func(path string) (int, string) {
-		resp, err := local.Client(b.socket).Get(local.URL + path)
+		resp, err := unixrpc.Client(b.socket).Get(unixrpc.URL + path)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -10,7 +10,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
-	"pilaster.io/pilaster/internal/local"
+	"pilaster.io/pilaster/internal/unixrpc"
 )
 
 // later adds a field to a message that only a later build knows: number 1000, "later".
@@ -32,9 +32,9 @@ func TestLaterPluginsAreAnswered(t *testing.T) {
 	if _, err := b.client.DeleteEndpoint(t.Context(), connect.NewRequest(del)); err != nil {
 		t.Errorf("DEL: %v", err)
 	}
-	client := local.Client(b.socket)
+	client := unixrpc.Client(b.socket)
 	defer client.CloseIdleConnections()
-	said, err := client.Post(local.URL+"/pilaster.v1.AgentService/Later", "application/proto", nil)
+	said, err := client.Post(unixrpc.URL+"/pilaster.v1.AgentService/Later", "application/proto", nil)
 	if err != nil {
 		t.Fatal(err)
 	}

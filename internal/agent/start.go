@@ -9,9 +9,10 @@ import (
 	"slices"
 	"strings"
 
-	"pilaster.io/pilaster/internal/durable"
+	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/endpoint"
-	"pilaster.io/pilaster/internal/numeral"
+	"pilaster.io/pilaster/internal/humanize"
+	"pilaster.io/pilaster/internal/statefile"
 )
 
 // Start makes the kernel agree with the records: what was half made or half removed goes, what was
@@ -60,7 +61,7 @@ func (c *Core) allRecorded() error {
 	if len(ids) == 0 {
 		return nil
 	}
-	return &durable.CorruptError{
+	return &statefile.CorruptError{
 		Path: c.store.RecordPath(ids[0]),
 		Err:  fmt.Errorf("it is missing, though devices of endpoints without a record carry packets: %v", ids),
 	}
@@ -69,7 +70,7 @@ func (c *Core) allRecorded() error {
 // settle notes how an endpoint is. After a reboot devices are gone, and containers with them; one whose
 // device alone is gone stays until the runtime deletes it, and must not keep the others away.
 func (c *Core) settle(ctx context.Context, r endpoint.Record, lost error) {
-	if errors.Is(lost, ErrNoNamespace) {
+	if errors.Is(lost, dpapi.ErrNoNamespace) {
 		c.log.Warn("endpoint is removed with its container", "endpoint", r.ID, "container", r.ContainerID, "pod", r.Pod, "error", lost)
 		if err := c.remove(ctx, r); err != nil {
 			c.log.Error("endpoint is still there", "endpoint", r.ID, "error", err)
@@ -149,7 +150,7 @@ func (c *Core) lost() string {
 		return ""
 	}
 	return fmt.Sprintf("the devices of %s are gone: %s; their containers have no network until the runtime deletes them and makes them anew",
-		numeral.Of(len(names), "endpoint", "endpoints"), strings.Join(names, ", "))
+		humanize.Of(len(names), "endpoint", "endpoints"), strings.Join(names, ", "))
 }
 
 // putTenants makes the driver know the tenants that have endpoints or are carried, and forget the others.

@@ -9,8 +9,9 @@ import (
 	"strings"
 	"testing"
 
-	"pilaster.io/pilaster/internal/durable"
+	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/statefile"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -184,7 +185,7 @@ func TestContainersWithoutNamespaceAreReaped(t *testing.T) {
 	b := newBed(t)
 	gone := b.add("c1")
 	kept := b.add("c2")
-	b.driver.lost["c1"] = fmt.Errorf("link pil1: %w", ErrNoNamespace)
+	b.driver.lost["c1"] = fmt.Errorf("link pil1: %w", dpapi.ErrNoNamespace)
 	b.reopen()
 	if records := b.Endpoints(); len(records) != 1 || records[0].ID != kept.ID {
 		t.Fatalf("records %+v", records)
@@ -208,7 +209,7 @@ func TestLostRecordIsNamed(t *testing.T) {
 	}
 	b.driver.calls = nil
 	err := b.tryReopen()
-	var corrupt *durable.CorruptError
+	var corrupt *statefile.CorruptError
 	if !errors.As(err, &corrupt) || corrupt.Path != path {
 		t.Errorf("%v does not name %s", err, path)
 	}
@@ -240,7 +241,7 @@ func TestMissingKeysAreNamed(t *testing.T) {
 		}
 		before := len(b.driver.calls)
 		err := b.tryReopen()
-		var corrupt *durable.CorruptError
+		var corrupt *statefile.CorruptError
 		if !errors.As(err, &corrupt) || corrupt.Path != path {
 			t.Errorf("%s: %v does not name %s", name, err, path)
 		}

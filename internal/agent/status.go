@@ -10,8 +10,9 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/dpapi"
+	"pilaster.io/pilaster/internal/humanize"
 	"pilaster.io/pilaster/internal/network"
-	"pilaster.io/pilaster/internal/numeral"
 )
 
 func (s *Service) Status(ctx context.Context, _ *connect.Request[pilasterv1.StatusRequest]) (*connect.Response[pilasterv1.StatusResponse], error) {
@@ -80,7 +81,7 @@ func addGateway(r *pilasterv1.StatusResponse, g network.Gateway) {
 	}
 	if g.Services+g.Publications > 0 {
 		r.Problems = append(r.Problems, fmt.Sprintf("this node has no gateway, so %s and %s of its tenants cannot be reached by it: %s",
-			numeral.Of(g.Services, "service", "services"), numeral.Of(g.Publications, "publication", "publications"), g.Missing))
+			humanize.Of(g.Services, "service", "services"), humanize.Of(g.Publications, "publication", "publications"), g.Missing))
 	}
 }
 
@@ -107,6 +108,6 @@ func (s *Service) addDatapath(ctx context.Context, r *pilasterv1.StatusResponse,
 	}
 }
 
-func entriesToProto(e Entries) *pilasterv1.Entries {
+func entriesToProto(e dpapi.Entries) *pilasterv1.Entries {
 	return &pilasterv1.Entries{Table: e.Table, Used: uint32(e.Used), Capacity: uint32(e.Capacity), Cache: e.Cache}
 }

@@ -14,8 +14,9 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
-	"pilaster.io/pilaster/internal/durable"
+	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/statefile"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -23,7 +24,7 @@ import (
 // that endpoints are added with the orchestrator away. Its methods are for the Core, which
 // holds the tenant's lock around what belongs together.
 type Tenants struct {
-	disk     durable.Disk
+	disk     statefile.Disk
 	dir      string
 	changed  chan struct{}
 	maxIDs   int
@@ -136,13 +137,13 @@ type overlayFile struct {
 }
 
 // OpenTenants reads what is known from <dir>/tenants.
-func OpenTenants(dir string) (*Tenants, error) { return OpenTenantsOn(durable.Disk{}, dir) }
+func OpenTenants(dir string) (*Tenants, error) { return OpenTenantsOn(statefile.Disk{}, dir) }
 
 // OpenTenantsOn is OpenTenants of a directory on another disk.
-func OpenTenantsOn(disk durable.Disk, dir string) (*Tenants, error) {
+func OpenTenantsOn(disk statefile.Disk, dir string) (*Tenants, error) {
 	t := &Tenants{disk: disk, overrides: func() map[string][]*pilasterv1.Override { return nil },
 		used: func(string) map[address.AppID]bool { return nil }, claimed: map[appOf]int{},
-		dir: filepath.Join(dir, tenantsFolder), changed: make(chan struct{}, 1), maxIDs: DefaultMaxTenantIDs, m: map[string]*hosted{}, carries: map[string]bool{}, resolving: map[string]int{}}
+		dir: filepath.Join(dir, tenantsFolder), changed: make(chan struct{}, 1), maxIDs: dpapi.DefaultMaxTenantIDs, m: map[string]*hosted{}, carries: map[string]bool{}, resolving: map[string]int{}}
 	if err := disk.MakeFolder(t.dir); err != nil {
 		return nil, err
 	}
@@ -157,7 +158,7 @@ func OpenTenantsOn(disk durable.Disk, dir string) (*Tenants, error) {
 	for _, name := range names {
 		h, carried, err := readTenant(disk, t.path(name))
 		if err == nil && h.Tenant.Name != name {
-			err = &durable.CorruptError{Path: t.path(name), Err: fmt.Errorf("it holds tenant %s", h.Tenant.Name)}
+			err = &statefile.CorruptError{Path: t.path(name), Err: fmt.Errorf("it holds tenant %s", h.Tenant.Name)}
 		}
 		if err != nil {
 			return nil, err
@@ -172,13 +173,13 @@ func OpenTenantsOn(disk durable.Disk, dir string) (*Tenants, error) {
 
 func (t *Tenants) path(name string) string { return filepath.Join(t.dir, name+".json") }
 
-func readTenant(disk durable.Disk, path string) (h *hosted, carried bool, err error) {
+func readTenant(disk statefile.Disk, path string) (h *hosted, carried bool, err error) {
 	var f tenantFile
 	if err := disk.Read(path, stateVersion, &f); err != nil {
 		return nil, false, err
 	}
 	if h, err = f.hosted(); err != nil {
-		return nil, false, &durable.CorruptError{Path: path, Err: err}
+		return nil, false, &statefile.CorruptError{Path: path, Err: err}
 	}
 	return h, f.Carried, nil
 }
@@ -448,7 +449,7 @@ func (t *Tenants) adopt(r endpoint.Record) error {
 	defer t.mu.Unlock()
 	h := t.m[r.Tenant]
 	if h == nil || !h.Tenant.Has(r.TenantID) {
-		return &durable.CorruptError{
+		return &statefile.CorruptError{
 			Path: t.path(r.Tenant),
 			Err:  fmt.Errorf("endpoint %d is of tenant %s, id %d, which is missing", r.ID, r.Tenant, r.TenantID),
 		}

@@ -13,26 +13,10 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/policy"
 )
-
-// Question is about a session that may not exist: one that either end begins.
-type Question struct {
-	Tenant              address.TenantID
-	Local, Remote       netip.Addr    // canonical
-	LocalApp, RemoteApp address.AppID // as the addresses say
-	Protocol            uint8
-	LocalPort           uint16
-	RemotePort          uint16
-}
-
-// Answer is what the kernel's own tables say of it.
-type Answer struct {
-	LocalApp, RemoteApp address.AppID // as they are now
-	Allowed             [2]bool       // by policy.Direction, seen from the local end
-	Rules, Audits       [2]uint32     // that decided, and that would have denied; 0 where none did
-}
 
 // Reason is what this node's policies say of a connection at one of its ends.
 type Reason struct {
@@ -86,7 +70,7 @@ func (c *Core) Why(of Connection) ([]Reason, error) {
 			all = append(all, Reason{Direction: direction, Tenant: own.Endpoint.Tenant, Endpoint: own.Endpoint, Peer: far.Plaintext, Own: here.App, Far: there.App, Strangers: true})
 			continue
 		}
-		r, err := c.why(of, direction, own.Endpoint.Tenant, Question{Tenant: here.Tenant, Local: own.Plaintext, Remote: far.Plaintext, LocalApp: here.App, RemoteApp: there.App})
+		r, err := c.why(of, direction, own.Endpoint.Tenant, dpapi.PolicyQuery{Tenant: here.Tenant, Local: own.Plaintext, Remote: far.Plaintext, LocalApp: here.App, RemoteApp: there.App})
 		if err != nil {
 			return nil, err
 		}
@@ -138,7 +122,7 @@ func (c *Core) whyOverlaid(of Connection, from, to []Overlaid) ([]Reason, error)
 		if apps[i] == policy.Outside {
 			continue // nobody's rules
 		}
-		r, err := c.why(of, direction, name, Question{Tenant: here[name].TenantID, Local: ends[i], Remote: ends[1-i], LocalApp: apps[i], RemoteApp: apps[1-i]})
+		r, err := c.why(of, direction, name, dpapi.PolicyQuery{Tenant: here[name].TenantID, Local: ends[i], Remote: ends[1-i], LocalApp: apps[i], RemoteApp: apps[1-i]})
 		if err != nil {
 			return nil, err
 		}
@@ -148,7 +132,7 @@ func (c *Core) whyOverlaid(of Connection, from, to []Overlaid) ([]Reason, error)
 	return all, nil
 }
 
-func (c *Core) why(of Connection, direction policy.Direction, tenant string, q Question) (Reason, error) {
+func (c *Core) why(of Connection, direction policy.Direction, tenant string, q dpapi.PolicyQuery) (Reason, error) {
 	if q.Protocol = of.Protocol; direction == policy.Egress {
 		q.RemotePort = of.Port
 	} else {
@@ -160,7 +144,7 @@ func (c *Core) why(of Connection, direction policy.Direction, tenant string, q Q
 	}
 	return Reason{
 		Direction: direction, Tenant: tenant, Peer: q.Remote, Own: answer.LocalApp, Far: answer.RemoteApp, Allowed: answer.Allowed[direction],
-		Policed: c.policies.inSight()[tenant].polices(), By: c.ruleName(tenant, answer.Rules[direction]), Audit: c.ruleName(tenant, answer.Audits[direction]),
+		Policed: c.policies.inSight()[tenant].Selects(), By: c.ruleName(tenant, answer.Rules[direction]), Audit: c.ruleName(tenant, answer.Audits[direction]),
 	}, nil
 }
 

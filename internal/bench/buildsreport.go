@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"pilaster.io/pilaster/internal/numeral"
+	"pilaster.io/pilaster/internal/humanize"
 	"pilaster.io/pilaster/internal/plot"
 )
 
@@ -140,7 +140,7 @@ func (b Build) String() string {
 }
 
 func (r *BuildsReport) how() string {
-	return fmt.Sprintf("%s of runs, in random order within a pair; ratios are of the same pair", numeral.Of(r.Pairs, "pair", "pairs"))
+	return fmt.Sprintf("%s of runs, in random order within a pair; ratios are of the same pair", humanize.Of(r.Pairs, "pair", "pairs"))
 }
 
 // Table writes the results for a person; columns are separated by tabs.

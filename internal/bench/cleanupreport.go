@@ -5,7 +5,7 @@ import (
 	"io"
 	"time"
 
-	"pilaster.io/pilaster/internal/numeral"
+	"pilaster.io/pilaster/internal/humanize"
 	"pilaster.io/pilaster/internal/plot"
 )
 
@@ -39,7 +39,7 @@ func (r *CleanUpReport) rows() (rows [][]string) {
 	for _, c := range r.Results {
 		loose, strict := r.growth(c)
 		times := func(f float64) string { return fmt.Sprintf("%.1f", f) }
-		rows = append(rows, []string{numeral.Grouped(c.Installed), spread(c.Loose), times(loose), tenths(c.Strict), times(strict), times(c.Loose.Median / c.Strict.Median)})
+		rows = append(rows, []string{humanize.Grouped(c.Installed), spread(c.Loose), times(loose), tenths(c.Strict), times(strict), times(c.Loose.Median / c.Strict.Median)})
 	}
 	return rows
 }
@@ -49,7 +49,7 @@ func tenths(i Interval) string { return fmt.Sprintf("%.1f (%.1f–%.1f)", i.Medi
 // Table writes the results for a person; columns are separated by tabs.
 func (r *CleanUpReport) Table(w io.Writer) {
 	fmt.Fprintf(w, "deleting %s of the installed entries of %s: median (95 %%); %s, Linux %s\n\n",
-		numeral.Grouped(r.Batch), r.Switch, numeral.Of(r.Rounds, "round", "rounds"), r.Machine.Kernel)
+		humanize.Grouped(r.Batch), r.Switch, humanize.Of(r.Rounds, "round", "rounds"), r.Machine.Kernel)
 	for _, row := range append([][]string{cleanUpHead}, r.rows()...) {
 		for _, cell := range row {
 			fmt.Fprintf(w, "  %s\t", cell)
@@ -69,7 +69,7 @@ func (r *CleanUpReport) Page(w io.Writer) error {
 	both := []plot.Bar{}
 	for _, c := range r.Results {
 		loose, strict := r.growth(c)
-		name := numeral.Of(c.Installed, "entry", "entries")
+		name := humanize.Of(c.Installed, "entry", "entries")
 		both = append(both,
 			plot.Bar{Name: "loose · " + name, Class: "theirs", Figure: fmt.Sprintf("%.1f ×", loose), At: plot.Span(scaled(c.Loose, r.Results[0].Loose.Median))},
 			plot.Bar{Name: "strict · " + name, Class: "ours", Figure: fmt.Sprintf("%.1f ×", strict), At: plot.Span(scaled(c.Strict, r.Results[0].Strict.Median))})
@@ -83,7 +83,7 @@ func (r *CleanUpReport) Page(w io.Writer) error {
 		When     string
 		Deleted  string
 		Sections []plot.Section
-	}{r, r.Started.Format(time.RFC3339), numeral.Grouped(r.Batch), sections})
+	}{r, r.Started.Format(time.RFC3339), humanize.Grouped(r.Batch), sections})
 }
 
 func scaled(i Interval, by float64) Interval { return Interval{i.Median / by, i.Low / by, i.High / by} }
@@ -94,8 +94,8 @@ func (r *CleanUpReport) section(title, about, class string, of func(CleanUpCost)
 	var bars []plot.Bar
 	for _, c := range r.Results {
 		at := of(c)
-		bars = append(bars, plot.Bar{Name: numeral.Of(c.Installed, "entry", "entries"), Class: class, Figure: fmt.Sprintf("%.0f ms", at.Median), At: plot.Span(at)})
-		s.Rows = append(s.Rows, []string{numeral.Grouped(c.Installed), tenths(at)})
+		bars = append(bars, plot.Bar{Name: humanize.Of(c.Installed, "entry", "entries"), Class: class, Figure: fmt.Sprintf("%.0f ms", at.Median), At: plot.Span(at)})
+		s.Rows = append(s.Rows, []string{humanize.Grouped(c.Installed), tenths(at)})
 	}
 	s.Bars = plot.NewBars(title+" deletions", "ms", scaleNames, false, bars)
 	return s

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"pilaster.io/pilaster/internal/numeral"
+	"pilaster.io/pilaster/internal/humanize"
 	"pilaster.io/pilaster/internal/plot"
 )
 
@@ -108,8 +108,8 @@ func (r *EntriesReport) sizes(kind string) (rows [][]string) {
 			saved = fmt.Sprintf("%.4g", float64(b.Remote)/float64(a.Remote))
 		}
 		rows = append(rows, []string{
-			numeral.Grouped(n), numeral.Grouped(n * r.Density), numeral.Grouped(a.Remote), numeral.Grouped(b.Remote), saved,
-			numeral.Grouped(a.All()), numeral.Grouped(b.All()), fmt.Sprintf("%.1f", float64(b.All())/float64(a.All())),
+			humanize.Grouped(n), humanize.Grouped(n * r.Density), humanize.Grouped(a.Remote), humanize.Grouped(b.Remote), saved,
+			humanize.Grouped(a.All()), humanize.Grouped(b.All()), fmt.Sprintf("%.1f", float64(b.All())/float64(a.All())),
 		})
 	}
 	return rows
@@ -136,7 +136,7 @@ func (r *EntriesReport) verdict() string {
 }
 
 func (r *EntriesReport) how() string {
-	return fmt.Sprintf("%s; %s a node, %s", r.Simulated, numeral.Of(r.Density, "container", "containers"), numeral.Of(r.Services, "service", "services"))
+	return fmt.Sprintf("%s; %s a node, %s", r.Simulated, humanize.Of(r.Density, "container", "containers"), humanize.Of(r.Services, "service", "services"))
 }
 
 // Table writes the results for a person; columns are separated by tabs.

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"pilaster.io/pilaster/internal/address"
-	"pilaster.io/pilaster/internal/numeral"
+	"pilaster.io/pilaster/internal/humanize"
 	"pilaster.io/pilaster/internal/plot"
 	"pilaster.io/pilaster/internal/policy"
 )
@@ -98,7 +98,7 @@ func (r *run) measureLookups(ctx context.Context) error {
 	for _, n := range r.Lookups.Rules {
 		for _, by := range waysOf(n) {
 			if err := r.lookups(ctx, n, by); err != nil {
-				return fmt.Errorf("first packets under %s by %s: %w", numeral.Of(n, "rule", "rules"), by, err)
+				return fmt.Errorf("first packets under %s by %s: %w", humanize.Of(n, "rule", "rules"), by, err)
 			}
 		}
 	}
@@ -215,7 +215,7 @@ func (r *Report) checkLookups(l Lookups) {
 		if one.Rules != 1 || !found {
 			continue
 		}
-		name := func(n int) string { return numeral.Of(n, "rule", "rules") + " by " + one.By }
+		name := func(n int) string { return humanize.Of(n, "rule", "rules") + " by " + one.By }
 		g := Gate{Scenario: name(most), Against: name(1), Metric: fmt.Sprintf("session %s, %d bytes", one.Session, one.Bytes), AtMost: l.AtMost}
 		c := Check{Gate: g, Got: Interval{many.Ns.Median / one.Ns.Median, many.Ns.Low / one.Ns.High, many.Ns.High / one.Ns.Low}}
 		c.Verdict = g.judge(c.Got, r.Settings.TooWide)
@@ -227,7 +227,7 @@ func (r *Report) checkLookups(l Lookups) {
 var lookupsHead = []string{"rules", "by", "session", "bytes", "ns", "95 %", "a second"}
 
 func (c LookupCost) cells() []string {
-	return []string{numeral.Grouped(c.Rules), c.By, c.Session, numeral.Grouped(c.Bytes), fmt.Sprintf("%.0f", c.Ns.Median), fmt.Sprintf("%.0f–%.0f", c.Ns.Low, c.Ns.High), figure(1e9 / c.Ns.Median)}
+	return []string{humanize.Grouped(c.Rules), c.By, c.Session, humanize.Grouped(c.Bytes), fmt.Sprintf("%.0f", c.Ns.Median), fmt.Sprintf("%.0f–%.0f", c.Ns.Low, c.Ns.High), figure(1e9 / c.Ns.Median)}
 }
 
 const aboutLookups = "Packets into a container, on one CPU, for which no decision is cached: the rules are asked, and the last of them decides. Their session is found, or it is begun in a table that is full, in another's place. " +
@@ -255,7 +255,7 @@ func (r *Report) lookupsSections() []plot.Section {
 	var bars []plot.Bar
 	for _, c := range r.Lookups {
 		s.Rows = append(s.Rows, c.cells())
-		name, class := fmt.Sprintf("%s by %s · session %s", numeral.Of(c.Rules, "rule", "rules"), c.By, c.Session), "ours"
+		name, class := fmt.Sprintf("%s by %s · session %s", humanize.Of(c.Rules, "rule", "rules"), c.By, c.Session), "ours"
 		if c.Rules == 0 {
 			name, class = "no policies", "bound"
 		}

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strings"
 
-	"pilaster.io/pilaster/internal/numeral"
+	"pilaster.io/pilaster/internal/humanize"
 	"pilaster.io/pilaster/internal/plot"
 )
 
@@ -95,4 +95,4 @@ func (r *Report) profileSections() (all []plot.Section) {
 }
 
 // whole is a number without a fraction.
-func whole(v float64) string { return numeral.Grouped(int(math.Round(max(v, 0)))) }
+func whole(v float64) string { return humanize.Grouped(int(math.Round(max(v, 0)))) }

@@ -11,9 +11,9 @@ import (
 	"github.com/google/nftables/expr"
 
 	"pilaster.io/pilaster/internal/address"
-	"pilaster.io/pilaster/internal/agent"
 	"pilaster.io/pilaster/internal/datapath"
-	"pilaster.io/pilaster/internal/numeral"
+	"pilaster.io/pilaster/internal/dpapi"
+	"pilaster.io/pilaster/internal/humanize"
 	"pilaster.io/pilaster/internal/policy"
 	"pilaster.io/pilaster/internal/tenant"
 )
@@ -49,7 +49,7 @@ func rulesOf(n int) string {
 	if n == 1 {
 		return "one rule, which admits the client"
 	}
-	return numeral.Grouped(n) + " rules, the last of which admits the client"
+	return humanize.Grouped(n) + " rules, the last of which admits the client"
 }
 
 // blocksOf are n prefixes of 64 bits, the last of which is given.
@@ -77,14 +77,14 @@ func police(d *datapath.Datapath, id address.TenantID, p policy.Policy, apps map
 	if err != nil {
 		return err
 	}
-	if err := d.SetPolicies(agent.TenantPolicies{Tenant: "bench", IDs: []address.TenantID{id}, Tables: tables}); err != nil {
+	if err := d.SetPolicies(dpapi.TenantPolicies{Tenant: "bench", IDs: []address.TenantID{id}, Tables: tables}); err != nil {
 		return err
 	}
 	rules := len(p.Rules[policy.Ingress])
 	if hits, err := d.RuleHits(); err != nil || len(hits) < rules { // it counts each rule there is
 		return errors.Join(err, fmt.Errorf("%d rules in the tables, of %d", len(hits), rules))
 	}
-	a, err := d.Why(agent.Question{Tenant: id, Local: local, Remote: remote, LocalApp: app, RemoteApp: app, Protocol: policy.TCP, LocalPort: 80, RemotePort: 40_000})
+	a, err := d.Why(dpapi.PolicyQuery{Tenant: id, Local: local, Remote: remote, LocalApp: app, RemoteApp: app, Protocol: policy.TCP, LocalPort: 80, RemotePort: 40_000})
 	if err != nil {
 		return err
 	}

@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"pilaster.io/pilaster/internal/numeral"
+	"pilaster.io/pilaster/internal/humanize"
 )
 
 // ScaleOptions say what `pilaster bench scale` varies, and how long it looks.
@@ -70,7 +70,7 @@ func Scale(ctx context.Context, o ScaleOptions) (_ *ScaleReport, err error) {
 	}
 	for _, endpoints := range o.Endpoints {
 		if err := m.measure(endpoints, r); err != nil {
-			return nil, fmt.Errorf("%s: %w", numeral.Of(endpoints, "endpoint", "endpoints"), err)
+			return nil, fmt.Errorf("%s: %w", humanize.Of(endpoints, "endpoint", "endpoints"), err)
 		}
 	}
 	r.Seconds = time.Since(started).Round(100 * time.Millisecond).Seconds()
@@ -127,7 +127,7 @@ func (m *scaleMeter) byPeers(h *scaleHook, cost *HookCost) error {
 		}
 		ns, err := m.samples(func() (float64, error) { return f.program(m.Packets, forwarded) })
 		if err := errors.Join(err, f.Close()); err != nil {
-			return fmt.Errorf("%s: %w", numeral.Of(peers, "peer", "peers"), err)
+			return fmt.Errorf("%s: %w", humanize.Of(peers, "peer", "peers"), err)
 		}
 		if never {
 			cost.Miss = ns

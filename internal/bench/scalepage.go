@@ -5,7 +5,7 @@ import (
 	"io"
 	"time"
 
-	"pilaster.io/pilaster/internal/numeral"
+	"pilaster.io/pilaster/internal/humanize"
 	"pilaster.io/pilaster/internal/plot"
 )
 
@@ -48,14 +48,14 @@ func hookSection(hook string, costs []*HookCost) plot.Section {
 	var bars []plot.Bar
 	add := func(peers string, h *HookCost, class string, ns Interval, missed float64) {
 		bars = append(bars, plot.Bar{
-			Name: fmt.Sprintf("%s · %s", peers, numeral.Of(h.Endpoints, "endpoint", "endpoints")), Class: class, Figure: fmt.Sprintf("%.0f ns", ns.Median), At: plot.Span(ns),
+			Name: fmt.Sprintf("%s · %s", peers, humanize.Of(h.Endpoints, "endpoint", "endpoints")), Class: class, Figure: fmt.Sprintf("%.0f ns", ns.Median), At: plot.Span(ns),
 		})
-		s.Rows = append(s.Rows, []string{peers, numeral.Grouped(h.Endpoints), numeral.Grouped(h.Tenants), spread(ns), fmt.Sprintf("%.0f %%", 100*missed)})
+		s.Rows = append(s.Rows, []string{peers, humanize.Grouped(h.Endpoints), humanize.Grouped(h.Tenants), spread(ns), fmt.Sprintf("%.0f %%", 100*missed)})
 	}
 	for i := range costs[0].Peers {
 		for _, h := range costs {
 			p := h.Peers[i]
-			add(numeral.Of(p.Peers, "peer", "peers"), h, "ours", p.Nanoseconds, p.Missed)
+			add(humanize.Of(p.Peers, "peer", "peers"), h, "ours", p.Nanoseconds, p.Missed)
 		}
 	}
 	for _, h := range costs {
@@ -75,13 +75,13 @@ func (r *ScaleReport) spraySection() plot.Section {
 	for _, c := range r.Sprays {
 		keys := "made-up addresses"
 		if c.Keys > 0 {
-			keys = numeral.Of(c.Keys, "key", "keys")
+			keys = humanize.Of(c.Keys, "key", "keys")
 		}
-		name := fmt.Sprintf("%s · %s", keys, numeral.Of(c.Endpoints, "endpoint", "endpoints"))
+		name := fmt.Sprintf("%s · %s", keys, humanize.Of(c.Endpoints, "endpoint", "endpoints"))
 		bars = append(bars,
 			plot.Bar{Name: name, Class: "ours", Figure: fmt.Sprintf("%.0f ns beside it", c.Beside.Median), At: plot.Span(c.Beside)},
 			plot.Bar{Name: "without", Class: "theirs", Figure: fmt.Sprintf("%.0f ns", c.Alone.Median), At: plot.Span(c.Alone)})
-		s.Rows = append(s.Rows, []string{numeral.Grouped(c.Endpoints), keys, spread(c.Alone), spread(c.Beside), fmt.Sprintf("%.0f %%", 100*c.Evicted), spread(c.Own)})
+		s.Rows = append(s.Rows, []string{humanize.Grouped(c.Endpoints), keys, spread(c.Alone), spread(c.Beside), fmt.Sprintf("%.0f %%", 100*c.Evicted), spread(c.Own)})
 	}
 	s.Bars = plot.NewBars("flows beside a sprayer", "ns a packet", scaleNames, false, bars)
 	return s

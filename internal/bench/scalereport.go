@@ -5,7 +5,7 @@ import (
 	"io"
 	"time"
 
-	"pilaster.io/pilaster/internal/numeral"
+	"pilaster.io/pilaster/internal/humanize"
 )
 
 // ScaleReport is what `pilaster bench scale` found. All times are of the program alone, in ns a packet, medians
@@ -56,21 +56,21 @@ func (r *ScaleReport) Table(w io.Writer) {
 	for _, h := range r.Hooks {
 		if title := fmt.Sprint(h.Hook, h.Endpoints); title != hook {
 			hook = title
-			fmt.Fprintf(w, "\n%s, %s, %s\n  peers\tns\tnot in the cache\n", h.Hook, numeral.Of(h.Endpoints, "endpoint", "endpoints"), numeral.Of(h.Tenants, "tenant", "tenants"))
+			fmt.Fprintf(w, "\n%s, %s, %s\n  peers\tns\tnot in the cache\n", h.Hook, humanize.Of(h.Endpoints, "endpoint", "endpoints"), humanize.Of(h.Tenants, "tenant", "tenants"))
 		}
 		for _, p := range h.Peers {
-			fmt.Fprintf(w, "  %s\t%s\t%.0f %%\n", numeral.Grouped(p.Peers), spread(p.Nanoseconds), 100*p.Missed)
+			fmt.Fprintf(w, "  %s\t%s\t%.0f %%\n", humanize.Grouped(p.Peers), spread(p.Nanoseconds), 100*p.Missed)
 		}
 		fmt.Fprintf(w, "  1, cache void\t%s\t100 %%\n", spread(h.Miss))
 	}
 	fmt.Fprintf(w, "\na container sprays once over all it knows between every two packets of %d flows of others\n", victimFlows)
 	fmt.Fprint(w, "  endpoints\tkeys of the sprayer\tbeside one that does not\tbeside it\tslots taken\tthe sprayer's own\n")
 	for _, s := range r.Sprays {
-		keys := numeral.Grouped(s.Keys)
+		keys := humanize.Grouped(s.Keys)
 		if s.Keys == 0 {
 			keys = "made up, dropped"
 		}
-		fmt.Fprintf(w, "  %s\t%s\t%s\t%s\t%.0f %%\t%s\n", numeral.Grouped(s.Endpoints), keys, spread(s.Alone), spread(s.Beside), 100*s.Evicted, spread(s.Own))
+		fmt.Fprintf(w, "  %s\t%s\t%s\t%s\t%.0f %%\t%s\n", humanize.Grouped(s.Endpoints), keys, spread(s.Alone), spread(s.Beside), 100*s.Evicted, spread(s.Own))
 	}
 }
 

@@ -18,6 +18,7 @@ import (
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/agent"
 	"pilaster.io/pilaster/internal/datapath"
+	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/join"
 )
 
@@ -86,8 +87,8 @@ and refuses to start without, because what it mounts there ends with it.`,
 	f.StringVar(&o.RunDir, "run-dir", "/run/pilaster", "where the agent's socket is; in memory: a copy of the disk must not have it")
 	f.StringVar(&o.StateDir, "state-dir", "/var/lib/pilaster", "where endpoints, keys and the node's identity are kept")
 	f.StringVar(&bpffs, "bpffs", "/sys/fs/bpf/pilaster", "where the packet path is pinned; mounted when missing")
-	f.IntVar(&o.MaxEndpoints, "max-endpoints", agent.DefaultMaxEndpoints, "endpoints this node takes, 1 to 65535")
-	f.IntVar(&o.MaxTenantIDs, "max-tenant-ids", agent.DefaultMaxTenantIDs, "ids of tenants this node takes, 1 to 65535; a tenant has one, and one more for each new key")
+	f.IntVar(&o.MaxEndpoints, "max-endpoints", dpapi.DefaultMaxEndpoints, "endpoints this node takes, 1 to 65535")
+	f.IntVar(&o.MaxTenantIDs, "max-tenant-ids", dpapi.DefaultMaxTenantIDs, "ids of tenants this node takes, 1 to 65535; a tenant has one, and one more for each new key")
 	f.IntVar(&mtuReserve, "mtu-reserve", 0, "bytes the containers' MTU stays below the uplink's")
 	bindDevice(c, &device)
 	networks.bind(c)

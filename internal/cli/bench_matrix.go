@@ -7,9 +7,9 @@ import (
 	"os"
 	"time"
 
+	"pilaster.io/pilaster/internal/humanize"
 	"pilaster.io/pilaster/internal/network/nimitz/ovs"
 	"pilaster.io/pilaster/internal/nic"
-	"pilaster.io/pilaster/internal/numeral"
 )
 
 // recordMatrix writes what the model's rehearsal sends, or what an Open vSwitch does within a time: a whole file or none.
@@ -31,7 +31,7 @@ func recordMatrix(ctx context.Context, env Env, file, runDir string, within time
 	if err = errors.Join(err, to.Close()); err != nil {
 		return errors.Join(err, os.Remove(file))
 	}
-	_, err = fmt.Fprintf(env.Stdout, "%s in %s: %s\n", numeral.Of(len(m.Destinations), "destination", "destinations"), file, m.Source)
+	_, err = fmt.Fprintf(env.Stdout, "%s in %s: %s\n", humanize.Of(len(m.Destinations), "destination", "destinations"), file, m.Source)
 	return err
 }
 
@@ -41,7 +41,7 @@ func watchMatrix(ctx context.Context, env Env, runDir string, within time.Durati
 	if err != nil {
 		return m, err
 	}
-	fmt.Fprintf(env.Stderr, "counting for %v what %s to other nodes\n", within, numeral.Of(len(before), "entry sends", "entries send"))
+	fmt.Fprintf(env.Stderr, "counting for %v what %s to other nodes\n", within, humanize.Of(len(before), "entry sends", "entries send"))
 	began := time.Now()
 	select {
 	case <-ctx.Done():

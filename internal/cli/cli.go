@@ -17,7 +17,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"pilaster.io/pilaster/internal/bench"
-	"pilaster.io/pilaster/internal/local"
+	"pilaster.io/pilaster/internal/unixrpc"
 )
 
 // Env is what a command may touch of its surroundings, so that tests run it without a process.
@@ -67,7 +67,7 @@ func Run(ctx context.Context, env Env) int {
 	var exit *exitError
 	if !errors.As(err, &exit) || exit.err != nil {
 		fmt.Fprintf(env.Stderr, "error: %s\n", message(err))
-		if errors.Is(err, local.ErrSilent) {
+		if errors.Is(err, unixrpc.ErrSilent) {
 			fmt.Fprint(env.Stderr, whereTo(c))
 		}
 	}
@@ -100,7 +100,7 @@ func message(err error) string {
 	if errors.As(err, &remote) && remote.Code() == connect.CodeUnimplemented {
 		return "the daemon does not know this command, so it is older; nothing was changed; upgrade it, or use the pilaster of its build"
 	}
-	return local.Words(err)
+	return unixrpc.Words(err)
 }
 
 // moment is a time as all output has it: RFC 3339, UTC, so that what nodes say can be compared.

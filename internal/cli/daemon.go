@@ -13,8 +13,8 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
-	"pilaster.io/pilaster/internal/local"
 	"pilaster.io/pilaster/internal/orchestrator/store"
+	"pilaster.io/pilaster/internal/unixrpc"
 )
 
 // daemonSocket is the flag of a command that asks a daemon of this machine.
@@ -36,7 +36,7 @@ func (s *agentSocket) bind(c *cobra.Command) {
 }
 
 func (s *agentSocket) client() pilasterv1connect.AgentServiceClient {
-	return pilasterv1connect.NewAgentServiceClient(local.Client(s.path), local.URL, connect.WithGRPC(), s.bounded())
+	return pilasterv1connect.NewAgentServiceClient(unixrpc.Client(s.path), unixrpc.URL, connect.WithGRPC(), s.bounded())
 }
 
 // orchestratorSocket is that of the orchestrator on this machine.
@@ -47,7 +47,7 @@ func (s *orchestratorSocket) bind(c *cobra.Command) {
 }
 
 func (s *orchestratorSocket) client() pilasterv1connect.OperatorServiceClient {
-	return pilasterv1connect.NewOperatorServiceClient(local.Client(s.path), local.URL, connect.WithGRPC(), s.bounded())
+	return pilasterv1connect.NewOperatorServiceClient(unixrpc.Client(s.path), unixrpc.URL, connect.WithGRPC(), s.bounded())
 }
 
 // names completes a command's one argument with what a daemon knows; of a silent daemon there is nothing to offer.

@@ -12,7 +12,7 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
-	"pilaster.io/pilaster/internal/local"
+	"pilaster.io/pilaster/internal/unixrpc"
 )
 
 // stuck is a daemon that takes calls and answers none, and streams late.
@@ -63,14 +63,14 @@ func TestDaemonsThatDoNotAnswer(t *testing.T) {
 	}
 	defer deaf.Close()
 	path := filepath.Join(dir, "stuck.sock")
-	l, err := local.Listen(path)
+	l, err := unixrpc.Listen(path)
 	if err != nil {
 		t.Fatal(err)
 	}
 	mux, ready := http.NewServeMux(), make(chan struct{})
 	mux.Handle(pilasterv1connect.NewAgentServiceHandler(&stuck{end: ready}))
 	mux.Handle(pilasterv1connect.NewOperatorServiceHandler(&stuck{}))
-	server := local.Server(mux)
+	server := unixrpc.Server(mux)
 	go server.Serve(l)
 	defer server.Close()
 

@@ -11,7 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"pilaster.io/pilaster/internal/reason"
+	"pilaster.io/pilaster/internal/dropreason"
 )
 
 // words splits a command line as a shell does, up to a comment.
@@ -176,7 +176,7 @@ func anchors(text string) map[string]bool {
 // TestDocsReferences checks that files and headings that the pages link to exist, and that drop reasons they explain do.
 func TestDocsReferences(t *testing.T) {
 	var known []string
-	for _, r := range reason.All() {
+	for _, r := range dropreason.All() {
 		known = append(known, r.String())
 	}
 	texts := pages(t)

@@ -11,7 +11,7 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
-	"pilaster.io/pilaster/internal/local"
+	"pilaster.io/pilaster/internal/unixrpc"
 )
 
 // scholar is an agent that knows one tenant's containers, of which one is here.
@@ -57,13 +57,13 @@ func (scholar) Explain(_ context.Context, r *connect.Request[pilasterv1.ExplainR
 func serve(t *testing.T, agent pilasterv1connect.AgentServiceHandler) string {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "agent.sock")
-	l, err := local.Listen(socket)
+	l, err := unixrpc.Listen(socket)
 	if err != nil {
 		t.Fatal(err)
 	}
 	mux := http.NewServeMux()
 	mux.Handle(pilasterv1connect.NewAgentServiceHandler(agent))
-	server := local.Server(mux)
+	server := unixrpc.Server(mux)
 	go server.Serve(l)
 	t.Cleanup(func() { server.Close() })
 	return socket

@@ -12,7 +12,7 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
-	"pilaster.io/pilaster/internal/numeral"
+	"pilaster.io/pilaster/internal/humanize"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -98,7 +98,7 @@ func (v *leavingView) silent() string {
 	case 1:
 		return ", 1 node has not said"
 	}
-	return fmt.Sprintf(", %s have not said", numeral.Of(n, "node", "nodes"))
+	return fmt.Sprintf(", %s have not said", humanize.Of(n, "node", "nodes"))
 }
 
 // network is the column of tenant list.

@@ -11,7 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
-	"pilaster.io/pilaster/internal/numeral"
+	"pilaster.io/pilaster/internal/humanize"
 )
 
 func newMonitorCommand(env Env) *cobra.Command {
@@ -106,7 +106,7 @@ func (e eventView) line() string {
 	if e.Source != "" {
 		what = fmt.Sprintf("%s → %s  %s", withPort(e.Source, e.SourcePort), withPort(e.Destination, e.DestinationPort), protocolName(e.Protocol))
 	}
-	s := fmt.Sprintf("%s  %s  %-18s  %s  %d bytes  at %s  ×%s", at, e.Type, e.Reason, what, e.Length, who, numeral.Grouped(e.Count))
+	s := fmt.Sprintf("%s  %s  %-18s  %s  %d bytes  at %s  ×%s", at, e.Type, e.Reason, what, e.Length, who, humanize.Grouped(e.Count))
 	if e.Rule != "" {
 		s += "  by " + e.Rule
 		if e.Tenant != "" {
@@ -114,7 +114,7 @@ func (e eventView) line() string {
 		}
 	}
 	if e.LostEvents > 0 {
-		s += "  (" + numeral.Of(e.LostEvents, "event", "events") + " lost before)"
+		s += "  (" + humanize.Of(e.LostEvents, "event", "events") + " lost before)"
 	}
 	return s
 }

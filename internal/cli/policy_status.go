@@ -9,7 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
-	"pilaster.io/pilaster/internal/numeral"
+	"pilaster.io/pilaster/internal/humanize"
 )
 
 // policiesView is what containers of a node are judged by.
@@ -77,16 +77,16 @@ func (p *policiesView) rows(row func(name, value, state, rest string)) {
 		}
 	}
 	row("policies", "", "enforced", fmt.Sprintf("%s of %s; packets denied %s, by audit %s   pilaster policy hits",
-		numeral.Of(p.Rules, "rule", "rules"), numeral.Of(p.Tenants, "tenant", "tenants"), numeral.Grouped(denied), numeral.Grouped(audited)))
+		humanize.Of(p.Rules, "rule", "rules"), humanize.Of(p.Tenants, "tenant", "tenants"), humanize.Grouped(denied), humanize.Grouped(audited)))
 	for _, e := range p.Entries {
 		row("", "", e.Table, e.text())
 	}
 	if s := p.Sessions; s != nil {
-		of := numeral.Grouped(s.Used) + " of " + numeral.Grouped(s.Capacity)
+		of := humanize.Grouped(s.Used) + " of " + humanize.Grouped(s.Capacity)
 		if s.LargestUsed > 1 {
-			of += fmt.Sprintf(", most of them of endpoint %d %s: %s", s.LargestEndpoint, s.Largest, numeral.Grouped(s.LargestUsed))
+			of += fmt.Sprintf(", most of them of endpoint %d %s: %s", s.LargestEndpoint, s.Largest, humanize.Grouped(s.LargestUsed))
 		}
-		row("", "", "sessions", fmt.Sprintf("%s; %s half open; since start %s gave way, %s refused", of, numeral.Grouped(s.HalfOpen), numeral.Grouped(s.Evicted), numeral.Grouped(s.Refused)))
+		row("", "", "sessions", fmt.Sprintf("%s; %s half open; since start %s gave way, %s refused", of, humanize.Grouped(s.HalfOpen), humanize.Grouped(s.Evicted), humanize.Grouped(s.Refused)))
 	}
 }
 
@@ -110,7 +110,7 @@ did not. A rule's count goes with the rule.`,
 			return out.print(env.Stdout, views, func(w io.Writer) {
 				fmt.Fprintln(w, "TENANT\tMODE\tPACKETS\tRULE")
 				for _, v := range views {
-					fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", v.Tenant, v.Mode, numeral.Grouped(v.Packets), cmp.Or(v.Rule, v.Policy))
+					fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", v.Tenant, v.Mode, humanize.Grouped(v.Packets), cmp.Or(v.Rule, v.Policy))
 				}
 			})
 		},

@@ -14,6 +14,7 @@ import (
 
 	"pilaster.io/pilaster/internal/agent"
 	"pilaster.io/pilaster/internal/datapath"
+	"pilaster.io/pilaster/internal/network"
 	"pilaster.io/pilaster/internal/network/nimitz/gateway"
 	"pilaster.io/pilaster/internal/network/nimitz/ovs"
 )
@@ -91,20 +92,20 @@ func reset(env Env, o resetOptions) (err error) {
 
 // attached names the containers that would lose their network: those on record, or else the devices
 // that nobody has a record of.
-func attached(r *agent.Remains, kernel []agent.Leftover) []string {
+func attached(r *agent.Remains, kernel []network.StaleState) []string {
 	if len(r.Endpoints) > 0 {
 		return r.Endpoints
 	}
 	var devices []string
 	for _, l := range kernel {
-		if l.Kind == agent.LeftDevice {
+		if l.Kind == network.StateDevice {
 			devices = append(devices, "the one behind device "+l.Name)
 		}
 	}
 	return devices
 }
 
-func confirmed(env Env, all []agent.Leftover, prefix netip.Prefix) bool {
+func confirmed(env Env, all []network.StaleState, prefix netip.Prefix) bool {
 	for _, l := range all {
 		fmt.Fprintf(env.Stderr, "%s %s\n", l.Kind, l.Name)
 	}
@@ -121,7 +122,7 @@ func confirmed(env Env, all []agent.Leftover, prefix netip.Prefix) bool {
 }
 
 // removeAll goes on after a failure, and tells what is gone also then.
-func removeAll(env Env, out output, all []agent.Leftover) error {
+func removeAll(env Env, out output, all []network.StaleState) error {
 	removed := []removedView{}
 	var errs []error
 	for _, l := range all {

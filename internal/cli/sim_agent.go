@@ -10,14 +10,14 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"pilaster.io/pilaster/internal/sim/follower"
+	"pilaster.io/pilaster/internal/sim/agentprobe"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
 var simNetworks = []string{tenant.Netpila, tenant.Nimitz}
 
 func newSimAgentCommand(env Env) *cobra.Command {
-	o := follower.Options{Networks: simNetworks, Sizes: []int{1000, 2000, 5000, 10_000}, Containers: 31, NodeContainers: 31, Followers: 100, WarmUp: 20 * time.Second}
+	o := agentprobe.Options{Networks: simNetworks, Sizes: []int{1000, 2000, 5000, 10_000}, Containers: 31, NodeContainers: 31, Followers: 100, WarmUp: 20 * time.Second}
 	var to reportPlace
 	c := &cobra.Command{
 		Use:   "agent",
@@ -59,7 +59,7 @@ docs/reference/simulation.md says what is real.`,
 			o.Name = fmt.Sprintf("simagent-%d", os.Getpid())
 			o.Log = slog.New(slog.NewTextHandler(env.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
 			o.Progress = func(what string) { fmt.Fprintln(env.Stderr, what) }
-			report, err := follower.Run(c.Context(), o)
+			report, err := agentprobe.Run(c.Context(), o)
 			if report.Measured() { // also before it failed
 				if failed := writeReport(env.Stdout, report, to); failed != nil {
 					return failed

@@ -14,7 +14,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
-	"pilaster.io/pilaster/internal/numeral"
+	"pilaster.io/pilaster/internal/humanize"
 )
 
 func newStatusCommand(env Env) *cobra.Command {
@@ -107,7 +107,7 @@ func (g gatewayView) text() (state, rest string) {
 		return "none", strings.ReplaceAll(g.Missing, "\n  ", "; ")
 	}
 	return "open", fmt.Sprintf("%s to the underlay, %s to containers; %s, %s", g.Own, g.Virtual,
-		numeral.Of(g.Services, "service", "services"), numeral.Of(g.Publications, "publication", "publications"))
+		humanize.Of(g.Services, "service", "services"), humanize.Of(g.Publications, "publication", "publications"))
 }
 
 type entryView struct {
@@ -120,11 +120,11 @@ type entryView struct {
 func (e entryView) text() string {
 	switch {
 	case e.Cache:
-		return "a cache of " + numeral.Grouped(e.Capacity) + " slots"
+		return "a cache of " + humanize.Grouped(e.Capacity) + " slots"
 	case e.Capacity == 0:
-		return numeral.Of(e.Used, "entry", "entries")
+		return humanize.Of(e.Used, "entry", "entries")
 	}
-	return numeral.Grouped(e.Used) + " of " + numeral.Grouped(e.Capacity) + " entries"
+	return humanize.Grouped(e.Used) + " of " + humanize.Grouped(e.Capacity) + " entries"
 }
 
 // limitView is what an ADD beyond is refused for.
@@ -137,9 +137,9 @@ type limitView struct {
 }
 
 func (l limitView) text() string {
-	s := numeral.Grouped(l.Used) + " of " + numeral.Grouped(l.Capacity)
+	s := humanize.Grouped(l.Used) + " of " + humanize.Grouped(l.Capacity)
 	if l.LargestUsed > 1 {
-		s += fmt.Sprintf(", most of them tenant %s's: %s", l.LargestTenant, numeral.Grouped(l.LargestUsed))
+		s += fmt.Sprintf(", most of them tenant %s's: %s", l.LargestTenant, humanize.Grouped(l.LargestUsed))
 	}
 	return s
 }
@@ -239,7 +239,7 @@ func (l linkView) text(now time.Time) string {
 	}
 	age := now.Sub(since).Round(time.Second)
 	if l.Connected {
-		return fmt.Sprintf("%s, revision %s, for %v", l.URL, numeral.Grouped(l.Revision), age)
+		return fmt.Sprintf("%s, revision %s, for %v", l.URL, humanize.Grouped(l.Revision), age)
 	}
 	return fmt.Sprintf("%s, for %v: %s; what this node knows goes on working", l.URL, age, strings.ReplaceAll(l.LastError, "\n  ", "; "))
 }
@@ -261,9 +261,9 @@ func (v statusView) dropText() string {
 	sort.SliceStable(reasons, func(i, j int) bool { return reasons[i].Packets > reasons[j].Packets })
 	var parts []string
 	for _, d := range reasons {
-		parts = append(parts, d.Reason+" "+numeral.Grouped(d.Packets))
+		parts = append(parts, d.Reason+" "+humanize.Grouped(d.Packets))
 	}
-	return fmt.Sprintf("last minute %s; since start %s (%s)   pilaster monitor --type drop", numeral.Grouped(lastMinute), numeral.Grouped(total), strings.Join(parts, ", "))
+	return fmt.Sprintf("last minute %s; since start %s (%s)   pilaster monitor --type drop", humanize.Grouped(lastMinute), humanize.Grouped(total), strings.Join(parts, ", "))
 }
 
 func choose(b bool, yes, no string) string {

@@ -8,7 +8,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"pilaster.io/pilaster/internal/address"
-	"pilaster.io/pilaster/internal/reason"
+	"pilaster.io/pilaster/internal/dropreason"
 )
 
 // FuzzKernelCipher: the programs that take a key and try it make of any address what Go's AES-128 makes of it, under the key
@@ -44,7 +44,7 @@ func FuzzKernelCipher(f *testing.F) {
 			seen := c.Encrypt(plain).As16()
 			copy(frame[ipv6At+8:], seen[:])
 		}
-		if has := ciphers[id] != nil; has != (result == 0) || !has && reason.Reason(result).String() != "no-key" || !bytes.Equal(out, frame) {
+		if has := ciphers[id] != nil; has != (result == 0) || !has && dropreason.Reason(result).String() != "no-key" || !bytes.Equal(out, frame) {
 			t.Fatalf("result %d for %v under %x, and\n%x, should be\n%x", result, plain, key[:16], out, frame)
 		}
 	})

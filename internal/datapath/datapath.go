@@ -14,10 +14,10 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"pilaster.io/pilaster/internal/address"
-	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/batch"
+	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/netns"
 	"pilaster.io/pilaster/internal/network/nimitz"
-	"pilaster.io/pilaster/internal/together"
 )
 
 // Config is what a node's packet path is made from. It never changes while endpoints exist.
@@ -53,12 +53,12 @@ type Datapath struct {
 	generation sync.Mutex
 
 	policies         sync.Mutex
-	policed          map[string]*agent.TenantPolicies // what tenants' containers are policed by, by name: nobody changes it meanwhile
-	held             map[string]*agent.TenantPolicies // tenants whose containers are policed by what an earlier process has left, without it
+	policed          map[string]*dpapi.TenantPolicies // what tenants' containers are policed by, by name: nobody changes it meanwhile
+	held             map[string]*dpapi.TenantPolicies // tenants whose containers are policed by what an earlier process has left, without it
 	arePoliciesKnown bool                             // the kernel's tables hold what policed says, and nothing else
 
 	devices  sync.Mutex // held by alone
-	removals *together.Rounds[removal]
+	removals *batch.Rounds[removal]
 
 	owners sync.Map // endpoint.ID by the number of its device in the tables, a uint32
 	told   sync.Map // tenant ids that this process has put, which need no endpoint to stay
@@ -68,7 +68,7 @@ type Datapath struct {
 	taps              *Taps  // nil where no switch reads devices itself
 }
 
-var _ agent.Driver = (*Datapath)(nil)
+var _ dpapi.Driver = (*Datapath)(nil)
 
 // Open loads the packet path of the node whose namespace the calling thread is in. It proves the
 // kernel's features by using them. What already works goes on as it did: Restore takes it over.
@@ -115,14 +115,14 @@ func stand(c Config) (_ *Datapath, err error) {
 	if err := checkKind(c.Device); err != nil {
 		return nil, err
 	}
-	c.MaxTenantIDs = cmp.Or(c.MaxTenantIDs, agent.DefaultMaxTenantIDs)
+	c.MaxTenantIDs = cmp.Or(c.MaxTenantIDs, dpapi.DefaultMaxTenantIDs)
 	c.MaxMappings = cmp.Or(c.MaxMappings, nimitz.DefaultMaxMappings)
 	c.MaxRules = cmp.Or(c.MaxRules, DefaultMaxRules)
 	c.MaxSessions = cmp.Or(c.MaxSessions, DefaultMaxSessions)
 	d := &Datapath{log: c.Log}
 	c.Device, d.why = Choose(c.Device)
 	d.config = c
-	d.removals = together.New(&d.devices, d.removeAll)
+	d.removals = batch.New(&d.devices, d.removeAll)
 	defer func() {
 		if err != nil {
 			d.Close()

@@ -15,9 +15,9 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 
+	"pilaster.io/pilaster/internal/dropreason"
 	"pilaster.io/pilaster/internal/netns"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
-	"pilaster.io/pilaster/internal/reason"
 )
 
 // What Dump functions return is read from pins and devices, whether an agent runs or not. None of
@@ -114,7 +114,7 @@ func DumpTables(bpffs string) (Tables, error) {
 		}),
 		pinned(pinGeneration, func(m *ebpf.Map) error { return m.Lookup(uint32(0), &t.Generation) }),
 		pinned(pinDrops, func(m *ebpf.Map) error {
-			for _, r := range reason.All() {
+			for _, r := range dropreason.All() {
 				var states []pilasterDropState
 				if err := m.Lookup(uint32(r), &states); err != nil {
 					return err

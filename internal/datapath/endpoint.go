@@ -7,7 +7,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/endpoint"
 )
 
@@ -29,7 +29,7 @@ func (d *Datapath) Lost(records []endpoint.Record) (gone map[endpoint.ID]error, 
 	var errs []error
 	for id, lost := range d.lost(records) {
 		var notFound netlink.LinkNotFoundError
-		if errors.As(lost, &notFound) || errors.Is(lost, agent.ErrNoNamespace) {
+		if errors.As(lost, &notFound) || errors.Is(lost, dpapi.ErrNoNamespace) {
 			gone[id] = lost
 		} else {
 			errs = append(errs, lost) // it is there, or could not be looked for

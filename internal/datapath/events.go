@@ -12,21 +12,21 @@ import (
 	"github.com/cilium/ebpf/ringbuf"
 	"golang.org/x/sys/unix"
 
-	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/dpapi"
+	"pilaster.io/pilaster/internal/dropreason"
 	"pilaster.io/pilaster/internal/endpoint"
-	"pilaster.io/pilaster/internal/reason"
 )
 
 // hooks are the names of bpf/event.h's enum hook.
 var hooks = map[uint32]string{1: "container", 2: "uplink-in", 3: "uplink-out", 4: "node", 5: "edge-in", 6: "edge-out", 7: "tunnel", 8: "gateway", 9: "switch"}
 
 // Events delivers drops as the programs report them. One reader at a time: a ring has one end.
-func (d *Datapath) Events(ctx context.Context) (<-chan agent.Event, error) {
+func (d *Datapath) Events(ctx context.Context) (<-chan dpapi.Event, error) {
 	reader, err := ringbuf.NewReader(d.objects.PilEventsV2)
 	if err != nil {
 		return nil, fmt.Errorf("read the events: %w", err)
 	}
-	events := make(chan agent.Event)
+	events := make(chan dpapi.Event)
 	stop := context.AfterFunc(ctx, func() { reader.Close() })
 	go func() {
 		defer close(events)
@@ -56,16 +56,16 @@ func (d *Datapath) Events(ctx context.Context) (<-chan agent.Event, error) {
 	return events, nil
 }
 
-func (d *Datapath) decodeEvent(sample []byte) (agent.Event, error) {
+func (d *Datapath) decodeEvent(sample []byte) (dpapi.Event, error) {
 	var e pilasterDropEvent
 	if len(sample) < int(unsafe.Sizeof(e)) {
-		return agent.Event{}, fmt.Errorf("an event of %d bytes, not %d", len(sample), unsafe.Sizeof(e))
+		return dpapi.Event{}, fmt.Errorf("an event of %d bytes, not %d", len(sample), unsafe.Sizeof(e))
 	}
 	if _, err := binary.Decode(sample, binary.NativeEndian, &e); err != nil {
-		return agent.Event{}, err
+		return dpapi.Event{}, err
 	}
-	event := agent.Event{
-		Time: wallClock(e.Time), Type: "drop", Reason: reason.Reason(e.Reason).String(), Hook: hooks[e.Hook], Count: e.Count,
+	event := dpapi.Event{
+		Time: wallClock(e.Time), Type: "drop", Reason: dropreason.Reason(e.Reason).String(), Hook: hooks[e.Hook], Count: e.Count,
 		Protocol: e.Proto, SourcePort: swap(e.Sport), DestinationPort: swap(e.Dport),
 		Length: int(e.Length), Endpoint: d.endpointOf(e.Ifindex), Ifindex: int(e.Ifindex), Lost: e.Lost, Rule: e.Rule,
 	}

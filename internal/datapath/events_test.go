@@ -7,9 +7,9 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/ringbuf"
 
-	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/dpapi"
+	"pilaster.io/pilaster/internal/dropreason"
 	"pilaster.io/pilaster/internal/packet"
-	"pilaster.io/pilaster/internal/reason"
 )
 
 // eventBurst is of bpf/event.h.
@@ -44,7 +44,7 @@ func (b eventBench) drop(t *testing.T, n int, body packet.Body) {
 func (b eventBench) state(t *testing.T) (sum pilasterDropState) {
 	t.Helper()
 	var all []pilasterDropState
-	must(t, b.datapath.objects.PilDropsV1.Lookup(uint32(reason.SrcNotOwn), &all))
+	must(t, b.datapath.objects.PilDropsV1.Lookup(uint32(dropreason.SrcNotOwn), &all))
 	for _, s := range all {
 		sum.Packets, sum.Pending, sum.Lost = sum.Packets+s.Packets, sum.Pending+s.Pending, sum.Lost+s.Lost
 	}
@@ -55,15 +55,15 @@ func (b eventBench) state(t *testing.T) (sum pilasterDropState) {
 func (b eventBench) later(t *testing.T) {
 	t.Helper()
 	var all []pilasterDropState
-	must(t, b.datapath.objects.PilDropsV1.Lookup(uint32(reason.SrcNotOwn), &all))
+	must(t, b.datapath.objects.PilDropsV1.Lookup(uint32(dropreason.SrcNotOwn), &all))
 	for i := range all {
 		all[i].Pace = 0
 	}
-	must(t, b.datapath.objects.PilDropsV1.Put(uint32(reason.SrcNotOwn), all))
+	must(t, b.datapath.objects.PilDropsV1.Put(uint32(dropreason.SrcNotOwn), all))
 }
 
 // events are those that nobody has read.
-func (b eventBench) events(t *testing.T) (all []agent.Event) {
+func (b eventBench) events(t *testing.T) (all []dpapi.Event) {
 	t.Helper()
 	for b.ring.AvailableBytes() > 0 {
 		record, err := b.ring.Read()
@@ -174,7 +174,7 @@ func TestEventsOfIPv4(t *testing.T) {
 		if verdict, _, _ := b.run(t, b.datapath.objects.PilContainer, c.frame, skb{Ifindex: b.b1.ifindex()}); verdict != verdictDrop {
 			t.Fatalf("%s: verdict %d, not a drop", c.name, verdict)
 		}
-		e := b.next(t, reason.NotIp6)
+		e := b.next(t, dropreason.NotIp6)
 		if e.Source != from || e.Destination != to || e.Protocol != c.frame[14+9] || e.SourcePort != c.from || e.DestinationPort != c.to || e.Length != len(c.frame)-14 {
 			t.Errorf("%s: %+v", c.name, e)
 		}
@@ -182,7 +182,7 @@ func TestEventsOfIPv4(t *testing.T) {
 }
 
 // next is the next event of a reason; containers' kernels may say something too.
-func (b eventBench) next(t *testing.T, why reason.Reason) (e agent.Event) {
+func (b eventBench) next(t *testing.T, why dropreason.Reason) (e dpapi.Event) {
 	t.Helper()
 	for e.Reason != why.String() {
 		record, err := b.ring.Read()
@@ -205,7 +205,7 @@ func TestEventsOfOtherFrames(t *testing.T) {
 		if verdict, _, _ := b.run(t, b.datapath.objects.PilContainer, frame, skb{Ifindex: b.b1.ifindex()}); verdict != verdictDrop {
 			t.Fatalf("%s: verdict %d, not a drop", name, verdict)
 		}
-		e := b.next(t, reason.NotIp6)
+		e := b.next(t, dropreason.NotIp6)
 		if e.Source.IsValid() || e.Destination.IsValid() || e.Protocol != 0 || e.DestinationPort != 0 || e.Length != len(frame)-14 {
 			t.Errorf("%s: %+v", name, e)
 		}

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/dropreason"
 	"pilaster.io/pilaster/internal/packet"
-	"pilaster.io/pilaster/internal/reason"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -376,7 +376,7 @@ func FuzzDecodeEvent(f *testing.F) {
 		}
 		if e.Count != binary.NativeEndian.Uint64(sample[8:]) || e.Lost != binary.NativeEndian.Uint64(sample[16:]) ||
 			e.Source != source || e.Destination != destination ||
-			e.Reason != reason.Reason(word(sample[56:])).String() || e.Ifindex != int(word(sample[64:])) || e.Length != int(word(sample[68:])) ||
+			e.Reason != dropreason.Reason(word(sample[56:])).String() || e.Ifindex != int(word(sample[64:])) || e.Length != int(word(sample[68:])) ||
 			e.SourcePort != port(sample[72:]) || e.DestinationPort != port(sample[74:]) || e.Protocol != sample[76] || e.Rule != word(sample[80:]) {
 			t.Fatalf("%x became %+v", sample, e)
 		}

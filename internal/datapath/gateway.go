@@ -7,7 +7,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 
-	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/network"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
 
@@ -115,7 +115,7 @@ func isGateway(name string) bool {
 	return name == pipeline.GatewayDevice || name == pipeline.UnderlayDevice
 }
 
-func leftGateway() (all []agent.Leftover, err error) {
+func leftGateway() (all []network.StaleState, err error) {
 	for _, name := range []string{pipeline.GatewayDevice, pipeline.UnderlayDevice} {
 		found, err := leftNamed("pair", name, isVeth)
 		if err != nil {

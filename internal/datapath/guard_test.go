@@ -16,7 +16,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/netns"
 	"pilaster.io/pilaster/internal/packet"
 )
@@ -366,7 +366,7 @@ func TestGuardFollowsInterfaces(t *testing.T) {
 }
 
 // says reports whether a status names a problem.
-func says(s agent.Status, problem string) bool {
+func says(s dpapi.Status, problem string) bool {
 	return slices.ContainsFunc(s.Problems, func(p string) bool { return strings.Contains(p, problem) })
 }
 

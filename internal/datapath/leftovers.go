@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"pilaster.io/pilaster/internal/address"
-	"pilaster.io/pilaster/internal/agent"
 	"pilaster.io/pilaster/internal/netns"
+	"pilaster.io/pilaster/internal/network"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
 
@@ -26,13 +26,13 @@ import (
 // agent runs. The prefix is the node's, zero where that is not known.
 //
 // Settings of the machine are not among them: only devices of ours are set, and those go whole.
-func Leftovers(prefix netip.Prefix, bpffs string) ([]agent.Leftover, error) {
+func Leftovers(prefix netip.Prefix, bpffs string) ([]network.StaleState, error) {
 	bpffs = filepath.Clean(bpffs)
-	var all []agent.Leftover
-	for _, find := range []func() ([]agent.Leftover, error){
+	var all []network.StaleState
+	for _, find := range []func() ([]network.StaleState, error){
 		leftDevices, leftMacvlans, leftNodeDevice, leftTunnel, leftGateway,
-		func() ([]agent.Leftover, error) { return leftPins(bpffs) },
-		func() ([]agent.Leftover, error) { return leftPrefixes(prefix) },
+		func() ([]network.StaleState, error) { return leftPins(bpffs) },
+		func() ([]network.StaleState, error) { return leftPrefixes(prefix) },
 	} {
 		found, err := find()
 		if err != nil {
@@ -43,15 +43,15 @@ func Leftovers(prefix netip.Prefix, bpffs string) ([]agent.Leftover, error) {
 	return all, nil
 }
 
-func leftDevices() ([]agent.Leftover, error) {
+func leftDevices() ([]network.StaleState, error) {
 	links, err := netns.List(netlink.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("list devices: %w", err)
 	}
-	var all []agent.Leftover
+	var all []network.StaleState
 	for _, l := range links {
 		if _, ours := deviceID(l); ours {
-			all = append(all, agent.Leftover{Kind: agent.LeftDevice, Name: l.Attrs().Name, Remove: func() error {
+			all = append(all, network.StaleState{Kind: network.StateDevice, Name: l.Attrs().Name, Remove: func() error {
 				return gone(netns.Retry(func() error { return netlink.LinkDel(l) }))
 			}})
 		}
@@ -60,14 +60,14 @@ func leftDevices() ([]agent.Leftover, error) {
 }
 
 // leftNodeDevice finds the pair between the node and its containers. Its routes go with it.
-func leftNodeDevice() ([]agent.Leftover, error) { return leftNamed("pair", nodeDevice, isVeth) }
+func leftNodeDevice() ([]network.StaleState, error) { return leftNamed("pair", nodeDevice, isVeth) }
 
 // leftTunnel finds the second network's device.
-func leftTunnel() ([]agent.Leftover, error) { return leftNamed("tunnel", tunnelDevice, isTunnel) }
+func leftTunnel() ([]network.StaleState, error) { return leftNamed("tunnel", tunnelDevice, isTunnel) }
 
 func isVeth(l netlink.Link) bool { return l.Type() == "veth" }
 
-func leftNamed(kind, name string, ours func(netlink.Link) bool) ([]agent.Leftover, error) {
+func leftNamed(kind, name string, ours func(netlink.Link) bool) ([]network.StaleState, error) {
 	l, err := netlink.LinkByName(name)
 	var notFound netlink.LinkNotFoundError
 	if errors.As(err, &notFound) || err == nil && !ours(l) {
@@ -76,14 +76,14 @@ func leftNamed(kind, name string, ours func(netlink.Link) bool) ([]agent.Leftove
 	if err != nil {
 		return nil, fmt.Errorf("find %s: %w", name, err)
 	}
-	return []agent.Leftover{{Kind: kind, Name: name, Remove: func() error {
+	return []network.StaleState{{Kind: kind, Name: name, Remove: func() error {
 		return gone(netns.Retry(func() error { return netlink.LinkDel(l) }))
 	}}}, nil
 }
 
 // leftPins finds pins, their folders, and the bpffs where that is ours.
-func leftPins(bpffs string) ([]agent.Leftover, error) {
-	var pins, folders []agent.Leftover
+func leftPins(bpffs string) ([]network.StaleState, error) {
+	var pins, folders []network.StaleState
 	for _, sub := range []string{linksFolder, mapsFolder} {
 		err := filepath.WalkDir(filepath.Join(bpffs, sub), func(path string, entry fs.DirEntry, err error) error {
 			switch {
@@ -94,7 +94,7 @@ func leftPins(bpffs string) ([]agent.Leftover, error) {
 			case entry.IsDir():
 				folders = append(folders, leftFile("folder", path))
 			case sub == linksFolder:
-				pins = append(pins, agent.Leftover{Kind: "link", Name: path, Remove: func() error { return detach(path) }})
+				pins = append(pins, network.StaleState{Kind: "link", Name: path, Remove: func() error { return detach(path) }})
 			default:
 				pins = append(pins, leftFile(strings.TrimSuffix(sub, "s"), path))
 			}
@@ -111,7 +111,7 @@ func leftPins(bpffs string) ([]agent.Leftover, error) {
 
 // leftPlace is the folder of pins itself, and the bpffs we mounted for it. Neither is ours alone
 // while others keep something there.
-func leftPlace(bpffs string) ([]agent.Leftover, error) {
+func leftPlace(bpffs string) ([]network.StaleState, error) {
 	if _, err := os.Lstat(bpffs); errors.Is(err, os.ErrNotExist) {
 		return nil, nil
 	}
@@ -119,7 +119,7 @@ func leftPlace(bpffs string) ([]agent.Leftover, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list mounts: %w", err)
 	}
-	unmount := agent.Leftover{Kind: "mount", Name: mount, Remove: func() error { return unix.Unmount(mount, 0) }}
+	unmount := network.StaleState{Kind: "mount", Name: mount, Remove: func() error { return unix.Unmount(mount, 0) }}
 	alone, err := holdsOnly(bpffs, linksFolder, mapsFolder)
 	if err != nil || !alone {
 		return nil, err
@@ -129,14 +129,14 @@ func leftPlace(bpffs string) ([]agent.Leftover, error) {
 		if isMountPoint(bpffs) {
 			return nil, nil // mounted by somebody else, whose folder it is
 		}
-		return []agent.Leftover{leftFile("folder", bpffs)}, nil
+		return []network.StaleState{leftFile("folder", bpffs)}, nil
 	case bpffs:
-		return []agent.Leftover{unmount, leftFile("folder", bpffs)}, nil
+		return []network.StaleState{unmount, leftFile("folder", bpffs)}, nil
 	}
 	if alone, err = holdsOnly(mount, filepath.Base(bpffs)); err != nil || !alone {
-		return []agent.Leftover{leftFile("folder", bpffs)}, err
+		return []network.StaleState{leftFile("folder", bpffs)}, err
 	}
-	return []agent.Leftover{leftFile("folder", bpffs), unmount}, nil
+	return []network.StaleState{leftFile("folder", bpffs), unmount}, nil
 }
 
 func isMountPoint(dir string) bool {
@@ -169,7 +169,7 @@ func detach(pin string) error {
 
 // leftPrefixes finds node addresses and the routes behind them: the node's own, and those of a
 // prefix it held before, which nobody else makes in this pair.
-func leftPrefixes(own netip.Prefix) ([]agent.Leftover, error) {
+func leftPrefixes(own netip.Prefix) ([]network.StaleState, error) {
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
 		return nil, fmt.Errorf("lo: %w", err)
@@ -190,7 +190,7 @@ func leftPrefixes(own netip.Prefix) ([]agent.Leftover, error) {
 			hasTunnel[node] = hasTunnel[node] || p.Addr() == pipeline.VTEP(node)
 		}
 	}
-	var private []agent.Leftover
+	var private []network.StaleState
 	for _, r := range routes {
 		switch p := prefixOf(r.Dst); {
 		case !p.IsValid() || !isGuard(r):
@@ -200,7 +200,7 @@ func leftPrefixes(own netip.Prefix) ([]agent.Leftover, error) {
 			private = append(private, leftRoute(p))
 		}
 	}
-	var all []agent.Leftover
+	var all []network.StaleState
 	for p := range guarded {
 		if p != own && hasAddress[p] {
 			all = append(all, leftAddress(lo, nodeAddress(p)), leftRoute(p))
@@ -229,20 +229,20 @@ func isGuard(r netlink.Route) bool {
 	return r.Type == g.Type && r.Protocol == g.Protocol && r.Priority == g.Priority
 }
 
-func leftAddress(lo netlink.Link, a *netlink.Addr) agent.Leftover {
-	return agent.Leftover{Kind: "address", Name: fmt.Sprintf("%v on lo", a.IPNet), Remove: func() error {
+func leftAddress(lo netlink.Link, a *netlink.Addr) network.StaleState {
+	return network.StaleState{Kind: "address", Name: fmt.Sprintf("%v on lo", a.IPNet), Remove: func() error {
 		return gone(netns.Retry(func() error { return netlink.AddrDel(lo, a) }))
 	}}
 }
 
-func leftRoute(prefix netip.Prefix) agent.Leftover {
-	return agent.Leftover{Kind: "route", Name: fmt.Sprintf("unreachable %v", prefix), Remove: func() error {
+func leftRoute(prefix netip.Prefix) network.StaleState {
+	return network.StaleState{Kind: "route", Name: fmt.Sprintf("unreachable %v", prefix), Remove: func() error {
 		return gone(netns.DeleteRoute(&netlink.Handle{}, guardRoute(prefix)))
 	}}
 }
 
-func leftFile(kind, path string) agent.Leftover {
-	return agent.Leftover{Kind: kind, Name: path, Remove: func() error { return os.Remove(path) }}
+func leftFile(kind, path string) network.StaleState {
+	return network.StaleState{Kind: kind, Name: path, Remove: func() error { return os.Remove(path) }}
 }
 
 // gone takes for success that somebody was faster.

@@ -11,11 +11,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"pilaster.io/pilaster/internal/agent"
 	"pilaster.io/pilaster/internal/netns"
+	"pilaster.io/pilaster/internal/network"
 )
 
-func kinds(all []agent.Leftover) string {
+func kinds(all []network.StaleState) string {
 	var names []string
 	for _, l := range all {
 		names = append(names, l.Kind)

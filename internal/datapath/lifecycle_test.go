@@ -15,7 +15,7 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 
-	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/packet"
 	"pilaster.io/pilaster/internal/tenant"
@@ -367,7 +367,7 @@ func TestDeviceThatIsGone(t *testing.T) {
 		lost := all[r.ID]
 		// Behind a macvlan the namespace is found wherever it is.
 		noNamespace := r.Netns == dead.Netns && joined != Macvlan
-		if errors.Is(lost, agent.ErrNoNamespace) != noNamespace || lost == nil || len(all) != 1 || err != nil {
+		if errors.Is(lost, dpapi.ErrNoNamespace) != noNamespace || lost == nil || len(all) != 1 || err != nil {
 			t.Errorf("%s: %v, %v", r.Netns, all, err)
 		}
 		must(t, n.datapath.deactivate(r))

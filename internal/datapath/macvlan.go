@@ -12,9 +12,10 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/netns"
+	"pilaster.io/pilaster/internal/network"
 )
 
 // onUplink marks the number of a container behind a macvlan, which is no ifindex but its namespace's cookie;
@@ -113,7 +114,7 @@ func (d macvlan) lost(records []endpoint.Record) map[endpoint.ID]error {
 	})
 	for id, err := range lost {
 		if errors.Is(err, errNowhere) {
-			lost[id] = fmt.Errorf("%w: %w", err, agent.ErrNoNamespace) // it would be there as long as the device is
+			lost[id] = fmt.Errorf("%w: %w", err, dpapi.ErrNoNamespace) // it would be there as long as the device is
 		}
 	}
 	return lost
@@ -239,11 +240,11 @@ func (d *Datapath) sweepMacvlans(keep []endpoint.Record) error {
 }
 
 // leftMacvlans finds those of the calling thread's node.
-func leftMacvlans() ([]agent.Leftover, error) {
+func leftMacvlans() ([]network.StaleState, error) {
 	found, err := findMacvlans()
-	var all []agent.Leftover
+	var all []network.StaleState
 	for _, m := range found {
-		all = append(all, agent.Leftover{Kind: agent.LeftDevice, Name: m.link.Attrs().Name + " in " + m.path, Remove: m.remove})
+		all = append(all, network.StaleState{Kind: network.StateDevice, Name: m.link.Attrs().Name + " in " + m.path, Remove: m.remove})
 	}
 	return all, err
 }

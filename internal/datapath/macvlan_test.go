@@ -17,7 +17,7 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 
-	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/netns"
 	"pilaster.io/pilaster/internal/packet"
@@ -335,7 +335,7 @@ func TestMacvlansElsewhere(t *testing.T) {
 	lost, err := n.datapath.Lost(records)
 	must(t, err)
 	var notFound netlink.LinkNotFoundError
-	if len(lost) != 3 || !errors.As(lost[unplugged.record.ID], &notFound) || !errors.As(lost[stale.ID], &notFound) || !errors.Is(lost[gone.record.ID], agent.ErrNoNamespace) {
+	if len(lost) != 3 || !errors.As(lost[unplugged.record.ID], &notFound) || !errors.As(lost[stale.ID], &notFound) || !errors.Is(lost[gone.record.ID], dpapi.ErrNoNamespace) {
 		t.Errorf("lost are %v", lost)
 	}
 }

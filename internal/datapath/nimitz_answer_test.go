@@ -7,10 +7,10 @@ import (
 	"net/netip"
 	"testing"
 
+	"pilaster.io/pilaster/internal/dropreason"
 	"pilaster.io/pilaster/internal/network/nimitz/packettest"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 	"pilaster.io/pilaster/internal/packet"
-	"pilaster.io/pilaster/internal/reason"
 )
 
 // TestNimitzAnswers: what goes no further to another node is told to its container by its next hop, in what it sent (RFC 4443, RFC 1812 §4.3.2).
@@ -57,16 +57,16 @@ func TestNimitzAnswers(t *testing.T) {
 			name   string
 			mtu    int // of what leaves by the uplink
 			sent   packet.Packet
-			why    reason.Reason
+			why    dropreason.Reason
 			answer packet.Packet // none where it has no source
 		}{
-			{"out of hops", 1500, gram(100, 1), reason.HopLimit, told(w.exceeded, 0, gram(100, 1))},
-			{"a long one out of hops", 1500, gram(1430, 1), reason.HopLimit, told(w.exceeded, 0, gram(1430, 1))},
+			{"out of hops", 1500, gram(100, 1), dropreason.HopLimit, told(w.exceeded, 0, gram(100, 1))},
+			{"a long one out of hops", 1500, gram(1430, 1), dropreason.HopLimit, told(w.exceeded, 0, gram(1430, 1))},
 			{"a later fragment out of hops", 1500, packet.Packet{Source: w.own, Destination: w.far, HopLimit: 1, Body: packet.Raw{Proto: w.icmp, Data: make([]byte, 64)},
-				Extensions: []packet.Extension{packet.Fragment(64, false, 9)}}, reason.HopLimit, packet.Packet{}},
-			{"an error out of hops", 1500, packet.Packet{Source: w.own, Destination: w.far, HopLimit: 1, Body: unreachable}, reason.HopLimit, packet.Packet{}},
-			{"longer than a tunnel takes", 1500, gram(1431, 64), reason.TooBig, told(w.tooBig, 1430, gram(1431, 64))},
-			{"longer than a narrow one takes", narrow, gram(narrow-70+1, 64), reason.TooBig, told(w.tooBig, narrow-70, gram(narrow-70+1, 64))},
+				Extensions: []packet.Extension{packet.Fragment(64, false, 9)}}, dropreason.HopLimit, packet.Packet{}},
+			{"an error out of hops", 1500, packet.Packet{Source: w.own, Destination: w.far, HopLimit: 1, Body: unreachable}, dropreason.HopLimit, packet.Packet{}},
+			{"longer than a tunnel takes", 1500, gram(1431, 64), dropreason.TooBig, told(w.tooBig, 1430, gram(1431, 64))},
+			{"longer than a narrow one takes", narrow, gram(narrow-70+1, 64), dropreason.TooBig, told(w.tooBig, narrow-70, gram(narrow-70+1, 64))},
 		} {
 			must(t, b.nimitz.SetMTU(c.mtu))
 			before := b.drops(t)
@@ -96,7 +96,7 @@ func TestNimitzAnswers(t *testing.T) {
 		must(t, b.datapath.setNimitzNode(swap))
 		before = b.drops(t)
 		must(t, b.inject[2].Send(gram(100, 1).Frame(pipeline.OutsideMAC, pipeline.InsideMAC)))
-		b.dropped(t, "without the tunnels' device, "+w.family, before, reason.NoRoute)
+		b.dropped(t, "without the tunnels' device, "+w.family, before, dropreason.NoRoute)
 		silent("without the tunnels' device, " + w.family)
 		must(t, b.datapath.setNimitzNode(swap))
 	}
@@ -127,7 +127,7 @@ func TestNimitzNarrowUplink(t *testing.T) {
 		transfer(t, far.of(family), near.of(family), 4<<20)
 		datagram(t, near.of(family), far.of(family), 1400)
 	}
-	if got := w.nodes[0].counted(t, nil); got[reason.TooBig.String()] == 0 {
+	if got := w.nodes[0].counted(t, nil); got[dropreason.TooBig.String()] == 0 {
 		t.Errorf("nothing was too long: %v", got)
 	}
 }

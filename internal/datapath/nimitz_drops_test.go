@@ -14,10 +14,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/dropreason"
 	"pilaster.io/pilaster/internal/network/nimitz/packettest"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 	"pilaster.io/pilaster/internal/packet"
-	"pilaster.io/pilaster/internal/reason"
 )
 
 // What port 2 of the bench speaks as, and to whom.
@@ -53,34 +53,34 @@ func TestNimitzDrops(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		frame []byte
-		why   reason.Reason // 0: it leaves in a tunnel
+		why   dropreason.Reason // 0: it leaves in a tunnel
 	}{
-		{"version 5", around4(gram4, func(h []byte) { h[0] = 0x55 }), reason.Malformed},
-		{"a header of 16 bytes", around4(gram4, func(h []byte) { h[0] = 0x44 }), reason.Malformed},
-		{"options", around4(gram4, func(h []byte) { h[0] = 0x46 }), reason.RoutingHeader},
-		{"less data than the header says", around4(gram4, func(h []byte) { h[3]++ }), reason.Malformed},
-		{"a length within the header", around4(gram4, func(h []byte) { h[3] = 19 }), reason.Malformed},
-		{"a length of 0, not of segments", around4(gram4, func(h []byte) { h[3] = 0 }), reason.Malformed},
-		{"half a UDP header", sent(to(gram4, far4, packet.Raw{Proto: 17, Data: make([]byte, 4)})), reason.Malformed},
-		{"half a TCP header", sent(to(gram4, far4, packet.Raw{Proto: 6, Data: make([]byte, 12)})), reason.Malformed},
-		{"half an ICMP header", sent(to(gram4, far4, packet.Raw{Proto: 1, Data: []byte{8, 0, 0, 0}})), reason.Malformed},
-		{"an ICMP redirect", sent(to(gram4, far4, icmp(5, quote4))), reason.NdForbidden},
-		{"an ICMP router advertisement", sent(to(gram4, far4, icmp(9, nil))), reason.NdForbidden},
-		{"a tag", tag(sent(gram4)), reason.NotIp6},
-		{"a frame shorter than a header", packet.Frame(pipeline.OutsideMAC, pipeline.InsideMAC, packet.EtherTypeIPv4, make([]byte, 10)), reason.Malformed},
-		{"a frame of neither family", packet.Frame(pipeline.OutsideMAC, pipeline.InsideMAC, 0x88b5, make([]byte, 60)), reason.NotIp6},
+		{"version 5", around4(gram4, func(h []byte) { h[0] = 0x55 }), dropreason.Malformed},
+		{"a header of 16 bytes", around4(gram4, func(h []byte) { h[0] = 0x44 }), dropreason.Malformed},
+		{"options", around4(gram4, func(h []byte) { h[0] = 0x46 }), dropreason.RoutingHeader},
+		{"less data than the header says", around4(gram4, func(h []byte) { h[3]++ }), dropreason.Malformed},
+		{"a length within the header", around4(gram4, func(h []byte) { h[3] = 19 }), dropreason.Malformed},
+		{"a length of 0, not of segments", around4(gram4, func(h []byte) { h[3] = 0 }), dropreason.Malformed},
+		{"half a UDP header", sent(to(gram4, far4, packet.Raw{Proto: 17, Data: make([]byte, 4)})), dropreason.Malformed},
+		{"half a TCP header", sent(to(gram4, far4, packet.Raw{Proto: 6, Data: make([]byte, 12)})), dropreason.Malformed},
+		{"half an ICMP header", sent(to(gram4, far4, packet.Raw{Proto: 1, Data: []byte{8, 0, 0, 0}})), dropreason.Malformed},
+		{"an ICMP redirect", sent(to(gram4, far4, icmp(5, quote4))), dropreason.NdForbidden},
+		{"an ICMP router advertisement", sent(to(gram4, far4, icmp(9, nil))), dropreason.NdForbidden},
+		{"a tag", tag(sent(gram4)), dropreason.NotIp6},
+		{"a frame shorter than a header", packet.Frame(pipeline.OutsideMAC, pipeline.InsideMAC, packet.EtherTypeIPv4, make([]byte, 10)), dropreason.Malformed},
+		{"a frame of neither family", packet.Frame(pipeline.OutsideMAC, pipeline.InsideMAC, 0x88b5, make([]byte, 60)), dropreason.NotIp6},
 		{"an IPv6 routing header", sent(packet.Packet{Source: own6, Destination: far6, Body: gram,
-			Extensions: []packet.Extension{{Type: packet.Routing, Data: make([]byte, 6)}}}), reason.RoutingHeader},
+			Extensions: []packet.Extension{{Type: packet.Routing, Data: make([]byte, 6)}}}), dropreason.RoutingHeader},
 		{"port unreachable, IPv4", sent(to(gram4, far4, icmp(packet.Unreachable4, quote4))), 0},
 		{"port unreachable, IPv6", sent(to(gram6, far6, icmp(packet.DestinationUnreachable, quote6))), 0},
-		{"an error about somebody else's packet, IPv4", sent(to(gram4, far4, icmp(packet.Unreachable4, quote(beside4, own4)))), reason.IcmpQuote},
-		{"an error about a packet for somebody else, IPv4", sent(to(gram4, far4, icmp(packet.TimeExceeded4, quote(far4, beside4)))), reason.IcmpQuote},
-		{"an error about somebody else's packet, IPv6", sent(to(gram6, far6, icmp(packet.TimeExceeded, quote(own6, own6)))), reason.IcmpQuote},
-		{"an error that quotes nothing, IPv4", sent(to(gram4, far4, icmp(packet.Unreachable4, nil))), reason.IcmpQuote},
-		{"an error that quotes nothing, IPv6", sent(to(gram6, far6, icmp(packet.PacketTooBig, nil))), reason.IcmpQuote},
+		{"an error about somebody else's packet, IPv4", sent(to(gram4, far4, icmp(packet.Unreachable4, quote(beside4, own4)))), dropreason.IcmpQuote},
+		{"an error about a packet for somebody else, IPv4", sent(to(gram4, far4, icmp(packet.TimeExceeded4, quote(far4, beside4)))), dropreason.IcmpQuote},
+		{"an error about somebody else's packet, IPv6", sent(to(gram6, far6, icmp(packet.TimeExceeded, quote(own6, own6)))), dropreason.IcmpQuote},
+		{"an error that quotes nothing, IPv4", sent(to(gram4, far4, icmp(packet.Unreachable4, nil))), dropreason.IcmpQuote},
+		{"an error that quotes nothing, IPv6", sent(to(gram6, far6, icmp(packet.PacketTooBig, nil))), dropreason.IcmpQuote},
 		{"as long as may be", sent(to(gram4, far4, packet.UDP{Payload: make([]byte, 1430-28)})), 0},
-		{"longer than a tunnel takes, IPv4", sent(to(gram4, far4, packet.UDP{Payload: make([]byte, 1431-28)})), reason.TooBig},
-		{"longer than a tunnel takes, IPv6", sent(to(gram6, far6, packet.UDP{Payload: make([]byte, 1431-48)})), reason.TooBig},
+		{"longer than a tunnel takes, IPv4", sent(to(gram4, far4, packet.UDP{Payload: make([]byte, 1431-28)})), dropreason.TooBig},
+		{"longer than a tunnel takes, IPv6", sent(to(gram6, far6, packet.UDP{Payload: make([]byte, 1431-48)})), dropreason.TooBig},
 	} {
 		before := b.drops(t)
 		must(t, b.inject[2].Send(c.frame))
@@ -147,7 +147,7 @@ func TestNimitzErrors(t *testing.T) {
 			before := b.drops(t)
 			must(t, b.inject[c.from].Send(c.in.Frame(pipeline.OutsideMAC, pipeline.InsideMAC)))
 			if c.to == 0 {
-				b.dropped(t, c.name, before, reason.IcmpQuote)
+				b.dropped(t, c.name, before, dropreason.IcmpQuote)
 				continue
 			}
 			want := packettest.Result{Frame: c.out.Frame(pipeline.InsideMAC, pipeline.OutsideMAC)}
@@ -190,18 +190,18 @@ func TestNimitzTunnels(t *testing.T) {
 		name  string
 		by    *packet.Injector
 		frame []byte
-		why   reason.Reason
+		why   dropreason.Reason
 	}{
 		{"a node", b.inject[pipeline.VXLAN], with(func(*outer) {}), 0},
 		{"a node, with no identity", b.inject[pipeline.VXLAN], with(func(o *outer) { o.identity = 0 }), 0},
-		{"to another address of this node", b.inject[pipeline.VXLAN], with(func(o *outer) { o.to = b.prefix.Addr().Next() }), reason.PeerUnknown},
-		{"over IPv4", b.inject[pipeline.VXLAN], frame4, reason.PeerUnknown},
-		{"as this node", b.inject[pipeline.VXLAN], with(func(o *outer) { o.from = self }), reason.OwnSource},
-		{"half an IPv6 header", b.inject[pipeline.Gateway], packet.Frame(pipeline.OutsideMAC, pipeline.InsideMAC, packet.EtherTypeIPv6, make([]byte, 30)), reason.Malformed},
-		{"as a node, out by another interface", out, with(func(*outer) {}), reason.TunnelForged},
-		{"a node, by another interface", second, with(func(*outer) {}), reason.PeerUnknown},
-		{"as nobody to a node, out by another interface", out, with(func(o *outer) { o.from, o.to = stranger, peer }), reason.TunnelForged},
-		{"another region, by another interface", second, with(func(o *outer) { o.from = abroad }), reason.PeerUnknown},
+		{"to another address of this node", b.inject[pipeline.VXLAN], with(func(o *outer) { o.to = b.prefix.Addr().Next() }), dropreason.PeerUnknown},
+		{"over IPv4", b.inject[pipeline.VXLAN], frame4, dropreason.PeerUnknown},
+		{"as this node", b.inject[pipeline.VXLAN], with(func(o *outer) { o.from = self }), dropreason.OwnSource},
+		{"half an IPv6 header", b.inject[pipeline.Gateway], packet.Frame(pipeline.OutsideMAC, pipeline.InsideMAC, packet.EtherTypeIPv6, make([]byte, 30)), dropreason.Malformed},
+		{"as a node, out by another interface", out, with(func(*outer) {}), dropreason.TunnelForged},
+		{"a node, by another interface", second, with(func(*outer) {}), dropreason.PeerUnknown},
+		{"as nobody to a node, out by another interface", out, with(func(o *outer) { o.from, o.to = stranger, peer }), dropreason.TunnelForged},
+		{"another region, by another interface", second, with(func(o *outer) { o.from = abroad }), dropreason.PeerUnknown},
 	} {
 		before := b.drops(t)
 		if err := c.by.Send(c.frame); !errors.Is(err, unix.ENOBUFS) { // as who sends is told of a drop on the way out
@@ -237,16 +237,16 @@ func TestNimitzTunnels(t *testing.T) {
 		from netip.Addr
 		to   netip.AddrPort
 		n    int
-		why  reason.Reason
+		why  dropreason.Reason
 	}{
-		{"a process to a node", self, netip.AddrPortFrom(peer, pipeline.UDPPort), 0, reason.TunnelForged},
-		{"a process to a node, in fragments", self, netip.AddrPortFrom(peer, pipeline.UDPPort), 2000, reason.TunnelForged},
-		{"a process to a node, as nobody known", stranger, netip.AddrPortFrom(peer, pipeline.UDPPort), 0, reason.TunnelForged},
-		{"a process to another region", b.prefix.Addr().Next(), netip.AddrPortFrom(abroad, pipeline.UDPPort), 0, reason.TunnelForged},
-		{"a process as another region", abroad, netip.AddrPortFrom(b.far.underlay, pipeline.UDPPort), 0, reason.TunnelForged},
-		{"a process to its own node", self, netip.AddrPortFrom(self, pipeline.UDPPort), 0, reason.TunnelForged},
-		{"a process to its own node, as another", peer, netip.AddrPortFrom(self, pipeline.UDPPort), 0, reason.TunnelForged},
-		{"a process to another address of its own node, as another", peer, netip.AddrPortFrom(netip.IPv6Loopback(), pipeline.UDPPort), 0, reason.TunnelForged},
+		{"a process to a node", self, netip.AddrPortFrom(peer, pipeline.UDPPort), 0, dropreason.TunnelForged},
+		{"a process to a node, in fragments", self, netip.AddrPortFrom(peer, pipeline.UDPPort), 2000, dropreason.TunnelForged},
+		{"a process to a node, as nobody known", stranger, netip.AddrPortFrom(peer, pipeline.UDPPort), 0, dropreason.TunnelForged},
+		{"a process to another region", b.prefix.Addr().Next(), netip.AddrPortFrom(abroad, pipeline.UDPPort), 0, dropreason.TunnelForged},
+		{"a process as another region", abroad, netip.AddrPortFrom(b.far.underlay, pipeline.UDPPort), 0, dropreason.TunnelForged},
+		{"a process to its own node", self, netip.AddrPortFrom(self, pipeline.UDPPort), 0, dropreason.TunnelForged},
+		{"a process to its own node, as another", peer, netip.AddrPortFrom(self, pipeline.UDPPort), 0, dropreason.TunnelForged},
+		{"a process to another address of its own node, as another", peer, netip.AddrPortFrom(netip.IPv6Loopback(), pipeline.UDPPort), 0, dropreason.TunnelForged},
 		{"a process to another port", self, netip.AddrPortFrom(peer, 53), 0, 0},
 	} {
 		before := b.drops(t)
@@ -258,11 +258,11 @@ func TestNimitzTunnels(t *testing.T) {
 	mark := int(tunnelMark(b.datapath.mark))
 	before := b.drops(t)
 	send(self, netip.AddrPortFrom(peer, pipeline.UDPPort), 0, mark)
-	b.dropped(t, "a process that has guessed the mark", before, reason.TunnelForged)
+	b.dropped(t, "a process that has guessed the mark", before, dropreason.TunnelForged)
 	for _, to := range []netip.Addr{self, b.prefix.Addr().Next(), netip.IPv6Loopback()} {
 		before = b.drops(t)
 		send(peer, netip.AddrPortFrom(to, pipeline.UDPPort), 0, mark)
-		b.dropped(t, "a process that has guessed the mark, to its own node", before, reason.TunnelForged)
+		b.dropped(t, "a process that has guessed the mark, to its own node", before, dropreason.TunnelForged)
 	}
 }
 
@@ -298,10 +298,10 @@ func TestNimitzPorts(t *testing.T) {
 	b := newNimitzBench(t)
 	p4 := packet.Packet{Source: own4, Destination: far4, Body: gram}.Frame(pipeline.OutsideMAC, pipeline.InsideMAC)
 	p6 := packet.Packet{Source: own6, Destination: far6, Body: gram}.Frame(pipeline.OutsideMAC, pipeline.InsideMAC)
-	check := func(name string, why4, why6 reason.Reason) {
+	check := func(name string, why4, why6 dropreason.Reason) {
 		for _, c := range []struct {
 			frame []byte
-			why   reason.Reason
+			why   dropreason.Reason
 		}{{p4, why4}, {p6, why6}} {
 			before := b.drops(t)
 			must(t, b.inject[2].Send(c.frame))
@@ -309,12 +309,12 @@ func TestNimitzPorts(t *testing.T) {
 		}
 	}
 	must(t, b.datapath.objects.PilNetworksV1.Delete(networkNimitz))
-	check("without a program", reason.NoProgram, reason.NoProgram)
+	check("without a program", dropreason.NoProgram, dropreason.NoProgram)
 	must(t, b.datapath.attachNimitz())
 	must(t, b.nimitz.Unplug(t.Context(), pipeline.Gateway))
 	before := b.drops(t)
 	must(t, b.inject[2].Send(packet.Packet{Source: own4, Destination: service4, Body: gram}.Frame(pipeline.OutsideMAC, pipeline.InsideMAC)))
-	b.dropped(t, "without a gateway", before, reason.NoRoute)
+	b.dropped(t, "without a gateway", before, dropreason.NoRoute)
 	// What a switch has read for itself is dropped and not counted, whatever it is; what others send after it is.
 	device, err := b.datapath.netlink.LinkByIndex(int(b.nimitz.ports[2]))
 	must(t, err)
@@ -329,26 +329,26 @@ func TestNimitzPorts(t *testing.T) {
 		must(t, b.inject[2].Send(frame))
 	}
 	must(t, b.inject[3].Send(packet.Packet{Source: beside4, Destination: far4, Body: gram}.Frame(pipeline.OutsideMAC, pipeline.InsideMAC)))
-	b.dropped(t, "a switch's", before, reason.SrcNotOwn)
+	b.dropped(t, "a switch's", before, dropreason.SrcNotOwn)
 	// What only netpila gives the switch leaves to the programs.
 	for _, source := range []netip.Prefix{address.DefaultPlan().Private, address.DefaultPlan().Base} {
 		before = b.drops(t)
 		must(t, b.inject[2].Send(packet.Packet{Source: source.Addr().Next(), Destination: far6, Body: gram}.Frame(pipeline.OutsideMAC, pipeline.InsideMAC)))
-		b.dropped(t, "a switch's, in netpila's name", before, reason.SrcNotOwn)
+		b.dropped(t, "a switch's, in netpila's name", before, dropreason.SrcNotOwn)
 		before = b.drops(t)
 		half := packet.Packet{Source: source.Addr().Next(), Destination: far6, Body: packet.Raw{Proto: packet.ProtocolUDP, Data: make([]byte, 4)}}
 		many := packet.Packet{Source: source.Addr().Next(), Destination: netip.MustParseAddr("ff02::1"), Body: gram}
 		for _, p := range []packet.Packet{many, half} {
 			must(t, b.inject[2].Send(p.Frame(pipeline.OutsideMAC, pipeline.InsideMAC)))
 		}
-		b.dropped(t, "half a header, in netpila's name", before, reason.Malformed)
+		b.dropped(t, "half a header, in netpila's name", before, dropreason.Malformed)
 	}
 	must(t, taps.Unplug(t.Context(), 2))
-	check("of a switch no more", reason.NotIp6, reason.SrcNotOwn)
+	check("of a switch no more", dropreason.NotIp6, dropreason.SrcNotOwn)
 	must(t, b.nimitz.Plug(t.Context(), 2, pipeline.Device{Name: device.Attrs().Name}))
 	// The port of one device is not that of another, whatever its source.
 	must(t, b.nimitz.Unplug(t.Context(), 2))
-	check("unplugged", reason.NotIp6, reason.SrcNotOwn)
+	check("unplugged", dropreason.NotIp6, dropreason.SrcNotOwn)
 
 	errIs := func(err error, what string) {
 		t.Helper()

@@ -12,12 +12,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/dropreason"
 	"pilaster.io/pilaster/internal/netns"
 	"pilaster.io/pilaster/internal/network/nimitz"
 	"pilaster.io/pilaster/internal/network/nimitz/gateway"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 	"pilaster.io/pilaster/internal/packet"
-	"pilaster.io/pilaster/internal/reason"
 )
 
 // TestGatewayLimit: a container has so many connections to services and no more, also after the rules were replaced and by another process; those it has
@@ -76,7 +76,7 @@ func TestGatewayLimit(t *testing.T) {
 	refused := func() uint64 {
 		drops, err := w.gateways[0].Drops(t.Context())
 		must(t, err)
-		return drops[reason.ConnectionLimit]
+		return drops[dropreason.ConnectionLimit]
 	}
 	inject, err := packet.NewInjector(greedy.ns, "eth0")
 	must(t, err)

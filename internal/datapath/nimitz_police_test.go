@@ -5,10 +5,10 @@ import (
 	"slices"
 	"testing"
 
+	"pilaster.io/pilaster/internal/dropreason"
 	"pilaster.io/pilaster/internal/network/nimitz/packettest"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 	"pilaster.io/pilaster/internal/packet"
-	"pilaster.io/pilaster/internal/reason"
 )
 
 // Apps of tenant 7, whose containers have packettest's addresses: own's, beside's, and what far says that it is.
@@ -56,7 +56,7 @@ type overlayStep struct {
 	part     []packet.Extension
 	by       pipeline.Port // it comes from; 0: from far, in a tunnel
 	identity uint16        // that the tunnel says
-	why      reason.Reason
+	why      dropreason.Reason
 	rule     uint32
 }
 
@@ -122,7 +122,7 @@ func (b *nimitzBench) ruleHits(t *testing.T) map[uint32]uint64 {
 // TestNimitzPolice: what leaves the tunnels is judged by the rules of both ends, and what enters them is remembered.
 func TestNimitzPolice(t *testing.T) {
 	b, table := policedNimitz(t)
-	const denied = reason.PolicyDenied
+	const denied = dropreason.PolicyDenied
 	part := func(offset uint16, more bool, id uint32) []packet.Extension {
 		return []packet.Extension{packet.Fragment(offset, more, id)}
 	}
@@ -136,7 +136,7 @@ func TestNimitzPolice(t *testing.T) {
 			e.Payload = packet.Packet{Source: source, Destination: destination, Body: body, Extensions: part}.Marshal()
 			return e
 		}
-		in := func(name string, identity uint16, body packet.Body, why reason.Reason, rule uint32) overlayStep {
+		in := func(name string, identity uint16, body packet.Body, why dropreason.Reason, rule uint32) overlayStep {
 			return overlayStep{name: name, from: w.far, to: w.own, body: body, identity: identity, why: why, rule: rule}
 		}
 		out := func(name string, body packet.Body) overlayStep {
@@ -172,16 +172,16 @@ func TestNimitzPolice(t *testing.T) {
 			in("an error about what was not", appFree, about(w.own, w.far, udp(53, 11)), denied, ruleNothing),
 			out("an error of ours", about(w.far, w.own, udp(9, 53))),
 
-			of(in("a later fragment before the first", appFree, tail, reason.FragmentUnknown, 0), part(16, false, 5)),
+			of(in("a later fragment before the first", appFree, tail, dropreason.FragmentUnknown, 0), part(16, false, 5)),
 			of(in("a first fragment", appFree, udp(9, 53), 0, 0), part(0, true, 5)),
 			of(in("a later fragment", appFree, tail, 0, 0), part(16, false, 5)),
-			of(in("of another packet", appFree, tail, reason.FragmentUnknown, 0), part(16, false, 6)),
+			of(in("of another packet", appFree, tail, dropreason.FragmentUnknown, 0), part(16, false, 6)),
 			of(in("a first fragment that may not", appFree, udp(10, 53), denied, ruleNothing), part(0, true, 7)),
-			of(in("what follows it", appFree, tail, reason.FragmentUnknown, 0), part(16, false, 7)),
+			of(in("what follows it", appFree, tail, dropreason.FragmentUnknown, 0), part(16, false, 7)),
 			of(out("a fragment of ours", udp(53, 9)), part(0, true, 5)),
 			of(out("its rest", tail), part(16, false, 5)),
 			in("an error about its rest", appFree, about(w.own, w.far, tail, part(16, false, 5)...), 0, 0),
-			in("an error about a rest of nothing", appFree, about(w.own, w.far, tail, part(16, false, 6)...), reason.FragmentUnknown, 0),
+			in("an error about a rest of nothing", appFree, about(w.own, w.far, tail, part(16, false, 6)...), dropreason.FragmentUnknown, 0),
 		})
 		b.police(t, table, w, []overlayStep{
 			{name: "on one node", by: 4, from: w.beside, to: w.own, body: tcp(7, 80, packet.SYN)},
@@ -235,7 +235,7 @@ func TestNimitzPolice(t *testing.T) {
 			return !is || s.Address != w.own || s.Port != 2
 		})
 		must(t, b.nimitz.Apply(t.Context(), gone, nil))
-		b.police(t, table, w, []overlayStep{{name: "to who is just going", identity: appFree, from: w.far, to: w.own, body: udp(9, 53), why: reason.NoEndpoint}})
+		b.police(t, table, w, []overlayStep{{name: "to who is just going", identity: appFree, from: w.far, to: w.own, body: udp(9, 53), why: dropreason.NoEndpoint}})
 	}
 }
 

@@ -15,13 +15,13 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"pilaster.io/pilaster/internal/dropreason"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/netns"
 	"pilaster.io/pilaster/internal/network/nimitz"
 	"pilaster.io/pilaster/internal/network/nimitz/packettest"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 	"pilaster.io/pilaster/internal/packet"
-	"pilaster.io/pilaster/internal/reason"
 )
 
 var _ nimitz.Switch = (*Nimitz)(nil)
@@ -147,8 +147,8 @@ func (n *testNode) counted(t testing.TB, before map[string]uint64) map[string]ui
 			delete(now, r)
 		}
 	}
-	delete(now, reason.NdIgnored.String())
-	delete(now, reason.MldIgnored.String())
+	delete(now, dropreason.NdIgnored.String())
+	delete(now, dropreason.MldIgnored.String())
 	return now
 }
 
@@ -164,7 +164,7 @@ func (b *nimitzBench) send(t testing.TB, c packettest.Case) {
 }
 
 // dropped waits until a reason has counted one packet, and nothing else any.
-func (b *nimitzBench) dropped(t testing.TB, name string, before map[string]uint64, why reason.Reason) {
+func (b *nimitzBench) dropped(t testing.TB, name string, before map[string]uint64, why dropreason.Reason) {
 	t.Helper()
 	deadline := time.Now().Add(patience)
 	for len(b.counted(t, before)) == 0 && time.Now().Before(deadline) {

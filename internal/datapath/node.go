@@ -10,7 +10,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/netns"
 )
@@ -19,7 +19,7 @@ import (
 // end, where a program takes the packets away. What no program takes arrives at its far end, which
 // listens to nothing. Containers' answers go the other way round.
 const (
-	nodeDevice = agent.NodeDevice
+	nodeDevice = dpapi.NodeDevice
 	nodeFar    = "pilaster1"
 
 	// A device drops in silence what its peer's MTU does not take, so the pair takes whatever a container

@@ -12,7 +12,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/netns"
 )
@@ -138,7 +138,7 @@ func (d pair) lost(records []endpoint.Record) map[endpoint.ID]error {
 			continue
 		}
 		if _, gone := os.Stat(r.Netns); errors.Is(gone, os.ErrNotExist) {
-			err = fmt.Errorf("%w, and %w", err, agent.ErrNoNamespace)
+			err = fmt.Errorf("%w, and %w", err, dpapi.ErrNoNamespace)
 		}
 		lost[r.ID] = err
 	}

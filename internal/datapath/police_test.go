@@ -8,10 +8,10 @@ import (
 	"github.com/cilium/ebpf"
 
 	"pilaster.io/pilaster/internal/address"
-	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/dpapi"
+	"pilaster.io/pilaster/internal/dropreason"
 	"pilaster.io/pilaster/internal/packet"
 	"pilaster.io/pilaster/internal/policy"
-	"pilaster.io/pilaster/internal/reason"
 )
 
 // Numbers of rules in these tests, and the actions of bpf/rules.h above them.
@@ -185,9 +185,9 @@ func TestPolice(t *testing.T) {
 func TestAdoption(t *testing.T) {
 	b := newProgBench(t)
 	b.policePackets(t, policedPacket{name: "before policies", in: true, body: tcp(7, 80, packet.ACK)})
-	isolated := func(port policy.PortKey) agent.TenantPolicies {
+	isolated := func(port policy.PortKey) dpapi.TenantPolicies {
 		deny, accept := policy.Verdict{Tiers: [3]uint32{1: denies | ruleNothing}}, policy.Verdict{Tiers: [3]uint32{1: accepts | ruleWeb}}
-		return agent.TenantPolicies{Tenant: "blue", IDs: []address.TenantID{1}, Tables: policy.Tables{
+		return dpapi.TenantPolicies{Tenant: "blue", IDs: []address.TenantID{1}, Tables: policy.Tables{
 			Subjects: map[address.AppID]policy.Subject{policy.AnyApp: {}, 1: {Sets: [2]policy.ID{policy.Egress: 20, policy.Ingress: 10}}},
 			Peers:    map[policy.PeerKey]policy.Peer{{Set: 10, App: policy.AnyApp}: {Table: 10}, {Set: 20, App: policy.AnyApp}: {Table: 20}},
 			Ports:    map[policy.PortKey]policy.PortEntry{port: {Verdict: accept}, {Table: 10, Scope: 2}: {Verdict: deny}, {Table: 20, Scope: 2}: {Verdict: deny}},
@@ -231,8 +231,8 @@ func TestAdoption(t *testing.T) {
 func TestHalfAPolicy(t *testing.T) {
 	b := newProgBench(t)
 	const denied = "policy-denied"
-	first := agent.TenantPolicies{Tenant: "blue", IDs: []address.TenantID{1}, Tables: policy.Isolating(), Overrides: map[netip.Addr]address.AppID{netip.MustParseAddr("fd00::1"): 3}}
-	must(t, b.datapath.SetPolicies(agent.TenantPolicies{Tenant: "green"})) // from now on it is known what the tables hold
+	first := dpapi.TenantPolicies{Tenant: "blue", IDs: []address.TenantID{1}, Tables: policy.Isolating(), Overrides: map[netip.Addr]address.AppID{netip.MustParseAddr("fd00::1"): 3}}
+	must(t, b.datapath.SetPolicies(dpapi.TenantPolicies{Tenant: "green"})) // from now on it is known what the tables hold
 	b.fillCache(t, b.cached(t, b.b3.Addr(), 1500))
 	b.policePackets(t, policedPacket{name: "before policies", body: udp(80, 9)})
 	overrides := b.datapath.objects.PolOverridesV1
@@ -289,11 +289,11 @@ func TestEventsNameTheRule(t *testing.T) {
 	policed(t, b.progBench, pilasterPolTarget{Sets: [2]uint64{0, 10}})
 	program, ctx, frame := b.fromEither(true, udp(9, 53))
 	b.run(t, program, frame, ctx)
-	if e := b.next(t, reason.PolicyDenied); e.Rule != ruleNothing {
+	if e := b.next(t, dropreason.PolicyDenied); e.Rule != ruleNothing {
 		t.Errorf("by policy: %+v, want rule %d", e, ruleNothing)
 	}
 	b.drop(t, 1, gram)
-	if e := b.next(t, reason.SrcNotOwn); e.Rule != 0 {
+	if e := b.next(t, dropreason.SrcNotOwn); e.Rule != 0 {
 		t.Errorf("without: %+v, want no rule", e)
 	}
 }

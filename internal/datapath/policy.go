@@ -12,7 +12,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"pilaster.io/pilaster/internal/address"
-	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/policy"
 )
 
@@ -35,10 +35,10 @@ func (d *Datapath) sessionBuckets() int {
 
 // RestorePolicies has containers policed by what these tenants' policies say; those of the tenants that are held, by what the kernel has of them, until their
 // policies are set. Where that is nothing, they are isolated. Nobody else is policed; or it is refused, and all is as it was.
-func (d *Datapath) RestorePolicies(tenants, held []agent.TenantPolicies) error {
+func (d *Datapath) RestorePolicies(tenants, held []dpapi.TenantPolicies) error {
 	d.policies.Lock()
 	defer d.policies.Unlock()
-	all, holding := map[string]*agent.TenantPolicies{}, map[string]*agent.TenantPolicies{}
+	all, holding := map[string]*dpapi.TenantPolicies{}, map[string]*dpapi.TenantPolicies{}
 	for _, t := range tenants {
 		all[t.Tenant] = &t
 	}
@@ -88,7 +88,7 @@ func leads(subjects *ebpf.Map, ids []address.TenantID) (bool, error) {
 	return false, nil
 }
 
-func idsOf(tenants map[string]*agent.TenantPolicies) map[uint32]bool {
+func idsOf(tenants map[string]*dpapi.TenantPolicies) map[uint32]bool {
 	ids := map[uint32]bool{}
 	for _, t := range tenants {
 		for _, id := range t.IDs {
@@ -99,7 +99,7 @@ func idsOf(tenants map[string]*agent.TenantPolicies) map[uint32]bool {
 }
 
 // SetPolicies has a tenant's containers policed by what its policies say now, and others as before; or it is refused, and all is as it was.
-func (d *Datapath) SetPolicies(next agent.TenantPolicies) error {
+func (d *Datapath) SetPolicies(next dpapi.TenantPolicies) error {
 	d.policies.Lock()
 	defer d.policies.Unlock()
 	holding := maps.Clone(d.held)
@@ -117,7 +117,7 @@ func (d *Datapath) SetPolicies(next agent.TenantPolicies) error {
 	}
 	d.held = holding
 	if d.policed == nil {
-		d.policed = map[string]*agent.TenantPolicies{}
+		d.policed = map[string]*dpapi.TenantPolicies{}
 	}
 	if d.policed[next.Tenant] = &next; len(next.Tables.Subjects)+len(next.Overrides) == 0 {
 		delete(d.policed, next.Tenant)
@@ -165,7 +165,7 @@ func (d *Datapath) police(c policyChange) error {
 }
 
 // PolicyEntries counts what was written last, and what two tenants share twice; nothing where that did not succeed.
-func (d *Datapath) PolicyEntries() (all []agent.Entries) {
+func (d *Datapath) PolicyEntries() (all []dpapi.Entries) {
 	d.policies.Lock()
 	defer d.policies.Unlock()
 	if !d.arePoliciesKnown {
@@ -192,23 +192,23 @@ func (d *Datapath) RuleHits() (map[uint32]uint64, error) {
 }
 
 // Why asks the program that packets meet.
-func (d *Datapath) Why(q agent.Question) (agent.Answer, error) {
+func (d *Datapath) Why(q dpapi.PolicyQuery) (dpapi.PolicyVerdict, error) {
 	r := pilasterWhyRequest{Tuple: pilasterFlowTuple{Local: words(q.Local), Remote: words(q.Remote), Tenant: uint32(q.Tenant), LocalApp: uint32(q.LocalApp), RemoteApp: uint32(q.RemoteApp),
 		LocalPort: networkOrder(q.LocalPort), RemotePort: networkOrder(q.RemotePort), Proto: q.Protocol}}
 	// The question and its answer pass as a packet, behind an Ethernet header.
 	frame, err := binary.Append(make([]byte, ethernetHeader), binary.NativeEndian, r)
 	if err != nil {
-		return agent.Answer{}, err
+		return dpapi.PolicyVerdict{}, err
 	}
 	out := make([]byte, len(frame))
 	result, err := d.objects.PilWhy.Run(&ebpf.RunOptions{Data: frame, DataOut: out})
 	if err != nil || result != 0 {
-		return agent.Answer{}, fmt.Errorf("ask the packet path about a session (result %d): %w", int32(result), err)
+		return dpapi.PolicyVerdict{}, fmt.Errorf("ask the packet path about a session (result %d): %w", int32(result), err)
 	}
 	if _, err := binary.Decode(out[ethernetHeader:], binary.NativeEndian, &r); err != nil {
-		return agent.Answer{}, err
+		return dpapi.PolicyVerdict{}, err
 	}
-	a := agent.Answer{LocalApp: address.AppID(r.Tuple.LocalApp), RemoteApp: address.AppID(r.Tuple.RemoteApp)}
+	a := dpapi.PolicyVerdict{LocalApp: address.AppID(r.Tuple.LocalApp), RemoteApp: address.AppID(r.Tuple.RemoteApp)}
 	for way, direction := range [2]policy.Direction{policy.Egress, policy.Ingress} {
 		a.Allowed[direction] = r.Pre.Verdicts[way] == 1
 		a.Rules[direction], a.Audits[direction] = bits.ReverseBytes32(r.Pre.Rules[way]), bits.ReverseBytes32(r.Pre.Audits[way])

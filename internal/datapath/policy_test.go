@@ -13,8 +13,8 @@ import (
 	"github.com/cilium/ebpf"
 
 	"pilaster.io/pilaster/internal/address"
-	"pilaster.io/pilaster/internal/agent"
-	"pilaster.io/pilaster/internal/numeral"
+	"pilaster.io/pilaster/internal/dpapi"
+	"pilaster.io/pilaster/internal/humanize"
 	"pilaster.io/pilaster/internal/policy"
 	"pilaster.io/pilaster/internal/policy/policytest"
 )
@@ -29,15 +29,15 @@ func newPolicyBench(t *testing.T) policyBench {
 }
 
 // compiled is a case's policies for all its apps.
-func compiled(t *testing.T, c policytest.Case) agent.TenantPolicies {
+func compiled(t *testing.T, c policytest.Case) dpapi.TenantPolicies {
 	return compiledFor(t, "acme", 7, c)
 }
 
-func compiledFor(t *testing.T, tenant string, id address.TenantID, c policytest.Case) agent.TenantPolicies {
+func compiledFor(t *testing.T, tenant string, id address.TenantID, c policytest.Case) dpapi.TenantPolicies {
 	t.Helper()
 	tables, err := policy.Compile(tenant, c.Policies, c.Apps, slices.Sorted(maps.Keys(c.Apps)))
 	must(t, err)
-	return agent.TenantPolicies{Tenant: tenant, IDs: []address.TenantID{id}, Tables: tables}
+	return dpapi.TenantPolicies{Tenant: tenant, IDs: []address.TenantID{id}, Tables: tables}
 }
 
 // ask has the kernel answer a case's queries, and says how many it allowed and refused.
@@ -46,7 +46,7 @@ func (b policyBench) ask(t *testing.T, c policytest.Case) (verdicts [2]int) {
 	local := netip.MustParseAddr("fd00:2::1")
 	for _, q := range c.Queries {
 		// Both ports, as the session is begun to this one whoever begins it.
-		a, err := b.datapath.Why(agent.Question{Tenant: 7, Local: local, Remote: q.Address, LocalApp: q.Subject, RemoteApp: q.Remote, Protocol: q.Protocol, LocalPort: q.Port, RemotePort: q.Port})
+		a, err := b.datapath.Why(dpapi.PolicyQuery{Tenant: 7, Local: local, Remote: q.Address, LocalApp: q.Subject, RemoteApp: q.Remote, Protocol: q.Protocol, LocalPort: q.Port, RemotePort: q.Port})
 		must(t, err)
 		if a.Allowed[q.Direction] != q.Allowed {
 			t.Fatalf("%s: app %d %v: %v of app %d %v (%v), protocol %d port %d: allowed %v by rule %d, cyclonus says %v", c.Name, q.Subject, c.Apps[q.Subject], q.Direction,
@@ -58,14 +58,14 @@ func (b policyBench) ask(t *testing.T, c policytest.Case) (verdicts [2]int) {
 }
 
 // differ says where the kernel's tables are not as these tenants' policies are.
-func (b policyBench) differ(t *testing.T, tenants ...agent.TenantPolicies) string {
+func (b policyBench) differ(t *testing.T, tenants ...dpapi.TenantPolicies) string {
 	t.Helper()
 	r := b.datapath.rulingTables()
 	return strings.Join(slices.Concat(differs(t, r.subjects, tenants), differs(t, r.overrides, tenants), differs(t, r.apps, tenants), differs(t, r.blocks, tenants),
 		differs(t, r.ports, tenants), differs(t, r.ranges, tenants), differs(t, r.hits, tenants)), "; ")
 }
 
-func differs[K comparable, V any, Key, Value comparable](t *testing.T, r *ruled[K, V, Key, Value], tenants []agent.TenantPolicies) []string {
+func differs[K comparable, V any, Key, Value comparable](t *testing.T, r *ruled[K, V, Key, Value], tenants []dpapi.TenantPolicies) []string {
 	t.Helper()
 	has, want := map[Key]Value{}, map[Key]Value{}
 	must(t, r.read(r.kernel, has))
@@ -116,14 +116,14 @@ func TestPoliciesInKernel(t *testing.T) {
 		verdicts[0], verdicts[1] = verdicts[0]+n[0], verdicts[1]+n[1]
 	}
 	all := verdicts[0] + verdicts[1]
-	t.Logf("%s of %s compared: %s allowed, %s denied", numeral.Of(all, "verdict", "verdicts"), numeral.Of(len(cases)+sets, "case", "cases"), numeral.Grouped(verdicts[1]), numeral.Grouped(verdicts[0]))
+	t.Logf("%s of %s compared: %s allowed, %s denied", humanize.Of(all, "verdict", "verdicts"), humanize.Of(len(cases)+sets, "case", "cases"), humanize.Grouped(verdicts[1]), humanize.Grouped(verdicts[0]))
 	if verdicts[0] < all/20 || verdicts[1] < all/20 || all < 200_000 {
 		t.Error("those are fewer verdicts than cyclonus has, or one of the answers hardly occurs")
 	}
 }
 
 // big makes cases by chance until one's policies are many entries.
-func big(t *testing.T, seed uint64) agent.TenantPolicies {
+func big(t *testing.T, seed uint64) dpapi.TenantPolicies {
 	t.Helper()
 	r := rand.New(rand.NewPCG(seed, 9))
 	for range 1000 {
@@ -134,7 +134,7 @@ func big(t *testing.T, seed uint64) agent.TenantPolicies {
 		}
 	}
 	t.Fatal("chance makes no big policies")
-	return agent.TenantPolicies{}
+	return dpapi.TenantPolicies{}
 }
 
 // TestPoliciesOutliveTheAgent: another process finds what is in force, and writes nothing where that is what it wants.
@@ -147,7 +147,7 @@ func TestPoliciesOutliveTheAgent(t *testing.T) {
 	for _, m := range []interface{ Freeze() error }{o.PolSubjectsV1, o.PolAppsV1, o.PolBlocksV1, o.PolPortsV1, o.PolRangesV1, o.PolOverridesV1, o.PolHitsV1} {
 		must(t, m.Freeze()) // who writes is refused
 	}
-	if err := b.datapath.RestorePolicies([]agent.TenantPolicies{p}, nil); err != nil {
+	if err := b.datapath.RestorePolicies([]dpapi.TenantPolicies{p}, nil); err != nil {
 		t.Errorf("the same policies are written again: %v", err)
 	}
 	if err := b.datapath.SetPolicies(p); err != nil {
@@ -166,15 +166,15 @@ func TestPoliciesOutliveTheAgent(t *testing.T) {
 func TestPoliciesOfOneTenant(t *testing.T) {
 	b := newPolicyBench(t)
 	r := rand.New(rand.NewPCG(3, 9))
-	now := map[string]agent.TenantPolicies{}
+	now := map[string]dpapi.TenantPolicies{}
 	same := func(when string) {
 		t.Helper()
 		if diff := b.differ(t, slices.Collect(maps.Values(now))...); diff != "" {
 			t.Fatalf("%s: the kernel has other entries: %s", when, diff)
 		}
 	}
-	some := func(n int) agent.TenantPolicies {
-		p := agent.TenantPolicies{}
+	some := func(n int) dpapi.TenantPolicies {
+		p := dpapi.TenantPolicies{}
 		for len(p.Tables.Names) == 0 {
 			c, err := policytest.Random(r, 1)
 			must(t, err)
@@ -188,7 +188,7 @@ func TestPoliciesOfOneTenant(t *testing.T) {
 	for i := range 36 {
 		p := some(r.IntN(4))
 		if r.IntN(5) == 0 {
-			p = agent.TenantPolicies{Tenant: p.Tenant}
+			p = dpapi.TenantPolicies{Tenant: p.Tenant}
 		}
 		when := fmt.Sprintf("step %d, tenant %s", i, p.Tenant)
 		switch i % 6 {
@@ -219,8 +219,8 @@ func TestPoliciesOfOneTenant(t *testing.T) {
 func TestSharedEntries(t *testing.T) {
 	b := newPolicyBench(t)
 	at := netip.MustParseAddr("fd00::1")
-	of := func(tenant string, set policy.ID, app address.AppID) agent.TenantPolicies {
-		return agent.TenantPolicies{Tenant: tenant, IDs: []address.TenantID{7}, Overrides: map[netip.Addr]address.AppID{at: app}, Tables: policy.Tables{
+	of := func(tenant string, set policy.ID, app address.AppID) dpapi.TenantPolicies {
+		return dpapi.TenantPolicies{Tenant: tenant, IDs: []address.TenantID{7}, Overrides: map[netip.Addr]address.AppID{at: app}, Tables: policy.Tables{
 			Subjects: map[address.AppID]policy.Subject{policy.AnyApp: {Sets: [2]policy.ID{set, set}}}, Names: map[uint32]policy.RuleName{5: {Policy: tenant}}}}
 	}
 	blue, green := of("blue", 1, 3), of("green", 2, 4)
@@ -232,7 +232,7 @@ func TestSharedEntries(t *testing.T) {
 	if diff := b.differ(t, green); diff != "" {
 		t.Errorf("who came last does not hold: %s", diff)
 	}
-	must(t, b.datapath.SetPolicies(agent.TenantPolicies{Tenant: "green"}))
+	must(t, b.datapath.SetPolicies(dpapi.TenantPolicies{Tenant: "green"}))
 	if diff := b.differ(t, blue); diff != "" {
 		t.Errorf("who stays has not its own: %s", diff)
 	}
@@ -240,15 +240,15 @@ func TestSharedEntries(t *testing.T) {
 	if must(t, err); hits[5] != 42 {
 		t.Errorf("the rule has denied %d packets, want 42", hits[5])
 	}
-	must(t, b.datapath.SetPolicies(agent.TenantPolicies{Tenant: "blue"}))
+	must(t, b.datapath.SetPolicies(dpapi.TenantPolicies{Tenant: "blue"}))
 	if diff := b.differ(t); diff != "" {
 		t.Errorf("nobody has policies: %s", diff)
 	}
 }
 
 // rules are policies of a tenant that are so many entries of the table of ports, beginning with a number.
-func rules(tenant string, first, n int) agent.TenantPolicies {
-	t := agent.TenantPolicies{Tenant: tenant, IDs: []address.TenantID{address.TenantID(tenant[0])}, Tables: policy.Tables{
+func rules(tenant string, first, n int) dpapi.TenantPolicies {
+	t := dpapi.TenantPolicies{Tenant: tenant, IDs: []address.TenantID{address.TenantID(tenant[0])}, Tables: policy.Tables{
 		Subjects: map[address.AppID]policy.Subject{policy.AnyApp: {}}, Ports: map[policy.PortKey]policy.PortEntry{}}}
 	for i := range n {
 		t.Tables.Ports[policy.PortKey{Table: policy.ID(tenant[0])<<32 + policy.ID(first+i), Scope: policy.OtherProtocols}] = policy.PortEntry{}
@@ -263,9 +263,9 @@ func TestTooManyPolicies(t *testing.T) {
 	config.MaxRules = 100
 	b.reopen(t, config)
 	p, other := rules("a", 0, 60), rules("b", 0, 41)
-	restore := func(tenants ...agent.TenantPolicies) error { return b.datapath.RestorePolicies(tenants, nil) }
+	restore := func(tenants ...dpapi.TenantPolicies) error { return b.datapath.RestorePolicies(tenants, nil) }
 	must(t, restore(p))
-	refused := func(words string, tenants ...agent.TenantPolicies) {
+	refused := func(words string, tenants ...dpapi.TenantPolicies) {
 		t.Helper()
 		if err := restore(tenants...); err == nil || !strings.Contains(err.Error(), words) {
 			t.Errorf("%v; want a refusal that says how much there is room for", err)
@@ -295,8 +295,8 @@ func TestNoTenantTakesAll(t *testing.T) {
 	config := b.datapath.config
 	config.MaxRules = 90
 	b.reopen(t, config)
-	set := func(p agent.TenantPolicies) error { return b.datapath.SetPolicies(p) }
-	refused := func(p agent.TenantPolicies, why string) {
+	set := func(p dpapi.TenantPolicies) error { return b.datapath.SetPolicies(p) }
+	refused := func(p dpapi.TenantPolicies, why string) {
 		t.Helper()
 		if err := set(p); err == nil || !strings.Contains(err.Error(), why) {
 			t.Errorf("%v; want a refusal that says %q", err, why)
@@ -318,7 +318,7 @@ func TestNoTenantTakesAll(t *testing.T) {
 	// What an agent finds on its disk was accepted before.
 	b.reopen(t, config)
 	must(t, b.datapath.RestorePolicies(nil, nil))
-	must(t, b.datapath.RestorePolicies([]agent.TenantPolicies{rules("a", 1000, 80), rules("b", 0, 1)}, nil))
+	must(t, b.datapath.RestorePolicies([]dpapi.TenantPolicies{rules("a", 1000, 80), rules("b", 0, 1)}, nil))
 	must(t, set(rules("a", 1000, 79)))
 	refused(rules("a", 1000, 81), "tenant a need 81")
 }
@@ -326,12 +326,12 @@ func TestNoTenantTakesAll(t *testing.T) {
 // TestHeldPolicies: of a tenant whose policies an agent cannot have in force when it starts, what the kernel has holds until they are; and others' change as ever.
 func TestHeldPolicies(t *testing.T) {
 	b := newPolicyBench(t)
-	at := func(p agent.TenantPolicies) agent.TenantPolicies {
+	at := func(p dpapi.TenantPolicies) dpapi.TenantPolicies {
 		a := netip.AddrFrom16([16]byte{0: 0xfd, 10: p.Tenant[0]}) // of its id
 		p.Overrides = map[netip.Addr]address.AppID{a: 1}
 		return p
 	}
-	same := func(when string, want ...agent.TenantPolicies) {
+	same := func(when string, want ...dpapi.TenantPolicies) {
 		t.Helper()
 		if diff := b.differ(t, want...); diff != "" {
 			t.Fatalf("%s: the kernel has other entries: %s", when, diff)
@@ -343,19 +343,19 @@ func TestHeldPolicies(t *testing.T) {
 	config := b.datapath.config
 	config.MaxRules = 25
 	b.reopen(t, config)
-	if err := b.datapath.RestorePolicies([]agent.TenantPolicies{red}, []agent.TenantPolicies{{Tenant: "blue", IDs: blue.IDs}}); err == nil || !strings.Contains(err.Error(), "tenant blue: its policies cannot be in force now, and those that are lie in tables of another size; packets flow as before") {
+	if err := b.datapath.RestorePolicies([]dpapi.TenantPolicies{red}, []dpapi.TenantPolicies{{Tenant: "blue", IDs: blue.IDs}}); err == nil || !strings.Contains(err.Error(), "tenant blue: its policies cannot be in force now, and those that are lie in tables of another size; packets flow as before") {
 		t.Errorf("in tables of another size: %v", err)
 	}
 	config.MaxRules = 0
 	b.reopen(t, config)
-	held := []agent.TenantPolicies{{Tenant: "blue", IDs: blue.IDs}, {Tenant: "green", IDs: []address.TenantID{'g'}}}
-	must(t, b.datapath.RestorePolicies([]agent.TenantPolicies{red}, held))
-	isolated := agent.TenantPolicies{IDs: []address.TenantID{'g'}, Tables: policy.Isolating()}
+	held := []dpapi.TenantPolicies{{Tenant: "blue", IDs: blue.IDs}, {Tenant: "green", IDs: []address.TenantID{'g'}}}
+	must(t, b.datapath.RestorePolicies([]dpapi.TenantPolicies{red}, held))
+	isolated := dpapi.TenantPolicies{IDs: []address.TenantID{'g'}, Tables: policy.Isolating()}
 	same("begun", blue, red, isolated)
 	red = at(rules("red", 1000, 10))
 	must(t, b.datapath.SetPolicies(red))
 	same("another one's have changed", blue, red, isolated)
-	must(t, b.datapath.SetPolicies(agent.TenantPolicies{Tenant: "red"}))
+	must(t, b.datapath.SetPolicies(dpapi.TenantPolicies{Tenant: "red"}))
 	same("another one's have gone", blue, isolated)
 	green := at(rules("green", 0, 5))
 	must(t, b.datapath.SetPolicies(green))
@@ -370,6 +370,6 @@ func TestHeldPolicies(t *testing.T) {
 	blue = at(rules("blue", 500, 36))
 	must(t, b.datapath.SetPolicies(blue))
 	same("held no more", blue, green)
-	must(t, b.datapath.SetPolicies(agent.TenantPolicies{Tenant: "blue"}))
+	must(t, b.datapath.SetPolicies(dpapi.TenantPolicies{Tenant: "blue"}))
 	same("gone", green)
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"pilaster.io/pilaster/internal/address"
-	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/netns"
 	"pilaster.io/pilaster/internal/tenant"
@@ -331,10 +331,10 @@ func TestRestoreGuessesNothing(t *testing.T) {
 	must(t, netns.Remove(b.ns.Path()))
 	lost, err := n.datapath.restoreAll(t.Context(), []endpoint.Record{a.record, b.record})
 	must(t, err)
-	if err := lost[a.record.ID]; err == nil || errors.Is(err, agent.ErrNoNamespace) {
+	if err := lost[a.record.ID]; err == nil || errors.Is(err, dpapi.ErrNoNamespace) {
 		t.Errorf("device gone: %v", err)
 	}
-	if err := lost[b.record.ID]; !errors.Is(err, agent.ErrNoNamespace) {
+	if err := lost[b.record.ID]; !errors.Is(err, dpapi.ErrNoNamespace) {
 		t.Errorf("namespace gone: %v", err)
 	}
 }

@@ -6,14 +6,14 @@ import (
 
 	"github.com/cilium/ebpf"
 
-	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/dpapi"
 )
 
 // rulingTable is one of the kernel's tables of policies.
 type rulingTable interface {
 	change(policyChange) (tableChange, error)
 	// shows is how many entries of it these tenants have.
-	shows(tenants []*agent.TenantPolicies, room int) agent.Entries
+	shows(tenants []*dpapi.TenantPolicies, room int) dpapi.Entries
 }
 
 // tableChange makes a table what it is to be.
@@ -25,8 +25,8 @@ type tableChange interface {
 
 // policyChange is of one tenant's policies, or of none's where the tables are to hold what the others have.
 type policyChange struct {
-	had, next agent.TenantPolicies
-	others    []*agent.TenantPolicies
+	had, next dpapi.TenantPolicies
+	others    []*dpapi.TenantPolicies
 	held      map[uint32]bool // ids of further tenants, whose entries stay as they are; of rules, names do not say whose they are
 	known     bool            // the tables hold what the others have and what this one had, and nothing else
 }
@@ -35,26 +35,26 @@ type policyChange struct {
 type ruled[K comparable, V any, Key, Value comparable] struct {
 	name, what string // for people
 	kernel     *ebpf.Map
-	of         func(*agent.TenantPolicies) map[K]V
-	size       func(*agent.TenantPolicies) int // of that
+	of         func(*dpapi.TenantPolicies) map[K]V
+	size       func(*dpapi.TenantPolicies) int // of that
 	entry      func(K, V) (Key, Value)
-	mayShare   func(a, b *agent.TenantPolicies) bool // whether two tenants may have entries in common; nil: no two have
+	mayShare   func(a, b *dpapi.TenantPolicies) bool // whether two tenants may have entries in common; nil: no two have
 	id         func(Key) uint32                      // whose an entry is; nil: it does not say
 	read       func(*ebpf.Map, map[Key]Value) error
 	write      func(*ebpf.Map, []Key, []Value) error
 }
 
-func newRuled[K comparable, V any, Key, Value comparable](name, what string, m *ebpf.Map, of func(*agent.TenantPolicies) map[K]V, entry func(K, V) (Key, Value)) *ruled[K, V, Key, Value] {
-	return &ruled[K, V, Key, Value]{name: name, what: what, kernel: m, of: of, size: func(t *agent.TenantPolicies) int { return len(of(t)) }, entry: entry,
+func newRuled[K comparable, V any, Key, Value comparable](name, what string, m *ebpf.Map, of func(*dpapi.TenantPolicies) map[K]V, entry func(K, V) (Key, Value)) *ruled[K, V, Key, Value] {
+	return &ruled[K, V, Key, Value]{name: name, what: what, kernel: m, of: of, size: func(t *dpapi.TenantPolicies) int { return len(of(t)) }, entry: entry,
 		read: read[Key, Value], write: write[Key, Value]}
 }
 
-func (r *ruled[K, V, Key, Value]) shows(tenants []*agent.TenantPolicies, room int) agent.Entries {
-	return agent.Entries{Table: r.name, Used: r.count(tenants), Capacity: room}
+func (r *ruled[K, V, Key, Value]) shows(tenants []*dpapi.TenantPolicies, room int) dpapi.Entries {
+	return dpapi.Entries{Table: r.name, Used: r.count(tenants), Capacity: room}
 }
 
 // count takes what two tenants share for an entry of either.
-func (r *ruled[K, V, Key, Value]) count(tenants []*agent.TenantPolicies) (n int) {
+func (r *ruled[K, V, Key, Value]) count(tenants []*dpapi.TenantPolicies) (n int) {
 	for _, t := range tenants {
 		n += r.size(t)
 	}
@@ -119,7 +119,7 @@ func first[K comparable, V any](in []map[K]V, k K) (v V, found bool) {
 
 // fromKernel looks at all of them.
 func (r *ruled[K, V, Key, Value]) fromKernel(c policyChange, d *tableDifference[Key, Value]) error {
-	tenants, had := append([]*agent.TenantPolicies{&c.next}, c.others...), map[Key]Value{}
+	tenants, had := append([]*dpapi.TenantPolicies{&c.next}, c.others...), map[Key]Value{}
 	if err := r.read(r.kernel, had); err != nil {
 		return err
 	}

@@ -10,7 +10,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"pilaster.io/pilaster/internal/address"
-	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/policy"
 )
 
@@ -38,11 +38,11 @@ func (d *Datapath) rulingTables() *rulingTables {
 	}
 	// Names of sets and tables are made with the tenant's. Ids and addresses should be one tenant's, but the cluster says so and not the node; numbers of rules are
 	// one's own within a tenant.
-	t.subjects.size, t.subjects.mayShare = func(t *agent.TenantPolicies) int { return len(t.IDs) * len(t.Tables.Subjects) }, haveSameID
+	t.subjects.size, t.subjects.mayShare = func(t *dpapi.TenantPolicies) int { return len(t.IDs) * len(t.Tables.Subjects) }, haveSameID
 	t.subjects.id = func(k pilasterPolTargetKey) uint32 { return k.Tenant }
 	t.overrides.id = func(a pilasterAddr) uint32 { return uint32(address.Split(a.netip()).Tenant) }
-	t.overrides.mayShare = func(a, b *agent.TenantPolicies) bool { return len(a.Overrides) > 0 && len(b.Overrides) > 0 }
-	t.hits.mayShare = func(_, _ *agent.TenantPolicies) bool { return true }
+	t.overrides.mayShare = func(a, b *dpapi.TenantPolicies) bool { return len(a.Overrides) > 0 && len(b.Overrides) > 0 }
+	t.hits.mayShare = func(_, _ *dpapi.TenantPolicies) bool { return true }
 	t.hits.read, t.hits.write = readHits, writeHits
 	return t
 }
@@ -70,14 +70,14 @@ func (t *rulingTables) compare(c policyChange) (subjects *tableDifference[pilast
 	return subjects, overrides, rules, nil
 }
 
-func overridesOf(t *agent.TenantPolicies) map[netip.Addr]address.AppID    { return t.Overrides }
-func peersOf(t *agent.TenantPolicies) map[policy.PeerKey]policy.Peer      { return t.Tables.Peers }
-func blocksOf(t *agent.TenantPolicies) map[policy.BlockKey]policy.ID      { return t.Tables.Blocks }
-func portsOf(t *agent.TenantPolicies) map[policy.PortKey]policy.PortEntry { return t.Tables.Ports }
-func rangesOf(t *agent.TenantPolicies) map[policy.RangeKey]policy.Verdict { return t.Tables.Ranges }
-func namesOf(t *agent.TenantPolicies) map[uint32]policy.RuleName          { return t.Tables.Names }
+func overridesOf(t *dpapi.TenantPolicies) map[netip.Addr]address.AppID    { return t.Overrides }
+func peersOf(t *dpapi.TenantPolicies) map[policy.PeerKey]policy.Peer      { return t.Tables.Peers }
+func blocksOf(t *dpapi.TenantPolicies) map[policy.BlockKey]policy.ID      { return t.Tables.Blocks }
+func portsOf(t *dpapi.TenantPolicies) map[policy.PortKey]policy.PortEntry { return t.Tables.Ports }
+func rangesOf(t *dpapi.TenantPolicies) map[policy.RangeKey]policy.Verdict { return t.Tables.Ranges }
+func namesOf(t *dpapi.TenantPolicies) map[uint32]policy.RuleName          { return t.Tables.Names }
 
-func subjectsOf(of *agent.TenantPolicies) map[pilasterPolTargetKey]pilasterPolTarget {
+func subjectsOf(of *dpapi.TenantPolicies) map[pilasterPolTargetKey]pilasterPolTarget {
 	all := make(map[pilasterPolTargetKey]pilasterPolTarget, len(of.IDs)*len(of.Tables.Subjects))
 	for app, s := range of.Tables.Subjects {
 		for _, id := range of.IDs {
@@ -87,7 +87,7 @@ func subjectsOf(of *agent.TenantPolicies) map[pilasterPolTargetKey]pilasterPolTa
 	return all
 }
 
-func haveSameID(a, b *agent.TenantPolicies) bool {
+func haveSameID(a, b *dpapi.TenantPolicies) bool {
 	return slices.ContainsFunc(a.IDs, func(id address.TenantID) bool { return slices.Contains(b.IDs, id) })
 }
 

@@ -11,7 +11,7 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
-	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/endpoint"
 )
 
@@ -96,9 +96,9 @@ func monotonic() (uint64, error) {
 const bucketsAtOnce = 256
 
 // Sessions reads the whole table, bucket by bucket while packets go on: what begins or ends meanwhile may be counted or not.
-func (d *Datapath) Sessions() (agent.Sessions, error) {
+func (d *Datapath) Sessions() (dpapi.Sessions, error) {
 	m := d.objects.PilSessionsV1
-	s := agent.Sessions{Capacity: int(m.MaxEntries()) * placesPerBucket}
+	s := dpapi.Sessions{Capacity: int(m.MaxEntries()) * placesPerBucket}
 	now, err := monotonic()
 	if err != nil {
 		return s, err

@@ -5,7 +5,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
-	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/packet"
 )
 
@@ -101,7 +101,7 @@ func TestNobodyTakesAll(t *testing.T) {
 	for _, port := range ports(1000, 2*room) {
 		b.begin(t, port, true)
 	}
-	want := agent.Sessions{Used: room / 2, Largest: b.b1.record.ID, Most: room / 2}
+	want := dpapi.Sessions{Used: room / 2, Largest: b.b1.record.ID, Most: room / 2}
 	if s, err := b.datapath.Sessions(); err != nil || s.Used != want.Used || s.Largest != want.Largest || s.Most != want.Most {
 		t.Errorf("one alone: %+v, %v; want %+v", s, err, want)
 	}
@@ -166,12 +166,12 @@ func TestSessionsAreCounted(t *testing.T) {
 	for _, port := range ports(2000, 3) {
 		b.begin(t, port, false)
 	}
-	want := agent.Sessions{Capacity: 16 * placesPerBucket, Used: 8, HalfOpen: 3, Begun: 8, Largest: b.b1.record.ID, Most: 8}
+	want := dpapi.Sessions{Capacity: 16 * placesPerBucket, Used: 8, HalfOpen: 3, Begun: 8, Largest: b.b1.record.ID, Most: 8}
 	if s, err := b.datapath.Sessions(); err != nil || s != want {
 		t.Errorf("%+v, %v; want %+v", s, err, want)
 	}
 	b.overAll(t)
-	want = agent.Sessions{Capacity: want.Capacity, Begun: 8}
+	want = dpapi.Sessions{Capacity: want.Capacity, Begun: 8}
 	if s, err := b.datapath.Sessions(); err != nil || s != want {
 		t.Errorf("when all time is over: %+v, %v; want %+v", s, err, want)
 	}

@@ -8,43 +8,43 @@ import (
 
 	"github.com/cilium/ebpf"
 
-	"pilaster.io/pilaster/internal/agent"
-	"pilaster.io/pilaster/internal/reason"
+	"pilaster.io/pilaster/internal/dpapi"
+	"pilaster.io/pilaster/internal/dropreason"
 )
 
 // Status reads from the kernel what it holds and counts now. It enters the node's namespace once: a thread for each hook
 // would cost more than all it asks.
-func (d *Datapath) Status() (s agent.Status, err error) {
+func (d *Datapath) Status() (s dpapi.Status, err error) {
 	err = d.node.Do(func() error { s, err = d.status(); return err })
 	return s, err
 }
 
-func (d *Datapath) status() (agent.Status, error) {
+func (d *Datapath) status() (dpapi.Status, error) {
 	missing, notFirst, err := d.problems(d.uplinkHooks())
 	if err != nil {
-		return agent.Status{}, err
+		return dpapi.Status{}, err
 	}
 	guarded, unguarded, err := d.guarded()
 	if err != nil {
-		return agent.Status{}, err
+		return dpapi.Status{}, err
 	}
 	var cutOff []string
 	for _, find := range []func() ([]string, error){d.nodeProblems, d.tunnelProblems, d.gatewayProblems, d.taps.problems} {
 		found, err := find()
 		if err != nil {
-			return agent.Status{}, err
+			return dpapi.Status{}, err
 		}
 		cutOff = append(cutOff, found...)
 	}
 	drops, err := d.drops()
 	if err != nil {
-		return agent.Status{}, err
+		return dpapi.Status{}, err
 	}
 	problems := slices.Concat(missing, notFirst, cutOff, unguarded)
 	if _, err := d.MTU(); err != nil {
 		problems = append(problems, err.Error())
 	}
-	return agent.Status{
+	return dpapi.Status{
 		DeviceKind:   d.config.Device,
 		DeviceWhy:    d.why,
 		Programs:     objectVersion(),
@@ -57,10 +57,10 @@ func (d *Datapath) status() (agent.Status, error) {
 }
 
 // drops adds up what the CPUs counted, exact whatever became of the events, under whatever layout.
-func (d *Datapath) drops() ([]agent.Drops, error) {
-	var all []agent.Drops
-	for _, r := range reason.All() {
-		sum := agent.Drops{Reason: r.String()}
+func (d *Datapath) drops() ([]dpapi.Drops, error) {
+	var all []dpapi.Drops
+	for _, r := range dropreason.All() {
+		sum := dpapi.Drops{Reason: r.String()}
 		for _, m := range slices.Concat(d.counted, []*ebpf.Map{d.objects.PilDropsV1}) {
 			n, err := counted(m, r)
 			if err != nil {
@@ -75,7 +75,7 @@ func (d *Datapath) drops() ([]agent.Drops, error) {
 
 // counted reads a map of counters by what all layouts of it share: the key is the reason, and the first
 // word of a CPU's value counts packets.
-func counted(m *ebpf.Map, r reason.Reason) (packets uint64, err error) {
+func counted(m *ebpf.Map, r dropreason.Reason) (packets uint64, err error) {
 	values, err := m.LookupBytes(uint32(r)) // nil: a layout without this reason
 	size := int(m.ValueSize()+7) &^ 7
 	for ; len(values) >= size; values = values[size:] {

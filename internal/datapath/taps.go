@@ -11,8 +11,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 
+	"pilaster.io/pilaster/internal/humanize"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
-	"pilaster.io/pilaster/internal/numeral"
 )
 
 // networkTapped is of devices that a switch reads itself (bpf/tables.h).
@@ -119,7 +119,7 @@ func (t *Taps) problems() ([]string, error) {
 		return nil, nil
 	}
 	return []string{fmt.Sprintf("%s (%s), so what the switch cannot tell is not dropped there; restart the agent to bring it back",
-		without[0], numeral.Of(len(without), "device", "devices"))}, nil
+		without[0], humanize.Of(len(without), "device", "devices"))}, nil
 }
 
 // Check looks for the program.

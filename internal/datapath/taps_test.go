@@ -8,9 +8,9 @@ import (
 	"testing"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/dropreason"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 	"pilaster.io/pilaster/internal/packet"
-	"pilaster.io/pilaster/internal/reason"
 )
 
 // TestTapped: what a switch of its own gives to a container or the gateway is dropped for what the switch cannot tell, is counted, and the switch takes
@@ -72,25 +72,25 @@ func TestTapped(t *testing.T) {
 	cases := []struct {
 		name  string
 		frame []byte
-		why   reason.Reason // 0: it comes
+		why   dropreason.Reason // 0: it comes
 	}{
 		{"a packet, IPv4", given(gram4), 0},
 		{"a packet, IPv6", given(gram6), 0},
-		{"a routing header", given(routing), reason.RoutingHeader},
-		{"options", changed(gram4, func(h []byte) { h[0] = 0x46 }), reason.RoutingHeader},
-		{"half a TCP header, IPv4", given(with(gram4, packet.Raw{Proto: 6, Data: make([]byte, 12)})), reason.Malformed},
-		{"half a UDP header, IPv6", given(with(gram6, packet.Raw{Proto: 17, Data: make([]byte, 4)})), reason.Malformed},
-		{"half an ICMP header, IPv6", given(with(gram6, packet.Raw{Proto: 58, Data: []byte{128, 0, 0, 0}})), reason.Malformed},
-		{"longer than it is", changed(gram6, func(h []byte) { h[5]++ }), reason.Malformed},
+		{"a routing header", given(routing), dropreason.RoutingHeader},
+		{"options", changed(gram4, func(h []byte) { h[0] = 0x46 }), dropreason.RoutingHeader},
+		{"half a TCP header, IPv4", given(with(gram4, packet.Raw{Proto: 6, Data: make([]byte, 12)})), dropreason.Malformed},
+		{"half a UDP header, IPv6", given(with(gram6, packet.Raw{Proto: 17, Data: make([]byte, 4)})), dropreason.Malformed},
+		{"half an ICMP header, IPv6", given(with(gram6, packet.Raw{Proto: 58, Data: []byte{128, 0, 0, 0}})), dropreason.Malformed},
+		{"longer than it is", changed(gram6, func(h []byte) { h[5]++ }), dropreason.Malformed},
 		{"an error, IPv4", given(with(gram4, quoting(packet.Unreachable4, own4, far4))), 0},
 		{"an error, IPv6", given(with(gram6, quoting(packet.DestinationUnreachable, own6, far6))), 0},
-		{"an error about somebody else's packet, IPv4", given(with(gram4, quoting(packet.Unreachable4, beside4, far4))), reason.IcmpQuote},
-		{"an error about a packet for somebody else, IPv6", given(with(gram6, quoting(packet.TimeExceeded, own6, router))), reason.IcmpQuote},
-		{"an error that quotes nothing, IPv6", given(with(gram6, packet.ICMP{Type: packet.PacketTooBig})), reason.IcmpQuote},
+		{"an error about somebody else's packet, IPv4", given(with(gram4, quoting(packet.Unreachable4, beside4, far4))), dropreason.IcmpQuote},
+		{"an error about a packet for somebody else, IPv6", given(with(gram6, quoting(packet.TimeExceeded, own6, router))), dropreason.IcmpQuote},
+		{"an error that quotes nothing, IPv6", given(with(gram6, packet.ICMP{Type: packet.PacketTooBig})), dropreason.IcmpQuote},
 		{"netpila's", given(packet.Packet{Source: private, Destination: base, Body: strange}), 0},
 		{"netpila's the other way", given(packet.Packet{Source: base, Destination: private, Body: strange}), 0},
-		{"to netpila", given(packet.Packet{Source: far6, Destination: private, Body: strange}), reason.IcmpQuote},
-		{"from netpila", given(packet.Packet{Source: private, Destination: own6, Body: strange}), reason.IcmpQuote},
+		{"to netpila", given(packet.Packet{Source: far6, Destination: private, Body: strange}), dropreason.IcmpQuote},
+		{"from netpila", given(packet.Packet{Source: private, Destination: own6, Body: strange}), dropreason.IcmpQuote},
 	}
 	for _, to := range []struct {
 		name string

@@ -13,8 +13,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"pilaster.io/pilaster/internal/humanize"
 	"pilaster.io/pilaster/internal/netns"
-	"pilaster.io/pilaster/internal/numeral"
 )
 
 // hook is a place on an interface of the node where a program of ours stands first.
@@ -178,7 +178,7 @@ func (d *Datapath) problems(hooks []hook) (missing, notFirst []string, err error
 		case place == 0 && h.behind != nil:
 			missing = append(missing, fmt.Sprintf("program %s stands first on %s, and drops all packets of containers behind macvlans; restart the agent", h.name, device))
 		case place > 0 && h.behind == nil:
-			notFirst = append(notFirst, fmt.Sprintf("%s before %s on %s; attach them after ours", numeral.Of(place, "other program stands", "other programs stand"), h.name, device))
+			notFirst = append(notFirst, fmt.Sprintf("%s before %s on %s; attach them after ours", humanize.Of(place, "other program stands", "other programs stand"), h.name, device))
 		}
 	}
 	return missing, notFirst, nil

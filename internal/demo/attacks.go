@@ -10,9 +10,9 @@ import (
 	"slices"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/humanize"
 	"pilaster.io/pilaster/internal/lab"
 	"pilaster.io/pilaster/internal/netns"
-	"pilaster.io/pilaster/internal/numeral"
 	"pilaster.io/pilaster/internal/packet"
 )
 
@@ -77,7 +77,7 @@ func (p *proof) attacks(ctx context.Context) error {
 		got := rise[node][a.reason] - start
 		p.check(got == uint64(a.n) && maps.Equal(rise[node], sum),
 			"5: %s: sent %d, %s rose by %d; all of %s: %v, want %v", a.name, a.n, a.reason, got, node, rise[node], sum)
-		p.print("%-46s%-42sdropped %-10s%s", title, a.name, numeral.Grouped(got), a.reason)
+		p.print("%-46s%-42sdropped %-10s%s", title, a.name, humanize.Grouped(got), a.reason)
 		title = ""
 	}
 

@@ -10,8 +10,8 @@ import (
 	"github.com/vishvananda/netlink"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/humanize"
 	"pilaster.io/pilaster/internal/netns"
-	"pilaster.io/pilaster/internal/numeral"
 )
 
 // entries shows what each node keeps: of tables that are not caches no more than its own
@@ -45,8 +45,8 @@ func (p *proof) entries(ctx context.Context) error {
 			return err
 		}
 		p.check(len(foreign) == 0, "4: %s keeps %s", node, strings.Join(foreign, ", "))
-		p.print("%-46s%s: %s, %s, %s for other nodes  (%s)", title, node, numeral.Of(s.Endpoints, "endpoint", "endpoints"),
-			numeral.Of(s.Tenants, "tenant", "tenants"), numeral.Of(len(foreign), "entry", "entries"), strings.Join(tables, ", "))
+		p.print("%-46s%s: %s, %s, %s for other nodes  (%s)", title, node, humanize.Of(s.Endpoints, "endpoint", "endpoints"),
+			humanize.Of(s.Tenants, "tenant", "tenants"), humanize.Of(len(foreign), "entry", "entries"), strings.Join(tables, ", "))
 		title = ""
 	}
 	return nil

@@ -12,8 +12,8 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/humanize"
 	"pilaster.io/pilaster/internal/lab"
-	"pilaster.io/pilaster/internal/numeral"
 	"pilaster.io/pilaster/internal/packet"
 )
 
@@ -69,7 +69,7 @@ func (p *proof) places(ctx context.Context) error {
 	}
 	p.print("   %-15s%-28s   %s", "in b1", ends(inside), "what the container sees (AES-128 under blue's key)")
 	p.print("   %-15s%v  →  %v   %s → %s", "on the fabric", fabric.packet.Source, fabric.packet.Destination, p.describe(b1), p.describe(b3))
-	p.print("   %-15s%-28s   %s bytes in, %s bytes on the wire: no encapsulation", "in b3", ends(arrived), numeral.Grouped(inside.length), numeral.Grouped(fabric.length))
+	p.print("   %-15s%-28s   %s bytes in, %s bytes on the wire: no encapsulation", "in b3", ends(arrived), humanize.Grouped(inside.length), humanize.Grouped(fabric.length))
 	return nil
 }
 

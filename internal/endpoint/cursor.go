@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"pilaster.io/pilaster/internal/address"
-	"pilaster.io/pilaster/internal/durable"
+	"pilaster.io/pilaster/internal/statefile"
 )
 
 // MinRest is how long an index rests after release: long enough for peers' caches, retries and
@@ -96,9 +96,9 @@ var ErrExhausted = errors.New("every address of this node is in use or resting")
 // cursor hands out the indexes of one key: upward first, and when the end is reached the one
 // that was released first, once it has rested.
 type cursor struct {
-	disk durable.Disk
-	path string         // without suffix
-	log  durable.Syncer // of the release log
+	disk statefile.Disk
+	path string           // without suffix
+	log  statefile.Syncer // of the release log
 
 	mu       sync.Mutex
 	gone     bool          // forgotten: the key has another cursor, or none
@@ -193,7 +193,7 @@ func (c *cursor) release(i address.Index, now time.Time) error {
 	return nil
 }
 
-func newCursor(disk durable.Disk, path string, reserved address.Index) *cursor {
+func newCursor(disk statefile.Disk, path string, reserved address.Index) *cursor {
 	return &cursor{disk: disk, path: path, log: disk.NewSyncer(path + ".released"), next: reserved + 1, reserved: reserved}
 }
 
@@ -314,7 +314,7 @@ func (s *Store) loadCursors() error {
 		path := filepath.Join(dir, name)
 		key, ok := parseCursorKey(name)
 		if !ok {
-			return &durable.CorruptError{Path: path + ".json", Err: errors.New("its name is not <tenant id>-<app>.json")}
+			return &statefile.CorruptError{Path: path + ".json", Err: errors.New("its name is not <tenant id>-<app>.json")}
 		}
 		c, err := loadCursor(s.disk, path, live[key])
 		if err != nil {
@@ -336,7 +336,7 @@ func (s *Store) loadCursors() error {
 	}
 	for _, name := range witnesses {
 		if !slices.Contains(names, name) {
-			return &durable.CorruptError{
+			return &statefile.CorruptError{
 				Path: filepath.Join(dir, name+".json"),
 				Err:  errors.New("it is missing, though indexes of it were drawn"),
 			}
@@ -345,17 +345,17 @@ func (s *Store) loadCursors() error {
 	return nil
 }
 
-func loadCursor(disk durable.Disk, path string, live map[address.Index]bool) (*cursor, error) {
+func loadCursor(disk statefile.Disk, path string, live map[address.Index]bool) (*cursor, error) {
 	var f cursorFile
 	if err := disk.Read(path+".json", cursorVersion, &f); err != nil {
 		return nil, err
 	}
 	if f.Reserved > address.MaxIndex {
-		return nil, &durable.CorruptError{Path: path + ".json", Err: fmt.Errorf("it reserves index %d, beyond the last", f.Reserved)}
+		return nil, &statefile.CorruptError{Path: path + ".json", Err: fmt.Errorf("it reserves index %d, beyond the last", f.Reserved)}
 	}
 	for i := range live {
 		if i > f.Reserved {
-			return nil, &durable.CorruptError{Path: path + ".json", Err: fmt.Errorf("index %d is in use beyond the cursor at %d", i, f.Reserved)}
+			return nil, &statefile.CorruptError{Path: path + ".json", Err: fmt.Errorf("index %d is in use beyond the cursor at %d", i, f.Reserved)}
 		}
 	}
 	c := newCursor(disk, path, f.Reserved)
@@ -394,7 +394,7 @@ func (c *cursor) loadReleased(live map[address.Index]bool) error {
 	for line := range bytes.Lines(b[:whole]) {
 		r, err := parseReleased(string(line), c.reserved)
 		if err != nil {
-			return &durable.CorruptError{Path: path, Err: fmt.Errorf("line %d: %w", len(lines)+1, err)}
+			return &statefile.CorruptError{Path: path, Err: fmt.Errorf("line %d: %w", len(lines)+1, err)}
 		}
 		last[r.index] = len(lines)
 		lines = append(lines, r)

@@ -13,8 +13,8 @@ import (
 	"time"
 
 	"pilaster.io/pilaster/internal/address"
-	"pilaster.io/pilaster/internal/durable"
-	"pilaster.io/pilaster/internal/spoil"
+	"pilaster.io/pilaster/internal/fuzzmutate"
+	"pilaster.io/pilaster/internal/statefile"
 )
 
 // FuzzCursor: of what lies on disk, no index is given out that may be in use, and no line of the log is
@@ -32,7 +32,7 @@ func FuzzCursor(f *testing.F) {
 		write(t, path+".json", file)
 		write(t, path+".released", log)
 		live := map[address.Index]bool{address.Index(inUse): true}
-		c, err := loadCursor(durable.Disk{}, path, live)
+		c, err := loadCursor(statefile.Disk{}, path, live)
 		if err != nil {
 			return
 		}
@@ -54,7 +54,7 @@ func FuzzCursor(f *testing.F) {
 		if c.next != c.reserved+1 || c.next > address.MaxIndex+1 || address.Index(inUse) >= c.next {
 			t.Fatalf("next is %d, reserved %d, in use %d", c.next, c.reserved, inUse)
 		}
-		again, err := loadCursor(durable.Disk{}, path, live)
+		again, err := loadCursor(statefile.Disk{}, path, live)
 		if err != nil || fmt.Sprint(again.resting) != fmt.Sprint(c.resting) {
 			t.Fatalf("a second start has %+v, %v; the first had %+v", again, err, c)
 		}
@@ -71,15 +71,15 @@ func FuzzDecodeRecord(f *testing.F) {
 			f.Fatal(err)
 		}
 		good = append(good, string(text))
-		f.Add(text, spoil.Nothing)
-		f.Add(bytes.Replace(text, []byte("02:00:00:00:00:01"), nil, 1), spoil.Nothing)
-		f.Add(bytes.Replace(text, []byte("fc00::1"), []byte("fc00::1%eth0"), 1), spoil.Nothing)
-		f.Add(bytes.Replace(text, []byte("fc00::1"), []byte("::ffff:192.0.2.1"), 1), spoil.Nothing)
+		f.Add(text, fuzzmutate.Nothing)
+		f.Add(bytes.Replace(text, []byte("02:00:00:00:00:01"), nil, 1), fuzzmutate.Nothing)
+		f.Add(bytes.Replace(text, []byte("fc00::1"), []byte("fc00::1%eth0"), 1), fuzzmutate.Nothing)
+		f.Add(bytes.Replace(text, []byte("fc00::1"), []byte("::ffff:192.0.2.1"), 1), fuzzmutate.Nothing)
 	}
-	f.Add([]byte(`{"version": 1, "endpoint": {}}`), spoil.Nothing)
+	f.Add([]byte(`{"version": 1, "endpoint": {}}`), fuzzmutate.Nothing)
 	dir := f.TempDir()
 	f.Fuzz(func(t *testing.T, text, script []byte) {
-		text = spoil.JSON(text, script, good...)
+		text = fuzzmutate.JSON(text, script, good...)
 		r, err := DecodeRecord(text)
 		if err != nil {
 			return

@@ -10,7 +10,7 @@ import (
 	"slices"
 
 	"pilaster.io/pilaster/internal/address"
-	"pilaster.io/pilaster/internal/durable"
+	"pilaster.io/pilaster/internal/statefile"
 )
 
 // Versions of the file, raised when its meaning changes. A record that says no more than the first could is written as one, so that older
@@ -47,7 +47,7 @@ type recordFile struct {
 // guess about.
 func DecodeRecord(b []byte) (Record, error) {
 	var f recordFile
-	if err := durable.DecodeSince(b, firstVersion, recordVersion, &f); err != nil {
+	if err := statefile.DecodeSince(b, firstVersion, recordVersion, &f); err != nil {
 		return Record{}, err
 	}
 	return f.Endpoint, f.Endpoint.validate()
@@ -129,7 +129,7 @@ func (d Device) MarshalJSON() ([]byte, error) {
 
 func (d *Device) UnmarshalJSON(b []byte) error {
 	var f deviceFile
-	if err := durable.Decode(b, &f); err != nil {
+	if err := statefile.Decode(b, &f); err != nil {
 		return err
 	}
 	host, err := parseMAC(f.HostMAC)

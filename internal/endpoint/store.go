@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"pilaster.io/pilaster/internal/address"
-	"pilaster.io/pilaster/internal/durable"
+	"pilaster.io/pilaster/internal/statefile"
 )
 
 const (
@@ -37,9 +37,9 @@ func Folders() []string { return []string{recordsFolder, cursorsFolder} }
 // calls about one endpoint must be made one after the other.
 type Store struct {
 	dir   string
-	disk  durable.Disk
-	files durable.Folder // of the records
-	last  durable.Open   // the id taken last
+	disk  statefile.Disk
+	files statefile.Folder // of the records
+	last  statefile.Open   // the id taken last
 	rest  time.Duration
 	now   func() time.Time
 
@@ -56,7 +56,7 @@ type interfaceOf struct{ container, name string }
 // StoreConfig says where the store is and what it takes from outside.
 type StoreConfig struct {
 	Dir  string
-	Disk durable.Disk     // that the directory is on
+	Disk statefile.Disk   // that the directory is on
 	Rest time.Duration    // how long an index rests before it is used again; 0 means MinRest
 	Now  func() time.Time // nil means time.Now
 }
@@ -143,10 +143,10 @@ func (s *Store) loadRecord(name, suffix string, inUse map[string]ID) error {
 	}
 	r, err := DecodeRecord(b)
 	if err != nil {
-		return &durable.CorruptError{Path: path, Err: err}
+		return &statefile.CorruptError{Path: path, Err: err}
 	}
 	if name != strconv.Itoa(int(r.ID)) {
-		return &durable.CorruptError{Path: path, Err: fmt.Errorf("it holds endpoint %d", r.ID)}
+		return &statefile.CorruptError{Path: path, Err: fmt.Errorf("it holds endpoint %d", r.ID)}
 	}
 	if suffix == markedSuffix {
 		if _, again := s.records[r.ID]; again {
@@ -162,7 +162,7 @@ func (s *Store) loadRecord(name, suffix string, inUse map[string]ID) error {
 			whose = fmt.Sprint(a.Network, " ", r.TenantID, " ", a.Address)
 		}
 		if other, twice := inUse[whose]; twice {
-			return &durable.CorruptError{Path: path, Err: fmt.Errorf("address %v belongs to endpoint %d", cmp.Or(a.Plaintext, a.Address), other)}
+			return &statefile.CorruptError{Path: path, Err: fmt.Errorf("address %v belongs to endpoint %d", cmp.Or(a.Plaintext, a.Address), other)}
 		}
 		inUse[whose] = r.ID
 	}

@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"pilaster.io/pilaster/internal/address"
-	"pilaster.io/pilaster/internal/durable"
+	"pilaster.io/pilaster/internal/statefile"
 )
 
 // clock is a time that moves when told.
@@ -161,7 +161,7 @@ func TestOtherNetworksRecords(t *testing.T) {
 	if err := s.Put(other); err != nil {
 		t.Fatal(err)
 	}
-	var corrupt *durable.CorruptError
+	var corrupt *statefile.CorruptError
 	if _, err := OpenStore(StoreConfig{Dir: dir}); !errors.As(err, &corrupt) || !strings.Contains(err.Error(), addr.String()) {
 		t.Errorf("one tenant's address twice: %v", err)
 	}
@@ -258,7 +258,7 @@ func TestCorruptFilesAreNamed(t *testing.T) {
 			}
 			path := spoil(t, dir)
 			_, err := OpenStore(StoreConfig{Dir: dir, Now: c.now})
-			var corrupt *durable.CorruptError
+			var corrupt *statefile.CorruptError
 			if !errors.As(err, &corrupt) || corrupt.Path != path {
 				t.Fatalf("opened with %v; want an error that names %s", err, path)
 			}
@@ -275,7 +275,7 @@ func TestCursorGoneWithOnlyReleasesLeft(t *testing.T) {
 	}
 	path := remove(t, filepath.Join(dir, "cursors/7-3.json"))
 	_, err := OpenStore(StoreConfig{Dir: dir, Now: c.now})
-	var corrupt *durable.CorruptError
+	var corrupt *statefile.CorruptError
 	if !errors.As(err, &corrupt) || corrupt.Path != path {
 		t.Fatalf("opened with %v", err)
 	}

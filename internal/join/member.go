@@ -15,7 +15,7 @@ import (
 	"path/filepath"
 	"slices"
 
-	"pilaster.io/pilaster/internal/durable"
+	"pilaster.io/pilaster/internal/statefile"
 )
 
 // member is what a node holds after it joined. On disk it is one file, so that key, certificate
@@ -94,7 +94,7 @@ func (m *member) save(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
-	return durable.WriteBytes(filepath.Join(dir, MemberFile), text, 0o600)
+	return statefile.WriteBytes(filepath.Join(dir, MemberFile), text, 0o600)
 }
 
 // load returns os.ErrNotExist when the node never joined.

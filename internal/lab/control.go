@@ -16,7 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"pilaster.io/pilaster/internal/local"
+	"pilaster.io/pilaster/internal/unixrpc"
 )
 
 // answerTime bounds how long a daemon may take to become ready or to end.
@@ -25,7 +25,7 @@ const answerTime = 60 * time.Second
 // control gives orders to a lab's supervisor.
 type control struct{ client *http.Client }
 
-func newControl(f folder) control { return control{local.Client(f.control())} }
+func newControl(f folder) control { return control{unixrpc.Client(f.control())} }
 
 func (c control) list(ctx context.Context) ([]ProcessState, error) {
 	var states []ProcessState
@@ -56,7 +56,7 @@ func (c control) do(ctx context.Context, method, path string, in, out any) error
 	if err != nil {
 		return err
 	}
-	request, err := http.NewRequestWithContext(ctx, method, local.URL+"/processes"+path, bytes.NewReader(body))
+	request, err := http.NewRequestWithContext(ctx, method, unixrpc.URL+"/processes"+path, bytes.NewReader(body))
 	if err != nil {
 		return err
 	}

@@ -17,8 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
-	"pilaster.io/pilaster/internal/local"
 	"pilaster.io/pilaster/internal/netns"
+	"pilaster.io/pilaster/internal/unixrpc"
 )
 
 // Options say how to bring a lab up.
@@ -124,7 +124,7 @@ func (l *Lab) Namespace(name string) (*netns.Namespace, error) {
 func (l *Lab) Agent(node string) pilasterv1connect.AgentServiceClient {
 	client, known := l.agents.Load(node)
 	if !known {
-		client, _ = l.agents.LoadOrStore(node, pilasterv1connect.NewAgentServiceClient(local.Client(l.AgentSocket(node)), local.URL, connect.WithGRPC()))
+		client, _ = l.agents.LoadOrStore(node, pilasterv1connect.NewAgentServiceClient(unixrpc.Client(l.AgentSocket(node)), unixrpc.URL, connect.WithGRPC()))
 	}
 	return client.(pilasterv1connect.AgentServiceClient)
 }

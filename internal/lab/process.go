@@ -16,7 +16,7 @@ import (
 	"time"
 
 	"pilaster.io/pilaster/internal/netns"
-	"pilaster.io/pilaster/internal/observe"
+	"pilaster.io/pilaster/internal/sdnotify"
 )
 
 // Process is a daemon the supervisor keeps running.
@@ -194,7 +194,7 @@ func listenNotify(path string, ready func()) (*notifySocket, error) {
 				return
 			}
 			for line := range strings.Lines(string(b[:n])) {
-				if strings.TrimSpace(line) == observe.Ready {
+				if strings.TrimSpace(line) == sdnotify.Ready {
 					ready()
 				}
 			}

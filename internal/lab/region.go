@@ -11,8 +11,8 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
-	"pilaster.io/pilaster/internal/local"
 	"pilaster.io/pilaster/internal/tenant"
+	"pilaster.io/pilaster/internal/unixrpc"
 )
 
 // Region is an orchestrator with nodes of its own, and an Edge Switch by which tenants of network nimitz reach those of other regions.
@@ -80,7 +80,7 @@ func (t Tenant) in(region string) bool {
 
 // OperatorOf is the API for people of a region's orchestrator.
 func (l *Lab) OperatorOf(region string) pilasterv1connect.OperatorServiceClient {
-	return pilasterv1connect.NewOperatorServiceClient(local.Client(l.folder.orchestratorSocket(region)), local.URL, connect.WithGRPC())
+	return pilasterv1connect.NewOperatorServiceClient(unixrpc.Client(l.folder.orchestratorSocket(region)), unixrpc.URL, connect.WithGRPC())
 }
 
 // RegionOf is the name of the region that a node is in; empty where the lab has none.

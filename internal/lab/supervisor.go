@@ -15,10 +15,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"pilaster.io/pilaster/internal/local"
 	"pilaster.io/pilaster/internal/netns"
 	"pilaster.io/pilaster/internal/network/nimitz/ovs"
-	"pilaster.io/pilaster/internal/observe"
+	"pilaster.io/pilaster/internal/sdnotify"
+	"pilaster.io/pilaster/internal/unixrpc"
 )
 
 // Supervise is the supervisor process of the lab in dir: it keeps the processes it is told of
@@ -45,7 +45,7 @@ func Supervise(ctx context.Context, dir string, log *slog.Logger) error {
 	if err := os.MkdirAll(f.path("notify"), 0o700); err != nil {
 		return err
 	}
-	listener, err := local.Listen(f.control())
+	listener, err := unixrpc.Listen(f.control())
 	if err != nil {
 		return fmt.Errorf("supervise: %w", err)
 	}
@@ -57,10 +57,10 @@ func Supervise(ctx context.Context, dir string, log *slog.Logger) error {
 	mux.HandleFunc("GET /processes/{name}", s.await)
 	mux.HandleFunc("PUT /processes/{name}", s.start)
 	mux.HandleFunc("DELETE /processes/{name}", s.stopOne)
-	server := local.Server(mux)
+	server := unixrpc.Server(mux)
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
-	if err := observe.Notify(observe.Ready); err != nil {
+	if err := sdnotify.Notify(sdnotify.Ready); err != nil {
 		log.Warn("not told that the supervisor is ready", "error", err)
 	}
 	select {
@@ -193,7 +193,7 @@ func RunOVS(ctx context.Context, dir string) error {
 	if err != nil {
 		return err
 	}
-	if err = observe.Notify(observe.Ready); err == nil {
+	if err = sdnotify.Notify(sdnotify.Ready); err == nil {
 		err = daemons.Wait(ctx)
 	}
 	return errors.Join(err, daemons.Stop())
@@ -201,7 +201,7 @@ func RunOVS(ctx context.Context, dir string) error {
 
 // Hold is the process of a container that does nothing else: it says that it is there and waits.
 func Hold(ctx context.Context) error {
-	if err := observe.Notify(observe.Ready); err != nil {
+	if err := sdnotify.Notify(sdnotify.Ready); err != nil {
 		return err
 	}
 	<-ctx.Done()

@@ -18,8 +18,8 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/datapath"
+	"pilaster.io/pilaster/internal/humanize"
 	"pilaster.io/pilaster/internal/netns"
-	"pilaster.io/pilaster/internal/numeral"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -88,7 +88,7 @@ func (l *Lab) up(ctx context.Context, led *Led, progress func(string)) error {
 		return err
 	}
 
-	progress(numeral.Of(len(regions), "orchestrator", "orchestrators"))
+	progress(humanize.Of(len(regions), "orchestrator", "orchestrators"))
 	if err := startSupervisor(ctx, l.folder, l.state.Binary); err != nil {
 		return err
 	}
@@ -107,7 +107,7 @@ func (l *Lab) up(ctx context.Context, led *Led, progress func(string)) error {
 		}
 	}
 
-	progress(numeral.Of(len(nodes), "agent", "agents"))
+	progress(humanize.Of(len(nodes), "agent", "agents"))
 	for _, node := range nodes {
 		if spec.nimitz(node) == OVS {
 			if _, err := l.control.start(ctx, l.ovsProcess(node)); err != nil {
@@ -125,7 +125,7 @@ func (l *Lab) up(ctx context.Context, led *Led, progress func(string)) error {
 		return err
 	}
 
-	progress(numeral.Of(len(spec.Containers), "container", "containers"))
+	progress(humanize.Of(len(spec.Containers), "container", "containers"))
 	for _, c := range spec.Containers {
 		if err := l.AddContainer(ctx, c); err != nil {
 			return err

@@ -9,8 +9,8 @@ import (
 	"net/netip"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/dropreason"
 	"pilaster.io/pilaster/internal/endpoint"
-	"pilaster.io/pilaster/internal/reason"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -87,7 +87,7 @@ type Working interface {
 // Dropping is a network with a switch outside the driver's packet path.
 type Dropping interface {
 	// Drops counts the packets that the switch dropped since it was started.
-	Drops(ctx context.Context) (map[reason.Reason]uint64, error)
+	Drops(ctx context.Context) (map[dropreason.Reason]uint64, error)
 }
 
 // Switched is a network that one switch or another carries.
@@ -121,8 +121,11 @@ type Gateway struct {
 	Missing                string     // why there is none
 }
 
-// Leftover is one thing that an agent has left on a node where it does not run.
-type Leftover struct {
+// StateDevice is the kind of a container's device: its container lives.
+const StateDevice = "device"
+
+// StaleState is one thing that an agent has left on a node where it does not run.
+type StaleState struct {
 	Kind   string // "device", "route", "file", …
 	Name   string
 	Remove func() error

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"time"
 
-	"pilaster.io/pilaster/internal/numeral"
+	"pilaster.io/pilaster/internal/humanize"
 	"pilaster.io/pilaster/internal/plot"
 )
 
@@ -40,7 +40,7 @@ func drawCounts(ctx context.Context, seed uint64) (Figure, error) {
 	}
 	return Figure{
 		Number: 7, Title: "entries of a node and how many are offloaded",
-		About: fmt.Sprintf("A job on %s nodes, each of which runs the model for 20 s. How many peers a node has is fitted; that the peak is what it is follows, for a node can have no more megaflows than the job has other nodes.", numeral.Grouped(jobNodes)),
+		About: fmt.Sprintf("A job on %s nodes, each of which runs the model for 20 s. How many peers a node has is fitted; that the peak is what it is follows, for a node can have no more megaflows than the job has other nodes.", humanize.Grouped(jobNodes)),
 		Findings: []Finding{
 			{"entries of a node's switch", float64(job.Entries), "entries", "11,830", "given"},
 			{"offloaded, mean over the nodes", job.Mean, "entries", "1.2K", "fitted"},
@@ -75,7 +75,7 @@ func DrawRecorded(ctx context.Context, seed uint64, preheated Matrix, job *Matri
 		}
 	}
 	if known == 0 {
-		return nil, fmt.Errorf("the matrix has %s, and none that the job speaks with: its first is %v of VNI %d; a record of a switch wants --job with another", numeral.Of(len(preheated.Destinations), "destination", "destinations"), preheated.Destinations[0].To, preheated.Destinations[0].VNI)
+		return nil, fmt.Errorf("the matrix has %s, and none that the job speaks with: its first is %v of VNI %d; a record of a switch wants --job with another", humanize.Of(len(preheated.Destinations), "destination", "destinations"), preheated.Destinations[0].To, preheated.Destinations[0].VNI)
 	}
 	f, err := j.draw(ctx, seed, preheated, from)
 	if ctx.Err() != nil {
@@ -105,9 +105,9 @@ func (j peakJob) draw(ctx context.Context, seed uint64, preheated Matrix, from s
 		preheated bool
 	}{{600, false}, {fullDemand, false}, {fullDemand, true}} {
 		r, end := j.run(c.demand, seed), j.ends(c.demand, seed)
-		name := numeral.Grouped(int(c.demand)) + "/s"
+		name := humanize.Grouped(int(c.demand)) + "/s"
 		if end < peakEnd {
-			name += fmt.Sprintf(", %s in all", numeral.Grouped(len(j.to)))
+			name += fmt.Sprintf(", %s in all", humanize.Grouped(len(j.to)))
 		}
 		if c.preheated {
 			r.Pinned = j.table.Pins(preheated)

@@ -5,7 +5,7 @@ import (
 	"io"
 	"math"
 
-	"pilaster.io/pilaster/internal/numeral"
+	"pilaster.io/pilaster/internal/humanize"
 	"pilaster.io/pilaster/internal/plot"
 )
 
@@ -59,10 +59,10 @@ func Parameters() []Parameter {
 		{"a dump's time for an entry", fmt.Sprint(s.DumpEntry), "chosen", "the same; fig 7's 8,000 entries stay below the threshold"},
 		{"revalidation", fmt.Sprintf("every %v, idle after %v", p.Period, p.Idle), "assumed", "Open vSwitch's defaults (max-revalidator, max-idle)"},
 		{"its threshold", fmt.Sprint(p.Threshold), "assumed", "one that took longer, removals included, makes the next remove entries whose counter is zero, and idle ones after " + fmt.Sprint(p.Pressed) + " (§4.2 names no times)"},
-		{"room, flow groups", fmt.Sprintf("%s entries; %d groups of %d at line rate", numeral.Grouped(s.Capacity), s.FreeGroups, s.GroupSize), "assumed", "§4.2 has no figures. With more groups the line rate falls as their number rises"},
-		{"peers of a node of fig 7", fmt.Sprintf("log-normal, median %.0f, σ %.2f, at most %s", math.Exp(mu), sigma, numeral.Grouped(jobNodes-1)), "fitted", "to mean 1,200 and P95 3,300; there is one megaflow for each other node. With a peer, 4 s of traffic, then a pause of 2 s on average"},
-		{"entries of fig 7", fmt.Sprintf("%s: %s nodes, the rest services'", numeral.Grouped(jobEntries), numeral.Grouped(jobNodes-1)), "assumed", "§3.3 does not say what the rest is; it is never offloaded here"},
-		{"server of fig 12", fmt.Sprintf("container 1: %s steady peers; container 2: %s, with each %.0f of every %.0f s", numeral.Grouped(steadyPeers), numeral.Grouped(newJobPeers), turnBusy.Seconds(), turn.Seconds()), "chosen", fmt.Sprintf("so that the effect shows. An earlier job's %s entries age as container 2's job, on %s nodes (§4.2), begins", numeral.Grouped(oldJobPeers), numeral.Grouped(newJobNodes))},
+		{"room, flow groups", fmt.Sprintf("%s entries; %d groups of %d at line rate", humanize.Grouped(s.Capacity), s.FreeGroups, s.GroupSize), "assumed", "§4.2 has no figures. With more groups the line rate falls as their number rises"},
+		{"peers of a node of fig 7", fmt.Sprintf("log-normal, median %.0f, σ %.2f, at most %s", math.Exp(mu), sigma, humanize.Grouped(jobNodes-1)), "fitted", "to mean 1,200 and P95 3,300; there is one megaflow for each other node. With a peer, 4 s of traffic, then a pause of 2 s on average"},
+		{"entries of fig 7", fmt.Sprintf("%s: %s nodes, the rest services'", humanize.Grouped(jobEntries), humanize.Grouped(jobNodes-1)), "assumed", "§3.3 does not say what the rest is; it is never offloaded here"},
+		{"server of fig 12", fmt.Sprintf("container 1: %s steady peers; container 2: %s, with each %.0f of every %.0f s", humanize.Grouped(steadyPeers), humanize.Grouped(newJobPeers), turnBusy.Seconds(), turn.Seconds()), "chosen", fmt.Sprintf("so that the effect shows. An earlier job's %s entries age as container 2's job, on %s nodes (§4.2), begins", humanize.Grouped(oldJobPeers), humanize.Grouped(newJobNodes))},
 	}
 }
 
@@ -84,7 +84,7 @@ func (r *Report) Table(w io.Writer) {
 // Text is a finding's value as people read it.
 func (f Finding) Text() string {
 	if whole := int(math.Round(f.Value)); f.Unit != "s" {
-		return numeral.Grouped(whole) + " " + f.Unit
+		return humanize.Grouped(whole) + " " + f.Unit
 	}
 	return fmt.Sprintf("%.1f s", f.Value)
 }

@@ -12,8 +12,8 @@ import (
 
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
 	"pilaster.io/pilaster/internal/join"
-	"pilaster.io/pilaster/internal/local"
 	"pilaster.io/pilaster/internal/orchestrator/pki"
+	"pilaster.io/pilaster/internal/unixrpc"
 )
 
 type contextKey int
@@ -92,7 +92,7 @@ func refuse(w http.ResponseWriter, r *http.Request, err error) {
 	if connect.CodeOf(err) == connect.CodeUnauthenticated {
 		status = http.StatusUnauthorized
 	}
-	http.Error(w, local.Words(err), status)
+	http.Error(w, unixrpc.Words(err), status)
 }
 
 // shown is whose certificate was shown, with an error where it is not valid now.

@@ -19,9 +19,9 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
 	"pilaster.io/pilaster/internal/join"
-	"pilaster.io/pilaster/internal/local"
 	"pilaster.io/pilaster/internal/orchestrator/pki"
 	"pilaster.io/pilaster/internal/orchestrator/store/storetest"
+	"pilaster.io/pilaster/internal/unixrpc"
 )
 
 // asProcess makes this test binary an orchestrator: its value is a Config in JSON.
@@ -70,7 +70,7 @@ func start(t *testing.T, c Config) *Server {
 func (s *Server) url() string { return "https://" + s.Addr().String() }
 
 func operator(runDir string) pilasterv1connect.OperatorServiceClient {
-	return pilasterv1connect.NewOperatorServiceClient(local.Client(Socket(runDir)), local.URL)
+	return pilasterv1connect.NewOperatorServiceClient(unixrpc.Client(Socket(runDir)), unixrpc.URL)
 }
 
 func testNode(n int) pki.Node { return pki.Node{Name: fmt.Sprintf("n%d", n), UUID: storetest.UUID(n)} }

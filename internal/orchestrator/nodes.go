@@ -18,8 +18,8 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/humanize"
 	"pilaster.io/pilaster/internal/join"
-	"pilaster.io/pilaster/internal/numeral"
 	"pilaster.io/pilaster/internal/orchestrator/pki"
 	"pilaster.io/pilaster/internal/orchestrator/store"
 	"pilaster.io/pilaster/internal/tenant"
@@ -169,7 +169,7 @@ func registration(ctx context.Context, m *pilasterv1.RegisterRequest) (r store.R
 
 func checkHeld(held *pilasterv1.Held) error {
 	if tenants, apps := len(held.GetTenants()), len(held.GetApps()); tenants > maxTenants || apps > maxApps {
-		return fmt.Errorf("the node holds %s with %s, and a node may have %d with %d; nothing was changed: have it host fewer tenants", numeral.Of(tenants, "tenant", "tenants"), numeral.Of(apps, "app", "apps"), maxTenants, maxApps)
+		return fmt.Errorf("the node holds %s with %s, and a node may have %d with %d; nothing was changed: have it host fewer tenants", humanize.Of(tenants, "tenant", "tenants"), humanize.Of(apps, "app", "apps"), maxTenants, maxApps)
 	}
 	if mappings := len(held.GetMappings()); mappings > maxMappings {
 		return fmt.Errorf("the node holds %d addresses and subnets of tenants, and a node may have %d; nothing was changed: remove containers from it", mappings, maxMappings)

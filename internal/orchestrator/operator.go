@@ -11,7 +11,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
-	"pilaster.io/pilaster/internal/keylock"
+	"pilaster.io/pilaster/internal/keymutex"
 	"pilaster.io/pilaster/internal/orchestrator/store"
 	"pilaster.io/pilaster/internal/tenant"
 )
@@ -28,7 +28,7 @@ type operatorService struct {
 	region  string // this one's name
 	started time.Time
 
-	applying keylock.Locks // by tenant: policies are looked at beside those that were applied before
+	applying keymutex.Locks // by tenant: policies are looked at beside those that were applied before
 }
 
 // await waits for the revision and not for what changed, which somebody else may have changed back.

@@ -21,10 +21,11 @@ import (
 
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/debugserver"
 	"pilaster.io/pilaster/internal/join"
-	"pilaster.io/pilaster/internal/local"
-	"pilaster.io/pilaster/internal/observe"
 	"pilaster.io/pilaster/internal/orchestrator/store"
+	"pilaster.io/pilaster/internal/sdnotify"
+	"pilaster.io/pilaster/internal/unixrpc"
 )
 
 // Config is what an orchestrator is told at its start.
@@ -84,13 +85,13 @@ func Run(ctx context.Context, c Config) error {
 	}
 	defer s.Close()
 	c.Log.Info("orchestrator is ready", "listen", s.Addr(), "socket", Socket(c.RunDir), "store", s.where(), "cluster", s.store.Cluster().UUID)
-	if err := observe.Notify(observe.Ready); err != nil {
+	if err := sdnotify.Notify(sdnotify.Ready); err != nil {
 		c.Log.Warn("supervisor was not told", "error", err)
 	}
 	select {
 	case <-ctx.Done():
 		c.Log.Info("orchestrator is stopping")
-		return observe.Notify(observe.Stopping)
+		return sdnotify.Notify(sdnotify.Stopping)
 	case err := <-s.failed:
 		return err
 	}
@@ -202,18 +203,18 @@ func (s *Server) serve() error {
 	s.handler = authenticate(s.config.Now, s.guard, mux)
 	s.ServeNodes(nodes)
 
-	operator, err := local.Listen(Socket(s.config.RunDir))
+	operator, err := unixrpc.Listen(Socket(s.config.RunDir))
 	if err != nil {
 		return err
 	}
 	mux = http.NewServeMux()
 	health(mux)
 	mux.Handle("/metrics", s.metrics.handler())
-	mux.HandleFunc("/debug/goroutines", observe.Goroutines)
+	mux.HandleFunc("/debug/goroutines", debugserver.Goroutines)
 	mux.Handle(pilasterv1connect.NewOperatorServiceHandler(&operatorService{
 		store: s.store, model: s.model, token: s.token, version: s.config.Version, where: s.where(), listen: s.Addr().String(), region: s.config.Region, started: time.Now(),
 	}, options, connect.WithReadMaxBytes(16<<20)))
-	s.start(operator, false, local.Server(mux))
+	s.start(operator, false, unixrpc.Server(mux))
 
 	if s.config.MetricsListen == "" {
 		return nil

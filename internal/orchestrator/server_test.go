@@ -20,9 +20,9 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
 	"pilaster.io/pilaster/internal/address"
-	"pilaster.io/pilaster/internal/local"
 	"pilaster.io/pilaster/internal/orchestrator/store"
 	"pilaster.io/pilaster/internal/orchestrator/store/storetest"
+	"pilaster.io/pilaster/internal/unixrpc"
 )
 
 func TestRestart(t *testing.T) {
@@ -125,11 +125,11 @@ func TestNodeThatReadsNothing(t *testing.T) {
 	}))
 	returned := make(chan struct{})
 	path := filepath.Join(t.TempDir(), "s")
-	l, err := local.Listen(path)
+	l, err := unixrpc.Listen(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := local.Server(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	server := unixrpc.Server(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		ctx := context.WithValue(r.Context(), callerKey, testNode(1))
 		ctx = context.WithValue(ctx, controllerKey, http.NewResponseController(w))
 		mux.ServeHTTP(w, r.WithContext(ctx))
@@ -140,7 +140,7 @@ func TestNodeThatReadsNothing(t *testing.T) {
 
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	stream := pilasterv1connect.NewNodeServiceClient(local.Client(path), local.URL).Follow(ctx)
+	stream := pilasterv1connect.NewNodeServiceClient(unixrpc.Client(path), unixrpc.URL).Follow(ctx)
 	if err := stream.Send(&pilasterv1.FollowRequest{HostedTenants: []string{"blue"}}); err != nil {
 		t.Fatal(err)
 	}

@@ -21,9 +21,9 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/join"
-	"pilaster.io/pilaster/internal/local"
 	"pilaster.io/pilaster/internal/orchestrator/store"
 	"pilaster.io/pilaster/internal/orchestrator/store/storetest"
+	"pilaster.io/pilaster/internal/unixrpc"
 )
 
 // slowEtcd stands before an etcd that takes its time, as with a slow disk: connections live, and what was asked is
@@ -195,7 +195,7 @@ func (a *asked) register(ctx context.Context, n int) bool {
 }
 
 func (a *asked) ready() bool {
-	resp, err := local.Client(Socket(a.s.config.RunDir)).Get(local.URL + "/readyz")
+	resp, err := unixrpc.Client(Socket(a.s.config.RunDir)).Get(unixrpc.URL + "/readyz")
 	if err != nil {
 		a.t.Error(err)
 		return false

@@ -23,10 +23,10 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/join"
-	"pilaster.io/pilaster/internal/local"
-	"pilaster.io/pilaster/internal/observe"
 	"pilaster.io/pilaster/internal/orchestrator/store"
 	"pilaster.io/pilaster/internal/orchestrator/store/storetest"
+	"pilaster.io/pilaster/internal/sdnotify"
+	"pilaster.io/pilaster/internal/unixrpc"
 )
 
 // process is an orchestrator of its own.
@@ -81,7 +81,7 @@ func notifySocket(t testing.TB) (ready func(), path string) {
 		t.Helper()
 		b := make([]byte, 64)
 		c.SetReadDeadline(time.Now().Add(20 * time.Second))
-		if n, err := c.Read(b); err != nil || string(b[:n]) != observe.Ready {
+		if n, err := c.Read(b); err != nil || string(b[:n]) != sdnotify.Ready {
 			t.Fatalf("waiting for READY=1: %q, %v", b[:n], err)
 		}
 	}, path
@@ -169,7 +169,7 @@ func TestTwoOrchestratorsOneStopped(t *testing.T) {
 // metric reads one from the operator's socket.
 func metric(t testing.TB, runDir, name string) int {
 	t.Helper()
-	resp, err := local.Client(Socket(runDir)).Get(local.URL + "/metrics")
+	resp, err := unixrpc.Client(Socket(runDir)).Get(unixrpc.URL + "/metrics")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -13,9 +13,9 @@ import (
 
 	"connectrpc.com/connect"
 
-	"pilaster.io/pilaster/internal/durable"
 	"pilaster.io/pilaster/internal/join"
 	"pilaster.io/pilaster/internal/orchestrator/store"
+	"pilaster.io/pilaster/internal/statefile"
 )
 
 // tokenFile keeps the file join-token as the store has the token, whoever rotates it.
@@ -41,7 +41,7 @@ func (f *tokenFile) write(ctx context.Context) (join.Token, error) {
 		return token, err
 	}
 	f.token.Store(&token)
-	return token, durable.WriteBytes(f.path, []byte(token.String()+"\n"), 0o600)
+	return token, statefile.WriteBytes(f.path, []byte(token.String()+"\n"), 0o600)
 }
 
 func (f *tokenFile) current() join.Token { return *f.token.Load() }

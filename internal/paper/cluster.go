@@ -6,7 +6,7 @@ import (
 	"math"
 	"strings"
 
-	"pilaster.io/pilaster/internal/numeral"
+	"pilaster.io/pilaster/internal/humanize"
 	"pilaster.io/pilaster/internal/sim"
 	"pilaster.io/pilaster/internal/tenant"
 )
@@ -96,7 +96,7 @@ func (r *run) cluster(ctx context.Context, network string, nodes, containers int
 	if err != nil {
 		return g, err
 	}
-	r.say("%s, %s nodes with %s each", network, numeral.Grouped(nodes), numeral.Of(containers, "container", "containers"))
+	r.say("%s, %s nodes with %s each", network, humanize.Grouped(nodes), humanize.Of(containers, "container", "containers"))
 	g.result, err = r.Measure.Sim(ctx, s)
 	if err != nil {
 		return g, fmt.Errorf("%s, %d nodes: %w", network, nodes, err)
@@ -119,7 +119,7 @@ func (r *run) series(ctx context.Context, network string) (all []grown, leftOut 
 			before := all[i-1]
 			needs := float64(before.event().Resident) / float64(before.event().Nodes) * float64(nodes) * 1.1
 			if needs > memoryLimit {
-				return all, fmt.Sprintf("%s nodes on %s were left out: by the size before they would take %.0f GiB, and 16 GiB is the limit", numeral.Grouped(nodes), network, needs/(1<<30)), nil
+				return all, fmt.Sprintf("%s nodes on %s were left out: by the size before they would take %.0f GiB, and 16 GiB is the limit", humanize.Grouped(nodes), network, needs/(1<<30)), nil
 			}
 		}
 		g, err := r.cluster(ctx, network, nodes, r.Form.Containers)
@@ -150,9 +150,9 @@ func sentences(all ...string) string {
 func sizesOf(all []grown) string {
 	var sizes []string
 	for _, g := range all {
-		sizes = append(sizes, numeral.Grouped(g.nodes))
+		sizes = append(sizes, humanize.Grouped(g.nodes))
 	}
-	return fmt.Sprintf("%s nodes with %s each, and 10 %% more", strings.Join(sizes, ", "), numeral.Of(all[0].result.Scenario.ContainersPerNode, "container", "containers"))
+	return fmt.Sprintf("%s nodes with %s each, and 10 %% more", strings.Join(sizes, ", "), humanize.Of(all[0].result.Scenario.ContainersPerNode, "container", "containers"))
 }
 
 func scenarios(all []grown) (some []sim.Scenario) {
@@ -191,7 +191,7 @@ func (r *run) fig9(ctx context.Context, f *Figure) error {
 	var off []string
 	for _, g := range all {
 		if sum := int(sumOf(g)); g.queries() != sum {
-			off = append(off, fmt.Sprintf("%s where it has %s at %s nodes", numeral.Grouped(g.queries()), numeral.Grouped(sum), numeral.Grouped(g.nodes)))
+			off = append(off, fmt.Sprintf("%s where it has %s at %s nodes", humanize.Grouped(g.queries()), humanize.Grouped(sum), humanize.Grouped(g.nodes)))
 		}
 	}
 	f.Differs = "As many queries were counted as §4.1's arithmetic has at each size"
@@ -200,12 +200,12 @@ func (r *run) fig9(ctx context.Context, f *Figure) error {
 	}
 	last := all[len(all)-1]
 	f.Differs += fmt.Sprintf("; at %s nodes they took %.1f s, of which the throttle alone asks for %.1f, and it refused %s, which were asked again; the paper's 12 minutes at least are of 150,000 queries of 25,000 nodes.",
-		numeral.Grouped(last.nodes), last.seconds(), last.throttled(), numeral.Grouped(last.refused()))
+		humanize.Grouped(last.nodes), last.seconds(), last.throttled(), humanize.Grouped(last.refused()))
 	for _, g := range all {
 		pages, changes := g.asked()
 		ofNew, ofOthers := queries(g.nodes, g.event().About)
-		f.Rows = append(f.Rows, Row{fmt.Sprintf("%s nodes: queries of new nodes, of the others; seconds", numeral.Grouped(g.nodes)), fmt.Sprintf("%s, %s; %.2f s", numeral.Grouped(pages), numeral.Grouped(changes), g.seconds()),
-			fmt.Sprintf("%s, %s; %.2f s at 200 a second, by its arithmetic", numeral.Grouped(ofNew), numeral.Grouped(ofOthers), sumOf(g)/listRate), "§4.1"})
+		f.Rows = append(f.Rows, Row{fmt.Sprintf("%s nodes: queries of new nodes, of the others; seconds", humanize.Grouped(g.nodes)), fmt.Sprintf("%s, %s; %.2f s", humanize.Grouped(pages), humanize.Grouped(changes), g.seconds()),
+			fmt.Sprintf("%s, %s; %.2f s at 200 a second, by its arithmetic", humanize.Grouped(ofNew), humanize.Grouped(ofOthers), sumOf(g)/listRate), "§4.1"})
 	}
 	f.Rows = append(f.Rows, Row{"25,000 nodes: queries of new nodes, of the others; minutes", "", "125k, 25k; 12 min at least, up to 20", "§4.1"})
 	at := func(y float64) [2]float64 { return [2]float64{paperNodes, y} }
@@ -243,14 +243,14 @@ func (r *run) fig17(ctx context.Context, f *Figure) error {
 	slope, from, to := slopes(onNimitz)
 	flat, least, most := slopes(onNetpila)
 	f.Differs = fmt.Sprintf("NIMITZ's entries grow from %s to %s, %.2f for each further node, and NETPILA's are %s at the smallest size and %s at the largest, %.2f for each further node, of which %s are two for each container of the node; the text has no number of this figure, and those drawn are of the paper's jobs, whose containers a node it does not name; it counts two pairs of entries for each container (§6.1), and entries here are of eBPF maps in place of a NIC's table.",
-		numeral.Grouped(from), numeral.Grouped(to), slope, numeral.Grouped(least), numeral.Grouped(most), flat, numeral.Grouped(2*r.Form.Containers))
+		humanize.Grouped(from), humanize.Grouped(to), slope, humanize.Grouped(least), humanize.Grouped(most), flat, humanize.Grouped(2*r.Form.Containers))
 	for _, g := range append(onNimitz, onNetpila...) {
 		least, most := g.entries()
-		here := numeral.Grouped(most)
+		here := humanize.Grouped(most)
 		if least != most {
-			here = numeral.Grouped(least) + " to " + here
+			here = humanize.Grouped(least) + " to " + here
 		}
-		f.Rows = append(f.Rows, Row{What: fmt.Sprintf("%s, %s nodes", g.result.Scenario.Network, numeral.Grouped(g.event().Nodes)), Here: here})
+		f.Rows = append(f.Rows, Row{What: fmt.Sprintf("%s, %s nodes", g.result.Scenario.Network, humanize.Grouped(g.event().Nodes)), Here: here})
 	}
 	f.Rows = append(f.Rows,
 		Row{"NIMITZ as nodes grow", fmt.Sprintf("%.2f for each further node", slope), "linear", "§7.1"},
@@ -288,11 +288,11 @@ func (r *run) fig18(ctx context.Context, f *Figure) error {
 	f.Ran = fmt.Sprintf("The real orchestrator, with %d list queries a second for the tenant, and a real agent for each node, all in one process (docs/reference/simulation.md): a tenth more nodes join and get their containers, and the time ends when all of them follow the orchestrator and, on NIMITZ, those that were there have asked what is new.", listRate)
 	nimitz, netpila := onNimitz[len(onNimitz)-1], onNetpila[len(onNetpila)-1]
 	f.Differs = fmt.Sprintf("NIMITZ at %s nodes made %s list queries, for which the throttle alone asks for %.1f of its %.1f s; NETPILA at %s nodes made %s, so that no throttle is in its %.2f s, which took %.1f s of CPU time for %s messages: one machine's %d CPUs hold the orchestrator and all agents, and the paper's nodes are machines of their own.",
-		numeral.Grouped(nimitz.nodes), numeral.Grouped(nimitz.queries()), nimitz.throttled(), nimitz.seconds(),
-		numeral.Grouped(netpila.nodes), numeral.Grouped(netpila.queries()), netpila.seconds(), netpila.event().CPU, numeral.Grouped(netpila.messages()), r.Origin.CPUs)
+		humanize.Grouped(nimitz.nodes), humanize.Grouped(nimitz.queries()), nimitz.throttled(), nimitz.seconds(),
+		humanize.Grouped(netpila.nodes), humanize.Grouped(netpila.queries()), netpila.seconds(), netpila.event().CPU, humanize.Grouped(netpila.messages()), r.Origin.CPUs)
 	for _, g := range append(onNimitz, onNetpila...) {
-		f.Rows = append(f.Rows, Row{What: fmt.Sprintf("%s, %s nodes and %s more", g.result.Scenario.Network, numeral.Grouped(g.nodes), numeral.Grouped(g.event().About)),
-			Here: fmt.Sprintf("%.2f s (CPU %.2f s); %s messages; %s list queries", g.seconds(), g.event().CPU, numeral.Grouped(g.messages()), numeral.Grouped(g.queries()))})
+		f.Rows = append(f.Rows, Row{What: fmt.Sprintf("%s, %s nodes and %s more", g.result.Scenario.Network, humanize.Grouped(g.nodes), humanize.Grouped(g.event().About)),
+			Here: fmt.Sprintf("%.2f s (CPU %.2f s); %s messages; %s list queries", g.seconds(), g.event().CPU, humanize.Grouped(g.messages()), humanize.Grouped(g.queries()))})
 	}
 	f.Rows = append(f.Rows,
 		Row{"NIMITZ, 25,000 nodes", "", "12.5 min", "§7.1"}, Row{"NETPILA, 25,000 nodes", "", "1.25 min", "§7.1"}, Row{"NETPILA, 100,000 nodes", "", "5 min", "§7.1"})

@@ -6,8 +6,8 @@ import (
 	"strings"
 	"time"
 
+	"pilaster.io/pilaster/internal/humanize"
 	"pilaster.io/pilaster/internal/nic"
-	"pilaster.io/pilaster/internal/numeral"
 	"pilaster.io/pilaster/internal/plot"
 )
 
@@ -24,7 +24,7 @@ const (
 // offloads runs fig 7's job once for all figures.
 func (r *run) offloads(ctx context.Context) (nic.Offloads, error) {
 	if r.job == nil {
-		r.say("the model of offloading, every %d. of %s nodes", r.Form.JobStep, numeral.Grouped(jobNodes))
+		r.say("the model of offloading, every %d. of %s nodes", r.Form.JobStep, humanize.Grouped(jobNodes))
 		o, err := nic.RunJob(ctx, seed, r.Form.JobStep)
 		if err != nil {
 			return o, err
@@ -46,19 +46,19 @@ func (r *run) fig7(ctx context.Context, f *Figure) error {
 		return err
 	}
 	ran := len(o.Counts)
-	f.Sizes = fmt.Sprintf("%s of the job's %s nodes", numeral.Grouped(ran), numeral.Grouped(o.Nodes))
+	f.Sizes = fmt.Sprintf("%s of the job's %s nodes", humanize.Grouped(ran), humanize.Grouped(o.Nodes))
 	if ran == o.Nodes {
-		f.Sizes = fmt.Sprintf("all %s nodes of the job", numeral.Grouped(ran))
+		f.Sizes = fmt.Sprintf("all %s nodes of the job", humanize.Grouped(ran))
 	}
 	f.Ran = fmt.Sprintf("The model of pilaster bench nic (docs/results/nic.md), with no NIC and no packets, ran %s for 20 s each.", f.Sizes)
 	f.Differs = fmt.Sprintf("That mean and P95 agree tells nothing, as the number of a node's peers is fitted to the paper's; the peak follows: a node can have one megaflow for each of the %s other nodes, and of those that were run the busiest had %s.",
-		numeral.Grouped(o.Nodes-1), numeral.Grouped(int(o.Peak)))
+		humanize.Grouped(o.Nodes-1), humanize.Grouped(int(o.Peak)))
 	f.Scenario = modelled(map[string]any{"everyNode": r.Form.JobStep})
 	f.Rows = []Row{
-		{"entries in a node's switch (given by the paper)", numeral.Grouped(o.Entries), "11,830", jobSections},
-		{"offloaded, mean over the nodes (fitted)", numeral.Grouped(int(o.Mean)), "1.2k", jobSections},
-		{"offloaded, P95 (fitted)", numeral.Grouped(int(o.P95)), "3.3k", jobSections},
-		{"offloaded, peak (follows)", numeral.Grouped(int(o.Peak)), "8k", jobSections},
+		{"entries in a node's switch (given by the paper)", humanize.Grouped(o.Entries), "11,830", jobSections},
+		{"offloaded, mean over the nodes (fitted)", humanize.Grouped(int(o.Mean)), "1.2k", jobSections},
+		{"offloaded, P95 (fitted)", humanize.Grouped(int(o.P95)), "3.3k", jobSections},
+		{"offloaded, peak (follows)", humanize.Grouped(int(o.Peak)), "8k", jobSections},
 	}
 	level := func(y float64) [][2]float64 { return [][2]float64{{0, y}, {100, y}} }
 	f.Panels = []Panel{{
@@ -94,7 +94,7 @@ func (r *run) fig12(ctx context.Context, f *Figure) error {
 		delays, late = append(delays, delay.Seconds()), append(late, fmt.Sprint(delay.Seconds()))
 		low.Points = append(low.Points, [2]float64{delay.Seconds(), two.Below})
 		removed.Points = append(removed.Points, [2]float64{delay.Seconds(), float64(two.Mistaken)})
-		f.Rows = append(f.Rows, Row{What: fmt.Sprintf("counters late by %v s: container 2 low; removed while in use", delay.Seconds()), Here: fmt.Sprintf("%.1f s; %s entries", two.Below, numeral.Grouped(two.Mistaken))})
+		f.Rows = append(f.Rows, Row{What: fmt.Sprintf("counters late by %v s: container 2 low; removed while in use", delay.Seconds()), Here: fmt.Sprintf("%.1f s; %s entries", two.Below, humanize.Grouped(two.Mistaken))})
 	}
 	one, two := at.Containers[0], at.Containers[1]
 	f.Rows = append([]Row{

@@ -7,7 +7,7 @@ import (
 	"strings"
 
 	"pilaster.io/pilaster/internal/bench"
-	"pilaster.io/pilaster/internal/numeral"
+	"pilaster.io/pilaster/internal/humanize"
 )
 
 // The scenarios and metrics of the datapath's bench that table 1's overheads are taken of.
@@ -40,10 +40,10 @@ func (r *run) table1(ctx context.Context, f *Figure) error {
 	}
 	messages := func(all []grown) string {
 		first, last := all[0], all[len(all)-1]
-		return fmt.Sprintf("%s at %s nodes, %s at %s: with nodes^%.2f", numeral.Grouped(first.messages()), numeral.Grouped(first.nodes),
-			numeral.Grouped(last.messages()), numeral.Grouped(last.nodes), power(all, func(g grown) float64 { return float64(g.messages()) }))
+		return fmt.Sprintf("%s at %s nodes, %s at %s: with nodes^%.2f", humanize.Grouped(first.messages()), humanize.Grouped(first.nodes),
+			humanize.Grouped(last.messages()), humanize.Grouped(last.nodes), power(all, func(g grown) float64 { return float64(g.messages()) }))
 	}
-	r.say("the datapath, %s", numeral.Of(r.Form.Datapath, "round", "rounds"))
+	r.say("the datapath, %s", humanize.Of(r.Form.Datapath, "round", "rounds"))
 	report, err := r.Measure.Datapath(ctx, datapath(r.Form.Datapath))
 	if err != nil {
 		return err
@@ -70,12 +70,12 @@ func (r *run) table1(ctx context.Context, f *Figure) error {
 		{"throughput beside node to node, NIMITZ", overheads[onNimitz+stream], "−2.6 %", "table 1"},
 		{"throughput beside node to node, NETPILA", overheads[onNetpila+stream], "0", "table 1"},
 	}
-	f.Sizes = sentences(f.Sizes, fmt.Sprintf("datapath: %s", numeral.Of(report.Settings.Rounds, "round", "rounds")))
+	f.Sizes = sentences(f.Sizes, fmt.Sprintf("datapath: %s", humanize.Of(report.Settings.Rounds, "round", "rounds")))
 	f.Scenario = map[string]any{"clusters": append(scenarios(nimitz), scenarios(netpila)...), "datapath": report.Settings}
 	f.Ran = fmt.Sprintf("Entries and messages are figures 17's and 18's clusters and one with 1 container a node; latency is that of a transaction (%s) and throughput that of one connection (%s) of pilaster bench datapath (docs/reference/benchmarks.md), with %s and %s beside %s in the same rounds.",
 		transactions, stream, onNimitz, onNetpila, bare)
 	f.Differs = fmt.Sprintf("Here the CPUs of one machine encapsulate, translate and forward by programs between namespaces, with eBPF maps in place of a NIC's table, where the paper has NICs and servers on a wire; without a NIC the channel is not measured; messages count all between agents and orchestrator in both directions, of which NIMITZ's list queries, which §4.1 counts, were %s of %s at its largest size.",
-		numeral.Grouped(nimitz[len(nimitz)-1].queries()), numeral.Grouped(nimitz[len(nimitz)-1].messages()))
+		humanize.Grouped(nimitz[len(nimitz)-1].queries()), humanize.Grouped(nimitz[len(nimitz)-1].messages()))
 	return nil
 }
 

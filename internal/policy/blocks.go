@@ -5,7 +5,7 @@ import (
 	"net/netip"
 	"slices"
 
-	"pilaster.io/pilaster/internal/numeral"
+	"pilaster.io/pilaster/internal/humanize"
 )
 
 // maxWithin is how often one block of a set may lie in another: a thousand with as many exceptions come to a million.
@@ -67,7 +67,7 @@ func flattenBlocks(all []blockMatch) (rows []blockRow, err error) {
 			return shut
 		})
 		if within += len(open[i]); within > maxWithin {
-			return nil, fmt.Errorf("blocks lie within each other more than %s times: put the exceptions of several policies into one", numeral.Grouped(maxWithin))
+			return nil, fmt.Errorf("blocks lie within each other more than %s times: put the exceptions of several policies into one", humanize.Grouped(maxWithin))
 		}
 		for _, block := range open[i] {
 			row.matches = append(row.matches, matchOf[block])

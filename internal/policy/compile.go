@@ -7,7 +7,7 @@ import (
 	"slices"
 
 	"pilaster.io/pilaster/internal/address"
-	"pilaster.io/pilaster/internal/numeral"
+	"pilaster.io/pilaster/internal/humanize"
 )
 
 // Limits of what one tenant may have.
@@ -70,7 +70,7 @@ type compiler struct {
 
 func newCompiler(tenant string, policies []Policy, ix *Index) (*compiler, error) {
 	if len(policies) > MaxPolicies {
-		return nil, fmt.Errorf("tenant %s has %s, more than %s", tenant, numeral.Of(len(policies), "policy", "policies"), numeral.Grouped(MaxPolicies))
+		return nil, fmt.Errorf("tenant %s has %s, more than %s", tenant, humanize.Of(len(policies), "policy", "policies"), humanize.Grouped(MaxPolicies))
 	}
 	for _, app := range ix.apps {
 		if app == Outside || app >= address.FirstReservedApp {
@@ -187,7 +187,7 @@ func (c *compiler) collect(d Direction, policies []int, at int) (m setMatches, e
 			rule, where := &p.Rules[d][j], place{i, d, j}
 			rank := ranks[p.Tier]
 			if ranks[p.Tier]++; rank > maxRank && p.Tier != NetworkPolicy {
-				return m, fmt.Errorf("more than %s of ClusterNetworkPolicies select one app in %s: select fewer apps by them", numeral.Of(maxRank+1, "rule", "rules"), d)
+				return m, fmt.Errorf("more than %s of ClusterNetworkPolicies select one app in %s: select fewer apps by them", humanize.Of(maxRank+1, "rule", "rules"), d)
 			}
 			var v Verdict
 			v.Tiers[p.Tier] = step(rule.Action, c.number(where))

@@ -7,8 +7,8 @@ import (
 	"slices"
 	"testing"
 
+	"pilaster.io/pilaster/internal/fuzzmutate"
 	"pilaster.io/pilaster/internal/policy"
-	"pilaster.io/pilaster/internal/spoil"
 )
 
 var documents = []string{
@@ -24,11 +24,11 @@ var documents = []string{
 func FuzzPolicies(f *testing.F) {
 	list := `{"apiVersion":"v1","kind":"List","items":[` + documents[0] + "," + documents[1] + "]}"
 	for _, text := range append(documents, list, np("a", "{podSelector: {}}")+cnp("b", "{tier: Admin}")) {
-		f.Add([]byte(text), spoil.Nothing)
+		f.Add([]byte(text), fuzzmutate.Nothing)
 	}
 	apps := semanticApps()
 	f.Fuzz(func(t *testing.T, text, script []byte) {
-		text = spoil.JSON(text, script, documents...)
+		text = fuzzmutate.JSON(text, script, documents...)
 		policies, err := policy.Parse(text)
 		if err != nil {
 			if policies != nil {

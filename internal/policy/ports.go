@@ -6,7 +6,7 @@ import (
 	"math/bits"
 	"slices"
 
-	"pilaster.io/pilaster/internal/numeral"
+	"pilaster.io/pilaster/internal/humanize"
 )
 
 // maxRanges is how many different ones may overlap: each is compared with each.
@@ -54,7 +54,7 @@ func flatten(matches []*match, isolated uint32) (t portTable, err error) {
 	for _, protocol := range slices.Sorted(maps.Keys(of)) {
 		p := of[protocol]
 		if len(p.ranges) > maxRanges {
-			return t, fmt.Errorf("%s of ports of one protocol match one peer, more than %s: write fewer", numeral.Of(len(p.ranges), "range", "ranges"), numeral.Grouped(maxRanges))
+			return t, fmt.Errorf("%s of ports of one protocol match one peer, more than %s: write fewer", humanize.Of(len(p.ranges), "range", "ranges"), humanize.Grouped(maxRanges))
 		}
 		p.others = p.others.with(always)
 		ranges := p.intervals(end)

@@ -11,7 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"pilaster.io/pilaster/internal/durable"
+	"pilaster.io/pilaster/internal/statefile"
 )
 
 // written counts what agents have had their disks do.
@@ -37,8 +37,8 @@ func (d forgetful) Sync(string) error {
 	d.written.syncs.Add(1)
 	return nil
 }
-func (d forgetful) List(string) ([]fs.DirEntry, error) { return nil, nil }
-func (d forgetful) Open(string) (durable.Open, error)  { return &inPlace{}, nil }
+func (d forgetful) List(string) ([]fs.DirEntry, error)  { return nil, nil }
+func (d forgetful) Open(string) (statefile.Open, error) { return &inPlace{}, nil }
 
 // inPlace is the few bytes of a file that is written in place.
 type inPlace struct {
@@ -86,7 +86,7 @@ func newDisk(w *written) *disk {
 	return &disk{forgetful: forgetful{w}, files: map[string][]byte{}, open: map[string]*inPlace{}}
 }
 
-func (d *disk) Open(path string) (durable.Open, error) {
+func (d *disk) Open(path string) (statefile.Open, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.open[path] == nil {

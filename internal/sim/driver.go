@@ -9,7 +9,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/endpoint"
 )
 
@@ -26,7 +26,7 @@ type driver struct {
 	enforced enforced
 }
 
-var _ agent.Driver = (*driver)(nil)
+var _ dpapi.Driver = (*driver)(nil)
 
 // deviceNames are those of devices: every node has the same, for the like endpoints.
 type deviceNames struct{ sync.Map } // endpoint.ID to endpoint.Device
@@ -90,15 +90,15 @@ func (d *driver) SetMTU(endpoint.Record, int) error                             
 func (d *driver) Check(context.Context, endpoint.Record) error                      { return nil }
 func (d *driver) Lost([]endpoint.Record) (map[endpoint.ID]error, error)             { return nil, nil }
 func (d *driver) Lose(endpoint.Record) error                                        { return nil }
-func (d *driver) Why(agent.Question) (agent.Answer, error) {
-	return agent.Answer{}, errors.New("this packet path judges nothing")
+func (d *driver) Why(dpapi.PolicyQuery) (dpapi.PolicyVerdict, error) {
+	return dpapi.PolicyVerdict{}, errors.New("this packet path judges nothing")
 }
 func (d *driver) RuleHits() (map[uint32]uint64, error) { return nil, nil }
-func (d *driver) Sessions() (agent.Sessions, error)    { return agent.Sessions{}, nil }
-func (d *driver) PolicyEntries() []agent.Entries       { return nil }
+func (d *driver) Sessions() (dpapi.Sessions, error)    { return dpapi.Sessions{}, nil }
+func (d *driver) PolicyEntries() []dpapi.Entries       { return nil }
 func (d *driver) KeepSettings() error                  { return nil }
 func (d *driver) GuardEdge(netlink.Link) error         { return nil }
-func (d *driver) Status() (agent.Status, error)        { return agent.Status{Healthy: true}, nil }
-func (d *driver) Events(ctx context.Context) (<-chan agent.Event, error) {
+func (d *driver) Status() (dpapi.Status, error)        { return dpapi.Status{Healthy: true}, nil }
+func (d *driver) Events(ctx context.Context) (<-chan dpapi.Event, error) {
 	return nil, fmt.Errorf("this packet path reports nothing")
 }

@@ -11,12 +11,12 @@ import (
 
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
 	"pilaster.io/pilaster/internal/agent"
-	"pilaster.io/pilaster/internal/durable"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/join"
 	"pilaster.io/pilaster/internal/network/netpila"
 	"pilaster.io/pilaster/internal/network/nimitz"
 	"pilaster.io/pilaster/internal/orchestrator/pki"
+	"pilaster.io/pilaster/internal/statefile"
 )
 
 // node is a machine: what outlives its agent, and the agent.
@@ -24,7 +24,7 @@ type node struct {
 	number   int
 	name     string
 	instance string // until the machine boots
-	disk     durable.Disk
+	disk     statefile.Disk
 	driver   *driver
 	netpila  *netpilaPath
 	nimitz   *nimitzSwitch
@@ -53,7 +53,7 @@ const stateDir = "/var/lib/pilaster"
 // containerInterface is what containers have of the network.
 const containerInterface = "eth0"
 
-func (w *world) newNode(number int, d durable.Disk) *node {
+func (w *world) newNode(number int, d statefile.Disk) *node {
 	n := &node{number: number, name: fmt.Sprintf("n%d", number), instance: join.NewUUID(), disk: d, driver: &driver{names: w.devices}, netpila: newNetpilaPath(), nimitz: newNimitzSwitch(w.numbers)}
 	n.asks = w.scenario.asks() && number <= w.scenario.Nodes
 	return n

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"time"
 
-	"pilaster.io/pilaster/internal/numeral"
+	"pilaster.io/pilaster/internal/humanize"
 	"pilaster.io/pilaster/internal/plot"
 )
 
@@ -48,9 +48,9 @@ func (s Stage) section() plot.Section {
 	over := func(title, y string, lines ...plot.Line) *plot.Lines {
 		return plot.NewLines("", plot.Plot{Title: title, X: "seconds", Y: y, Lines: lines})
 	}
-	about := fmt.Sprintf("%s afterwards. Everything was done after %.1f s, and every node followed after %.1f s.", numeral.Of(s.Nodes, "node", "nodes"), s.Acted, s.Ready)
+	about := fmt.Sprintf("%s afterwards. Everything was done after %.1f s, and every node followed after %.1f s.", humanize.Of(s.Nodes, "node", "nodes"), s.Acted, s.Ready)
 	if s.Unfinished {
-		about = fmt.Sprintf("%s by then. The run ended during it, after %.1f s.", numeral.Of(s.Nodes, "node", "nodes"), s.Ready)
+		about = fmt.Sprintf("%s by then. The run ended during it, after %.1f s.", humanize.Of(s.Nodes, "node", "nodes"), s.Ready)
 	}
 	var lines []*plot.Lines
 	if p := s.Policies; p != nil && p.Changes > 0 {
@@ -73,7 +73,7 @@ func (s Stage) section() plot.Section {
 		),
 		Head: []string{"messages", "bytes", "snapshots", "processor seconds", "resident"},
 		Rows: [][]string{{
-			numeral.Grouped(int(s.Total.Messages)), numeral.Grouped(int(s.Total.Bytes)), numeral.Grouped(int(s.Counts[snapshots].Messages)),
+			humanize.Grouped(int(s.Total.Messages)), humanize.Grouped(int(s.Total.Bytes)), humanize.Grouped(int(s.Counts[snapshots].Messages)),
 			fmt.Sprintf("%.1f", s.CPU), fmt.Sprintf("%d MiB", s.Resident>>20),
 		}},
 	}

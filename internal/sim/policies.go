@@ -13,7 +13,7 @@ import (
 	"connectrpc.com/connect"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
-	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/plot"
 	"pilaster.io/pilaster/internal/policy"
 )
@@ -201,7 +201,7 @@ type enforced struct {
 	next  chan struct{} // closed when it is given something else; nil while nobody waits
 }
 
-func (d *driver) RestorePolicies(all, _ []agent.TenantPolicies) error {
+func (d *driver) RestorePolicies(all, _ []dpapi.TenantPolicies) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.ports = map[string]map[uint16]bool{}
@@ -212,7 +212,7 @@ func (d *driver) RestorePolicies(all, _ []agent.TenantPolicies) error {
 	return nil
 }
 
-func (d *driver) SetPolicies(of agent.TenantPolicies) error {
+func (d *driver) SetPolicies(of dpapi.TenantPolicies) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.ports[of.Tenant] = portsOf(of)
@@ -220,7 +220,7 @@ func (d *driver) SetPolicies(of agent.TenantPolicies) error {
 	return nil
 }
 
-func portsOf(t agent.TenantPolicies) map[uint16]bool {
+func portsOf(t dpapi.TenantPolicies) map[uint16]bool {
 	ports := map[uint16]bool{}
 	for k := range t.Tables.Ports {
 		if k.Scope == policy.ThisPort {

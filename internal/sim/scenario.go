@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"pilaster.io/pilaster/internal/address"
-	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/specfile"
 	"pilaster.io/pilaster/internal/tenant"
 )
@@ -242,7 +242,7 @@ func (s Scenario) Validate() error {
 	}
 	if err := cmp.Or(
 		between("nodes", s.Nodes, 1, maxNodes),
-		between("containersPerNode", s.ContainersPerNode, 0, agent.DefaultMaxEndpoints),
+		between("containersPerNode", s.ContainersPerNode, 0, dpapi.DefaultMaxEndpoints),
 		between("tenants", s.Tenants, 1, maxTenants),
 		between("atOnce", s.AtOnce, 1, maxNodes),
 		between("listRate", s.ListRate, 0, maxNodes),

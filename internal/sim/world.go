@@ -19,10 +19,10 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
 	"pilaster.io/pilaster/internal/address"
-	"pilaster.io/pilaster/internal/durable"
-	"pilaster.io/pilaster/internal/local"
 	"pilaster.io/pilaster/internal/orchestrator"
+	"pilaster.io/pilaster/internal/statefile"
 	"pilaster.io/pilaster/internal/tenant"
+	"pilaster.io/pilaster/internal/unixrpc"
 )
 
 // world is the cluster that a scenario plays in.
@@ -80,7 +80,7 @@ func (w *world) open(ctx context.Context) error {
 	if err := w.startOrchestrator(ctx); err != nil {
 		return err
 	}
-	w.operator = pilasterv1connect.NewOperatorServiceClient(local.Client(orchestrator.Socket(w.dir)), local.URL)
+	w.operator = pilasterv1connect.NewOperatorServiceClient(unixrpc.Client(orchestrator.Socket(w.dir)), unixrpc.URL)
 	for i := range w.scenario.Tenants {
 		name := fmt.Sprintf("t%d", i+1)
 		if _, err := w.operator.CreateTenant(ctx, connect.NewRequest(w.scenario.tenant(name))); err != nil {
@@ -160,9 +160,9 @@ func (w *world) join(many int) []*node {
 	fresh := make([]*node, many)
 	for i := range fresh {
 		w.joined++
-		d := durable.On(forgetful{w.written})
+		d := statefile.On(forgetful{w.written})
 		if w.keeps[w.joined] {
-			d = durable.On(newDisk(w.written))
+			d = statefile.On(newDisk(w.written))
 		}
 		fresh[i] = w.newNode(w.joined, d)
 	}

@@ -9,7 +9,7 @@ import (
 	"io"
 	"time"
 
-	"pilaster.io/pilaster/internal/local"
+	"pilaster.io/pilaster/internal/unixrpc"
 )
 
 // Part is one file of the archive.
@@ -49,7 +49,7 @@ func Write(ctx context.Context, w io.Writer, folder string, parts []Part, told f
 		content, err := collect(ctx, p)
 		r := Result{Part: p.Name, Bytes: len(content)}
 		if err != nil {
-			r.Error = local.Words(err)
+			r.Error = unixrpc.Words(err)
 		}
 		results = append(results, r)
 		told(r)

@@ -17,7 +17,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
-	"pilaster.io/pilaster/internal/local"
+	"pilaster.io/pilaster/internal/unixrpc"
 )
 
 // object is a part of a value whose type has no place for secrets. What there is beside an error is
@@ -66,11 +66,11 @@ func holdsBytes(m protoreflect.MessageDescriptor, seen map[protoreflect.FullName
 // page is a part that a daemon serves on its socket.
 func page(name, socket, path string) Part {
 	return Part{name, func(ctx context.Context) ([]byte, error) {
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, local.URL+path, nil)
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, unixrpc.URL+path, nil)
 		if err != nil {
 			return nil, err
 		}
-		resp, err := local.Client(socket).Do(req)
+		resp, err := unixrpc.Client(socket).Do(req)
 		if err != nil {
 			return nil, errors.Unwrap(err) // without the URL, which names no machine
 		}

@@ -17,8 +17,8 @@ import (
 	"pilaster.io/pilaster/internal/agent"
 	"pilaster.io/pilaster/internal/datapath"
 	"pilaster.io/pilaster/internal/join"
-	"pilaster.io/pilaster/internal/local"
 	"pilaster.io/pilaster/internal/preflight"
+	"pilaster.io/pilaster/internal/unixrpc"
 )
 
 // Config says where things are, as the agent was told.
@@ -62,7 +62,7 @@ func (c Config) machine() []Part {
 }
 
 func (c Config) agent() []Part {
-	client := pilasterv1connect.NewAgentServiceClient(local.Client(c.AgentSocket), local.URL, connect.WithGRPC())
+	client := pilasterv1connect.NewAgentServiceClient(unixrpc.Client(c.AgentSocket), unixrpc.URL, connect.WithGRPC())
 	log := tail("agent/log.txt", c.Log)
 	if c.Log == "" {
 		log = command("agent/log.txt", "journalctl", "--unit", "pilaster-agent", "--lines", "5000", "--output", "short-iso-precise", "--no-pager")
@@ -112,7 +112,7 @@ type tenantInfo struct {
 }
 
 func (c Config) orchestrator() []Part {
-	client := pilasterv1connect.NewOperatorServiceClient(local.Client(c.OrchestratorSocket), local.URL, connect.WithGRPC())
+	client := pilasterv1connect.NewOperatorServiceClient(unixrpc.Client(c.OrchestratorSocket), unixrpc.URL, connect.WithGRPC())
 	return []Part{
 		answer("orchestrator/cluster.json", client.ClusterStatus),
 		answer("orchestrator/nodes.json", client.ListNodes),

@@ -27,11 +27,11 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/dropreason"
 	"pilaster.io/pilaster/internal/lab"
 	"pilaster.io/pilaster/internal/lab/labtest"
 	"pilaster.io/pilaster/internal/netns"
 	"pilaster.io/pilaster/internal/packet"
-	"pilaster.io/pilaster/internal/reason"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -186,9 +186,9 @@ type attack struct {
 	name   string
 	from   string // of bed.inject
 	frames [][]byte
-	why    reason.Reason // 0: our programs never count them
-	at     string        // the node that drops them
-	ports  int           // how many ports of the fabric each frame passes
+	why    dropreason.Reason // 0: our programs never count them
+	at     string            // the node that drops them
+	ports  int               // how many ports of the fabric each frame passes
 }
 
 // try sends an attack and wants every frame of it dropped once, by that node, for that reason,
@@ -211,7 +211,7 @@ func (b *bed) try(t *testing.T, a attack) {
 	judged := func(now map[string]uint64) map[string]uint64 {
 		maps.DeleteFunc(now, func(key string, _ uint64) bool {
 			// Kernels report listeners when they like.
-			return a.why != reason.MldIgnored && strings.HasSuffix(key, " "+reason.MldIgnored.String())
+			return a.why != dropreason.MldIgnored && strings.HasSuffix(key, " "+dropreason.MldIgnored.String())
 		})
 		return now
 	}

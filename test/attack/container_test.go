@@ -10,10 +10,10 @@ import (
 
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/datapath"
+	"pilaster.io/pilaster/internal/dropreason"
 	"pilaster.io/pilaster/internal/lab"
 	"pilaster.io/pilaster/internal/lab/labtest"
 	"pilaster.io/pilaster/internal/packet"
-	"pilaster.io/pilaster/internal/reason"
 )
 
 // many is how often each small attack is tried; few enough for the monitor to show each.
@@ -58,18 +58,18 @@ func TestAttacks(t *testing.T) {
 // testEveryReason makes sure that no reason is left without an attack.
 func (b *bed) testEveryReason(t *testing.T) {
 	// Of a node whose routes, tenants or programs are broken; nothing a sender can do.
-	except := []reason.Reason{reason.NoRoute, reason.NoKey, reason.NoProgram}
-	except = append(except, reason.LaterFragment)   // Open vSwitch's alone
-	except = append(except, reason.ConnectionLimit) // of gateways
-	except = append(except, reason.ForeignUnknown)  // of Edge Switches, and its lab is one region
-	except = append(except, reason.SessionLimit)    // of a node with more connections than a test makes
+	except := []dropreason.Reason{dropreason.NoRoute, dropreason.NoKey, dropreason.NoProgram}
+	except = append(except, dropreason.LaterFragment)   // Open vSwitch's alone
+	except = append(except, dropreason.ConnectionLimit) // of gateways
+	except = append(except, dropreason.ForeignUnknown)  // of Edge Switches, and its lab is one region
+	except = append(except, dropreason.SessionLimit)    // of a node with more connections than a test makes
 	if labtest.Device() == datapath.Macvlan {
-		except = append(except, reason.PeerUnknown, reason.TunnelForged, reason.Untranslated)
-		except = append(except, reason.TooBig) // the kernel lets no macvlan be wider than its uplink
+		except = append(except, dropreason.PeerUnknown, dropreason.TunnelForged, dropreason.Untranslated)
+		except = append(except, dropreason.TooBig) // the kernel lets no macvlan be wider than its uplink
 	} else {
-		except = append(except, reason.MacOutside) // no frame on the fabric has a container's MAC
+		except = append(except, dropreason.MacOutside) // no frame on the fabric has a container's MAC
 	}
-	for _, r := range reason.All() {
+	for _, r := range dropreason.All() {
 		if slices.Contains(except, r) {
 			continue
 		}
@@ -95,7 +95,7 @@ func datagram(from, to netip.Addr) packet.Packet {
 }
 
 // from is an attack that sends one packet, many times, out of a container.
-func from(name, container string, why reason.Reason, at string, ports int, packets ...packet.Packet) attack {
+func from(name, container string, why dropreason.Reason, at string, ports int, packets ...packet.Packet) attack {
 	a := attack{name: name, from: container, why: why, at: at, ports: ports}
 	for _, p := range packets {
 		for range many {
@@ -124,7 +124,7 @@ func (b *bed) chosenPlaintexts(t *testing.T) []attack {
 	app := address.AppID(self.App)
 	n1, n2 := b.prefix(t, "n1"), b.prefix(t, "n2")
 	foreign := netip.MustParsePrefix("2001:db8:1:2::/64")
-	try := func(name string, why reason.Reason, at string, ports int, plain ...address.Plain) attack {
+	try := func(name string, why dropreason.Reason, at string, ports int, plain ...address.Plain) attack {
 		var packets []packet.Packet
 		for _, p := range plain {
 			packets = append(packets, datagram(self.Address, b.draw(t, "blue", p)))
@@ -132,26 +132,26 @@ func (b *bed) chosenPlaintexts(t *testing.T) []attack {
 		return from(name, "mallory", why, at, ports, packets...)
 	}
 	return []attack{
-		try("foreign base", reason.DstUndecryptable, "n1", 0,
+		try("foreign base", dropreason.DstUndecryptable, "n1", 0,
 			address.Plain{Node: foreign, Tenant: blue, App: app, Index: unused},
 			address.Plain{Node: netip.MustParsePrefix("fd70:696c:6000:1::/64"), Tenant: blue, App: app, Index: unused}),
-		try("another tenant's id, here and there", reason.TenantMismatch, "n1", 0,
+		try("another tenant's id, here and there", dropreason.TenantMismatch, "n1", 0,
 			address.Plain{Node: n1, Tenant: b.tenants["red"].id, App: app, Index: 1},
 			address.Plain{Node: n2, Tenant: b.tenants["red"].id, App: app, Index: 1}),
-		try("id of a tenant that is not here, and of none", reason.TenantMismatch, "n1", 0,
+		try("id of a tenant that is not here, and of none", dropreason.TenantMismatch, "n1", 0,
 			address.Plain{Node: n2, Tenant: b.tenants["green"].id, App: app, Index: 1},
 			address.Plain{Node: n2, Tenant: address.MaxTenantID, App: app, Index: 1}),
-		try("a node, here and there", reason.ToNode, "n1", 0,
+		try("a node, here and there", dropreason.ToNode, "n1", 0,
 			address.Plain{Node: n1, App: 0, Index: 1}, address.Plain{Node: n2, App: 0, Index: 1}),
-		try("reserved app", reason.AppReserved, "n1", 0,
+		try("reserved app", dropreason.AppReserved, "n1", 0,
 			address.Plain{Node: n1, Tenant: blue, App: address.FirstReservedApp, Index: unused},
 			address.Plain{Node: n2, Tenant: blue, App: 0xffff, Index: unused}),
-		try("absent here", reason.NoEndpoint, "n1", 0,
+		try("absent here", dropreason.NoEndpoint, "n1", 0,
 			address.Plain{Node: n1, Tenant: blue, App: app, Index: unused}, address.Plain{Node: n1, Tenant: blue, App: 0x1234, Index: 1}),
-		try("absent there", reason.NoEndpoint, "n2", 2,
+		try("absent there", dropreason.NoEndpoint, "n2", 2,
 			address.Plain{Node: n2, Tenant: blue, App: app, Index: unused}, address.Plain{Node: n2, Tenant: blue, App: 0x1234, Index: 1}),
-		from("released here", "mallory", reason.NoEndpoint, "n1", 0, datagram(self.Address, b.released["gone1"].Address)),
-		from("released there", "mallory", reason.NoEndpoint, "n2", 2, datagram(self.Address, b.released["gone2"].Address)),
+		from("released here", "mallory", dropreason.NoEndpoint, "n1", 0, datagram(self.Address, b.released["gone1"].Address)),
+		from("released there", "mallory", dropreason.NoEndpoint, "n2", 2, datagram(self.Address, b.released["gone2"].Address)),
 	}
 }
 
@@ -159,7 +159,7 @@ func (b *bed) chosenPlaintexts(t *testing.T) []attack {
 func (b *bed) ciphertexts(t *testing.T) []attack {
 	self := b.container(t, "mallory")
 	random := rand.New(rand.NewPCG(1, 2))
-	flood := attack{name: "random ciphertexts", from: "mallory", why: reason.DstUndecryptable, at: "n1"}
+	flood := attack{name: "random ciphertexts", from: "mallory", why: dropreason.DstUndecryptable, at: "n1"}
 	for range floodSize {
 		var to [16]byte
 		binary.BigEndian.PutUint64(to[:], random.Uint64())
@@ -177,11 +177,11 @@ func (b *bed) ciphertexts(t *testing.T) []attack {
 		outside = append(outside, datagram(self.Address, to))
 	}
 	return []attack{
-		from("another tenant's", "mallory", reason.DstUndecryptable, "n1", 0,
+		from("another tenant's", "mallory", dropreason.DstUndecryptable, "n1", 0,
 			datagram(self.Address, b.container(t, "r1").Address), datagram(self.Address, b.container(t, "r2").Address)),
 		flood,
-		from("no ciphertext at all", "mallory", reason.DstNotPrivate, "n1", 0, outside...),
-		from("multicast", "mallory", reason.Multicast, "n1", 0,
+		from("no ciphertext at all", "mallory", dropreason.DstNotPrivate, "n1", 0, outside...),
+		from("multicast", "mallory", dropreason.Multicast, "n1", 0,
 			datagram(self.Address, netip.MustParseAddr("ff02::1")), datagram(self.Address, netip.MustParseAddr("ff05::1:3"))),
 	}
 }
@@ -198,10 +198,10 @@ func (b *bed) sources(t *testing.T) []attack {
 	}
 	mine := []packet.Packet{datagram(self.Address, b1.Address), datagram(self.Address, b2.Address)}
 	return []attack{
-		from("foreign source", "mallory", reason.SrcNotOwn, "n1", 0, foreign...),
-		from("own source from a neighbour's device", "b1", reason.SrcNotOwn, "n1", 0, mine...),
-		from("own source from another tenant's device", "r1", reason.SrcNotOwn, "n1", 0, mine...),
-		from("own source from another node", "b2", reason.SrcNotOwn, "n2", 0, mine...),
+		from("foreign source", "mallory", dropreason.SrcNotOwn, "n1", 0, foreign...),
+		from("own source from a neighbour's device", "b1", dropreason.SrcNotOwn, "n1", 0, mine...),
+		from("own source from another tenant's device", "r1", dropreason.SrcNotOwn, "n1", 0, mine...),
+		from("own source from another node", "b2", dropreason.SrcNotOwn, "n2", 0, mine...),
 	}
 }
 
@@ -265,19 +265,19 @@ func (b *bed) headers(t *testing.T) []attack {
 	spent := datagram(self.Address, b2.Address)
 	spent.HopLimit = 1
 	all := []attack{
-		from("routing headers and home address", "mallory", reason.RoutingHeader, "n1", 0, routing...),
-		from("router advertisement", "mallory", reason.NdForbidden, "n1", 0, discovery(packet.RouterAdvertisement, everywhere...)...),
-		from("neighbour advertisement", "mallory", reason.NdForbidden, "n1", 0, discovery(packet.NeighborAdvertisement, everywhere...)...),
-		from("redirect", "mallory", reason.NdForbidden, "n1", 0, discovery(137, everywhere...)...),
-		from("solicitations", "mallory", reason.NdIgnored, "n1", 0,
+		from("routing headers and home address", "mallory", dropreason.RoutingHeader, "n1", 0, routing...),
+		from("router advertisement", "mallory", dropreason.NdForbidden, "n1", 0, discovery(packet.RouterAdvertisement, everywhere...)...),
+		from("neighbour advertisement", "mallory", dropreason.NdForbidden, "n1", 0, discovery(packet.NeighborAdvertisement, everywhere...)...),
+		from("redirect", "mallory", dropreason.NdForbidden, "n1", 0, discovery(137, everywhere...)...),
+		from("solicitations", "mallory", dropreason.NdIgnored, "n1", 0,
 			append(discovery(packet.RouterSolicitation, everywhere...), discovery(packet.NeighborSolicitation, everywhere...)...)...),
-		from("listener report", "mallory", reason.MldIgnored, "n1", 0, report),
-		from("hop limit", "mallory", reason.HopLimit, "n1", 0, spent),
-		from("error about a packet of others", "mallory", reason.IcmpQuote, "n1", 0,
+		from("listener report", "mallory", dropreason.MldIgnored, "n1", 0, report),
+		from("hop limit", "mallory", dropreason.HopLimit, "n1", 0, spent),
+		from("error about a packet of others", "mallory", dropreason.IcmpQuote, "n1", 0,
 			quoting(self.Address, b2.Address, datagram(b2.Address, b1.Address).Marshal()),
 			quoting(self.Address, b2.Address, datagram(b1.Address, self.Address).Marshal()),
 			quoting(self.Address, b2.Address, []byte{0x60, 0, 0, 0})),
-		from("error about a packet of others, same node", "mallory", reason.IcmpQuote, "n1", 0,
+		from("error about a packet of others, same node", "mallory", dropreason.IcmpQuote, "n1", 0,
 			quoting(self.Address, b1.Address, datagram(b1.Address, b2.Address).Marshal()),
 			quoting(self.Address, b1.Address, []byte{0x60, 0, 0, 0})),
 	}
@@ -285,7 +285,7 @@ func (b *bed) headers(t *testing.T) []attack {
 		b.widen(t, "mallory", longest)
 		long := datagram(self.Address, b2.Address)
 		long.Body = packet.UDP{SourcePort: 7, DestinationPort: 7, Payload: make([]byte, longest-40-8)}
-		all = append(all, from("length", "mallory", reason.TooBig, "n1", 0, long))
+		all = append(all, from("length", "mallory", dropreason.TooBig, "n1", 0, long))
 	}
 	return all
 }
@@ -317,7 +317,7 @@ func (b *bed) malformed(t *testing.T) []attack {
 	for _, n := range []int{0, 1, 20, 39} { // not even an IPv6 header
 		frames = append(frames, toGateway(whole[:n]))
 	}
-	return []attack{{name: "cut short", from: "mallory", frames: frames, why: reason.Malformed, at: "n1"}}
+	return []attack{{name: "cut short", from: "mallory", frames: frames, why: dropreason.Malformed, at: "n1"}}
 }
 
 // cutShort are packets from one to another with a whole IPv6 header and something wrong behind it.
@@ -347,7 +347,7 @@ func (b *bed) notIPv6(t *testing.T) []attack {
 	tagged := func(kind uint16) []byte {
 		return packet.Frame(gateway, container, kind, slices.Concat([]byte{0, 5, 0x86, 0xdd}, whole))
 	}
-	a := attack{name: "other protocols", from: "mallory", why: reason.NotIp6, at: "n1", frames: [][]byte{
+	a := attack{name: "other protocols", from: "mallory", why: dropreason.NotIp6, at: "n1", frames: [][]byte{
 		packet.Frame(gateway, container, packet.EtherTypeIPv4, append([]byte{0x45, 0, 0, 20}, make([]byte, 16)...)),
 		packet.Frame(gateway, container, packet.EtherTypeARP, make([]byte, 28)),
 		packet.Frame(gateway, container, 0x8847, whole), // MPLS

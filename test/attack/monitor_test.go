@@ -10,9 +10,9 @@ import (
 	"testing"
 	"time"
 
+	"pilaster.io/pilaster/internal/dropreason"
 	"pilaster.io/pilaster/internal/lab/labtest"
 	"pilaster.io/pilaster/internal/packet"
-	"pilaster.io/pilaster/internal/reason"
 )
 
 // monitor is `pilaster monitor --type drop` at work on a node.
@@ -69,7 +69,7 @@ func (b *bed) awaitMonitor(t *testing.T, m monitor, sender string) {
 		}
 		select {
 		case line, open := <-m.lines:
-			if !open || !strings.Contains(line, reason.MldIgnored.String()) {
+			if !open || !strings.Contains(line, dropreason.MldIgnored.String()) {
 				t.Fatalf("monitor on %s: %q", m.node, line)
 			}
 			return
@@ -95,7 +95,7 @@ const burst = 32
 func (b *bed) judgeMonitors(t *testing.T, monitors map[string]monitor) {
 	due, left := map[string]uint64{}, map[string]uint64{}
 	for key, n := range b.sent {
-		if node, why, _ := strings.Cut(key, " "); node == "n1" && why != reason.MldIgnored.String() {
+		if node, why, _ := strings.Cut(key, " "); node == "n1" && why != dropreason.MldIgnored.String() {
 			due[why], left[why] = min(n, burst), n
 		}
 	}
@@ -111,7 +111,7 @@ func (b *bed) judgeMonitors(t *testing.T, monitors map[string]monitor) {
 		if e.Type != "drop" || e.Count == 0 || e.Hook == "container" && !names[e.Endpoint] {
 			t.Errorf("shown %s", line)
 		}
-		if e.Reason != reason.MldIgnored.String() && e.Count > left[e.Reason] {
+		if e.Reason != dropreason.MldIgnored.String() && e.Count > left[e.Reason] {
 			t.Errorf("shows %d of %s, %d more than there were", e.Count, e.Reason, e.Count-left[e.Reason])
 		}
 		left[e.Reason] -= e.Count

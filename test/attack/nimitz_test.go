@@ -10,11 +10,11 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/datapath"
+	"pilaster.io/pilaster/internal/dropreason"
 	"pilaster.io/pilaster/internal/lab"
 	"pilaster.io/pilaster/internal/lab/labtest"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 	"pilaster.io/pilaster/internal/packet"
-	"pilaster.io/pilaster/internal/reason"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -69,7 +69,7 @@ func (b *bed) serve(t *testing.T, name string, nodes ...string) {
 func (b *bed) nimitz(t *testing.T) []attack {
 	v1, v2, b1, n1, n2, n3 := b.container(t, "v1"), b.container(t, "v2"), b.container(t, "b1"), b.prefix(t, "n1"), b.prefix(t, "n2"), b.prefix(t, "n3")
 	at6, at4, unused6, unused4 := v1.Address, v1.Addresses()[1], netip.MustParseAddr("fd12::ffff:0:1"), netip.MustParseAddr("10.12.250.1")
-	inside := func(name string, why reason.Reason, packets ...packet.Packet) attack {
+	inside := func(name string, why dropreason.Reason, packets ...packet.Packet) attack {
 		a := attack{name: name, from: "v1", why: why, at: "n1"}
 		for _, p := range packets {
 			for range many {
@@ -92,7 +92,7 @@ func (b *bed) nimitz(t *testing.T) []attack {
 	tunnel := func(from, to netip.Addr, vni uint32) packet.Packet {
 		return carry(from, to, vni, datagram(at6, v2.Address))
 	}
-	wire := func(name, sender, receiver string, why reason.Reason, at string, ports int, packets ...packet.Packet) attack {
+	wire := func(name, sender, receiver string, why dropreason.Reason, at string, ports int, packets ...packet.Packet) attack {
 		a := attack{name: name, from: sender, why: why, at: at, ports: ports}
 		for _, p := range packets {
 			for range many {
@@ -101,7 +101,7 @@ func (b *bed) nimitz(t *testing.T) []attack {
 		}
 		return a
 	}
-	fabric := func(name string, why reason.Reason, packets ...packet.Packet) attack {
+	fabric := func(name string, why dropreason.Reason, packets ...packet.Packet) attack {
 		return wire(name, onRouter+"n2", onNode+"n2", why, "n2", 1, packets...)
 	}
 	to := pipeline.VTEP(n2)
@@ -111,22 +111,22 @@ func (b *bed) nimitz(t *testing.T) []attack {
 	half := datagram(at4, v2.Addresses()[1])
 	half.Body = packet.Raw{Proto: packet.ProtocolTCP, Data: make([]byte, 12)}
 	return []attack{
-		inside("another source", reason.SrcNotOwn, datagram(v2.Address, v2.Address), datagram(v2.Addresses()[1], v2.Addresses()[1]),
+		inside("another source", dropreason.SrcNotOwn, datagram(v2.Address, v2.Address), datagram(v2.Addresses()[1], v2.Addresses()[1]),
 			datagram(unused6, v2.Address), datagram(pipeline.VTEP(n1), v2.Address)),
-		inside("nobody is there", reason.NoEndpoint, datagram(at6, unused6), datagram(at4, unused4)),
-		inside("another network", reason.NoRoute, datagram(at6, b1.Address), datagram(at6, b1.Plaintext), datagram(at6, n2.Addr().Next()),
+		inside("nobody is there", dropreason.NoEndpoint, datagram(at6, unused6), datagram(at4, unused4)),
+		inside("another network", dropreason.NoRoute, datagram(at6, b1.Address), datagram(at6, b1.Plaintext), datagram(at6, n2.Addr().Next()),
 			datagram(at6, netip.MustParseAddr("2001:db8:70::2")), datagram(at4, netip.MustParseAddr("192.0.2.1"))),
-		inside("VXLAN of its own", reason.NoRoute, tunnel(at6, to, vni)),
-		inside("many", reason.Multicast, datagram(at6, netip.MustParseAddr("ff02::1")), datagram(at4, netip.MustParseAddr("224.0.0.1")), datagram(at4, netip.MustParseAddr("255.255.255.255"))),
-		from("a container of netpila to one of nimitz", "mallory", reason.DstNotPrivate, "n1", 0, datagram(b.container(t, "mallory").Address, at6)),
-		fabric("VXLAN of a stranger", reason.PeerUnknown, tunnel(netip.MustParseAddr("fd00::2"), to, vni), tunnel(n1.Addr().Next(), to, vni)),
-		fabric("VXLAN as this node", reason.OwnSource, tunnel(to, to, vni)),
-		fabric("VXLAN in a VNI that is nobody's", reason.NoRoute, tunnel(pipeline.VTEP(n1), to, 4242), tunnel(pipeline.VTEP(n1), to, uint32(pipeline.GatewayVNI))),
-		fabric("VXLAN to a service, from who has no name there", reason.Untranslated, carry(pipeline.VTEP(n1), to, vni, datagram(at6, storage))),
-		fabric("VXLAN of a node that looks at no headers, with a routing header inside", reason.RoutingHeader, carry(pipeline.VTEP(n1), to, vni, routed)),
-		fabric("VXLAN of a node that looks at no headers, with half a header inside", reason.Malformed, carry(pipeline.VTEP(n1), to, vni, half)),
-		fabric("VXLAN of a node that looks at no quotes, with an error about somebody else's packet", reason.IcmpQuote, carry(pipeline.VTEP(n1), to, vni, meddling)),
-		wire("VXLAN of a process", onNode+"n3", onRouter+"n3", reason.TunnelForged, "n3", 0, tunnel(pipeline.VTEP(n3), to, vni)),
+		inside("VXLAN of its own", dropreason.NoRoute, tunnel(at6, to, vni)),
+		inside("many", dropreason.Multicast, datagram(at6, netip.MustParseAddr("ff02::1")), datagram(at4, netip.MustParseAddr("224.0.0.1")), datagram(at4, netip.MustParseAddr("255.255.255.255"))),
+		from("a container of netpila to one of nimitz", "mallory", dropreason.DstNotPrivate, "n1", 0, datagram(b.container(t, "mallory").Address, at6)),
+		fabric("VXLAN of a stranger", dropreason.PeerUnknown, tunnel(netip.MustParseAddr("fd00::2"), to, vni), tunnel(n1.Addr().Next(), to, vni)),
+		fabric("VXLAN as this node", dropreason.OwnSource, tunnel(to, to, vni)),
+		fabric("VXLAN in a VNI that is nobody's", dropreason.NoRoute, tunnel(pipeline.VTEP(n1), to, 4242), tunnel(pipeline.VTEP(n1), to, uint32(pipeline.GatewayVNI))),
+		fabric("VXLAN to a service, from who has no name there", dropreason.Untranslated, carry(pipeline.VTEP(n1), to, vni, datagram(at6, storage))),
+		fabric("VXLAN of a node that looks at no headers, with a routing header inside", dropreason.RoutingHeader, carry(pipeline.VTEP(n1), to, vni, routed)),
+		fabric("VXLAN of a node that looks at no headers, with half a header inside", dropreason.Malformed, carry(pipeline.VTEP(n1), to, vni, half)),
+		fabric("VXLAN of a node that looks at no quotes, with an error about somebody else's packet", dropreason.IcmpQuote, carry(pipeline.VTEP(n1), to, vni, meddling)),
+		wire("VXLAN of a process", onNode+"n3", onRouter+"n3", dropreason.TunnelForged, "n3", 0, tunnel(pipeline.VTEP(n3), to, vni)),
 	}
 }
 

@@ -7,8 +7,8 @@ import (
 	"connectrpc.com/connect"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/dropreason"
 	"pilaster.io/pilaster/internal/packet"
-	"pilaster.io/pilaster/internal/reason"
 )
 
 // forbidden is a port that blue's containers may send nothing to.
@@ -37,14 +37,14 @@ func (b *bed) policies(t *testing.T) {
 		datagrams[i].Body = packet.UDP{SourcePort: 7, DestinationPort: forbidden, Payload: []byte("nobody must see this")}
 	}
 	b.untilHeard(t, "n1")
-	b.try(t, from("what a policy forbids", "mallory", reason.PolicyDenied, "n1", 0, datagrams...))
+	b.try(t, from("what a policy forbids", "mallory", dropreason.PolicyDenied, "n1", 0, datagrams...))
 
 	var parts []packet.Packet
 	for _, p := range datagrams {
 		p.Body, p.Extensions = packet.Raw{Proto: packet.ProtocolUDP, Data: []byte("nobody must see this....")}, []packet.Extension{packet.Fragment(64, false, 9)}
 		parts = append(parts, p)
 	}
-	b.try(t, from("a part of nothing", "mallory", reason.FragmentUnknown, "n1", 0, parts...))
+	b.try(t, from("a part of nothing", "mallory", dropreason.FragmentUnknown, "n1", 0, parts...))
 }
 
 // untilHeard waits until a node has heard of all policies.

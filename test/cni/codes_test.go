@@ -15,8 +15,8 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/lab"
 	"pilaster.io/pilaster/internal/lab/labtest"
-	"pilaster.io/pilaster/internal/local"
 	"pilaster.io/pilaster/internal/netns"
+	"pilaster.io/pilaster/internal/unixrpc"
 )
 
 // network is a network configuration in the hands of libcni, which tells codes of errors.
@@ -196,7 +196,7 @@ func TestFullNode(t *testing.T) {
 // metrics are the lines of the node's tables.
 func (n *node) metrics(t *testing.T) string {
 	t.Helper()
-	resp, err := local.Client(n.lab.AgentSocket(n.name)).Get(local.URL + "/metrics")
+	resp, err := unixrpc.Client(n.lab.AgentSocket(n.name)).Get(unixrpc.URL + "/metrics")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -13,11 +13,11 @@ import (
 	"connectrpc.com/connect"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/dropreason"
 	"pilaster.io/pilaster/internal/lab"
 	"pilaster.io/pilaster/internal/lab/labtest"
 	"pilaster.io/pilaster/internal/policy"
 	"pilaster.io/pilaster/internal/policy/policytest"
-	"pilaster.io/pilaster/internal/reason"
 )
 
 // networks are those that enforce policies.
@@ -210,7 +210,7 @@ func drops(ctx context.Context, t *testing.T, l *lab.Lab) (all []map[string]uint
 		if err != nil {
 			t.Fatal(err)
 		}
-		delete(d, reason.MldIgnored.String()) // kernels report listeners when they like
+		delete(d, dropreason.MldIgnored.String()) // kernels report listeners when they like
 		all = append(all, d)
 	}
 	return all

@@ -19,8 +19,8 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/lab"
 	"pilaster.io/pilaster/internal/lab/labtest"
-	"pilaster.io/pilaster/internal/local"
 	"pilaster.io/pilaster/internal/netns"
+	"pilaster.io/pilaster/internal/unixrpc"
 )
 
 const (
@@ -253,7 +253,7 @@ func enforced(ctx context.Context, t *testing.T, l *lab.Lab, times int) histogra
 func scrape(t *testing.T, l *lab.Lab) (sum histogram) {
 	t.Helper()
 	for _, node := range nodes {
-		resp, err := local.Client(l.AgentSocket(node)).Get(local.URL + "/metrics")
+		resp, err := unixrpc.Client(l.AgentSocket(node)).Get(unixrpc.URL + "/metrics")
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -21,9 +21,9 @@ import (
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/join"
-	"pilaster.io/pilaster/internal/local"
 	"pilaster.io/pilaster/internal/orchestrator"
 	"pilaster.io/pilaster/internal/orchestrator/store/storetest"
+	"pilaster.io/pilaster/internal/unixrpc"
 )
 
 // place is how an orchestrator is reached.
@@ -162,7 +162,7 @@ func (all *clients) run(number int) error {
 	buffer := bufio.NewWriter(f)
 	c := &client{clients: all, number: number, random: rand.New(rand.NewPCG(all.Seed, uint64(number))), log: json.NewEncoder(buffer)}
 	for _, p := range c.Places {
-		c.people = append(c.people, pilasterv1connect.NewOperatorServiceClient(local.Client(orchestrator.Socket(p.RunDir)), local.URL))
+		c.people = append(c.people, pilasterv1connect.NewOperatorServiceClient(unixrpc.Client(orchestrator.Socket(p.RunDir)), unixrpc.URL))
 	}
 	c.settle()
 	for !c.ending.Load() || c.changed.Load() < c.Changes {

@@ -18,8 +18,8 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
-	"pilaster.io/pilaster/internal/local"
 	"pilaster.io/pilaster/internal/orchestrator"
+	"pilaster.io/pilaster/internal/unixrpc"
 )
 
 // dialFrom makes a client whose connections start on the host.
@@ -70,7 +70,7 @@ func ready(t *testing.T, etcd *clientv3.Client, places []place) {
 }
 
 func people(p place) pilasterv1connect.OperatorServiceClient {
-	return pilasterv1connect.NewOperatorServiceClient(local.Client(orchestrator.Socket(p.RunDir)), local.URL)
+	return pilasterv1connect.NewOperatorServiceClient(unixrpc.Client(orchestrator.Socket(p.RunDir)), unixrpc.URL)
 }
 
 // readFinal reads all of etcd at one revision.

@@ -20,8 +20,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"pilaster.io/pilaster/internal/lab"
-	"pilaster.io/pilaster/internal/local"
 	"pilaster.io/pilaster/internal/netns"
+	"pilaster.io/pilaster/internal/unixrpc"
 )
 
 const (
@@ -286,11 +286,11 @@ func scrape(ctx context.Context, t *testing.T, l *lab.Lab) map[string]int {
 	if err != nil {
 		t.Fatal(err)
 	}
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, local.URL+"/metrics", nil)
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, unixrpc.URL+"/metrics", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	response, err := local.Client(status.Orchestrator.Socket).Do(request)
+	response, err := unixrpc.Client(status.Orchestrator.Socket).Do(request)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -20,7 +20,7 @@ import (
 	"pilaster.io/pilaster/internal/datapath"
 	"pilaster.io/pilaster/internal/lab"
 	"pilaster.io/pilaster/internal/lab/labtest"
-	"pilaster.io/pilaster/internal/local"
+	"pilaster.io/pilaster/internal/unixrpc"
 )
 
 // youth is up to which age agents are killed.
@@ -208,9 +208,9 @@ func (k *killer) works(node string) {
 func (k *killer) ready(node string) {
 	k.Helper()
 	k.must(k.lab.Await(k.Context(), lab.AgentProcess(node)))
-	client := local.Client(k.lab.AgentSocket(node))
+	client := unixrpc.Client(k.lab.AgentSocket(node))
 	defer client.CloseIdleConnections()
-	request, err := http.NewRequestWithContext(k.Context(), http.MethodGet, local.URL+"/readyz", nil)
+	request, err := http.NewRequestWithContext(k.Context(), http.MethodGet, unixrpc.URL+"/readyz", nil)
 	k.must(err)
 	response, err := client.Do(request)
 	k.must(err)

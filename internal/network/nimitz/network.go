@@ -10,10 +10,10 @@ import (
 	"sync"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/dropreason"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/network"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
-	"pilaster.io/pilaster/internal/reason"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -255,8 +255,8 @@ func (n *Network) Check(ctx context.Context, r endpoint.Record) error {
 }
 
 // Drops are those of a switch and of a gateway that the driver does not count. Beside an error are those that could be read.
-func (n *Network) Drops(ctx context.Context) (map[reason.Reason]uint64, error) {
-	all := map[reason.Reason]uint64{}
+func (n *Network) Drops(ctx context.Context) (map[dropreason.Reason]uint64, error) {
+	all := map[dropreason.Reason]uint64{}
 	var errs []error
 	for _, of := range []any{n.config.Switch, n.config.Gateway} {
 		if d, ok := of.(network.Dropping); ok {

@@ -11,10 +11,10 @@ import (
 	"testing"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/dropreason"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/network"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
-	"pilaster.io/pilaster/internal/reason"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -314,11 +314,11 @@ var _ Gateway = (*node)(nil)
 
 // dropped is what a switch, or a gateway, has counted.
 type dropped struct {
-	drops map[reason.Reason]uint64
+	drops map[dropreason.Reason]uint64
 	err   error
 }
 
-func (d dropped) Drops(context.Context) (map[reason.Reason]uint64, error) { return d.drops, d.err }
+func (d dropped) Drops(context.Context) (map[dropreason.Reason]uint64, error) { return d.drops, d.err }
 
 // TestDrops adds up those of switch and gateway, and tells what could be read beside what could not.
 func TestDrops(t *testing.T) {
@@ -327,14 +327,14 @@ func TestDrops(t *testing.T) {
 		Switch: struct {
 			Switch
 			dropped
-		}{dropped: dropped{map[reason.Reason]uint64{reason.NoRoute: 2, reason.ConnectionLimit: 1}, broken}},
+		}{dropped: dropped{map[dropreason.Reason]uint64{dropreason.NoRoute: 2, dropreason.ConnectionLimit: 1}, broken}},
 		Gateway: struct {
 			Gateway
 			dropped
-		}{dropped: dropped{map[reason.Reason]uint64{reason.ConnectionLimit: 3}, nil}},
+		}{dropped: dropped{map[dropreason.Reason]uint64{dropreason.ConnectionLimit: 3}, nil}},
 	})
 	got, err := n.Drops(t.Context())
-	if want := map[reason.Reason]uint64{reason.NoRoute: 2, reason.ConnectionLimit: 4}; !maps.Equal(got, want) || !errors.Is(err, broken) {
+	if want := map[dropreason.Reason]uint64{dropreason.NoRoute: 2, dropreason.ConnectionLimit: 4}; !maps.Equal(got, want) || !errors.Is(err, broken) {
 		t.Errorf("%v, %v; want %v", got, err, want)
 	}
 	if got, err := New(Config{}).Drops(t.Context()); len(got) != 0 || err != nil {

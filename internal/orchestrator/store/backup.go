@@ -20,7 +20,7 @@ import (
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
-	"pilaster.io/pilaster/internal/durable"
+	"pilaster.io/pilaster/internal/statefile"
 )
 
 // BackupHeader is the first line of a backup, as JSON. The records follow, a line each, and the SHA-256
@@ -63,7 +63,7 @@ func Backup(ctx context.Context, dataDir, file string, log *slog.Logger) (Backup
 	if err != nil {
 		return BackupHeader{}, err
 	}
-	return header, durable.WriteBytes(file, text, 0o600)
+	return header, statefile.WriteBytes(file, text, 0o600)
 }
 
 // openDataDir is a client of the etcd of the orchestrator that runs there, or of one started for this.
@@ -76,7 +76,7 @@ func openDataDir(ctx context.Context, dataDir string, log *slog.Logger) (*client
 	} else if err != nil {
 		return nil, nil, err
 	}
-	lock, err := durable.Lock(dataDir)
+	lock, err := statefile.Lock(dataDir)
 	if err == nil {
 		lock.Close() // nobody runs there
 		e, err := Embed(ctx, dataDir, log)

@@ -15,7 +15,7 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
-	"pilaster.io/pilaster/internal/spoil"
+	"pilaster.io/pilaster/internal/fuzzmutate"
 )
 
 // FuzzBackup: of a backup everything is taken or nothing, nothing that its checksum does not cover, and what is restored hands
@@ -43,11 +43,11 @@ func FuzzBackup(f *testing.F) {
 		f.Fatal(err)
 	}
 	good := string(records)
-	f.Add(header, records, spoil.Nothing, []byte{}, uint16(0), byte(0), uint64(5))
+	f.Add(header, records, fuzzmutate.Nothing, []byte{}, uint16(0), byte(0), uint64(5))
 	const from = 7
 	f.Fuzz(func(t *testing.T, header, records, script, more []byte, at uint16, flip byte, skip uint64) {
 		var lines []json.RawMessage
-		if json.Unmarshal(spoil.JSON(records, script, good), &lines) != nil {
+		if json.Unmarshal(fuzzmutate.JSON(records, script, good), &lines) != nil {
 			return
 		}
 		text := append(bytes.Clone(header), '\n')

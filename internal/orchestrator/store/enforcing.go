@@ -9,7 +9,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
-	"pilaster.io/pilaster/internal/numeral"
+	"pilaster.io/pilaster/internal/humanize"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -67,7 +67,7 @@ func (t *txn) mayEnforce(of *pilasterv1.Tenant) error {
 		return nil
 	}
 	return refuse(Refused, "tenant %s has containers on %s: %s; nothing was changed: upgrade their agents, move its containers to other nodes, put the policies in audit, or say --force, and builds that know of no policies let everything pass there, while others cut its containers off",
-		of.Name, numeral.Of(len(are), "node that would not enforce policies", "nodes that would not enforce policies"), someOf(are))
+		of.Name, humanize.Of(len(are), "node that would not enforce policies", "nodes that would not enforce policies"), someOf(are))
 }
 
 // unenforced is a network of a tenant on which a node enforces no policies; empty where it does on all.

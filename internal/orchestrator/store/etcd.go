@@ -21,7 +21,7 @@ import (
 	"go.etcd.io/etcd/server/v3/etcdserver/api/v3client"
 	"go.uber.org/zap"
 
-	"pilaster.io/pilaster/internal/durable"
+	"pilaster.io/pilaster/internal/statefile"
 )
 
 // External is an etcd cluster of one's own.
@@ -107,7 +107,7 @@ func embedWith(ctx context.Context, dir string, quota int64, log *slog.Logger) (
 			e.Close()
 		}
 	}()
-	if e.lock, err = durable.Lock(dir); err != nil {
+	if e.lock, err = statefile.Lock(dir); err != nil {
 		return nil, err
 	}
 	socket := socketIn(dir)

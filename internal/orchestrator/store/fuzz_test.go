@@ -14,7 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"pilaster.io/pilaster/internal/address"
-	"pilaster.io/pilaster/internal/spoil"
+	"pilaster.io/pilaster/internal/fuzzmutate"
 )
 
 // FuzzEvent: an entry of etcd is refused, is of no interest, or says one thing, which lasts when written.
@@ -35,11 +35,11 @@ func FuzzEvent(f *testing.F) {
 		dirPolicies + "blue/Kind//web":   `{"document":"{}"}`,
 		root + "something-else":          `x`,
 	} {
-		f.Add(key, []byte(value), spoil.Nothing, false)
-		f.Add(key, []byte(value), spoil.Nothing, true)
+		f.Add(key, []byte(value), fuzzmutate.Nothing, false)
+		f.Add(key, []byte(value), fuzzmutate.Nothing, true)
 	}
 	f.Fuzz(func(t *testing.T, key string, value, script []byte, gone bool) {
-		value = spoil.JSON(value, script)
+		value = fuzzmutate.JSON(value, script)
 		raw := &clientv3.Event{Type: mvccpb.PUT, Kv: &mvccpb.KeyValue{Key: []byte(key), Value: value}}
 		if gone {
 			raw.Type, raw.Kv.Value = mvccpb.DELETE, nil
@@ -135,11 +135,11 @@ func FuzzCluster(f *testing.F) {
 		if err != nil {
 			f.Fatal(err)
 		}
-		f.Add(text, spoil.Nothing)
+		f.Add(text, fuzzmutate.Nothing)
 	}
 	f.Fuzz(func(t *testing.T, text, script []byte) {
 		var r clusterRecord
-		if json.Unmarshal(spoil.JSON(text, script, string(good)), &r) != nil {
+		if json.Unmarshal(fuzzmutate.JSON(text, script, string(good)), &r) != nil {
 			return
 		}
 		c, err := r.cluster()

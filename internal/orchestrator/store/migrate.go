@@ -7,7 +7,7 @@ import (
 	"strings"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
-	"pilaster.io/pilaster/internal/numeral"
+	"pilaster.io/pilaster/internal/humanize"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -98,7 +98,7 @@ func (s *Store) FinishMigration(ctx context.Context, name string, force bool) (*
 		}
 		if services, published := len(found.Services), len(found.Publications); services+published > 0 {
 			return refuse(Refused, "tenant %s has %s and %s, which are of network %s; nothing was changed: delete them first (`pilaster service list --tenant %s`, `pilaster publication list --tenant %s`)",
-				name, numeral.Of(services, "service", "services"), numeral.Of(published, "publication", "publications"), found.Leaving, name, name)
+				name, humanize.Of(services, "service", "services"), humanize.Of(published, "publication", "publications"), found.Leaving, name, name)
 		}
 		for _, dir := range []string{dirMappings, dirGiven, dirResting, dirOverlayMarks} {
 			t.deleteAll(dir + name + "/")

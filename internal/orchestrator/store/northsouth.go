@@ -13,8 +13,8 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/humanize"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
-	"pilaster.io/pilaster/internal/numeral"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -309,7 +309,7 @@ func (t *txn) endPublished(node string, meant bool) error {
 	}
 	if ended > 0 && !meant {
 		return refuse(Refused, "the gateway of node %s publishes %s; it was left as it was: delete them first (`pilaster publication list` shows them), or take --force, which ends them",
-			node, numeral.Of(ended, "container", "containers"))
+			node, humanize.Of(ended, "container", "containers"))
 	}
 	t.delete(dirPublishedMarks + node)
 	return nil

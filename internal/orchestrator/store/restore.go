@@ -20,7 +20,7 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
-	"pilaster.io/pilaster/internal/durable"
+	"pilaster.io/pilaster/internal/statefile"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -80,7 +80,7 @@ func Restore(ctx context.Context, file, dataDir string, skip uint64, log *slog.L
 	if err := os.Rename(filepath.Join(work, "etcd"), filepath.Join(dataDir, "etcd")); err != nil {
 		return is, err
 	}
-	return is, durable.SyncDir(dataDir)
+	return is, statefile.SyncDir(dataDir)
 }
 
 func checkEmpty(dataDir string) error {

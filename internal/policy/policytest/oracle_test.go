@@ -6,7 +6,7 @@ import (
 	"slices"
 	"testing"
 
-	"pilaster.io/pilaster/internal/numeral"
+	"pilaster.io/pilaster/internal/humanize"
 	"pilaster.io/pilaster/internal/policy"
 	"pilaster.io/pilaster/internal/policy/policytest"
 )
@@ -75,8 +75,8 @@ func (n *tally) judge(t *testing.T, c policytest.Case) {
 
 func (n *tally) report(t *testing.T) {
 	t.Helper()
-	t.Logf("%s of %s compared: %s allowed, %s denied; a rule decided %s", numeral.Of(n.verdicts, "verdict", "verdicts"), numeral.Of(n.cases, "case", "cases"),
-		numeral.Grouped(n.allowed), numeral.Grouped(n.verdicts-n.allowed), numeral.Grouped(n.restricted))
+	t.Logf("%s of %s compared: %s allowed, %s denied; a rule decided %s", humanize.Of(n.verdicts, "verdict", "verdicts"), humanize.Of(n.cases, "case", "cases"),
+		humanize.Grouped(n.allowed), humanize.Grouped(n.verdicts-n.allowed), humanize.Grouped(n.restricted))
 	if n.allowed < n.verdicts/20 || n.verdicts-n.allowed < n.verdicts/20 {
 		t.Error("one of the answers hardly occurs")
 	}

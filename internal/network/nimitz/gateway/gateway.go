@@ -108,7 +108,7 @@ func Try(path string) error {
 func Remove(path string) error { return netns.Remove(path) }
 
 // Leftovers is the namespace at a path, or the file that a boot left of it.
-func Leftovers(path string) []network.Leftover {
+func Leftovers(path string) []network.StaleState {
 	if _, err := os.Lstat(path); err != nil {
 		return nil
 	}
@@ -117,7 +117,7 @@ func Leftovers(path string) []network.Leftover {
 		ns.Close()
 		kind = "namespace"
 	}
-	return []network.Leftover{{Kind: kind, Name: filepath.Clean(path), Remove: func() error { return Remove(path) }}}
+	return []network.StaleState{{Kind: kind, Name: filepath.Clean(path), Remove: func() error { return Remove(path) }}}
 }
 
 func (g *Gateway) setUp(ctx context.Context) error {

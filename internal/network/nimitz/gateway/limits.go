@@ -9,7 +9,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
-	"pilaster.io/pilaster/internal/reason"
+	"pilaster.io/pilaster/internal/dropreason"
 )
 
 // MostConnections is how many a container may have to services at once: all share the gateway's table of connections and, to each service, its ports.
@@ -78,7 +78,7 @@ func addLimit(nft *nftables.Conn) error {
 }
 
 // Drops counts what was refused since the limits were made.
-func (g *Gateway) Drops(context.Context) (map[reason.Reason]uint64, error) {
+func (g *Gateway) Drops(context.Context) (map[dropreason.Reason]uint64, error) {
 	nft, err := g.open()
 	if err != nil {
 		return nil, err
@@ -91,5 +91,5 @@ func (g *Gateway) Drops(context.Context) (map[reason.Reason]uint64, error) {
 	if !ok {
 		return nil, fmt.Errorf("read what the gateway has refused: %T is no counter", got)
 	}
-	return map[reason.Reason]uint64{reason.ConnectionLimit: count.Packets}, nil
+	return map[dropreason.Reason]uint64{dropreason.ConnectionLimit: count.Packets}, nil
 }

@@ -5,18 +5,18 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"pilaster.io/pilaster/internal/dropreason"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 	"pilaster.io/pilaster/internal/openflow"
-	"pilaster.io/pilaster/internal/reason"
 )
 
-const noEndpoint = reason.NoEndpoint
+const noEndpoint = dropreason.NoEndpoint
 
 // reasons are those that this switch drops packets for.
-var reasons = []reason.Reason{
-	reason.NotIp6, reason.SrcNotOwn, reason.NoEndpoint, reason.Multicast, reason.HopLimit, reason.NoRoute, reason.PeerUnknown,
-	reason.LaterFragment, reason.Untranslated, reason.ForeignUnknown,
-	reason.NdIgnored, reason.NdForbidden, reason.MldIgnored, reason.IcmpQuote,
+var reasons = []dropreason.Reason{
+	dropreason.NotIp6, dropreason.SrcNotOwn, dropreason.NoEndpoint, dropreason.Multicast, dropreason.HopLimit, dropreason.NoRoute, dropreason.PeerUnknown,
+	dropreason.LaterFragment, dropreason.Untranslated, dropreason.ForeignUnknown,
+	dropreason.NdIgnored, dropreason.NdForbidden, dropreason.MldIgnored, dropreason.IcmpQuote,
 }
 
 // The identity travels in VXLAN's group policy field, which the datapath in user space neither reads nor writes. It lies in the VTEP's address
@@ -31,16 +31,16 @@ const (
 var forLinks = []struct {
 	of    family
 	types []uint64
-	why   reason.Reason
+	why   dropreason.Reason
 }{
-	{ip4, []uint64{5, 9}, reason.NdForbidden},
-	{ip6, []uint64{134, 136, 137}, reason.NdForbidden},
-	{ip6, []uint64{133, 135}, reason.NdIgnored},
-	{ip6, []uint64{130, 131, 132, 143}, reason.MldIgnored},
+	{ip4, []uint64{5, 9}, dropreason.NdForbidden},
+	{ip6, []uint64{134, 136, 137}, dropreason.NdForbidden},
+	{ip6, []uint64{133, 135}, dropreason.NdIgnored},
+	{ip6, []uint64{130, 131, 132, 143}, dropreason.MldIgnored},
 }
 
 // dropped has a flow count its packets with all others that are dropped for a reason.
-func dropped(f openflow.Flow, why reason.Reason) openflow.Flow {
+func dropped(f openflow.Flow, why dropreason.Reason) openflow.Flow {
 	f.Actions, f.Goto = []openflow.Action{set(regReason.Number(uint64(why)))}, tableDrops
 	return f
 }
@@ -48,34 +48,34 @@ func dropped(f openflow.Flow, why reason.Reason) openflow.Flow {
 // constants are the flows that any switch of a region has, whatever its entries.
 func constants(region netip.Prefix, others ...netip.Prefix) []openflow.Flow {
 	all := []openflow.Flow{
-		dropped(openflow.Flow{Table: tableDecap, Priority: priorityFamily, Match: []openflow.Value{inPort(ofportVXLAN)}}, reason.PeerUnknown),
+		dropped(openflow.Flow{Table: tableDecap, Priority: priorityFamily, Match: []openflow.Value{inPort(ofportVXLAN)}}, dropreason.PeerUnknown),
 		{Table: tableDecap, Priority: priorityLast, Goto: tableRegister},
-		dropped(openflow.Flow{Table: tableRegister, Priority: priorityLast}, reason.NotIp6),
+		dropped(openflow.Flow{Table: tableRegister, Priority: priorityLast}, dropreason.NotIp6),
 		{Table: tableDNAT, Priority: priorityLast, Goto: tableNorthSouth},
 		{Table: tableNorthSouth, Priority: priorityFirst, Match: []openflow.Value{regFrom.Number(ofportGateway)}, Goto: tableSNAT},
 		{Table: tableNorthSouth, Priority: priorityLast, Goto: tableForwarding},
 		{Table: tableSNAT, Priority: priorityLast, Goto: tableForwarding},
-		dropped(openflow.Flow{Table: tableForwarding, Priority: priorityLast}, reason.NoRoute),
+		dropped(openflow.Flow{Table: tableForwarding, Priority: priorityLast}, dropreason.NoRoute),
 		back(regFrom.Number(ofportGateway), regTo.Number(ofportGateway)),
 		back(regFrom.Number(ofportVXLAN), regTo.Number(ofportVXLAN), regAbroad.Number(0)),
 		back(regFrom.Number(fromAbroad), regTo.Number(ofportVXLAN), regAbroad.Number(1)),
-		dropped(openflow.Flow{Table: tableEncap, Priority: priorityOwnVNI, Match: []openflow.Value{regTo.Number(ofportGateway), regSource.Number(0)}}, reason.Untranslated),
+		dropped(openflow.Flow{Table: tableEncap, Priority: priorityOwnVNI, Match: []openflow.Value{regTo.Number(ofportGateway), regSource.Number(0)}}, dropreason.Untranslated),
 		{Table: tableEncap, Priority: priorityLast, Actions: append(inside(), openflow.OutputTo{Field: regTo})},
 	}
 	// Open vSwitch takes the first bytes of any fragment for a header, and would put a checksum there.
 	for _, protocol := range []uint64{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
 		all = append(all, dropped(openflow.Flow{Table: tableEncap, Priority: priorityFirst, Match: []openflow.Value{
 			regNAT.Number(1), ip4.is(), openflow.IPProto.Number(protocol), openflow.Fragment.Number(openflow.LaterFragment),
-		}}, reason.LaterFragment))
+		}}, dropreason.LaterFragment))
 	}
 	// Nor does it translate what an error quotes, or know for whom a router behind the gateway speaks.
 	for of, types := range map[*family][]uint64{&ip4: {3, 4, 11, 12}, &ip6: {1, 2, 3, 4}} {
 		for _, kind := range types {
-			all = append(all, dropped(openflow.Flow{Table: tableEncap, Priority: priorityFirst, Match: append(of.sends(kind), regNAT.Number(1))}, reason.IcmpQuote))
+			all = append(all, dropped(openflow.Flow{Table: tableEncap, Priority: priorityFirst, Match: append(of.sends(kind), regNAT.Number(1))}, dropreason.IcmpQuote))
 		}
 	}
 	for _, group := range []netip.Prefix{netip.MustParsePrefix("224.0.0.0/4"), netip.MustParsePrefix("255.255.255.255/32"), netip.MustParsePrefix("ff00::/8")} {
-		all = append(all, dropped(openflow.Flow{Table: tableDecap, Priority: priorityFirst, Match: familyOf(group.Addr()).to(group)}, reason.Multicast))
+		all = append(all, dropped(openflow.Flow{Table: tableDecap, Priority: priorityFirst, Match: familyOf(group.Addr()).to(group)}, dropreason.Multicast))
 	}
 	for _, sources := range others { // not counted here
 		all = append(all, openflow.Flow{Table: tableRegister, Priority: priorityFamily + 1, Match: familyOf(sources.Addr()).from(sources)})
@@ -99,7 +99,7 @@ func constants(region netip.Prefix, others ...netip.Prefix) []openflow.Flow {
 
 // back drops what would leave where it came from.
 func back(way ...openflow.Value) openflow.Flow {
-	return dropped(openflow.Flow{Table: tableEncap, Priority: priorityFirst, Match: way}, reason.NoRoute)
+	return dropped(openflow.Flow{Table: tableEncap, Priority: priorityFirst, Match: way}, dropreason.NoRoute)
 }
 
 // inside gives a packet the MACs that all have on both sides, and lets it go to the port that it came from: only containers get there.
@@ -121,10 +121,10 @@ func (f family) constants(region netip.Prefix) []openflow.Flow {
 		{Table: tableRegister, Priority: priorityEntry, Match: []openflow.Value{inPort(ofportGateway), f.is()}, Goto: tableDNAT, Actions: []openflow.Action{
 			set(regVNI.Number(uint64(pipeline.GatewayVNI))), set(regFrom.Number(ofportGateway)),
 		}},
-		dropped(openflow.Flow{Table: tableRegister, Priority: priorityFamily, Match: []openflow.Value{f.is()}}, reason.SrcNotOwn),
-		dropped(openflow.Flow{Table: tableRegister, Priority: priorityFamily + 2, Match: []openflow.Value{inPort(ofportVXLAN), f.is()}}, reason.ForeignUnknown),
-		dropped(openflow.Flow{Table: tableEncap, Priority: priorityOwnVNI, Match: vxlan(openflow.TTL.Number(0))}, reason.HopLimit),
-		dropped(openflow.Flow{Table: tableEncap, Priority: priorityOwnVNI, Match: vxlan(openflow.TTL.Number(1))}, reason.HopLimit),
+		dropped(openflow.Flow{Table: tableRegister, Priority: priorityFamily, Match: []openflow.Value{f.is()}}, dropreason.SrcNotOwn),
+		dropped(openflow.Flow{Table: tableRegister, Priority: priorityFamily + 2, Match: []openflow.Value{inPort(ofportVXLAN), f.is()}}, dropreason.ForeignUnknown),
+		dropped(openflow.Flow{Table: tableEncap, Priority: priorityOwnVNI, Match: vxlan(openflow.TTL.Number(0))}, dropreason.HopLimit),
+		dropped(openflow.Flow{Table: tableEncap, Priority: priorityOwnVNI, Match: vxlan(openflow.TTL.Number(1))}, dropreason.HopLimit),
 		{Table: tableEncap, Priority: priorityEntry, Match: vxlan(), Actions: append([]openflow.Action{
 			openflow.DecTTL{},
 			openflow.Move{Bits: 24, From: regVNI, To: openflow.TunnelID},

@@ -14,11 +14,11 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"pilaster.io/pilaster/internal/dropreason"
 	"pilaster.io/pilaster/internal/netns"
 	"pilaster.io/pilaster/internal/network"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 	"pilaster.io/pilaster/internal/openflow"
-	"pilaster.io/pilaster/internal/reason"
 )
 
 // Names of what is ours on a node, beside containers' devices.
@@ -108,13 +108,13 @@ func (s *Switch) open(ctx context.Context) (err error) {
 }
 
 // Leftovers is what Open has made on the node that the calling thread is in.
-func Leftovers(runDir string) ([]network.Leftover, error) {
+func Leftovers(runDir string) ([]network.StaleState, error) {
 	if _, err := netlink.LinkByName(hostSide); errors.As(err, new(netlink.LinkNotFoundError)) {
 		return nil, nil
 	} else if err != nil {
 		return nil, fmt.Errorf("find %s: %w", hostSide, err)
 	}
-	return []network.Leftover{{Kind: "bridges", Name: bridgeName + " and " + underlayName, Remove: func() error {
+	return []network.StaleState{{Kind: "bridges", Name: bridgeName + " and " + underlayName, Remove: func() error {
 		ns, err := netns.Current()
 		if err != nil {
 			return err
@@ -408,15 +408,15 @@ func (s *Switch) Unpoliced() error {
 }
 
 // Drops counts the packets that were dropped, by reason.
-func (s *Switch) Drops(ctx context.Context) (map[reason.Reason]uint64, error) {
+func (s *Switch) Drops(ctx context.Context) (map[dropreason.Reason]uint64, error) {
 	flows, err := s.flows(ctx, cookieOurs, cookieMask|0xff<<cookieKind)
 	if err != nil {
 		return nil, err
 	}
-	all := map[reason.Reason]uint64{}
+	all := map[dropreason.Reason]uint64{}
 	for _, f := range flows {
 		if f.Table == tableDrops {
-			all[reason.Reason(values(f)[regReason].Uint())] = f.Packets
+			all[dropreason.Reason(values(f)[regReason].Uint())] = f.Packets
 		}
 	}
 	return all, nil

@@ -13,13 +13,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"pilaster.io/pilaster/internal/dropreason"
 	"pilaster.io/pilaster/internal/netns"
 	"pilaster.io/pilaster/internal/network/nimitz"
 	"pilaster.io/pilaster/internal/network/nimitz/packettest"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 	"pilaster.io/pilaster/internal/openflow"
 	"pilaster.io/pilaster/internal/packet"
-	"pilaster.io/pilaster/internal/reason"
 )
 
 // set of entries, to compare.
@@ -200,7 +200,7 @@ func TestPackets(t *testing.T) {
 
 // errorCases are errors about packets that were translated, whose quotes this switch would leave as they are.
 func errorCases() []packettest.Case {
-	at := func(name string, from pipeline.Port, src, dst string, kind uint8, drop reason.Reason) packettest.Case {
+	at := func(name string, from pipeline.Port, src, dst string, kind uint8, drop dropreason.Reason) packettest.Case {
 		return packettest.Case{
 			Name: name, Table: pipeline.Table{Entries: packettest.Entries()}, From: from, Drop: drop,
 			Packet: packet.Packet{Source: netip.MustParseAddr(src), Destination: netip.MustParseAddr(dst), Body: packet.ICMP{Type: kind, Payload: make([]byte, 48)}},
@@ -208,11 +208,11 @@ func errorCases() []packettest.Case {
 	}
 	own, far, virtual, gateway := "fd10:0:0:1::2", "fd10:0:0:2::2", "fd64:0:0:1::2", "fd64:0:0:1::1"
 	return []packettest.Case{
-		at("a router's error for a container", pipeline.Gateway, "2001:db8:9::1", virtual, 2, reason.IcmpQuote),
-		at("a service's error for a container", pipeline.Gateway, "2001:db8:9::9", virtual, 1, reason.IcmpQuote),
-		at("a container's error for a client", 2, own, gateway, 4, reason.IcmpQuote),
+		at("a router's error for a container", pipeline.Gateway, "2001:db8:9::1", virtual, 2, dropreason.IcmpQuote),
+		at("a service's error for a container", pipeline.Gateway, "2001:db8:9::9", virtual, 1, dropreason.IcmpQuote),
+		at("a container's error for a client", 2, own, gateway, 4, dropreason.IcmpQuote),
 		at("a container's error for another", 2, own, far, 1, 0),
-		at("a container's error for a service, IPv4", 2, "10.0.1.2", "10.9.9.9", 3, reason.IcmpQuote),
+		at("a container's error for a service, IPv4", 2, "10.0.1.2", "10.9.9.9", 3, dropreason.IcmpQuote),
 	}
 }
 
@@ -222,11 +222,11 @@ func linkCases() (all []packettest.Case) {
 	for _, c := range []struct {
 		to   netip.Addr
 		body packet.ICMP
-		why  reason.Reason
+		why  dropreason.Reason
 	}{
-		{netip.MustParseAddr("fd10:0:0:2::2"), packet.ICMP{Type: 133, Payload: make([]byte, 8)}, reason.NdIgnored},
-		{netip.MustParseAddr("ff02::1:ff00:1"), packet.ICMP{Type: 135, Payload: make([]byte, 16)}, reason.NdIgnored},
-		{netip.MustParseAddr("ff02::16"), packet.ICMP{Type: 143, Payload: make([]byte, 20)}, reason.MldIgnored},
+		{netip.MustParseAddr("fd10:0:0:2::2"), packet.ICMP{Type: 133, Payload: make([]byte, 8)}, dropreason.NdIgnored},
+		{netip.MustParseAddr("ff02::1:ff00:1"), packet.ICMP{Type: 135, Payload: make([]byte, 16)}, dropreason.NdIgnored},
+		{netip.MustParseAddr("ff02::16"), packet.ICMP{Type: 143, Payload: make([]byte, 20)}, dropreason.MldIgnored},
 	} {
 		all = append(all, packettest.Case{Name: fmt.Sprintf("%v for type %d to %v", c.why, c.body.Type, c.to), Table: pipeline.Table{Entries: packettest.Entries()},
 			From: 2, Packet: packet.Packet{Source: own, Destination: c.to, Body: c.body}, Drop: c.why})
@@ -241,7 +241,7 @@ func judge(c packettest.Case) packettest.Result {
 		return want
 	}
 	if _, later := c.Packet.Body.(packet.Raw); later {
-		return packettest.Result{Verdict: pipeline.Verdict{Drop: reason.LaterFragment}}
+		return packettest.Result{Verdict: pipeline.Verdict{Drop: dropreason.LaterFragment}}
 	}
 	return want
 }

@@ -5,9 +5,9 @@ import (
 	"net/netip"
 	"slices"
 
+	"pilaster.io/pilaster/internal/dropreason"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 	"pilaster.io/pilaster/internal/packet"
-	"pilaster.io/pilaster/internal/reason"
 )
 
 // Here is the node of the switch under test, There another, Abroad and Farther other regions' Edge Switches, Stranger of another cluster.
@@ -127,7 +127,7 @@ func Cases() []Case {
 		}
 	}
 	arp := packet.Frame([]byte{255, 255, 255, 255, 255, 255}, pipeline.InsideMAC, packet.EtherTypeARP, make([]byte, 28))
-	return append(all, Case{Name: "ARP", Table: table, From: 2, Frame: arp, Drop: reason.NotIp6})
+	return append(all, Case{Name: "ARP", Table: table, From: 2, Frame: arp, Drop: dropreason.NotIp6})
 }
 
 // body is a packet without addresses.
@@ -260,12 +260,12 @@ func (w world) drops() []Case {
 	}
 	for _, kind := range w.forLinks {
 		c := at(fmt.Sprintf("ICMP of type %d", kind), 4, w.beside, w.own)
-		c.Packet.Body, c.Drop = packet.ICMP{Type: kind, Payload: make([]byte, 16)}, reason.NdForbidden
+		c.Packet.Body, c.Drop = packet.ICMP{Type: kind, Payload: make([]byte, 16)}, dropreason.NdForbidden
 		all = append(all, c)
 	}
 	for _, group := range w.groups {
 		c := at("to all of "+group.String(), 2, w.own, group)
-		c.Drop = reason.Multicast
+		c.Drop = dropreason.Multicast
 		all = append(all, c)
 	}
 	last := at("the last hop is not for a tunnel", 2, w.own, w.far)

@@ -4,9 +4,9 @@ import (
 	"encoding/binary"
 	"net/netip"
 
+	"pilaster.io/pilaster/internal/dropreason"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 	"pilaster.io/pilaster/internal/packet"
-	"pilaster.io/pilaster/internal/reason"
 )
 
 // insides are packets that every table lets by, and that are dropped for what is behind their addresses, or are not: to a container from beside it and
@@ -20,7 +20,7 @@ func (w world) insides() (all []Case) {
 	}{
 		{"same node", 4, w.beside, w.own, true}, {"arrives", pipeline.VXLAN, w.far, w.own, true}, {"to the service", 2, w.own, w.service, false},
 	} {
-		add := func(name string, why reason.Reason, body packet.Body, extensions ...packet.Extension) *Case {
+		add := func(name string, why dropreason.Reason, body packet.Body, extensions ...packet.Extension) *Case {
 			c := Case{Name: name + ", " + way.name, From: way.from, Drop: why, Packet: packet.Packet{Source: way.src, Destination: way.dst, Body: body, Extensions: extensions}}
 			if way.from == pipeline.VXLAN {
 				c.Outer, c.VNI, c.Identity = pipeline.VTEP(There), 7, 71
@@ -28,14 +28,14 @@ func (w world) insides() (all []Case) {
 			all = append(all, c)
 			return &all[len(all)-1]
 		}
-		add("half a TCP header", reason.Malformed, packet.Raw{Proto: packet.ProtocolTCP, Data: make([]byte, 12)})
-		add("half a UDP header", reason.Malformed, packet.Raw{Proto: packet.ProtocolUDP, Data: make([]byte, 4)})
+		add("half a TCP header", dropreason.Malformed, packet.Raw{Proto: packet.ProtocolTCP, Data: make([]byte, 12)})
+		add("half a UDP header", dropreason.Malformed, packet.Raw{Proto: packet.ProtocolUDP, Data: make([]byte, 4)})
 		if way.src.Is4() {
-			c := add("options", reason.RoutingHeader, gram)
+			c := add("options", dropreason.RoutingHeader, gram)
 			c.Frame = withOptions(c.In())
 		} else {
-			add("a routing header", reason.RoutingHeader, gram, packet.Extension{Type: packet.Routing, Data: make([]byte, 6)})
-			add("a home address", reason.RoutingHeader, gram, packet.Extension{Type: packet.DestinationOptions, Data: append([]byte{0xc9, 16}, make([]byte, 20)...)})
+			add("a routing header", dropreason.RoutingHeader, gram, packet.Extension{Type: packet.Routing, Data: make([]byte, 6)})
+			add("a home address", dropreason.RoutingHeader, gram, packet.Extension{Type: packet.DestinationOptions, Data: append([]byte{0xc9, 16}, make([]byte, 20)...)})
 		}
 		if !way.untranslated { // what becomes of errors then is each switch's own
 			continue
@@ -48,11 +48,11 @@ func (w world) insides() (all []Case) {
 			return e
 		}
 		add("an error", 0, quoting(way.dst, way.src))
-		add("an error about somebody else's packet", reason.IcmpQuote, quoting(w.nobody, way.src))
-		add("an error about a packet for somebody else", reason.IcmpQuote, quoting(way.dst, w.nobody))
+		add("an error about somebody else's packet", dropreason.IcmpQuote, quoting(w.nobody, way.src))
+		add("an error about a packet for somebody else", dropreason.IcmpQuote, quoting(way.dst, w.nobody))
 		nothing := quoting(way.dst, way.src)
 		nothing.Payload = nil
-		add("an error that quotes nothing", reason.IcmpQuote, nothing)
+		add("an error that quotes nothing", dropreason.IcmpQuote, nothing)
 	}
 	return all
 }

@@ -5,9 +5,9 @@ package packettest
 import (
 	"net/netip"
 
+	"pilaster.io/pilaster/internal/dropreason"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 	"pilaster.io/pilaster/internal/packet"
-	"pilaster.io/pilaster/internal/reason"
 )
 
 // Case is a packet, and a switch that it meets.
@@ -19,8 +19,8 @@ type Case struct {
 	VNI      pipeline.VNI
 	Identity uint16
 	Packet   packet.Packet
-	Frame    []byte        // in the place of Packet
-	Drop     reason.Reason // for this, which no table decides
+	Frame    []byte            // in the place of Packet
+	Drop     dropreason.Reason // for this, which no table decides
 }
 
 // Result is what becomes of a packet, and how it looks then.
@@ -58,7 +58,7 @@ func (c Case) Want() Result {
 			out.HopLimit = packet.DefaultHopLimit
 		}
 		if out.HopLimit == 1 {
-			v.Drop = reason.HopLimit
+			v.Drop = dropreason.HopLimit
 			return Result{Verdict: v}
 		}
 		out.HopLimit--

@@ -3,13 +3,13 @@ package packettest
 import (
 	"testing"
 
+	"pilaster.io/pilaster/internal/dropreason"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
-	"pilaster.io/pilaster/internal/reason"
 )
 
 // TestCases has every way out of the pipeline and every reason to be dropped among what the judge makes of the cases.
 func TestCases(t *testing.T) {
-	names, ports, reasons := map[string]bool{}, map[pipeline.Port]int{}, map[reason.Reason]int{}
+	names, ports, reasons := map[string]bool{}, map[pipeline.Port]int{}, map[dropreason.Reason]int{}
 	for _, c := range Cases() {
 		if names[c.Name] {
 			t.Errorf("two cases are called %s", c.Name)
@@ -30,8 +30,8 @@ func TestCases(t *testing.T) {
 			t.Errorf("nothing goes to %v", port)
 		}
 	}
-	for _, why := range []reason.Reason{reason.NotIp6, reason.SrcNotOwn, reason.NoEndpoint, reason.NoRoute, reason.PeerUnknown, reason.ForeignUnknown, reason.Multicast, reason.HopLimit, reason.Untranslated, reason.NdForbidden,
-		reason.RoutingHeader, reason.Malformed, reason.IcmpQuote} {
+	for _, why := range []dropreason.Reason{dropreason.NotIp6, dropreason.SrcNotOwn, dropreason.NoEndpoint, dropreason.NoRoute, dropreason.PeerUnknown, dropreason.ForeignUnknown, dropreason.Multicast, dropreason.HopLimit, dropreason.Untranslated, dropreason.NdForbidden,
+		dropreason.RoutingHeader, dropreason.Malformed, dropreason.IcmpQuote} {
 		if reasons[why] == 0 {
 			t.Errorf("nothing is dropped for %v", why)
 		}

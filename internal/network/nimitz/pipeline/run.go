@@ -3,7 +3,7 @@ package pipeline
 import (
 	"net/netip"
 
-	"pilaster.io/pilaster/internal/reason"
+	"pilaster.io/pilaster/internal/dropreason"
 )
 
 // Packet is what the pipeline looks at.
@@ -17,7 +17,7 @@ type Packet struct {
 
 // Verdict is what becomes of a packet.
 type Verdict struct {
-	Drop     reason.Reason // or one of the ports below
+	Drop     dropreason.Reason // or one of the ports below
 	To       Port
 	VTEP     netip.Addr // where To is VXLAN
 	VNI      VNI        // the register when it left the pipeline
@@ -38,7 +38,7 @@ func (t Table) Run(p Packet) (Verdict, []Entry) {
 	switch p.From {
 	case VXLAN:
 		if !IsVTEP(p.Outer) || !met(&r, func(e Peer) bool { return e.Nodes.Contains(p.Outer) }) {
-			return r.drop(reason.PeerUnknown)
+			return r.drop(dropreason.PeerUnknown)
 		}
 		r.abroad = !t.Region.Contains(p.Outer)
 		if r.abroad && !met(&r, func(e Foreign) bool {
@@ -48,7 +48,7 @@ func (t Table) Run(p Packet) (Verdict, []Entry) {
 			}
 			return is
 		}) {
-			return r.drop(reason.ForeignUnknown)
+			return r.drop(dropreason.ForeignUnknown)
 		}
 	case Gateway:
 		r.VNI, r.Identity = GatewayVNI, 0
@@ -60,7 +60,7 @@ func (t Table) Run(p Packet) (Verdict, []Entry) {
 			}
 			return is
 		}) {
-			return r.drop(reason.SrcNotOwn)
+			return r.drop(dropreason.SrcNotOwn)
 		}
 	}
 	r.nat(p.From)
@@ -115,16 +115,16 @@ func (r *run) forward(from Port) (Verdict, []Entry) {
 		best, found = r.longest(Any)
 	}
 	if !found {
-		return r.drop(reason.NoRoute)
+		return r.drop(dropreason.NoRoute)
 	}
 	r.trace = append(r.trace, best)
 	switch {
 	case best.Port == 0:
-		return r.drop(reason.NoEndpoint)
+		return r.drop(dropreason.NoEndpoint)
 	case best.Port == VXLAN && from == VXLAN && r.abroad != r.table.Region.Contains(best.VTEP), best.Port == Gateway && from == Gateway:
-		return r.drop(reason.NoRoute) // never back to where it came from, be that this region or others
+		return r.drop(dropreason.NoRoute) // never back to where it came from, be that this region or others
 	case best.Port == Gateway && !r.translated:
-		return r.drop(reason.Untranslated) // an address of the overlay means nothing there, or somebody else
+		return r.drop(dropreason.Untranslated) // an address of the overlay means nothing there, or somebody else
 	}
 	r.To, r.VTEP = best.Port, best.VTEP
 	return r.Verdict, r.trace
@@ -139,7 +139,7 @@ func (r *run) longest(vni VNI) (best Forward, found bool) {
 	return best, found
 }
 
-func (r *run) drop(why reason.Reason) (Verdict, []Entry) {
+func (r *run) drop(why dropreason.Reason) (Verdict, []Entry) {
 	r.Drop = why
 	return r.Verdict, r.trace
 }

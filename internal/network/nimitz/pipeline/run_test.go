@@ -4,7 +4,7 @@ import (
 	"net/netip"
 	"testing"
 
-	"pilaster.io/pilaster/internal/reason"
+	"pilaster.io/pilaster/internal/dropreason"
 )
 
 var (
@@ -67,17 +67,17 @@ func TestTraffic(t *testing.T) {
 		{"d: at the container's node", two, Packet{VXLAN, v1, 7, 0, client, c2}, Verdict{0, 2, none, 7, 0, client, c2}},
 		{"d: the answer leaves", two, Packet{2, none, 0, 0, c2, client}, Verdict{0, VXLAN, v1, 7, 70, c2, client}},
 		{"d: the answer at the gateway", one, Packet{VXLAN, v2, 7, 70, c2, client}, Verdict{0, Gateway, none, 7, 70, addr("100.64.1.3"), client}},
-		{"a node does not", one, Packet{VXLAN, v2, 7, 70, c2, c2}, Verdict{reason.NoRoute, 0, none, 7, 70, c2, c2}},
-		{"another's source", one, Packet{2, none, 0, 0, c2, c1}, Verdict{reason.SrcNotOwn, 0, none, 0, 0, c2, c1}},
-		{"nobody is there", one, Packet{2, none, 0, 0, c1, addr("10.0.7.7")}, Verdict{reason.NoEndpoint, 0, none, 7, 70, c1, addr("10.0.7.7")}},
-		{"outside, and no service", one, Packet{2, none, 0, 0, c1, addr("192.0.2.1")}, Verdict{reason.NoRoute, 0, none, 7, 70, c1, addr("192.0.2.1")}},
-		{"outside, without a virtual address", one, Packet{3, none, 0, 0, c1, storage}, Verdict{reason.Untranslated, 0, none, 8, 80, c1, storage}},
-		{"a peer's gateway, without a virtual address there", one, Packet{VXLAN, v2, 8, 80, c2, client}, Verdict{reason.Untranslated, 0, none, 8, 80, c2, client}},
-		{"another tenant's service", one, Packet{3, none, 0, 0, c1, virtual}, Verdict{reason.NoRoute, 0, none, 8, 80, c1, virtual}},
-		{"not from a VTEP", two, Packet{VXLAN, addr("fd70:696c:6100:1::1"), 7, 70, c1, c2}, Verdict{reason.PeerUnknown, 0, none, 7, 70, c1, c2}},
-		{"from another network's", two, Packet{VXLAN, addr("fd00::2"), 7, 70, c1, c2}, Verdict{reason.PeerUnknown, 0, none, 7, 70, c1, c2}},
-		{"an unknown VNI", two, Packet{VXLAN, v1, 9, 0, c1, c2}, Verdict{reason.NoRoute, 0, none, 9, 0, c1, c2}},
-		{"the gateway to nothing virtual", one, Packet{Gateway, none, 0, 0, storage, c1}, Verdict{reason.NoRoute, 0, none, GatewayVNI, 0, storage, c1}},
+		{"a node does not", one, Packet{VXLAN, v2, 7, 70, c2, c2}, Verdict{dropreason.NoRoute, 0, none, 7, 70, c2, c2}},
+		{"another's source", one, Packet{2, none, 0, 0, c2, c1}, Verdict{dropreason.SrcNotOwn, 0, none, 0, 0, c2, c1}},
+		{"nobody is there", one, Packet{2, none, 0, 0, c1, addr("10.0.7.7")}, Verdict{dropreason.NoEndpoint, 0, none, 7, 70, c1, addr("10.0.7.7")}},
+		{"outside, and no service", one, Packet{2, none, 0, 0, c1, addr("192.0.2.1")}, Verdict{dropreason.NoRoute, 0, none, 7, 70, c1, addr("192.0.2.1")}},
+		{"outside, without a virtual address", one, Packet{3, none, 0, 0, c1, storage}, Verdict{dropreason.Untranslated, 0, none, 8, 80, c1, storage}},
+		{"a peer's gateway, without a virtual address there", one, Packet{VXLAN, v2, 8, 80, c2, client}, Verdict{dropreason.Untranslated, 0, none, 8, 80, c2, client}},
+		{"another tenant's service", one, Packet{3, none, 0, 0, c1, virtual}, Verdict{dropreason.NoRoute, 0, none, 8, 80, c1, virtual}},
+		{"not from a VTEP", two, Packet{VXLAN, addr("fd70:696c:6100:1::1"), 7, 70, c1, c2}, Verdict{dropreason.PeerUnknown, 0, none, 7, 70, c1, c2}},
+		{"from another network's", two, Packet{VXLAN, addr("fd00::2"), 7, 70, c1, c2}, Verdict{dropreason.PeerUnknown, 0, none, 7, 70, c1, c2}},
+		{"an unknown VNI", two, Packet{VXLAN, v1, 9, 0, c1, c2}, Verdict{dropreason.NoRoute, 0, none, 9, 0, c1, c2}},
+		{"the gateway to nothing virtual", one, Packet{Gateway, none, 0, 0, storage, c1}, Verdict{dropreason.NoRoute, 0, none, GatewayVNI, 0, storage, c1}},
 	} {
 		got, trace := c.at.Run(c.in)
 		if got != c.out {
@@ -115,21 +115,21 @@ func TestRegions(t *testing.T) {
 		{"e: leaves the region", Packet{VXLAN, v2, 7, 70, here, there}, Verdict{0, VXLAN, by, 7, 70, here, there}},
 		{"e: arrives", Packet{VXLAN, by, 8, 99, there, here}, Verdict{0, VXLAN, v2, 7, 0, there, here}},
 		{"e: arrives from the third", Packet{VXLAN, by3, 9, 99, farther, here}, Verdict{0, VXLAN, v2, 7, 0, farther, here}},
-		{"within the region", Packet{VXLAN, v2, 7, 70, here, here}, Verdict{reason.NoRoute, 0, none, 7, 70, here, here}},
-		{"a tenant that is not in the other", Packet{VXLAN, v2, 8, 80, here, there}, Verdict{reason.NoRoute, 0, none, 8, 80, here, there}},
-		{"from abroad to abroad", Packet{VXLAN, by, 8, 99, there, farther}, Verdict{reason.NoRoute, 0, none, 7, 0, there, farther}},
-		{"from abroad and back", Packet{VXLAN, by, 8, 99, there, there}, Verdict{reason.NoRoute, 0, none, 7, 0, there, there}},
-		{"from abroad to nobody", Packet{VXLAN, by, 8, 99, there, addr("10.0.7.7")}, Verdict{reason.NoEndpoint, 0, none, 7, 0, there, addr("10.0.7.7")}},
-		{"from abroad to a service", Packet{VXLAN, by, 8, 99, there, addr("10.9.9.9")}, Verdict{reason.Untranslated, 0, none, 7, 0, there, addr("192.0.2.9")}},
-		{"from abroad to the gateway", Packet{VXLAN, by, 8, 99, there, addr("100.64.1.1")}, Verdict{reason.Untranslated, 0, none, 7, 0, there, addr("100.64.1.1")}},
-		{"a VNI of here from abroad", Packet{VXLAN, by, 7, 99, there, here}, Verdict{reason.ForeignUnknown, 0, none, 7, 99, there, here}},
-		{"a VNI of the third from the other", Packet{VXLAN, by, 9, 99, there, here}, Verdict{reason.ForeignUnknown, 0, none, 9, 99, there, here}},
-		{"the gateway's VNI from abroad", Packet{VXLAN, by, GatewayVNI, 0, there, here}, Verdict{reason.ForeignUnknown, 0, none, GatewayVNI, 0, there, here}},
-		{"a source of here from abroad", Packet{VXLAN, by, 8, 99, addr("10.0.1.2"), here}, Verdict{reason.ForeignUnknown, 0, none, 8, 99, addr("10.0.1.2"), here}},
-		{"a source of the third from the other", Packet{VXLAN, by, 8, 99, farther, here}, Verdict{reason.ForeignUnknown, 0, none, 8, 99, farther, here}},
-		{"a client's source from abroad", Packet{VXLAN, by, 8, 0, addr("100.64.1.1"), here}, Verdict{reason.ForeignUnknown, 0, none, 8, 0, addr("100.64.1.1"), here}},
-		{"not the other's tunnel address", Packet{VXLAN, peer.Addr().Next(), 8, 99, there, here}, Verdict{reason.PeerUnknown, 0, none, 8, 99, there, here}},
-		{"a node of the other that is no Edge Switch", Packet{VXLAN, VTEP(prefix("fd80:0:0:2::/64")), 8, 99, there, here}, Verdict{reason.PeerUnknown, 0, none, 8, 99, there, here}},
+		{"within the region", Packet{VXLAN, v2, 7, 70, here, here}, Verdict{dropreason.NoRoute, 0, none, 7, 70, here, here}},
+		{"a tenant that is not in the other", Packet{VXLAN, v2, 8, 80, here, there}, Verdict{dropreason.NoRoute, 0, none, 8, 80, here, there}},
+		{"from abroad to abroad", Packet{VXLAN, by, 8, 99, there, farther}, Verdict{dropreason.NoRoute, 0, none, 7, 0, there, farther}},
+		{"from abroad and back", Packet{VXLAN, by, 8, 99, there, there}, Verdict{dropreason.NoRoute, 0, none, 7, 0, there, there}},
+		{"from abroad to nobody", Packet{VXLAN, by, 8, 99, there, addr("10.0.7.7")}, Verdict{dropreason.NoEndpoint, 0, none, 7, 0, there, addr("10.0.7.7")}},
+		{"from abroad to a service", Packet{VXLAN, by, 8, 99, there, addr("10.9.9.9")}, Verdict{dropreason.Untranslated, 0, none, 7, 0, there, addr("192.0.2.9")}},
+		{"from abroad to the gateway", Packet{VXLAN, by, 8, 99, there, addr("100.64.1.1")}, Verdict{dropreason.Untranslated, 0, none, 7, 0, there, addr("100.64.1.1")}},
+		{"a VNI of here from abroad", Packet{VXLAN, by, 7, 99, there, here}, Verdict{dropreason.ForeignUnknown, 0, none, 7, 99, there, here}},
+		{"a VNI of the third from the other", Packet{VXLAN, by, 9, 99, there, here}, Verdict{dropreason.ForeignUnknown, 0, none, 9, 99, there, here}},
+		{"the gateway's VNI from abroad", Packet{VXLAN, by, GatewayVNI, 0, there, here}, Verdict{dropreason.ForeignUnknown, 0, none, GatewayVNI, 0, there, here}},
+		{"a source of here from abroad", Packet{VXLAN, by, 8, 99, addr("10.0.1.2"), here}, Verdict{dropreason.ForeignUnknown, 0, none, 8, 99, addr("10.0.1.2"), here}},
+		{"a source of the third from the other", Packet{VXLAN, by, 8, 99, farther, here}, Verdict{dropreason.ForeignUnknown, 0, none, 8, 99, farther, here}},
+		{"a client's source from abroad", Packet{VXLAN, by, 8, 0, addr("100.64.1.1"), here}, Verdict{dropreason.ForeignUnknown, 0, none, 8, 0, addr("100.64.1.1"), here}},
+		{"not the other's tunnel address", Packet{VXLAN, peer.Addr().Next(), 8, 99, there, here}, Verdict{dropreason.PeerUnknown, 0, none, 8, 99, there, here}},
+		{"a node of the other that is no Edge Switch", Packet{VXLAN, VTEP(prefix("fd80:0:0:2::/64")), 8, 99, there, here}, Verdict{dropreason.PeerUnknown, 0, none, 8, 99, there, here}},
 	} {
 		got, trace := edge().Run(c.in)
 		if got != c.out {
@@ -139,10 +139,10 @@ func TestRegions(t *testing.T) {
 	// Whoever is no Edge Switch of theirs takes nothing from other regions, whatever it forwards to them.
 	node := table(1, 2, n2)
 	node.Entries = append(node.Entries, Forward{7, prefix("10.1.0.0/16"), VXLAN, v2, false})
-	if got, _ := node.Run(Packet{VXLAN, by, 8, 99, there, addr("10.0.1.2")}); got.Drop != reason.PeerUnknown {
+	if got, _ := node.Run(Packet{VXLAN, by, 8, 99, there, addr("10.0.1.2")}); got.Drop != dropreason.PeerUnknown {
 		t.Errorf("a node takes from abroad: %+v", got)
 	}
-	if got, _ := node.Run(Packet{VXLAN, v2, 7, 70, here, there}); got.Drop != reason.NoRoute {
+	if got, _ := node.Run(Packet{VXLAN, v2, 7, 70, here, there}); got.Drop != dropreason.NoRoute {
 		t.Errorf("a node sends on what is for another region: %+v", got)
 	}
 	if got, _ := node.Run(Packet{From: 2, Src: addr("10.0.1.2"), Dst: there}); got != (Verdict{0, VXLAN, v2, 7, 70, addr("10.0.1.2"), there}) {

@@ -1,0 +1,101 @@
+package cniclient
+
+import (
+	"syscall"
+	"unsafe"
+)
+
+// In nanoseconds.
+const (
+	second = 1_000_000_000
+	pause  = 10_000_000
+)
+
+// pollFd is what ppoll wants to be told.
+type pollFd struct {
+	fd              int32
+	events, revents int16
+}
+
+const (
+	pollIn  = 1
+	pollOut = 4
+)
+
+// await waits for what c.poll says. The kernel counts left down, also where a signal ends the wait, so nothing makes it
+// longer; nil is for ever.
+func (c *Call) await(left *syscall.Timespec) syscall.Errno {
+	for {
+		n, _, err := c.Kernel(syscall.SYS_PPOLL, uintptr(unsafe.Pointer(&c.poll)), 1, uintptr(unsafe.Pointer(left)), 0, 0, 0)
+		switch {
+		case err == syscall.EINTR:
+		case err != 0:
+			return err
+		case n == 0:
+			return syscall.ETIMEDOUT
+		default:
+			return 0
+		}
+	}
+}
+
+// again says what to do about an error of reading or writing a file: 0 is to try again. A file that does not block may
+// be our socket, and may be what a runtime gives us.
+func (c *Call) again(err syscall.Errno, fd int, event int16, left *syscall.Timespec) syscall.Errno {
+	switch err {
+	case syscall.EINTR:
+		return 0
+	case syscall.EAGAIN:
+		c.poll = pollFd{fd: int32(fd), events: event}
+		return c.await(left)
+	}
+	return err
+}
+
+// send does not let a signal end the program where the agent has closed.
+func (c *Call) send(s uintptr, text []byte) syscall.Errno {
+	for len(text) > 0 {
+		n, _, err := c.Kernel(syscall.SYS_SENDTO, s, uintptr(unsafe.Pointer(unsafe.SliceData(text))), uintptr(len(text)), syscall.MSG_NOSIGNAL, 0, 0)
+		if err != 0 {
+			if err = c.again(err, int(s), pollOut, &c.left); err != 0 {
+				return err
+			}
+			continue
+		}
+		text = text[n:]
+	}
+	return 0
+}
+
+// Write writes all of it to an open file, and says whether it could.
+func (c *Call) Write(fd int, text string) bool {
+	for len(text) > 0 {
+		n, _, err := c.Kernel(syscall.SYS_WRITE, uintptr(fd), uintptr(unsafe.Pointer(unsafe.StringData(text))), uintptr(len(text)), 0, 0, 0)
+		if err != 0 {
+			if c.again(err, fd, pollOut, nil) != 0 {
+				return false
+			}
+			continue
+		}
+		text = text[n:]
+	}
+	return true
+}
+
+// read reads an open file to its end, or until the room is full.
+func (c *Call) read(fd int, room []byte, left *syscall.Timespec) (n int, err syscall.Errno) {
+	for n < len(room) {
+		more, _, err := c.Kernel(syscall.SYS_READ, uintptr(fd), uintptr(unsafe.Pointer(&room[n])), uintptr(len(room)-n), 0, 0, 0)
+		switch {
+		case err != 0:
+			if err = c.again(err, fd, pollIn, left); err != 0 {
+				return n, err
+			}
+		case more == 0:
+			return n, 0
+		default:
+			n += int(more)
+		}
+	}
+	return n, 0
+}

@@ -1,0 +1,55 @@
+package cniclient
+
+import (
+	"syscall"
+	"unicode/utf8"
+	"unsafe"
+)
+
+// view is a text without a copy of it.
+func view(text []byte) string { return unsafe.String(unsafe.SliceData(text), len(text)) }
+
+// add is append, but leaves out what there is no room for: append would take memory.
+func add(out []byte, text string) []byte {
+	return out[:len(out)+copy(out[len(out):cap(out)], text)]
+}
+
+func addRune(out []byte, r rune) []byte {
+	if cap(out)-len(out) < utf8.UTFMax {
+		return out
+	}
+	return out[:len(out)+utf8.EncodeRune(out[len(out):cap(out)], r)]
+}
+
+// describe is Errno.Error in the call's own memory: for numbers that Go has no text of, that takes some.
+func (c *Call) describe(err syscall.Errno) string {
+	switch {
+	case err == syscall.ETIMEDOUT:
+		return view(add(add(add(c.why[:0], "nothing came for "), patience), " seconds"))
+	case err != 0 && err != 41 && err != 58 && err <= syscall.ERFKILL: // the gaps and the end of Go's table
+		return err.Error()
+	}
+	var digits [20]byte
+	i := len(digits)
+	for n := err; n > 0; n /= 10 {
+		i--
+		digits[i] = '0' + byte(n%10)
+	}
+	return view(add(add(c.why[:0], "errno "), view(digits[i:])))
+}
+
+// escape adds text to a string of JSON, which has room for as much of it as is quoted.
+func escape(out []byte, text string) []byte {
+	const hex = "0123456789abcdef"
+	for _, r := range text[:min(len(text), maxText)] { // what is not UTF-8 becomes U+FFFD
+		switch {
+		case r == '"' || r == '\\':
+			out = addRune(add(out, `\`), r)
+		case r < ' ':
+			out = add(add(add(out, `\u00`), hex[r>>4:][:1]), hex[r&15:][:1])
+		default:
+			out = addRune(out, r)
+		}
+	}
+	return out
+}

@@ -1,0 +1,60 @@
+package cniserver
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+)
+
+// maxCall in bytes is far above a GC that lists the attachments of a full node.
+const maxCall = 32 << 20
+
+// Handler answers what pilaster-cni posts to /cni; the header Pilaster-Exit is the code the plugin is to end with. done
+// hears of each call: its verb, the code of CNI that it was refused with, or 0, and how long it took.
+func Handler(agent Agent, done func(verb string, code uint, took time.Duration)) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		start, code, exit := time.Now(), uint(0), 0
+		var c call
+		var answer bytes.Buffer
+		body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxCall))
+		if err != nil {
+			err = types.NewError(types.ErrIOFailure, "the call of the plugin cannot be read", err.Error())
+		} else {
+			c, err = answerTo(r.Context(), agent, body, &answer)
+		}
+		if err != nil {
+			e := asCNI(err)
+			code, exit = e.Code, 1
+			answer.Reset()
+			json.NewEncoder(&answer).Encode(e)
+		}
+		done(c.verb, code, time.Since(start))
+		w.Header().Set("Content-Type", "application/json")
+		w.Header().Set("Content-Length", strconv.Itoa(answer.Len()))
+		w.Header().Set("Pilaster-Exit", strconv.Itoa(exit))
+		w.Write(answer.Bytes())
+	})
+}
+
+func answerTo(ctx context.Context, agent Agent, body []byte, stdout io.Writer) (call, error) {
+	c, refused := parseCall(body)
+	if refused != nil { // a nil *types.Error would be an error
+		return c, refused
+	}
+	return c, plugin{agent}.run(ctx, c, stdout)
+}
+
+func asCNI(err error) *types.Error {
+	var e *types.Error
+	if errors.As(err, &e) {
+		return e
+	}
+	return types.NewError(types.ErrInternal, err.Error(), "")
+}

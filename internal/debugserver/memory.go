@@ -1,0 +1,64 @@
+package debugserver
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"os"
+	"runtime"
+	"runtime/debug"
+	"runtime/metrics"
+	"strconv"
+	"strings"
+)
+
+// Memory is what a process uses, in bytes, after it has collected its garbage and given back what was free.
+type Memory struct {
+	Heap       int64 `json:"liveHeapBytes"` // what the collector found in use
+	Stacks     int64 `json:"stackBytes"`    // of goroutines
+	Resident   int64 `json:"residentBytes"` // as the kernel counts it, the program's own file included
+	Anonymous  int64 `json:"anonymousBytes"`
+	Goroutines int   `json:"goroutines"`
+}
+
+// ServeMemory has the process collect its garbage and tells what is left.
+func ServeMemory(w http.ResponseWriter, _ *http.Request) {
+	m, err := measureMemory()
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	_ = json.NewEncoder(w).Encode(m)
+}
+
+func measureMemory() (m Memory, err error) {
+	runtime.GC() // what pools hold goes with the second collection
+	debug.FreeOSMemory()
+	s := []metrics.Sample{{Name: "/gc/heap/live:bytes"}, {Name: "/memory/classes/heap/stacks:bytes"}}
+	metrics.Read(s)
+	m.Heap, m.Stacks, m.Goroutines = int64(s[0].Value.Uint64()), int64(s[1].Value.Uint64()), runtime.NumGoroutine()
+	text, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		return m, err
+	}
+	for _, of := range []struct {
+		key string
+		to  *int64
+	}{{"VmRSS:", &m.Resident}, {"RssAnon:", &m.Anonymous}} {
+		if *of.to, err = statusBytes(string(text), of.key); err != nil {
+			return m, err
+		}
+	}
+	return m, nil
+}
+
+// statusBytes finds a size in what the kernel tells of a process.
+func statusBytes(text, key string) (int64, error) {
+	for line := range strings.Lines(text) {
+		if value, ok := strings.CutPrefix(line, key); ok {
+			n, err := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(value), " kB"), 10, 64)
+			return n << 10, err
+		}
+	}
+	return 0, fmt.Errorf("the kernel does not tell %s", key)
+}

@@ -1,0 +1,36 @@
+// Package dropreason names why a packet was dropped. reasons.txt is the one list; the C enum, the
+// constants here and docs/reference/drop-reasons.md are made from it.
+package dropreason
+
+import "fmt"
+
+//go:generate go run ./gen reasons.txt ../../bpf/reason.h reasons_gen.go ../../docs/reference/drop-reasons.md
+
+// Reason is a number of the list; 0 is no reason.
+type Reason uint32
+
+func (r Reason) String() string {
+	if r.known() {
+		return reasons[r].name
+	}
+	return fmt.Sprintf("reason-%d", uint32(r))
+}
+
+// Text says what happened and what to do about it.
+func (r Reason) Text() string {
+	if r.known() {
+		return reasons[r].text
+	}
+	return "a reason of another version"
+}
+
+func (r Reason) known() bool { return r > 0 && int(r) < len(reasons) }
+
+// All lists every reason in order.
+func All() []Reason {
+	all := make([]Reason, 0, len(reasons)-1)
+	for r := range reasons[1:] {
+		all = append(all, Reason(r+1))
+	}
+	return all
+}

@@ -1,0 +1,41 @@
+package keymutex
+
+import (
+	"context"
+	"errors"
+	"testing"
+)
+
+// TestLock: one key is held by one, another key is free meanwhile, and who does not wait any longer leaves nothing behind.
+func TestLock(t *testing.T) {
+	var l Locks
+	unlock, err := l.Lock(t.Context(), "a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, err := l.Lock(t.Context(), "b")
+	if err != nil {
+		t.Fatal(err)
+	}
+	other()
+	ended, end := context.WithCancel(t.Context())
+	end()
+	if _, err := l.Lock(ended, "a"); !errors.Is(err, context.Canceled) {
+		t.Errorf("the second holds it as well: %v", err)
+	}
+	got := make(chan error)
+	go func() {
+		unlock, err := l.Lock(t.Context(), "a")
+		if err == nil {
+			unlock()
+		}
+		got <- err
+	}()
+	unlock()
+	if err := <-got; err != nil {
+		t.Error(err)
+	}
+	if len(l.locks) != 0 {
+		t.Errorf("%d locks are left", len(l.locks))
+	}
+}

@@ -1,0 +1,35 @@
+// Package sdnotify sends state changes of a daemon to systemd (sd_notify(3)).
+package sdnotify
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"strings"
+)
+
+// States understood by systemd; see sd_notify(3).
+const (
+	Ready    = "READY=1"
+	Stopping = "STOPPING=1"
+)
+
+// Notify sends a state to the supervisor that NOTIFY_SOCKET names. Without one it does nothing.
+func Notify(state string) error {
+	path := os.Getenv("NOTIFY_SOCKET")
+	if path == "" {
+		return nil
+	}
+	if rest, abstract := strings.CutPrefix(path, "@"); abstract {
+		path = "\x00" + rest
+	}
+	c, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: path, Net: "unixgram"})
+	if err != nil {
+		return fmt.Errorf("tell the supervisor %s: %w", state, err)
+	}
+	defer c.Close()
+	if _, err := c.Write([]byte(state)); err != nil {
+		return fmt.Errorf("tell the supervisor %s: %w", state, err)
+	}
+	return nil
+}

@@ -1,0 +1,224 @@
+package agentprobe
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"pilaster.io/pilaster/internal/humanize"
+	"pilaster.io/pilaster/internal/lab"
+	"pilaster.io/pilaster/internal/network/nimitz"
+	"pilaster.io/pilaster/internal/sim"
+	"pilaster.io/pilaster/internal/tenant"
+	"pilaster.io/pilaster/internal/unixrpc"
+)
+
+// guest is the real agent in the simulated cluster.
+type guest struct {
+	Options
+	line   *Line
+	tell   func(string)
+	began  time.Time
+	lab    *lab.Lab // nil before it is up
+	agent  *http.Client
+	before said
+	warm   chan struct{} // closed when it is
+}
+
+// node is what the agent's node is called.
+const node = "agent"
+
+// Join brings the agent up and gives it its containers.
+func (g *guest) Join(ctx context.Context, c sim.Cluster) (err error) {
+	spec := lab.Spec{Name: g.Name, Nodes: []string{node}}
+	var arguments []string
+	if g.line.Network == tenant.Nimitz {
+		spec.Nimitz = lab.EBPF
+		// Each simulated node has a subnet of the tenant, and the node's own containers an entry each.
+		most := g.Sizes[len(g.Sizes)-1] + 2*g.Containers
+		arguments = []string{"--max-mappings", strconv.Itoa(max(2*most, nimitz.DefaultMaxMappings))}
+	}
+	g.tell(humanize.Of(g.Containers, "container", "containers") + " of a real agent")
+	g.lab, err = lab.Up(ctx, spec, lab.Options{
+		Binary: g.Binary, AgentArgs: arguments,
+		Led: &lab.Led{Serve: c.Orchestrator.ServeNodes, Socket: c.Socket, Token: c.Token},
+	})
+	if err != nil {
+		return err
+	}
+	g.agent = unixrpc.Client(g.lab.AgentSocket(node))
+	for i := range g.Containers {
+		if err := g.lab.AddContainer(ctx, lab.Container{Name: fmt.Sprintf("c%d", i+1), Node: node, Tenant: c.Tenants[i%len(c.Tenants)], Labels: c.Labels}); err != nil {
+			return err
+		}
+	}
+	time.AfterFunc(g.WarmUp, func() { close(g.warm) })
+	g.before, err = g.quiet(ctx)
+	return err
+}
+
+// downTime bounds how long the agent and its containers may take to go, also after an interrupt.
+const downTime = time.Minute
+
+// leave takes the agent away while the orchestrator is still there.
+func (g *guest) leave(ctx context.Context) error {
+	if g.lab == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), downTime)
+	defer cancel()
+	return g.lab.Down(ctx)
+}
+
+// After measures the agent, the first time when it is warm.
+func (g *guest) After(ctx context.Context, s sim.Stage) error {
+	select {
+	case <-g.warm:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	now, err := g.quiet(ctx)
+	if err != nil {
+		return err
+	}
+	p := Point{Nodes: s.Nodes, Containers: s.Containers, Simulation: s.Resident, Seconds: time.Since(g.began).Seconds()}
+	p.Received, p.Heartbeats = since(now.received, g.before.received), since(now.heartbeats, g.before.heartbeats)
+	p.Entries, g.before = now.entries, now
+	if err := g.get(ctx, "/debug/memory", func(body io.Reader) error { return json.NewDecoder(body).Decode(&p.Memory) }); err != nil {
+		return err
+	}
+	if err := g.same(ctx); err != nil {
+		return err
+	}
+	g.line.Points = append(g.line.Points, p)
+	g.tell(p.String())
+	return nil
+}
+
+// same makes sure that all was measured of one process.
+func (g *guest) same(ctx context.Context) error {
+	all, err := g.lab.Processes(ctx)
+	if err != nil {
+		return err
+	}
+	for _, p := range all {
+		if p.Name == lab.AgentProcess(node) && p.Restarts > 0 {
+			return fmt.Errorf("the agent ended (%s) and was started again; its log is %s/log/%s.log while the lab is up", p.LastExit, g.lab.Folder(), p.Name)
+		}
+	}
+	return nil
+}
+
+// said is what the agent tells of itself.
+type said struct {
+	received, heartbeats sim.Count      // since it started
+	entries              map[string]int // by table
+	connected            bool
+}
+
+func (s said) equal(o said) bool {
+	return s.received == o.received && s.connected == o.connected && maps.Equal(s.entries, o.entries)
+}
+
+// Nothing may change between two looks at an agent that has done what it was told.
+const (
+	lookEvery  = 300 * time.Millisecond
+	settleTime = time.Minute
+)
+
+// quiet waits until the agent has done what the orchestrator has said.
+func (g *guest) quiet(ctx context.Context) (said, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, settleTime, errors.New("the agent does not come to rest"))
+	defer cancel()
+	tick := time.NewTicker(lookEvery)
+	defer tick.Stop()
+	last, err := g.ask(ctx)
+	for err == nil {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return last, context.Cause(ctx)
+		}
+		var now said
+		if now, err = g.ask(ctx); err == nil && now.connected && now.equal(last) {
+			return now, nil
+		}
+		last = now
+	}
+	return last, err
+}
+
+// ask reads the agent's metrics.
+func (g *guest) ask(ctx context.Context) (s said, err error) {
+	return s, g.get(ctx, "/metrics", func(body io.Reader) (err error) {
+		s, err = parse(body)
+		return err
+	})
+}
+
+func (g *guest) get(ctx context.Context, path string, read func(io.Reader) error) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, unixrpc.URL+path, nil)
+	if err != nil {
+		return err
+	}
+	resp, err := g.agent.Do(req)
+	if err != nil {
+		return fmt.Errorf("ask the agent for %s: %w", path, err)
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		text, _ := io.ReadAll(io.LimitReader(resp.Body, 1<<10))
+		return fmt.Errorf("ask the agent for %s: %s: %s", path, resp.Status, strings.TrimSpace(string(text)))
+	}
+	return read(resp.Body)
+}
+
+// ownCounts are what an ADD is refused by, and no tables of the packet path.
+var ownCounts = map[string]bool{"endpoints": true, "tenant-ids": true}
+
+// parse reads what is of interest from Prometheus text.
+func parse(page io.Reader) (s said, err error) {
+	s.entries = map[string]int{}
+	lines := bufio.NewScanner(page)
+	for lines.Scan() {
+		line := lines.Text()
+		at := strings.LastIndexByte(line, ' ')
+		if at < 0 || line[0] == '#' {
+			continue
+		}
+		name, labels, _ := strings.Cut(line[:at], "{")
+		if !strings.HasPrefix(name, "pilaster_") {
+			continue
+		}
+		v, err := strconv.ParseFloat(line[at+1:], 64)
+		if err != nil {
+			return s, fmt.Errorf("the agent's metrics: %q", line)
+		}
+		to := &s.received
+		if strings.Contains(labels, `event="heartbeat"`) {
+			to = &s.heartbeats
+		}
+		switch name {
+		case "pilaster_agent_received_messages_total":
+			to.Messages += int64(v)
+		case "pilaster_agent_received_message_bytes_total":
+			to.Bytes += int64(v)
+		case "pilaster_orchestrator_connected":
+			s.connected = v == 1
+		case "pilaster_table_entries":
+			table := strings.TrimSuffix(strings.TrimPrefix(labels, `table="`), `"}`)
+			if !ownCounts[table] {
+				s.entries[table] = int(v)
+			}
+		}
+	}
+	return s, lines.Err()
+}

@@ -1,0 +1,109 @@
+package agentprobe
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"time"
+
+	"pilaster.io/pilaster/internal/dpapi"
+	"pilaster.io/pilaster/internal/sim"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+// Options say what the agent has, and what it follows.
+type Options struct {
+	Networks       []string      // of the tenant that all containers are of; a run each
+	Sizes          []int         // simulated nodes, more in each step; two at least
+	Containers     int           // of the agent
+	NodeContainers int           // of each simulated node
+	Followers      int           // simulated nodes on nimitz that follow the orchestrator; 0 means all
+	Dir            string        // folder on a real disk for the orchestrator's etcd
+	WarmUp         time.Duration // between its last container and its first measurement at least
+	Binary         string        // pilaster, with pilaster-cni beside it
+	Name           string        // of the lab
+	Log            *slog.Logger
+	Progress       func(string)
+}
+
+// Run measures on each network. The report is there also beside an error, with the steps that were measured.
+func Run(ctx context.Context, o Options) (*Report, error) {
+	began := time.Now()
+	r := &Report{Started: began.UTC().Truncate(time.Second), Sizes: o.Sizes, Containers: o.Containers, NodeContainers: o.NodeContainers, Followers: o.Followers}
+	for _, network := range o.Networks {
+		line := Line{Network: network}
+		err := follow(ctx, o, &line)
+		if network == tenant.Netpila {
+			line.NotFlat = notFlat(line.Points)
+		}
+		r.Lines = append(r.Lines, line)
+		r.Seconds = time.Since(began).Round(100 * time.Millisecond).Seconds()
+		if err != nil {
+			return r, fmt.Errorf("network %s: %w", network, err)
+		}
+	}
+	return r, nil
+}
+
+// tellEvery is how often somebody hears how far the simulated nodes are.
+const tellEvery = 2 * time.Second
+
+// follow grows one cluster beside one agent.
+func follow(ctx context.Context, o Options, line *Line) error {
+	dir, err := os.MkdirTemp(o.Dir, "pilaster-sim-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	tell := func(what string) { o.Progress(line.Network + ": " + what) }
+	g := &guest{Options: o, line: line, tell: tell, began: time.Now(), warm: make(chan struct{})}
+	options := sim.Options{
+		Dir: dir, Log: o.Log, Every: tellEvery, Progress: func(p sim.Progress) { tell(p.String()) },
+		Guest: g, Settled: func() error { return g.leave(ctx) },
+	}
+	if line.Network == tenant.Nimitz {
+		options.Followers = o.Followers
+	}
+	scenario, err := o.scenario(line.Network)
+	if err != nil {
+		return err
+	}
+	r, err := sim.Run(ctx, scenario, options)
+	if r != nil {
+		line.Warnings = r.Warnings
+	}
+	return err
+}
+
+func (o Options) scenario(network string) (sim.Scenario, error) {
+	s := sim.Scenario{Network: network, Nodes: o.Sizes[0], ContainersPerNode: o.NodeContainers}
+	for i, size := range o.Sizes[1:] {
+		s.Events = append(s.Events, sim.Event{Do: sim.Grow, By: sim.Amount{N: size - o.Sizes[i]}})
+	}
+	s = s.Filled("agent")
+	return s, s.Validate()
+}
+
+// Check says what is wrong with what a person chose, or returns nil.
+func (o Options) Check() error {
+	if len(o.Sizes) < 2 {
+		return errors.New("two sizes at least: the agent beside the first is what it is compared with beside the others")
+	}
+	for i, size := range o.Sizes[1:] {
+		if size <= o.Sizes[i] {
+			return fmt.Errorf("size %d after %d: each is to be more than the one before", size, o.Sizes[i])
+		}
+	}
+	for _, of := range []struct {
+		what     string
+		n, least int
+	}{{"containers of the agent", o.Containers, 1}, {"containers of each simulated node", o.NodeContainers, 1}, {"followers", o.Followers, 0}} {
+		if of.n < of.least || of.n > dpapi.DefaultMaxEndpoints && of.least > 0 {
+			return fmt.Errorf("%d %s: say %d or more, and no more containers than %d", of.n, of.what, of.least, dpapi.DefaultMaxEndpoints)
+		}
+	}
+	_, err := o.scenario(tenant.Netpila)
+	return err
+}

@@ -1,0 +1,227 @@
+// Package statefile keeps small files that survive a crash at any moment: a file is either
+// the old one or the new one, and once a write has returned it stays. It knows nothing of what
+// the files mean.
+package statefile
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+)
+
+// CorruptError is a file that exists but does not say what it should. Nothing was changed.
+type CorruptError struct {
+	Path string
+	Err  error
+}
+
+func (e *CorruptError) Error() string {
+	return fmt.Sprintf("%s cannot be used: %v\n  nothing was changed and nothing is guessed from it; restore the file", e.Path, e.Err)
+}
+func (e *CorruptError) Unwrap() error { return e.Err }
+
+// tempPrefix marks files whose writing has not ended; they never count.
+const tempPrefix = ".writing-"
+
+// IsUnfinished reports whether a file of this name is what an interrupted write left behind.
+func IsUnfinished(name string) bool { return strings.HasPrefix(name, tempPrefix) }
+
+// Write replaces the file by v as JSON.
+func (d Disk) Write(path string, v any, mode os.FileMode) error {
+	b, err := encode(path, v)
+	if err != nil {
+		return err
+	}
+	return d.WriteBytes(path, b, mode)
+}
+
+func encode(path string, v any) ([]byte, error) {
+	b, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		return nil, fmt.Errorf("encoding %s: %w", path, err)
+	}
+	return append(b, '\n'), nil
+}
+
+// WriteBytes replaces the file's content.
+func (d Disk) WriteBytes(path string, b []byte, mode os.FileMode) error {
+	return d.replace(path, b, mode, func() error { return d.on().Sync(filepath.Dir(path)) })
+}
+
+func (d Disk) replace(path string, b []byte, mode os.FileMode, syncDir func() error) error {
+	err := d.on().Replace(path, b, mode)
+	if err == nil {
+		err = syncDir()
+	}
+	return advise(filepath.Dir(path), err)
+}
+
+// Replace fills and flushes a new file and renames it over the old one.
+func (machine) Replace(path string, b []byte, mode os.FileMode) (err error) {
+	f, err := os.CreateTemp(filepath.Dir(path), tempPrefix+filepath.Base(path)+"-*")
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			f.Close()
+			os.Remove(f.Name())
+		}
+	}()
+	if err := f.Chmod(mode); err != nil {
+		return err
+	}
+	if _, err := f.Write(b); err != nil {
+		return err
+	}
+	if err := f.Sync(); err != nil {
+		return err
+	}
+	if err := f.Close(); err != nil {
+		return err
+	}
+	return os.Rename(f.Name(), path)
+}
+
+// advise says what to do about a disk that takes nothing.
+func advise(dir string, err error) error {
+	switch {
+	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
+		return fmt.Errorf("%w; nothing was changed; make room on the disk of %s", err, dir)
+	case errors.Is(err, syscall.EROFS):
+		return fmt.Errorf("%w; nothing was changed; mount the disk of %s writable", err, dir)
+	}
+	return err
+}
+
+// Append adds a line to the file, all of it or nothing. Only a crash may leave a part, as the file's end. It lasts when
+// the file is synced.
+func (d Disk) Append(path, line string, mode os.FileMode) error {
+	return advise(filepath.Dir(path), d.on().Append(path, line, mode))
+}
+
+func (machine) Append(path, line string, mode os.FileMode) error {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, mode)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	was, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	if _, err := f.WriteString(line); err != nil {
+		// A disk that is full takes what there is room for.
+		return errors.Join(err, f.Truncate(was.Size()))
+	}
+	return nil
+}
+
+// Remove deletes the file for good; a file that is not there is no error.
+func (d Disk) Remove(path string) error {
+	if err := d.on().Remove(path); err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		return advise(filepath.Dir(path), err)
+	}
+	return d.on().Sync(filepath.Dir(path))
+}
+
+// Read decodes a file of a version into v. Unknown fields and trailing data are corruption: they were
+// written by something else, and leaving them out would be a guess.
+func (d Disk) Read(path string, version int, v any) error {
+	b, err := d.on().Read(path)
+	if err != nil {
+		return err
+	}
+	if err := DecodeVersion(b, version, v); err != nil {
+		return &CorruptError{path, err}
+	}
+	return nil
+}
+
+// DecodeVersion is Read without the file. The version is looked at first: a later one may have any fields.
+func DecodeVersion(b []byte, version int, v any) error { return DecodeSince(b, version, version, v) }
+
+// DecodeSince also takes earlier versions, whose fields are among this one's.
+func DecodeSince(b []byte, first, version int, v any) error {
+	var has struct {
+		Version int `json:"version"`
+	}
+	if json.Unmarshal(b, &has) == nil && has.Version > version {
+		return fmt.Errorf("it has version %d and this build knows %d, so a later build wrote it; start that one", has.Version, version)
+	}
+	if err := Decode(b, v); err != nil {
+		return err
+	}
+	if has.Version < first || has.Version > version {
+		return fmt.Errorf("it has version %d and this build knows %d", has.Version, version)
+	}
+	return nil
+}
+
+// Decode is the part of DecodeVersion that knows no version.
+func Decode(b []byte, v any) error {
+	d := json.NewDecoder(bytes.NewReader(b))
+	d.DisallowUnknownFields()
+	if err := d.Decode(v); err != nil {
+		if errors.Is(err, io.EOF) {
+			return errors.New("it is empty")
+		}
+		return err
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return errors.New("something follows the JSON value")
+	}
+	return nil
+}
+
+// Names lists the directory's finished files with the suffix, without it, in order. What an
+// interrupted write left behind is removed.
+func (d Disk) Names(dir, suffix string) ([]string, error) {
+	entries, err := d.on().List(dir)
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, e := range entries {
+		if IsUnfinished(e.Name()) {
+			if err := d.on().Remove(filepath.Join(dir, e.Name())); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		if name, ok := strings.CutSuffix(e.Name(), suffix); ok && e.Type().IsRegular() {
+			names = append(names, name)
+		}
+	}
+	return names, nil
+}
+
+// LockFile is the file in a directory that Lock locks.
+const LockFile = "lock"
+
+// Lock makes this process the only one using the directory until the returned file is closed.
+func Lock(dir string) (*os.File, error) {
+	path := filepath.Join(dir, LockFile)
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, advise(dir, err)
+	}
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		f.Close()
+		if errors.Is(err, syscall.EWOULDBLOCK) {
+			return nil, fmt.Errorf("%s is in use by another process\n  nothing was changed; stop that process, or choose another directory", dir)
+		}
+		return nil, fmt.Errorf("%s cannot be locked: %w\n  nothing was changed; choose a directory that can", dir, err)
+	}
+	return f, nil
+}
