@@ -148,7 +148,7 @@ func TestAnswersOutliveTheAgent(t *testing.T) {
 		of := b.orchestrator.tenants["blue"]
 		of.Changes++
 		b.orchestrator.tenants["blue"] = of
-		if err := b.Apply(t.Context(), []Known{{Tenant: of, Retiring: r}}, nil); err != nil {
+		if err := b.Apply(t.Context(), []TenantState{{Tenant: of, Retiring: r}}, nil); err != nil {
 			t.Fatal(err)
 		}
 	}

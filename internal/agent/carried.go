@@ -13,9 +13,9 @@ import (
 // A node carries tenants that it must know also without an endpoint of them, such as those that its gateway publishes. Which these are comes with
 // the node's own record, and lies in the tenants' files: a start without an orchestrator knows them.
 
-// Carry takes what the cluster says of that. What the node has no more reason to know it forgets, also what it failed to forget before; what is new
+// SetTransit takes what the cluster says of that. What the node has no more reason to know it forgets, also what it failed to forget before; what is new
 // to it follows from the cluster.
-func (c *Core) Carry(ctx context.Context, names []string) error {
+func (c *Core) SetTransit(ctx context.Context, names []string) error {
 	errs := []error{c.tenants.carry(names)}
 	for _, name := range c.tenants.Names() {
 		if !c.tenants.needed(name) {

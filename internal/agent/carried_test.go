@@ -15,7 +15,7 @@ import (
 )
 
 // published is green with a container on another node that this one's gateway publishes, made at a time.
-func (b *bed) published(changes uint64, made time.Time) Known {
+func (b *bed) published(changes uint64, made time.Time) TenantState {
 	green := b.orchestrator.tenants["green"]
 	green.Overlays = append(slices.Clone(green.Overlays[:1]), tenant.Overlay{CIDR: netip.MustParsePrefix("fd12:1::/48"), NodeBits: 64})
 	green.Changes, green.Created = changes, made
@@ -23,7 +23,7 @@ func (b *bed) published(changes uint64, made time.Time) Known {
 		Name: "web", Container: netip.MustParseAddr("fd12:1::9"), Gateway: nodePrefix, Underlay: tenant.UnderlayAddress(nodePrefix, 2),
 	}}
 	green.Services = []tenant.Service{{Name: "storage", Virtual: netip.MustParseAddr("fd09::7"), Real: netip.MustParseAddr("2001:db8::9")}}
-	return Known{Tenant: green, Whole: true}
+	return TenantState{Tenant: green, Whole: true}
 }
 
 func (b *bed) report(first bool) *pilasterv1.FollowRequest {
@@ -44,13 +44,13 @@ func TestCarried(t *testing.T) {
 		}
 	}
 	made := time.Unix(5, 0).UTC()
-	must(b.Apply(ctx, []Known{b.published(1, made)}, nil))
+	must(b.Apply(ctx, []TenantState{b.published(1, made)}, nil))
 	b.clean() // neither hosted nor carried
-	must(b.Carry(ctx, []string{"green", "unknown"}))
-	must(b.Apply(ctx, []Known{b.published(1, made)}, nil))
+	must(b.SetTransit(ctx, []string{"green", "unknown"}))
+	must(b.Apply(ctx, []TenantState{b.published(1, made)}, nil))
 	n := b.networks["nimitz"].(interface {
-		network.Mapped
-		network.Outward
+		network.MappingSink
+		network.GatewayProvider
 	})
 	must(n.Replace(ctx, "green", []network.Mapping{{Tenant: "green", To: netip.MustParsePrefix("fd12:1::/64"), Node: netip.MustParsePrefix("fd70:696c:6100:9::/64")}}))
 	leads := func(when, want string) {
@@ -72,7 +72,7 @@ func TestCarried(t *testing.T) {
 	if r := b.report(true); len(r.HostedTenants)+len(r.Hosting)+len(r.CarriedTenants) > 0 || !slices.Equal(r.IncompleteTenants, []string{"green"}) {
 		t.Errorf("it says %v", r)
 	}
-	must(b.Apply(ctx, []Known{b.published(1, made)}, nil))
+	must(b.Apply(ctx, []TenantState{b.published(1, made)}, nil))
 	if r := b.report(true); len(r.HostedTenants) > 0 || !slices.Equal(r.CarriedTenants, []string{"green"}) {
 		t.Errorf("it says %v", r)
 	}
@@ -94,8 +94,8 @@ func TestCarried(t *testing.T) {
 	if r := b.report(false); !slices.Equal(r.HostedTenants, []string{"green"}) {
 		t.Errorf("it says %v", r)
 	}
-	must(b.Carry(ctx, nil))
-	must(b.Carry(ctx, []string{"green"}))
+	must(b.SetTransit(ctx, nil))
+	must(b.SetTransit(ctx, []string{"green"}))
 	must(b.Delete(ctx, "c1", "eth0"))
 	leads("without the endpoint", there)
 	if got := b.tenants.subnets("green"); got != nil || len(b.report(false).HostedTenants) > 0 {
@@ -103,7 +103,7 @@ func TestCarried(t *testing.T) {
 	}
 
 	// One of the same name, made later, is another tenant, and nothing of the old one stands in its way.
-	must(b.Apply(ctx, []Known{b.published(0, made.Add(time.Hour))}, nil))
+	must(b.Apply(ctx, []TenantState{b.published(0, made.Add(time.Hour))}, nil))
 	if known, _, _ := b.tenants.get("green"); known.Tenant.Changes != 0 {
 		t.Errorf("it knows %+v", known.Tenant)
 	}
@@ -114,7 +114,7 @@ func TestCarried(t *testing.T) {
 	if problems := b.uncarried(); len(problems) != 1 || !strings.Contains(problems[0], "green is published at this node, which does not have network nimitz") {
 		t.Errorf("problems %q", problems)
 	}
-	must(b.Carry(ctx, nil))
+	must(b.SetTransit(ctx, nil))
 	b.clean()
 	if fmt.Sprint(b.uncarried()) != "[]" {
 		t.Errorf("problems %q", b.uncarried())
@@ -131,13 +131,13 @@ func TestCarriedNoMore(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	must(b.Carry(ctx, []string{"green"}))
-	must(b.Apply(ctx, []Known{b.published(1, time.Unix(5, 0).UTC())}, nil))
+	must(b.SetTransit(ctx, []string{"green"}))
+	must(b.Apply(ctx, []TenantState{b.published(1, time.Unix(5, 0).UTC())}, nil))
 	b.driver.fail["DeleteTenant"] = errFake
-	if err := b.Carry(ctx, nil); !errors.Is(err, errFake) {
+	if err := b.SetTransit(ctx, nil); !errors.Is(err, errFake) {
 		t.Errorf("a tenant that stays: %v", err)
 	}
 	delete(b.driver.fail, "DeleteTenant")
-	must(b.Carry(ctx, nil))
+	must(b.SetTransit(ctx, nil))
 	b.clean()
 }

@@ -131,16 +131,16 @@ func tenantFromProto(t *pilasterv1.Tenant) (tenant.Tenant, error) {
 }
 
 // knownFromProto sorts tenants and apps by tenant. Apps may come without their tenant.
-func knownFromProto(tenants []*pilasterv1.Tenant, apps []*pilasterv1.App, whole func(tenant string) bool) ([]Known, error) {
+func knownFromProto(tenants []*pilasterv1.Tenant, apps []*pilasterv1.App, whole func(tenant string) bool) ([]TenantState, error) {
 	byName := map[string]int{}
-	var list []Known
+	var list []TenantState
 	for _, t := range tenants {
 		converted, err := tenantFromProto(t)
 		if err != nil {
 			return nil, err
 		}
 		byName[converted.Name] = len(list)
-		list = append(list, Known{Tenant: converted, Whole: whole(converted.Name), Retiring: retiringFromProto(t.GetRetiringApps())})
+		list = append(list, TenantState{Tenant: converted, Whole: whole(converted.Name), Retiring: retiringFromProto(t.GetRetiringApps())})
 	}
 	for _, a := range apps {
 		app, err := appFromProto(a)
@@ -151,7 +151,7 @@ func knownFromProto(tenants []*pilasterv1.Tenant, apps []*pilasterv1.App, whole 
 		if !ok {
 			i = len(list)
 			byName[a.Tenant] = i
-			list = append(list, Known{Tenant: tenant.Tenant{Name: a.Tenant}})
+			list = append(list, TenantState{Tenant: tenant.Tenant{Name: a.Tenant}})
 		}
 		list[i].Apps = append(list[i].Apps, app)
 	}

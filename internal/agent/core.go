@@ -270,7 +270,7 @@ func (c *Core) remove(ctx context.Context, r endpoint.Record) error {
 	}
 	err := c.deactivate(ctx, r)
 	if err == nil {
-		err = c.driver.Remove(ctx, r)
+		err = c.driver.RemoveDevice(ctx, r)
 	}
 	if err != nil {
 		return fmt.Errorf("%w\n  endpoint %d stays until a repeated DEL succeeds", err, r.ID)

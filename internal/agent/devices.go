@@ -41,7 +41,7 @@ func followDevicesOnce(ctx context.Context, uplink string, core *Core, log *slog
 		}
 	}
 	guard := func(changed netlink.Link) {
-		if err := core.driver.GuardEdge(changed); err != nil && ctx.Err() == nil {
+		if err := core.driver.GuardInterfaces(changed); err != nil && ctx.Err() == nil {
 			log.Error("an interface beside the uplink is not guarded", "error", err)
 		}
 	}

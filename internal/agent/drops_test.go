@@ -19,7 +19,7 @@ func TestSettingsAreKept(t *testing.T) {
 	go func() {
 		defer close(done)
 		status := func(context.Context) (dpapi.Status, error) { return d.Status() }
-		new(dropWindow).run(ctx, d.KeepSettings, status, ticks, slog.New(slog.DiscardHandler))
+		new(dropWindow).run(ctx, d.ReconcileSettings, status, ticks, slog.New(slog.DiscardHandler))
 	}()
 	ticks <- time.Time{}
 	ticks <- time.Time{}

@@ -25,11 +25,11 @@ func TestEdgeSwitch(t *testing.T) {
 	b.clean()
 
 	peer := netip.MustParsePrefix("fd71:696c:6100:5::/64")
-	green := Known{Tenant: b.orchestrator.tenants["green"], Whole: true}
+	green := TenantState{Tenant: b.orchestrator.tenants["green"], Whole: true}
 	green.Tenant.Regions = []tenant.Region{{Name: "east", CIDRs: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}, Edge: nodePrefix, PeerEdge: peer, PeerVNI: 12}}
 	for _, step := range []func() error{
-		func() error { return b.Carry(ctx, []string{"green"}) },
-		func() error { return b.Apply(ctx, []Known{green}, nil) },
+		func() error { return b.SetTransit(ctx, []string{"green"}) },
+		func() error { return b.Apply(ctx, []TenantState{green}, nil) },
 	} {
 		if err := step(); err != nil {
 			t.Fatal(err)
@@ -77,7 +77,7 @@ func TestRegionsBesideResolve(t *testing.T) {
 		{[]tenant.Region{east}, nil, []tenant.Region{east}},
 	} {
 		if step.told != nil {
-			if err := b.Apply(ctx, []Known{{Tenant: of(step.told...), Whole: true}}, nil); err != nil {
+			if err := b.Apply(ctx, []TenantState{{Tenant: of(step.told...), Whole: true}}, nil); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -80,7 +80,7 @@ func TestDropsOfTheLastMinute(t *testing.T) {
 	}
 	go func() {
 		defer close(ended)
-		w.run(ctx, d.KeepSettings, func(context.Context) (dpapi.Status, error) { return d.Status() }, tick, slog.New(slog.DiscardHandler))
+		w.run(ctx, d.ReconcileSettings, func(context.Context) (dpapi.Status, error) { return d.Status() }, tick, slog.New(slog.DiscardHandler))
 	}()
 	for range samplesKept + 5 {
 		tick <- time.Time{}

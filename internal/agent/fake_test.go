@@ -73,8 +73,8 @@ func (d *fakeDriver) call(name string, r endpoint.Record) error {
 type fakePath struct{ *fakeDriver }
 
 // opener is of network netpila in it.
-func (d *fakeDriver) opener() network.Opener {
-	return network.Opener{Name: netpila.Name, Open: func(n network.Node) (Network, error) {
+func (d *fakeDriver) opener() network.Factory {
+	return network.Factory{Name: netpila.Name, Open: func(n network.Node) (Network, error) {
 		return netpila.New(n.Plan, n.Prefix, n.Indexes, fakePath{d})
 	}}
 }
@@ -180,7 +180,7 @@ func (d fakePath) Entries(context.Context) ([]dpapi.Entries, error) {
 	return d.entries, d.call("Entries", endpoint.Record{})
 }
 
-func (d *fakeDriver) Remove(_ context.Context, r endpoint.Record) error {
+func (d *fakeDriver) RemoveDevice(_ context.Context, r endpoint.Record) error {
 	if err := d.call("Remove", r); err != nil {
 		return err
 	}
@@ -192,7 +192,7 @@ func (d *fakeDriver) Remove(_ context.Context, r endpoint.Record) error {
 
 func (d *fakeDriver) Check(_ context.Context, r endpoint.Record) error { return d.call("Check", r) }
 
-func (d *fakeDriver) Carrying() ([]endpoint.ID, error) {
+func (d *fakeDriver) Attached() ([]endpoint.ID, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return slices.Collect(maps.Keys(d.active)), nil
@@ -229,7 +229,7 @@ func (d *fakeDriver) SetMTU(r endpoint.Record, mtu int) error {
 	return d.call("SetMTU", r)
 }
 
-func (d *fakeDriver) Lost(records []endpoint.Record) (map[endpoint.ID]error, error) {
+func (d *fakeDriver) MissingDevices(records []endpoint.Record) (map[endpoint.ID]error, error) {
 	if err := d.call("Lost", endpoint.Record{}); err != nil {
 		return nil, err
 	}
@@ -247,7 +247,7 @@ func (d *fakeDriver) Lost(records []endpoint.Record) (map[endpoint.ID]error, err
 	return lost, nil
 }
 
-func (d *fakeDriver) Lose(r endpoint.Record) error { return d.call("Lose", r) }
+func (d *fakeDriver) RemoveRoutes(r endpoint.Record) error { return d.call("Lose", r) }
 
 func (d *fakeDriver) RestorePolicies(all, held []dpapi.TenantPolicies) error {
 	if err := d.call("RestorePolicies", endpoint.Record{}); err != nil {
@@ -278,8 +278,8 @@ func (d *fakeDriver) SetPolicies(t dpapi.TenantPolicies) error {
 	return nil
 }
 
-// Why answers from the tables that were given last.
-func (d *fakeDriver) Why(q dpapi.PolicyQuery) (dpapi.PolicyVerdict, error) {
+// LookupPolicy answers from the tables that were given last.
+func (d *fakeDriver) LookupPolicy(q dpapi.PolicyQuery) (dpapi.PolicyVerdict, error) {
 	if err := d.call("Why", endpoint.Record{}); err != nil {
 		return dpapi.PolicyVerdict{}, err
 	}
@@ -309,9 +309,9 @@ func (d *fakeDriver) RuleHits() (map[uint32]uint64, error) {
 	return d.hits, d.call("RuleHits", endpoint.Record{})
 }
 
-func (d *fakeDriver) KeepSettings() error { return d.call("KeepSettings", endpoint.Record{}) }
+func (d *fakeDriver) ReconcileSettings() error { return d.call("KeepSettings", endpoint.Record{}) }
 
-func (d *fakeDriver) GuardEdge(netlink.Link) error { return d.call("GuardEdge", endpoint.Record{}) }
+func (d *fakeDriver) GuardInterfaces(netlink.Link) error { return d.call("GuardEdge", endpoint.Record{}) }
 
 func (d *fakeDriver) Status() (dpapi.Status, error) {
 	return d.status, d.call("Status", endpoint.Record{})

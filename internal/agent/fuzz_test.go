@@ -201,7 +201,7 @@ func FuzzKnown(f *testing.F) {
 				continue // apps without their tenant
 			}
 			checkIDs(t, k.Tenant.IDs)
-			h := newHosted(Known{Tenant: tenant.Tenant{Name: k.Tenant.Name, IDs: []tenant.ID{had}, Changes: 1}})
+			h := newHosted(TenantState{Tenant: tenant.Tenant{Name: k.Tenant.Name, IDs: []tenant.ID{had}, Changes: 1}})
 			h.endpoints[had.ID] = 1
 			if err := h.learnIDs(k); err == nil {
 				checkIDs(t, h.Tenant.IDs)

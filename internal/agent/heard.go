@@ -41,15 +41,15 @@ func joined(begun, next *pilasterv1.FollowResponse) (whole, rest *pilasterv1.Fol
 }
 
 // policiesFromProto is what an event says of policies, by tenant.
-func policiesFromProto(event *pilasterv1.FollowResponse, heard time.Time) ([]PolicyNews, error) {
+func policiesFromProto(event *pilasterv1.FollowResponse, heard time.Time) ([]PolicyUpdate, error) {
 	d := event.GetDelta()
 	if s := event.GetSnapshot(); s != nil {
 		d = &pilasterv1.Delta{Policies: s.Policies, Overrides: s.Overrides, WholePolicies: s.WholePolicies}
 	}
-	by := map[string]*PolicyNews{}
-	of := func(tenant string) *PolicyNews {
+	by := map[string]*PolicyUpdate{}
+	of := func(tenant string) *PolicyUpdate {
 		if by[tenant] == nil {
-			by[tenant] = &PolicyNews{Tenant: tenant, Heard: heard, Overrides: map[netip.Addr]address.AppID{}}
+			by[tenant] = &PolicyUpdate{Tenant: tenant, Heard: heard, Overrides: map[netip.Addr]address.AppID{}}
 		}
 		return by[tenant]
 	}
@@ -78,10 +78,10 @@ func policiesFromProto(event *pilasterv1.FollowResponse, heard time.Time) ([]Pol
 		}
 		of(o.Tenant).Back = append(of(o.Tenant).Back, a)
 	}
-	all := make([]PolicyNews, 0, len(by))
+	all := make([]PolicyUpdate, 0, len(by))
 	for _, n := range by {
 		all = append(all, *n)
 	}
-	slices.SortFunc(all, func(a, b PolicyNews) int { return cmp.Compare(a.Tenant, b.Tenant) })
+	slices.SortFunc(all, func(a, b PolicyUpdate) int { return cmp.Compare(a.Tenant, b.Tenant) })
 	return all, nil
 }

@@ -65,7 +65,7 @@ func (c *Core) hold(ctx context.Context, name string, identity map[string]string
 	}
 	defer unlock()
 	if answer != nil {
-		learnt := Known{Tenant: answer.Tenant, Retiring: answer.Retiring, Apps: []App{{answer.App, maps.Clone(identity)}}}
+		learnt := TenantState{Tenant: answer.Tenant, Retiring: answer.Retiring, Apps: []App{{answer.App, maps.Clone(identity)}}}
 		// Changes does not count regions, so that this answer may be older than what the stream has told, and tells, of them.
 		if known, _, ok := c.tenants.get(name); ok {
 			if known.Tenant.Created.Equal(answer.Tenant.Created) && known.Tenant.Changes > answer.Tenant.Changes {
@@ -106,7 +106,7 @@ func (c *Core) hold(ctx context.Context, name string, identity map[string]string
 
 // take learns what is given of a tenant. Of what networks refuse a tenant known before stays as it was, and so
 // it does on disk, whose turn comes after them: containers of it are brought back with that at a start. The caller holds the tenant's lock.
-func (c *Core) take(ctx context.Context, k Known) error {
+func (c *Core) take(ctx context.Context, k TenantState) error {
 	before, err := c.tenants.learn(k)
 	if err != nil {
 		return err
@@ -122,7 +122,7 @@ func (c *Core) take(ctx context.Context, k Known) error {
 
 // isUnfit tells whether a tenant is refused for what it is, and the others are as well as they were.
 func isUnfit(err error) bool {
-	return errors.Is(err, ErrExhausted) || errors.Is(err, network.ErrUnfit) || errors.Is(err, endpoint.ErrExhausted)
+	return errors.Is(err, ErrExhausted) || errors.Is(err, network.ErrConflict) || errors.Is(err, endpoint.ErrExhausted)
 }
 
 // put makes the tenant's networks know the tenant. The caller holds the tenant's lock.
@@ -195,9 +195,9 @@ func (c *Core) forget(ctx context.Context, name string) error {
 
 // Apply takes what the orchestrator tells of hosted and carried tenants. Tenants that are neither any
 // more are left out. Nothing is removed because something does not mention it.
-func (c *Core) Apply(ctx context.Context, news []Known, deleted []string) error {
+func (c *Core) Apply(ctx context.Context, news []TenantState, deleted []string) error {
 	for len(news) > 0 {
-		var unfit []Known
+		var unfit []TenantState
 		for _, k := range news {
 			if err := c.applyOne(ctx, k); isUnfit(err) {
 				unfit = append(unfit, k)
@@ -218,7 +218,7 @@ func (c *Core) Apply(ctx context.Context, news []Known, deleted []string) error 
 	return nil
 }
 
-func (c *Core) applyOne(ctx context.Context, k Known) error {
+func (c *Core) applyOne(ctx context.Context, k TenantState) error {
 	unlock, err := c.byTenant.lock(ctx, k.Tenant.Name)
 	if err != nil {
 		return err

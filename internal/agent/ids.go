@@ -15,7 +15,7 @@ import (
 
 // learnIDs takes a list of ids that is not older than the one known, and with it which network the tenant is on and which apps retire. Ids that
 // endpoints here have stay, whatever it says.
-func (h *hosted) learnIDs(k Known) error {
+func (h *hosted) learnIDs(k TenantState) error {
 	news := k.Tenant
 	if len(news.IDs) == 0 || news.Changes < h.Tenant.Changes {
 		return nil

@@ -24,7 +24,7 @@ func (b *bed) heardIDs(changes uint64, ids ...int) error {
 		id = max(id, -id)
 		blue.IDs = append(blue.IDs, tenant.ID{ID: address.TenantID(id), Key: address.Key{byte(id)}, OnlyAccepted: only})
 	}
-	return b.Apply(b.t.Context(), []Known{{Tenant: blue}}, nil)
+	return b.Apply(b.t.Context(), []TenantState{{Tenant: blue}}, nil)
 }
 
 // said is what the node reports of blue: accepted, held.
@@ -126,7 +126,7 @@ func TestIdsInUseStay(t *testing.T) {
 	}
 	b.orchestrator.tenants["blue"] = tenant.Tenant{Name: "blue"}
 	other := tenant.Tenant{Name: "blue", Changes: 6, IDs: []tenant.ID{{ID: 1, Key: address.Key{99}}}}
-	if err := b.Apply(t.Context(), []Known{{Tenant: other}}, nil); err == nil || !strings.Contains(err.Error(), "id 1 has one key here and another") {
+	if err := b.Apply(t.Context(), []TenantState{{Tenant: other}}, nil); err == nil || !strings.Contains(err.Error(), "id 1 has one key here and another") {
 		t.Errorf("another key under a known id: %v", err)
 	}
 }

@@ -28,7 +28,7 @@ func TestLabelsOfALiveContainer(t *testing.T) {
 	b := newBed(t)
 	r := b.add("c1")
 	b.add("c2")
-	b.hear(PolicyNews{Tenant: "blue", Whole: true, Documents: []Document{document("web", webFromDB)}})
+	b.hear(PolicyUpdate{Tenant: "blue", Whole: true, Documents: []Document{document("web", webFromDB)}})
 	if !b.lets(2, 2) || b.lets(1, 1) {
 		t.Fatal("the policy is not in force")
 	}
@@ -59,7 +59,7 @@ func TestLabelsOfALiveContainer(t *testing.T) {
 	b.reopen()
 	check("after a start")
 	// What the cluster says of containers of this node is older than what the node knows.
-	b.hear(PolicyNews{Tenant: "blue", Overrides: map[netip.Addr]address.AppID{own: 1}})
+	b.hear(PolicyUpdate{Tenant: "blue", Overrides: map[netip.Addr]address.AppID{own: 1}})
 	check("after an old word")
 
 	if is, err = b.Label(t.Context(), own.String(), Relabelling{Set: map[string]string{"app": "web"}}); err != nil || is.AppNow != 0 {
@@ -120,7 +120,7 @@ func TestLabelsThatAreRefused(t *testing.T) {
 	}
 	b.orchestrator.err = nil
 
-	b.hear(PolicyNews{Tenant: "blue", Whole: true, Documents: []Document{document("web", webFromDB)}})
+	b.hear(PolicyUpdate{Tenant: "blue", Whole: true, Documents: []Document{document("web", webFromDB)}})
 	b.driver.fail["SetPolicies"] = errFake
 	if _, err := b.Label(t.Context(), "1", Relabelling{Set: map[string]string{"app": "db"}}); !errors.Is(err, ErrUnavailable) {
 		t.Errorf("what the packet path refuses: %v", err)
@@ -145,7 +145,7 @@ func TestLabelsWhereThePacketSaysTheApp(t *testing.T) {
 		}
 		return all
 	}
-	b.hear(PolicyNews{Tenant: "green", Whole: true, Documents: []Document{document("db", mutedDB)}})
+	b.hear(PolicyUpdate{Tenant: "green", Whole: true, Documents: []Document{document("db", mutedDB)}})
 	label := func(app string) error {
 		_, err := b.Label(t.Context(), "1", Relabelling{Set: map[string]string{"app": app}})
 		return err
@@ -222,7 +222,7 @@ func TestLabelsOfAContainerThatMoves(t *testing.T) {
 		_, err := b.Label(t.Context(), "1", Relabelling{Set: map[string]string{"app": app}})
 		return err
 	}
-	b.hear(PolicyNews{Tenant: "green", Whole: true, Documents: []Document{document("db", mutedDB)}})
+	b.hear(PolicyUpdate{Tenant: "green", Whole: true, Documents: []Document{document("db", mutedDB)}})
 	if err := label("db"); err != nil {
 		t.Fatal(err)
 	}

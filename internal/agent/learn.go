@@ -7,7 +7,7 @@ import (
 )
 
 // learn adds what is given to what is known of the tenant, and returns what was. What it adds to one known before, save writes.
-func (t *Tenants) learn(k Known) (before Known, err error) {
+func (t *Tenants) learn(k TenantState) (before TenantState, err error) {
 	if err := tenant.CheckName(k.Tenant.Name); err != nil {
 		return before, err
 	}
@@ -46,11 +46,11 @@ func (t *Tenants) learn(k Known) (before Known, err error) {
 	h.Whole, h.Reduced, h.refused = old.Whole || k.Whole, false, nil // wholeness is not kept on disk
 	h.unsaved = old.unsaved || !h.Tenant.Equal(old.Tenant) || !h.Retiring.equal(old.Retiring) || grown || len(h.Apps) != len(old.Apps)
 	t.m[k.Tenant.Name] = &h
-	return old.Known, nil
+	return old.TenantState, nil
 }
 
 // unlearn has a tenant be what it was before, if it was known; the apps it has learnt meanwhile stay.
-func (t *Tenants) unlearn(before Known) {
+func (t *Tenants) unlearn(before TenantState) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if now := t.m[before.Tenant.Name]; now != nil {

@@ -17,24 +17,24 @@ import (
 	"pilaster.io/pilaster/internal/statefile"
 )
 
-// Remains is what an agent that does not run has left on disk. Until it is closed no agent can
+// StaleState is what an agent that does not run has left on disk. Until it is closed no agent can
 // start over it.
-type Remains struct {
+type StaleState struct {
 	Prefix    netip.Prefix         // the node's; zero where it is not known
 	Endpoints []string             // what DEL was not called for, as people know it
 	Files     []network.StaleState // in the order in which they can be removed
 	lock      *os.File
 }
 
-// FindRemains reads what is there and changes nothing. It fails where an agent runs. Before what it finds goes what networks have left, which may lie in
+// FindStaleState reads what is there and changes nothing. It fails where an agent runs. Before what it finds goes what networks have left, which may lie in
 // the same folders.
-func FindRemains(stateDir, runDir string, before []network.StaleState) (_ *Remains, err error) {
+func FindStaleState(stateDir, runDir string, before []network.StaleState) (_ *StaleState, err error) {
 	socket := filepath.Join(runDir, agentSocket)
 	if c, err := net.DialTimeout("unix", socket, time.Second); err == nil {
 		c.Close()
 		return nil, fmt.Errorf("an agent runs: it answers on %s\n  nothing was changed; stop it first", socket)
 	}
-	r := &Remains{}
+	r := &StaleState{}
 	defer func() {
 		if err != nil {
 			r.Close()
@@ -96,7 +96,7 @@ func leftAt(path string, folder bool) network.StaleState {
 }
 
 // read takes the lock and learns what it can: a reset must also work where files are damaged.
-func (r *Remains) read(stateDir string) (err error) {
+func (r *StaleState) read(stateDir string) (err error) {
 	if r.lock, err = statefile.Lock(stateDir); err != nil {
 		return err
 	}
@@ -120,7 +120,7 @@ func (r *Remains) read(stateDir string) (err error) {
 }
 
 // Close lets agents start again.
-func (r *Remains) Close() error {
+func (r *StaleState) Close() error {
 	if r.lock == nil {
 		return nil
 	}

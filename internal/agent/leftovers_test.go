@@ -39,7 +39,7 @@ func TestRemainsBesideAnOrchestrator(t *testing.T) {
 	writeFile(t, "", gateway)
 	before := []network.StaleState{{Kind: "file", Name: gateway, Remove: func() error { return os.Remove(gateway) }}}
 
-	r, err := FindRemains(state, run, before)
+	r, err := FindStaleState(state, run, before)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -61,7 +61,7 @@ func TestRemainsBesideAnOrchestrator(t *testing.T) {
 			t.Errorf("%s holds %v, %v; wanted %s", dir, entries, err, kept)
 		}
 	}
-	again, err := FindRemains(state, run, nil)
+	again, err := FindStaleState(state, run, nil)
 	if err != nil || len(again.Files) != 0 {
 		t.Errorf("again: %+v, %v", again, err)
 	}
@@ -77,7 +77,7 @@ func TestRemainsOfARunningAgent(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := FindRemains(state, run, nil); err == nil || !strings.Contains(err.Error(), "in use by another process") {
+	if _, err := FindStaleState(state, run, nil); err == nil || !strings.Contains(err.Error(), "in use by another process") {
 		t.Errorf("a locked state: %v", err)
 	}
 	lock.Close()
@@ -86,7 +86,7 @@ func TestRemainsOfARunningAgent(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	if _, err := FindRemains(t.TempDir(), run, nil); err == nil || !strings.Contains(err.Error(), "an agent runs") {
+	if _, err := FindStaleState(t.TempDir(), run, nil); err == nil || !strings.Contains(err.Error(), "an agent runs") {
 		t.Errorf("a socket that answers: %v", err)
 	}
 }

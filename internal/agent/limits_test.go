@@ -99,11 +99,11 @@ func TestNoRoomForANewKey(t *testing.T) {
 	app := []App{{ID: 77, Labels: map[string]string{"app": "x"}}}
 	apply := func() {
 		t.Helper()
-		if err := b.Apply(t.Context(), []Known{{Tenant: rotated, Whole: true}, {Tenant: b.orchestrator.tenants["red"], Apps: app, Whole: true}}, nil); err != nil {
+		if err := b.Apply(t.Context(), []TenantState{{Tenant: rotated, Whole: true}, {Tenant: b.orchestrator.tenants["red"], Apps: app, Whole: true}}, nil); err != nil {
 			t.Fatal(err)
 		}
-		b.hear(PolicyNews{Tenant: "blue", Whole: true})
-		b.hear(PolicyNews{Tenant: "red", Whole: true})
+		b.hear(PolicyUpdate{Tenant: "blue", Whole: true})
+		b.hear(PolicyUpdate{Tenant: "red", Whole: true})
 	}
 	apply()
 	if problems := b.tenants.refusals(); len(problems) != 1 || !strings.Contains(problems[0], "tenant blue has an id this node did not take") {

@@ -339,7 +339,7 @@ func (l *Link) apply(ctx context.Context, core *Core, event *pilasterv1.FollowRe
 		return fmt.Errorf("an event of the orchestrator cannot be used: %w", err)
 	}
 	if own != nil {
-		err = core.Carry(ctx, own.Carries)
+		err = core.SetTransit(ctx, own.Carries)
 	}
 	policies, err2 := policiesFromProto(event, heard)
 	if err2 != nil {

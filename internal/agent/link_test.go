@@ -475,7 +475,7 @@ func TestResolveSaysWhatIsMissing(t *testing.T) {
 		}
 	}
 	b := newLinkBed(t)
-	if _, err := b.tenants.learn(Known{Tenant: newFakeOrchestrator().tenants["blue"]}); err != nil {
+	if _, err := b.tenants.learn(TenantState{Tenant: newFakeOrchestrator().tenants["blue"]}); err != nil {
 		t.Fatal(err)
 	}
 	b.server.Close()

@@ -17,11 +17,11 @@ import (
 )
 
 // mappers are the networks that are told a tenant's mappings: of the one that it is on and the one that it leaves those that keep any.
-type mappers []network.Mapped
+type mappers []network.MappingSink
 
 func (c *Core) mappers(t tenant.Tenant) (all mappers) {
 	for _, name := range []string{networkOf(t), t.Leaving} {
-		if m, ok := c.networks[name].(network.Mapped); ok {
+		if m, ok := c.networks[name].(network.MappingSink); ok {
 			all = append(all, m)
 		}
 	}

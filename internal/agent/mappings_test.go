@@ -262,7 +262,7 @@ func newLister(t *testing.T, answer func(n int, token string) (*pilasterv1.ListM
 	}
 	green := tenant.Tenant{Name: "green", Network: tenant.Nimitz, Addressing: tenant.Own, IDs: []tenant.ID{{ID: 7}},
 		Overlays: []tenant.Overlay{{CIDR: netip.MustParsePrefix("10.0.0.0/16"), NodeBits: 24}}}
-	if _, err := core.tenants.learn(Known{Tenant: green}); err != nil {
+	if _, err := core.tenants.learn(TenantState{Tenant: green}); err != nil {
 		t.Fatal(err)
 	}
 	if err := core.tenants.setSubnets("green", []netip.Prefix{netip.MustParsePrefix("10.0.1.0/24")}); err != nil {

@@ -41,7 +41,7 @@ func (b *bed) step(n uint64) {
 	}
 	b.orchestrator.tenants["green"] = green
 	b.orchestrator.mu.Unlock()
-	if err := b.Apply(b.t.Context(), []Known{{Tenant: green}}, nil); err != nil {
+	if err := b.Apply(b.t.Context(), []TenantState{{Tenant: green}}, nil); err != nil {
 		b.t.Fatal(err)
 	}
 }
@@ -387,7 +387,7 @@ func TestDeleteOfOneThatMovesThatFails(t *testing.T) {
 // A node that hosts a tenant without a container of it says so, else the move could not be finished.
 func TestMoveOfNone(t *testing.T) {
 	b := newBedOfTwo(t)
-	if _, err := b.tenants.learn(Known{Tenant: b.orchestrator.tenants["green"]}); err != nil {
+	if _, err := b.tenants.learn(TenantState{Tenant: b.orchestrator.tenants["green"]}); err != nil {
 		t.Fatal(err)
 	}
 	b.step(1)
@@ -415,7 +415,7 @@ func TestMoveIsNotTakenBack(t *testing.T) {
 	green := b.orchestrator.tenants["green"]
 	b.step(1)
 	b.movesAll()
-	if err := b.Apply(t.Context(), []Known{{Tenant: green}}, nil); err != nil {
+	if err := b.Apply(t.Context(), []TenantState{{Tenant: green}}, nil); err != nil {
 		t.Fatal(err)
 	}
 	b.movesAll()

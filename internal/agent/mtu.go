@@ -16,7 +16,7 @@ func (c *Core) FollowMTU(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("endpoints keep their MTU: %w", err)
 	}
-	errs := []error{c.eachGateway(func(n network.Outward) error { return n.FollowMTU(mtu) })}
+	errs := []error{c.eachGateway(func(n network.GatewayProvider) error { return n.FollowMTU(mtu) })}
 	for _, r := range c.store.List() {
 		// One that is being made may have asked for the MTU before it changed; its lock is waited for.
 		if own := mtu - r.Overhead(); r.State != endpoint.Active || r.Device.MTU != own {

@@ -101,10 +101,10 @@ func (c *Core) status(ctx context.Context) (dpapi.Status, error) {
 	}
 	s.Drops, s.Switches = slices.Clone(s.Drops), map[string]string{}
 	err = c.allNetworks(func(name string, n Network) error {
-		if by, ok := n.(network.Switched); ok {
+		if by, ok := n.(network.SwitchInfo); ok {
 			s.Switches[name], s.Without = by.Switch(), append(s.Without, by.Lacks()...)
 		}
-		switched, ok := n.(network.Dropping)
+		switched, ok := n.(network.DropCounter)
 		if !ok {
 			return nil
 		}
@@ -125,9 +125,9 @@ func (c *Core) status(ctx context.Context) (dpapi.Status, error) {
 }
 
 // eachGateway does something with each network that has a way to the underlay.
-func (c *Core) eachGateway(do func(network.Outward) error) error {
+func (c *Core) eachGateway(do func(network.GatewayProvider) error) error {
 	return c.allNetworks(func(_ string, n Network) error {
-		if outward, ok := n.(network.Outward); ok {
+		if outward, ok := n.(network.GatewayProvider); ok {
 			return do(outward)
 		}
 		return nil
@@ -136,7 +136,7 @@ func (c *Core) eachGateway(do func(network.Outward) error) error {
 
 // hasGateway tells whether a network has a way to the underlay that works.
 func hasGateway(n Network) bool {
-	outward, ok := n.(network.Outward)
+	outward, ok := n.(network.GatewayProvider)
 	return ok && outward.Gateway().Missing == ""
 }
 

@@ -91,7 +91,7 @@ func (s *fakeSwitch) Drops(context.Context) (map[dropreason.Reason]uint64, error
 	return s.dropped, s.fail
 }
 
-func (s *fakeSwitch) Unpoliced() error { return s.unpoliced }
+func (s *fakeSwitch) PolicyError() error { return s.unpoliced }
 
 func (s *fakeSwitch) Lacks() []string { return []string{"traceroute"} }
 
@@ -171,7 +171,7 @@ func TestNetworksSideBySide(t *testing.T) {
 	}
 	known, _, _ := b.tenants.get("green")
 	known.Tenant.Services = []tenant.Service{{Name: "host", Virtual: netip.MustParseAddr("fd09::7"), Real: netip.MustParseAddr("2001:db8:70::2")}}
-	if got := explainServices([]Known{known}, netip.MustParseAddr("fd09::7")); len(got) != 1 || got[0].Tenant != "green" || got[0].Name != "host" {
+	if got := explainServices([]TenantState{known}, netip.MustParseAddr("fd09::7")); len(got) != 1 || got[0].Tenant != "green" || got[0].Name != "host" {
 		t.Errorf("a service is explained as %+v", got)
 	}
 	if none := b.Explain(netip.MustParseAddr("192.0.2.1")).Overlaid; len(none) > 0 {

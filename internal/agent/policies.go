@@ -99,8 +99,8 @@ func (p *policed) isTold() bool {
 	}
 }
 
-// PolicyNews is what the orchestrator says of policies and of containers whose app is another one now.
-type PolicyNews struct {
+// PolicyUpdate is what the orchestrator says of policies and of containers whose app is another one now.
+type PolicyUpdate struct {
 	Tenant    string
 	Heard     time.Time
 	Whole     bool // nothing else holds
@@ -111,7 +111,7 @@ type PolicyNews struct {
 }
 
 // hear takes note of the news, and tells whether they change anything. What this build cannot read is kept as that: to forget it would let by what it forbids.
-func (p *policed) hear(n PolicyNews) (changed bool) {
+func (p *policed) hear(n PolicyUpdate) (changed bool) {
 	if n.Whole {
 		n.Ended, n.Back = p.besides(n)
 	}
@@ -151,7 +151,7 @@ func (p *policed) hear(n PolicyNews) (changed bool) {
 }
 
 // besides is what was heard before and is not among the news, which are all that holds.
-func (p *policed) besides(n PolicyNews) (documents []Document, overrides []netip.Addr) {
+func (p *policed) besides(n PolicyUpdate) (documents []Document, overrides []netip.Addr) {
 	said := make(map[policyName]bool, len(n.Documents))
 	for _, d := range n.Documents {
 		said[d.name()] = true
@@ -185,7 +185,7 @@ func (d Document) parse() (policy.Policy, error) {
 
 // ApplyPolicies has what was heard in force. What cannot be enforced leaves what was, and is tried again with whatever is heard next and
 // for each container of the tenant, which is not added before.
-func (c *Core) ApplyPolicies(ctx context.Context, n PolicyNews) error {
+func (c *Core) ApplyPolicies(ctx context.Context, n PolicyUpdate) error {
 	unlock, err := c.byTenant.lock(ctx, n.Tenant)
 	if err != nil {
 		return err

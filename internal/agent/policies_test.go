@@ -28,7 +28,7 @@ func document(name, text string) Document {
 	return Document{Kind: "NetworkPolicy", Namespace: "default", Name: name, Text: text}
 }
 
-func (b *bed) hear(n PolicyNews) {
+func (b *bed) hear(n PolicyUpdate) {
 	b.t.Helper()
 	if err := b.ApplyPolicies(b.t.Context(), n); err != nil {
 		b.t.Fatal(err)
@@ -44,7 +44,7 @@ func (b *bed) lets(from, to address.AppID) bool {
 
 func TestPoliciesAreInForce(t *testing.T) {
 	b := newBed(t)
-	b.hear(PolicyNews{Tenant: "blue", Whole: true, Documents: []Document{document("deny", denyAll)}})
+	b.hear(PolicyUpdate{Tenant: "blue", Whole: true, Documents: []Document{document("deny", denyAll)}})
 	if b.driver.policies["blue"].Tables.Subjects != nil {
 		t.Error("policies of a tenant that does not live here came in force")
 	}
@@ -52,15 +52,15 @@ func TestPoliciesAreInForce(t *testing.T) {
 	if !b.lets(1, 1) {
 		t.Error("a tenant without policies is policed")
 	}
-	b.hear(PolicyNews{Tenant: "blue", Whole: true, Documents: []Document{document("deny", denyAll)}})
+	b.hear(PolicyUpdate{Tenant: "blue", Whole: true, Documents: []Document{document("deny", denyAll)}})
 	if b.lets(1, 1) {
 		t.Error("a policy is not in force")
 	}
-	b.hear(PolicyNews{Tenant: "blue", Documents: []Document{document("web", webFromDB)}})
+	b.hear(PolicyUpdate{Tenant: "blue", Documents: []Document{document("web", webFromDB)}})
 	if b.lets(2, 1) {
 		t.Error("an app that is not known matches a selector")
 	}
-	if err := b.Apply(t.Context(), []Known{{Tenant: b.orchestrator.tenants["blue"], Apps: []App{{2, map[string]string{"app": "db"}}}}}, nil); err != nil {
+	if err := b.Apply(t.Context(), []TenantState{{Tenant: b.orchestrator.tenants["blue"], Apps: []App{{2, map[string]string{"app": "db"}}}}}, nil); err != nil {
 		t.Fatal(err)
 	}
 	if !b.lets(2, 1) || b.lets(1, 1) {
@@ -72,16 +72,16 @@ func TestPoliciesAreInForce(t *testing.T) {
 		t.Error("policies are not in force after a start")
 	}
 
-	b.hear(PolicyNews{Tenant: "blue", Overrides: map[netip.Addr]address.AppID{netip.MustParseAddr("fd70:696c:6100:2:0:100:100:7"): 2}})
+	b.hear(PolicyUpdate{Tenant: "blue", Overrides: map[netip.Addr]address.AppID{netip.MustParseAddr("fd70:696c:6100:2:0:100:100:7"): 2}})
 	if b.driver.policies["blue"].Overrides[netip.MustParseAddr("fd70:696c:6100:2:0:100:100:7")] != 2 {
 		t.Error("an override is not in force")
 	}
-	b.hear(PolicyNews{Tenant: "blue", Ended: []Document{document("deny", ""), document("web", "")}, Back: []netip.Addr{netip.MustParseAddr("fd70:696c:6100:2:0:100:100:7")}})
+	b.hear(PolicyUpdate{Tenant: "blue", Ended: []Document{document("deny", ""), document("web", "")}, Back: []netip.Addr{netip.MustParseAddr("fd70:696c:6100:2:0:100:100:7")}})
 	if !b.lets(1, 1) || len(b.driver.policies["blue"].Overrides) != 0 {
 		t.Error("policies that have ended are in force")
 	}
 
-	b.hear(PolicyNews{Tenant: "blue", Documents: []Document{document("deny", denyAll)}})
+	b.hear(PolicyUpdate{Tenant: "blue", Documents: []Document{document("deny", denyAll)}})
 	if err := b.Delete(t.Context(), "c1", "eth0"); err != nil {
 		t.Fatal(err)
 	}
@@ -95,14 +95,14 @@ func TestPoliciesAreInForce(t *testing.T) {
 func TestPoliciesThatAreRefused(t *testing.T) {
 	b := newBed(t)
 	b.add("c1")
-	b.hear(PolicyNews{Tenant: "blue", Whole: true, Documents: []Document{document("deny", denyAll)}})
+	b.hear(PolicyUpdate{Tenant: "blue", Whole: true, Documents: []Document{document("deny", denyAll)}})
 	for _, c := range []struct {
 		name string
-		news PolicyNews
+		news PolicyUpdate
 		fail error
 	}{
-		{"of a newer kind", PolicyNews{Tenant: "blue", Documents: []Document{{Kind: "Firewall", Name: "f", Text: `{"kind":"Firewall"}`}}}, nil},
-		{"too many", PolicyNews{Tenant: "blue", Documents: []Document{document("web", webFromDB)}}, errors.New("no room")},
+		{"of a newer kind", PolicyUpdate{Tenant: "blue", Documents: []Document{{Kind: "Firewall", Name: "f", Text: `{"kind":"Firewall"}`}}}, nil},
+		{"too many", PolicyUpdate{Tenant: "blue", Documents: []Document{document("web", webFromDB)}}, errors.New("no room")},
 	} {
 		b.driver.fail["SetPolicies"] = c.fail
 		b.hear(c.news)
@@ -116,7 +116,7 @@ func TestPoliciesThatAreRefused(t *testing.T) {
 			t.Errorf("%s: an endpoint was added: %v", c.name, err)
 		}
 		b.driver.fail["SetPolicies"] = nil
-		b.hear(PolicyNews{Tenant: "blue", Whole: true, Documents: []Document{document("deny", denyAll)}})
+		b.hear(PolicyUpdate{Tenant: "blue", Whole: true, Documents: []Document{document("deny", denyAll)}})
 		if problems := b.unenforced(); len(problems) != 0 {
 			t.Errorf("%s: problems when all is well again: %q", c.name, problems)
 		}
@@ -144,7 +144,7 @@ func TestFirstContainerWaitsForPolicies(t *testing.T) {
 		}
 		return nil
 	})
-	b.hear(PolicyNews{Tenant: "blue", Whole: true, Documents: []Document{document("deny", denyAll)}})
+	b.hear(PolicyUpdate{Tenant: "blue", Whole: true, Documents: []Document{document("deny", denyAll)}})
 	if err := <-added; err != nil {
 		t.Fatal(err)
 	}
@@ -168,7 +168,7 @@ func TestPoliciesAreNotLost(t *testing.T) {
 	if strings.Contains(text(), "policed") {
 		t.Error("a tenant without policies cannot be read by older builds")
 	}
-	b.hear(PolicyNews{Tenant: "blue", Whole: true, Documents: []Document{document("deny", denyAll)}})
+	b.hear(PolicyUpdate{Tenant: "blue", Whole: true, Documents: []Document{document("deny", denyAll)}})
 	if !strings.Contains(text(), `"policed"`) {
 		t.Error("older builds would start and enforce nothing")
 	}
@@ -190,7 +190,7 @@ func TestPoliciesAreNotLost(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.reopen()
-	b.hear(PolicyNews{Tenant: "blue", Whole: true})
+	b.hear(PolicyUpdate{Tenant: "blue", Whole: true})
 	if _, err := os.Stat(file); strings.Contains(text(), "policed") || !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("policies that have ended are still there: %v", err)
 	}
@@ -200,10 +200,10 @@ func TestPoliciesAreNotLost(t *testing.T) {
 func TestRefusedPoliciesAreTriedAgain(t *testing.T) {
 	b := newBed(t)
 	b.add("c1")
-	b.hear(PolicyNews{Tenant: "blue", Whole: true, Documents: []Document{document("web", webFromDB)}})
-	b.hear(PolicyNews{Tenant: "blue", Documents: []Document{{Kind: "Firewall", Name: "f", Text: `{"kind":"Firewall"}`}}})
-	b.hear(PolicyNews{Tenant: "blue", Documents: []Document{document("deny", denyAll)}})
-	if err := b.Apply(t.Context(), []Known{{Tenant: b.orchestrator.tenants["blue"], Apps: []App{{2, map[string]string{"app": "db"}}}}}, nil); err != nil {
+	b.hear(PolicyUpdate{Tenant: "blue", Whole: true, Documents: []Document{document("web", webFromDB)}})
+	b.hear(PolicyUpdate{Tenant: "blue", Documents: []Document{{Kind: "Firewall", Name: "f", Text: `{"kind":"Firewall"}`}}})
+	b.hear(PolicyUpdate{Tenant: "blue", Documents: []Document{document("deny", denyAll)}})
+	if err := b.Apply(t.Context(), []TenantState{{Tenant: b.orchestrator.tenants["blue"], Apps: []App{{2, map[string]string{"app": "db"}}}}}, nil); err != nil {
 		t.Fatal(err)
 	}
 	if problems := b.unenforced(); len(problems) != 1 || !strings.Contains(problems[0], "Firewall") {
@@ -220,7 +220,7 @@ func TestRefusedPoliciesAreTriedAgain(t *testing.T) {
 	if _, err := b.Add(t.Context(), b.request("c2")); !errors.Is(err, ErrUnavailable) {
 		t.Errorf("an endpoint was added: %v", err)
 	}
-	b.hear(PolicyNews{Tenant: "blue", Ended: []Document{{Kind: "Firewall", Name: "f"}}})
+	b.hear(PolicyUpdate{Tenant: "blue", Ended: []Document{{Kind: "Firewall", Name: "f"}}})
 	if problems := b.unenforced(); len(problems) != 0 || !b.lets(2, 1) {
 		t.Errorf("it has ended, and the others are not in force: %q", problems)
 	}
@@ -229,7 +229,7 @@ func TestRefusedPoliciesAreTriedAgain(t *testing.T) {
 	}
 
 	b.driver.fail["SetPolicies"] = errFake
-	b.hear(PolicyNews{Tenant: "blue", Ended: []Document{document("web", "")}})
+	b.hear(PolicyUpdate{Tenant: "blue", Ended: []Document{document("web", "")}})
 	b.driver.fail["SetPolicies"] = nil
 	b.add("c2")
 	if b.lets(2, 1) {
@@ -245,7 +245,7 @@ func TestRefusedPoliciesAreTriedAgain(t *testing.T) {
 func TestStartWithPoliciesThatAreRefused(t *testing.T) {
 	b := newBed(t)
 	b.add("c1")
-	b.hear(PolicyNews{Tenant: "blue", Whole: true, Documents: []Document{document("deny", denyAll)}})
+	b.hear(PolicyUpdate{Tenant: "blue", Whole: true, Documents: []Document{document("deny", denyAll)}})
 	b.driver.fail["RestorePolicies"], b.driver.fail["SetPolicies"] = errFake, errFake
 	b.driver.during = func(call string, _ endpoint.Record) {
 		if call == "RestorePolicies" { // the second try is of none but those that are held
@@ -264,7 +264,7 @@ func TestStartWithPoliciesThatAreRefused(t *testing.T) {
 	}
 	b.driver.fail["SetPolicies"] = nil
 	b.add("c2")
-	b.hear(PolicyNews{Tenant: "blue", Ended: []Document{document("deny", "")}})
+	b.hear(PolicyUpdate{Tenant: "blue", Ended: []Document{document("deny", "")}})
 	if problems := b.unenforced(); len(problems) != 0 || !b.lets(1, 1) {
 		t.Errorf("all is well again: %q", problems)
 	}
@@ -274,7 +274,7 @@ func TestStartWithPoliciesThatAreRefused(t *testing.T) {
 func TestRoomForPolicies(t *testing.T) {
 	b := newBed(t)
 	b.add("c1")
-	b.hear(PolicyNews{Tenant: "blue", Whole: true, Documents: []Document{document("web", webFromDB)}})
+	b.hear(PolicyUpdate{Tenant: "blue", Whole: true, Documents: []Document{document("web", webFromDB)}})
 	b.driver.during = func(call string, _ endpoint.Record) {
 		b.driver.fail["SetPolicies"] = nil
 		if len(b.Endpoints()) > 1 {
@@ -295,8 +295,8 @@ func TestRoomForPolicies(t *testing.T) {
 func TestFirstPolicyOfATenant(t *testing.T) {
 	b := newBed(t)
 	b.add("c1")
-	b.hear(PolicyNews{Tenant: "blue", Whole: true})
-	b.hear(PolicyNews{Tenant: "blue", Documents: []Document{document("deny", denyAll)}})
+	b.hear(PolicyUpdate{Tenant: "blue", Whole: true})
+	b.hear(PolicyUpdate{Tenant: "blue", Documents: []Document{document("deny", denyAll)}})
 	b.orchestrator.policies["blue"] = true
 	ctx, cancel := context.WithTimeout(t.Context(), policiesWait/2)
 	defer cancel()
@@ -311,10 +311,10 @@ func TestFirstPolicyOfATenant(t *testing.T) {
 func TestPoliciesOfACarriedTenant(t *testing.T) {
 	b := newBed(t)
 	b.add("c1")
-	if err := b.Carry(t.Context(), []string{"blue"}); err != nil {
+	if err := b.SetTransit(t.Context(), []string{"blue"}); err != nil {
 		t.Fatal(err)
 	}
-	b.hear(PolicyNews{Tenant: "blue", Whole: true, Documents: []Document{document("web", webFromDB)}})
+	b.hear(PolicyUpdate{Tenant: "blue", Whole: true, Documents: []Document{document("web", webFromDB)}})
 	if err := b.Delete(t.Context(), "c1", "eth0"); err != nil {
 		t.Fatal(err)
 	}
@@ -334,7 +334,7 @@ func TestPoliciesOfACarriedTenant(t *testing.T) {
 func TestPoliciesOfANewID(t *testing.T) {
 	b := newBed(t)
 	b.add("c1")
-	b.hear(PolicyNews{Tenant: "blue", Whole: true, Documents: []Document{document("deny", denyAll)}})
+	b.hear(PolicyUpdate{Tenant: "blue", Whole: true, Documents: []Document{document("deny", denyAll)}})
 	rotated := b.orchestrator.tenants["blue"]
 	rotated.IDs, rotated.Changes = []tenant.ID{{ID: 1, Key: blueKey, OnlyAccepted: true}, {ID: 7, Key: address.Key{7}}}, 1
 	b.orchestrator.tenants["blue"] = rotated
@@ -357,11 +357,11 @@ func TestPoliciesOfANewID(t *testing.T) {
 func TestPoliciesOfADeletedTenant(t *testing.T) {
 	b := newBed(t)
 	b.add("c1")
-	b.hear(PolicyNews{Tenant: "blue", Whole: true, Documents: []Document{document("deny", denyAll)}})
+	b.hear(PolicyUpdate{Tenant: "blue", Whole: true, Documents: []Document{document("deny", denyAll)}})
 	if err := b.Apply(t.Context(), nil, []string{"blue"}); err != nil {
 		t.Fatal(err)
 	}
-	b.hear(PolicyNews{Tenant: "blue", Ended: []Document{document("deny", "")}})
+	b.hear(PolicyUpdate{Tenant: "blue", Ended: []Document{document("deny", "")}})
 	if b.lets(1, 1) {
 		t.Error("its containers may do what they might not")
 	}
@@ -371,12 +371,12 @@ func TestPoliciesOfADeletedTenant(t *testing.T) {
 func TestPoliciesThatAreInForceAlready(t *testing.T) {
 	b := newBed(t)
 	b.add("c1")
-	whole := PolicyNews{Tenant: "blue", Whole: true, Documents: []Document{document("web", webFromDB)}, Overrides: map[netip.Addr]address.AppID{netip.MustParseAddr("fd70:696c:6100:2:0:100:100:7"): 2}}
+	whole := PolicyUpdate{Tenant: "blue", Whole: true, Documents: []Document{document("web", webFromDB)}, Overrides: map[netip.Addr]address.AppID{netip.MustParseAddr("fd70:696c:6100:2:0:100:100:7"): 2}}
 	b.hear(whole)
 	b.reopen()
 	b.driver.calls = nil
 	b.hear(whole)
-	if err := b.Apply(t.Context(), []Known{{Tenant: b.orchestrator.tenants["blue"], Apps: []App{{1, map[string]string{"app": "web"}}}, Whole: true}}, nil); err != nil {
+	if err := b.Apply(t.Context(), []TenantState{{Tenant: b.orchestrator.tenants["blue"], Apps: []App{{1, map[string]string{"app": "web"}}}, Whole: true}}, nil); err != nil {
 		t.Fatal(err)
 	}
 	if slices.Contains(b.driver.calls, "SetPolicies") {
@@ -400,16 +400,16 @@ func TestPoliciesAreAskedFor(t *testing.T) {
 			t.Errorf("asked is for %q, want %q", got, want)
 		}
 	}
-	if err := b.Carry(t.Context(), []string{"blue"}); err != nil {
+	if err := b.SetTransit(t.Context(), []string{"blue"}); err != nil {
 		t.Fatal(err)
 	}
-	if err := b.Apply(t.Context(), []Known{{Tenant: b.orchestrator.tenants["blue"], Whole: true}}, nil); err != nil {
+	if err := b.Apply(t.Context(), []TenantState{{Tenant: b.orchestrator.tenants["blue"], Whole: true}}, nil); err != nil {
 		t.Fatal(err)
 	}
 	incomplete("")
 	b.add("c1")
 	incomplete("blue")
-	b.hear(PolicyNews{Tenant: "blue", Whole: true})
+	b.hear(PolicyUpdate{Tenant: "blue", Whole: true})
 	incomplete("")
 	if err := b.Delete(t.Context(), "c1", "eth0"); err != nil {
 		t.Fatal(err)
@@ -493,7 +493,7 @@ func TestEachContainerWaitsForPolicies(t *testing.T) {
 	if len(b.Endpoints()) != 0 {
 		t.Errorf("before the policies are known there are %v", b.Endpoints())
 	}
-	b.hear(PolicyNews{Tenant: "blue", Whole: true, Documents: []Document{document("deny", denyAll)}})
+	b.hear(PolicyUpdate{Tenant: "blue", Whole: true, Documents: []Document{document("deny", denyAll)}})
 	if err := <-added; err != nil {
 		t.Error(err)
 	}
@@ -517,7 +517,7 @@ func TestContainersWaitForTheFirstStream(t *testing.T) {
 	if n := len(b.Endpoints()); n != 1 {
 		t.Fatalf("%d endpoints", n)
 	}
-	b.hear(PolicyNews{Tenant: "blue", Whole: true, Documents: []Document{document("deny", denyAll)}})
+	b.hear(PolicyUpdate{Tenant: "blue", Whole: true, Documents: []Document{document("deny", denyAll)}})
 	close(tried)
 	b.add("c2")
 }

@@ -22,7 +22,7 @@ type policing struct {
 	end     context.CancelCauseFunc // of the stream
 
 	mu      sync.Mutex
-	waiting []PolicyNews
+	waiting []PolicyUpdate
 	size    int                        // of the messages that these came in, in bytes
 	last    *pilasterv1.FollowResponse // of these messages, without what it says of policies
 	rested  chan struct{}              // closed when nothing waits and all is in force; nil since then
@@ -114,7 +114,7 @@ func (p *policing) work(ctx context.Context) {
 	}
 }
 
-func (p *policing) take() ([]PolicyNews, *pilasterv1.FollowResponse) {
+func (p *policing) take() ([]PolicyUpdate, *pilasterv1.FollowResponse) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	news, last := p.waiting, p.last
@@ -126,8 +126,8 @@ func (p *policing) take() ([]PolicyNews, *pilasterv1.FollowResponse) {
 }
 
 // byTenant puts together what is of one tenant, in the order in which it was said.
-func byTenant(news []PolicyNews) (all []PolicyNews) {
-	of := map[string][]PolicyNews{}
+func byTenant(news []PolicyUpdate) (all []PolicyUpdate) {
+	of := map[string][]PolicyUpdate{}
 	var names []string
 	for _, n := range news {
 		if of[n.Tenant] == nil {
@@ -142,13 +142,13 @@ func byTenant(news []PolicyNews) (all []PolicyNews) {
 }
 
 // together is what several say of one tenant one after the other.
-func together(news []PolicyNews) PolicyNews {
+func together(news []PolicyUpdate) PolicyUpdate {
 	if len(news) == 1 {
 		return news[0]
 	}
 	documents := map[policyName]*Document{} // nil for one that has ended
 	apps := map[netip.Addr]address.AppID{}  // 0 for that of the address
-	all := PolicyNews{Tenant: news[0].Tenant, Heard: news[0].Heard, Overrides: map[netip.Addr]address.AppID{}}
+	all := PolicyUpdate{Tenant: news[0].Tenant, Heard: news[0].Heard, Overrides: map[netip.Addr]address.AppID{}}
 	for _, n := range news {
 		if n.Whole {
 			all.Whole = true

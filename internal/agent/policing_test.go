@@ -32,7 +32,7 @@ func policingBed(t *testing.T, end func(error)) (*policing, *bed) {
 	b, core := newLinkBed(t), newBed(t)
 	b.link.config.Tenants = core.tenants
 	core.add("c1")
-	core.hear(PolicyNews{Tenant: "blue", Whole: true})
+	core.hear(PolicyUpdate{Tenant: "blue", Whole: true})
 	return &policing{link: b.link, core: core.Core, running: new(sync.WaitGroup), end: end}, core
 }
 
@@ -180,12 +180,12 @@ func TestTogether(t *testing.T) {
 	}
 	for range 2000 {
 		is, one := newPoliced(), newPoliced()
-		begun := PolicyNews{Documents: names(), Overrides: map[netip.Addr]address.AppID{netip.AddrFrom4([4]byte{0: 1}): 9}}
+		begun := PolicyUpdate{Documents: names(), Overrides: map[netip.Addr]address.AppID{netip.AddrFrom4([4]byte{0: 1}): 9}}
 		is.hear(begun)
 		one.hear(begun)
-		var news []PolicyNews
+		var news []PolicyUpdate
 		for range 1 + r.IntN(5) {
-			n := PolicyNews{Tenant: "blue", Whole: r.IntN(6) == 0, Documents: names(), Ended: names(), Overrides: map[netip.Addr]address.AppID{}}
+			n := PolicyUpdate{Tenant: "blue", Whole: r.IntN(6) == 0, Documents: names(), Ended: names(), Overrides: map[netip.Addr]address.AppID{}}
 			for i := range byte(3) {
 				switch a := netip.AddrFrom4([4]byte{i}); r.IntN(4) {
 				case 0:

@@ -39,7 +39,7 @@ func openPolicies(disk statefile.Disk, dir string) (*policies, error) {
 			return nil, err
 		}
 		told := newPoliced()
-		told.hear(PolicyNews{Tenant: name, Whole: true, Documents: f.Documents, Overrides: f.Overrides})
+		told.hear(PolicyUpdate{Tenant: name, Whole: true, Documents: f.Documents, Overrides: f.Overrides})
 		for _, err := range told.unread {
 			return nil, &statefile.CorruptError{Path: p.path(name), Err: err}
 		}

@@ -22,7 +22,7 @@ func TestRulesAreNamed(t *testing.T) {
 		t.Errorf("a node without policies says %v", s.Policies)
 	}
 	audited := strings.Replace(strings.Replace(denyAll, `"name":"deny"`, `"name":"tried","annotations":{"pilaster.io/audit":"true"}`, 1), "Ingress", "Egress", 1)
-	b.hear(PolicyNews{Tenant: "blue", Whole: true, Documents: []Document{document("web", webFromDB), document("tried", audited)}})
+	b.hear(PolicyUpdate{Tenant: "blue", Whole: true, Documents: []Document{document("web", webFromDB), document("tried", audited)}})
 	b.driver.hits = map[uint32]uint64{}
 	var isolation uint32
 	for number, name := range b.driver.policies["blue"].Tables.Names {

@@ -103,7 +103,7 @@ func (c *Core) Explain(addr netip.Addr) Explanation {
 }
 
 // explainServices are those that tenants' containers have the address for.
-func explainServices(tenants []Known, addr netip.Addr) (all []TenantService) {
+func explainServices(tenants []TenantState, addr netip.Addr) (all []TenantService) {
 	for _, k := range tenants {
 		for _, s := range k.Tenant.Services {
 			if s.Virtual == addr {

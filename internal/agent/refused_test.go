@@ -14,7 +14,7 @@ import (
 )
 
 // lime is another tenant like green, with the same of its containers published by this node.
-func (b *bed) lime(changes uint64) Known {
+func (b *bed) lime(changes uint64) TenantState {
 	lime := b.published(changes, time.Unix(5, 0).UTC())
 	lime.Tenant.Name, lime.Tenant.IDs = "lime", []tenant.ID{{ID: 4, Key: [16]byte{4}}}
 	return lime
@@ -31,13 +31,13 @@ func TestRefusedByItsNetwork(t *testing.T) {
 		}
 	}
 	made := time.Unix(5, 0).UTC()
-	must(b.Carry(ctx, []string{"green", "lime"}))
-	must(b.Apply(ctx, []Known{b.published(1, made)}, nil))
+	must(b.SetTransit(ctx, []string{"green", "lime"}))
+	must(b.Apply(ctx, []TenantState{b.published(1, made)}, nil))
 
 	// What green has, lime cannot have too: others are heard, and a start is as good as any.
 	b.add("c1")
-	web := Known{Tenant: b.orchestrator.tenants["blue"], Apps: []App{{ID: 77, Labels: map[string]string{"app": "x"}}}, Whole: true}
-	must(b.Apply(ctx, []Known{b.lime(1), web}, nil))
+	web := TenantState{Tenant: b.orchestrator.tenants["blue"], Apps: []App{{ID: 77, Labels: map[string]string{"app": "x"}}}, Whole: true}
+	must(b.Apply(ctx, []TenantState{b.lime(1), web}, nil))
 	if problems := b.tenants.refusals(); len(problems) != 1 || !strings.Contains(problems[0], "tenant lime") || !strings.Contains(problems[0], "tenants green and lime both have fd70:696c:6100:1:0:ff:0:2") {
 		t.Errorf("problems %q", problems)
 	}
@@ -51,12 +51,12 @@ func TestRefusedByItsNetwork(t *testing.T) {
 	if problems := b.tenants.refusals(); len(problems) != 1 {
 		t.Errorf("after a start: problems %q", problems)
 	}
-	must(b.Apply(ctx, []Known{b.lime(1)}, nil))
+	must(b.Apply(ctx, []TenantState{b.lime(1)}, nil))
 
 	// In one event the order does not matter.
 	without := b.published(2, made)
 	without.Tenant.Publications = nil
-	must(b.Apply(ctx, []Known{b.lime(1), without}, nil))
+	must(b.Apply(ctx, []TenantState{b.lime(1), without}, nil))
 	if problems := b.tenants.refusals(); len(problems) > 0 {
 		t.Errorf("problems %q", problems)
 	}
@@ -86,7 +86,7 @@ func TestNoRoomForMore(t *testing.T) {
 			Edge: netip.MustParsePrefix("fd70:696c:6100:9::/64"), PeerEdge: netip.MustParsePrefix(fmt.Sprintf("fd71:%d::/64", i)), PeerVNI: 9,
 		})
 	}
-	if err := b.Apply(ctx, []Known{{Tenant: larger, Whole: true}}, nil); err != nil {
+	if err := b.Apply(ctx, []TenantState{{Tenant: larger, Whole: true}}, nil); err != nil {
 		t.Fatal(err)
 	}
 	if problems := b.tenants.refusals(); len(problems) != 1 || !strings.Contains(problems[0], "no room for 4 more mappings") {
@@ -105,7 +105,7 @@ func TestNoRoomForMore(t *testing.T) {
 		b.reopen()
 	}
 	larger.Regions = larger.Regions[:1]
-	if err := b.Apply(ctx, []Known{{Tenant: larger, Whole: true}}, nil); err != nil {
+	if err := b.Apply(ctx, []TenantState{{Tenant: larger, Whole: true}}, nil); err != nil {
 		t.Fatal(err)
 	}
 	b.reopen()
@@ -160,7 +160,7 @@ func TestStartsWithUnfitTenant(t *testing.T) {
 	if got, _ := b.store.Get(r.ID); got.State != endpoint.Active {
 		t.Errorf("it is %v", got.State)
 	}
-	if err := b.Apply(ctx, []Known{full}, nil); err != nil {
+	if err := b.Apply(ctx, []TenantState{full}, nil); err != nil {
 		t.Fatal(err)
 	}
 	b.reopen()

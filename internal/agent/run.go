@@ -44,7 +44,7 @@ type Options struct {
 	// OpenDriver takes hold of the packet path once the node's prefix is known. Closing it must
 	// leave the packet path in place.
 	OpenDriver func(Membership) (DriverCloser, error)
-	Networks   []network.Opener // all that there are, in the order in which they are opened
+	Networks   []network.Factory // all that there are, in the order in which they are opened
 	Log        *slog.Logger
 }
 
@@ -334,14 +334,14 @@ func (d *daemon) supply(ctx context.Context, g *errgroup.Group, core *Core, over
 	g.Go(func() error {
 		tick := time.NewTicker(sampleEvery)
 		defer tick.Stop()
-		d.service.drops.run(ctx, d.driver.KeepSettings, core.status, tick.C, d.Log)
+		d.service.drops.run(ctx, d.driver.ReconcileSettings, core.status, tick.C, d.Log)
 		return nil
 	})
 	g.Go(func() error { core.tidy(ctx); return nil })
 	g.Go(func() error { core.move(ctx); return nil })
 	for _, n := range d.opened {
-		if working, ok := n.(network.Working); ok {
-			g.Go(func() error { working.Work(ctx, d.Log); return nil })
+		if working, ok := n.(network.Runner); ok {
+			g.Go(func() error { working.Run(ctx, d.Log); return nil })
 		}
 	}
 	g.Go(func() error { return overlap.run(ctx, d.Log) })

@@ -39,7 +39,7 @@ func daemonOptions(t *testing.T, d *closing) Options {
 		OpenDriver: func(Membership) (DriverCloser, error) { return d, nil },
 	}
 	if d != nil {
-		o.Networks = []network.Opener{d.opener()}
+		o.Networks = []network.Factory{d.opener()}
 	}
 	node, err := OpenNode(o.StateDir, "n1")
 	if err != nil {
@@ -209,7 +209,7 @@ type workingNetwork struct {
 	driver  *closing
 }
 
-func (n workingNetwork) Work(ctx context.Context, _ *slog.Logger) {
+func (n workingNetwork) Run(ctx context.Context, _ *slog.Logger) {
 	n.working <- true
 	<-ctx.Done()
 	*n.log = append(*n.log, "worked")
@@ -229,7 +229,7 @@ func TestDaemonHasNetworksWork(t *testing.T) {
 	o := daemonOptions(t, driver)
 	var log []string
 	working, own := make(chan bool), o.Networks[0]
-	o.Networks = []network.Opener{{Name: own.Name, Open: func(n network.Node) (Network, error) {
+	o.Networks = []network.Factory{{Name: own.Name, Open: func(n network.Node) (Network, error) {
 		opened, err := own.Open(n)
 		return workingNetwork{opened, working, &log, driver}, err
 	}}, {Name: "later", With: "--later"}}
@@ -278,7 +278,7 @@ func TestRegisteringDoesNotWaitForASwitch(t *testing.T) {
 	n.answers <- true
 	t.Cleanup(func() { close(n.answers) })
 	own := o.Networks[0]
-	o.Networks = []network.Opener{{Name: own.Name, Open: func(at network.Node) (Network, error) {
+	o.Networks = []network.Factory{{Name: own.Name, Open: func(at network.Node) (Network, error) {
 		opened, err := own.Open(at)
 		n.Network = opened
 		return n, err

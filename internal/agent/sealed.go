@@ -11,8 +11,8 @@ import (
 // seal has none of a tenant's containers here send or receive by networks that could not police it, or lets them again.
 func (c *Core) seal(name string, sealed bool) error {
 	return c.allNetworks(func(_ string, n Network) error {
-		u, ok := n.(network.Unpoliced)
-		if !ok || u.Unpoliced() == nil {
+		u, ok := n.(network.PolicyGuard)
+		if !ok || u.PolicyError() == nil {
 			return nil
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), removeTimeout) // whoever asked may have gone
@@ -23,8 +23,8 @@ func (c *Core) seal(name string, sealed bool) error {
 
 // unpolicedBy says why a network enforces no policies here, nil where it does.
 func unpolicedBy(n Network) error {
-	if u, ok := n.(network.Unpoliced); ok {
-		return u.Unpoliced()
+	if u, ok := n.(network.PolicyGuard); ok {
+		return u.PolicyError()
 	}
 	return nil
 }

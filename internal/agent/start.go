@@ -53,7 +53,7 @@ func (c *Core) Start(ctx context.Context) error {
 // allRecorded refuses to start where a record was lost: records are written before a device carries anything and
 // removed after it. The container lives, and with its device it would lose the network.
 func (c *Core) allRecorded() error {
-	ids, err := c.driver.Carrying()
+	ids, err := c.driver.Attached()
 	if err != nil {
 		return fmt.Errorf("looking for containers: %w", err)
 	}
@@ -98,7 +98,7 @@ func (c *Core) lose(ctx context.Context, suspected func(endpoint.Record) bool) e
 	if len(suspects) == 0 {
 		return nil
 	}
-	lost, err := c.driver.Lost(suspects)
+	lost, err := c.driver.MissingDevices(suspects)
 	errs := []error{err}
 	for _, r := range suspects {
 		if why := lost[r.ID]; why != nil {
@@ -132,7 +132,7 @@ func (c *Core) loseOne(ctx context.Context, seen endpoint.Record, why error) err
 		return nil // it went by a DEL
 	}
 	if err = c.deactivate(ctx, r); err == nil {
-		err = c.driver.Lose(r)
+		err = c.driver.RemoveRoutes(r)
 	}
 	c.settle(ctx, r, why)
 	return err

@@ -56,7 +56,7 @@ func (s *Service) status(ctx context.Context) *pilasterv1.StatusResponse {
 	}
 	s.addDatapath(ctx, r, core.Core)
 	addPolicies(r, core.Core)
-	_ = core.eachGateway(func(n network.Outward) error { addGateway(r, n.Gateway()); return nil })
+	_ = core.eachGateway(func(n network.GatewayProvider) error { addGateway(r, n.Gateway()); return nil })
 	r.Problems = append(r.Problems, core.tenants.refusals()...)
 	r.Problems = append(r.Problems, core.uncarried()...)
 	r.Problems = append(r.Problems, core.unenforced()...)

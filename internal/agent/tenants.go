@@ -40,8 +40,8 @@ type Tenants struct {
 	claimed   map[appOf]int                              // and of those that are about to be
 }
 
-// Known is a tenant with those of its apps a node has heard of.
-type Known struct {
+// TenantState is a tenant with those of its apps a node has heard of.
+type TenantState struct {
 	Tenant tenant.Tenant
 	Apps   []App
 	Whole  bool // and there were no others when it heard
@@ -56,7 +56,7 @@ type App struct {
 	Labels map[string]string `json:"labels"`
 }
 
-func (k Known) app(identity map[string]string) (address.AppID, bool) {
+func (k TenantState) app(identity map[string]string) (address.AppID, bool) {
 	for _, a := range k.Apps {
 		if maps.Equal(a.Labels, identity) {
 			return a.ID, true
@@ -69,7 +69,7 @@ const tenantsFolder = "tenants"
 
 // hosted is a tenant that lives here, or is about to.
 type hosted struct {
-	Known
+	TenantState
 	deleted    bool                     // by an operator; endpoints of it still live
 	policed    bool                     // it has policies
 	endpoints  map[address.TenantID]int // those being made included
@@ -86,7 +86,7 @@ type hosted struct {
 	listed     chan struct{}            // closed when its mappings were told; nil where nobody waits for that
 }
 
-func newHosted(k Known) *hosted { return &hosted{Known: k, endpoints: map[address.TenantID]int{}} }
+func newHosted(k TenantState) *hosted { return &hosted{TenantState: k, endpoints: map[address.TenantID]int{}} }
 
 // tenantFile is one tenant as it lies on disk, readable by its owner alone.
 type tenantFile struct {
@@ -185,7 +185,7 @@ func readTenant(disk statefile.Disk, path string) (h *hosted, carried bool, err 
 }
 
 func (f tenantFile) hosted() (*hosted, error) {
-	h := newHosted(Known{Tenant: tenant.Tenant{Name: f.Name, Network: cmp.Or(f.Network, tenant.Netpila), Leaving: f.Leaving, Addressing: f.Addressing, Created: f.Created, Changes: f.Changes}, Apps: f.Apps})
+	h := newHosted(TenantState{Tenant: tenant.Tenant{Name: f.Name, Network: cmp.Or(f.Network, tenant.Netpila), Leaving: f.Leaving, Addressing: f.Addressing, Created: f.Created, Changes: f.Changes}, Apps: f.Apps})
 	h.deleted, h.policed = f.Deleted, f.Policed
 	if f.Retiring != nil {
 		h.Retiring = *f.Retiring
@@ -325,14 +325,14 @@ func (t *Tenants) Names() []string {
 }
 
 // All that is known, by name.
-func (t *Tenants) All() []Known {
+func (t *Tenants) All() []TenantState {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	var all []Known
+	var all []TenantState
 	for _, h := range t.m {
-		all = append(all, h.Known)
+		all = append(all, h.TenantState)
 	}
-	slices.SortFunc(all, func(a, b Known) int { return cmp.Compare(a.Tenant.Name, b.Tenant.Name) })
+	slices.SortFunc(all, func(a, b TenantState) int { return cmp.Compare(a.Tenant.Name, b.Tenant.Name) })
 	return all
 }
 
@@ -347,14 +347,14 @@ func (t *Tenants) signal() {
 	}
 }
 
-func (t *Tenants) get(name string) (k Known, deleted, ok bool) {
+func (t *Tenants) get(name string) (k TenantState, deleted, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	h, ok := t.m[name]
 	if !ok {
-		return Known{}, false, false
+		return TenantState{}, false, false
 	}
-	return h.Known, h.deleted, true
+	return h.TenantState, h.deleted, true
 }
 
 func (t *Tenants) markDeleted(name string) error {

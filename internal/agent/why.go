@@ -40,7 +40,7 @@ type Connection struct {
 	PeerApp             address.AppID // of that network: of the end that is not here
 }
 
-// Why says of a connection what becomes of it at those of its ends that are here: none, one or both.
+// LookupPolicy says of a connection what becomes of it at those of its ends that are here: none, one or both.
 func (c *Core) Why(of Connection) ([]Reason, error) {
 	from, to := c.Explain(of.Source), c.Explain(of.Destination)
 	if !from.Plaintext.IsValid() || !to.Plaintext.IsValid() {
@@ -138,7 +138,7 @@ func (c *Core) why(of Connection, direction policy.Direction, tenant string, q d
 	} else {
 		q.LocalPort = of.Port
 	}
-	answer, err := c.driver.Why(q)
+	answer, err := c.driver.LookupPolicy(q)
 	if err != nil {
 		return Reason{}, err
 	}

@@ -43,10 +43,10 @@ func TestWhyOnNimitz(t *testing.T) {
 	}
 	own, other, outside := netip.MustParseAddr("10.0.3.1"), netip.MustParseAddr("10.0.9.9"), netip.MustParseAddr("192.0.2.1")
 	apps := []App{{2, map[string]string{"app": "db"}}, {3, map[string]string{"app": "cache"}}}
-	if err := b.Apply(t.Context(), []Known{{Tenant: b.orchestrator.tenants["green"], Apps: apps}}, nil); err != nil {
+	if err := b.Apply(t.Context(), []TenantState{{Tenant: b.orchestrator.tenants["green"], Apps: apps}}, nil); err != nil {
 		t.Fatal(err)
 	}
-	b.hear(PolicyNews{Tenant: "green", Whole: true, Documents: []Document{document("db", mutedDB)}})
+	b.hear(PolicyUpdate{Tenant: "green", Whole: true, Documents: []Document{document("db", mutedDB)}})
 	ask := func(q Connection) string {
 		q.Protocol, q.Port = policy.TCP, 80
 		reasons, err := b.Why(q)

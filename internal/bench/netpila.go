@@ -81,11 +81,11 @@ func netpila(v variant) func(*wire) (Pair, error) {
 			// As after any change of a table: nothing that was cached before counts.
 			Fresh: func() (err error) {
 				for _, d := range paths {
-					err = errors.Join(err, d.Void())
+					err = errors.Join(err, d.InvalidateFlows())
 				}
 				return err
 			},
-			Runs: func() (datapath.Runs, error) { return sumRuns(paths) },
+			Runs: func() (datapath.ProgStats, error) { return sumProgramStats(paths) },
 		}, nil
 	}
 }
@@ -137,7 +137,7 @@ func (n *node) openDatapath(v variant) (d *datapath.Datapath, err error) {
 }
 
 // begin puts programs on the hooks of a node without endpoints. It may have networks beside netpila.
-func begin(d *datapath.Datapath, others ...network.Path) error {
+func begin(d *datapath.Datapath, others ...network.Dataplane) error {
 	_, err := d.Restore(context.Background(), nil, func(found []endpoint.Record) error {
 		err := d.Netpila().Repair(context.Background(), nil, found)
 		for _, other := range others {

@@ -24,7 +24,7 @@ func nimitzEBPF(w *wire) (Pair, error) {
 		paths = append(paths, d)
 		return d.Nimitz()
 	})
-	p.Runs = func() (datapath.Runs, error) { return sumRuns(paths) }
+	p.Runs = func() (datapath.ProgStats, error) { return sumProgramStats(paths) }
 	return p, err
 }
 
@@ -72,7 +72,7 @@ func (n *node) openOVS(d *datapath.Datapath) (*ovs.Switch, *ovs.Daemons, error) 
 	if err := n.ns.Do(func() error { return sysctl("net/ipv6/conf/all/forwarding", "1") }); err != nil {
 		return nil, nil, err
 	}
-	taps, err := d.Taps()
+	taps, err := d.OVSPorts()
 	if err != nil {
 		return nil, nil, err
 	}

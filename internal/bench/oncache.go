@@ -41,7 +41,7 @@ func cachedVXLAN(w *wire) (Pair, error) {
 		}
 		return err
 	}
-	p.Runs = func() (datapath.Runs, error) { return sumRuns(caches) }
+	p.Runs = func() (datapath.ProgStats, error) { return sumProgramStats(caches) }
 	return p, nil
 }
 
@@ -63,11 +63,11 @@ func (n *node) makeRoom() error {
 	})
 }
 
-// sumRuns is what the programs of all nodes have done.
-func sumRuns[N interface{ Runs() (datapath.Runs, error) }](nodes []N) (datapath.Runs, error) {
-	sum := datapath.Runs{}
+// sumProgramStats is what the programs of all nodes have done.
+func sumProgramStats[N interface{ ProgramStats() (datapath.ProgStats, error) }](nodes []N) (datapath.ProgStats, error) {
+	sum := datapath.ProgStats{}
 	for _, n := range nodes {
-		runs, err := n.Runs()
+		runs, err := n.ProgramStats()
 		if err != nil {
 			return nil, err
 		}

@@ -29,13 +29,13 @@ func directionOf(program string) direction {
 }
 
 // perRun is the nanoseconds that a program took for a packet, beyond what one takes that does nothing.
-func (r *run) perRun(of datapath.Run) float64 {
+func (r *run) perRun(of datapath.ProgStat) float64 {
 	return float64(of.Time.Nanoseconds())/float64(of.Count) - r.emptyProgram
 }
 
 // perPacket is the nanoseconds that all programs of a direction take for one packet: every packet meets
 // the one of them that ran most. Between containers of one node none ran in one of the directions.
-func (r *run) perPacket(d direction, runs datapath.Runs) (ns float64, ran bool) {
+func (r *run) perPacket(d direction, runs datapath.ProgStats) (ns float64, ran bool) {
 	var packets uint64
 	var sum float64
 	for name, run := range runs {
@@ -83,7 +83,7 @@ func (r *run) measurePrograms(ctx context.Context) (err error) {
 	return nil
 }
 
-func (r *run) countPrograms(scenario int, runs datapath.Runs) {
+func (r *run) countPrograms(scenario int, runs datapath.ProgStats) {
 	for m, metric := range r.Metrics {
 		if metric.programs == 0 {
 			continue

@@ -84,7 +84,7 @@ func police(d *datapath.Datapath, id address.TenantID, p policy.Policy, apps map
 	if hits, err := d.RuleHits(); err != nil || len(hits) < rules { // it counts each rule there is
 		return errors.Join(err, fmt.Errorf("%d rules in the tables, of %d", len(hits), rules))
 	}
-	a, err := d.Why(dpapi.PolicyQuery{Tenant: id, Local: local, Remote: remote, LocalApp: app, RemoteApp: app, Protocol: policy.TCP, LocalPort: 80, RemotePort: 40_000})
+	a, err := d.LookupPolicy(dpapi.PolicyQuery{Tenant: id, Local: local, Remote: remote, LocalApp: app, RemoteApp: app, Protocol: policy.TCP, LocalPort: 80, RemotePort: 40_000})
 	if err != nil {
 		return err
 	}

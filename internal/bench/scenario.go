@@ -35,7 +35,7 @@ type Pair struct {
 	// run has as much work done that nobody needs.
 	Fresh func() error
 	// Runs is what our programs have done on both nodes; nil where there are none.
-	Runs func() (datapath.Runs, error)
+	Runs func() (datapath.ProgStats, error)
 	// Processes forward packets. They share the CPU of client and server, so that what they do counts too.
 	Processes []int
 	// Work is what those have done on both nodes; nil where there are none.

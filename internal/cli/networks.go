@@ -74,12 +74,12 @@ func (n *networkFlags) ready(ctx context.Context) error {
 }
 
 // openers are all networks, over a packet path that is opened before them.
-func (n *networkFlags) openers(ctx context.Context, o *agent.Options, path func() *datapath.Datapath) []network.Opener {
-	other := network.Opener{Name: nimitz.Name, With: fmt.Sprintf("--nimitz %s or --nimitz %s", nimitzEBPF, nimitzOVS)}
+func (n *networkFlags) openers(ctx context.Context, o *agent.Options, path func() *datapath.Datapath) []network.Factory {
+	other := network.Factory{Name: nimitz.Name, With: fmt.Sprintf("--nimitz %s or --nimitz %s", nimitzEBPF, nimitzOVS)}
 	if n.nimitz != nimitzNone {
 		other.Open = func(on network.Node) (network.Network, error) { return n.openNimitz(ctx, o, path(), on) }
 	}
-	return []network.Opener{
+	return []network.Factory{
 		{Name: netpila.Name, Open: func(on network.Node) (network.Network, error) {
 			return netpila.New(on.Plan, on.Prefix, on.Indexes, path().Netpila())
 		}},
@@ -116,7 +116,7 @@ func bindOVSRunDir(c *cobra.Command, dir *string) {
 
 // openOVS opens the Open vSwitch of the node that this process is on.
 func openOVS(ctx context.Context, path *datapath.Datapath, config ovs.Config) (nimitz.Switch, error) {
-	taps, err := path.Taps()
+	taps, err := path.OVSPorts()
 	if err != nil {
 		return nil, err
 	}

@@ -67,12 +67,12 @@ knows the node until 'pilaster node delete NAME' is run there.`,
 
 func reset(env Env, o resetOptions) (err error) {
 	gateway := gateway.Leftovers(gatewayNetns(o.gatewayNetns, o.runDir))
-	remains, err := agent.FindRemains(o.stateDir, o.runDir, gateway)
+	remains, err := agent.FindStaleState(o.stateDir, o.runDir, gateway)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, remains.Close()) }()
-	kernel, err := datapath.Leftovers(remains.Prefix, o.bpffs)
+	kernel, err := datapath.StaleState(remains.Prefix, o.bpffs)
 	if err != nil {
 		return err
 	}
@@ -92,7 +92,7 @@ func reset(env Env, o resetOptions) (err error) {
 
 // attached names the containers that would lose their network: those on record, or else the devices
 // that nobody has a record of.
-func attached(r *agent.Remains, kernel []network.StaleState) []string {
+func attached(r *agent.StaleState, kernel []network.StaleState) []string {
 	if len(r.Endpoints) > 0 {
 		return r.Endpoints
 	}

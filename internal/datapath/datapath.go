@@ -65,7 +65,7 @@ type Datapath struct {
 
 	mark              uint32 // of packets that were judged
 	nodeNear, nodeFar int    // ifindexes of the pair between the node and its containers
-	taps              *Taps  // nil where no switch reads devices itself
+	taps              *OVSPorts  // nil where no switch reads devices itself
 }
 
 var _ dpapi.Driver = (*Datapath)(nil)
@@ -197,8 +197,8 @@ func (d *Datapath) Close() error {
 	return errors.Join(append(errs, d.objects.Close())...)
 }
 
-// Void has the programs take nothing that they have cached for true any more, as after every change of a table.
-func (d *Datapath) Void() error {
+// InvalidateFlows has the programs take nothing that they have cached for true any more, as after every change of a table.
+func (d *Datapath) InvalidateFlows() error {
 	d.generation.Lock()
 	defer d.generation.Unlock()
 	return d.countUp(d.objects.PilGenerationV1)

@@ -96,9 +96,9 @@ func carries(index int, uplink netlink.Link, byIndex func(int) (netlink.Link, er
 	return false
 }
 
-// GuardEdge puts programs on interfaces beside the uplink, or swaps those that are there, and takes them off
+// GuardInterfaces puts programs on interfaces beside the uplink, or swaps those that are there, and takes them off
 // where they do not belong any more: an interface that has gone, into another namespace too, or to a master.
-func (d *Datapath) GuardEdge(changed netlink.Link) error {
+func (d *Datapath) GuardInterfaces(changed netlink.Link) error {
 	if changed == nil {
 		return d.guardAll()
 	}

@@ -23,8 +23,8 @@ func (d *Datapath) Attach(r endpoint.Record) error {
 // own notes whose a device is, for events.
 func (d *Datapath) own(r endpoint.Record) { d.owners.Store(uint32(r.Device.HostIfindex), r.ID) }
 
-// Lost looks for the devices of active endpoints, and says of those that are gone why they cannot be brought back.
-func (d *Datapath) Lost(records []endpoint.Record) (gone map[endpoint.ID]error, err error) {
+// MissingDevices looks for the devices of active endpoints, and says of those that are gone why they cannot be brought back.
+func (d *Datapath) MissingDevices(records []endpoint.Record) (gone map[endpoint.ID]error, err error) {
 	gone = map[endpoint.ID]error{}
 	var errs []error
 	for id, lost := range d.lost(records) {
@@ -38,8 +38,8 @@ func (d *Datapath) Lost(records []endpoint.Record) (gone map[endpoint.ID]error, 
 	return gone, errors.Join(errs...)
 }
 
-// Lose takes the node's routes to an endpoint whose device is gone away.
-func (d *Datapath) Lose(r endpoint.Record) error {
+// RemoveRoutes takes the node's routes to an endpoint whose device is gone away.
+func (d *Datapath) RemoveRoutes(r endpoint.Record) error {
 	var errs []error
 	for _, dst := range routesTo(r) {
 		errs = append(errs, d.deleteNodeRoute(dst))
@@ -58,8 +58,8 @@ func routesTo(r endpoint.Record) []*net.IPNet {
 	return routes
 }
 
-// Remove takes away routes and device.
-func (d *Datapath) Remove(_ context.Context, r endpoint.Record) error {
+// RemoveDevice takes away routes and device.
+func (d *Datapath) RemoveDevice(_ context.Context, r endpoint.Record) error {
 	if err := d.kind(r).remove(r, routesTo(r)...); err != nil {
 		return err
 	}

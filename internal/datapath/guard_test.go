@@ -28,7 +28,7 @@ var strangerAddress = netip.MustParseAddr("2001:db8:99::2")
 func (n *testNode) guardedNIC(t *testing.T, peer *testNode) (side, *testContainer) {
 	t.Helper()
 	s := n.secondNIC(t)
-	must(t, n.datapath.GuardEdge(nil))
+	must(t, n.datapath.GuardInterfaces(nil))
 	h, err := s.ns.Netlink()
 	must(t, err)
 	defer h.Close()
@@ -216,7 +216,7 @@ func TestWithoutEthernet(t *testing.T) {
 	n := newWire(t).nodes[0]
 	c := n.add(t, blue, 1)
 	tun := n.tun(t, "tun1")
-	must(t, n.datapath.GuardEdge(nil))
+	must(t, n.datapath.GuardInterfaces(nil))
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	events, err := n.datapath.Events(ctx)
@@ -306,7 +306,7 @@ func TestGuardFollowsInterfaces(t *testing.T) {
 	c := n.add(t, blue, 1)
 	elsewhere := namespace(t, "elsewhere")
 	for name, take := range map[string]func(l netlink.Link){
-		"told": func(l netlink.Link) { must(t, d().GuardEdge(l)) },
+		"told": func(l netlink.Link) { must(t, d().GuardInterfaces(l)) },
 		"at the next start": func(netlink.Link) {
 			n.reopen(t, d().config)
 			n.restore(t, c)
@@ -374,7 +374,7 @@ func says(s dpapi.Status, problem string) bool {
 func TestEdgeProgramsOfOthers(t *testing.T) {
 	n := newWire(t).nodes[0]
 	n.secondNIC(t)
-	must(t, n.datapath.GuardEdge(nil))
+	must(t, n.datapath.GuardInterfaces(nil))
 	must(t, n.ns.Do(func() error {
 		eth1, err := net.InterfaceByName("eth1")
 		must(t, err)

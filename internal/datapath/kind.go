@@ -126,8 +126,8 @@ func (d *Datapath) alone(change func() error) error {
 	return change()
 }
 
-// Carrying finds the endpoints whose devices take packets, whichever build made them.
-func (d *Datapath) Carrying() ([]endpoint.ID, error) {
+// Attached finds the endpoints whose devices take packets, whichever build made them.
+func (d *Datapath) Attached() ([]endpoint.ID, error) {
 	var all []endpoint.ID
 	for _, k := range d.kinds() {
 		ids, err := k.carrying()

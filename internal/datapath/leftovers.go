@@ -20,13 +20,13 @@ import (
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
 
-// Leftovers finds what the packet path keeps in the kernel, in the order in which it can be taken
+// StaleState finds what the packet path keeps in the kernel, in the order in which it can be taken
 // away without leaking a packet: devices before programs, programs before the route behind them.
 // It loads nothing. It, and what it returns, wants to be called in the node's namespace while no
 // agent runs. The prefix is the node's, zero where that is not known.
 //
 // Settings of the machine are not among them: only devices of ours are set, and those go whole.
-func Leftovers(prefix netip.Prefix, bpffs string) ([]network.StaleState, error) {
+func StaleState(prefix netip.Prefix, bpffs string) ([]network.StaleState, error) {
 	bpffs = filepath.Clean(bpffs)
 	var all []network.StaleState
 	for _, find := range []func() ([]network.StaleState, error){

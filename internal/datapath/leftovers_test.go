@@ -41,7 +41,7 @@ func TestLeftoversWithoutState(t *testing.T) {
 	must(t, h.AddrAdd(lo, nodeAddress(alone)))
 
 	must(t, n.ns.Do(func() error {
-		all, err := Leftovers(netip.Prefix{}, dir)
+		all, err := StaleState(netip.Prefix{}, dir)
 		must(t, err)
 		if got := kinds(all); got != "device pair link map folder route address route" {
 			t.Errorf("found %s", got)
@@ -50,7 +50,7 @@ func TestLeftoversWithoutState(t *testing.T) {
 			must(t, l.Remove())
 			must(t, orGone(l.Remove()))
 		}
-		if again, err := Leftovers(n.prefix, dir); err != nil || len(again) != 0 {
+		if again, err := StaleState(n.prefix, dir); err != nil || len(again) != 0 {
 			t.Errorf("left: %v, %v", again, err)
 		}
 		return nil
@@ -63,7 +63,7 @@ func TestLeftoversWithoutState(t *testing.T) {
 	// Half of it was taken by someone else: the node's own prefix is enough to find the rest.
 	must(t, h.AddrAdd(lo, nodeAddress(n.prefix)))
 	must(t, n.ns.Do(func() error {
-		if all, err := Leftovers(n.prefix, dir); err != nil || kinds(all) != "address" {
+		if all, err := StaleState(n.prefix, dir); err != nil || kinds(all) != "address" {
 			t.Errorf("found %s, %v", kinds(all), err)
 		}
 		return nil

@@ -355,7 +355,7 @@ func TestDeviceThatIsGone(t *testing.T) {
 	w := newWire(t)
 	n := w.nodes[0]
 	c, sibling, far := n.add(t, blue, 1), n.add(t, blue, 1), w.nodes[1].add(t, blue, 1)
-	if lost, err := n.datapath.Lost([]endpoint.Record{c.record}); len(lost) != 0 || err != nil {
+	if lost, err := n.datapath.MissingDevices([]endpoint.Record{c.record}); len(lost) != 0 || err != nil {
 		t.Fatalf("while it is there: %v, %v", lost, err)
 	}
 	mustReach(t, far, c, "while it is there")
@@ -363,7 +363,7 @@ func TestDeviceThatIsGone(t *testing.T) {
 	dead := c.record
 	dead.Netns += "-gone"
 	for _, r := range []endpoint.Record{c.record, dead} { // the second time there is nothing left to do
-		all, err := n.datapath.Lost([]endpoint.Record{r, sibling.record})
+		all, err := n.datapath.MissingDevices([]endpoint.Record{r, sibling.record})
 		lost := all[r.ID]
 		// Behind a macvlan the namespace is found wherever it is.
 		noNamespace := r.Netns == dead.Netns && joined != Macvlan

@@ -236,7 +236,7 @@ func TestMacvlanKinds(t *testing.T) {
 	mustReach(t, fresh, old, "a macvlan to a pair")
 	mustReach(t, fresh, far, "a macvlan beside pairs")
 	transfer(t, n.self(), fresh, 1000)
-	if ids, err := n.datapath.Carrying(); err != nil || len(ids) != 2 {
+	if ids, err := n.datapath.Attached(); err != nil || len(ids) != 2 {
 		t.Errorf("packets are carried for %v, %v", ids, err)
 	}
 
@@ -332,7 +332,7 @@ func TestMacvlansElsewhere(t *testing.T) {
 		}
 		records = append(records, c.record)
 	}
-	lost, err := n.datapath.Lost(records)
+	lost, err := n.datapath.MissingDevices(records)
 	must(t, err)
 	var notFound netlink.LinkNotFoundError
 	if len(lost) != 3 || !errors.As(lost[unplugged.record.ID], &notFound) || !errors.As(lost[stale.ID], &notFound) || !errors.Is(lost[gone.record.ID], dpapi.ErrNoNamespace) {

@@ -84,7 +84,7 @@ func TestNetkitBesideOthers(t *testing.T) {
 	}
 	restart()
 	must(t, n.detachContainer(c.record))
-	if ids, err := n.datapath.Carrying(); err != nil || len(ids) != 0 {
+	if ids, err := n.datapath.Attached(); err != nil || len(ids) != 0 {
 		t.Errorf("with the stranger alone, packets are carried for %v, %v", ids, err)
 	}
 	restart()

@@ -21,7 +21,7 @@ import (
 type netpilaPath struct{ *Datapath }
 
 // Netpila is that network's part of the packet path.
-func (d *Datapath) Netpila() network.Path { return netpilaPath{d} }
+func (d *Datapath) Netpila() network.Dataplane { return netpilaPath{d} }
 
 // PutTenant makes the tenant's ids known, each with all of them beside it, and gives the cipher
 // their keys.
@@ -58,7 +58,7 @@ func (d netpilaPath) PutTenant(_ context.Context, t tenant.Tenant) error {
 		}
 		d.told.Store(uint32(id.ID), true)
 	}
-	return d.Void()
+	return d.InvalidateFlows()
 }
 
 // DeleteTenant forgets the tenant's ids and keys. One of which there are none leaves what is cached of others as it is.
@@ -69,7 +69,7 @@ func (d netpilaPath) DeleteTenant(_ context.Context, t tenant.Tenant) error {
 		for _, m := range []*ebpf.Map{d.objects.PilTenantsV2, d.objects.PilKeysV1} {
 			err := m.Delete(uint32(id.ID))
 			if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-				return errors.Join(fmt.Errorf("tenant %s: remove id %d: %w", t.Name, id.ID, err), d.Void())
+				return errors.Join(fmt.Errorf("tenant %s: remove id %d: %w", t.Name, id.ID, err), d.InvalidateFlows())
 			}
 			gone = gone || err == nil
 		}
@@ -77,7 +77,7 @@ func (d netpilaPath) DeleteTenant(_ context.Context, t tenant.Tenant) error {
 	if !gone {
 		return nil
 	}
-	return d.Void()
+	return d.InvalidateFlows()
 }
 
 func (d *Datapath) setKey(id uint32, key address.Key) error {
@@ -101,7 +101,7 @@ func (d netpilaPath) Activate(ctx context.Context, r endpoint.Record) error {
 	if err := d.writeEntries(r); err != nil {
 		return errors.Join(err, d.Deactivate(ctx, r))
 	}
-	return d.Void()
+	return d.InvalidateFlows()
 }
 
 func (d netpilaPath) writeEntries(r endpoint.Record) error {
@@ -157,7 +157,7 @@ func (d netpilaPath) Deactivate(_ context.Context, r endpoint.Record) error {
 			return fmt.Errorf("endpoint %d: remove its entry: %w", r.ID, err)
 		}
 	}
-	return d.Void()
+	return d.InvalidateFlows()
 }
 
 // Repair fills the tables.
@@ -188,7 +188,7 @@ func (d netpilaPath) Repair(_ context.Context, recorded, found []endpoint.Record
 	if err != nil {
 		return err
 	}
-	return d.Void()
+	return d.InvalidateFlows()
 }
 
 // keepSiblings adds the other ids of the tenants that own the given ones.

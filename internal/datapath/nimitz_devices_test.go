@@ -56,7 +56,7 @@ func TestNimitzOthersDevices(t *testing.T) {
 	if _, err := n.datapath.Nimitz(); err != nil {
 		t.Error(err)
 	}
-	if _, err := n.datapath.Taps(); err == nil || !strings.Contains(err.Error(), "this node's tunnels are eBPF's") {
+	if _, err := n.datapath.OVSPorts(); err == nil || !strings.Contains(err.Error(), "this node's tunnels are eBPF's") {
 		t.Errorf("a switch beside the tunnel: %v", err)
 	}
 	if _, err := h.LinkByName(pipeline.NodeSide); !errors.As(err, new(netlink.LinkNotFoundError)) {

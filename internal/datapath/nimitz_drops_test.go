@@ -171,7 +171,7 @@ func TestNimitzTunnels(t *testing.T) {
 	out, err := packet.NewInjector(b.ns, "second")
 	must(t, err)
 	defer out.Close()
-	must(t, b.datapath.GuardEdge(nil))
+	must(t, b.datapath.GuardInterfaces(nil))
 
 	inner := packet.Packet{Source: far4, Destination: own4, Body: gram}.Frame(pipeline.InsideMAC, pipeline.OutsideMAC)
 	self, peer := pipeline.VTEP(b.prefix), pipeline.VTEP(packettest.There)
@@ -318,7 +318,7 @@ func TestNimitzPorts(t *testing.T) {
 	// What a switch has read for itself is dropped and not counted, whatever it is; what others send after it is.
 	device, err := b.datapath.netlink.LinkByIndex(int(b.nimitz.ports[2]))
 	must(t, err)
-	taps := &Taps{d: b.datapath, devices: map[pipeline.Port]uint32{}}
+	taps := &OVSPorts{d: b.datapath, devices: map[pipeline.Port]uint32{}}
 	must(t, taps.Plug(t.Context(), 2, pipeline.Device{Name: device.Attrs().Name}))
 	before = b.drops(t)
 	for _, frame := range [][]byte{

@@ -378,7 +378,7 @@ func TestNimitzOutlivesItsAgent(t *testing.T) {
 	}
 	names := map[string]bool{}
 	must(t, b.ns.Do(func() error {
-		left, err := Leftovers(b.prefix, b.datapath.config.BPFFS)
+		left, err := StaleState(b.prefix, b.datapath.config.BPFFS)
 		for _, l := range left {
 			names[l.Name] = true
 		}

@@ -55,7 +55,7 @@ func TestFromNode(t *testing.T) {
 	ctx.IngressIfindex = b.uplinkIfindex()
 	b.check(t, program, ctx, progCase{name: "forwarded", frame: ping, reason: "src-not-own"})
 	must(t, b.datapath.objects.PilTenantsV2.Delete(uint32(1)))
-	must(t, b.datapath.Void())
+	must(t, b.datapath.InvalidateFlows())
 	b.check(t, program, skb{Ifindex: uint32(b.datapath.nodeNear)}, progCase{name: "without its tenant", frame: ping, reason: "no-key"})
 }
 

@@ -39,7 +39,7 @@ func policed(t *testing.T, b *progBench, own pilasterPolTarget) {
 // generation voids what was decided, as a change of policy does.
 func (b *progBench) generation(t *testing.T) {
 	t.Helper()
-	must(t, b.datapath.Void())
+	must(t, b.datapath.InvalidateFlows())
 	b.voidVerdicts(t)
 }
 

@@ -149,7 +149,7 @@ func (d *Datapath) police(c policyChange) error {
 	err = errors.Join(overrides.write(), subjects.write(), subjects.clean(), overrides.clean())
 	err = errors.Join(err, d.countUp(d.objects.PolGenerationV1)) // also after an error: some are led anew
 	if !c.known || len(begin)+len(end) > 0 {
-		err = errors.Join(err, d.Void()) // flows say whether their tenants have policies; a try that failed half-way has not had them say so
+		err = errors.Join(err, d.InvalidateFlows()) // flows say whether their tenants have policies; a try that failed half-way has not had them say so
 	}
 	if err != nil {
 		return fmt.Errorf("lead containers to their policies: %w; some are under the new ones, the others under those from before", err)
@@ -191,8 +191,8 @@ func (d *Datapath) RuleHits() (map[uint32]uint64, error) {
 	return hits, all.Err()
 }
 
-// Why asks the program that packets meet.
-func (d *Datapath) Why(q dpapi.PolicyQuery) (dpapi.PolicyVerdict, error) {
+// LookupPolicy asks the program that packets meet.
+func (d *Datapath) LookupPolicy(q dpapi.PolicyQuery) (dpapi.PolicyVerdict, error) {
 	r := pilasterWhyRequest{Tuple: pilasterFlowTuple{Local: words(q.Local), Remote: words(q.Remote), Tenant: uint32(q.Tenant), LocalApp: uint32(q.LocalApp), RemoteApp: uint32(q.RemoteApp),
 		LocalPort: networkOrder(q.LocalPort), RemotePort: networkOrder(q.RemotePort), Proto: q.Protocol}}
 	// The question and its answer pass as a packet, behind an Ethernet header.

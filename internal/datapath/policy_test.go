@@ -46,7 +46,7 @@ func (b policyBench) ask(t *testing.T, c policytest.Case) (verdicts [2]int) {
 	local := netip.MustParseAddr("fd00:2::1")
 	for _, q := range c.Queries {
 		// Both ports, as the session is begun to this one whoever begins it.
-		a, err := b.datapath.Why(dpapi.PolicyQuery{Tenant: 7, Local: local, Remote: q.Address, LocalApp: q.Subject, RemoteApp: q.Remote, Protocol: q.Protocol, LocalPort: q.Port, RemotePort: q.Port})
+		a, err := b.datapath.LookupPolicy(dpapi.PolicyQuery{Tenant: 7, Local: local, Remote: q.Address, LocalApp: q.Subject, RemoteApp: q.Remote, Protocol: q.Protocol, LocalPort: q.Port, RemotePort: q.Port})
 		must(t, err)
 		if a.Allowed[q.Direction] != q.Allowed {
 			t.Fatalf("%s: app %d %v: %v of app %d %v (%v), protocol %d port %d: allowed %v by rule %d, cyclonus says %v", c.Name, q.Subject, c.Apps[q.Subject], q.Direction,

@@ -31,7 +31,7 @@ func TestStrangerAtPort(t *testing.T) {
 	must(t, h.LinkSetMaster(eth1, br0))
 	must(t, h.LinkSetUp(br0))
 	must(t, n.ns.WaitUp(t.Context(), "br0"))
-	must(t, n.datapath.GuardEdge(nil))
+	must(t, n.datapath.GuardInterfaces(nil))
 	var heard *net.UDPConn
 	must(t, n.ns.Do(func() (err error) {
 		heard, err = net.ListenUDP("udp6", &net.UDPAddr{IP: n.address().AsSlice(), Port: 53})

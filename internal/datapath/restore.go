@@ -22,7 +22,7 @@ import (
 // the tables of other builds go after the last hook has left them. Until then those are not written,
 // which is why nothing may be added or removed meanwhile.
 func (d *Datapath) Restore(_ context.Context, keep []endpoint.Record, fill func(found []endpoint.Record) error) (lost map[endpoint.ID]error, err error) {
-	if err := CanCarry(d.config.Device, keep); err != nil {
+	if err := CanAttach(d.config.Device, keep); err != nil {
 		return nil, err
 	}
 	if err := d.sweepMacvlans(keep); err != nil {
@@ -56,7 +56,7 @@ func (d *Datapath) Restore(_ context.Context, keep []endpoint.Record, fill func(
 			return nil, err
 		}
 	}
-	if err := d.GuardEdge(nil); err != nil {
+	if err := d.GuardInterfaces(nil); err != nil {
 		d.log.Error("not every interface beside the uplink is guarded", "error", err) // as Status says
 	}
 	if err := errors.Join(d.sweepNodeRoutes(found), d.sweepDevices(keep), d.sweepMaps()); err != nil {
@@ -86,9 +86,9 @@ func (d *Datapath) moves(found []endpoint.Record, lost map[endpoint.ID]error) []
 	return []func() error{d.attachNimitz, d.reattachGateway, d.detachGuards, d.attachUplink, containers, d.attachNode}
 }
 
-// CanCarry refuses devices that are not known here, and that a node of a kind leaves containers behind macvlans without the
+// CanAttach refuses devices that are not known here, and that a node of a kind leaves containers behind macvlans without the
 // programs that judge them.
-func CanCarry(kind string, keep []endpoint.Record) error {
+func CanAttach(kind string, keep []endpoint.Record) error {
 	for _, r := range keep {
 		if new(Datapath).kind(r) == nil {
 			return fmt.Errorf("endpoint %d has a device of kind %q, which this build does not know; packets flow as before: start the build that made it", r.ID, r.Device.Kind)

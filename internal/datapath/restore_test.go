@@ -321,7 +321,7 @@ func TestRestoreGuessesNothing(t *testing.T) {
 	n := w.nodes[0]
 	a, b := n.add(t, blue, 1), n.add(t, blue, 1)
 	n.datapath.netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: deviceName(77)}, PeerName: "stray"})
-	if ids, err := n.datapath.Carrying(); err != nil || !slices.Equal(slices.Sorted(slices.Values(ids)), []endpoint.ID{a.record.ID, b.record.ID}) {
+	if ids, err := n.datapath.Attached(); err != nil || !slices.Equal(slices.Sorted(slices.Values(ids)), []endpoint.ID{a.record.ID, b.record.ID}) {
 		t.Errorf("packets are carried for %v, %v", ids, err)
 	}
 

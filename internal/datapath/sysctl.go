@@ -110,9 +110,9 @@ func (s settings) check(device string, values []sysctl) error {
 	return nil
 }
 
-// KeepSettings sets our devices again after somebody has set all devices of the machine: without forwarding
+// ReconcileSettings sets our devices again after somebody has set all devices of the machine: without forwarding
 // the FIB names no way for containers, with IPv6 a device without a program is a way into the node.
-func (d *Datapath) KeepSettings() error {
+func (d *Datapath) ReconcileSettings() error {
 	difference := d.settings.check(nodeFar, farSettings())
 	if difference == nil {
 		return nil

@@ -28,7 +28,7 @@ func TestSettingsOfAllDevices(t *testing.T) {
 		if err := n.datapath.kind(c.record).check(c.record); err == nil {
 			t.Errorf("%s: the device is as it was", name)
 		}
-		must(t, n.datapath.KeepSettings())
+		must(t, n.datapath.ReconcileSettings())
 		if err := n.datapath.checkEndpoint(t.Context(), c.record); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}

@@ -18,33 +18,33 @@ import (
 // networkTapped is of devices that a switch reads itself (bpf/tables.h).
 const networkTapped = uint32(0xff)
 
-// Taps are the devices whose packets a switch outside the packet path has already when they meet its programs, which let go without a word of what
+// OVSPorts are the devices whose packets a switch outside the packet path has already when they meet its programs, which let go without a word of what
 // is no network's of their own. What the switch gives them meets a program on the way out, which drops what the switch cannot tell.
-type Taps struct {
+type OVSPorts struct {
 	d *Datapath
 
 	mu      sync.Mutex
 	devices map[pipeline.Port]uint32 // indexes
 }
 
-// Taps refuses kinds of device that a switch cannot read before the programs do.
-func (d *Datapath) Taps() (*Taps, error) {
+// OVSPorts refuses kinds of device that a switch cannot read before the programs do.
+func (d *Datapath) OVSPorts() (*OVSPorts, error) {
 	if d.config.Device != Veth {
 		return nil, fmt.Errorf("a switch of its own sees only what containers send by a %s, and behind a %s the programs come first; nothing was changed: start the agent with --device %s", Veth, d.config.Device, Veth)
 	}
 	if tunnel, err := d.findTunnel(); err != nil || tunnel != nil {
 		return nil, errors.Join(err, fmt.Errorf("%s is here: this node's tunnels are eBPF's; nothing was changed: start the agent with --nimitz ebpf, or move the containers away and run `pilaster node reset`", tunnelDevice))
 	}
-	t := &Taps{d: d, devices: map[pipeline.Port]uint32{}}
+	t := &OVSPorts{d: d, devices: map[pipeline.Port]uint32{}}
 	d.taps = t
 	return t, each(d.objects.PilPortsV1, func(device uint32, p pilasterDevEp) { t.devices[pipeline.Port(p.Endpoint)] = device })
 }
 
 // Mark is what tells the programs on the uplink that a tunnel is the node's own.
-func (t *Taps) Mark() uint32 { return tunnelMark(t.d.mark) }
+func (t *OVSPorts) Mark() uint32 { return tunnelMark(t.d.mark) }
 
 // Plug notes that the switch reads a device. It may be repeated.
-func (t *Taps) Plug(_ context.Context, port pipeline.Port, is pipeline.Device) error {
+func (t *OVSPorts) Plug(_ context.Context, port pipeline.Port, is pipeline.Device) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	l, err := t.d.netlink.LinkByName(is.Name)
@@ -75,11 +75,11 @@ func (t *Taps) Plug(_ context.Context, port pipeline.Port, is pipeline.Device) e
 	return nil
 }
 
-func (t *Taps) attach(l netlink.Link) error {
+func (t *OVSPorts) attach(l netlink.Link) error {
 	return AttachFilter(t.d.netlink, l.Attrs().Index, l.Attrs().Name, netlink.HANDLE_MIN_EGRESS, t.d.objects.PilTapped, pilasterProgPilTapped)
 }
 
-func (t *Taps) detach(device int) error {
+func (t *OVSPorts) detach(device int) error {
 	l, err := t.d.netlink.LinkByIndex(device)
 	if errors.As(err, new(netlink.LinkNotFoundError)) {
 		return nil
@@ -95,7 +95,7 @@ func (t *Taps) detach(device int) error {
 }
 
 // problems says which devices lack their program, and are there.
-func (t *Taps) problems() ([]string, error) {
+func (t *OVSPorts) problems() ([]string, error) {
 	if t == nil {
 		return nil, nil
 	}
@@ -123,7 +123,7 @@ func (t *Taps) problems() ([]string, error) {
 }
 
 // Check looks for the program.
-func (t *Taps) Check(_ context.Context, device pipeline.Device) error {
+func (t *OVSPorts) Check(_ context.Context, device pipeline.Device) error {
 	l, err := t.d.netlink.LinkByName(device.Name)
 	if err != nil {
 		return fmt.Errorf("device %s: %w", device.Name, err)
@@ -132,7 +132,7 @@ func (t *Taps) Check(_ context.Context, device pipeline.Device) error {
 }
 
 // Unplug has the programs count again what they drop of the port's.
-func (t *Taps) Unplug(_ context.Context, port pipeline.Port) error {
+func (t *OVSPorts) Unplug(_ context.Context, port pipeline.Port) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	index, there := t.devices[port]
@@ -142,7 +142,7 @@ func (t *Taps) Unplug(_ context.Context, port pipeline.Port) error {
 	return t.unplug(port, index)
 }
 
-func (t *Taps) unplug(port pipeline.Port, index uint32) error {
+func (t *OVSPorts) unplug(port pipeline.Port, index uint32) error {
 	err := t.d.objects.PilPortsV1.Delete(index)
 	if errors.Is(err, ebpf.ErrKeyNotExist) {
 		err = nil

@@ -17,7 +17,7 @@ import (
 // it for sent; netpila's packets and all else pass as they are.
 func TestTapped(t *testing.T) {
 	b := newNimitzBench(t)
-	taps := &Taps{d: b.datapath, devices: map[pipeline.Port]uint32{}}
+	taps := &OVSPorts{d: b.datapath, devices: map[pipeline.Port]uint32{}}
 	b.datapath.taps = taps
 	device := b.records[0].Device.HostName
 	must(t, b.nimitz.Unplug(t.Context(), 2))

@@ -26,14 +26,14 @@ func (d *Datapath) activate(r endpoint.Record) error {
 }
 
 func (d *Datapath) deactivate(r endpoint.Record) error {
-	return errors.Join(d.Netpila().Deactivate(context.Background(), r), d.Lose(r))
+	return errors.Join(d.Netpila().Deactivate(context.Background(), r), d.RemoveRoutes(r))
 }
 
 func (d *Datapath) removeEndpoint(ctx context.Context, r endpoint.Record) error {
 	if err := d.Netpila().Deactivate(ctx, r); err != nil {
 		return err
 	}
-	return d.Remove(ctx, r)
+	return d.RemoveDevice(ctx, r)
 }
 
 func (d *Datapath) checkEndpoint(ctx context.Context, r endpoint.Record) error {

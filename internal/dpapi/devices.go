@@ -27,12 +27,12 @@ type Devices interface {
 	// SetMTU changes the MTU of an active endpoint's device, on both sides.
 	SetMTU(r endpoint.Record, mtu int) error
 	// RemoveDevice removes the device. The caller has removed the entries before. The namespace may be gone already.
-	Remove(ctx context.Context, r endpoint.Record) error
+	RemoveDevice(ctx context.Context, r endpoint.Record) error
 	// Check compares the kernel's state with the record and names the first difference: link, address, route,
 	// neighbour or program.
 	Check(ctx context.Context, r endpoint.Record) error
 	// Attached returns the endpoints whose devices take packets now, read from the kernel.
-	Carrying() ([]endpoint.ID, error)
+	Attached() ([]endpoint.ID, error)
 	// Restore makes the packet path hold these endpoints and no others, and takes it over without packet loss from
 	// whichever build left it. The agent calls it after it has put all tenants, and calls nothing else meanwhile.
 	// Restore itself calls fill with the endpoints that it found, before it moves the first hook. It returns the
@@ -42,17 +42,17 @@ type Devices interface {
 
 	// MissingDevices returns the active endpoints whose devices are gone, with errors as Restore returns them. It
 	// changes nothing.
-	Lost([]endpoint.Record) (map[endpoint.ID]error, error)
+	MissingDevices([]endpoint.Record) (map[endpoint.ID]error, error)
 	// RemoveRoutes removes the routes to an endpoint whose device is gone. The caller has removed the entries before:
 	// packets for it are then dropped with a reason, and do not wait for a device that does not exist.
-	Lose(endpoint.Record) error
+	RemoveRoutes(endpoint.Record) error
 
 	// ReconcileSettings sets the sysctls of the devices again where another program has overwritten them. The agent
 	// calls it every few seconds.
-	KeepSettings() error
+	ReconcileSettings() error
 
 	// GuardInterfaces attaches the programs that check packets on every interface of the node beside the uplink, and
 	// detaches them from those that need none any more. After a change it is given the interface as it was then; nil
 	// means all of them.
-	GuardEdge(changed netlink.Link) error
+	GuardInterfaces(changed netlink.Link) error
 }

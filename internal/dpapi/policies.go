@@ -18,7 +18,7 @@ type Policies interface {
 	SetPolicies(TenantPolicies) error
 
 	// LookupPolicy queries the tables by which the programs decide on packets.
-	Why(PolicyQuery) (PolicyVerdict, error)
+	LookupPolicy(PolicyQuery) (PolicyVerdict, error)
 }
 
 // TenantPolicies are the policies of one tenant, compiled into tables.

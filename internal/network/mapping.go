@@ -12,9 +12,9 @@ type Mapping struct {
 	Node   netip.Prefix // its /64
 }
 
-// Mapped is a network whose nodes keep where each subnet or address of a tenant is. It is told of hosted tenants only, and of one tenant one
+// MappingSink is a network whose nodes keep where each subnet or address of a tenant is. It is told of hosted tenants only, and of one tenant one
 // thing at a time. What an error kept from being done is told again, whole.
-type Mapped interface {
+type MappingSink interface {
 	// Replace tells all that there are, this node's own too. Until the first time nothing is known, and what the packet path has from
 	// before stays.
 	Replace(ctx context.Context, tenant string, all []Mapping) error

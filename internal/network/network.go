@@ -14,11 +14,11 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// ErrUnfit means that a tenant cannot be beside what the node has already. Others are as well as before.
-var ErrUnfit = errors.New("this node cannot take it")
+// ErrConflict means that a tenant cannot be beside what the node has already. Others are as well as before.
+var ErrConflict = errors.New("this node cannot take it")
 
-// Opener is how a node has a network.
-type Opener struct {
+// Factory is how a node has a network.
+type Factory struct {
 	Name string
 	// Open takes hold of it, after the driver; nil means that this node does without.
 	Open func(Node) (Network, error)
@@ -41,10 +41,10 @@ type Indexes interface {
 
 // Network is one of them on one node. It is given records with attachments of its own only. Calls about one endpoint come one after the
 // other, and every call but Prepare may be repeated: the second one finds nothing to do. What more the agent asks of some is in Mapped, Dropping,
-// Outward and Working; one that holds something open is an io.Closer, and closing it leaves in place what carries packets.
+// GatewayProvider and Working; one that holds something open is an io.Closer, and closing it leaves in place what carries packets.
 type Network interface {
 	Addresses
-	Path
+	Dataplane
 }
 
 // Addresses are what a network gives to endpoints.
@@ -58,9 +58,9 @@ type Addresses interface {
 	Validate(r endpoint.Record) error
 }
 
-// Path is a network's part of the packet path: its tables. The devices and hooks are the driver's.
-type Path interface {
-	// PutTenant makes a tenant of this node known, or what has changed of it. ErrUnfit and endpoint.ErrExhausted mean that it was left as it was.
+// Dataplane is a network's part of the packet path: its tables. The devices and hooks are the driver's.
+type Dataplane interface {
+	// PutTenant makes a tenant of this node known, or what has changed of it. ErrConflict and endpoint.ErrExhausted mean that it was left as it was.
 	PutTenant(ctx context.Context, t tenant.Tenant) error
 	// DeleteTenant forgets a tenant that has no endpoint here any more, or those of its ids that are given.
 	DeleteTenant(ctx context.Context, t tenant.Tenant) error
@@ -78,36 +78,36 @@ type Path interface {
 	Entries(ctx context.Context) ([]Entries, error)
 }
 
-// Working is a network that has something to do beside calls.
-type Working interface {
-	// Work does it until ctx ends. It begins after Repair.
-	Work(ctx context.Context, log *slog.Logger)
+// Runner is a network that has something to do beside calls.
+type Runner interface {
+	// Run does it until ctx ends. It begins after Repair.
+	Run(ctx context.Context, log *slog.Logger)
 }
 
-// Dropping is a network with a switch outside the driver's packet path.
-type Dropping interface {
+// DropCounter is a network with a switch outside the driver's packet path.
+type DropCounter interface {
 	// Drops counts the packets that the switch dropped since it was started.
 	Drops(ctx context.Context) (map[dropreason.Reason]uint64, error)
 }
 
-// Switched is a network that one switch or another carries.
-type Switched interface {
+// SwitchInfo is a network that one switch or another carries.
+type SwitchInfo interface {
 	// Switch is what this node has: "ebpf".
 	Switch() string
 	// Lacks says what containers here do without, a line each.
 	Lacks() []string
 }
 
-// Unpoliced is a network that may be unable to enforce policies on this node.
-type Unpoliced interface {
-	// Unpoliced says why, nil where they are enforced.
-	Unpoliced() error
+// PolicyError is a network that may be unable to enforce policies on this node.
+type PolicyGuard interface {
+	// PolicyError says why, nil where they are enforced.
+	PolicyError() error
 	// Seal has none of a tenant's containers here send or receive, or lets them again. It may come before the tenant is known, and before Repair.
 	Seal(ctx context.Context, tenant string, sealed bool) error
 }
 
-// Outward is a network with a gateway: the way between its containers and hosts that have no part in it.
-type Outward interface {
+// GatewayProvider is a network with a gateway: the way between its containers and hosts that have no part in it.
+type GatewayProvider interface {
 	// Gateway is how this node's is.
 	Gateway() Gateway
 	// FollowMTU fits it, and what else the network has of devices, to what may leave by the uplink now, in bytes.

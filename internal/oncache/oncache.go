@@ -122,4 +122,4 @@ func empty(m *ebpf.Map) error {
 }
 
 // Runs reads what the programs have done.
-func (o *Cache) Runs() (datapath.Runs, error) { return datapath.RunsOf(o.objects.oncachePrograms) }
+func (o *Cache) ProgramStats() (datapath.ProgStats, error) { return datapath.ProgStatsOf(o.objects.oncachePrograms) }

@@ -53,7 +53,7 @@ func findUplink(name string) (netlink.Link, Result) {
 
 func device(uplink netlink.Link, choice string, there []endpoint.Record) Result {
 	kind, why := datapath.Choose(choice)
-	if err := cmp.Or(datapath.Suits(kind, uplink), datapath.CanCarry(kind, there)); err != nil {
+	if err := cmp.Or(datapath.Suits(kind, uplink), datapath.CanAttach(kind, there)); err != nil {
 		return failed(err, "use --device veth")
 	}
 	if i := slices.IndexFunc(there, onNimitz); i >= 0 && kind == datapath.Macvlan {

@@ -58,7 +58,7 @@ func (d *driver) Attach(r endpoint.Record) error {
 	return nil
 }
 
-func (d *driver) Remove(_ context.Context, r endpoint.Record) error {
+func (d *driver) RemoveDevice(_ context.Context, r endpoint.Record) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.devices.set(int(r.ID), false)
@@ -71,7 +71,7 @@ func (d *driver) Restore(_ context.Context, keep []endpoint.Record, fill func([]
 	return nil, fill(keep)
 }
 
-func (d *driver) Carrying() ([]endpoint.ID, error) {
+func (d *driver) Attached() ([]endpoint.ID, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	var all []endpoint.ID
@@ -88,16 +88,16 @@ func (d *driver) Readdress(context.Context, endpoint.Record, endpoint.Record) er
 func (d *driver) MTU() (int, error)                                                 { return uplinkMTU, nil }
 func (d *driver) SetMTU(endpoint.Record, int) error                                 { return nil }
 func (d *driver) Check(context.Context, endpoint.Record) error                      { return nil }
-func (d *driver) Lost([]endpoint.Record) (map[endpoint.ID]error, error)             { return nil, nil }
-func (d *driver) Lose(endpoint.Record) error                                        { return nil }
-func (d *driver) Why(dpapi.PolicyQuery) (dpapi.PolicyVerdict, error) {
+func (d *driver) MissingDevices([]endpoint.Record) (map[endpoint.ID]error, error)             { return nil, nil }
+func (d *driver) RemoveRoutes(endpoint.Record) error                                        { return nil }
+func (d *driver) LookupPolicy(dpapi.PolicyQuery) (dpapi.PolicyVerdict, error) {
 	return dpapi.PolicyVerdict{}, errors.New("this packet path judges nothing")
 }
 func (d *driver) RuleHits() (map[uint32]uint64, error) { return nil, nil }
 func (d *driver) Sessions() (dpapi.Sessions, error)    { return dpapi.Sessions{}, nil }
 func (d *driver) PolicyEntries() []dpapi.Entries       { return nil }
-func (d *driver) KeepSettings() error                  { return nil }
-func (d *driver) GuardEdge(netlink.Link) error         { return nil }
+func (d *driver) ReconcileSettings() error                  { return nil }
+func (d *driver) GuardInterfaces(netlink.Link) error         { return nil }
 func (d *driver) Status() (dpapi.Status, error)        { return dpapi.Status{Healthy: true}, nil }
 func (d *driver) Events(ctx context.Context) (<-chan dpapi.Event, error) {
 	return nil, fmt.Errorf("this packet path reports nothing")

@@ -70,7 +70,7 @@ type nimitzNetwork struct {
 
 var (
 	_ network.Network = (*nimitzNetwork)(nil)
-	_ network.Mapped  = (*nimitzNetwork)(nil)
+	_ network.MappingSink  = (*nimitzNetwork)(nil)
 )
 
 func newNimitzNetwork(c nimitz.Config, s *nimitzSwitch, listed func()) *nimitzNetwork {

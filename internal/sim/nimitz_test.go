@@ -41,8 +41,8 @@ func (s table) Apply(_ context.Context, remove, add []pipeline.Entry) error {
 
 // networks is what of a network is told of tenants, endpoints and mappings.
 type networks interface {
-	network.Path
-	network.Mapped
+	network.Dataplane
+	network.MappingSink
 }
 
 // TestNimitzCounts: whatever is told, the network counts as many entries in each stage as the real one has its switch hold.

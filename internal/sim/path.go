@@ -17,7 +17,7 @@ type netpilaPath struct {
 	endpoints active
 }
 
-var _ network.Path = (*netpilaPath)(nil)
+var _ network.Dataplane = (*netpilaPath)(nil)
 
 func newNetpilaPath() *netpilaPath {
 	return &netpilaPath{ids: map[address.TenantID]bool{}}

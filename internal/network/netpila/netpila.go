@@ -20,14 +20,14 @@ const Name = tenant.Netpila
 
 // Network draws addresses for the endpoints of one node.
 type Network struct {
-	network.Path
+	network.Dataplane
 	plan    address.Plan
 	node    netip.Prefix
 	indexes network.Indexes
 }
 
 // New is the network of the node that owns the /64. It refuses a prefix outside the plan.
-func New(plan address.Plan, node netip.Prefix, indexes network.Indexes, path network.Path) (*Network, error) {
+func New(plan address.Plan, node netip.Prefix, indexes network.Indexes, path network.Dataplane) (*Network, error) {
 	if err := plan.Validate(); err != nil {
 		return nil, err
 	}

@@ -103,7 +103,7 @@ func (n *Network) PutTenant(ctx context.Context, t tenant.Tenant) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if err := errors.Join(n.checkNorthSouth(t), n.checkRegions(t)); err != nil {
-		return fmt.Errorf("%w: %w", network.ErrUnfit, err)
+		return fmt.Errorf("%w: %w", network.ErrConflict, err)
 	}
 	h, known := n.tenants[t.Name]
 	if !known {
@@ -236,8 +236,8 @@ func (n *Network) Repair(ctx context.Context, _, found []endpoint.Record) error 
 	return nil
 }
 
-// Work tells a switch that forgets all that it had, each time, until ctx ends.
-func (n *Network) Work(ctx context.Context, log *slog.Logger) {
+// Run tells a switch that forgets all that it had, each time, until ctx ends.
+func (n *Network) Run(ctx context.Context, log *slog.Logger) {
 	s, ok := n.config.Switch.(Forgetful)
 	for ok && s.Forgets(ctx) == nil {
 		if err := n.refill(ctx); err != nil {

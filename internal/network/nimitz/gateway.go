@@ -24,7 +24,7 @@ type Gateway interface {
 	Keep(ctx context.Context, published map[netip.Addr]netip.Addr, used map[netip.Addr]bool) error
 }
 
-var _ network.Outward = (*Network)(nil)
+var _ network.GatewayProvider = (*Network)(nil)
 
 // plugGateway makes the gateway a port, or has none.
 func (n *Network) plugGateway(ctx context.Context) error {

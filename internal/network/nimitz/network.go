@@ -51,11 +51,11 @@ type Network struct {
 
 var (
 	_ network.Network   = (*Network)(nil)
-	_ network.Mapped    = (*Network)(nil)
-	_ network.Dropping  = (*Network)(nil)
-	_ network.Switched  = (*Network)(nil)
-	_ network.Unpoliced = (*Network)(nil)
-	_ network.Working   = (*Network)(nil)
+	_ network.MappingSink    = (*Network)(nil)
+	_ network.DropCounter  = (*Network)(nil)
+	_ network.SwitchInfo  = (*Network)(nil)
+	_ network.PolicyGuard = (*Network)(nil)
+	_ network.Runner   = (*Network)(nil)
 	_ io.Closer         = (*Network)(nil)
 )
 
@@ -259,7 +259,7 @@ func (n *Network) Drops(ctx context.Context) (map[dropreason.Reason]uint64, erro
 	all := map[dropreason.Reason]uint64{}
 	var errs []error
 	for _, of := range []any{n.config.Switch, n.config.Gateway} {
-		if d, ok := of.(network.Dropping); ok {
+		if d, ok := of.(network.DropCounter); ok {
 			dropped, err := d.Drops(ctx)
 			for why, packets := range dropped {
 				all[why] += packets
@@ -273,10 +273,10 @@ func (n *Network) Drops(ctx context.Context) (map[dropreason.Reason]uint64, erro
 // Switch is the kind of it.
 func (n *Network) Switch() string { return n.config.Kind }
 
-// Unpoliced is what the switch says.
-func (n *Network) Unpoliced() error {
-	if s, ok := n.config.Switch.(Unpoliced); ok {
-		return s.Unpoliced()
+// PolicyError is what the switch says.
+func (n *Network) PolicyError() error {
+	if s, ok := n.config.Switch.(PolicyGuard); ok {
+		return s.PolicyError()
 	}
 	return nil
 }

@@ -32,10 +32,10 @@ type Lacking interface {
 	Lacks() []string
 }
 
-// Unpoliced is a switch that enforces no policies.
-type Unpoliced interface {
-	// Unpoliced says why.
-	Unpoliced() error
+// PolicyError is a switch that enforces no policies.
+type PolicyGuard interface {
+	// PolicyError says why.
+	PolicyError() error
 }
 
 // Forgetful is a switch that can lose its entries while the agent runs.

@@ -85,7 +85,7 @@ func (b *bed) tap(t testing.TB) {
 		return err
 	}))
 	t.Cleanup(func() { b.programs.Close() })
-	taps, err := b.programs.Taps()
+	taps, err := b.programs.OVSPorts()
 	must(t, err)
 	b.config.Taps = taps
 }

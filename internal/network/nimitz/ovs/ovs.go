@@ -402,8 +402,8 @@ func (s *Switch) Lacks() []string {
 	}
 }
 
-// Unpoliced implements nimitz.Unpoliced.
-func (s *Switch) Unpoliced() error {
+// PolicyError implements nimitz.Unpoliced.
+func (s *Switch) PolicyError() error {
 	return errors.New("Open vSwitch carries its packets, which judges none: start the agent with --nimitz ebpf on nodes that are to have containers of tenants with policies")
 }
 
