@@ -166,7 +166,7 @@ func TestAllocatesNothing(t *testing.T) {
 		}
 	}
 	for _, name := range []string{"Run", "refusal", "exchange", "read"} {
-		if !seen["pilaster.io/pilaster/internal/plugin.(*Call)."+name] {
+		if !seen["pilaster.io/pilaster/internal/cniclient.(*Call)."+name] {
 			t.Errorf("%s was not looked at, of %d functions", name, len(seen))
 		}
 	}
@@ -185,7 +185,7 @@ func TestDescribe(t *testing.T) {
 // An agent that takes a call and never answers, or has no room for one, is waited for as long as is said, however many
 // signals come meanwhile.
 func TestPatience(t *testing.T) {
-	const link, seconds = "-X pilaster.io/pilaster/internal/plugin.patience=1", time.Second
+	const link, seconds = "-X pilaster.io/pilaster/internal/cniclient.patience=1", time.Second
 	dir := t.TempDir()
 	without, with := filepath.Join(dir, "without"), filepath.Join(dir, "with")
 	if err := errors.Join(build(without, link), plain(with, link)); err != nil {
