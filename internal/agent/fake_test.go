@@ -311,7 +311,9 @@ func (d *fakeDriver) RuleHits() (map[uint32]uint64, error) {
 
 func (d *fakeDriver) ReconcileSettings() error { return d.call("KeepSettings", endpoint.Record{}) }
 
-func (d *fakeDriver) GuardInterfaces(netlink.Link) error { return d.call("GuardEdge", endpoint.Record{}) }
+func (d *fakeDriver) GuardInterfaces(netlink.Link) error {
+	return d.call("GuardEdge", endpoint.Record{})
+}
 
 func (d *fakeDriver) Status() (dpapi.Status, error) {
 	return d.status, d.call("Status", endpoint.Record{})

@@ -86,7 +86,9 @@ type hosted struct {
 	listed     chan struct{}            // closed when its mappings were told; nil where nobody waits for that
 }
 
-func newHosted(k TenantState) *hosted { return &hosted{TenantState: k, endpoints: map[address.TenantID]int{}} }
+func newHosted(k TenantState) *hosted {
+	return &hosted{TenantState: k, endpoints: map[address.TenantID]int{}}
+}
 
 // tenantFile is one tenant as it lies on disk, readable by its owner alone.
 type tenantFile struct {

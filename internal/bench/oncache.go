@@ -64,7 +64,9 @@ func (n *node) makeRoom() error {
 }
 
 // sumProgramStats is what the programs of all nodes have done.
-func sumProgramStats[N interface{ ProgramStats() (datapath.ProgStats, error) }](nodes []N) (datapath.ProgStats, error) {
+func sumProgramStats[N interface {
+	ProgramStats() (datapath.ProgStats, error)
+}](nodes []N) (datapath.ProgStats, error) {
 	sum := datapath.ProgStats{}
 	for _, n := range nodes {
 		runs, err := n.ProgramStats()

@@ -63,9 +63,9 @@ type Datapath struct {
 	owners sync.Map // endpoint.ID by the number of its device in the tables, a uint32
 	told   sync.Map // tenant ids that this process has put, which need no endpoint to stay
 
-	mark              uint32 // of packets that were judged
-	nodeNear, nodeFar int    // ifindexes of the pair between the node and its containers
-	taps              *OVSPorts  // nil where no switch reads devices itself
+	mark              uint32    // of packets that were judged
+	nodeNear, nodeFar int       // ifindexes of the pair between the node and its containers
+	taps              *OVSPorts // nil where no switch reads devices itself
 }
 
 var _ dpapi.Driver = (*Datapath)(nil)

@@ -122,4 +122,6 @@ func empty(m *ebpf.Map) error {
 }
 
 // Runs reads what the programs have done.
-func (o *Cache) ProgramStats() (datapath.ProgStats, error) { return datapath.ProgStatsOf(o.objects.oncachePrograms) }
+func (o *Cache) ProgramStats() (datapath.ProgStats, error) {
+	return datapath.ProgStatsOf(o.objects.oncachePrograms)
+}

@@ -88,16 +88,16 @@ func (d *driver) Readdress(context.Context, endpoint.Record, endpoint.Record) er
 func (d *driver) MTU() (int, error)                                                 { return uplinkMTU, nil }
 func (d *driver) SetMTU(endpoint.Record, int) error                                 { return nil }
 func (d *driver) Check(context.Context, endpoint.Record) error                      { return nil }
-func (d *driver) MissingDevices([]endpoint.Record) (map[endpoint.ID]error, error)             { return nil, nil }
-func (d *driver) RemoveRoutes(endpoint.Record) error                                        { return nil }
+func (d *driver) MissingDevices([]endpoint.Record) (map[endpoint.ID]error, error)   { return nil, nil }
+func (d *driver) RemoveRoutes(endpoint.Record) error                                { return nil }
 func (d *driver) LookupPolicy(dpapi.PolicyQuery) (dpapi.PolicyVerdict, error) {
 	return dpapi.PolicyVerdict{}, errors.New("this packet path judges nothing")
 }
 func (d *driver) RuleHits() (map[uint32]uint64, error) { return nil, nil }
 func (d *driver) Sessions() (dpapi.Sessions, error)    { return dpapi.Sessions{}, nil }
 func (d *driver) PolicyEntries() []dpapi.Entries       { return nil }
-func (d *driver) ReconcileSettings() error                  { return nil }
-func (d *driver) GuardInterfaces(netlink.Link) error         { return nil }
+func (d *driver) ReconcileSettings() error             { return nil }
+func (d *driver) GuardInterfaces(netlink.Link) error   { return nil }
 func (d *driver) Status() (dpapi.Status, error)        { return dpapi.Status{Healthy: true}, nil }
 func (d *driver) Events(ctx context.Context) (<-chan dpapi.Event, error) {
 	return nil, fmt.Errorf("this packet path reports nothing")

@@ -69,8 +69,8 @@ type nimitzNetwork struct {
 }
 
 var (
-	_ network.Network = (*nimitzNetwork)(nil)
-	_ network.MappingSink  = (*nimitzNetwork)(nil)
+	_ network.Network     = (*nimitzNetwork)(nil)
+	_ network.MappingSink = (*nimitzNetwork)(nil)
 )
 
 func newNimitzNetwork(c nimitz.Config, s *nimitzSwitch, listed func()) *nimitzNetwork {

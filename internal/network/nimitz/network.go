@@ -50,13 +50,13 @@ type Network struct {
 }
 
 var (
-	_ network.Network   = (*Network)(nil)
-	_ network.MappingSink    = (*Network)(nil)
-	_ network.DropCounter  = (*Network)(nil)
+	_ network.Network     = (*Network)(nil)
+	_ network.MappingSink = (*Network)(nil)
+	_ network.DropCounter = (*Network)(nil)
 	_ network.SwitchInfo  = (*Network)(nil)
 	_ network.PolicyGuard = (*Network)(nil)
-	_ network.Runner   = (*Network)(nil)
-	_ io.Closer         = (*Network)(nil)
+	_ network.Runner      = (*Network)(nil)
+	_ io.Closer           = (*Network)(nil)
 )
 
 // New is the network of a node. Nothing reaches the switch before Repair.
