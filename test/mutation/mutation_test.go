@@ -54,7 +54,8 @@ func few() []string {
 
 func TestEveryCheckHasItsAttack(t *testing.T) {
 	all := os.Getenv("MUTATION") == "all"
-	slots := make(chan struct{}, 2) // a run is a compiler, a linker and two nodes
+	binary := linkAttacks(t)
+	slots := make(chan struct{}, 2) // a run is a compiler and two nodes
 	tests := map[string]bool{}
 	for file, mutations := range table() {
 		for _, m := range mutations {
@@ -67,22 +68,22 @@ func TestEveryCheckHasItsAttack(t *testing.T) {
 				t.Parallel()
 				slots <- struct{}{}
 				defer func() { <-slots }()
-				m.mustBeNoticed(t, file)
+				m.mustBeNoticed(t, binary, file)
 			})
 		}
 	}
 	t.Run("none", func(t *testing.T) {
 		overlay := compile(t, "flow.h", read(t, "flow.h"))
 		used := "^(" + strings.Join(slices.Sorted(maps.Keys(tests)), "|") + ")$"
-		if out, err := attack(t, overlay, used); err != nil {
+		if out, err := attack(t, binary, overlay, used); err != nil {
 			t.Fatalf("the tests fail without a mutation: %v\n%s", err, out)
 		}
 	})
 }
 
-func (m mutation) mustBeNoticed(t *testing.T, file string) {
+func (m mutation) mustBeNoticed(t *testing.T, binary, file string) {
 	mutated := strings.Replace(read(t, file), m.old, m.new, 1)
-	out, err := attack(t, compile(t, file, mutated), "^"+m.test+"$")
+	out, err := attack(t, binary, compile(t, file, mutated), "^"+m.test+"$")
 	var failed *exec.ExitError
 	if err == nil {
 		t.Fatalf("%s passes without this check", m.test)
@@ -105,15 +106,28 @@ func complaints(out []byte) (cases []string) {
 	return slices.Compact(cases)
 }
 
-// attack runs tests of the datapath with the object files of an overlay.
-func attack(t *testing.T, overlay, tests string) ([]byte, error) {
-	run := exec.CommandContext(t.Context(), "go", "test", "-overlay", overlay, "-vet=off", "-count=1", "-timeout=2m", "-run", tests, ".")
+// linkAttacks links the tests of the datapath.
+func linkAttacks(t *testing.T) (binary string) {
+	t.Helper()
+	binary = filepath.Join(t.TempDir(), "datapath.test")
+	link := exec.CommandContext(t.Context(), "go", "test", "-c", "-vet=off", "-ldflags=-w", "-o", binary, ".")
+	link.Dir = datapath
+	if said, err := link.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %v\n%s", link.Args, err, said)
+	}
+	return binary
+}
+
+// attack runs tests of the datapath with the object file beside an overlay.
+func attack(t *testing.T, binary, overlay, tests string) ([]byte, error) {
+	run := exec.CommandContext(t.Context(), binary, "-test.timeout=2m", "-test.run", tests)
 	run.Dir = datapath
+	run.Env = append(os.Environ(), "PILASTER_TEST_OBJECT="+filepath.Join(filepath.Dir(overlay), "pilaster_bpfel.o"))
 	return run.CombinedOutput()
 }
 
 // compile makes the object file that go generate makes, of a changed header, and an overlay that has
-// it in place of the committed one.
+// it in place of the committed one and lies beside it.
 func compile(t *testing.T, file, text string) (overlay string) {
 	t.Helper()
 	dir := t.TempDir()

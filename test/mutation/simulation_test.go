@@ -50,7 +50,7 @@ func TestSimulationNotices(t *testing.T) {
 		}
 		t.Run(f.name, func(t *testing.T) {
 			overlay := overlayOf(t, tree+"/"+f.file, strings.Replace(text, f.old, f.new, 1))
-			run := exec.CommandContext(t.Context(), "go", "test", "-vet=off", "-count=1", "-run", "^"+f.test+"$", "-overlay", overlay, "./internal/sim")
+			run := exec.CommandContext(t.Context(), "go", "test", "-vet=off", "-ldflags=-w", "-count=1", "-run", "^"+f.test+"$", "-overlay", overlay, "./internal/sim")
 			run.Dir = tree
 			said, err := run.CombinedOutput()
 			var failed *exec.ExitError

@@ -1,0 +1,21 @@
+package datapath
+
+import (
+	"fmt"
+	"os"
+	"testing"
+)
+
+// TestMain has the tests load the object that PILASTER_TEST_OBJECT names in place of the committed one: test/mutation
+// links these tests once and runs them with many objects.
+func TestMain(m *testing.M) {
+	if path := os.Getenv("PILASTER_TEST_OBJECT"); path != "" {
+		object, err := os.ReadFile(path)
+		if err != nil {
+			fmt.Fprintf(os.Stderr, "read PILASTER_TEST_OBJECT: %v\n", err)
+			os.Exit(2)
+		}
+		_PilasterBytes = object
+	}
+	os.Exit(m.Run())
+}
